@@ -44,7 +44,8 @@ def color_jitter(images: Tensor, strength: tuple[float, float, float, float], dr
     "Classifier").
 
     Args:
-        draws: brightness, contrast, saturation, hue, and their order, in [0, 1]: float32 rounds the largest to 1.
+        draws: brightness, contrast, saturation, hue, and their order, in [0, 1]: float32 rounds the largest to 1. On
+            the CPU.
     """
     from torchvision.transforms.v2 import functional as change
 
@@ -60,11 +61,16 @@ def color_jitter(images: Tensor, strength: tuple[float, float, float, float], dr
 
 
 def augment(images: Tensor, augmentation: Augmentation, draws: Tensor) -> Tensor:
-    """Augments RGB images (B, 3, H, W) in [0, 1], which keep their size; draws (B, Augmentation.DRAWS)."""
+    """Augments RGB images (B, 3, H, W) in [0, 1] of any device, which keep their size.
+
+    Args:
+        draws: (B, Augmentation.DRAWS), on the CPU: they are read one by one, which would wait for a GPU.
+    """
     if any(augmentation.color_jitter):
         images = color_jitter(images, augmentation.color_jitter, draws[:, :5])
     if augmentation.flip:
-        images = torch.where((draws[:, FLIP_DRAW] < 0.5).view(-1, 1, 1, 1), images.flip(3), images)
+        mirrored = (draws[:, FLIP_DRAW] < 0.5).view(-1, 1, 1, 1).to(images.device, non_blocking=True)
+        images = torch.where(mirrored, images.flip(3), images)
     if augmentation.shift:
         images = _shifted(images, ((draws[:, 6:8] * 2 - 1) * augmentation.shift).round().long())
     return images

@@ -312,7 +312,7 @@ class CoAttentionClassifier(nn.Module):
             activations = self.activations(self.features(copies))
 
         def maps(images: Tensor, activations: Tensor, middle: list[Tensor]) -> RefinedMaps:
-            tagged = of_tags(activations, equivariance.tags)
+            tagged = of_tags(activations, equivariance.tags, equivariance.most)
             source, target = self.backbone.grids(images, tagged), pixel_grids(*copies.shape[2:])
             both = tagged, self.refined(images, tagged, middle)
             return RefinedMaps(*(resample(each, source, target) for each in both))

@@ -20,9 +20,16 @@ _SMALL = 1e-5  # keeps divisors from zero, as in the public code
 
 
 class Equivariance(NamedTuple):
-    """What a step with equivariant attention needs: tags of the images, (B, K), float, and the size of their copies."""
+    """What a step with equivariant attention needs.
+
+    Attributes:
+        tags: of the images, (B, K), float.
+        most: the largest number of tags of an image, at least 1; a number, for which no GPU has to be waited for.
+        scale: of the images' copies.
+    """
 
     tags: Tensor
+    most: int
     scale: float
 
 
@@ -51,12 +58,11 @@ def smaller_copies(images: Tensor, scale: float) -> Tensor:
     return functional.interpolate(images, size=size, mode="bilinear", align_corners=False)
 
 
-def of_tags(activations: Tensor, tags: Tensor) -> Tensor:
+def of_tags(activations: Tensor, tags: Tensor, most: int) -> Tensor:
     """The maps of each image's tagged classes in ascending order, (B, K, H, W), (B, K) -> (B, T, H, W).
 
-    T is the largest number of tags, at least 1; an image with fewer has zeros behind its maps.
+    T is `most`, the largest number of tags; an image with fewer has zeros behind its maps.
     """
-    most = max(1, int(tags.sum(dim=1).max()))
     order = torch.argsort(tags, dim=1, descending=True, stable=True)[:, :most]
     maps = activations.gather(1, order[:, :, None, None].expand(-1, -1, *activations.shape[2:]))
     return maps * tags.gather(1, order)[:, :, None, None]

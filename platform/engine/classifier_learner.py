@@ -124,16 +124,16 @@ class ClassifierLearner:
         kind = torch.from_numpy(batch.kind.astype(np.int64)).to(device) if c.kinds > 1 else None
         attend = self.schedule.epoch(step) >= c.attention_begins
         attended: Attended = "itself" if c.attended == "itself" else "partner"
-        tags_m, tags_n = (
-            torch.from_numpy(self.tags.matrix(index)).to(device, torch.float32) for index in (batch.m, batch.n)
-        )
+        tags = [self.tags.matrix(index) for index in (batch.m, batch.n)]
+        tags_m, tags_n = (torch.from_numpy(matrix).to(device, torch.float32) for matrix in tags)
         if isinstance(self.images, Features):
             outputs = (torch.from_numpy(images).to(device).float() for images in (batch.images_m, batch.images_n))
             out: BatchScores = model(*outputs, kind=kind, embedded=True, attend=attend, attended=attended)
         else:
             images_m, images_n, plain_m = self._images(batch, device)
             images = images_m, images_n, c.self_pairs, kind, plain_m
-            equivariance = Equivariance(torch.cat([tags_m, tags_n]), c.equivariant.scale)
+            most = max(1, int(np.concatenate(tags).sum(axis=1).max()))
+            equivariance = Equivariance(torch.cat([tags_m, tags_n]), most, c.equivariant.scale)
             also = {"equivariance": equivariance} if c.equivariant.weight else {}
             out = model(*images, attend=attend, attended=attended, **also)
 

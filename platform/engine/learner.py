@@ -100,7 +100,7 @@ def device_images(
         normalize: of the backbone.
     """
     unit = to_unit(torch.from_numpy(np.array(images)).to(device, non_blocking=True))
-    augmented = normalize(augment(unit, augmentation, torch.from_numpy(draws).to(device, torch.float32)))
+    augmented = normalize(augment(unit, augmentation, torch.from_numpy(draws).float()))
     return augmented.contiguous(memory_format=torch.channels_last)  # as the weights are
 
 

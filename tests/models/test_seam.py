@@ -74,11 +74,11 @@ def test_copies_are_smaller_by_the_factor() -> None:
 
 def test_maps_of_tags_are_the_tagged_classes_in_order() -> None:
     activations = drawn(1, 2, 5, 3, 4)
-    maps = of_tags(activations, TAGS)
+    maps = of_tags(activations, TAGS, 2)
     assert torch.equal(maps[0], activations[0, [1, 3]])
     assert torch.equal(maps[1, 0], activations[1, 4])
     assert not maps[1, 1].any()
-    assert of_tags(activations, torch.zeros(2, 5)).shape == (2, 1, 3, 4)
+    assert of_tags(activations, torch.zeros(2, 5), 1).shape == (2, 1, 3, 4)
 
 
 @quick
@@ -126,7 +126,7 @@ def test_pixel_correlation_is_the_public_codes() -> None:
 @pytest.mark.parametrize("hard", [0.02, 0.2, 1.0])
 def test_losses_are_the_public_codes_over_all_classes(hard: float) -> None:
     """The reference has the maps of all K classes, multiplied by the tags; here the others are left out."""
-    maps, copies = (of_tags(drawn(seed, 2, 5, 3, 4), TAGS) for seed in (1, 2))
+    maps, copies = (of_tags(drawn(seed, 2, 5, 3, 4), TAGS, 2) for seed in (1, 2))
     refined, refined_copies = (drawn(seed, 2, 3, 3, 4).abs() for seed in (3, 4))
     for each in (refined, refined_copies):
         each[1, 2] = 0  # of the tag that the second image does not have

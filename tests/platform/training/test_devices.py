@@ -1,0 +1,104 @@
+"""A training's step on a device that has no values and is not the CPU: what reads a value back, or leaves a tensor on
+the CPU, raises there. A GPU would wait, or raise, at the same place."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from mcis.datasets.sampling.batches import CropBatch, PairBatch
+from mcis.datasets.tags import Tags
+from mcis.models.affinity_net import AffinityNet
+from mcis.models.dropout import SampleDropout
+from mcis.models.segmenters import predict
+from mcis.platform.config.recipes import RECIPES
+from mcis.platform.config.training import EquivariantConfig
+from mcis.platform.engine.classifier_learner import ClassifierLearner
+from mcis.platform.engine.learner import Learner
+from mcis.platform.networks.build import build_affinity_net, build_segmenter
+from mcis.platform.stages.train_affinity import AffinityLearner
+from mcis.platform.stages.train_segmenter import SegmenterLearner
+
+META = torch.device("meta")
+SIDE, BATCH, CLASSES = 64, 4, 3
+RNG = np.random.default_rng(0)
+IMAGES = RNG.integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8)
+INDEX = np.arange(BATCH)
+JITTER = {"color_jitter": (0.3, 0.3, 0.3, 0.1)}
+TAGS = Tags.of_matrix(RNG.random((8, CLASSES)) < 0.6)
+
+
+def step(learner: Learner[Any], batch: Any) -> dict[str, torch.Tensor]:
+    """The loss terms of a batch, after the backward pass of their sum, on the device."""
+    model = learner.model().to(META)
+    model.train()
+    for layer in model.modules():
+        if isinstance(layer, SampleDropout):
+            layer.rate = 0.0  # the device has no generator
+    terms = learner.losses(model, batch, 10**6, META)
+    torch.stack(list(terms.values())).sum().backward()
+    return terms
+
+
+def crop_batch() -> CropBatch:
+    labels = RNG.choice([0, 1, CLASSES, 255], (BATCH, SIDE, SIDE)).astype(np.uint8)
+    return CropBatch(images=IMAGES, labels=labels, index=INDEX, epoch=INDEX * 0)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"attention": "co"},
+        {"head": "own", "self_pairs": ("flip", "x0.75"), "shift": 4, "flip": True, **JITTER},
+        {"kinds": 3, "attended": "itself"},
+        {"equivariant": EquivariantConfig(weight=1.0), "attention": "none"},
+        {"trained": 2, "standardize": True},
+    ],
+    ids=lambda changes: ", ".join(changes),
+)
+def test_a_step_of_the_classifier_stays_on_its_device(changes: dict[str, Any]) -> None:
+    config = RECIPES["small"]().classifier.model_copy(update={"input_size": SIDE, "channels": 24, **changes})
+    learner = ClassifierLearner(
+        config=config, seed=0, tags=TAGS, source=np.arange(8) % 2 == 0, images=None, pretrained=None  # type: ignore[arg-type]
+    )  # fmt: skip
+    unshared = np.ones(BATCH, bool)
+    batch = PairBatch(
+        images_m=IMAGES, images_n=IMAGES[::-1], m=INDEX, n=INDEX + 4, epoch=INDEX * 0, row=INDEX,
+        kind=(INDEX % 3).astype(np.uint8), unshared_m=unshared, unshared_n=unshared,
+    )  # fmt: skip
+    assert all(term.device == META for term in step(learner, batch).values())
+
+
+@pytest.mark.parametrize("recipe", ["small", "photos", "lid"])
+def test_a_step_of_the_segmenter_stays_on_its_device(recipe: str) -> None:
+    config = RECIPES[recipe]().segmenter.model_copy(update={"crop": SIDE, **JITTER})
+    made: Any = {"image_ids": [], "uris": [""] * BATCH, "masks": None, "pretrained": None}
+    learner = SegmenterLearner(config=config, seed=0, classes=CLASSES, **made)
+    assert all(term.device == META for term in step(learner, crop_batch()).values())
+
+
+@pytest.mark.parametrize("recipe", ["photos", "lid"])
+def test_a_step_of_the_affinity_network_stays_on_its_device(recipe: str) -> None:
+    config = RECIPES[recipe]().affinity_net.model_copy(update={"crop": SIDE})
+    made: Any = {"image_ids": [], "uris": [""] * BATCH, "masks": None, "pretrained": None}
+    learner = AffinityLearner(config=config, seed=0, **made)
+    assert all(term.device == META for term in step(learner, crop_batch()).values())
+
+
+def test_predictions_and_walks_stay_on_their_device() -> None:
+    recipe = RECIPES["photos"]()
+    network = build_segmenter(recipe.segmenter, CLASSES).to(META).eval()
+    image = torch.zeros(3, SIDE, 80, device=META)
+    for crop in (None, 48):
+        assert predict(network, image, scales=(1.0, 1.5), mirror=True, crop=crop).device == META
+    net = build_affinity_net(recipe.affinity_net).to(META).eval()
+    assert isinstance(net, AffinityNet)
+    assert net(image[None]).affinities.device == META
+
+
+def test_a_value_that_is_read_back_would_raise() -> None:
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        torch.zeros(1, device=META).item()
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        torch.zeros(2, device=META) + torch.zeros(2)
