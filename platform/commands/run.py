@@ -63,7 +63,7 @@ def demo(
 def demo_configuration(workspace: Path, assignments: Sequence[str] = ()) -> "Resolved":
     """Recipe `photos` on the embedded data, which is drawn where it does not exist yet: tags, no saliency maps.
 
-    Its images are small and few: smaller inputs, fewer updates of the segmentation network, a stage more to train.
+    Its images are small and few: smaller inputs, fewer updates, a stage more to train.
     """
     from mcis.datasets.synthetic import devkit
     from mcis.platform.config.resolve import resolve
@@ -80,6 +80,7 @@ def demo_configuration(workspace: Path, assignments: Sequence[str] = ()) -> "Res
         "data.voc": str(root),
         "data.classes": str(root / "classes.txt"),
         "classifier.input_size": 256,
+        "classifier.steps": 480,
         "affinity_net.crop": 160,
         "segmenter.crop": 160,
         "segmenter.steps": 200,
