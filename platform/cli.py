@@ -4,7 +4,7 @@ import typer
 
 from mcis.platform.commands.compare import compare
 from mcis.platform.commands.doctor import doctor
-from mcis.platform.commands.export import check_voc_server, export, import_weights
+from mcis.platform.commands.export import check_voc_server, export, import_data_set, import_weights
 from mcis.platform.commands.index import index_app
 from mcis.platform.commands.predict import predict
 from mcis.platform.commands.run import config_app, demo, run
@@ -38,6 +38,11 @@ app.command(
     epilog="Examples: `mcis predict photos --name mine --out predicted` · "
     "`mcis predict a.jpg b.png table.csv --name mine --out predicted --set predict.crf.iterations=0`"
 )(predict)
+app.command(
+    "import",
+    epilog="Examples: `mcis import coco instances_val.json --images val --out mine --split val` · "
+    "`mcis import yolo dataset --out mine` · `mcis import folders photos --out mine --classes cat,dog`",
+)(import_data_set)
 app.command("import-weights", epilog="Example: `mcis import-weights model_cam.pth --out classifier.pt`")(import_weights)
 app.command(
     epilog="Examples: `mcis export predictions --name mine --out masks` · `mcis export masks --name mine --out voc` · "

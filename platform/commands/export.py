@@ -1,4 +1,4 @@
-"""The commands `mcis export`, `check-voc-server` and `import-weights`: out of a run, and released weights into one."""
+"""The commands `mcis export`, `import`, `check-voc-server` and `import-weights`: files of other programs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -18,6 +18,9 @@ def export(
     name: Name,
     out: Annotated[Path, typer.Option(help="Folder for pictures; file for network (.pt2) and voc-server (.tar.gz).")],
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
+    format: Annotated[
+        str | None, typer.Option(help="Of masks: voc, coco, yolo; of predictions: png, coco, yolo.")
+    ] = None,
 ) -> None:
     """Write a part of a run for other programs.
 
@@ -31,7 +34,24 @@ def export(
 
         from mcis.platform.reporting.export import export
 
-        typer.echo(export(opened, name, what, out))
+        typer.echo(export(opened, name, what, out, format))
+
+
+def import_data_set(
+    format: Annotated[str, typer.Argument(help="coco, yolo, folders or huggingface.")],
+    source: Annotated[Path, typer.Argument(help="COCO's JSON file, or the folder of the data set.")],
+    out: Annotated[Path, typer.Option(help="Folder for photos.csv, links to the images, and masks.")],
+    images: Annotated[Path | None, typer.Option(help="Folder of the images, where they lie elsewhere.")] = None,
+    split: Annotated[str, typer.Option(help="train, val or test; others that are in the table stay.")] = "train",
+    classes: Annotated[str | None, typer.Option(help="Those that are wanted, as cat,dog. [all that occur]")] = None,
+) -> None:
+    """Make a table of tags, and masks for scores, of a data set of another tool; then `mcis run tags --tags FILE`."""
+    with plain_errors():
+        from mcis.datasets.formats import import_data_set
+
+        wanted = [name.strip() for name in classes.split(",")] if classes else ()
+        for line in import_data_set(format, source, out, images=images, split=split, classes=wanted):
+            typer.echo(line)
 
 
 def check_voc_server(
