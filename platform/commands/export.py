@@ -46,7 +46,9 @@ def import_data_set(
     classes: Annotated[str | None, typer.Option(help="Those that are wanted, as cat,dog. [all that occur]")] = None,
 ) -> None:
     """Make a table of tags, and masks for scores, of a data set of another tool; then `mcis run tags --tags FILE`."""
-    with plain_errors():
+    from mcis.platform.config.keys import errors_name_keys
+
+    with plain_errors(), errors_name_keys({name: f"--{name}" for name in ("images", "split", "classes", "out")}):
         from mcis.datasets.formats import import_data_set
 
         wanted = [name.strip() for name in classes.split(",")] if classes else ()

@@ -56,7 +56,7 @@ def export(workspace: Workspace, name: str, what: str, out: Path, format: str | 
         return EXPORTS[what](workspace, name, out)
     if usual is None or format not in OBJECTS:
         expected = f"one of {usual}, {', '.join(OBJECTS)}" if usual else "no format"
-        raise UserError(f"format {format} of {what}", expected, "choose another by `format`")
+        raise UserError(f"format {format} of {what}", expected, "choose another by --format")
     classes = open_index(workspace, name, ["split"]).classes
     count = OBJECTS[format](classes, _labelled(workspace, name, what, out), out)
     return f"{count} objects, connected regions of a class, below {out}"
