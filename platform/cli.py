@@ -4,7 +4,7 @@ import typer
 
 from mcis.platform.commands.compare import compare
 from mcis.platform.commands.doctor import doctor
-from mcis.platform.commands.export import export, import_weights
+from mcis.platform.commands.export import export, import_data_set, import_weights
 from mcis.platform.commands.index import index_app
 from mcis.platform.commands.predict import predict, suggest
 from mcis.platform.commands.run import config_app, demo, run
@@ -39,6 +39,11 @@ app.command(
     "`mcis predict a.jpg b.png table.csv --name mine --out predicted --set predict.crf.iterations=0`"
 )(predict)
 app.command(epilog="Example: `mcis suggest --name mine --count 50 --out corrected`")(suggest)
+app.command(
+    "import",
+    epilog="Examples: `mcis import coco instances_val.json --images val --out mine --split val` · "
+    "`mcis import yolo dataset --out mine` · `mcis import folders photos --out mine --classes cat,dog`",
+)(import_data_set)
 app.command("import-weights", epilog="Example: `mcis import-weights model_cam.pth --out classifier.pt`")(import_weights)
 app.command(
     epilog="Examples: `mcis export predictions --name mine --out masks` · `mcis export masks --name mine --out voc` · "

@@ -1,4 +1,4 @@
-"""The commands `mcis export` and `import-weights`: out of a run, and released weights into one."""
+"""The commands `mcis export`, `import` and `import-weights`: files of other programs."""
 
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +13,9 @@ def export(
     name: Name,
     out: Annotated[Path, typer.Option(help="Folder for pictures; file for network (.pt2).")],
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
+    format: Annotated[
+        str | None, typer.Option(help="Of masks: voc, coco, yolo; of predictions: png, coco, yolo.")
+    ] = None,
 ) -> None:
     """Write a part of a run for other programs.
 
@@ -26,7 +29,26 @@ def export(
 
         from mcis.platform.reporting.export import export
 
-        typer.echo(export(opened, name, what, out))
+        typer.echo(export(opened, name, what, out, format))
+
+
+def import_data_set(
+    format: Annotated[str, typer.Argument(help="coco, yolo, folders or huggingface.")],
+    source: Annotated[Path, typer.Argument(help="COCO's JSON file, or the folder of the data set.")],
+    out: Annotated[Path, typer.Option(help="Folder for photos.csv, links to the images, and masks.")],
+    images: Annotated[Path | None, typer.Option(help="Folder of the images, where they lie elsewhere.")] = None,
+    split: Annotated[str, typer.Option(help="train, val or test; others that are in the table stay.")] = "train",
+    classes: Annotated[str | None, typer.Option(help="Those that are wanted, as cat,dog. [all that occur]")] = None,
+) -> None:
+    """Make a table of tags, and masks for scores, of a data set of another tool; then `mcis run tags --tags FILE`."""
+    from mcis.platform.config.keys import errors_name_keys
+
+    with plain_errors(), errors_name_keys({name: f"--{name}" for name in ("images", "split", "classes", "out")}):
+        from mcis.datasets.formats import import_data_set
+
+        wanted = [name.strip() for name in classes.split(",")] if classes else ()
+        for line in import_data_set(format, source, out, images=images, split=split, classes=wanted):
+            typer.echo(line)
 
 
 def import_weights(

@@ -1,17 +1,24 @@
 """What `mcis export` writes of a run: maps with overlays, pseudo masks, predictions, the network."""
 
+import itertools
+import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from contourpy import FillType, contour_generator
+from numpy.typing import NDArray
 from PIL import Image
+from scipy import ndimage
 
+from mcis.datasets.classes import BACKGROUND, IGNORE
 from mcis.datasets.errors import UserError
+from mcis.datasets.formats import library
 from mcis.datasets.images.decode import decode_labels, encode_labels, lies_upright_as_jpeg, resize_labels
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.storage.files import read_bytes
@@ -24,22 +31,34 @@ from mcis.platform.outputs.tables import image_maps
 from mcis.platform.reporting.files import csv_table, labels_table, names_of, rows_of, table_of, write_all, write_bytes
 from mcis.platform.reporting.html import encode
 from mcis.platform.reporting.panels import heat_picture
-from mcis.platform.runs.files import written_aside
+from mcis.platform.runs.files import write_json, written_aside
+from mcis.platform.runs.progress import bar
 from mcis.platform.runs.workspace import Workspace
 
+_Labelled = tuple[dict[str, Any], str, NDArray[np.uint8]]
+"""An image's row of the index, a name for its files, and its labels (H, W)."""
 _QUALITY = 95
 """Of the JPEGs that images of other formats become."""
 
 
-def export(workspace: Workspace, name: str, what: str, out: Path) -> str:
+def export(workspace: Workspace, name: str, what: str, out: Path, format: str | None = None) -> str:
     """Writes a part of a run to `out`, a file or a folder; returns what it wrote, in words.
 
     Raises:
-        UserError: `what` is none of EXPORTS, the run has not come so far, or an image id would lead out of the folder.
+        UserError: `what` is none of EXPORTS or has no such format, the run has not come so far, or an image id would
+            lead out of the folder.
     """
     if what not in EXPORTS:
         raise UserError(f"export {what}", f"one of {', '.join(EXPORTS)}", "choose one of them")
-    return EXPORTS[what](workspace, name, out)
+    usual = _LABELS[what][0] if what in _LABELS else None
+    if format in (None, usual):
+        return EXPORTS[what](workspace, name, out)
+    if usual is None or format not in OBJECTS:
+        expected = f"one of {usual}, {', '.join(OBJECTS)}" if usual else "no format"
+        raise UserError(f"format {format} of {what}", expected, "choose another by --format")
+    classes = open_index(workspace, name, ["split"]).classes
+    count = OBJECTS[format](classes, _labelled(workspace, name, what, out), out)
+    return f"{count} objects, connected regions of a class, below {out}"
 
 
 def export_maps(workspace: Workspace, name: str, out: Path) -> str:
@@ -149,6 +168,81 @@ def _is_usable(uri: str) -> bool:
         return False  # reading it will say why
 
 
+def export_coco(classes: Sequence[str], labelled: Iterable[_Labelled], out: Path) -> int:
+    """Writes `annotations.json`: objects in run lengths; `file_name` is an image's id, with the suffix of its file."""
+    runs_of, images, objects = library("pycocotools.mask"), list[dict[str, Any]](), list[dict[str, Any]]()
+    for row, named, labels in labelled:
+        suffix = os.path.splitext(row["uri"].partition("?")[0])[1]
+        image = {"id": len(images) + 1, "file_name": named if named.endswith(suffix) else named + suffix}
+        images.append(image | {"height": row["height"], "width": row["width"]})
+        for label, region in _regions(labels):
+            runs = runs_of.encode(np.asfortranarray(region.astype(np.uint8)))
+            about = {"id": len(objects) + 1, "image_id": image["id"], "category_id": label, "iscrowd": 0}
+            about |= {"area": int(runs_of.area(runs)), "bbox": runs_of.toBbox(runs).tolist()}
+            objects.append(about | {"segmentation": runs | {"counts": runs["counts"].decode()}})
+    categories = [{"id": label, "name": each} for label, each in enumerate(classes, 1)]
+    write_json(out / "annotations.json", {"images": images, "categories": categories, "annotations": objects})
+    return len(objects)
+
+
+def export_yolo(classes: Sequence[str], labelled: Iterable[_Labelled], out: Path) -> int:
+    """Writes `labels/<id>.txt`, polygons through the outermost pixels of objects, `images/<id>.jpg` and `data.yaml`."""
+    count = 0
+    for row, named, labels in labelled:
+        polygons = [(label - 1, (_outline(region) + 0.25) / labels.shape[::-1]) for label, region in _regions(labels)]
+        lines = [f"{k} {' '.join(f'{value:.6f}' for value in polygon.flat)}\n" for k, polygon in polygons]
+        write_bytes(out / "labels" / f"{named}.txt", "".join(lines).encode())
+        _write_image(row["uri"], out / "images" / f"{named}.jpg")
+        count += len(lines)
+    names = json.dumps(list(classes))  # is YAML as well
+    write_bytes(out / "data.yaml", f"train: images\nval: images\nnames: {names}\n".encode())
+    return count
+
+
+def _labelled(workspace: Workspace, name: str, what: str, out: Path) -> Iterator[_Labelled]:
+    """Each image of a table of labels, with the progress shown."""
+    table = table_of(workspace, name, *_LABELS[what][1:])
+    names = names_of((row["image_id"] for row in rows_of(table, ["image_id"])), out)
+    images = {row["image_id"]: row for row in open_index(workspace, name).index.to_pylist()}
+    with bar(f"export {what}", len(names), "images") as progress:
+        for done, row in enumerate(rows_of(table), 1):
+            image = images[row["image_id"]]
+            labels = decode_labels(row.get("mask") or row.get("crf") or row["plain"])
+            yield image, names[row["image_id"]], resize_labels(labels, image["height"], image["width"])
+            progress.update(done)
+
+
+def _regions(labels: NDArray[np.uint8]) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+    """The regions of a label mask (H, W), each connected by 4 neighbors: its label, and its pixels (H, W)."""
+    for label in sorted({*np.unique(labels).tolist()} - {BACKGROUND, IGNORE}):
+        regions, _ = ndimage.label(labels == label)
+        for number, at in enumerate(ndimage.find_objects(regions), 1):
+            region = np.zeros(labels.shape, bool)
+            region[at] = regions[at] == number
+            yield label, region
+
+
+def _outline(region: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """The pixels (N, 2), x and y, that a polygon leads through which is the region when it is filled with its border.
+
+    A hole is joined to what lies left of its leftmost pixel, by a seam that is walked in both directions.
+    """
+    contours: Any = contour_generator(z=np.pad(region, 1).astype(float), fill_type=FillType.OuterOffset)
+    (points,), (starts,) = contours.filled(0.99, 2.0)  # 0.99: nearly through the centers of the border's pixels
+    loops = [(np.rint(points[a : b - 1]) - 1).astype(int).tolist() for a, b in itertools.pairwise(starts)]
+    polygon = loops[0]
+    for hole in sorted(loops[1:], key=min):
+        x, y = min(hole)
+        start, gaps = hole.index([x, y]), np.flatnonzero(~region[y, :x])
+        seam = [int(gaps[-1]) + 1 if len(gaps) else 0, y]
+        at = polygon.index(seam)
+        polygon[at:at] = [seam, *hole[start:], *hole[:start], [x, y]]
+    corners = np.array(polygon)
+    steps = np.diff(corners, axis=0, prepend=corners[-1:])
+    corners = corners[(steps != np.roll(steps, -1, axis=0)).any(axis=1)] if steps.any() else corners
+    return np.resize(corners, (max(3, len(corners)), 2))
+
+
 EXPORTS: Mapping[str, Callable[[Workspace, str, Path], str]] = {
     "maps": export_maps,
     "masks": export_masks,
@@ -156,3 +250,7 @@ EXPORTS: Mapping[str, Callable[[Workspace, str, Path], str]] = {
     "network": export_network,
 }
 """What is exported, and the function that writes it."""
+OBJECTS = {"coco": export_coco, "yolo": export_yolo}
+"""How masks and predictions are written as objects; the functions return how many there are."""
+_LABELS = {"masks": ("voc", "pseudo_masks", "masks"), "predictions": ("png", "predict", "predictions")}
+"""What can be written as objects: the format in which EXPORTS writes it, the stage that leaves it, and its table."""

@@ -7,17 +7,23 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from PIL import Image
+from scipy import ndimage
+from typer.testing import CliRunner
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import encode_labels
+from mcis.datasets.formats import import_data_set
+from mcis.datasets.images.decode import decode_labels, encode_labels
 from mcis.datasets.index import INDEX_SCHEMA
+from mcis.datasets.sources.tagged import list_tagged
+from mcis.platform.cli import app
 from mcis.platform.networks.predictor import Predictor
-from mcis.platform.outputs.tables import MASKS_SCHEMA
+from mcis.platform.outputs.tables import MASKS_SCHEMA, PREDICTIONS_SCHEMA
 from mcis.platform.reporting import files
 from mcis.platform.reporting.export import export
 from mcis.platform.reporting.files import names_of
@@ -114,6 +120,70 @@ def test_pseudo_masks_are_a_devkit_that_torchvision_reads(images: dict[str, Path
     assert [row["image"] for row in cues] == list(images)
     assert [row["name"] for row in cues] == (devkit / "ImageSets/Segmentation/train.txt").read_text().splitlines()
     assert (tmp_path / "out" / "labels.csv").read_text().splitlines()[2] == "1,cat,128,0,0"
+
+
+@pytest.fixture
+def labelled(tmp_path: Path) -> tuple[Workspace, list[np.ndarray]]:
+    """A run of two images, and their labels: regions with holes, islands in them, specks, lines, an ignored frame."""
+    paths, masks, rows = {"p/one.png": tmp_path / "in/p/one.png", "two": tmp_path / "in/two.jpg"}, [], []
+    (tmp_path / "in" / "p").mkdir(parents=True)
+    for image_id, size in (("p/one.png", (90, 120)), ("two", (60, 40))):
+        noise = np.random.default_rng(size[0]).random((2, *size))
+        first, second = (ndimage.gaussian_filter(each, s) > 0.5 for each, s in zip(noise, (3, 0.8), strict=True))
+        masks.append(np.where(first, 1, 2 * second).astype(np.uint8))
+        masks[-1][:3] = 255
+        rows.append({"image_id": image_id, "plain": encode_labels(masks[-1])})
+        image(*size).save(paths[image_id])
+    table = pa.Table.from_pylist(rows, schema=PREDICTIONS_SCHEMA)
+    return made(Workspace(tmp_path / "workspace"), paths, ("cat", "sea lion"), predict=table), masks
+
+
+def assert_imported(folder: Path, masks: list[np.ndarray]) -> None:
+    """An imported table has these masks, in any order, but for what is ignored, and their classes as tags."""
+    found = list_tagged(folder / "photos.csv")
+    assert (found.classes, found.table["tags"].to_pylist()) == (("cat", "sea lion"), [[0, 1], [0, 1]])
+    read = [decode_labels(Path(uri).read_bytes()) for uri in found.table["mask_uri"].to_pylist()]
+    for mask, again in zip(masks, sorted(read, key=len, reverse=True), strict=True):
+        np.testing.assert_array_equal(again, np.where(mask == 255, 0, mask))
+
+
+def test_objects_of_coco_are_the_labels_for_others_and_for_import(
+    labelled: tuple[Workspace, list[np.ndarray]], tmp_path: Path
+) -> None:
+    importlib.import_module("mcis.models.torchvision_ops")  # before torchvision, which it makes importable
+    from pycocotools.coco import COCO
+    from torchvision.datasets import CocoDetection
+
+    file, images = str(tmp_path / "coco" / "annotations.json"), str(tmp_path / "in")
+    given = ["--name", "made", "--workspace", str(labelled[0].root), "--out", str(tmp_path / "coco")]
+    assert CliRunner().invoke(app, ["export", "predictions", "--format", "coco", *given]).exit_code == 0
+    read = COCO(file)
+    for (picture, objects), mask in zip(CocoDetection(images, file), labelled[1], strict=True):
+        assert picture.size == mask.shape[::-1]
+        drawn = [read.annToMask(each) for each in objects]
+        assert [each["area"] for each in objects] == [each.sum() for each in drawn]
+        total: Any = sum(each * about["category_id"] for each, about in zip(drawn, objects, strict=True))
+        np.testing.assert_array_equal(total, np.where(mask == 255, 0, mask))
+    again = CliRunner().invoke(app, ["import", "coco", file, "--images", images, "--out", str(tmp_path / "again")])
+    assert "2 photographs of split train, 2 with tags, 2 with a mask" in again.output
+    assert_imported(tmp_path / "again", labelled[1])
+
+
+@pytest.mark.filterwarnings("ignore:OpenCV")
+def test_polygons_of_yolo_are_the_labels_to_the_pixel(
+    labelled: tuple[Workspace, list[np.ndarray]], tmp_path: Path
+) -> None:
+    read: Any = importlib.import_module("supervision").DetectionDataset.from_yolo
+    export(labelled[0], "made", "predictions", tmp_path / "yolo", "yolo")
+    for folder, mask in zip(("p", ""), labelled[1], strict=True):
+        places = [str(tmp_path / "yolo" / each / folder) for each in ("images", "labels")]
+        ((_, _, found),) = list(read(*places, str(tmp_path / "yolo" / "data.yaml")))
+        drawn: Any = sum(each * (k + 1) for each, k in zip(found.mask, found.class_id, strict=True))
+        np.testing.assert_array_equal(drawn, np.where(mask == 255, 0, mask))
+    import_data_set("yolo", tmp_path / "yolo", tmp_path / "again")
+    assert_imported(tmp_path / "again", labelled[1])
+    with pytest.raises(UserError, match="format coco of network"):
+        export(labelled[0], "made", "network", tmp_path / "out", "coco")
 
 
 @pytest.mark.parametrize(

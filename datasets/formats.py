@@ -1,0 +1,274 @@
+"""Data sets of other tools (COCO, YOLO, class folders, Hugging Face) -> a table for the source `tags`, and label masks.
+
+They come from others: a value may be missing or absurd, and what they name may lie anywhere.
+"""
+
+import collections
+import csv
+import functools
+import hashlib
+import importlib
+import json
+import posixpath
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw
+
+from mcis.datasets.classes import IGNORE, check_classes, read_classes
+from mcis.datasets.errors import UserError, unquoted
+from mcis.datasets.images.decode import decode_picture, encode_labels
+from mcis.datasets.index import shown
+from mcis.datasets.sources.lists import files_below, inside, left_out, nearest
+from mcis.datasets.sources.tagged import SPLITS
+from mcis.datasets.storage.files import read_bytes
+from mcis.datasets.storage.folders import written_aside
+
+_RUNS = re.compile("[0-o]*[0-O]")
+"""Compressed run lengths that end; of others pycocotools reads and writes beyond its memory."""
+Left = collections.Counter[str]
+"""What was left out, and how often."""
+
+
+class Thing(NamedTuple):
+    """An object: its class, None of a crowd; what draws it, (height, width) -> bool (H, W), None without an outline."""
+
+    tag: str | None
+    draw: Callable[[int, int], NDArray[np.bool_]] | None = None
+
+
+Found = tuple[Path, dict[str, list[Thing]]]
+"""The folder of the images; the path of each below it, and its objects."""
+
+
+def import_data_set(
+    format: str,
+    source: Path,
+    out: Path,
+    *,
+    images: Path | None = None,
+    split: str = "train",
+    classes: Sequence[str] = (),
+) -> list[str]:
+    """Writes a split of a data set beside the others that `out` has; says what it wrote, and what it left out.
+
+        photos.csv                  image, tags, split, mask, as `list_tagged` reads it
+        classes.txt                 the classes that occur, in the order of the alphabet, as `list_tagged` counts them
+        images/<split>              a link to the folder of the images, or a folder of copies
+        masks/<split>/<image>.png   labels, if every object has an outline: of two the smaller on top, crowds ignored
+
+    The functions of FORMATS say what `source` and `images` are; `classes` are those that are wanted, none for all.
+
+    Raises:
+        UserError: the data set is not as the format says, an image lies outside of its folder, none is there, or a
+            class does not occur, cannot stand in a table, or differs from those of the table so far.
+    """
+    source, out, left = source.expanduser().resolve(), out.expanduser().resolve(), Left()
+    link, table = out / "images" / split, out / "photos.csv"
+    if format not in FORMATS or split not in SPLITS:
+        expected = f"one of {', '.join(FORMATS)}, and one of {', '.join(SPLITS)}"
+        raise UserError(f"format {format}, split {split}", expected, "choose of these")
+    try:
+        folder, photos = FORMATS[format](source, images, link, split, left)
+        lines = table.read_text("utf-8").splitlines() if table.exists() else []
+        rows = [row for row in csv.DictReader(lines) if row["split"] != split]
+        outside = [name for name in photos if inside(name) != name or name != name.strip() or not name.isprintable()]
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # whatever absurd values make the parsers of others raise
+        told = f"no {error.args[0]!r}" if isinstance(error, KeyError) else unquoted(error)
+        expected = " ".join(str(FORMATS[format].__doc__).split())
+        raise UserError(f"{source} is not as expected: {told}", expected, "correct it, or name another") from error
+    if folder != link and link.is_dir() and not link.is_symlink():
+        raise UserError(f"{link} is a folder of images", "a place for a link", "name another `out`")
+    absent = {name for name in photos if not outside and not (folder / name).is_file()}
+    if outside or len(absent) == len(photos):
+        found = f"{len(outside or absent)} of {len(photos)} images of {source}: {shown(outside or sorted(absent))}"
+        raise UserError(found, f"legible names of files below {folder}", "correct them, or name the folder by `images`")
+    known = {thing.tag for things in photos.values() for thing in things if thing.tag}
+    others = known.difference(classes or known)
+    left[f"image(s) that are not in {folder}: {shown(sorted(absent))}"] = len(absent)
+    left["object(s) of classes that are not wanted"] = sum(t.tag in others for each in photos.values() for t in each)
+    photos = {n: [t for t in things if t.tag not in others] for n, things in photos.items() if n not in absent}
+    present = {thing.tag for things in photos.values() for thing in things if thing.tag}
+    kept = {tag for row in rows for tag in row["tags"].split(";") if tag}
+    names = sorted(present | kept)
+    wrong = set(names).symmetric_difference(read_classes(out / "classes.txt") if rows else names)
+    wrong |= {name for name in names if re.search(r"[;,|]|^\s|\s$|^$", name) or not name.isprintable()}
+    wrong |= set(classes) - known - kept
+    if wrong or not names:
+        expected = (
+            f"names without ; , | of classes that occur ({shown(sorted(known), 20)}), the same as in other splits"
+        )
+        remedy = f"{nearest(wrong, sorted(known))}choose some by `classes`, or begin with the split that has all"
+        raise UserError(f"{source}: {len(wrong)} class(es): {shown(sorted(wrong))}", expected, remedy)
+    check_classes(source, names)
+    if not rows:
+        table.unlink(missing_ok=True)  # its masks may have had other labels
+    if folder != link:
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.unlink(missing_ok=True)
+        link.symlink_to(folder)
+    masked = any(thing.draw for things in photos.values() for thing in things)
+    for name, things in photos.items():
+        tags = sorted({thing.tag for thing in things if thing.tag})
+        rows.append({"image": f"images/{split}/{name}", "tags": ";".join(tags), "split": split, "mask": ""})
+        if masked and all(thing.draw for thing in things):
+            rows[-1]["mask"] = f"masks/{split}/{name}.png"
+            with written_aside(out / rows[-1]["mask"], durable=False) as aside:
+                aside.write_bytes(encode_labels(_labels(folder / name, things, names)))
+    with written_aside(out / "classes.txt") as aside:
+        aside.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    with written_aside(table) as aside, aside.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, ("image", "tags", "split", "mask"), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+    of_split = [row for row in rows if row["split"] == split]
+    tagged, masks = (sum(bool(row[column]) for row in of_split) for column in ("tags", "mask"))
+    told = f"{len(of_split)} photographs of split {split}, {tagged} with tags, {masks} with a mask"
+    return [f"{table}: {told}; classes {', '.join(names)}", *left_out(str(source), left)]
+
+
+def _labels(image: Path, things: Sequence[Thing], names: Sequence[str]) -> NDArray[np.uint8]:
+    """The label mask (H, W) of an image; UserError where it is no picture, or an outline is damaged or does not fit."""
+    try:
+        _, height, width = decode_picture(read_bytes(str(image)), min_side=1, max_side=1)  # the least work for its size
+        drawn = [(thing.tag, thing.draw(height, width)) for thing in things if thing.draw]
+    except (KeyError, OSError, TypeError, ValueError) as error:
+        expected = "a picture, and outlines that fit it"
+        raise UserError(f"{image}: {unquoted(error)}", expected, "correct or remove it") from None
+    labels = np.zeros((height, width), np.uint8)
+    for tag, pixels in sorted(drawn, key=lambda each: (each[0] is not None, -each[1].sum())):
+        labels[pixels] = IGNORE if tag is None else names.index(tag) + 1
+    return labels
+
+
+def library(name: str) -> Any:
+    """A module of the libraries that the extra `formats` installs; UserError where it is not there."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise UserError(f"no library {name}", "it, for this format", "pip install 'mcis[formats]'") from None
+
+
+def _coco(source: Path, images: Path | None, link: Path, split: str, left: Left) -> Found:
+    """a JSON file of COCO's images, annotations and categories; its images lie beside it, or in the folder `images`"""
+    content = json.loads(source.read_bytes())
+    names = {each["id"]: each["name"].strip() for each in content["categories"]}
+    images_by_id = {each["id"]: each for each in content["images"]}
+    photos: dict[str, list[Thing]] = {each["file_name"]: [] for each in content["images"]}
+    if not len(photos) == len(images_by_id) == len(content["images"]):
+        raise ValueError("an image id or a file_name is there twice")
+    for each in content.get("annotations", []):
+        image, category, outline = images_by_id.get(each["image_id"]), each["category_id"], each.get("segmentation")
+        if category not in names:
+            raise ValueError(f"an annotation of category_id {category}, which no category has")
+        if image is None:
+            left["annotation(s) of images that it does not list"] += 1
+            continue
+        draw = functools.partial(_coco_pixels, outline, (image["height"], image["width"])) if outline else None
+        photos[image["file_name"]].append(Thing(None if each.get("iscrowd") else names[category], draw))
+    return (images or source.parent).resolve(), photos
+
+
+def _coco_pixels(outline: Any, size: tuple[int, int], height: int, width: int) -> NDArray[np.bool_]:
+    """Polygons or run lengths -> pixels; ValueError where they are damaged, or of another size than the image."""
+    masks = library("pycocotools.mask")
+    if size != (height, width) or (isinstance(outline, dict) and tuple(outline["size"]) != size):
+        raise ValueError(f"{height}x{width} pixels, and annotations at {size}")
+    if isinstance(outline, list):  # cut to the image, since the memory that they take grows with their lengths
+        polygons = [np.clip(np.reshape(np.array(p, float), (-1, 2)), 0, (width, height)) for p in outline]
+        if any(len(polygon) < 3 or not np.isfinite(polygon).all() for polygon in polygons):
+            raise ValueError("a polygon without three corners")
+        outline = masks.merge(masks.frPyObjects([polygon.ravel().tolist() for polygon in polygons], height, width))
+    elif isinstance(outline["counts"], list):
+        outline = masks.frPyObjects(outline, height, width)
+    elif not _RUNS.fullmatch(outline["counts"]):
+        raise ValueError("run lengths that do not end")
+    return np.asarray(masks.decode(outline), bool)
+
+
+def _yolo(source: Path, images: Path | None, link: Path, split: str, left: Left) -> Found:
+    """a folder with data.yaml or classes.txt, images/... and labels/...; `images` is that of the split, if data.yaml
+    does not say it and it is not images/SPLIT"""
+    file, yaml = source / "data.yaml", library("yaml")
+    told = yaml.safe_load(file.read_text("utf-8")) if file.exists() else {"names": read_classes(source / "classes.txt")}
+    names = told["names"] if isinstance(told["names"], dict) else dict(enumerate(told["names"]))
+    where = str(told.get(split, f"images/{split}"))
+    near = [(source / place).resolve() for place in (where.lstrip("./"), Path(str(told.get("path", "")), where))]
+    inner = (place for place in near if place.is_dir() and place.is_relative_to(source))
+    folder = images.resolve() if images else next(inner, source / where)
+    above, _, below = f"{folder}/".rpartition("/images/")
+    labels, photos = Path(f"{above}/labels/{below}"), dict[str, list[Thing]]()
+    if not labels.is_dir() or not folder.is_dir():
+        raise ValueError(f"no folders {folder} and {labels}")
+    for name in _files(folder, left):
+        photos[name], lines = [], (labels / name).with_suffix(".txt")
+        for line in lines.read_text("utf-8").splitlines() if lines.exists() else ():
+            values = np.array(line.split(), float)
+            if len(values) < 5 or not np.isfinite(values).all() or values[0] not in names:
+                raise ValueError(f"{lines}: a line that is no class 0..{len(names) - 1} with a box or polygon")
+            corners = values[1 : len(values) - (len(values) - 1) % 2].reshape(-1, 2)  # a confidence may stand behind
+            outline = len(corners) > 2 and "kpt_shape" not in told
+            draw = functools.partial(_polygon_pixels, corners) if outline else None
+            photos[name].append(Thing(names[int(values[0])].strip(), draw))
+    return folder, photos
+
+
+def _polygon_pixels(corners: NDArray[np.float64], height: int, width: int) -> NDArray[np.bool_]:
+    """A polygon (N, 2) of x and y in 0..1 -> its pixels and those of its border, as YOLO's trainers fill it."""
+    picture = Image.new("1", (width, height))
+    at = np.clip(corners * (width, height), 0, (width - 1, height - 1))
+    ImageDraw.Draw(picture).polygon([(x, y) for x, y in at.tolist()], fill=1)
+    return np.array(picture)
+
+
+def _folders(source: Path, images: Path | None, link: Path, split: str, left: Left) -> Found:
+    """a folder of <class>/.../<image>; a photograph that lies in several of them has several tags"""
+    photos: dict[str, list[Thing]] = {}
+    first: dict[str, str] = {}
+    for name in _files(source, left):
+        if "/" in name:
+            same = first.setdefault(hashlib.sha256(read_bytes(f"{source}/{name}")).hexdigest(), name)
+            left["further copies of photographs"] += same != name
+            photos.setdefault(same, []).append(Thing(name.partition("/")[0]))
+        else:
+            left["file(s) that lie in no class folder"] += 1
+    return source, photos
+
+
+def _files(folder: Path, left: Left) -> list[str]:
+    """The files below a folder that are not hidden; no suffix is trusted."""
+    return [name for name in files_below(folder, left) if not posixpath.basename(name).startswith(".")]
+
+
+def _huggingface(source: Path, images: Path | None, link: Path, split: str, left: Left) -> Found:
+    """a folder that `load_from_disk` or `load_dataset` of the library `datasets` takes, with columns image and label or
+    labels; val may be called validation"""
+    load, features = library("datasets.load"), library("datasets.features")
+    if link.is_symlink():  # the copies would go into another data set
+        link.unlink()
+    saved = (source / "state.json").exists() or (source / "dataset_dict.json").exists()
+    data = load.load_from_disk(str(source)) if saved else load.load_dataset(str(source))
+    if isinstance(data, dict):
+        data = data["validation" if split == "val" and "validation" in data else split]
+    column = "labels" if "labels" in data.features else "label"
+    kind, photos = getattr(data.features[column], "feature", data.features[column]), dict[str, list[Thing]]()
+    for number, row in enumerate(data.cast_column("image", features.Image(decode=False))):
+        path, content = Path(row["image"]["path"] or ""), row["image"]["bytes"]
+        if content is None and not path.resolve().is_relative_to(source):
+            raise ValueError(f"image {number} lies outside of it")
+        values = row[column] if isinstance(row[column], list) else [row[column]]
+        tags = [value if isinstance(value, str) else kind.int2str(value) for value in values if value not in (None, -1)]
+        photos[f"{number:08}{path.suffix}"] = [Thing(tag.strip()) for tag in tags]
+        with written_aside(link / f"{number:08}{path.suffix}", durable=False) as aside:
+            aside.write_bytes(path.read_bytes() if content is None else content)
+    return link, photos
+
+
+FORMATS = {"coco": _coco, "yolo": _yolo, "folders": _folders, "huggingface": _huggingface}
+"""What reads a data set: its place, the folder of images, where copies go, the split, a counter of what is left out."""

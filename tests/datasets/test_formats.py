@@ -1,0 +1,121 @@
+"""Data sets of other tools become tables that the source `tags` takes (exports that are read again: test_export)."""
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.formats import import_data_set, library
+from mcis.datasets.images.decode import decode_labels
+from mcis.datasets.sources.tagged import list_tagged
+
+SQUARE = [[2.0, 2.0, 12.0, 2.0, 12.0, 12.0, 2.0, 12.0]]
+CONTENT: dict[str, Any] = {
+    "categories": [{"id": 7, "name": "dog"}, {"id": 3, "name": "cat"}, {"id": 9, "name": "a;b"}],
+    "images": [{"id": k, "file_name": f"{name}.png", "height": 20, "width": 30} for k, name in enumerate("abc")],
+    "annotations": [
+        {"image_id": 0, "category_id": 7, "segmentation": SQUARE},
+        {"image_id": 0, "category_id": 3, "segmentation": {"size": [20, 30], "counts": [0, 120, 480]}},
+        {"image_id": 0, "category_id": 3, "segmentation": {"size": [20, 30], "counts": [400, 200]}, "iscrowd": 1},
+        {"image_id": 1, "category_id": 7, "segmentation": SQUARE},
+        {"image_id": 5, "category_id": 7, "segmentation": SQUARE},
+    ],
+}
+
+
+def tags_and_masks(folder: Path) -> dict[str, tuple[list[str], Any]]:
+    found = list_tagged(folder / "photos.csv")
+    rows = found.table.to_pylist()
+    assert all(Path(row["uri"]).is_file() for row in rows)
+    masks = [row["mask_uri"] and decode_labels(Path(row["mask_uri"]).read_bytes()) for row in rows]
+    tags = [[found.classes[k] for k in row["tags"]] for row in rows]
+    return {row["image_id"][7:]: (tag, mask) for row, tag, mask in zip(rows, tags, masks, strict=True)}
+
+
+@pytest.fixture
+def coco(tmp_path: Path) -> Path:
+    for k, name in enumerate("ab"):  # c is absent
+        Image.new("RGB", (30, 20), (k, 0, 0)).save(tmp_path / f"{name}.png")
+    (tmp_path / "set.json").write_text(json.dumps(CONTENT))
+    return tmp_path / "set.json"
+
+
+def test_splits_of_coco_become_one_table(coco: Path, tmp_path: Path) -> None:
+    """Classes by the alphabet; of two that overlap the smaller on top, crowds ignored and no tags."""
+    said = import_data_set("coco", coco, tmp_path / "out")
+    assert "left out 1 annotation(s) of images that it does not list" in said[1]
+    assert "left out 1 image(s) that are not in" in said[2]
+    import_data_set("coco", coco, tmp_path / "out", split="val", classes=["cat"])
+    labels = np.zeros((2, 20, 30), np.uint8)
+    labels[:, :, 20:], labels[:, :, :6], labels[0, 2:12, 2:12] = 255, 1, 2
+    square, none = np.zeros((20, 30)), np.zeros((20, 30))
+    square[2:12, 2:12] = 2
+    expected = {"train/a": (["cat", "dog"], labels[0]), "train/b": (["dog"], square)}
+    expected |= {"val/a": (["cat"], labels[1]), "val/b": ([], none)}
+    for (name, (tags, mask)), found in zip(expected.items(), tags_and_masks(tmp_path / "out").items(), strict=True):
+        assert found[0] == f"{name}.png"
+        assert found[1][0] == tags
+        np.testing.assert_array_equal(found[1][1], mask)
+    import_data_set("coco", coco, tmp_path / "one", classes=["cat"])
+    with pytest.raises(UserError, match=r"1 class\(es\): dog"):
+        import_data_set("coco", coco, tmp_path / "one", split="val")
+
+
+FAULTS: list[tuple[str, int, str, Any, str]] = [
+    ("images", 0, "file_name", "../a.png", "1 of 3 images of .*: ../a.png"),
+    ("images", 0, "file_name", "/etc/passwd", "/etc/passwd"),
+    ("images", 0, "id", 1, "there twice"),
+    ("images", 0, "width", "wide", "annotations at"),
+    ("annotations", 0, "category_id", 8, "category_id 8, which no category has"),
+    ("annotations", 0, "category_id", 9, r"1 class\(es\): a;b"),
+    ("annotations", 0, "segmentation", {"size": [20, 30], "counts": "oooooo"}, "do not end"),
+    ("annotations", 0, "segmentation", [[0, 0, float("nan"), 1, 1, 1]], "three corners"),
+    ("categories", 0, "name", 3, "no attribute"),
+]
+
+
+@pytest.mark.parametrize(("part", "number", "key", "value", "found"), FAULTS)
+def test_a_fault_in_a_json_is_named(coco: Path, part: str, number: int, key: str, value: Any, found: str) -> None:
+    content = json.loads(json.dumps(CONTENT))
+    content[part][number][key] = value
+    coco.write_text(json.dumps(content))
+    with pytest.raises(UserError, match=found) as caught:
+        import_data_set("coco", coco, coco.parent / "out")
+    assert caught.value.remedy
+    assert not (coco.parent / "out" / "photos.csv").exists()
+
+
+def test_a_photograph_in_two_class_folders_has_both_tags(coco: Path, tmp_path: Path) -> None:
+    for name, of in (("cat/deep/1.png", "a"), ("dog/2.png", "a"), ("dog/3.png", "b")):
+        (tmp_path / "pets" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(tmp_path / f"{of}.png", tmp_path / "pets" / name)
+    assert "left out 1 further copies" in import_data_set("folders", tmp_path / "pets", tmp_path / "out")[1]
+    found = {name: tags for name, (tags, _) in tags_and_masks(tmp_path / "out").items()}
+    assert found == {"train/cat/deep/1.png": ["cat", "dog"], "train/dog/3.png": ["dog"]}
+
+
+@pytest.mark.parametrize("labels", [[1, 0], [[0, 1], []], ["cat", "dog"]], ids=["one", "several", "text"])
+def test_a_data_set_of_hugging_face(coco: Path, tmp_path: Path, labels: list[Any]) -> None:
+    hf = library("datasets")
+    one = hf.Value("string") if labels[0] == "cat" else hf.ClassLabel(names=["dog", "cat"])
+    features = {"image": hf.Image(), "label": hf.List(one) if isinstance(labels[0], list) else one}
+    content = {"image": [str(tmp_path / "a.png"), str(tmp_path / "b.png")], "label": labels}
+    data = hf.Dataset.from_dict(content, hf.Features(features))
+    hf.DatasetDict({"train": data, "validation": data}).save_to_disk(str(tmp_path / "saved"))
+    for split in ("train", "val"):
+        import_data_set("huggingface", tmp_path / "saved", tmp_path / "out", split=split)
+    tags = [tags for tags, _ in tags_and_masks(tmp_path / "out").values()]
+    assert tags == 2 * ([["cat", "dog"], []] if isinstance(labels[0], list) else [["cat"], ["dog"]])
+
+
+def test_a_library_that_is_absent_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(UserError, match="no library yaml") as caught:
+        import_data_set("yolo", tmp_path, tmp_path / "out")
+    assert "mcis[formats]" in caught.value.remedy
