@@ -8,7 +8,7 @@ from mcis.platform.commands.export import export, import_data_set, import_weight
 from mcis.platform.commands.index import index_app
 from mcis.platform.commands.predict import predict, suggest
 from mcis.platform.commands.run import config_app, demo, run
-from mcis.platform.commands.runs import gc, runs, sync, ui
+from mcis.platform.commands.runs import gc, runs, ui
 from mcis.platform.commands.study import study_app
 from mcis.platform.commands.submit import submit
 
@@ -29,7 +29,6 @@ app.command(
 app.command(epilog="Example: `mcis demo`, then open the report that it names, or `mcis ui`.")(demo)
 app.command(epilog="Examples: `mcis runs` · `mcis runs --json`")(runs)
 app.command(epilog="Examples: `mcis gc` · `mcis gc --run first --run table7 --delete`")(gc)
-app.command(epilog="Examples: `mcis sync` · `mcis sync first`")(sync)
 app.command(
     epilog="Examples: `mcis compare first second third` · `mcis compare first other/runs/second --what segmentation` · "
     "`mcis compare a-s0,a-s1,a-s2 b-s0,b-s1,b-s2 --html seeds.html`"

@@ -1,4 +1,4 @@
-"""The commands `mcis runs`, `gc`, `sync`, `ui`: what a workspace holds, what nobody needs, what MLflow has of it."""
+"""The commands `mcis runs`, `gc`, `ui`: what a workspace holds, what nobody needs, and MLflow's page."""
 
 import contextlib
 import json
@@ -76,37 +76,6 @@ def gc(
             typer.echo("nothing was removed; to remove it, repeat the command with --delete")
         else:
             typer.echo("nothing to remove")
-
-
-def sync(
-    run: Annotated[
-        list[str] | None, typer.Argument(help="Runs and studies; by default all.", autocompletion=complete_run)
-    ] = None,
-    workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
-) -> None:
-    """Send MLflow what it lacks of runs that ended while its server was away: figures, curves, files, networks.
-
-    A run goes on without its server, and its folder has all of it. To repeat this changes nothing.
-    """
-    with plain_errors():
-        from mcis.datasets.errors import UserError
-        from mcis.platform.networks.served import log_segmenter
-        from mcis.platform.runs.locks import hold_run, run_holder
-        from mcis.platform.runs.tracking import Tracked
-        from mcis.platform.runs.tracking import sync as send
-        from mcis.platform.runs.workspace import Workspace
-
-        opened = Workspace(workspace, create=False)
-        names = {path.name: Tracked.read(opened.run(path.name)) for path in opened.in_runs() if path.is_dir()}
-        if unknown := [name for name in run or [] if name not in names]:
-            raise UserError(f"no run {unknown[0]} in {opened.root}", "runs of the workspace", "see `mcis runs`")
-        wanted = run or [n for n, of in names.items() if of and not of.sent and run_holder(opened, n) is None]
-        for name in wanted:
-            with hold_run(opened, name):
-                send(opened, name, log_segmenter)
-            typer.echo(f"sent: {name}")
-        if not wanted:
-            typer.echo("MLflow lacks nothing of the runs that have ended")
 
 
 def ui(

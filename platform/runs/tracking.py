@@ -1,8 +1,8 @@
 """MLflow: one MLflow run per run of the pipeline; those of a study are children of its own.
 
 `mlflow.json` in a run's folder says what MLflow is to have. While a run goes on, a thread logs its new figures; at its
-end all that MLflow lacks is uploaded. Where the server is away a note says so, and `mcis sync` uploads it later: a run
-that has begun never ends for its server.
+end all that MLflow lacks is uploaded. Where the server is away a note says so, and the run's next call uploads it: a
+run that has begun never ends for its server.
 """
 
 import contextlib
@@ -163,19 +163,15 @@ class Tracker:
                 self._tracked = earlier
                 self.client.update_run(earlier.run_id, status="RUNNING")
             else:
-                if earlier and not earlier.sent:
-                    self._end_earlier()
+                if earlier and there and not earlier.sent:
+                    earlier.upload(self.client, workspace, name, log_model)
+                elif earlier and not earlier.sent:
+                    note = f"note: an earlier run of this name stays incomplete in MLflow: {self.uri} lacks it"
+                    console.print(note, markup=False)
                 run = self.client.create_run(self.experiment_id, run_name=name, tags=_origin(parent))
                 self._tracked = Tracked(uri=self.uri, identity=identity, run_id=run.info.run_id)
         self.run_id = self._tracked.run_id
         self._write(status="KILLED")
-
-    def _end_earlier(self) -> None:
-        """Sends what MLflow lacks of the run that had the folder before, and ends it."""
-        try:
-            sync(self._workspace, self._name, self._log_model)
-        except UserError as error:
-            console.print(f"note: an earlier run of this name stays incomplete in MLflow: {error.found}", markup=False)
 
     def describe(self, parameters: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Logs parameters as text, lists as `a, b`, and tags such as setting and recipe. MLflow cuts long ones."""
@@ -281,7 +277,7 @@ class Tracker:
         except UserError as error:
             console.print(
                 f"note: MLflow lacks the last of this run: {error.found}; its files in the workspace are complete, and "
-                f"`mcis sync {self._name}` or repeating the command sends what is missing",
+                "repeating the command sends what is missing",
                 markup=False,
             )
 
@@ -296,31 +292,6 @@ def _origin(parent: str | None) -> dict[str, str]:
     if commit := git_commit():
         tags |= {"mlflow.source.git.commit": commit.name, "mlflow.source.git.dirty": str(commit.modified)}
     return tags | {"mcis.code": code_digest()}
-
-
-def sync(workspace: Workspace, name: str, log_model: LogModel | None) -> None:
-    """Sends MLflow what it lacks of a run, whose name is held.
-
-    Raises:
-        UserError: the store cannot be used, is another one than that of the run, or has lost the MLflow run.
-    """
-    uri, folder = tracking_uri(workspace), workspace.run(name, create=False)
-    tracked = Tracked.read(folder)
-    if tracked is None or tracked.uri != uri:
-        raise UserError(
-            f"run {name} was logged in {tracked.uri if tracked else 'no store'}, and MLflow's store is {uri}",
-            "the same store",
-            f"set or unset MLFLOW_TRACKING_URI as it was for the run; then `mcis sync {name}`",
-        )
-    with store_errors(uri):
-        client = client_of(uri)
-        if not tracked.is_in(client, experiment_of(client, workspace)):
-            raise UserError(
-                f"MLflow has no run {tracked.run_id} any more, which {folder.tracking} is of",
-                "the run as it was logged",
-                "restore it in MLflow, or repeat the command of the run, which makes another one",
-            )
-        tracked.upload(client, workspace, name, log_model)
 
 
 def end_run(workspace: Workspace, name: str, status: str, tags: Mapping[str, str]) -> None:

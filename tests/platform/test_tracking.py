@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 from mlflow.tracking import MlflowClient
-from typer.testing import CliRunner
 
-from mcis.platform.cli import app
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.version import git_commit, project_version
 from mcis.platform.runs.workspace import Workspace
@@ -84,10 +82,6 @@ def test_another_configuration_starts_another_run_and_leaves_none_running(worksp
     assert third.client.get_run(third.run_id).data.metrics == {}
 
 
-def sync(workspace: Workspace, *names: str) -> str:
-    return CliRunner().invoke(app, ["sync", *names, "--workspace", str(workspace.root)]).output
-
-
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Takes the store away, and brings it back."""
@@ -121,23 +115,21 @@ def content(tracker: Tracker) -> tuple[Any, ...]:
     return run.info.status, run.info.end_time, curves, files
 
 
-def test_what_mlflow_missed_is_sent_by_sync_once(
+def test_what_mlflow_missed_is_sent_once_by_the_next_call(
     workspace: Workspace, away: Callable[[bool], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     tracker = missed(workspace, "missed", away)
     shown = " ".join(capsys.readouterr().out.split())
     assert shown.count("the run goes on; what is logged is sent later") == 1
-    assert "`mcis sync missed` or repeating the command sends what is missing" in shown
-    assert "no run other" in sync(workspace, "other")
-    assert sync(workspace) == "sent: missed\n"
+    assert "repeating the command sends what is missing" in shown
+    Tracker(workspace, "missed", identity="one").finish("FINISHED")
     status, _, (loss, *others), files = content(tracker)
     assert (status, files) == ("FINISHED", ["report.html"])
     assert loss == [(step, str(1 / step)) for step in range(1, 31)]
     assert others == [[(7, "1.5")], [(0, "50.0")], [(0, "nan")]]
-    before = content(tracker)
-    assert sync(workspace) == "MLflow lacks nothing of the runs that have ended\n"
-    assert sync(workspace, "missed") == "sent: missed\n"
-    assert content(tracker) == before
+    before = content(tracker)[2:]
+    Tracker(workspace, "missed", identity="one").finish("FINISHED")
+    assert content(tracker)[2:] == before
 
 
 @pytest.mark.parametrize("change", [{}, {"new_run": True}, {"identity": "two"}])
@@ -161,17 +153,16 @@ def test_a_store_that_lacks_the_run_is_told_and_hinders_no_other_call(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    moved, gone = missed(workspace, "moved", away), missed(workspace, "gone", away)
+    gone = missed(workspace, "gone", away)
     gone.client.delete_run(gone.run_id)
-    assert f"MLflow has no run {gone.run_id} any more" in sync(workspace, "gone")
-    gone.client.restore_run(gone.run_id)
-    assert sync(workspace, "gone") == "sent: gone\n"
+    missed(workspace, "moved", away)
     shutil.copy(mlflow_store, tmp_path / "other.db")
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/other.db")
-    assert f"run moved was logged in {moved.uri}" in sync(workspace, "moved")
-    capsys.readouterr()
-    Tracker(workspace, "moved", identity="one").finish("FINISHED")
-    assert "an earlier run of this name stays incomplete in MLflow" in capsys.readouterr().out
+    for name, store in (("gone", None), ("moved", f"sqlite:///{tmp_path}/other.db")):
+        if store:
+            monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
+        capsys.readouterr()
+        Tracker(workspace, name, identity="one").finish("FINISHED")
+        assert "an earlier run of this name stays incomplete in MLflow" in capsys.readouterr().out
 
 
 def test_a_run_says_where_it_comes_from(workspace: Workspace) -> None:
