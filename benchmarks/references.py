@@ -1,4 +1,4 @@
-"""Six numbers of related images, as `mcis study references` runs them, over the largest of them alone.
+"""Six numbers of related images, as `mcis study run references` runs them, over the largest of them alone.
 
 Recipe `paper`, VGG-16 at 256x256 and saliency maps as the background's cue, on drawn scenes: maps and masks are made
 and scored. Both sides are commands, with all that takes to start them, in a workspace that has the index and the
@@ -67,7 +67,7 @@ def main() -> None:
             for workspace in sides:
                 shutil.copytree(prepared, workspace)
             run = "run", "voc", "--name", "one", "--until", "pseudo_masks", "--set", "localize.related=5"
-            study = "study", "references", "voc", "--name", "six", "--until", "pseudo_masks"
+            study = "study", "run", "references", "voc", "--name", "six", "--until", "pseudo_masks"
             one.append(command(sides[0], root / "VOC2012", weights, *run))
             all_six.append(command(sides[1], root / "VOC2012", weights, *study))
             print(f"R = 5 alone: {one[-1]:.1f} s, R = 0 to 5: {all_six[-1]:.1f} s", flush=True)

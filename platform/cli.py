@@ -53,7 +53,7 @@ app.command()(ui)
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     epilog="Examples: `mcis submit voc --voc /mnt/mcis/data/VOC2012 --workspace /mnt/mcis/workspace --name first "
-    "--address http://127.0.0.1:8265` · `mcis submit study references --voc DIR --workspace DIR --name table7 "
+    "--address http://127.0.0.1:8265` · `mcis submit study run references --voc DIR --workspace DIR --name table7 "
     "--address URL`",
 )(submit)
 app.add_typer(config_app, name="config")

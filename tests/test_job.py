@@ -121,7 +121,7 @@ def test_a_jobs_command_names_places_of_the_nodes_and_takes_experiments_along(tm
     expected = ["run", "voc", "--voc=/data/a=b", "--config", "experiment.toml", "--set", "seed=4", *NAMED]
     assert command[3:] == expected
     assert (tmp_path / "files" / "experiment.toml").read_text() == "seed = 3\n"
-    study = ["study", "references", "--tags", "s3://bucket/table.csv", *NAMED]
+    study = ["study", "run", "references", "--tags", "s3://bucket/table.csv", *NAMED]
     assert job_command(COMMANDS, study, tmp_path / "other")[3:] == study
     of_own = job_command(COMMANDS, ["study", "run", mine, "tags", "--seeds=2", *NAMED], tmp_path / "own")
     assert of_own[3:] == ["study", "run", "study.toml", "tags", "--seeds=2", *NAMED]
@@ -156,7 +156,9 @@ def test_a_place_that_is_relative_and_what_is_absent_are_named(tmp_path: Path, w
 
 
 def test_a_job_shows_its_workers_where_that_is_asked_for_and_the_command_can(tmp_path: Path) -> None:
-    for number, (words, shows) in enumerate({"study references": True, "index show --no-check-masks": False}.items()):
+    for number, (words, shows) in enumerate(
+        {"study run references": True, "index show --no-check-masks": False}.items()
+    ):
         given = [*words.split(), *NAMED]
         made = job_command(COMMANDS, given, tmp_path / str(number), verbose=True)
         assert made[3:] == [*given, *["--verbose"] * shows]

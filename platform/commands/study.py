@@ -1,7 +1,6 @@
 """The commands of `mcis study`: the paper's ablations, each a study of many runs, and a search of values."""
 
-import dataclasses
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -19,76 +18,52 @@ from mcis.platform.config.keys import StageName
 study_app = typer.Typer(help="The paper's ablations as sweeps, and a search of values.", no_args_is_help=True)
 
 Parallel = Annotated[int, typer.Option(min=1, help="Trials at a time.")]
-Seeds = Annotated[int, typer.Option(min=1, help="Runs of each case, with seeds from the configuration's on.")]
-_UNTIL = "Last stage of each trial; pseudo_masks leaves the segmenter out. Some cases end before."
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Trials:
-    """The options that say how the trials of a study run."""
-
-    workspace: WorkspaceFolder = DEFAULT_WORKSPACE
-    until: Annotated[StageName, typer.Option(metavar="STAGE", help=_UNTIL)] = "evaluate"
-    parallel: Parallel = 1
-    verbose: Verbose = False
-
-    def study(self, kind: str, name: str, configuration: Configuration, seeds: int, default: str = "voc") -> Any:
-        """The `tuning.studies.Study` that is asked for; `default` is the setting where none is named."""
-        from mcis.platform.runs.workspace import Workspace
-        from mcis.tuning.studies import Study
-
-        return Study(
-            kind=kind, name=name, resolved=configuration.resolve(default), workspace=Workspace(self.workspace),
-            seeds=seeds, until=self.until, parallel=self.parallel, verbose=self.verbose
-        )  # fmt: skip
-
-
-@study_app.command(epilog="Example: `mcis study references --voc VOCdevkit/VOC2012 --name table7 --recipe small`")
-@grouped
-def references(configuration: Configuration, name: Name, trials: Trials, seeds: Seeds = 1) -> None:
-    """The number of related images, 0 to 5, over one trained classifier: `mcis study run references` (table 7)."""
-    with plain_errors(trials.verbose):
-        _run("references", name, configuration, trials, seeds)
-
-
-@study_app.command(epilog="Example: `mcis study effect tags --tags photos.csv --name effect --until localize`")
-@grouped
-def effect(configuration: Configuration, name: Name, trials: Trials, seeds: Seeds = 3) -> None:
-    """What training with each co-attention and related images bring, beside their controls (tables 5 and 6)."""
-    with plain_errors(trials.verbose):
-        _run("effect", name, configuration, trials, seeds)
 
 
 @study_app.command(
-    name="run", epilog="Example: `mcis study run inference tags --tags photos.csv --name table4 --until pseudo_masks`"
+    name="run",
+    epilog="Examples: `mcis study run references --voc VOCdevkit/VOC2012 --name table7 --recipe small` · "
+    "`mcis study run effect tags --tags photos.csv --name effect --until localize --seeds 3`",
 )
 @grouped
 def run_study(
     study: Annotated[
         str,
         typer.Argument(
-            help="effect (tables 5, 6), inference (4), references (7), settings (1 to 3), lid, or your own TOML file."
+            help="effect (tables 5, 6), inference (4), references (7), settings (1 to 3), segmenter, lid, or your own "
+            "TOML file."
         ),
     ],
     configuration: Configuration,
     name: Name,
-    trials: Trials,
-    seeds: Seeds = 1,
+    workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
+    until: Annotated[
+        StageName,
+        typer.Option(
+            metavar="STAGE",
+            help="Last stage of each trial; pseudo_masks leaves the segmenter out. Some cases end before.",
+        ),
+    ] = "evaluate",
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each case, with seeds from the configuration's on.")] = 1,
+    parallel: Parallel = 1,
+    verbose: Verbose = False,
 ) -> None:
     """A study as data: cases with values of their own over seeds, what they are compared with, the paper's figures."""
-    with plain_errors(trials.verbose):
-        _run(study, name, configuration, trials, seeds)
+    with plain_errors(verbose):
+        from mcis.platform.runs.workspace import Workspace
+        from mcis.tuning.definition import read_definition
+        from mcis.tuning.paper import settings_definition
+        from mcis.tuning.studies import Study, defined
 
-
-def _run(study: str, name: str, configuration: Configuration, trials: Trials, seeds: int) -> None:
-    from mcis.tuning.definition import read_definition
-    from mcis.tuning.paper import settings_definition
-    from mcis.tuning.studies import defined
-
-    asked = trials.study(study, name, configuration, seeds, default="lid" if study == "lid" else "voc")
-    config = asked.resolved.config
-    of_settings = study == "settings"
-    defined(asked, settings_definition(config.setting, config.recipe) if of_settings else read_definition(study))
+        resolved = configuration.resolve("lid" if study == "lid" else "voc")
+        of_settings = study == "settings"
+        config = resolved.config
+        definition = settings_definition(config.setting, config.recipe) if of_settings else read_definition(study)
+        asked = Study(
+            kind=study, name=name, resolved=resolved, workspace=Workspace(workspace), seeds=seeds, until=until,
+            parallel=parallel, verbose=verbose
+        )  # fmt: skip
+        defined(asked, definition)
 
 
 @study_app.command(
