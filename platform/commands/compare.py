@@ -37,8 +37,6 @@ def compare(
         ),
     ] = None,
     images: Annotated[int, typer.Option(min=0, max=200, help="Images that the page shows of each kind of mask.")] = 8,
-    resamples: Annotated[int, typer.Option(min=100, max=100_000, help="Resamples of the bootstrap.")] = 2000,
-    confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="Share that an interval is to hold.")] = 0.95,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the resamples and of the images at random.")] = 0,
 ) -> None:
     """Compare runs: configurations, scores, IoU per class, the same images, and whether there is a difference.
@@ -65,7 +63,7 @@ def compare(
         from mcis.platform.reporting.comparison import Settings
         from mcis.platform.reporting.comparison import compare as compare_cases
 
-        comparison = compare_cases(cases, Settings(resamples=resamples, seed=seed, confidence=confidence))
+        comparison = compare_cases(cases, Settings(seed=seed))
         shown = comparison_page.compared_images(comparison, images)
         for table in comparison.tables():
             console.print(table_of(table.title, table.columns, table.rows, numbers=table.numbers))

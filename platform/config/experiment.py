@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import tomlkit
-import tomlkit.items
 from pydantic import BaseModel
-from tomlkit.container import Container
 
 from mcis.datasets.errors import UserError, unquoted
 from mcis.platform.config.keys import Values, leaves
@@ -65,24 +63,6 @@ def read_experiment(path: Path) -> Experiment:
     problems += [f"{key} is in the list unset and has a value" for key in unset if key in values]
     texts: dict[str, str] = {key: name for key, name in names.items() if isinstance(name, str)}
     return Experiment(texts, {**dict.fromkeys(unset), **values}, problems)
-
-
-def read_origins(path: Path) -> dict[str, str]:
-    """Where each value of a file came from, by dotted key: what `experiment_text` wrote behind it, else `default`.
-
-    Raises:
-        UserError: as `read_experiment`.
-    """
-    read_experiment(path)
-    return dict(_noted(tomlkit.parse(path.read_text(encoding="utf-8"))))
-
-
-def _noted(container: Container, prefix: str = "") -> Iterator[tuple[str, str]]:
-    for key, item in container.body:
-        if isinstance(item, tomlkit.items.Table) and key is not None:
-            yield from _noted(item.value, f"{prefix}{key.key}.")
-        elif key is not None:
-            yield f"{prefix}{key.key}", item.trivia.comment.removeprefix("# ") or "default"
 
 
 def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
 from mcis.datasets.storage.folders import is_there
-from mcis.platform.config.experiment import read_experiment, read_origins
+from mcis.platform.config.experiment import read_experiment
 from mcis.platform.runs.scores import SCORES, Score, Scored, read_scores
 from mcis.platform.runs.workspace import RunFolder, Workspace
 
@@ -24,7 +24,7 @@ class Run(NamedTuple):
         folder: its files.
         outputs: the folder of each stage's output.
         scores: by what is scored, and for segmentation also which of them.
-        configuration: by dotted key, each value as text, and where it comes from.
+        configuration: by dotted key, each value as text.
     """
 
     name: str
@@ -32,11 +32,11 @@ class Run(NamedTuple):
     folder: RunFolder
     outputs: Mapping[str, Path]
     scores: Mapping[str, Score]
-    configuration: Mapping[str, tuple[str, str]]
+    configuration: Mapping[str, str]
 
     @property
     def seed(self) -> str:
-        return self.configuration.get("seed", ("none", ""))[0]
+        return self.configuration.get("seed", "none")
 
 
 class Case(NamedTuple):
@@ -83,14 +83,13 @@ def open_cases(root: Path, arguments: Sequence[str], *, what: Sequence[Scored]) 
 
 
 def differing_keys(cases: Sequence[Case]) -> dict[str, list[str]]:
-    """The keys whose values differ between cases: of each case value and origin as text, `-` where it has no value."""
+    """The keys whose values differ between cases: of each case the value as text, `-` where it has none."""
     keys, rows = dict.fromkeys(key for case in cases for run in case.runs for key in run.configuration), {}
     for key in keys:
         of_cases = [[run.configuration[key] for run in case.runs if key in run.configuration] for case in cases]
-        values = [merged(value for value, _ in of_case) for of_case in of_cases]
-        origins = [f"({merged(origin for _, origin in of_case)})" if of_case else "-" for of_case in of_cases]
+        values = [merged(of_case) or "-" for of_case in of_cases]
         if len(set(values)) > 1:
-            rows[key] = [f"{value} {origin}".strip() for value, origin in zip(values, origins, strict=True)]
+            rows[key] = values
     return rows
 
 
@@ -139,9 +138,9 @@ def _opened(folder: RunFolder, is_shared: bool, what: Sequence[Scored]) -> Run:
             # Maps with related images come behind those of a single round, which are the run's where it has no others.
             scores[f"{score.title}, {score.name}" if score.what == "segmentation" else score.title] = score
     title = f"{name} in {workspace.root}" if is_shared else name
-    experiment, origins = read_experiment(folder.config), read_origins(folder.config)
-    values = {key: value for key, value in (experiment.names | experiment.values).items() if value is not None}
-    configuration = {key: (str(value), origins.get(key, "default")) for key, value in values.items()}
+    experiment = read_experiment(folder.config)
+    values = experiment.names | experiment.values
+    configuration = {key: str(value) for key, value in values.items() if value is not None}
     return Run(title, workspace, folder, outputs, scores, configuration)
 
 

@@ -68,7 +68,7 @@ def test_tables_and_remarks_are_those_of_the_terminal(page: Any, compared: Compa
     assert len(differences.rows) == 2 * 3 * 2  # cases, scores, figures
     assert {"lower", "no difference"} <= {row[3] for row in differences.rows}
     keys = {row[0]: row[1:] for row in configuration.rows}
-    assert keys["data.voc"][:2] == ("-", "/nowhere/<script>alert(1)</script>& (--set)")
+    assert keys["data.voc"][:2] == ("-", "/nowhere/<script>alert(1)</script>&")
     for remark in compared[0].remarks():
         assert remark in page.text
     train = compared[0].cases[2].label
@@ -92,7 +92,7 @@ def test_without_an_image_of_all_runs_there_are_charts_alone(page: Any, compared
 
 
 def invoke(folder: Path, *arguments: str) -> Result:
-    command = ["compare", *arguments, "--workspace", str(folder / "workspace"), "--resamples", "100"]
+    command = ["compare", *arguments, "--workspace", str(folder / "workspace")]
     return CliRunner().invoke(app, command, env={"COLUMNS": "300"})
 
 

@@ -135,12 +135,12 @@ def weights(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
 
 
 def texts(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
-    from mcis.platform.config.experiment import experiment_text, read_origins
+    from mcis.platform.config.experiment import experiment_text
     from mcis.platform.config.resolve import resolve
     from mcis.tuning.definition import LIBRARY, read_definition
 
     def experiment(path: Path) -> object:
-        return resolve(file=path), read_origins(path)
+        return resolve(file=path)
 
     def study(path: Path) -> object:
         return read_definition(str(path))
