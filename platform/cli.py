@@ -30,7 +30,7 @@ app.command(epilog="Example: `mcis demo`, then open the report that it names, or
 app.command(epilog="Examples: `mcis runs` · `mcis runs --json`")(runs)
 app.command(epilog="Examples: `mcis gc` · `mcis gc --run first --run table7 --delete`")(gc)
 app.command(
-    epilog="Examples: `mcis compare first second third` · `mcis compare first other/runs/second --what segmentation` · "
+    epilog="Examples: `mcis compare first second third` · `mcis compare first other/runs/second` · "
     "`mcis compare a-s0,a-s1,a-s2 b-s0,b-s1,b-s2 --html seeds.html`"
 )(compare)
 app.command(
@@ -48,7 +48,7 @@ app.command(
     epilog="Examples: `mcis export predictions --name mine --out masks` · `mcis export masks --name mine --out voc` · "
     "`mcis export network --name mine --out network.pt2`"
 )(export)
-app.command(epilog="Examples: `mcis doctor` · `mcis doctor voc --voc VOCdevkit/VOC2012 --recipe paper`")(doctor)
+app.command()(doctor)
 app.command()(ui)
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},

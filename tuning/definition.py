@@ -8,7 +8,6 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,15 +67,6 @@ class Case(CaseDefinition):
     related: int
 
 
-@dataclass(frozen=True, kw_only=True)
-class Contrast:
-    """A case and the one that it is compared with, by name, and what their difference shows."""
-
-    case: str
-    control: str
-    shows: str
-
-
 class Definition(_Strict):
     """A study.
 
@@ -97,10 +87,6 @@ class Definition(_Strict):
             for values in itertools.product(*self.axes.values()):
                 of_case = dict(zip(self.axes, values, strict=True))
                 yield CaseDefinition(name=_name_of(of_case), set=of_case)
-
-    def contrasts(self) -> list[Contrast]:
-        """The cases that are compared with one another."""
-        return [Contrast(case=case.name, control=case.against, shows=case.shows) for case in self.cases if case.against]
 
 
 def _name_of(values: dict[str, Any]) -> str:

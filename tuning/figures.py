@@ -10,7 +10,7 @@ from mcis.platform.reporting.compared_runs import open_cases
 from mcis.platform.reporting.comparison import Settings, compare
 from mcis.platform.runs.scores import ORIGIN, Score, headings_of
 from mcis.platform.runs.workspace import Workspace
-from mcis.tuning.definition import Case, Contrast
+from mcis.tuning.definition import Case
 
 COLUMNS = ("localization maps", "pseudo masks", "segmentation, no CRF", "segmentation, CRF")
 INTERVALS = (
@@ -47,7 +47,7 @@ class PairedDifference:
         intervals: low and high end of the mean difference by column, over other images and seeds (`with_intervals`).
     """
 
-    of: Contrast
+    of: Case
     seeds: list[int]
     miou: dict[str, list[float]]
     intervals: dict[str, list[float]] = field(default_factory=dict)
@@ -80,12 +80,12 @@ def figures_of(case: Case, scores: Mapping[int, Mapping[str, Score]]) -> Figures
     return Figures(case=case, seeds=list(scores), miou=miou, shares={name: of for name, of in shares.items() if of})
 
 
-def paired_differences(differences: Sequence[Contrast], figures: Sequence[Figures]) -> Iterator[PairedDifference]:
-    """The differences of the cases that both have figures, seed by seed: what seeds share cancels out."""
+def paired_differences(figures: Sequence[Figures]) -> Iterator[PairedDifference]:
+    """The differences of cases to those that they are `against`, seed by seed: what seeds share cancels out."""
     by_name = {of.case.name: of for of in figures}
-    for difference in differences:
-        case, control = by_name.get(difference.case), by_name.get(difference.control)
-        if case is None or control is None:
+    for case in figures:
+        control = by_name.get(case.case.against or "")
+        if control is None:
             continue
         seeds = [seed for seed in case.seeds if seed in control.seeds]
         of_case, of_control = ([of.seeds.index(seed) for seed in seeds] for of in (case, control))
@@ -95,7 +95,7 @@ def paired_differences(differences: Sequence[Contrast], figures: Sequence[Figure
             if column in case.miou and column in control.miou
         }
         if seeds and miou:
-            yield PairedDifference(of=difference, seeds=seeds, miou=miou)
+            yield PairedDifference(of=case.case, seeds=seeds, miou=miou)
 
 
 def with_intervals(
@@ -106,7 +106,7 @@ def with_intervals(
     A column whose scores are of other images in the two cases, such as those of training images in another setting,
     has none. `trial` makes the name of a run of a case's and a seed.
     """
-    pair = difference.of.control, difference.of.case
+    pair = str(difference.of.against), difference.of.name
     runs = [",".join(trial(name, seed) for seed in difference.seeds) for name in pair]
     cases = open_cases(workspace.root, runs, what=("localization_maps", "pseudo_masks", "segmentation"))
     intervals = {

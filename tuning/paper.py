@@ -14,11 +14,12 @@ _PAPER_SETTINGS = {
 """mIoU in percent on VOC 2012 val by setting and backbone of the segmentation network (tables 1 to 3)."""
 
 
-def settings_definition(setting: str, recipe: str) -> Definition:
-    """The data settings (tables 1 to 3): the first source alone, with each of the others, and with all of them."""
+def settings_definition(setting: str, backbone: str) -> Definition:
+    """The data settings (tables 1 to 3): the first source alone, with each of the others, with all; the paper's figures
+    of that backbone of the segmentation network."""
     first, *others = sources_of(setting)
     settings = [first, *(f"{first}+{other}" for other in others), *([setting] if len(others) > 1 else [])]
-    network = "VGG-16" if recipe.endswith("_vgg16") else "ResNet-101"
+    network = "VGG-16" if backbone == "vgg16_largefov" else "ResNet-101"
     cases = [
         CaseDefinition(
             name=each.replace("+", "-"),

@@ -15,7 +15,7 @@ from mcis.platform.runs.files import fingerprint, write_json, written_aside
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import console
-from mcis.tuning.definition import Case, Contrast, Definition, cases_of, configured
+from mcis.tuning.definition import Case, Definition, cases_of, configured
 from mcis.tuning.figures import (
     INTERVALS,
     Figures,
@@ -63,7 +63,7 @@ def defined(study: Study, definition: Definition) -> list[Figures]:
     _check_study(study, sorted(set.intersection(*(set(case.values) for case in cases))))
     seeds = ", ".join(map(str, study.each_seed))
     title = f"{definition.about}: mIoU %, mean and deviation over the seeds {seeds}, {study.name}"
-    return _run(study, cases, definition.contrasts(), title)
+    return _run(study, cases, title)
 
 
 def _check_study(study: Study, own_keys: Sequence[str]) -> None:
@@ -88,7 +88,7 @@ def _check_study(study: Study, own_keys: Sequence[str]) -> None:
         )
 
 
-def _run(study: Study, cases: Sequence[Case], differences: Sequence[Contrast], title: str) -> list[Figures]:
+def _run(study: Study, cases: Sequence[Case], title: str) -> list[Figures]:
     """Runs a study's trials, seed by seed, keeps its figures as files and in MLflow, and prints its tables."""
     refuse_if_running(study.workspace, study.name)
     trials, varied = _plan(study, cases)
@@ -105,7 +105,7 @@ def _run(study: Study, cases: Sequence[Case], differences: Sequence[Contrast], t
             for case in cases
         }
         figures = [figures_of(case, scores[case.name]) for case in cases if scores[case.name]]
-        paired = paired_differences(differences, figures)
+        paired = paired_differences(figures)
         compared = [with_intervals(each, study.trial_name, study.workspace) for each in paired]
         means = meaning_of_columns([of_seed for of_case in scores.values() for of_seed in of_case.values()])
         folder, below = study.folder, caption(means)

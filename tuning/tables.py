@@ -39,7 +39,7 @@ def differences_table(differences: Sequence[PairedDifference], title: str) -> Ta
     columns = reached(differences)
     rows = []
     for each in differences:
-        rows.append((f"{each.of.case} - {each.of.control}", each.of.shows, *_texts(each.miou, columns, sign="+")))
+        rows.append((f"{each.of.name} - {each.of.against}", each.of.shows, *_texts(each.miou, columns, sign="+")))
         of_columns = (each.intervals.get(column, (nan, nan)) for column in columns)
         rows.append(("", "", *(_interval(*interval) for interval in of_columns)))
     numbers = [_HEADS[column] for column in columns]

@@ -2,16 +2,11 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from mcis.platform.commands.options import DEFAULT_WORKSPACE, WorkspaceFolder, complete_run, plain_errors
-
-if TYPE_CHECKING:
-    from mcis.platform.runs.scores import Scored
-
-_WHAT: tuple["Scored", ...] = ("localization_maps", "pseudo_masks", "segmentation")
 
 
 def compare(
@@ -25,9 +20,6 @@ def compare(
         ),
     ],
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
-    what: Annotated[
-        list[str] | None, typer.Option(help=f"{', '.join(_WHAT)}; give it again for more. [all]", show_default=False)
-    ] = None,
     html: Annotated[
         Path | None,
         typer.Option(
@@ -46,15 +38,10 @@ def compare(
     """
     with plain_errors(resumes=False):
         from mcis.datasets.errors import UserError
-
-        unknown = [name for name in what or () if name not in _WHAT]
-        if unknown:
-            raise UserError(f"--what {unknown[0]}", f"one of {', '.join(_WHAT)}", "choose one of them for --what")
-
         from mcis.platform.reporting import comparison_page
         from mcis.platform.reporting.compared_runs import open_cases
 
-        cases = open_cases(workspace, runs, what=[name for name in _WHAT if not what or name in what])
+        cases = open_cases(workspace, runs, what=("localization_maps", "pseudo_masks", "segmentation"))
         page = Path(os.path.expanduser(html)).absolute() if html else comparison_page.default_file(cases)
         if page.suffix != ".html":
             raise UserError(f"--html {page}", "a file *.html, which is written anew", "name the page so")

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import typer
 
 from mcis.datasets.errors import UserError
-from mcis.platform.commands.options import DEFAULT_WORKSPACE, Configuration, WorkspaceFolder, grouped, plain_errors
+from mcis.platform.commands.options import DEFAULT_WORKSPACE, WorkspaceFolder
 
 _LEAST = 2**29
 """Disk space that the demo takes, bytes."""
@@ -25,20 +25,10 @@ class Check(NamedTuple):
     remedy: str = ""
 
 
-@grouped
-def doctor(configuration: Configuration, workspace: WorkspaceFolder = DEFAULT_WORKSPACE) -> None:
-    """Whether torch, GPU, dense CRF, Ray, MLflow, disk and cores are fit for the job, and what to do where not.
+def doctor(workspace: WorkspaceFolder = DEFAULT_WORKSPACE) -> None:
+    """Whether torch, GPU, dense CRF, Ray, MLflow, disk and cores are fit for the job, and what to do where not."""
+    from mcis.platform.commands.terminal import console, table_of
 
-    With the setting and the options of a run, it says what the run can expect of its images.
-    """
-    from mcis.platform.commands.terminal import console, show_outlook, table_of
-
-    if configuration != Configuration():
-        with plain_errors():
-            from mcis.platform.runs.listing import listing
-
-            config = configuration.resolve().config
-            show_outlook(config, listing(config))
     results = checks(workspace.expanduser())
     table = table_of("Is this machine fit for mcis?", ("part", "state", "found", "what to do"), results)
     for row, check in zip(table.rows, results, strict=True):

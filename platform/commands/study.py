@@ -56,9 +56,10 @@ def run_study(
         from mcis.tuning.studies import Study, defined
 
         resolved = configuration.resolve("lid" if study == "lid" else "voc")
-        of_settings = study == "settings"
-        config = resolved.config
-        definition = settings_definition(config.setting, config.recipe) if of_settings else read_definition(study)
+        if study == "settings":
+            definition = settings_definition(resolved.config.setting, resolved.config.segmenter.backbone)
+        else:
+            definition = read_definition(study)
         asked = Study(
             kind=study, name=name, resolved=resolved, workspace=Workspace(workspace), seeds=seeds, until=until,
             parallel=parallel, verbose=verbose

@@ -161,7 +161,7 @@ def compare(cases: Sequence[Case], settings: Settings) -> Comparison:
     """
     titles = list(cases[0].runs[0].scores)
     if not titles:
-        raise UserError(f"{cases[0].label} has no such score", "one to compare others with", "choose others by --what")
+        raise UserError(f"{cases[0].label} has no such score", "one to compare others with", "choose another first run")
     scores = [_compared(cases, title, settings) for title in titles]
     return Comparison(cases=cases, scores=scores, settings=settings)
 

@@ -1,9 +1,9 @@
 """What `mcis export` writes of a run: maps with overlays, pseudo masks, predictions, the network."""
 
+import contextlib
 import itertools
 import json
 import os
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -22,7 +22,6 @@ from mcis.datasets.formats import library
 from mcis.datasets.images.decode import decode_labels, encode_labels, lies_upright_as_jpeg, resize_labels
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.storage.files import read_bytes
-from mcis.datasets.storage.uris import is_remote
 from mcis.datasets.tables.shards import Shards
 from mcis.models.localization import score_maps
 from mcis.platform.networks.exported import export_network
@@ -31,7 +30,7 @@ from mcis.platform.outputs.tables import image_maps
 from mcis.platform.reporting.files import csv_table, labels_table, names_of, rows_of, table_of, write_all, write_bytes
 from mcis.platform.reporting.html import encode
 from mcis.platform.reporting.panels import heat_picture
-from mcis.platform.runs.files import write_json, written_aside
+from mcis.platform.runs.files import write_json
 from mcis.platform.runs.progress import bar
 from mcis.platform.runs.workspace import Workspace
 
@@ -110,8 +109,8 @@ def export_predictions(workspace: Workspace, name: str, out: Path) -> str:
 def export_masks(workspace: Workspace, name: str, out: Path) -> str:
     """Writes the pseudo masks of a run and their images; returns what it wrote, in words.
 
-        VOCdevkit/VOC2012/JPEGImages/<id>.jpg            a hard link to the image where it is an upright JPEG of this
-                                                         disk, a copy of one elsewhere; others are converted
+        VOCdevkit/VOC2012/JPEGImages/<id>.jpg            a copy of the image where it is an upright JPEG; others are
+                                                         converted
         VOCdevkit/VOC2012/SegmentationClass/<id>.png     palette PNG at the image's size, 255 = ignore
         VOCdevkit/VOC2012/ImageSets/Segmentation/train.txt   <id> per line
         labels.csv, cues.csv                             which label is which class, and its color; of each image its
@@ -147,25 +146,13 @@ def export_masks(workspace: Workspace, name: str, out: Path) -> str:
 
 def _write_image(uri: str, path: Path) -> None:
     """An image as a JPEG that lies as its mask does: readers apply no EXIF orientation."""
-    if not _is_usable(uri):
-        stream = BytesIO()
-        Image.fromarray(read_rgb(uri)).save(stream, "JPEG", quality=_QUALITY, subsampling=0)
-        write_bytes(path, stream.getvalue())
-    elif is_remote(uri):
-        write_bytes(path, read_bytes(uri))
-    else:
-        with written_aside(path, durable=False) as aside:
-            try:
-                os.link(os.path.realpath(uri), aside)
-            except OSError:  # another disk, or one without links
-                shutil.copyfile(uri, aside)
-
-
-def _is_usable(uri: str) -> bool:
-    try:
-        return lies_upright_as_jpeg(read_bytes(uri))
-    except (OSError, ValueError):
-        return False  # reading it will say why
+    with contextlib.suppress(OSError, ValueError):  # where it cannot be read, `read_rgb` says why
+        if lies_upright_as_jpeg(content := read_bytes(uri)):
+            write_bytes(path, content)
+            return
+    stream = BytesIO()
+    Image.fromarray(read_rgb(uri)).save(stream, "JPEG", quality=_QUALITY, subsampling=0)
+    write_bytes(path, stream.getvalue())
 
 
 def export_coco(classes: Sequence[str], labelled: Iterable[_Labelled], out: Path) -> int:

@@ -98,19 +98,25 @@ def full_disk(error: BaseException, disk: str) -> UserError | None:
     )
 
 
+_UNFIT = (
+    *(errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.ENAMETOOLONG),
+    *(errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP),  # of locks
+)
+
+
 @contextlib.contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Turns errors of a full or read-only disk, or of an impossible file name, into a UserError with a remedy."""
+    """Turns errors of a full or read-only disk, one without locks, or an impossible file name into a UserError."""
     try:
         yield
     except Exception as error:
         if full := full_disk(error, f"the disk of {folder}"):
             raise full from None
-        if isinstance(error, OSError) and error.errno in (errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.ENAMETOOLONG):
+        if isinstance(error, OSError) and error.errno in _UNFIT:
             raise UserError(
                 f"{folder} cannot be written ({error.strerror})",
-                "a writable workspace",
-                "choose another --workspace DIR",
+                "a writable workspace, on a file system with locks (flock)",
+                "choose another --workspace DIR, or have it mounted with locks: NFS without nolock, Lustre with flock",
             ) from None
         raise
 

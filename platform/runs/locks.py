@@ -8,7 +8,6 @@ takes the workspace first and looks for names that are held then, so that one of
 """
 
 import contextlib
-import errno
 import fcntl
 import json
 import os
@@ -126,7 +125,7 @@ def _held(file: Path, who: str, *, waits: str | None = None) -> Iterator[None]:
         os.fsync(descriptor)
 
     lock = FileLock(file, fallback_to_soft=False, on_acquired=sign)
-    with _lock_errors(file):
+    with disk_errors(file.parent):
         try:
             lock.acquire(timeout=_LOOK)
         except Timeout:
@@ -142,7 +141,7 @@ def _held(file: Path, who: str, *, waits: str | None = None) -> Iterator[None]:
 
 def _holder(file: Path) -> Holder | None:
     """Who holds a lock, or None; changes nothing, so that a workspace may be another user's."""
-    with _lock_errors(file):
+    with disk_errors(file.parent):
         try:
             with file.open("rb") as opened:
                 fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)  # who else looks may share it
@@ -162,20 +161,3 @@ def _last_holder(file: Path) -> Holder:
             return Holder(str(who), str(host), int(pid), str(since))
         time.sleep(0.01)
     return Holder("a process that has not said which", "unknown", 0, "unknown")
-
-
-@contextlib.contextmanager
-def _lock_errors(file: Path) -> Iterator[None]:
-    """Turns errors of locks and of their files into a UserError."""
-    try:
-        with disk_errors(file.parent):
-            yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP):
-            raise
-        raise UserError(
-            f"the file system of {file.parent} gives no locks ({error.strerror})",
-            "locks (flock), by which runs that share a workspace notice each other",
-            "choose a --workspace on another file system, or have it mounted with locks: NFS without `nolock`, "
-            "Lustre with `flock`",
-        ) from None

@@ -118,7 +118,7 @@ def completions(*words: str) -> list[str]:
 def test_the_shell_completes_settings_recipes_stages_and_runs(tmp_path: Path) -> None:
     (Workspace(tmp_path).runs / "mine").mkdir()
     assert completions("run", "voc+") == ["voc+single", "voc+web"]
-    assert completions("run", "voc", "--recipe", "re") == ["released", "released_vgg16"]
+    assert completions("run", "voc", "--recipe", "re") == ["released"]
     assert completions("run", "voc", "--until", "train_") == ["train_classifier", "train_affinity", "train_segmenter"]
     assert completions("export", "maps", "--workspace", str(tmp_path), "--name", "m") == ["mine"]
     assert completions("index", "show", "--workspace", str(tmp_path / "absent"), "--name", "m") == []
@@ -172,23 +172,6 @@ def test_a_recipe_without_weights_offline_says_which_file_to_put_where(
     assert done.exit_code == 1
     assert str(tmp_path / "weights" / "vgg16-397923af.pth") in done.output
     assert "weights.backbone=PATH" in done.output
-
-
-def test_doctor_says_what_a_run_can_expect(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the configuration that is given, and without a workspace; too little of the disk is bad."""
-    arguments = ["doctor", "voc", "--voc", str(root), "--recipe", "small", "--workspace", str(tmp_path / "none")]
-    arguments += ["--set", f"data.classes={root / 'classes.txt'}"]
-    done = runner.invoke(app, arguments, env={"COLUMNS": "200"})
-    assert done.exit_code == 0, done.output
-    assert "images:  " in done.output
-    assert not (tmp_path / "none").exists()
-    monkeypatch.setattr("mcis.platform.runs.files.free_bytes", lambda folder: 2**10)
-    done = runner.invoke(app, arguments, env={"COLUMNS": "200"})
-    assert done.exit_code == 1, done.output
-    assert "of 1.0 KiB free" in done.output
-    done = runner.invoke(app, ["doctor", "voc", "--recipe", "small"])
-    assert done.exit_code == 1
-    assert "add --voc PATH" in done.output
 
 
 def test_a_run_says_what_to_expect_before_ray_starts(

@@ -111,7 +111,7 @@ def test_pseudo_masks_are_a_devkit_that_torchvision_reads(images: dict[str, Path
         nearest = Image.fromarray(made_mask).resize(size, Image.Resampling.NEAREST)
         np.testing.assert_array_equal(np.asarray(mask), np.asarray(nearest))
     devkit = tmp_path / "out" / "VOCdevkit" / "VOC2012"
-    assert (devkit / "JPEGImages" / "plain.jpg").samefile(images["plain"])
+    assert (devkit / "JPEGImages" / "plain.jpg").read_bytes() == images["plain"].read_bytes()
     upright = np.asarray(Image.open(images["s3://bucket/web/turned.jpg"]).transpose(Image.Transpose.ROTATE_270))
     exported = np.asarray(Image.open(devkit / "JPEGImages" / "s3/bucket/web/turned.jpg.jpg"))
     assert np.abs(exported.astype(int) - upright).mean() < 4

@@ -118,9 +118,9 @@ def test_a_file_system_without_locks_is_the_users_error(
 
     monkeypatch.setattr(fcntl, "flock", without_locks)
     blocks = {"run": hold_run(workspace, "first"), "gc": hold_workspace(workspace, "mcis gc")}
-    with pytest.raises(UserError, match="gives no locks") as caught, blocks[block]:
+    with pytest.raises(UserError, match="cannot be written") as caught, blocks[block]:
         pytest.fail("went on without a lock")
-    assert "another file system" in caught.value.remedy
+    assert "mounted with locks" in caught.value.remedy
 
 
 def test_whoever_has_just_taken_a_lock_is_given_time_to_say_so(

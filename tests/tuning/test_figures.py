@@ -3,7 +3,7 @@
 from typing import Any
 
 from mcis.platform.runs.scores import Score, Scored
-from mcis.tuning.definition import Case, Contrast
+from mcis.tuning.definition import Case
 from mcis.tuning.figures import (
     Figures,
     PairedDifference,
@@ -69,15 +69,20 @@ def test_a_cases_figures_are_of_the_seeds_that_ended_well() -> None:
     assert figures_of(case("a"), scores) == expected
 
 
+def against(control: str) -> Case:
+    return case("a").model_copy(update={"against": control})
+
+
 def test_differences_are_of_the_same_seeds_and_columns() -> None:
     """What is missing on one side is left out; a control that has no figures leaves its difference out."""
     maps, masks = "localization maps", "pseudo masks"
     figures = [
-        Figures(case=case("a"), seeds=[0, 1, 2], miou={maps: [10.0, 20.0, 30.0], masks: [1.0, 1.0, 1.0]}),
+        Figures(case=against("b"), seeds=[0, 1, 2], miou={maps: [10.0, 20.0, 30.0], masks: [1.0, 1.0, 1.0]}),
         Figures(case=case("b"), seeds=[2, 0], miou={maps: [25.0, 9.0]}),
+        Figures(case=against("c"), seeds=[0], miou={maps: [25.0]}),
         Figures(case=case("c"), seeds=[3], miou={maps: [25.0]}),
+        Figures(case=against("d"), seeds=[0], miou={maps: [25.0]}),
     ]
-    wanted = [Contrast(case="a", control=name, shows="it") for name in "bcd"]
-    assert list(paired_differences(wanted, figures)) == [
-        PairedDifference(of=wanted[0], seeds=[0, 2], miou={maps: [1.0, 5.0]})
+    assert list(paired_differences(figures)) == [
+        PairedDifference(of=against("b"), seeds=[0, 2], miou={maps: [1.0, 5.0]})
     ]

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from mcis.tuning.definition import Case, Contrast
+from mcis.tuning.definition import Case
 from mcis.tuning.figures import Figures, PairedDifference, caption
 from mcis.tuning.tables import cases_picture, cases_table, differences_table
 
@@ -54,7 +54,7 @@ def test_differences_have_their_own_deviation_a_sign_and_an_interval_which_says_
     """Both cases may vary by far more than their difference."""
     masks, maps = "pseudo masks", "localization maps"
     found = PairedDifference(
-        of=Contrast(case="co-r3", control="co-itself", shows="other images"),
+        of=figures("co", "co-r3", {}).case.model_copy(update={"against": "co-itself", "shows": "other images"}),
         seeds=[0, 1],
         miou={masks: [1.0, 2.0], maps: [0.5, 0.5]},
         intervals={masks: [0.25, 2.75], maps: [-0.5, 1.5]},
