@@ -13,16 +13,16 @@ MOST_PROBLEMS = 50
 
 def export(
     what: Annotated[
-        str, typer.Argument(help="maps, masks (pseudo masks as a VOC devkit), predictions, network or voc-server.")
+        str, typer.Argument(help="maps, masks (a VOC devkit), predictions, network, onnx, pretrained or voc-server.")
     ],
     name: Name,
-    out: Annotated[Path, typer.Option(help="Folder for pictures; file for network (.pt2) and voc-server (.tar.gz).")],
+    out: Annotated[Path, typer.Option(help="Folder; file for network (.pt2), onnx (.onnx) and voc-server (.tar.gz).")],
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
 ) -> None:
     """Write a part of a run for other programs.
 
     Localization maps with color overlays; pseudo masks and their images as a VOC devkit; predictions as PNGs; the
-    segmentation network as a program of torch.export; predictions as VOC's evaluation server takes them.
+    segmentation network for torch alone, ONNX or the Hugging Face hub; predictions as VOC's server takes them.
     """
     with plain_errors():
         from mcis.platform.runs.workspace import Workspace

@@ -14,6 +14,7 @@ from mcis.models.backbones import Normalization, to_unit
 from mcis.models.networks import normalization_of
 from mcis.platform.networks.build import build_segmenter, load_trained
 from mcis.platform.networks.predictor import trained_run
+from mcis.platform.networks.served import write_pretrained
 from mcis.platform.runs.files import written_aside
 from mcis.platform.runs.workspace import Workspace
 
@@ -98,3 +99,9 @@ def _program(workspace: Workspace, name: str) -> tuple[ExportedProgram, dict[str
         "classes": list(trained.classes),
         "trained at": f"images of up to {trained.max_side} pixels a side",
     }
+
+
+def export_pretrained(workspace: Workspace, name: str, out: Path) -> str:
+    """Writes the network as `Predictor.save_pretrained` does; returns what it wrote, in words."""
+    write_pretrained(trained_run(workspace.run(name, create=False).path), out)
+    return f"network and model card in {out}: mcis predict IMAGES --model {out}, or publish it by `hf upload`"
