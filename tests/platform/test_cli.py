@@ -199,7 +199,7 @@ def test_a_run_says_what_it_takes_before_ray_starts(
     def no_ray(*given: object, **named: object) -> None:
         raise UserError("here Ray would start", "", "")
 
-    monkeypatch.setattr("mcis.platform.engine.runtime.ray_session", no_ray)
+    monkeypatch.setattr("mcis.platform.api.ray_session", no_ray)
     arguments = ["run", "voc", "--voc", str(root), "--recipe", "small", "--name", "x", "--workspace", str(tmp_path)]
     arguments += ["--set", f"data.classes={root / 'classes.txt'}", "--set", "segmenter.steps=1"]
     cached = ["--set", "segmenter.batch=2", "--set", "compute.cache_gb=0.00001"]

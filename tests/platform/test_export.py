@@ -198,9 +198,7 @@ def test_an_onnx_network_gives_the_exported_ones_labels_at_any_size(
         export(Workspace(run.parent.parent), run.name, what, tmp_path / what)
     exported: Any = torch.export.load(tmp_path / "network").module()
     session = onnxruntime.InferenceSession(tmp_path / "onnx")
-    about = session.get_modelmeta().custom_metadata_map
-    assert json.loads(about["classes"]) == [f"class {k}" for k in range(5)]
-    assert about["input"].startswith("RGB (H, W, 3) uint8")
+    assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == [f"class {k}" for k in range(5)]
     for h, w in [(64, 80), (97, 33), (150, 211)]:
         picture = np.random.default_rng(h).integers(0, 256, (h, w, 3), np.uint8)
         wanted = exported(torch.from_numpy(picture)).argmax(0).numpy()
