@@ -9,9 +9,9 @@ from mcis.platform.commands.options import DEFAULT_WORKSPACE, Name, WorkspaceFol
 
 
 def export(
-    what: Annotated[str, typer.Argument(help="maps, masks (pseudo masks as a VOC devkit), predictions or network.")],
+    what: Annotated[str, typer.Argument(help="maps, masks (a VOC devkit), predictions, network, onnx or pretrained.")],
     name: Name,
-    out: Annotated[Path, typer.Option(help="Folder for pictures; file for network (.pt2).")],
+    out: Annotated[Path, typer.Option(help="Folder; file for network (.pt2) and onnx (.onnx).")],
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
     format: Annotated[
         str | None, typer.Option(help="Of masks: voc, coco, yolo; of predictions: png, coco, yolo.")
@@ -20,7 +20,7 @@ def export(
     """Write a part of a run for other programs.
 
     Localization maps with color overlays; pseudo masks and their images as a VOC devkit; predictions as PNGs; the
-    segmentation network as a program of torch.export.
+    segmentation network for torch alone, ONNX or the Hugging Face hub.
     """
     with plain_errors():
         from mcis.platform.runs.workspace import Workspace

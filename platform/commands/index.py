@@ -62,18 +62,13 @@ def _add_command(source: str, about: Source) -> None:
         verbose: Verbose = False,
     ) -> None:
         with plain_errors(verbose):
-            from mcis.platform import pipeline
+            from mcis.platform import api
             from mcis.platform.config.resolve import resolve
-            from mcis.platform.engine.runtime import ray_session
-            from mcis.platform.runs.workspace import Workspace
 
             options = {keys[name]: str(value) for name, value in vars(given).items() if value is not None}
             resolved = resolve(source, "paper", options, assignments or [])
-            opened = Workspace(workspace)
-            sources = pipeline.check(resolved.config, opened, run, until="index")
-            with ray_session(resolved.config.compute, verbose=verbose):
-                pipeline.run(resolved, opened, run, until="index", sources=sources)
-            _show_index(opened, run)
+            result = api.run(resolved, run, workspace=workspace, until="index", verbose=verbose)
+            _show_index(result.context.workspace, run)
 
     command.__annotations__["given"] = dataclasses.make_dataclass("Given", taken)
     index_app.command(source, help=about.help, epilog=f"Example: `mcis index {about.example}`")(grouped(command))

@@ -116,14 +116,12 @@ class Configuration:
         Raises:
             UserError: as `config.resolve.resolve`.
         """
-        from mcis.platform.config.resolve import resolve
+        from mcis.platform.config.resolve import location_values, resolve
 
-        locations = {source.keys(name)[source.location]: getattr(self, name) for name, source in SOURCES.items()}
-        locations["data.corrected"] = self.masks
         return resolve(
             self.setting or (None if self.config else default),
             self.recipe,
-            {key: str(location) for key, location in locations.items() if location is not None},
+            location_values({name: getattr(self, name) for name in SOURCES} | {"data.corrected": self.masks}),
             self.assignments or [],
             file=self.config,
         )

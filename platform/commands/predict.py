@@ -17,10 +17,13 @@ from mcis.platform.commands.options import (
 
 
 def predict(
-    name: Annotated[
-        str, typer.Option("--name", "--run", help="Name of the run that trained.", autocompletion=complete_run)
-    ],
     out: Annotated[Path, typer.Option(help="Folder for masks, overlays and tables.")],
+    name: Annotated[
+        str | None, typer.Option("--name", "--run", help="Name of the run that trained.", autocompletion=complete_run)
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(metavar="DIR", help="In place of --name: what `mcis export pretrained` wrote.")
+    ] = None,
     images: Annotated[
         list[str] | None,
         typer.Argument(
@@ -46,15 +49,22 @@ def predict(
     data.max_pixels and data.tags.allow_absolute.
     """
     with plain_errors(resumes=False):
+        from mcis.datasets.errors import UserError
         from mcis.datasets.sources.photographs import list_photographs
         from mcis.datasets.sources.tagged import photograph_tags
         from mcis.platform.config.keys import errors_name_keys, value_of
         from mcis.platform.networks.predictor import Predictor, trained_run
+        from mcis.platform.networks.served import pretrained
         from mcis.platform.runs.progress import console
         from mcis.platform.runs.workspace import Workspace
 
-        run = Workspace(workspace, create=False).run(name, create=False).path
-        trained = trained_run(run, assignments or [])
+        if (name is None) == (model is None):
+            raise UserError("--name and --model" if name else "no network", "one of them", "give --name or --model")
+        if model is None:
+            run = Workspace(workspace, create=False).run(name or "", create=False).path
+            trained = trained_run(run, assignments or [])
+        else:
+            trained = pretrained(model, assignments or [])
         with errors_name_keys({"allow_absolute": "data.tags.allow_absolute"}):
             allow = value_of(trained.config, "data.tags.allow_absolute")
             photographs, notes = list_photographs(

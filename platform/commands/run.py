@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -39,7 +39,13 @@ def run(
     A second call with the same name computes only what is missing or changed.
     """
     with plain_errors(verbose):
-        run_pipeline(configuration.resolve(), workspace, name, until=until, start=start, verbose=verbose)
+        resolved = configuration.resolve()
+
+        from mcis.platform import api
+        from mcis.platform.commands.terminal import show_outlook, show_result
+
+        options: dict[str, Any] = {"until": until, "start": start}
+        show_result(api.run(resolved, name, workspace=workspace, verbose=verbose, show=show_outlook, **options))
 
 
 def demo(
@@ -50,10 +56,11 @@ def demo(
 ) -> None:
     """Run the whole pipeline on an embedded data set, drawn on the spot: from tags to masks."""
     with plain_errors(verbose):
-        from mcis.platform.runs.progress import console
+        from mcis.platform import api
+        from mcis.platform.commands.terminal import console, show_outlook, show_result
 
         configuration = demo_configuration(workspace, assignments or [])
-        run_pipeline(configuration, workspace, name, verbose=verbose)
+        show_result(api.run(configuration, name, workspace=workspace, verbose=verbose, show=show_outlook))
         if configuration.config.pseudo_masks.reads_saliency:
             console.print(
                 "Saliency maps are painted from the ground truth here: pseudo masks and segmentation owe much to them."
@@ -87,29 +94,6 @@ def demo_configuration(workspace: Path, assignments: Sequence[str] = ()) -> "Res
         "segmenter.trained": 4,
     }
     return resolve("voc", "photos", options, assignments)
-
-
-def run_pipeline(
-    resolved: "Resolved",
-    workspace: Path,
-    name: str,
-    *,
-    verbose: bool,
-    until: str | None = None,
-    start: str | None = None,
-) -> None:
-    """Checks a configuration, runs the pipeline in a Ray of its own or a cluster's, and shows the scores."""
-    from mcis.platform import pipeline
-    from mcis.platform.commands.terminal import show_outlook, show_result
-    from mcis.platform.engine.runtime import ray_session
-    from mcis.platform.runs.workspace import Workspace
-
-    opened = Workspace(workspace)
-    sources = pipeline.check(resolved.config, opened, name, until=until)
-    show_outlook(resolved.config, sources.look())
-    with ray_session(resolved.config.compute, verbose=verbose):
-        result = pipeline.run(resolved, opened, name, until=until, start=start, sources=sources)
-    show_result(result)
 
 
 @config_app.command(

@@ -94,6 +94,12 @@ def resolve(
     return Resolved(config, {key: origins.get(key, "default") for key, _ in leaves(config)})
 
 
+def location_values(locations: Mapping[str, object]) -> Values:
+    """Where sources are, by their names -> values by dotted key; None is left out, and any other name kept."""
+    keys = {name: source.keys(name)[source.location] for name, source in SOURCES.items()}
+    return {keys.get(name, name): str(location) for name, location in locations.items() if location is not None}
+
+
 def _merged(
     layers: Sequence[Layer], names: Values, problems: list[str], file: Path | None
 ) -> tuple[Config | None, dict[str, str]]:

@@ -14,7 +14,7 @@ from mcis.models.backbones import Backbone, train_last
 from mcis.models.classifier import CoAttentionClassifier
 from mcis.platform.config.keys import errors_name_keys
 from mcis.platform.config.training import NETWORKS, AffinityNetConfig, ClassifierConfig, NetworkConfig, SegmenterConfig
-from mcis.platform.networks.checkpoints import WEIGHTS, load_weights
+from mcis.platform.networks.checkpoints import load_weights, weights_in
 
 Network = TypeVar("Network", bound=nn.Module)
 
@@ -112,8 +112,8 @@ def build_segmenter(config: SegmenterConfig, classes: int) -> nn.Module:
 
 
 def load_trained(network: Network, folder: Path) -> Network:
-    """A network with the weights that a finished stage left in its folder, in evaluation mode."""
-    load_weights(network, folder / WEIGHTS)
+    """A network with the weights that a finished stage, or `write_pretrained`, left in a folder, in evaluation mode."""
+    load_weights(network, weights_in(folder))
     return network.eval()
 
 

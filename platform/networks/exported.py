@@ -1,18 +1,20 @@
-"""The trained segmentation network of a run -> a file that torch alone reads and runs (`torch.export`)."""
+"""The trained segmentation network of a run -> a file that torch alone, or a runtime of ONNX, reads and runs."""
 
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.export import Dim
+from torch.export import Dim, ExportedProgram
 
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import Normalization, to_unit
 from mcis.models.networks import normalization_of
 from mcis.platform.networks.build import build_segmenter, load_trained
 from mcis.platform.networks.predictor import trained_run
+from mcis.platform.networks.served import write_pretrained
 from mcis.platform.runs.files import written_aside
 from mcis.platform.runs.workspace import Workspace
 
@@ -44,6 +46,38 @@ def export_network(workspace: Workspace, name: str, out: Path) -> str:
     Raises:
         UserError: the run has trained no segmenter, or its backbone cannot be exported for images of any size.
     """
+    program, about = _program(workspace, name)
+    content = io.BytesIO()
+    torch.export.save(program, content, extra_files={ABOUT: json.dumps(about, indent=2)})
+    with written_aside(out) as aside:
+        aside.write_bytes(content.getbuffer())
+    return f"network of {len(about['classes'])} classes in {out}: {about['input']} -> {about['output']}"
+
+
+def export_onnx(workspace: Workspace, name: str, out: Path) -> str:
+    """Writes the same as a model of ONNX, with what `about.json` says in its metadata.
+
+    Raises:
+        UserError: as `export_network`; or the packages that write it are absent.
+    """
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError as error:
+        raise UserError(str(error), "the packages that ONNX is written by", "pip install 'mcis[onnx]'") from None
+    program, about = _program(workspace, name)
+    model = torch.onnx.export(
+        program, input_names=["image"], output_names=["probabilities"], dynamo=True, verbose=False
+    )
+    assert model is not None
+    model.model.metadata_props.update({k: v if isinstance(v, str) else json.dumps(v) for k, v in about.items()})
+    with written_aside(out) as aside:
+        model.save(aside)
+    return f"ONNX of {len(about['classes'])} classes in {out}: {about['input']} -> {about['output']}"
+
+
+def _program(workspace: Workspace, name: str) -> tuple[ExportedProgram, dict[str, Any]]:
+    """The network with its preprocessing, for images of any size, and what it says of itself."""
     trained = trained_run(workspace.run(name, create=False).path)
     backbone = trained.config.segmenter.backbone
     network = load_trained(build_segmenter(trained.config.segmenter, len(trained.classes)), trained.weights)
@@ -59,14 +93,15 @@ def export_network(workspace: Workspace, name: str, out: Path) -> str:
             "a network whose computing does not depend on the size of its image",
             "train another segmenter.backbone, or predict by `mcis predict`",
         ) from None
-    about = {
+    return program, {
         "input": f"RGB (H, W, 3) uint8, sides of {LEAST_SIDE} to {MOST_SIDE} pixels",
         "output": "probabilities (K + 1, H, W) float32: background, then `classes`",
         "classes": list(trained.classes),
         "trained at": f"images of up to {trained.max_side} pixels a side",
     }
-    content = io.BytesIO()
-    torch.export.save(program, content, extra_files={ABOUT: json.dumps(about, indent=2)})
-    with written_aside(out) as aside:
-        aside.write_bytes(content.getbuffer())
-    return f"network of {len(trained.classes)} classes in {out}: {about['input']} -> {about['output']}"
+
+
+def export_pretrained(workspace: Workspace, name: str, out: Path) -> str:
+    """Writes the network as `Predictor.save_pretrained` does; returns what it wrote, in words."""
+    write_pretrained(trained_run(workspace.run(name, create=False).path), out)
+    return f"network and model card in {out}: mcis predict IMAGES --model {out}, or publish it by `hf upload`"

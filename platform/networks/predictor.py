@@ -78,12 +78,14 @@ class TrainedRun(NamedTuple):
         max_side: longest side at which photographs are predicted, pixels: of the training images as they were read the
             median, as a network knows things by their size; or `data.max_side` where that is set for the predictions.
             None = each at its own size.
+        run: the run's folder, which the model card tells of; None = a network without one.
     """
 
     config: Config
     weights: Path
     classes: tuple[str, ...]
     max_side: int | None
+    run: Path | None = None
 
 
 class Predictor:
@@ -99,6 +101,7 @@ class Predictor:
 
     def __init__(self, trained: TrainedRun, *, gpu: bool | None = None, processes: int = 0):
         config, self.classes, self.max_side = trained.config, trained.classes, trained.max_side
+        self.trained = trained
         self.config, self.min_side, self.max_pixels = config.predict, config.data.min_side, config.data.max_pixels
         self.processes = processes
         self.device = torch.device("cuda" if (torch.cuda.is_available() if gpu is None else gpu) else "cpu")
@@ -121,6 +124,27 @@ class Predictor:
             UserError: there is no such run, it has trained no segmenter, or other keys are set.
         """
         return cls(trained_run(run, assignments), processes=processes)
+
+    @classmethod
+    def from_pretrained(
+        cls, source: Path | str, assignments: Sequence[str] = (), *, revision: str | None = None, processes: int = 0
+    ) -> "Predictor":
+        """A network that `save_pretrained` wrote, from a folder or, by its id and `revision`, the Hugging Face hub.
+
+        Nothing that lies there is run. `assignments` and `processes` are as in `load`.
+
+        Raises:
+            UserError: there is none, it is damaged, its weights are of another network, or other keys are set.
+        """
+        from mcis.platform.networks.served import pretrained  # which imports this module
+
+        return cls(pretrained(source, assignments, revision=revision), processes=processes)
+
+    def save_pretrained(self, folder: Path | str) -> None:
+        """Writes model.safetensors, config.json and a model card, from which `from_pretrained` predicts the same."""
+        from mcis.platform.networks.served import write_pretrained
+
+        write_pretrained(self.trained, Path(folder))
 
     def __call__(
         self, image: Path | str | NDArray[np.uint8], *, tags: Sequence[str] | None = None
@@ -202,14 +226,7 @@ def trained_run(run: Path | str, assignments: Sequence[str] = ()) -> TrainedRun:
         UserError: see `Predictor.load`.
     """
     folder = local_path(str(run)).expanduser().resolve()
-    allowed = ("predict.", "data.max_side=", "data.max_pixels=", "data.tags.allow_absolute=")
-    others = [text for text in assignments if not text.startswith(allowed)]
-    if others:
-        raise UserError(
-            f"{', '.join(others)} for the predictions of a trained network",
-            "keys predict.*, data.max_side, data.max_pixels or data.tags.allow_absolute",
-            "leave the others out, or repeat the run with them",
-        )
+    check_assignments(assignments)
     workspace = Workspace(folder.parent.parent, create=False)
     weights = workspace.outputs(folder.name).get("train_segmenter")
     if weights is None:
@@ -225,4 +242,16 @@ def trained_run(run: Path | str, assignments: Sequence[str] = ()) -> TrainedRun:
         rows = of_split(index.index, "train")
         sides = np.maximum(rows["height"].to_numpy(), rows["width"].to_numpy())
         side = min(most, int(np.median(sides))) if len(sides) else most
-    return TrainedRun(config, weights, index.classes, side)
+    return TrainedRun(config, weights, index.classes, side, folder)
+
+
+def check_assignments(assignments: Sequence[str]) -> None:
+    """Checks that `key=value` texts change nothing but predictions; UserError where they do."""
+    allowed = ("predict.", "data.max_side=", "data.max_pixels=", "data.tags.allow_absolute=")
+    others = [text for text in assignments if not text.startswith(allowed)]
+    if others:
+        raise UserError(
+            f"{', '.join(others)} for the predictions of a trained network",
+            "keys predict.*, data.max_side, data.max_pixels or data.tags.allow_absolute",
+            "leave the others out, or repeat the run with them",
+        )

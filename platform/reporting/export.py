@@ -24,7 +24,7 @@ from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.storage.files import read_bytes
 from mcis.datasets.tables.shards import Shards
 from mcis.models.localization import score_maps
-from mcis.platform.networks.exported import export_network
+from mcis.platform.networks.exported import export_network, export_onnx, export_pretrained
 from mcis.platform.outputs.read_index import open_index
 from mcis.platform.outputs.tables import image_maps
 from mcis.platform.reporting.files import csv_table, labels_table, names_of, rows_of, table_of, write_all, write_bytes
@@ -235,6 +235,8 @@ EXPORTS: Mapping[str, Callable[[Workspace, str, Path], str]] = {
     "masks": export_masks,
     "predictions": export_predictions,
     "network": export_network,
+    "onnx": export_onnx,
+    "pretrained": export_pretrained,
 }
 """What is exported, and the function that writes it."""
 OBJECTS = {"coco": export_coco, "yolo": export_yolo}

@@ -180,7 +180,7 @@ def test_a_run_says_what_to_expect_before_ray_starts(
     def no_ray(*given: object, **named: object) -> None:
         raise UserError("here Ray would start", "", "")
 
-    monkeypatch.setattr("mcis.platform.engine.runtime.ray_session", no_ray)
+    monkeypatch.setattr("mcis.platform.api.ray_session", no_ray)
     arguments = ["run", "voc", "--voc", str(root), "--recipe", "small", "--name", "x", "--workspace", str(tmp_path)]
     arguments += ["--set", f"data.classes={root / 'classes.txt'}", "--set", "segmenter.steps=1"]
     done = runner.invoke(app, [*arguments, "--set", "segmenter.batch=2"], env={"COLUMNS": "200"})

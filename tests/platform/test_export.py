@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pyarrow as pa
 import pytest
+import torch
 from PIL import Image
 from scipy import ndimage
 from typer.testing import CliRunner
@@ -218,13 +220,15 @@ print(extra["about.json"])
 """
 
 
+BACKBONE = ("segmenter.backbone=timm/tf_efficientnet_lite0", "segmenter.stride=32", "segmenter.init=pretrained")
+
+
 @pytest.mark.parametrize("network", ["largefov", "pyramid"])
 def test_an_exported_network_gives_the_predictors_labels_without_the_project(
     trained: Callable[..., Path], tmp_path: Path, network: str
 ) -> None:
     """For images of any size, at one scale and without the CRF; both networks, and a backbone of timm."""
-    backbone = ["segmenter.backbone=timm/tf_efficientnet_lite0", "segmenter.stride=32", "segmenter.init=pretrained"]
-    run = trained(5, *(["segmenter.network=pyramid", *backbone] if network == "pyramid" else []))
+    run = trained(5, *(["segmenter.network=pyramid", *BACKBONE] if network == "pyramid" else []))
     said = export(Workspace(run.parent.parent), run.name, "network", tmp_path / "network.pt2")
     assert said.startswith("network of 5 classes in ")
     sizes = [(64, 80), (97, 33), (150, 211)]
@@ -242,6 +246,30 @@ def test_an_exported_network_gives_the_predictors_labels_without_the_project(
         got = np.load(tmp_path / f"labels-{number}.npy")
         assert got.shape == wanted.shape
         assert (got != wanted).mean() < 1e-3  # ties to rounding
+
+
+@pytest.mark.parametrize("network", ["largefov", pytest.param("pyramid", marks=pytest.mark.slow)])
+def test_an_onnx_network_gives_the_exported_ones_labels_at_any_size(
+    trained: Callable[..., Path], tmp_path: Path, network: str
+) -> None:
+    run = trained(5, *([f"segmenter.network={network}", *BACKBONE] if network == "pyramid" else []))
+    for what in ("network", "onnx"):
+        export(Workspace(run.parent.parent), run.name, what, tmp_path / what)
+    exported: Any = torch.export.load(tmp_path / "network").module()
+    session = onnxruntime.InferenceSession(tmp_path / "onnx")
+    assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == [f"class {k}" for k in range(5)]
+    for h, w in [(64, 80), (97, 33), (150, 211)]:
+        picture = np.random.default_rng(h).integers(0, 256, (h, w, 3), np.uint8)
+        wanted = exported(torch.from_numpy(picture)).argmax(0).numpy()
+        (got,) = session.run(["probabilities"], {"image": picture})
+        assert len(np.unique(wanted)) > 2
+        assert (got.argmax(0) != wanted).mean() < 1e-3  # ties to rounding
+
+
+def test_onnx_without_its_packages_says_how_to_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(UserError, match=r"pip install 'mcis\[onnx\]'"):
+        export(Workspace(tmp_path), "any", "onnx", tmp_path / "network.onnx")
 
 
 def test_pictures_are_taken_as_they_are_written() -> None:

@@ -2,11 +2,14 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
+from mcis.datasets.errors import UserError
 from mcis.datasets.synthetic import devkit as synthetic
+from mcis.platform import api
 from mcis.platform.cli import app
 
 runner = CliRunner()
@@ -30,6 +33,13 @@ def test_an_index_is_built_shown_and_taken_over_by_a_run(ray_local: None, tmp_pa
     browsed = runner.invoke(app, ["index", "browse", *named, "--out", str(tmp_path / "page.html")])
     assert browsed.output == f"page: {tmp_path / 'page.html'}\n"
     assert "<html" in (tmp_path / "page.html").read_text()
+    location: dict[str, Any] = {"workspace": tmp_path / "ws", "voc": root}
+    values = [f"data.classes={root / 'classes.txt'}", "data.min_side=40"]
+    opened = api.index("voc", "python", **location, assignments=values)
+    assert len(opened.index) == 8
+    assert api.scores(tmp_path / "ws" / "runs" / "python") == []
+    with pytest.raises(UserError, match="unknown key 'vox'"):
+        api.run("voc", "python", **location, vox=root)
 
 
 @pytest.mark.parametrize(

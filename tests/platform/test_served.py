@@ -1,22 +1,28 @@
-"""A trained network as MLflow's logged model: with a signature, loaded as tensors alone, registered on request."""
+"""A trained network in a folder for others, and as MLflow's logged model, with a signature, registered on request."""
 
+import json
 import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import mlflow
 import numpy as np
 import pytest
 from mlflow.exceptions import MlflowException
 from mlflow.models import get_model_info
 from mlflow.tracking import MlflowClient
+from PIL import Image
+from typer.testing import CliRunner
 
 from mcis.datasets.errors import UserError
-from mcis.platform.networks.predictor import Predictor, trained_run
-from mcis.platform.networks.served import log_segmenter, write_network
-from mcis.platform.runs.files import bytes_in
+from mcis.datasets.images.decode import fit_picture
+from mcis.platform.api import Predictor, scores
+from mcis.platform.cli import app
+from mcis.platform.networks.predictor import Photo
+from mcis.platform.networks.served import log_segmenter
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import RunFolder, Workspace
 
@@ -63,27 +69,92 @@ def test_a_logged_network_labels_as_the_run_does(
         model.predict(image[..., :1])
 
 
-def test_weights_that_would_run_something_are_refused(trained: Callable[..., Path], tmp_path: Path) -> None:
-    run = RunFolder(trained(2, *PREDICT))
-    folder = tmp_path / "model"
-    folder.mkdir()
-    write_network(trained_run(run.path), run, folder)
-    weights = folder / "weights.pt"
-    assert weights.is_symlink(), "nothing is copied twice"
-    assert bytes_in(folder) > weights.stat().st_size
-    assert not [path for path in folder.iterdir() if path.suffix in (".pkl", ".py")]
+@pytest.fixture
+def run(trained: Callable[..., Path], scored: Callable[..., Path], tmp_path: Path) -> Path:
+    """A run with a trained network, of values that contradict those of other runs, and with scores."""
+    init = ["classifier.backbone=small", "segmenter.init=classifier", "segmenter.trained=head"]
+    folder = trained(3, *init, "predict.scales=[0.75,1.0]", "predict.crf.iterations=2", sides=(64, 80, 96))
+    workspace = Workspace(folder.parent.parent)
+    scored(workspace.root, "scored", data=tmp_path / "data")
+    evaluated = {"evaluate": workspace.outputs("scored")["evaluate"]}
+    workspace.record_outputs("drawn", workspace.outputs("drawn") | evaluated)
+    return folder
 
+
+def test_a_network_in_a_folder_predicts_what_its_run_does(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the bit, before and after the CRF; by a folder or the hub's, written again, and by the command."""
+    command, out = CliRunner(), tmp_path / "mine"
+    named = ["--workspace", str(run.parent.parent), "--name", run.name]
+    done = command.invoke(app, ["export", "pretrained", *named, "--out", str(out)])
+    assert done.exit_code == 0, done.output
+    fetched = {("user/mine", "abc"): str(out)}
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, *, revision, **_: fetched[name, revision])
+    Predictor.from_pretrained(out).save_pretrained(tmp_path / "again")
+    predictors = [Predictor.load(run), Predictor.from_pretrained(tmp_path / "again")]
+    predictors.append(Predictor.from_pretrained("user/mine", revision="abc"))
+    image = np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)
+    photo = Photo(None, fit_picture(image, predictors[0].max_side))
+    first, *others = (next(each.map([photo], lambda _, prediction: prediction)) for each in predictors)
+    assert first.picture.rgb.shape == (53, 80, 3)
+    for other in others:
+        np.testing.assert_array_equal(other.plain, first.plain)
+        np.testing.assert_array_equal(other.refined, first.refined)
+    for name in ("model.safetensors", "config.json", "README.md"):
+        assert (out / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
+    card, text = huggingface_hub.ModelCard.load(out / "README.md"), (out / "README.md").read_text()
+    assert card.data.library_name == "mcis"
+    assert "3 images, known by tags alone" in text
+    for score in scores(run):
+        assert f"| {score.title}, {score.name} | {score.miou:.1f} | split val, images 8, " in text
+    Image.fromarray(image).save(tmp_path / "a.png")
+    arguments = ["predict", str(tmp_path / "a.png"), "--out", str(tmp_path / "out"), "--model", str(out)]
+    assert command.invoke(app, arguments).exit_code == 0
+    np.testing.assert_array_equal(Image.open(tmp_path / "out/masks/a.png"), first.labels())
+    assert "give --name or --model" in command.invoke(app, [*arguments, *named]).output
+
+
+def changed(**values: Any) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        about = json.loads((folder / "config.json").read_text())
+        for key, value in values.items():
+            about["values"][key.replace("__", ".")] = value
+        (folder / "config.json").write_text(json.dumps(about))
+
+    return change
+
+
+def unsafe(folder: Path) -> None:
     class Hostile:
         def __reduce__(self) -> Any:
-            return shutil.copy, (__file__, str(tmp_path / "ran"))
+            return shutil.copy, (__file__, str(folder / "ran"))
 
-    weights.unlink()
-    weights.write_bytes(pickle.dumps(Hostile()))
-    from mcis.platform.networks.served import _load_pyfunc
+    (folder / "model.safetensors").write_bytes(pickle.dumps(Hostile()))
 
-    with pytest.raises(UserError, match="no file of tensors alone"):
-        _load_pyfunc(str(folder))
-    assert not (tmp_path / "ran").exists()
-    (folder / "about.json").write_text('{"classes": [], "max_side": 0}')
-    with pytest.raises(UserError, match="no network of mcis"):
-        _load_pyfunc(str(folder))
+
+HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "a pickle": (unsafe, "no file of tensors alone"),
+    "weights by another name": (lambda f: (f / "model.safetensors").rename(f / "weights.pt"), "lacks config.json or"),
+    "JSON without end": (lambda f: (f / "config.json").write_text("[" * 100_000), "config.json is damaged"),
+    "another section": (changed(data__tags__allow_absolute=True), "config.json is damaged"),
+    "an unknown key": (changed(segmenter__widht=3), "did you mean segmenter.width"),
+    "another shape": (changed(segmenter__width=17), "does not fit this configuration"),
+    "a terabyte of weights": (changed(segmenter__width=10**6), "does not fit this configuration"),
+    "more than fits an address": (changed(segmenter__width=10**15), "config.json: no network"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_folder_is_refused(run: Path, tmp_path: Path, case: str) -> None:
+    change, found = HOSTILE[case]
+    Predictor.load(run).save_pretrained(tmp_path / "mine")
+    change(tmp_path / "mine")
+    with pytest.raises(UserError, match=found):
+        Predictor.from_pretrained(tmp_path / "mine")
+    assert not (tmp_path / "mine" / "ran").exists()
+
+
+def test_what_is_no_folder_and_no_repository_is_an_error() -> None:
+    with pytest.raises(UserError, match="is no folder, and cannot be fetched from the hub"):
+        Predictor.from_pretrained("no/such/folder")

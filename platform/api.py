@@ -1,0 +1,68 @@
+"""What the command line does, from Python.
+
+from mcis.platform.api import Predictor, index, run, scores
+
+mine = run("tags", "mine", tags="photos.csv", assignments=["seed=1"])  # mcis run tags --name mine --tags ...
+print([score.miou for score in mine.scores], mine.context.folder.report)
+"""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mcis.datasets.storage.folders import local_path
+from mcis.platform import pipeline
+from mcis.platform.config.resolve import Resolved, location_values, resolve
+from mcis.platform.engine.runtime import ray_session
+from mcis.platform.networks.predictor import Predictor
+from mcis.platform.outputs.read_index import OpenedIndex, open_index
+from mcis.platform.runs.scores import Score, read_scores
+from mcis.platform.runs.workspace import Workspace
+
+__all__ = ["Predictor", "index", "run", "scores"]
+
+
+def run(
+    setting: str | Resolved | None,
+    name: str,
+    *,
+    workspace: Path | str = "mcis-workspace",
+    recipe: str | None = None,
+    config: Path | None = None,
+    assignments: Sequence[str] = (),
+    until: str | None = None,
+    start: str | None = None,
+    verbose: bool = False,
+    show: Callable[..., object] | None = None,
+    **locations: Path | str,
+) -> pipeline.RunResult:
+    """Checks a configuration, and runs the pipeline in a Ray of its own or a cluster's, as `mcis run` does.
+
+    Args:
+        setting, recipe, config, assignments, locations: see `resolve`, whose `file` is `config`; or what it returned.
+        until, start: see `pipeline.run`.
+        show: what to call before the run with the configuration and what the sources hold.
+
+    Raises:
+        UserError: see `resolve`, `pipeline.check` and `pipeline.run`.
+    """
+    if not isinstance(setting, Resolved):
+        setting = resolve(setting, recipe, location_values(locations), assignments, file=config)
+    opened = Workspace(local_path(str(workspace)))
+    sources = pipeline.check(setting.config, opened, name, until=until)
+    if show:
+        show(setting.config, sources.look())
+    with ray_session(setting.config.compute, verbose=verbose):
+        return pipeline.run(setting, opened, name, until=until, start=start, sources=sources)
+
+
+def index(setting: str | Resolved | None, name: str, **given: Any) -> OpenedIndex:
+    """The index of some images, without any training; it takes what `run` takes."""
+    context = run(setting, name, **given, until="index").context
+    return open_index(context.workspace, name)
+
+
+def scores(run: Path | str) -> list[Score]:
+    """The scores of a run, by its folder, WORKSPACE/runs/NAME; none where it has not come to them."""
+    folder = local_path(str(run)).expanduser().resolve()
+    return read_scores(Workspace(folder.parent.parent, create=False).outputs(folder.name))
