@@ -156,9 +156,7 @@ def test_a_place_that_is_relative_and_what_is_absent_are_named(tmp_path: Path, w
 
 
 def test_a_job_shows_its_workers_where_that_is_asked_for_and_the_command_can(tmp_path: Path) -> None:
-    for number, (words, shows) in enumerate(
-        {"study run references": True, "index show --no-check-masks": False}.items()
-    ):
+    for number, (words, shows) in enumerate({"study run references": True, "index show": False}.items()):
         given = [*words.split(), *NAMED]
         made = job_command(COMMANDS, given, tmp_path / str(number), verbose=True)
         assert made[3:] == [*given, *["--verbose"] * shows]

@@ -1,4 +1,4 @@
-"""Which modules open ground-truth masks: those that score and show, and the tags that a user asks to be read off them.
+"""Which modules open ground-truth masks: those that score and show, and masks that a user asks to be trained on.
 
 What a run computes without masks, and with other ones, is compared in `test_pipeline`.
 """
@@ -21,8 +21,6 @@ READERS: dict[str, set[str]] = {
         "platform/stages/pseudo_masks.py",  # supervision=full, the upper bound; corrected masks
         "platform/stages/train_affinity.py",  # corrected masks
     },
-    "read_tags": {"datasets/sources/voc.py"},  # data.tags_from=masks
-    "compare_tags": {"platform/commands/terminal.py"},  # mcis index show --check-masks
 }
 """What opens a ground-truth mask, and the modules that may import it."""
 

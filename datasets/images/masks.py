@@ -4,7 +4,6 @@ import functools
 from collections.abc import Callable
 
 import numpy as np
-import pyarrow as pa
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -54,15 +53,6 @@ def read_saliency(uri: str, shape: tuple[int, int]) -> NDArray[np.uint8]:
     return _read("saliency map", uri, decode_saliency, "a gray PNG", shape)
 
 
-def read_tags(uri: str, classes: int) -> list[int]:
-    """The class indices, ascending, in the ground-truth mask at a URI.
-
-    Raises:
-        UserError: the mask is missing, unreadable, or has a label above K = `classes`.
-    """
-    return tags_of_mask(_read("ground-truth mask", uri, decode_mask, _LABELS), classes, uri)
-
-
 def tags_of_mask(labels: NDArray[np.uint8], classes: int, uri: str) -> list[int]:
     """The class indices, ascending, of a mask's labels (H, W): k for label k + 1; 0 and 255 are no class.
 
@@ -80,24 +70,8 @@ def tags_of_mask(labels: NDArray[np.uint8], classes: int, uri: str) -> list[int]
     return tags
 
 
-def compare_tags(rows: pa.Table, classes: int) -> list[tuple[str, list[int], list[int]]]:
-    """The images whose tags are not the classes of their ground-truth masks, with these and those as ascending class
-    indices; rows without a mask are passed over.
-
-    Args:
-        rows: of a listing or an index.
-        classes: K.
-
-    Raises:
-        UserError: as `read_tags` does.
-    """
-    masked = rows.filter(rows["mask_uri"].is_valid()).select(["image_id", "tags", "mask_uri"]).to_pylist()
-    compared = ((row["image_id"], row["tags"], read_tags(row["mask_uri"], classes)) for row in masked)
-    return [(image_id, tags, in_mask) for image_id, tags, in_mask in compared if tags != in_mask]
-
-
 def _read(
-    what: str, uri: str, decode: Callable[..., NDArray[np.uint8]], expected: str, shape: tuple[int, int] | None = None
+    what: str, uri: str, decode: Callable[..., NDArray[np.uint8]], expected: str, shape: tuple[int, int]
 ) -> NDArray[np.uint8]:
     try:
         pixels = read_decoded(uri, functools.partial(decode, max_pixels=MOST_PIXELS))
@@ -107,7 +81,7 @@ def _read(
         ) from None
     except ValueError as error:  # RejectedImage is one
         raise UserError(f"the {what} {uri} cannot be read: {error}", expected, "replace the file") from None
-    if shape is not None and pixels.shape != shape:
+    if pixels.shape != shape:
         raise UserError(
             f"the {what} {uri} has {pixels.shape[0]}x{pixels.shape[1]} pixels (height x width)",
             f"{shape[0]}x{shape[1]} as its image",

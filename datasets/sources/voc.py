@@ -15,7 +15,6 @@ import pyarrow as pa
 
 from mcis.datasets.classes import VOC_CLASSES, read_classes
 from mcis.datasets.errors import UserError, unquoted
-from mcis.datasets.images.masks import read_tags
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.sources.lists import (
     check_once,
@@ -88,7 +87,6 @@ def list_voc(
     masks: str = MASKS,
     sbd: Path | None = None,
     tags_from: str = "auto",
-    difficult: bool = False,
 ) -> Listing:
     """Reads the lists of a devkit folder; no image is opened.
 
@@ -102,14 +100,11 @@ def list_voc(
             for in SegmentationClass and in SBD; a split that is not covered then has no masks at all.
         sbd: the unpacked SBD, the folder benchmark_RELEASE or the one around it.
         tags_from: `lists`: <name>_cls.txt, `<id> <class index from 0> ...`. `xml`: the objects of
-            Annotations/<id>.xml. `masks`: the ground truth, which is opened for nothing else here. `auto`: lists, else
-            xml.
-        difficult: whether objects that Annotations mark as difficult count as tags.
+            Annotations/<id>.xml, but those that are marked difficult. `auto`: lists, else xml.
 
     Raises:
         UserError: a folder or list is missing, empty or contradictory, a class is unknown, a listed image, annotation
-            or single saliency map is absent, a class has no training image, `difficult` is set where tags come from
-            elsewhere than annotations.
+            or single saliency map is absent, or a class has no training image.
     """
     devkit = _open_devkit(root, classes)
     sbd_folder = _sbd_folder(sbd) if sbd else None
@@ -125,7 +120,7 @@ def list_voc(
             tags = list[list[int]]([] for _ in listed.ids)
             masks_of_list = [None for _ in listed.ids]
         else:
-            tags = _read_list_tags(tags_from, devkit, listed, masks_of_list, difficult=difficult)
+            tags = _read_list_tags(tags_from, devkit, listed)
             masks_of_list, lacking = complete_masks(masks_of_list, listed.split)
             notes += [f"{note} (a folder {MASKS}, or SBD by `sbd`, would change that)" for note in lacking]
         if listed.split == "train":
@@ -174,29 +169,12 @@ def _read_ids(path: Path, remedy: str) -> list[str]:
     return [line for _, line in read_lines(path, "a UTF-8 text file with one image id per line", remedy)]
 
 
-def _read_list_tags(
-    tags_from: str, devkit: _Devkit, listed: _DevkitList, masks: Sequence[str | None], *, difficult: bool
-) -> list[list[int]]:
+def _read_list_tags(tags_from: str, devkit: _Devkit, listed: _DevkitList) -> list[list[int]]:
     """The class indices of each image of a list, ascending; adds to the list's notes."""
-    if tags_from == "auto":
-        by_list = listed.tags_path.is_file() or not (devkit.root / "Annotations").is_dir()
-        tags_from = "lists" if by_list else "xml"
-    if tags_from == "xml":
-        return _tags_annotated(devkit, listed, difficult)
-    if difficult:
-        raise UserError(
-            f"`difficult` is set, but the tags of {listed.path.name} come from {tags_from}",
-            "annotations, which alone say what is difficult",
-            "name xml by `tags_from`, or leave `difficult` out",
-        )
-    if tags_from == "lists":
+    by_list = listed.tags_path.is_file() or not (devkit.root / "Annotations").is_dir()
+    if tags_from == "lists" or (tags_from == "auto" and by_list):
         return _tags_listed(devkit, listed)
-    absent = [image_id for image_id, uri in zip(listed.ids, masks, strict=True) if uri is None]
-    remedy = "add the masks, or take tags from lists or xml by `tags_from`"
-    listed.check_each("ground-truth mask", absent, "a mask for each image whose tags are to come from masks", remedy)
-    name = listed.path.name
-    listed.notes.append(f"tags of {name} were read off ground-truth masks: the truth of every image was opened")
-    return [read_tags(uri, len(devkit.classes)) for uri in masks if uri is not None]
+    return _tags_annotated(devkit, listed)
 
 
 def _tags_listed(devkit: _Devkit, listed: _DevkitList) -> list[list[int]]:
@@ -213,7 +191,7 @@ def _tags_listed(devkit: _Devkit, listed: _DevkitList) -> list[list[int]]:
     return [tags[image_id] for image_id in listed.ids]
 
 
-def _tags_annotated(devkit: _Devkit, listed: _DevkitList, difficult: bool) -> list[list[int]]:
+def _tags_annotated(devkit: _Devkit, listed: _DevkitList) -> list[list[int]]:
     remedy = f"restore the devkit's, or write {listed.tags_path.name}"
     folder = source_folder(devkit.root / "Annotations", "<id>.xml for each image, as in a VOC 2012 devkit", remedy)
     names = set(names_in(folder))
@@ -221,9 +199,8 @@ def _tags_annotated(devkit: _Devkit, listed: _DevkitList, difficult: bool) -> li
     objects = [_annotated(folder / f"{image_id}.xml", devkit.classes) for image_id in listed.ids]
     listed.notes.append(f"tags of {listed.path.name} are those of the objects in {folder.name}")
     if marked := sum(mark for of_image in objects for _, mark in of_image):
-        count = "count as tags" if difficult else "do not count (`difficult` would count them)"
-        listed.notes.append(f"{marked} object(s) of {listed.path.name} are marked difficult and {count}")
-    return [sorted({k for k, mark in of_image if difficult or not mark}) for of_image in objects]
+        listed.notes.append(f"{marked} object(s) of {listed.path.name} are marked difficult and do not count")
+    return [sorted({k for k, mark in of_image if not mark}) for of_image in objects]
 
 
 def _annotated(path: Path, classes: tuple[str, ...]) -> list[tuple[int, bool]]:

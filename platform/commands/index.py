@@ -78,26 +78,13 @@ for _source, _about in SOURCES.items():
     _add_command(_source, _about)
 
 
-@index_app.command("show", epilog="Example: `mcis index show --name index-voc --check-masks`")
-def index_show(
-    name: Index,
-    workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
-    check_masks: Annotated[bool, typer.Option(help="Compare the tags with the ground-truth masks too.")] = False,
-) -> None:
+@index_app.command("show", epilog="Example: `mcis index show --name index-voc`")
+def index_show(name: Index, workspace: WorkspaceFolder = DEFAULT_WORKSPACE) -> None:
     """Counts of an index: per split, domain and class, rejects by reason, content that is in more than one split."""
     with plain_errors():
         from mcis.platform.runs.workspace import Workspace
 
-        opened = Workspace(workspace, create=False)
-        _show_index(opened, name)
-        if check_masks:
-            from mcis.platform.commands.terminal import show_disagreements
-            from mcis.platform.config.keys import errors_name_keys
-            from mcis.platform.outputs.read_index import open_index
-
-            index = open_index(opened, name)
-            with errors_name_keys({"classes": "data.classes"}):
-                show_disagreements(index.index, index.classes)
+        _show_index(Workspace(workspace, create=False), name)
 
 
 @index_app.command("browse", epilog="Example: `mcis index browse --name index-voc`, then open the page that it names.")

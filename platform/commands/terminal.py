@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
 _SHORT = {"maps": "maps", "masks": "masks", "segmentation": "segm.", "with CRF": "+CRF"}
 """Headings of the main scores of a run."""
-_MOST_DISAGREEMENTS = 50
-"""Images that are listed with tags that disagree with their mask."""
 
 
 def table_of(
@@ -135,21 +133,6 @@ def show_index(
     console.print(f"copies of an earlier image: {facts.repeats}")
     for note in notes:
         console.print(f"[yellow]note[/yellow]  {plain(note)}")
-
-
-def show_disagreements(index: pa.Table, classes: tuple[str, ...], console: Console = console) -> None:
-    """Images whose tags are not the classes in their ground-truth masks."""
-    from mcis.datasets.images.masks import compare_tags
-
-    masked = index.filter(index["mask_uri"].is_valid())
-    disagreements = compare_tags(masked, len(classes))
-    console.print(f"tags that disagree with the mask: {len(disagreements)} of {len(masked)} images with a mask")
-    if disagreements:
-        shown = disagreements[:_MOST_DISAGREEMENTS]
-        rows = [(image_id, *(", ".join(classes[k] for k in tags) for tags in both)) for image_id, *both in shown]
-        console.print(table_of("Tags against masks", ("image", "tags", "in the mask"), rows))
-        if len(disagreements) > _MOST_DISAGREEMENTS:
-            console.print(f"and {len(disagreements) - _MOST_DISAGREEMENTS} more")
 
 
 def plain(text: str) -> str:

@@ -24,10 +24,9 @@ class DataConfig(Section):
     """Name of the list of images that are predicted and scored."""
     test_list: str | None = None
     """Name of a list of images without masks, or None."""
-    tags_from: Literal["auto", "lists", "xml", "masks"] = "auto"
-    """Where VOC's tags come from: <list>_cls.txt, the XML annotations, or, once, the masks; auto = lists, else XML."""
-    difficult: bool = False
-    """Count objects marked difficult as tags where tags come from XML (RELEASED_RECIPE, "Tags")."""
+    tags_from: Literal["auto", "lists", "xml"] = "auto"
+    """Where VOC's tags come from: <list>_cls.txt, or the XML annotations, but for objects marked difficult;
+    auto = lists, else XML (RELEASED_RECIPE, "Tags")."""
     saliency: str = "SaliencyMaps"
     """Folder of class-agnostic saliency maps <id>.png, inside the devkit or absolute; it may be absent."""
     masks: str = "SegmentationClassAug"

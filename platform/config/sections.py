@@ -81,7 +81,7 @@ class Config(Section):
     supervision: Literal["tags", "full"] = "tags"
     """What the segmentation network learns from. `full`: the training images' ground-truth masks in place of pseudo
     masks, an upper bound that tags can be compared with; nothing of ground truth reaches a training without that word
-    but what `data.tags_from=masks` asks for."""
+    but the masks of `data.corrected`."""
     data: DataConfig = DataConfig()
     """Images, tags, saliency maps."""
     weights: WeightsConfig = WeightsConfig()

@@ -4,7 +4,6 @@ from io import BytesIO
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pytest
 import scipy.io
 from hypothesis import given, settings
@@ -23,9 +22,7 @@ from mcis.datasets.images.decode import (
     resize_labels,
 )
 from mcis.datasets.images.masks import (
-    compare_tags,
     read_saliency,
-    read_tags,
     read_truth,
     tags_of_mask,
 )
@@ -181,8 +178,6 @@ def test_files_that_are_missing_or_damaged_are_named(tmp_path: Path, content: by
     with pytest.raises(UserError, match=found.format("ground-truth mask")) as caught:
         read_truth(str(path), (2, 3), 2)
     assert caught.value.expected.startswith("a palette PNG")
-    with pytest.raises(UserError, match=found.format("ground-truth mask")):
-        read_tags(str(path), 2)
     with pytest.raises(UserError, match=found.format("saliency map")) as caught:
         read_saliency(str(path), (2, 3))
     assert caught.value.expected == "a gray PNG"
@@ -201,10 +196,9 @@ def test_files_of_another_size_than_their_image_are_named(tmp_path: Path) -> Non
 
 def test_labels_above_the_number_of_classes_name_the_argument(tmp_path: Path) -> None:
     uri = write(tmp_path / "a.png", LABELS)
-    for read in (lambda: read_truth(uri, (2, 3), 1), lambda: read_tags(uri, 1)):
-        with pytest.raises(UserError, match=r"a\.png: label 2; expected 0\.\.1 and 255") as caught:
-            read()
-        assert "`classes`" in caught.value.remedy
+    with pytest.raises(UserError, match=r"a\.png: label 2; expected 0\.\.1 and 255") as caught:
+        read_truth(uri, (2, 3), 1)
+    assert "`classes`" in caught.value.remedy
 
 
 def test_tags_of_a_mask_are_its_labels_less_one() -> None:
@@ -212,16 +206,3 @@ def test_tags_of_a_mask_are_its_labels_less_one() -> None:
     assert tags_of_mask(np.zeros((2, 2), np.uint8), 20, "m.png") == []
     with pytest.raises(UserError, match=r"m\.png: label 21"):
         tags_of_mask(np.full((2, 2), 21, np.uint8), 20, "m.png")
-
-
-def test_tags_are_read_again_when_the_file_has_changed(tmp_path: Path) -> None:
-    uri = write(tmp_path / "a.png", LABELS)
-    assert read_tags(uri, 2) == [0, 1]
-    write(tmp_path / "a.png", np.zeros((20, 30), np.uint8))
-    assert read_tags(uri, 2) == []
-
-
-def test_tags_are_compared_where_there_is_a_mask(tmp_path: Path) -> None:
-    uri = write(tmp_path / "a.png", LABELS)
-    columns = {"image_id": ["a", "b", "c"], "tags": [[0, 1], [1], [0]], "mask_uri": [uri, uri, None]}
-    assert compare_tags(pa.table(columns), 2) == [("b", [1], [0, 1])]
