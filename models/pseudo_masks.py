@@ -67,21 +67,6 @@ class MaskRule:
         return self.make(maps, **{name: values[name] for name in taken})
 
 
-def decided_by_maps(labels: NDArray[np.uint8], tags: NDArray[np.int64], salient: NDArray[np.bool_]) -> float:
-    """Share of the pixels whose label is not what saliency and tags alone would make of them, in [0, 1].
-
-    That is the image's tag where it is salient and background elsewhere; of several tags only a map can tell which.
-
-    Args:
-        labels: of a pseudo mask before doubtful pixels are ignored, (H, W).
-        tags: (T,) class indices.
-        salient: (H, W).
-    """
-    foreground = labels > 0
-    decided = foreground if len(tags) > 1 else np.zeros_like(foreground)
-    return float((decided | (foreground != salient)).mean())
-
-
 def _labels(winners: NDArray[np.int64], tags: NDArray[np.int64]) -> NDArray[np.uint8]:
     return np.concatenate([[0], tags + 1]).astype(np.uint8)[winners]
 
@@ -158,7 +143,6 @@ MASK_RULES = Registry[MaskRule](
         "saliency": MaskRule(make=by_saliency, reads_saliency=True),
         "crf": MaskRule(make=by_crf),
         "affinity": MaskRule(make=by_crf, walks=True),
-        "thresholds": "mcis.models.threshold_masks:THRESHOLDS",
     },
 )
 """What the values of `pseudo_masks.background` mean; packages add to them by entry points of `mcis.mask_rules`."""

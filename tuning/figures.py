@@ -18,7 +18,7 @@ INTERVALS = (
     "one seed it does not tell what another would change; of many intervals, 5 in 100 leave out 0 by chance."
 )
 """What the intervals are, in words."""
-_OF_A_CASE = {"threshold", "related images", "ignored share", "decided by maps", "seed"}
+_OF_A_CASE = {"threshold", "related images", "ignored share", "seed"}
 """Headings of a score's meaning that differ from case to case, so that they do not describe a column."""
 
 
@@ -29,8 +29,7 @@ class Figures:
     Attributes:
         miou: in percent, by column.
         shares: what else is told of a case, in percent, by heading: of the maps at their best threshold how much of the
-            objects they find and how much of them is on an object, which class it is aside; of the pseudo masks' pixels
-            how many saliency and tags alone do not decide.
+            objects they find and how much of them is on an object, which class it is aside.
     """
 
     case: Case
@@ -70,12 +69,10 @@ def figures_of(case: Case, scores: Mapping[int, Mapping[str, Score]]) -> Figures
     """A case's figures, from its scores by seed and column."""
     reached = [column for column in COLUMNS if all(column in of for of in scores.values())]
     miou = {column: [of[column].miou for of in scores.values()] for column in reached}
-    maps, masks = ([of[column] for of in scores.values() if column in of] for column in COLUMNS[:2])
-    pixels = [np.array(score.confusion) for score in maps]
+    pixels = [np.array(of[COLUMNS[0]].confusion) for of in scores.values() if COLUMNS[0] in of]
     shares = {
         "found, %": [100 * float(of[1:, 1:].sum() / max(of[1:].sum(), 1)) for of in pixels],
         "exact, %": [100 * float(of[1:, 1:].sum() / max(of[:, 1:].sum(), 1)) for of in pixels],
-        "decided by maps, %": [100 * score.by_maps for score in masks if score.by_maps is not None],
     }
     return Figures(case=case, seeds=list(scores), miou=miou, shares={name: of for name, of in shares.items() if of})
 

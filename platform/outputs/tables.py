@@ -28,7 +28,6 @@ MASKS_SCHEMA = pa.schema(
         pa.field("mask", pa.binary(), nullable=False, metadata={"about": "PNG, 255 = ignore: trained on"}),
         pa.field("ignored", pa.float32(), nullable=False, metadata={"about": "fraction of ignored pixels"}),
         pa.field("foreground", pa.float32(), nullable=False, metadata={"about": "fraction of pixels of a class"}),
-        pa.field("by_maps", pa.float32(), nullable=False, metadata={"about": "fraction of pixels that maps decided"}),
         pa.field(
             "cue", pa.string(), nullable=False, metadata={"about": "of the background: saliency, crf or affinity"}
         ),

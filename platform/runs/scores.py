@@ -65,7 +65,6 @@ class Score:
         scales, mirror: of the images that were segmented, and whether they were also mirrored.
         crf: whether the dense CRF refined the segmentation.
         ignored_share: share of pixels in [0, 1] that pseudo masks ignore in training; they are scored all the same.
-        by_maps: share of pixels in [0, 1] of pseudo masks that saliency and tags alone do not decide.
         trained_on: what taught the segmentation network, where it is not tags: `ground truth`.
         seed, recipe, weights: of the configuration; `weights` is the file or source that training began from.
         git: commit of the project that ran, None outside a checkout.
@@ -95,7 +94,6 @@ class Score:
     mirror: bool | None = field(default=None, metadata=_heading("mirror", _yes))
     crf: bool | None = field(default=None, metadata=_heading("CRF", _yes))
     ignored_share: float | None = field(default=None, metadata=_heading("ignored share", percent))
-    by_maps: float | None = field(default=None, metadata=_heading("decided by maps", percent))
     trained_on: str | None = field(default=None, metadata=_heading("trained on"))
     seed: int = field(metadata=_heading("seed", origin=True))
     recipe: str = field(metadata=_heading("recipe", origin=True))

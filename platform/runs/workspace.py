@@ -243,10 +243,6 @@ class Workspace:
         record = self.record(name) or RunRecord(began=now())
         write_record(self.run(name).record, dataclasses.replace(record, **changes))
 
-    def outputs_of(self, stage: str) -> list[Path]:
-        """The folders of all outputs of a stage, finished or not."""
-        return [self.store / name for name in names_in(self.store) if name.startswith(f"{stage}-")]
-
     def output(self, stage: str, key: str) -> Path:
         """The folder of a stage's output; it is finished once SUMMARY is there."""
         return self.store / f"{stage}-{key}"

@@ -16,11 +16,11 @@ from PIL import Image
 from mcis.datasets.classes import IGNORE
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_labels, encode_labels, fitted
-from mcis.datasets.images.masks import SALIENT, read_saliency, tags_of_mask
+from mcis.datasets.images.masks import read_saliency, tags_of_mask
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.storage.files import stamp
 from mcis.datasets.tables.shards import Shards
-from mcis.models.pseudo_masks import MASK_RULES, PseudoMask, decided_by_maps
+from mcis.models.pseudo_masks import MASK_RULES, PseudoMask
 from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import Worker, map_table
@@ -99,10 +99,7 @@ class MakeMasks:
         saliency = self._saliency(row) if rule.reads_saliency else None
         values = dict(masks) | (dict(getattr(masks, cue)) if rule.record else {})
         made = rule(tagged_maps(row, self.maps, self.config, saliency=saliency, walk=self.walk), values)
-        by_maps = 1.0
-        if saliency is not None:
-            by_maps = decided_by_maps(made.labels, np.array(row["tags"]), saliency >= SALIENT)
-        return _mask_row(row, made, by_maps, cue)
+        return _mask_row(row, made, cue)
 
     def _saliency(self, row: dict[str, Any]) -> NDArray[np.uint8]:
         """The saliency map of an image at the size of its mask, (H, W), bilinear, averaging."""
@@ -111,7 +108,7 @@ class MakeMasks:
         return np.array(Image.fromarray(saliency).resize((width, height), Image.Resampling.BILINEAR))
 
 
-def _mask_row(row: dict[str, Any], made: PseudoMask, by_maps: float, cue: str) -> dict[str, Any]:
+def _mask_row(row: dict[str, Any], made: PseudoMask, cue: str) -> dict[str, Any]:
     """A row of MASKS_SCHEMA."""
     return {
         "image_id": row["image_id"],
@@ -119,7 +116,6 @@ def _mask_row(row: dict[str, Any], made: PseudoMask, by_maps: float, cue: str) -
         "mask": encode_labels(made.mask),
         "ignored": float((made.mask == IGNORE).mean()),
         "foreground": float(((made.mask > 0) & (made.mask < IGNORE)).mean()),
-        "by_maps": by_maps,
         "cue": cue,
     }
 
@@ -137,7 +133,7 @@ def _given_row(row: dict[str, Any], uri: str, classes: int, max_side: int | None
     """A row of MASKS_SCHEMA, of a true mask."""
     mask = given_mask(row, uri, classes, max_side)
     labels = np.where(mask == IGNORE, 0, mask).astype(np.uint8)
-    return _mask_row(row, PseudoMask(labels, mask), 0.0, cue)
+    return _mask_row(row, PseudoMask(labels, mask), cue)
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
@@ -211,8 +207,8 @@ def run(config: Config, context: RunContext) -> MasksResult:
         network=config.walks,
         lower="data.max_side or compute.cpus",
     )
-    masks = read_table(context.part / "masks", ["ignored", "foreground", "by_maps", "cue"])
-    ignored, foreground, by_maps = (float(pc.mean(masks[n]).as_py()) for n in ("ignored", "foreground", "by_maps"))
+    masks = read_table(context.part / "masks", ["ignored", "foreground", "cue"])
+    ignored, foreground = (float(pc.mean(masks[name]).as_py()) for name in ("ignored", "foreground"))
     whole = int(pc.sum(pc.greater_equal(masks["ignored"], 1.0)).as_py())
     notes = []
     if full:
@@ -232,7 +228,6 @@ def run(config: Config, context: RunContext) -> MasksResult:
             "corrected masks by class": of_corrected,
             "ignored whole": whole,
             "ignored share": round(ignored, 4),
-            "share of pixels that maps decide": round(by_maps, 4),
         },
         notes=tuple(notes),
         problem=_problem(len(rows), foreground, ignored),

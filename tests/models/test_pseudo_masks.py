@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from mcis.datasets.classes import IGNORE
 from mcis.models.crf import CrfParameters, dense_crf
-from mcis.models.pseudo_masks import MASK_RULES, PseudoMask, TaggedMaps, by_crf, by_saliency, decided_by_maps
+from mcis.models.pseudo_masks import PseudoMask, TaggedMaps, by_crf, by_saliency
 
 quick = settings(deadline=None, max_examples=100)
 RECIPE: dict[str, Any] = {"floor": 0.3, "conflict": 0.99, "confident": 0.95, "doubt": 32, "smallest": 0.01}
@@ -165,25 +165,3 @@ def test_the_crf_moves_the_mask_to_the_edge_of_the_picture() -> None:
     assert (blurred.mask[:, 9:15] == IGNORE).all()
     np.testing.assert_array_equal(refined.labels, np.broadcast_to(np.where(np.arange(24) < 12, 4, 0), (16, 24)))
     np.testing.assert_array_equal(refined.mask, refined.labels)
-
-
-# --- by thresholds, and what maps decide
-
-
-def test_what_lies_between_the_thresholds_is_ignored() -> None:
-    scores = np.array([[[0.5, 0.2, 0.05, 0.3]], [[0.4, 0.1, 0.10, 0.31]]], np.float32)
-    values = {"threshold": 0.3, "background_threshold": 0.1, "floor": 0.3}
-    labels, mask = MASK_RULES["thresholds"](tagged(scores, np.array([4, 9])), values)
-    assert labels.dtype == mask.dtype == np.uint8
-    assert labels.tolist() == [[5, 0, 0, 10]]
-    assert mask.tolist() == [[5, IGNORE, 0, 10]]
-
-
-def test_what_maps_decide_is_what_saliency_and_tags_leave_open() -> None:
-    salient = np.array([[True, True, False, False]])
-    tag, tags = np.array([4]), np.array([4, 9])
-    assert decided_by_maps(np.array([[5, 5, 0, 0]], np.uint8), tag, salient) == 0, "the only tag where it is salient"
-    assert decided_by_maps(np.array([[5, 0, 0, 0]], np.uint8), tag, salient) == 0.25
-    assert decided_by_maps(np.array([[5, 5, 5, 0]], np.uint8), tag, salient) == 0.25
-    assert decided_by_maps(np.array([[5, 10, 0, 0]], np.uint8), tags, salient) == 0.5, "which tag"
-    assert decided_by_maps(np.array([[0, 10, 0, 5]], np.uint8), tags, salient) == 0.75

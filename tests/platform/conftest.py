@@ -208,7 +208,7 @@ def scored() -> Callable[..., Path]:
             pngs = {"plain": encode_labels(plain), "crf": encode_labels(refined)}
             tables["predictions"].append({"image_id": image_id, **pngs})
             of_mask = dict.fromkeys(("labels", "mask"), encode_labels(pseudo)) | {"image_id": image_id, "cue": "crf"}
-            tables["masks"].append(of_mask | {"ignored": 0.0, "foreground": 0.3, "by_maps": 1.0})
+            tables["masks"].append(of_mask | {"ignored": 0.0, "foreground": 0.3})
             counted.add_masks(image_id, truth, {"pseudo masks": pseudo}, len(classes))
         index = pa.Table.from_pylist(tables["index"], schema=INDEX_SCHEMA)
         write_table(outputs["index"] / "index.parquet", index)

@@ -96,7 +96,7 @@ def test_pseudo_masks_are_a_devkit_that_torchvision_reads(images: dict[str, Path
     table = pa.Table.from_pylist(
         [
             {"image_id": i, "labels": b"", "mask": encode_labels(m), "cue": "crf"}
-            | dict.fromkeys(("ignored", "foreground", "by_maps"), 0.0)
+            | dict.fromkeys(("ignored", "foreground"), 0.0)
             for i, m in zip(images, masks, strict=True)
         ],
         schema=MASKS_SCHEMA,

@@ -15,7 +15,7 @@ MASKS = Score(
     iou={"background": 90.5, "cat": None}, boundary_miou=40.5, boundary_iou={"background": 40.5, "cat": None},
     figures={"precision": {"background": 90.5, "cat": None}, "recall": {"background": 100.0, "cat": None}},
     confusion=((905, 0), (95, 0)), background_cue="saliency", map_scale="range", related=3, method="co-attention",
-    ignored_share=0.125, by_maps=0.25, seed=0, recipe="small", weights="none",
+    ignored_share=0.125, seed=0, recipe="small", weights="none",
     git="0123456789ab+",
 )  # fmt: skip
 SEGMENTATION = Score(
@@ -33,7 +33,6 @@ def test_a_score_tells_every_value_that_applies_in_reading_order() -> None:
         "related images": "3",
         "method": "co-attention",
         "ignored share": f"12.5{THIN}%",
-        "decided by maps": f"25.0{THIN}%",
         "seed": "0",
         "recipe": "small",
         "weights": "none",

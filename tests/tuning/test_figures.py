@@ -60,12 +60,9 @@ def case(name: str) -> Case:
 
 def test_a_cases_figures_are_of_the_seeds_that_ended_well() -> None:
     scores = {
-        seed: scores_by_column([score("pseudo_masks", miou, related=3, by_maps=0.125)], 3)
-        for seed, miou in ((7, 60.0), (9, 62.0))
+        seed: scores_by_column([score("pseudo_masks", miou, related=3)], 3) for seed, miou in ((7, 60.0), (9, 62.0))
     }
-    expected = Figures(
-        case=case("a"), seeds=[7, 9], miou={"pseudo masks": [60.0, 62.0]}, shares={"decided by maps, %": [12.5, 12.5]}
-    )
+    expected = Figures(case=case("a"), seeds=[7, 9], miou={"pseudo masks": [60.0, 62.0]})
     assert figures_of(case("a"), scores) == expected
 
 

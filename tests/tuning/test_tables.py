@@ -33,16 +33,14 @@ EFFECT = [
 
 
 def test_the_table_has_mean_and_deviation_what_maps_decide_and_only_columns_that_were_reached() -> None:
-    head, *rows = lines(
-        cases_table([replace(EFFECT[0], shares={"decided by maps, %": [12.0, 13.0]}), EFFECT[1]], "title")
-    )
-    names = ["case", "maps by", "pseudo masks", "with CRF", "decided by maps, %", "paper, VOC"]
+    head, *rows = lines(cases_table([replace(EFFECT[0], shares={"found, %": [12.0, 13.0]}), EFFECT[1]], "title"))
+    names = ["case", "maps by", "pseudo masks", "with CRF", "found, %", "paper, VOC"]
     assert [text.strip() for text in head.split("┃")[1:-1]] == names
     assert [[text.strip() for text in row.split("│")[1:-1]] for row in rows] == [
         ["none-single", "by none-single", "11.00 ±1.41", "-", "12.5", "61.7"],
         ["co-itself", "by co-itself", "20.00 ±0.00", "31.50 ±2.12", "-", "-"],
     ]
-    assert "decided by maps" not in lines(cases_table(EFFECT, "title"))[0]
+    assert "found" not in lines(cases_table(EFFECT, "title"))[0]
 
 
 def test_a_narrow_terminal_cuts_no_name() -> None:

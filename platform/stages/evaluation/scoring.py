@@ -240,9 +240,9 @@ def _method(config: Config, related: int) -> str | None:
 def pseudo_masks(scorer: Scorer, counts: NDArray[np.int64], context: RunContext, rows: pa.Table) -> Score:
     """The score of the pseudo masks' labels before ignore is applied."""
     localize = scorer.config.localize
-    masks = read_table(context.inputs["pseudo_masks"] / "masks", ["image_id", "ignored", "by_maps"])
+    masks = read_table(context.inputs["pseudo_masks"] / "masks", ["image_id", "ignored"])
     masks = masks.filter(pc.is_in(masks["image_id"], rows["image_id"].combine_chunks()))
-    ignored, by_maps = (round(float(pc.mean(masks[share]).as_py()), 4) for share in ("ignored", "by_maps"))
+    ignored = round(float(pc.mean(masks["ignored"]).as_py()), 4)
     return scorer.mask_score(
         "pseudo_masks",
         f"R = {localize.related}",
@@ -252,7 +252,6 @@ def pseudo_masks(scorer: Scorer, counts: NDArray[np.int64], context: RunContext,
         related=localize.related,
         method=_method(scorer.config, localize.related),
         ignored_share=ignored,
-        by_maps=by_maps,
     )
 
 
