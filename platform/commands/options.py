@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import inspect
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from mcis.platform.config.resolve import Resolved
 
 DEFAULT_WORKSPACE = Path("mcis-workspace")
-
-
-def _completing(names: Iterable[str]) -> Callable[[str], list[str]]:
-    return lambda incomplete: [name for name in names if name.startswith(incomplete)]
 
 
 def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -88,17 +84,13 @@ class Configuration:
 
     setting: Annotated[
         str | None,
-        typer.Argument(
-            help=f"Image sources: {', '.join(SETTINGS)}, or others of them joined by +.",
-            autocompletion=_completing(SETTINGS),
-        ),
+        typer.Argument(help=f"Image sources: {', '.join(SETTINGS)}, or others of them joined by +."),
     ] = None
     recipe: Annotated[
         str | None,
         typer.Option(
             help=f"Preset: {', '.join(RECIPES)}.",
             show_default=", ".join(f"{of.recipe} of {name}" for name, of in SOURCES.items() if of.names_classes),
-            autocompletion=_completing(RECIPES),
         ),
     ] = None
     config: Annotated[

@@ -9,18 +9,13 @@ from mcis.datasets.section import NonNegative, Positive, Rate, Section
 
 
 class ComputeConfig(Section):
-    """How the work is spread; nothing here but `scale_batch` changes a result, but for rounding."""
+    """How the work is spread; nothing here changes a result, but for rounding."""
 
     workers: Positive = 1
     """Ray Train workers, with `gpu` each on one."""
     min_workers: int | None = Field(default=None, gt=0)
     """With it a training is elastic: it starts, and goes on, with as many of the `workers` as fit on the cluster, and
     no fewer than this; it goes on from its last checkpoint when nodes are lost or join. None = always `workers`."""
-    scale_batch: bool = False
-    """Take each network's `batch` as what one of the `workers` takes: it is multiplied by their number, the learning
-    rate too (linear rule, Goyal et al. 2017; with adamw by the root of it), and `steps` are divided by it, so that as
-    many samples are seen. This changes what is trained, which otherwise no number of workers does; the values that come
-    of it are those of the run, its keys and its config.toml."""
     micro_batch: int | None = Field(default=None, gt=0)
     """Samples that a training worker puts through the network at a time; gradients are added up over the batch. Less
     takes less memory. None = all of its part of a batch, and half as many wherever the memory of a single worker runs

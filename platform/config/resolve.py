@@ -1,13 +1,11 @@
 """The layers that a run's configuration is put together from, each value with its origin.
 
-Later layers win: defaults < recipe < setting < file of an experiment < command line options < `--set key=value`. Behind
-them `compute.scale_batch`, where it is asked for, multiplies batches and learning rates.
+Later layers win: defaults < recipe < setting < file of an experiment < command line options < `--set key=value`.
 """
 
 import difflib
 import json
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,7 +21,7 @@ from mcis.platform.config.experiment import Experiment, read_experiment
 from mcis.platform.config.keys import Values, explicit, leaves, nested
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.sections import SETTINGS, Config, sources_of
-from mcis.platform.config.training import NETWORKS, ClassifierConfig
+from mcis.platform.config.training import ClassifierConfig
 
 _NAMES = ("setting", "recipe")
 Layer = tuple[str, Values]
@@ -82,9 +80,6 @@ def resolve(
         f"{key} by --set would only change its name; choose it on the command line" for key in _NAMES if key in assigned
     ]
     config, origins = _merged(layers, names, problems, file)
-    if config is not None and config.compute.scale_batch:
-        layers.append((f"compute.scale_batch, x {config.compute.workers} workers", dict(_scaled(config))))
-        config, origins = _merged(layers, names, [], file)
     if config is None or problems:
         raise UserError(
             f"the configuration has {len(problems)} problem(s):\n  - " + "\n  - ".join(problems),
@@ -132,18 +127,6 @@ def _error_texts(key: str, error: ErrorDetails) -> Sequence[str]:
     message, value = error["msg"].removeprefix("Value error, "), error["input"]
     found = without_credentials(value) if isinstance(value, str) and holds_credentials(value) else value
     return [f"{key}: {message} (found {found!r})"]
-
-
-def _scaled(config: Config) -> Iterator[tuple[str, int | float]]:
-    """The values that `compute.scale_batch` changes; with it done, so that a file of them is not scaled again."""
-    workers = config.compute.workers
-    for name in NETWORKS.values():
-        section = getattr(config, name)
-        rate = workers if section.optimizer.name == "sgd" else math.sqrt(workers)
-        yield f"{name}.batch", section.batch * workers
-        yield f"{name}.optimizer.learning_rate", section.optimizer.learning_rate * rate
-        yield f"{name}.steps", math.ceil(section.steps / workers)  # epochs have fewer updates by themselves
-    yield "compute.scale_batch", False
 
 
 def _names(given: Mapping[str, str], experiment: Experiment, file: Path | None) -> dict[str, str]:

@@ -256,13 +256,10 @@ def _a_frozen_backbone_without_weights(config: Config) -> Iterator[str]:
 
 def _workers_without_a_sample(config: Config) -> Iterator[str]:
     workers = config.compute.workers
-    if config.compute.scale_batch:  # then it is what each worker takes
-        return
     batches = {name: network.batch for name, network in _later_networks(config).items()}
     for name, batch in {"classifier": config.classifier.batch, **batches}.items():
         if batch < workers:
             yield (
                 f"{name}.batch is {batch} for compute.workers {workers}, each of which needs a sample; set "
-                f"compute.workers={batch} or fewer, a larger {name}.batch, or compute.scale_batch=true, by which every "
-                "worker takes that batch, at a learning rate that follows"
+                f"compute.workers={batch} or fewer, or a larger {name}.batch, at a learning rate that follows"
             )

@@ -154,6 +154,7 @@ def _card(trained: TrainedRun) -> str:
     first = "the classifier's" if c.segmenter.init == "classifier" else Path(c.weights.origin("segmenter")).name
     rows = of_split(open_index(workspace, trained.run.name, ["split", "tags"]).index, "train", tagged=True)
     known = "tags alone: what is in them, not where" if c.supervision == "tags" else FULL_SUPERVISION
+    known = "tags, some by corrected masks" if c.data.corrected else known
     scores = [
         f"| {score.title}, {score.name} | {score.miou:.1f} | {', '.join(map(' '.join, score.meaning().items()))} |\n"
         for score in read_scores(workspace.outputs(trained.run.name))

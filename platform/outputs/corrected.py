@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
@@ -14,7 +13,6 @@ from mcis.datasets.images.decode import fitted, resize_labels
 from mcis.datasets.index import shown
 from mcis.datasets.sources.lists import maps_below, name_below
 from mcis.platform.outputs.read_index import truth_of_row
-from mcis.platform.runs.files import file_stamps
 
 CORRECTED = "corrected"
 """Cue of these masks, and the column of their files."""
@@ -40,11 +38,6 @@ def with_corrected(rows: pa.Table, folder: Path | None) -> pa.Table:
             "rename them, or move them out of the folder",
         )
     return rows.append_column(CORRECTED, pa.array(found or [None] * len(rows), pa.string()))
-
-
-def corrected_stamps(rows: pa.Table) -> list[Any]:
-    """What the corrected masks of rows depend on: which images have one, and the stamps of their files."""
-    return [pc.is_valid(rows[CORRECTED]).to_pylist(), file_stamps(rows[CORRECTED])]
 
 
 def given_mask(row: dict[str, Any], uri: str, classes: int, max_side: int | None) -> NDArray[np.uint8]:

@@ -1,4 +1,4 @@
-"""The figures of an index: images per class, domain and split, what occurs together, copies, kinds of rejects.
+"""The figures of an index: images per class, domain and split, copies, kinds of rejects.
 
 `index_facts` counts, vectorized over all images; no image is opened.
 """
@@ -10,7 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
-from scipy import sparse
 
 from mcis.datasets.tables.large_tables import hashes, whole
 from mcis.datasets.tags import Tags
@@ -28,7 +27,6 @@ class IndexFacts:
             target before source before web, train before val before test.
         images, untagged: (G,) all images, and those without a tag.
         per_class: (K, G) images with the class.
-        together: (K, K) images that have both classes; on the diagonal, those that have the class.
         reject_kinds: what reasons of rejects start with, up to the colon -> images, falling.
         repeats: images whose content, by its SHA-256, an earlier row of the index has.
     """
@@ -37,7 +35,6 @@ class IndexFacts:
     images: NDArray[np.int64]
     untagged: NDArray[np.int64]
     per_class: NDArray[np.int64]
-    together: NDArray[np.int64]
     reject_kinds: dict[str, int]
     repeats: int
 
@@ -49,7 +46,6 @@ def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> I
     del contents
     group, groups = _groups(index)
     tags = Tags.of_index(index["tags"], len(classes))
-    has = sparse.csr_array((np.ones(len(tags.values), np.int32), tags.values, tags.start), (len(tags), len(classes)))
     cells = tags.values.astype(np.int32) * len(groups) + np.repeat(group, np.diff(tags.start))
     per_class = np.bincount(cells, minlength=len(classes) * len(groups)).reshape(len(classes), len(groups))
     del cells
@@ -59,7 +55,6 @@ def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> I
         images=np.bincount(group, minlength=len(groups)),
         untagged=np.bincount(group[np.diff(tags.start) == 0], minlength=len(groups)),
         per_class=per_class,
-        together=(has.T @ has).toarray(),
         reject_kinds={r["values"]: r["counts"] for r in sorted(reasons.to_pylist(), key=lambda r: -r["counts"])},
         repeats=repeats,
     )

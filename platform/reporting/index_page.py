@@ -1,4 +1,4 @@
-"""The page of an index: how many images per class, domain and split, what occurs together, pictures, copies, rejects.
+"""The page of an index: how many images per class, domain and split, pictures, copies, rejects.
 
 One self-contained HTML page, on which every name is escaped and nothing is loaded or run.
 """
@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from PIL import Image
 
 from mcis.datasets.errors import UserError
@@ -19,18 +18,16 @@ from mcis.datasets.images.squares import read_picture
 from mcis.datasets.index import duplicates
 from mcis.datasets.sampling.keyed_random import Draw, uniforms
 from mcis.datasets.storage.threads import in_threads
-from mcis.datasets.tables.large_tables import whole
 from mcis.datasets.tags import Tags
 from mcis.platform.reporting.html import render
 from mcis.platform.reporting.index_facts import index_facts
 from mcis.platform.reporting.panels import labels
 from mcis.platform.reporting.plots import THEMES
 
-_MOST_ROWS, _MOST_REASONS, _MOST_PAIRS = 500, 50, 20
-"""Rows of the list of rejects and contents of that of copies; kinds of reasons; pairs of classes."""
+_MOST_ROWS, _MOST_REASONS = 500, 50
+"""Rows of the list of rejects and contents of that of copies; kinds of reasons."""
 _SIDE, _OF_A_CLASS, _MOST_PICTURES = 96, 6, 1200
 """Pixels of a thumbnail's long side; thumbnails of a class, and of a page: about 8 MB."""
-_QUANTILES = {"least": 0.0, "5 %": 0.05, "median": 0.5, "95 %": 0.95, "most": 1.0}
 
 
 def browse_page(
@@ -43,7 +40,6 @@ def browse_page(
     """
     facts = index_facts(index, rejects, classes)
     label_of = labels(classes)
-    width, height = (np.maximum(whole(index[name]).to_numpy(zero_copy_only=False), 1) for name in ("width", "height"))
     totals = facts.per_class.sum(axis=1)
     view = {
         "title": title,
@@ -53,9 +49,6 @@ def browse_page(
         "notes": notes,
         "classes": [label_of[k + 1] for k in range(len(classes))],
         "per_class": [(int(k), facts.per_class[k].tolist()) for k in np.argsort(-totals, kind="stable")],
-        "strongest": _strongest(facts.together),
-        "quantiles": _QUANTILES,
-        "size_rows": _size_rows(width, height) if len(index) else [],
         "pictures": _choose_pictures(index, classes),
         "copies": duplicates(lambda columns: [index.select(columns)]),
         "most_rows": _MOST_ROWS,
@@ -64,32 +57,6 @@ def browse_page(
         **THEMES,
     }
     return render("index_page.html.j2", view)
-
-
-def _strongest(together: NDArray[np.int64]) -> list[tuple[int, int, int, float, float]]:
-    """The pairs of classes most often in one image: images with both, and these as shares of the first's and second's.
-
-    None that occurs never.
-    """
-    first, second = np.triu_indices(len(together), 1)
-    both, images = together[first, second], np.diagonal(together)
-    order = np.argsort(-both, kind="stable")[: min(_MOST_PAIRS, int((both > 0).sum()))]
-    pairs = zip(first[order].tolist(), second[order].tolist(), both[order].tolist(), strict=True)
-    return [(a, b, n, n / images[a], n / images[b]) for a, b, n in pairs]
-
-
-def _size_rows(width: NDArray[Any], height: NDArray[Any]) -> list[tuple[str, list[str]]]:
-    """What is measured of the images, and its quantiles as text."""
-    measures = {
-        "width, pixels": (width, "{:.0f}"),
-        "height, pixels": (height, "{:.0f}"),
-        "area, megapixels": (width * height.astype(np.int64) / 1e6, "{:.3g}"),
-        "width / height": (width / height, "{:.2f}"),
-    }
-    return [
-        (name, [text.format(value) for value in np.quantile(values, list(_QUANTILES.values()))])
-        for name, (values, text) in measures.items()
-    ]
 
 
 def _choose_pictures(index: pa.Table, classes: Sequence[str]) -> dict[str, Any] | None:

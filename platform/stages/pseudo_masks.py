@@ -25,7 +25,7 @@ from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import Worker, map_table
 from mcis.platform.networks.masks import Walk, tagged_maps
-from mcis.platform.outputs.corrected import CORRECTED, corrected_stamps, given_mask, with_corrected
+from mcis.platform.outputs.corrected import CORRECTED, given_mask, with_corrected
 from mcis.platform.outputs.read_index import of_split, split_rows
 from mcis.platform.outputs.tables import MASKS_SCHEMA
 from mcis.platform.runs.context import RunContext
@@ -180,7 +180,7 @@ def inputs(config: Config, context: RunContext) -> Any:
         files = file_stamps(rows["mask_uri"])
     elif _reads_saliency(config, rows):
         files = file_stamps(rows["saliency_uri"]), rows["saliency_uri"].is_null().to_pylist()
-    return config.data.max_side, files, corrected_stamps(rows)
+    return config.data.max_side, files, file_stamps(rows[CORRECTED])
 
 
 def run(config: Config, context: RunContext) -> MasksResult:

@@ -30,11 +30,11 @@ from mcis.platform.engine.mapping import map_table
 from mcis.platform.networks.build import build_affinity_net, build_backbone, freeze
 from mcis.platform.networks.masks import tagged_maps
 from mcis.platform.networks.pretrained import later_weights, load_backbone
-from mcis.platform.outputs.corrected import CORRECTED, corrected_stamps, given_mask, with_corrected
+from mcis.platform.outputs.corrected import CORRECTED, given_mask, with_corrected
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.outputs.tables import LABELS_SCHEMA
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.files import content_digest, read_table
+from mcis.platform.runs.files import content_digest, file_stamps, read_table
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.workspace import Workspace
 
@@ -51,7 +51,7 @@ def inputs(config: Config, context: RunContext) -> Any:
     """The content of the pretrained weights' file, the size at which images are read, and the corrected masks."""
     path = later_weights(config, "affinity_net", context.workspace)
     rows = with_corrected(split_rows(context, "train", tagged=True), config.data.corrected)
-    return path and content_digest(path), config.data.max_side, corrected_stamps(rows)
+    return path and content_digest(path), config.data.max_side, file_stamps(rows[CORRECTED])
 
 
 def make_labels(config: Config, classes: int, maps: Shards, rows: pa.Table) -> pa.Table:

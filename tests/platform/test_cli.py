@@ -115,10 +115,8 @@ def completions(*words: str) -> list[str]:
     return done.output.split()
 
 
-def test_the_shell_completes_settings_recipes_stages_and_runs(tmp_path: Path) -> None:
+def test_the_shell_completes_stages_and_runs(tmp_path: Path) -> None:
     (Workspace(tmp_path).runs / "mine").mkdir()
-    assert completions("run", "voc+") == ["voc+single", "voc+web"]
-    assert completions("run", "voc", "--recipe", "re") == ["released"]
     assert completions("run", "voc", "--until", "train_") == ["train_classifier", "train_affinity", "train_segmenter"]
     assert completions("export", "maps", "--workspace", str(tmp_path), "--name", "m") == ["mine"]
     assert completions("index", "show", "--workspace", str(tmp_path / "absent"), "--name", "m") == []

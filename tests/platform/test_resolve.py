@@ -7,7 +7,6 @@ import pytest
 
 from mcis.datasets.errors import UserError
 from mcis.platform.config import resolve as layers_of
-from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.maps import MethodConfig
 from mcis.platform.config.recipes import RECIPES
@@ -176,25 +175,3 @@ def test_a_uri_with_a_password_is_refused_and_not_repeated() -> None:
 
 
 # --- more workers than samples
-
-
-def test_a_batch_grows_with_the_workers_where_that_is_asked_for_and_says_so(tmp_path: Path) -> None:
-    """64 workers and 5 pairs: refused with a remedy, or batch and rate by the rule, in a file that is read as it is."""
-    with pytest.raises(UserError, match=r"classifier\.batch is 5 for compute\.workers 64") as caught:
-        resolve("voc", "paper", assignments=["compute.workers=64"])
-    assert "compute.scale_batch=true" in caught.value.found
-    adamw = "segmenter.optimizer.name=adamw"
-    asked = ["compute.workers=64", "compute.scale_batch=true", adamw]
-    plain, found = values("paper", adamw), resolve("voc", "paper", assignments=asked)
-    flat = dict(leaves(found.config))
-    assert (plain["classifier.batch"], flat["classifier.batch"]) == (5, 320)
-    assert flat["classifier.optimizer.learning_rate"] == pytest.approx(64 * plain["classifier.optimizer.learning_rate"])
-    assert flat["segmenter.optimizer.learning_rate"] == pytest.approx(8 * plain["segmenter.optimizer.learning_rate"])
-    assert flat["segmenter.batch"] * flat["segmenter.steps"] == plain["segmenter.batch"] * plain["segmenter.steps"]
-    changed = {key for key, value in flat.items() if value != plain[key]} - {"compute.workers"}
-    assert {key.partition(".")[2] for key in changed} == {"batch", "steps", "optimizer.learning_rate"}
-    assert {found.origins[key] for key in changed} == {"compute.scale_batch, x 64 workers"}
-
-    file = tmp_path / "config.toml"
-    file.write_text(experiment_text(found.config, found.origins))
-    assert resolve(file=file).config == found.config, "what is scaled is not scaled again"
