@@ -161,7 +161,7 @@ def photos() -> Config:
 
     Command: `mcis run tags --tags photos.csv --name NAME`; it is the default recipe of the setting tags. Hours: 0.42
     for 1,700 photographs of 400 pixels on two cores. Expected mIoU: 77 of the pseudo masks and 74 to 78 of the
-    segmentation network on photographs of six animals, 69 where classes are uneven (docs/results.md).
+    segmentation network on photographs of six animals, 71 where classes are uneven (docs/results.md).
     """
     return _photos("timm/tf_efficientnet_lite2")
 
