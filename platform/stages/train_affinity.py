@@ -50,7 +50,7 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
 def inputs(config: Config, context: RunContext) -> Any:
     """The content of the pretrained weights' file, the size at which images are read, and the corrected masks."""
     path = later_weights(config, "affinity_net", context.workspace)
-    rows = with_corrected(split_rows(context, "train", tagged=True), config.data.corrected)
+    rows = with_corrected(split_rows(context, "train", tagged=True, columns=["image_id"]), config.data.corrected)
     return path and content_digest(path), config.data.max_side, file_stamps(rows[CORRECTED])
 
 

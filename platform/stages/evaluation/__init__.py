@@ -32,13 +32,19 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """The stamps of all ground-truth masks, and of the training images' saliency maps, which the baselines need."""
+    """The stamps of all ground-truth masks, of the training images' saliency maps, which the baselines need, and of
+    corrected masks, whose images are not scored."""
     splits = ["train", *([context.result("predict", PredictResult).split] if "predict" in context.inputs else [])]
     masks = [
         file_stamps(split_rows(context, split, columns=["mask_uri"])["mask_uri"]) for split in dict.fromkeys(splits)
     ]
     saliency = file_stamps(split_rows(context, "train", columns=["saliency_uri"])["saliency_uri"])
-    return [*masks, saliency]
+    return [*masks, saliency, file_stamps(_tagged(config, context)[CORRECTED]) if config.data.corrected else None]
+
+
+def _tagged(config: Config, context: RunContext) -> pa.Table:
+    """The tagged training images, and the file of the corrected mask of each, or null."""
+    return with_corrected(split_rows(context, "train", tagged=True, columns=["image_id"]), config.data.corrected)
 
 
 def run(config: Config, context: RunContext) -> StageResult:
@@ -51,10 +57,9 @@ def run(config: Config, context: RunContext) -> StageResult:
     curves: dict[str, Curve] = {}
     rows, notes = rows_with_truth(context, "train", tagged=True)
     if config.data.corrected:
-        tagged = with_corrected(split_rows(context, "train", tagged=True), config.data.corrected)
-        rows = rows.filter(
-            pc.is_in(rows["image_id"], tagged.filter(pc.is_null(tagged[CORRECTED]))["image_id"].combine_chunks())
-        )
+        tagged = _tagged(config, context)
+        left = tagged.filter(pc.is_null(tagged[CORRECTED]))["image_id"]
+        rows = rows.filter(pc.is_in(rows["image_id"], left.combine_chunks()))
         notes.append("images with a corrected mask are not scored")
     scored = {"train": len(rows) if config.supervision == "tags" else 0}
     if config.supervision == "full":
