@@ -114,18 +114,22 @@ class FitResult(NamedTuple):
 
     Attributes:
         steps: updates of this call.
+        samples: how many memory did for at a time, where it ran out with more; else None.
         precision: of the network's arithmetic.
         val_ap: average precision of each class on the validation's images at the end, percent, (K,), None for a class
             that no image has; None without a validation.
     """
 
     steps: int
+    samples: int | None
     precision: str
     val_ap: list[float | None] | None
 
     def notes(self, label: str) -> tuple[str, ...]:
-        """What a user should read of it: a precision other than float32."""
-        return (f"the {label} was trained in {self.precision}",) if self.precision != "float32" else ()
+        """What a user should read of it: a precision other than float32, and memory that ran out."""
+        precision = [f"the {label} was trained in {self.precision}"] if self.precision != "float32" else []
+        memory = [f"memory did for {self.samples} samples of a batch of the {label} at a time"] if self.samples else []
+        return (*precision, *memory)
 
 
 def train_worker(settings: dict[str, Any]) -> None:
@@ -229,7 +233,6 @@ class Trainer(Generic[AnyBatch]):
             self.optimizer.zero_grad(set_to_none=True)
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
-            print(f"{self.job.label}: memory ran out at step {step}: {self.micro_batch} samples at a time from here on")
 
     def _accumulate(self, batch: AnyBatch, step: int, count: Tensor, size: int) -> dict[str, Tensor]:
         """The loss terms of the batch, `size` samples at a time, whose gradients are added up."""
@@ -298,7 +301,8 @@ class Trainer(Generic[AnyBatch]):
     def _write_result(self) -> None:
         save_weights(self.network, self.job.folder / WEIGHTS, self.job.about)
         val_ap = None if self.val_ap is None else [None if np.isnan(v) else round(float(v), 2) for v in self.val_ap]
-        write_json(self.job.folder / FIT, FitResult(self.shard.steps, self.precision, val_ap)._asdict())
+        samples = None if self.micro_batch == self.job.compute.micro_batch else self.micro_batch
+        write_json(self.job.folder / FIT, FitResult(self.shard.steps, samples, self.precision, val_ap)._asdict())
 
     def _autocast(self) -> Any:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")

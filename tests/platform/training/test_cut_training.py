@@ -178,7 +178,8 @@ def test_a_training_whose_memory_runs_out_goes_on_with_fewer_samples_at_a_time(
     tiny: ClassifierLearner, tracker_of: Trackers, tmp_path: Path, undisturbed: Path
 ) -> None:
     learner = Narrow(**vars(tiny), folder=tmp_path, blow=run_out_on_a_gpu, steps=())
-    fit(learner, tmp_path, ComputeConfig(threads=1), tracker_of("narrow"), label="classifier")
+    result = fit(learner, tmp_path, ComputeConfig(threads=1), tracker_of("narrow"), label="classifier")
+    assert result.notes("classifier") == ("memory did for 2 samples of a batch of the classifier at a time",)
     assert sorted(path.name for path in tmp_path.glob("struck-*")) == ["struck-5-3", "struck-5-5"], "found out once"
     check_that_it_went_on(tmp_path, undisturbed, starts="0 ", rounded=True)
 
