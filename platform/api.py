@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import local_path
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import Resolved, location_values, resolve
@@ -63,6 +64,8 @@ def index(setting: str | Resolved | None, name: str, **given: Any) -> OpenedInde
 
 
 def scores(run: Path | str) -> list[Score]:
-    """The scores of a run, by its folder, WORKSPACE/runs/NAME; none where it has not come to them."""
+    """The scores of a run, by its folder, WORKSPACE/runs/NAME; none where it has come to none. UserError: no run."""
     folder = local_path(str(run)).expanduser().resolve()
+    if not folder.is_dir():
+        raise UserError(f"no run {run}", "its folder, WORKSPACE/runs/NAME", "name one that `mcis runs` shows")
     return read_scores(Workspace(folder.parent.parent, create=False).outputs(folder.name))

@@ -46,7 +46,7 @@ app.command(
 app.command("import-weights", epilog="Example: `mcis import-weights model_cam.pth --out classifier.pt`")(import_weights)
 app.command(
     epilog="Examples: `mcis export predictions --name mine --out masks` · `mcis export masks --name mine --out voc` · "
-    "`mcis export network --name mine --out network.pt2`"
+    "`mcis export masks --name mine --out coco --format coco` · `mcis export onnx --name mine --out network.onnx`"
 )(export)
 app.command()(doctor)
 app.command()(ui)

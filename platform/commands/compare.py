@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mcis.platform.commands.options import DEFAULT_WORKSPACE, WorkspaceFolder, complete_run, plain_errors
+from mcis.platform.commands.options import DEFAULT_WORKSPACE, WorkspaceFolder, plain_errors
 
 
 def compare(
@@ -16,7 +16,6 @@ def compare(
             metavar="RUN",
             help="Runs, the first of which is the baseline: names, or folders WORKSPACE/runs/NAME of any workspace. "
             "Several joined by commas are the seeds of one configuration.",
-            autocompletion=complete_run,
         ),
     ],
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,

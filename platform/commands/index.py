@@ -13,7 +13,6 @@ from mcis.platform.commands.options import (
     Assignments,
     Verbose,
     WorkspaceFolder,
-    complete_run,
     grouped,
     plain_errors,
 )
@@ -28,9 +27,7 @@ index_app = typer.Typer(
     no_args_is_help=True,
 )
 
-Index = Annotated[
-    str, typer.Option("--name", help="Name of the run that the index belongs to.", autocompletion=complete_run)
-]
+Index = Annotated[str, typer.Option("--name", help="Name of the run that the index belongs to.")]
 
 
 def _show_index(workspace: "Workspace", name: str) -> None:

@@ -22,16 +22,7 @@ if TYPE_CHECKING:
 DEFAULT_WORKSPACE = Path("mcis-workspace")
 
 
-def complete_run(ctx: typer.Context, incomplete: str) -> list[str]:
-    """The names of runs of the workspace that begin so."""
-    runs = Path(ctx.params.get("workspace") or DEFAULT_WORKSPACE).expanduser() / "runs"
-    names = sorted(path.name for path in runs.iterdir()) if runs.is_dir() else []
-    return [name for name in names if name.startswith(incomplete) and not name.startswith(".")]
-
-
-Name = Annotated[
-    str, typer.Option(help="Name of the run; the same name goes on where it stopped.", autocompletion=complete_run)
-]
+Name = Annotated[str, typer.Option(help="Name of the run; the same name goes on where it stopped.")]
 
 
 def _workspace(folder: str | Path) -> Path:

@@ -11,16 +11,13 @@ from mcis.platform.commands.options import (
     Assignments,
     Name,
     WorkspaceFolder,
-    complete_run,
     plain_errors,
 )
 
 
 def predict(
     out: Annotated[Path, typer.Option(help="Folder for masks, overlays and tables.")],
-    name: Annotated[
-        str | None, typer.Option("--name", "--run", help="Name of the run that trained.", autocompletion=complete_run)
-    ] = None,
+    name: Annotated[str | None, typer.Option("--name", "--run", help="Name of the run that trained.")] = None,
     model: Annotated[
         str | None, typer.Option(metavar="DIR", help="In place of --name: what `mcis export pretrained` wrote.")
     ] = None,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mcis.platform.commands.options import DEFAULT_WORKSPACE, WorkspaceFolder, complete_run, plain_errors
+from mcis.platform.commands.options import DEFAULT_WORKSPACE, WorkspaceFolder, plain_errors
 
 
 def runs(
@@ -40,7 +40,6 @@ def gc(
         typer.Option(
             "--run",
             help="Remove this run too, or this study with its trials; give it again for more.",
-            autocompletion=complete_run,
         ),
     ] = None,
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,

@@ -107,7 +107,7 @@ def test_the_command_prints_tables_and_says_where_the_page_lies(folder: Path, pa
     assert written == default_file(open_cases(folder / "workspace", ["a-s0,a-s1", other], what=ALL))
     assert written.parent == folder / "workspace" / "comparisons"
     page = parsed(written)
-    assert len(page.pictures) > 2 + 3 * 4  # charts; cells of 3 images, of masks as well
+    assert len(page.pictures) == 3 + 2 * 3 * 4  # charts; cells of 3 images of pseudo masks and of segmentation
     for words in ("mIoU here", "a-s0, with CRF", "differs most", "drawn at random"):
         assert words in page.text
     again = invoke(folder, "a-s0,a-s1", other, "--images", "0")
