@@ -11,7 +11,7 @@ import importlib
 import json
 import posixpath
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -53,6 +53,7 @@ def import_data_set(
     images: Path | None = None,
     split: str = "train",
     classes: Sequence[str] = (),
+    track: Callable[[Sequence[str]], Iterable[str]] = iter,
 ) -> list[str]:
     """Writes a split of a data set beside the others that `out` has; says what it wrote, and what it left out.
 
@@ -61,7 +62,8 @@ def import_data_set(
         images/<split>              a link to the folder of the images, or a folder of copies
         masks/<split>/<image>.png   labels, if every object has an outline: of two the smaller on top, crowds ignored
 
-    The functions of FORMATS say what `source` and `images` are; `classes` are those that are wanted, none for all.
+    The functions of FORMATS say what `source` and `images` are; `classes` are those that are wanted, none for all;
+    `track` passes the photographs on and shows how far it has come.
 
     Raises:
         UserError: the data set is not as the format says, an image lies outside of its folder, none is there, or a
@@ -94,19 +96,10 @@ def import_data_set(
     left[f"image(s) that are not in {folder}: {shown(sorted(absent))}"] = len(absent)
     left["object(s) of classes that are not wanted"] = sum(t.tag in others for each in photos.values() for t in each)
     photos = {n: [t for t in things if t.tag not in others] for n, things in photos.items() if n not in absent}
-    present = {thing.tag for things in photos.values() for thing in things if thing.tag}
     kept = {tag for row in rows for tag in row["tags"].split(";") if tag}
-    names = sorted(present | kept)
+    names = sorted({thing.tag for things in photos.values() for thing in things if thing.tag} | kept)
     wrong = set(names).symmetric_difference(read_classes(out / "classes.txt") if rows else names)
-    wrong |= {name for name in names if re.search(r"[;,|]|^\s|\s$|^$", name) or not name.isprintable()}
-    wrong |= set(classes) - known - kept
-    if wrong or not names:
-        expected = (
-            f"names without ; , | of classes that occur ({shown(sorted(known), 20)}), the same as in other splits"
-        )
-        remedy = f"{nearest(wrong, sorted(known))}choose some by `classes`, or begin with the split that has all"
-        raise UserError(f"{source}: {len(wrong)} class(es): {shown(sorted(wrong))}", expected, remedy)
-    check_classes(source, names)
+    _check_names(source, names, wrong | (set(classes) - known - kept), known)
     if not rows:
         table.unlink(missing_ok=True)  # its masks may have had other labels
     if folder != link:
@@ -114,7 +107,8 @@ def import_data_set(
         link.unlink(missing_ok=True)
         link.symlink_to(folder)
     masked = any(thing.draw for things in photos.values() for thing in things)
-    for name, things in photos.items():
+    for name in track(list(photos)):
+        things = photos[name]
         tags = sorted({thing.tag for thing in things if thing.tag})
         rows.append({"image": f"images/{split}/{name}", "tags": ";".join(tags), "split": split, "mask": ""})
         if masked and all(thing.draw for thing in things):
@@ -131,6 +125,17 @@ def import_data_set(
     tagged, masks = (sum(bool(row[column]) for row in of_split) for column in ("tags", "mask"))
     told = f"{len(of_split)} photographs of split {split}, {tagged} with tags, {masks} with a mask"
     return [f"{table}: {told}; classes {', '.join(names)}", *left_out(str(source), left)]
+
+
+def _check_names(source: Path, names: Sequence[str], wrong: set[str], known: set[str]) -> None:
+    """Raises a UserError for `wrong` names of classes, and for those that cannot stand in a table."""
+    wrong |= {name for name in names if re.search(r"[;,|]|^\s|\s$|^$", name) or not name.isprintable()}
+    if wrong or not names:
+        occur = shown(sorted(known), 20)
+        expected = f"names without ; , | of classes that occur ({occur}), the same as in other splits"
+        remedy = f"{nearest(wrong, sorted(known))}choose some by `classes`, or begin with the split that has all"
+        raise UserError(f"{source}: {len(wrong)} class(es): {shown(sorted(wrong))}", expected, remedy)
+    check_classes(source, names)
 
 
 def _labels(image: Path, things: Sequence[Thing], names: Sequence[str]) -> NDArray[np.uint8]:

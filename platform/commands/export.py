@@ -44,10 +44,12 @@ def import_data_set(
     from mcis.platform.config.keys import errors_name_keys
 
     with plain_errors(), errors_name_keys({name: f"--{name}" for name in ("images", "split", "classes", "out")}):
+        from rich.progress import track
+
         from mcis.datasets.formats import import_data_set
 
         wanted = [name.strip() for name in classes.split(",")] if classes else ()
-        for line in import_data_set(format, source, out, images=images, split=split, classes=wanted):
+        for line in import_data_set(format, source, out, images=images, split=split, classes=wanted, track=track):
             typer.echo(line)
 
 
