@@ -1,5 +1,6 @@
 """The commands `mcis export`, `import` and `import-weights`: files of other programs."""
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -44,9 +45,14 @@ def import_data_set(
     from mcis.platform.config.keys import errors_name_keys
 
     with plain_errors(), errors_name_keys({name: f"--{name}" for name in ("images", "split", "classes", "out")}):
-        from rich.progress import track
-
         from mcis.datasets.formats import import_data_set
+        from mcis.platform.runs.progress import bar
+
+        def track(names: Sequence[str]) -> Iterator[str]:
+            with bar("import", len(names), "images") as progress:
+                for done, name in enumerate(names, 1):
+                    yield name
+                    progress.update(done)
 
         wanted = [name.strip() for name in classes.split(",")] if classes else ()
         for line in import_data_set(format, source, out, images=images, split=split, classes=wanted, track=track):

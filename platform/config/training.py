@@ -194,9 +194,8 @@ class ClassifierConfig(BackboneSection):
         if self.keep_epoch is not None:
             more["keep_epoch"] = (self.keep_epoch + 1) * times - 1
         step_epochs = tuple(epoch * times for epoch in self.optimizer.step_epochs)
-        return self.model_copy(
-            update={**more, "optimizer": self.optimizer.model_copy(update={"step_epochs": step_epochs})}
-        )
+        optimizer = self.optimizer.model_copy(update={"step_epochs": step_epochs})
+        return self.model_copy(update={**more, "optimizer": optimizer})
 
     @property
     def trained_epochs(self) -> int:

@@ -98,10 +98,8 @@ def full_disk(error: BaseException, disk: str) -> UserError | None:
     )
 
 
-_UNFIT = (
-    *(errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.ENAMETOOLONG),
-    *(errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP),  # of locks
-)
+_NOT_WRITABLE = errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.ENAMETOOLONG
+_NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP
 
 
 @contextlib.contextmanager
@@ -112,7 +110,7 @@ def disk_errors(folder: Path) -> Iterator[None]:
     except Exception as error:
         if full := full_disk(error, f"the disk of {folder}"):
             raise full from None
-        if isinstance(error, OSError) and error.errno in _UNFIT:
+        if isinstance(error, OSError) and error.errno in (*_NOT_WRITABLE, *_NO_LOCKS):
             raise UserError(
                 f"{folder} cannot be written ({error.strerror})",
                 "a writable workspace, on a file system with locks (flock)",

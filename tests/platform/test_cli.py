@@ -183,6 +183,14 @@ def test_a_run_says_what_to_expect_before_ray_starts(
     assert "images:  " in done.output
 
 
+def test_doctor_finds_a_disk_too_small_and_makes_no_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mcis.platform.runs.files.free_bytes", lambda folder: 2**10)
+    done = runner.invoke(app, ["doctor", "--workspace", str(tmp_path / "none")], env={"COLUMNS": "200"})
+    assert done.exit_code == 1, done.output
+    assert "of 1.0 KiB free" in done.output
+    assert not (tmp_path / "none").exists()
+
+
 def test_doctor_looks_at_every_part_and_is_content_here(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mcis.platform.cli", "doctor", "--workspace", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"})

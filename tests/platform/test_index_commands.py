@@ -38,6 +38,8 @@ def test_an_index_is_built_shown_and_taken_over_by_a_run(ray_local: None, tmp_pa
     opened = api.index("voc", "python", **location, assignments=values)
     assert len(opened.index) == 8
     assert api.scores(tmp_path / "ws" / "runs" / "python") == []
+    with pytest.raises(UserError, match="no run"):
+        api.scores(tmp_path / "ws" / "runs" / "absent")
     with pytest.raises(UserError, match="unknown key 'vox'"):
         api.run("voc", "python", **location, vox=root)
 

@@ -11,14 +11,11 @@ import torch
 from PIL import Image
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import decode_labels, encode_labels
+from mcis.datasets.images.decode import decode_labels
 from mcis.datasets.tables.shards import Shards
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import resolve
 from mcis.platform.engine.errors import user_error_in
-from mcis.platform.networks.predictor import Predictor
-from mcis.platform.outputs.read_index import split_rows
-from mcis.platform.reporting.suggestions import suggestions, write_suggestions
 from mcis.platform.runs.files import read_json, read_table
 from mcis.platform.runs.results import IndexResult, StageResult
 from mcis.platform.runs.workspace import Workspace
@@ -181,80 +178,6 @@ def test_full_supervision_needs_masks_and_a_backbone_of_its_own(small: Any, tmp_
     config = small.settings("supervision=full", "segmenter.init=pretrained", root=root).config
     with pytest.raises(UserError, match=r"supervision is full, but 1 of 24 tagged training images"):
         pipeline.check(config, small.workspace, "any")
-
-
-def test_corrected_masks_teach_as_they_are_and_are_not_scored(small: Any, tmp_path: Path) -> None:
-    """Of two images; one mask lacks classes that are tagged. A changed mask is another input, the index is not."""
-    assert "train_classifier" in small.first.context.inputs  # the run before
-    truth, folder = small.root / "SegmentationClassAug", tmp_path / "corrected"
-    folder.mkdir()
-    names = [path.name for path in sorted(truth.glob("train_*.png"))[:2]]
-    for name in names:
-        mask = decode_labels((truth / name).read_bytes())
-        mask[mask == 0] = 255
-        (folder / name).write_bytes(encode_labels(mask))
-    wrong = (mask < 255).astype(np.uint8)
-    (folder / names[1]).write_bytes(encode_labels(wrong))
-    values: tuple[str, ...] = (
-        f"data.corrected={folder}",
-        "pseudo_masks.background=affinity",
-        "affinity_net.backbone=small",
-    )
-    values = (
-        *values,
-        "affinity_net.steps=2",
-        "affinity_net.batch=4",
-        "affinity_net.crop=64",
-        "affinity_net.trained=all",
-    )
-    result = small.run("corrected", *values, until="train_segmenter")
-    assert not {"index", "train_classifier", "localize"} & set(computed(result))
-    for stage, table in (("pseudo_masks", "masks"), ("train_affinity", "labels")):
-        rows = Shards(result.context.inputs[stage] / table)
-        for name in names:
-            (mask,) = rows.rows(name.removesuffix(".png"))["mask"].to_pylist()  # type: ignore[index]
-            np.testing.assert_array_equal(decode_labels(mask), decode_labels((folder / name).read_bytes()))
-    made = result.context.result("pseudo_masks", StageResult)
-    assert sum(made.counts["masks by domain and cue"].values()) == 24
-    assert made.counts["masks by domain and cue"]["target, corrected"] == 2
-    assert any("contradict the tags" in note and names[1].removesuffix(".png") in note for note in made.notes)
-    assert {score.images for score in result.scores} == {22}
-    taught = result.context.result("train_segmenter", StageResult).counts
-    assert taught["images of an epoch, rare classes and corrected masks repeated"] == 24 + 2 * 3
-    (folder / "elsewhere.png").write_bytes((folder / names[0]).read_bytes())
-    with pytest.raises(UserError, match=r"1 of 3 masks in .*corrected are of no tagged training image"):
-        pipeline.check(small.settings(*values).config, small.workspace, "any")
-
-
-def test_the_masks_to_correct_first_are_those_that_the_network_contradicts(small: Any, tmp_path: Path) -> None:
-    """Needs as a loop over pixels has them; the masks hold tags alone and are taken as corrected masks."""
-    run, out = small.first.context, tmp_path / "corrected"
-    predictor = Predictor.load(run.folder.path)
-    rows, masks = split_rows(run, "train", tagged=True).to_pylist(), Shards(run.inputs["pseudo_masks"] / "masks")
-    both = []
-    for row in rows:
-        (mask,) = masks.rows(row["image_id"])["labels"].to_pylist()  # type: ignore[index]
-        both.append((decode_labels(mask), predictor(row["uri"])))
-
-    def missed(pairs: list[Any], label: int) -> float:
-        shared = sum(((a == label) & (b == label)).sum() for a, b in pairs)
-        return float(1 - shared / max(sum(((a == label) | (b == label)).sum() for a, b in pairs), 1))
-
-    of_class = [missed(both, k + 1) for k in range(3)]
-    needs = [
-        sum(missed([pair], k + 1) * of_class[k] for k in row["tags"]) for row, pair in zip(rows, both, strict=True)
-    ]
-    found = suggestions(small.workspace, "first", predictor, 24)
-    by_id = {row["image_id"]: need for row, need in zip(rows, needs, strict=True)}
-    np.testing.assert_allclose([each.need for each in found], sorted(needs, reverse=True))
-    np.testing.assert_allclose([each.need for each in found], [by_id[each.row["image_id"]] for each in found])
-    assert "5 masks" in write_suggestions(small.workspace, "first", predictor, 5, out)
-    table = list(csv.DictReader((out / "suggested.csv").read_text().splitlines()))
-    assert [line["image"] for line in table] == [each.row["image_id"] for each in found[:5]]
-    for each, line in zip(found, table, strict=False):
-        labels = decode_labels((out / line["mask"]).read_bytes())
-        assert set(np.unique(labels)) <= {0, *(k + 1 for k in each.row["tags"])}
-    pipeline.check(small.settings(f"data.corrected={out / 'masks'}").config, small.workspace, "any")
 
 
 def test_mlflow_keeps_parameters_curves_and_artifacts(small: Any) -> None:

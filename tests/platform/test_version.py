@@ -113,6 +113,7 @@ def test_an_edit_changes_the_keys_of_the_stages_that_run_it(tmp_path: Path) -> N
     of_masks = changed("models/pseudo_masks.py", more)
     assert not {"index", "train_classifier", "localize"} & of_masks
     assert "pseudo_masks" in of_masks
+    assert "train_segmenter" in changed("models/segmenters.py", more), "an entry that its table names as text"
     of_losses = changed("models/losses.py", more)
     assert "train_classifier" in of_losses
     assert "index" not in of_losses

@@ -1,0 +1,126 @@
+"""Masks that people correct: which to correct first, how they are named, and that they teach and are not scored."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.images.decode import decode_labels, encode_labels
+from mcis.datasets.tables.shards import Shards
+from mcis.platform import pipeline
+from mcis.platform.networks.predictor import Predictor
+from mcis.platform.outputs.corrected import CORRECTED, with_corrected
+from mcis.platform.outputs.read_index import split_rows
+from mcis.platform.reporting.suggestions import suggestions, write_suggestions
+from mcis.platform.runs.results import StageResult
+
+
+def computed(run: pipeline.RunResult) -> list[str]:
+    return [stage for stage, is_computed in run.context.computed.items() if is_computed]
+
+
+def test_a_mask_is_named_after_the_image_id_or_after_its_file_where_no_other_has_that_name(tmp_path: Path) -> None:
+    rows = pa.table({"image_id": ["photos/a.jpg", "photos/b.jpg", "more/b.jpg", "/elsewhere/c.jpg"]})
+
+    def found(*names: str) -> list[str | None]:
+        folder = tmp_path / "-".join(names).replace("/", "_")
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).touch()
+        uris = with_corrected(rows, folder)[CORRECTED].to_pylist()
+        return [uri and str(Path(uri).relative_to(folder)) for uri in uris]
+
+    assert with_corrected(rows, None)[CORRECTED].null_count == 4
+    assert found("photos/b.jpg.png", "a.png") == ["a.png", "photos/b.jpg.png", None, None]
+    assert found("elsewhere/c.jpg.png") == [None, None, None, "elsewhere/c.jpg.png"]
+    with pytest.raises(UserError, match=r"1 of 1 masks in .* are of no tagged training image: .*b\.png"):
+        found("b.png")
+
+
+def test_an_image_whose_mask_is_corrected_is_scored_no_more_although_its_maps_are_the_same(
+    small: Any, tmp_path: Path
+) -> None:
+    assert small.run("scored", until="localize").scores[0].images == 24
+    name = "train_000003.png"
+    (tmp_path / name).write_bytes((small.root / "SegmentationClassAug" / name).read_bytes())
+    again = small.run("scored", f"data.corrected={tmp_path}", until="localize")
+    assert computed(again) == ["evaluate", "report"]
+    assert again.scores[0].images == 23
+
+
+def test_corrected_masks_teach_as_they_are_and_are_not_scored(small: Any, tmp_path: Path) -> None:
+    """Of two images; one mask lacks classes that are tagged. A changed mask is another input, the index is not."""
+    assert "train_classifier" in small.first.context.inputs  # the run before
+    truth, folder = small.root / "SegmentationClassAug", tmp_path / "corrected"
+    folder.mkdir()
+    names = [path.name for path in sorted(truth.glob("train_*.png"))[:2]]
+    for name in names:
+        mask = decode_labels((truth / name).read_bytes())
+        mask[mask == 0] = 255
+        (folder / name).write_bytes(encode_labels(mask))
+    wrong = (mask < 255).astype(np.uint8)
+    (folder / names[1]).write_bytes(encode_labels(wrong))
+    values: tuple[str, ...] = (
+        f"data.corrected={folder}",
+        "pseudo_masks.background=affinity",
+        "affinity_net.backbone=small",
+    )
+    values = (
+        *values,
+        "affinity_net.steps=2",
+        "affinity_net.batch=4",
+        "affinity_net.crop=64",
+        "affinity_net.trained=all",
+    )
+    result = small.run("corrected", *values, until="train_segmenter")
+    assert not {"index", "train_classifier", "localize"} & set(computed(result))
+    for stage, table in (("pseudo_masks", "masks"), ("train_affinity", "labels")):
+        rows = Shards(result.context.inputs[stage] / table)
+        for name in names:
+            (mask,) = rows.rows(name.removesuffix(".png"))["mask"].to_pylist()  # type: ignore[index]
+            np.testing.assert_array_equal(decode_labels(mask), decode_labels((folder / name).read_bytes()))
+    made = result.context.result("pseudo_masks", StageResult)
+    assert sum(made.counts["masks by domain and cue"].values()) == 24
+    assert made.counts["masks by domain and cue"]["target, corrected"] == 2
+    assert any("contradict the tags" in note and names[1].removesuffix(".png") in note for note in made.notes)
+    assert {score.images for score in result.scores} == {22}
+    taught = result.context.result("train_segmenter", StageResult).counts
+    assert taught["images of an epoch, rare classes and corrected masks repeated"] == 24 + 2 * 3
+    (folder / "elsewhere.png").write_bytes((folder / names[0]).read_bytes())
+    with pytest.raises(UserError, match=r"1 of 3 masks in .*corrected are of no tagged training image"):
+        pipeline.check(small.settings(*values).config, small.workspace, "any")
+
+
+def test_the_masks_to_correct_first_are_those_that_the_network_contradicts(small: Any, tmp_path: Path) -> None:
+    """Needs as a loop over pixels has them; the masks hold tags alone and are taken as corrected masks."""
+    run, out = small.first.context, tmp_path / "corrected"
+    predictor = Predictor.load(run.folder.path)
+    rows, masks = split_rows(run, "train", tagged=True).to_pylist(), Shards(run.inputs["pseudo_masks"] / "masks")
+    both = []
+    for row in rows:
+        (mask,) = masks.rows(row["image_id"])["labels"].to_pylist()  # type: ignore[index]
+        both.append((decode_labels(mask), predictor(row["uri"])))
+
+    def missed(pairs: list[Any], label: int) -> float:
+        shared = sum(((a == label) & (b == label)).sum() for a, b in pairs)
+        return float(1 - shared / max(sum(((a == label) | (b == label)).sum() for a, b in pairs), 1))
+
+    of_class = [missed(both, k + 1) for k in range(3)]
+    needs = [
+        sum(missed([pair], k + 1) * of_class[k] for k in row["tags"]) for row, pair in zip(rows, both, strict=True)
+    ]
+    found = suggestions(small.workspace, "first", predictor, 24)
+    by_id = {row["image_id"]: need for row, need in zip(rows, needs, strict=True)}
+    np.testing.assert_allclose([each.need for each in found], sorted(needs, reverse=True))
+    np.testing.assert_allclose([each.need for each in found], [by_id[each.row["image_id"]] for each in found])
+    assert "5 masks" in write_suggestions(small.workspace, "first", predictor, 5, out)
+    table = list(csv.DictReader((out / "suggested.csv").read_text().splitlines()))
+    assert [line["image"] for line in table] == [each.row["image_id"] for each in found[:5]]
+    for each, line in zip(found, table, strict=False):
+        labels = decode_labels((out / line["mask"]).read_bytes())
+        assert set(np.unique(labels)) <= {0, *(k + 1 for k in each.row["tags"])}
+    pipeline.check(small.settings(f"data.corrected={out / 'masks'}").config, small.workspace, "any")
