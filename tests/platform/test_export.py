@@ -154,6 +154,7 @@ def test_objects_of_coco_are_the_labels_for_others_and_for_import(
 ) -> None:
     importlib.import_module("mcis.models.torchvision_ops")  # before torchvision, which it makes importable
     from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
     from torchvision.datasets import CocoDetection
 
     file, images = str(tmp_path / "coco" / "annotations.json"), str(tmp_path / "in")
@@ -166,6 +167,12 @@ def test_objects_of_coco_are_the_labels_for_others_and_for_import(
         assert [each["area"] for each in objects] == [each.sum() for each in drawn]
         total: Any = sum(each * about["category_id"] for each, about in zip(drawn, objects, strict=True))
         np.testing.assert_array_equal(total, np.where(mask == 255, 0, mask))
+    found = read.loadRes([each | {"score": 1.0} for each in read.dataset["annotations"]])
+    judged = COCOeval(read, found, "segm")
+    judged.params.maxDets = [len(read.anns)]
+    judged.evaluate()
+    judged.accumulate()
+    assert (judged.eval["precision"][:, :, :, 0] == 1).all(), "as detections of themselves, of any size"
     again = CliRunner().invoke(app, ["import", "coco", file, "--images", images, "--out", str(tmp_path / "again")])
     assert "2 photographs of split train, 2 with tags, 2 with a mask" in again.output
     assert_imported(tmp_path / "again", labelled[1])
