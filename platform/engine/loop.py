@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, NoReturn
+from typing import Any, Generic, NamedTuple
 
 import numpy as np
 import torch
@@ -151,6 +151,7 @@ class Trainer(Generic[AnyBatch]):
         shard: the worker's rows of the stream that are left.
         val_ap: average precision of each class at the last validation, (K,).
         micro_batch: samples at a time; None = all of a step's.
+        unchecked: of the updates whose losses have not been read yet, number, losses and images.
     """
 
     def __init__(self, job: TrainingJob[AnyBatch]):
@@ -185,6 +186,7 @@ class Trainer(Generic[AnyBatch]):
         )
         self.val_ap: NDArray[np.float64] | None = None
         self.micro_batch = job.compute.micro_batch
+        self.unchecked: list[tuple[int, dict[str, Tensor], list[str]]] = []
         self.throughput = Throughput(start, self.schedule.images_per_step)
 
     def train(self) -> None:
@@ -218,9 +220,6 @@ class Trainer(Generic[AnyBatch]):
 
         Where memory runs out it begins again with micro batches of half the size, which later steps keep. Several
         workers cannot: some may be in the middle of adding up gradients with the one whose memory runs out.
-
-        Raises:
-            UserError: the loss is not finite.
         """
         while True:
             size = self.micro_batch or len(batch)
@@ -248,19 +247,19 @@ class Trainer(Generic[AnyBatch]):
                 sums = self.learner.losses(self._forward, batch.rows(first, first + size), step, self.device)
                 for name, value in sums.items():
                     terms[name] = terms.get(name, 0) + value.detach() / count
-                if is_last and not torch.isfinite(_sum(terms)):
-                    values = {name: float(value) for name, value in terms.items()}
-                    self._raise_not_finite(step, f"loss {values}", batch)
                 # DDP takes the mean over workers; the batch's loss is their sum.
                 (_sum(sums) / count * self.world_size).backward()
         return terms
 
-    def finish_step(self, batch: AnyBatch, step: int, losses: Mapping[str, Tensor]) -> None:
+    def finish_step(self, batch: AnyBatch, step: int, losses: dict[str, Tensor]) -> None:
         """Validates, logs and keeps a checkpoint, each where it is due after update `step`.
 
+        Nothing is read from the device where none of them is: a GPU would have no work while it waits for the answer.
+
         Raises:
-            UserError: the weights are not finite; nothing of them is kept.
+            UserError: losses since the last check, or the weights, are not finite; nothing of them is kept.
         """
+        self.unchecked.append((step, losses, self.learner.image_uris(batch)))
         done, schedule = step + 1, self.schedule
         is_last = done == schedule.steps
         keep = is_last or done % self.job.compute.checkpoint_steps == 0
@@ -269,9 +268,10 @@ class Trainer(Generic[AnyBatch]):
         validate = validation is not None and validation.due(
             done, steps=schedule.steps, steps_per_epoch=schedule.steps_per_epoch
         )
-        if (keep or validate) and not all(bool(p.isfinite().all()) for p in self.network.parameters()):
-            self._raise_not_finite(step, "gradients", batch)
-        if done % _LOG_EVERY == 0 or is_last or validate:
+        log = done % _LOG_EVERY == 0 or is_last or validate
+        if log or keep:
+            self._check_finite()
+        if log:
             self._log_step(step, losses, validate=validate)
         if keep and self.log:
             self.log.flush()
@@ -319,11 +319,20 @@ class Trainer(Generic[AnyBatch]):
             torch.distributed.all_reduce(count)
         return count.clamp_(min=1)
 
-    def _raise_not_finite(self, step: int, what: str, batch: AnyBatch) -> NoReturn:
+    def _check_finite(self) -> None:
         """Stops before anything is kept, so that the last checkpoint and the weights stay sound."""
-        label, uris = self.job.label, self.learner.image_uris(batch)
+        losses = torch.stack([losses["loss"] for _, losses, _ in self.unchecked]).isfinite()
+        weights = torch.stack([p.isfinite().all() for p in self.network.parameters()]).all()
+        *finite, sound = torch.cat([losses, weights[None]]).tolist()
+        step, values, uris = self.unchecked[-1 if all(finite) else finite.index(False)]
+        self.unchecked.clear()
+        if all(finite) and sound:
+            return
+        label, what = self.job.label, {name: float(value) for name, value in values.items()}
+        whose = f" of worker {self.rank} (or with another's, a step before)" if self.world_size > 1 else ""
         raise UserError(
-            f"training the {label} is not finite at step {step}: {what}, with the images {shown(uris, most=64)}",
+            f"training the {label} is not finite at step {step}: {'gradients' if all(finite) else f'loss {what}'}, "
+            f"with the images{whose} {shown(uris, most=64)}",
             "a finite loss and finite gradients",
             f"look at these images; lower {label}.optimizer.learning_rate, or raise {label}.optimizer.warm_up",
         )

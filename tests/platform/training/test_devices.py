@@ -1,21 +1,27 @@
 """A training's step on a device that has no values and is not the CPU: what reads a value back, or leaves a tensor on
 the CPU, raises there. A GPU would wait, or raise, at the same place."""
 
+import contextlib
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from mcis.datasets.sampling.batch_stream import WorkerShard
 from mcis.datasets.sampling.batches import CropBatch, PairBatch
 from mcis.datasets.tags import Tags
 from mcis.models.affinity_net import AffinityNet
 from mcis.models.dropout import SampleDropout
 from mcis.models.segmenters import predict
+from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.training import EquivariantConfig
 from mcis.platform.engine.classifier_learner import ClassifierLearner
-from mcis.platform.engine.learner import Learner
+from mcis.platform.engine.learner import Learner, build_optimizer
+from mcis.platform.engine.loop import Trainer
+from mcis.platform.engine.step_log import Throughput
 from mcis.platform.networks.build import build_affinity_net, build_segmenter
 from mcis.platform.stages.train_affinity import AffinityLearner
 from mcis.platform.stages.train_segmenter import SegmenterLearner
@@ -26,6 +32,7 @@ RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8)
 INDEX = np.arange(BATCH)
 JITTER = {"color_jitter": (0.3, 0.3, 0.3, 0.1)}
+NO_IMAGES: Any = {"images": SimpleNamespace(uris=[""] * 8), "pretrained": None}
 TAGS = Tags.of_matrix(RNG.random((8, CLASSES)) < 0.6)
 
 
@@ -39,6 +46,14 @@ def step(learner: Learner[Any], batch: Any) -> dict[str, torch.Tensor]:
     terms = learner.losses(model, batch, 10**6, META)
     torch.stack(list(terms.values())).sum().backward()
     return terms
+
+
+def pair_batch() -> PairBatch:
+    unshared = np.ones(BATCH, bool)
+    return PairBatch(
+        images_m=IMAGES, images_n=IMAGES[::-1], m=INDEX, n=INDEX + 4, epoch=INDEX * 0, row=INDEX,
+        kind=(INDEX % 3).astype(np.uint8), unshared_m=unshared, unshared_n=unshared,
+    )  # fmt: skip
 
 
 def crop_batch() -> CropBatch:
@@ -59,15 +74,8 @@ def crop_batch() -> CropBatch:
 )
 def test_a_step_of_the_classifier_stays_on_its_device(changes: dict[str, Any]) -> None:
     config = RECIPES["small"]().classifier.model_copy(update={"input_size": SIDE, "channels": 24, **changes})
-    learner = ClassifierLearner(
-        config=config, seed=0, tags=TAGS, source=np.arange(8) % 2 == 0, images=None, pretrained=None  # type: ignore[arg-type]
-    )  # fmt: skip
-    unshared = np.ones(BATCH, bool)
-    batch = PairBatch(
-        images_m=IMAGES, images_n=IMAGES[::-1], m=INDEX, n=INDEX + 4, epoch=INDEX * 0, row=INDEX,
-        kind=(INDEX % 3).astype(np.uint8), unshared_m=unshared, unshared_n=unshared,
-    )  # fmt: skip
-    assert all(term.device == META for term in step(learner, batch).values())
+    learner = ClassifierLearner(config=config, seed=0, tags=TAGS, source=np.arange(8) % 2 == 0, **NO_IMAGES)
+    assert all(term.device == META for term in step(learner, pair_batch()).values())
 
 
 @pytest.mark.parametrize("recipe", ["small", "photos", "lid"])
@@ -84,6 +92,26 @@ def test_a_step_of_the_affinity_network_stays_on_its_device(recipe: str) -> None
     made: Any = {"image_ids": [], "uris": [""] * BATCH, "masks": None, "pretrained": None}
     learner = AffinityLearner(config=config, seed=0, **made)
     assert all(term.device == META for term in step(learner, crop_batch()).values())
+
+
+def test_updates_read_nothing_back_until_the_log_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = RECIPES["small"]().classifier.model_copy(update={"input_size": SIDE, "channels": 24, "batch": BATCH})
+    learner = ClassifierLearner(config=config, seed=0, tags=TAGS, source=np.zeros(8, bool), **NO_IMAGES)
+    trainer: Trainer[PairBatch] = Trainer.__new__(Trainer)
+    network = learner.model().to(META)
+    vars(trainer).update(
+        job=SimpleNamespace(compute=ComputeConfig(checkpoint_steps=100), validation=None, label="classifier"),
+        learner=learner, schedule=learner.schedule, device=META, network=network, model=network, world_size=1, rank=1,
+        optimizer=build_optimizer(network, RECIPES["released"]().classifier.optimizer), shard=WorkerShard(0, 1, 0, 100),
+        micro_batch=2, unchecked=[], log=None, throughput=Throughput(0, BATCH),
+    )  # fmt: skip
+    monkeypatch.setattr(Trainer, "_autocast", lambda self: contextlib.nullcontext())
+    for step in range(9):
+        trainer.finish_step(pair_batch(), step, trainer.train_step(pair_batch(), step))
+    losses = trainer.train_step(pair_batch(), 9)
+    with pytest.raises((RuntimeError, NotImplementedError)):
+        trainer.finish_step(pair_batch(), 9, losses)
+    assert len(trainer.unchecked) == 10, "what would have been read in one go"
 
 
 def test_predictions_and_walks_stay_on_their_device() -> None:
