@@ -20,8 +20,8 @@ from mcis.platform.runs.workspace import Workspace
 
 ABOUT = "about.json"
 """The file inside of the exported one that says what goes in and what comes out."""
-LEAST_SIDE, MOST_SIDE = 32, 4096
-"""Sides of the images that an exported network takes, pixels."""
+LEAST_SIDE, MOST_SIDE = 33, 4096
+"""Sides of the images that an exported network takes, pixels; of 32, ConvNeXt has a single column to pool."""
 
 
 class _WithPixels(nn.Module):

@@ -227,15 +227,20 @@ print(extra["about.json"])
 """
 
 
-BACKBONE = ("segmenter.backbone=timm/tf_efficientnet_lite0", "segmenter.stride=32", "segmenter.init=pretrained")
+PYRAMID = ("segmenter.network=pyramid", "segmenter.stride=32", "segmenter.init=pretrained")
+NETWORKS = {
+    "largefov": (),
+    "pyramid": (*PYRAMID, "segmenter.backbone=timm/tf_efficientnet_lite0"),
+    "convnext": (*PYRAMID, "segmenter.backbone=timm/convnext_atto"),
+}
 
 
-@pytest.mark.parametrize("network", ["largefov", "pyramid"])
+@pytest.mark.parametrize("network", ["largefov", "pyramid", pytest.param("convnext", marks=pytest.mark.slow)])
 def test_an_exported_network_gives_the_predictors_labels_without_the_project(
     trained: Callable[..., Path], tmp_path: Path, network: str
 ) -> None:
     """For images of any size, at one scale and without the CRF; both networks, and a backbone of timm."""
-    run = trained(5, *(["segmenter.network=pyramid", *BACKBONE] if network == "pyramid" else []))
+    run = trained(5, *NETWORKS[network])
     said = export(Workspace(run.parent.parent), run.name, "network", tmp_path / "network.pt2")
     assert said.startswith("network of 5 classes in ")
     sizes = [(64, 80), (97, 33), (150, 211)]
@@ -259,7 +264,7 @@ def test_an_exported_network_gives_the_predictors_labels_without_the_project(
 def test_an_onnx_network_gives_the_exported_ones_labels_at_any_size(
     trained: Callable[..., Path], tmp_path: Path, network: str
 ) -> None:
-    run = trained(5, *([f"segmenter.network={network}", *BACKBONE] if network == "pyramid" else []))
+    run = trained(5, *NETWORKS[network])
     for what in ("network", "onnx"):
         export(Workspace(run.parent.parent), run.name, what, tmp_path / what)
     exported: Any = torch.export.load(tmp_path / "network").module()
