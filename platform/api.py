@@ -1,14 +1,17 @@
 """What the command line does, from Python.
 
-from mcis.platform.api import Predictor, index, run, scores
+from mcis.platform.api import Predictor, index, panel, run, scores
 
 mine = run("tags", "mine", tags="photos.csv", assignments=["seed=1"])  # mcis run tags --name mine --tags ...
 print([score.miou for score in mine.scores], mine.context.folder.report)
+made = panel(mine, "photos/0001.jpg")  # made.image, .maps, .pseudo_mask, .prediction
 """
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+
+import pyarrow.compute as pc
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import local_path
@@ -17,10 +20,12 @@ from mcis.platform.config.resolve import Resolved, location_values, resolve
 from mcis.platform.engine.runtime import ray_session
 from mcis.platform.networks.predictor import Predictor
 from mcis.platform.outputs.read_index import OpenedIndex, open_index
+from mcis.platform.reporting.panels import Panel
 from mcis.platform.runs.scores import Score, read_scores
 from mcis.platform.runs.workspace import Workspace
+from mcis.platform.stages.report import panels_of
 
-__all__ = ["Predictor", "index", "run", "scores"]
+__all__ = ["Predictor", "index", "panel", "run", "scores"]
 
 
 def run(
@@ -69,3 +74,16 @@ def scores(run: Path | str) -> list[Score]:
     if not folder.is_dir():
         raise UserError(f"no run {run}", "its folder, WORKSPACE/runs/NAME", "name one that `mcis runs` shows")
     return read_scores(Workspace(folder.parent.parent, create=False).outputs(folder.name))
+
+
+def panel(run: pipeline.RunResult, image_id: str) -> Panel:
+    """What a run has made of an image of its index, as far as it has come; a training image is predicted here.
+
+    UserError: there is no such image in its index.
+    """
+    context = run.context
+    index = open_index(context.workspace, context.name).index
+    rows = index.filter(pc.equal(index["image_id"], image_id))
+    if not len(rows):
+        raise UserError(f"no image {image_id!r} in the index of {context.name}", "an `image_id` of it", "see `index`")
+    return panels_of(resolve(file=context.folder.config).config, context, rows, rows["split"][0].as_py())[0]

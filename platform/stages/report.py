@@ -139,12 +139,12 @@ def _panels_of_run(config: Config, context: RunContext) -> list[Panel]:
         found = len(split_rows(context, split, tagged=tagged, columns=["tags"]))
         spread = np.linspace(0, found - 1, min(count, found)).astype(np.int64)  # no other rows are in memory
         rows = split_rows(context, split, tagged=tagged, only=spread)
-        panels += _panels(config, context, rows, split)
+        panels += panels_of(config, context, rows, split)
     return panels
 
 
-def _panels(config: Config, context: RunContext, rows: pa.Table, split: str) -> list[Panel]:
-    """The panels of some rows, each at the size at which its image is read."""
+def panels_of(config: Config, context: RunContext, rows: pa.Table, split: str) -> list[Panel]:
+    """The panels of some rows of a split, each at the size at which its image is read."""
     classes, inputs, predictions = context.classes, context.inputs, _predictions(config, context, rows, split)
     maps = Shards(inputs["localize"] / "maps") if "localize" in inputs else None
     masks = Shards(inputs["pseudo_masks"] / "masks") if "pseudo_masks" in inputs else None

@@ -38,6 +38,11 @@ def test_an_index_is_built_shown_and_taken_over_by_a_run(ray_local: None, tmp_pa
     opened = api.index("voc", "python", **location, assignments=values)
     assert len(opened.index) == 8
     assert api.scores(tmp_path / "ws" / "runs" / "python") == []
+    result = api.run("voc", "python", **location, assignments=values, until="index")
+    image_id = opened.index["image_id"][7].as_py()
+    assert api.panel(result, image_id).image.shape[2] == 3
+    with pytest.raises(UserError, match=r"no image 'x\.jpg'"):
+        api.panel(result, "x.jpg")
     with pytest.raises(UserError, match="no run"):
         api.scores(tmp_path / "ws" / "runs" / "absent")
     with pytest.raises(UserError, match="unknown key 'vox'"):
