@@ -6,6 +6,7 @@ import functools
 import gc
 import io
 import os
+import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,6 +22,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
+from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_picture
 from mcis.datasets.images.squares import Squares
 from mcis.datasets.sampling.batches import CropBatch, PairBatch
@@ -33,6 +35,7 @@ from mcis.platform.commands.doctor import Check, checked
 from mcis.platform.config.recipes import lid, paper, photos, photos_fast, released, small
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.classifier_learner import ClassifierLearner
+from mcis.platform.engine.errors import is_out_of_memory
 from mcis.platform.engine.learner import Learner, build_optimizer
 from mcis.platform.networks.build import build_backbone, build_classifier, build_segmenter, move_channels_last
 from mcis.platform.networks.features import BATCH_ON_CPU, BATCH_ON_GPU, features_shape
@@ -115,9 +118,11 @@ class Bench:
                 if GPU:
                     torch.cuda.reset_peak_memory_stats()
                 step = functools.partial(run, size)
-                return size, operations_of(step), seconds_of(step, self.seconds)
-            except torch.OutOfMemoryError:
-                continue
+                return size, operations_of(step), seconds_of(step, self.seconds, warm=True)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+            torch.cuda.empty_cache()  # behind the except block, whose error holds on to the tensors
         raise MemoryError("not even one sample fits")
 
     def decoders(self) -> Found:
@@ -138,7 +143,11 @@ class Bench:
         world, backend = (torch.cuda.device_count(), "nccl") if GPU else (2, "gloo")
         size = max(values.get("gradients MB", 0.0) for values in self.found.values())
         with tempfile.TemporaryDirectory() as folder:
-            torch.multiprocessing.spawn(_reduce, (world, folder, size, backend), world)
+            try:
+                torch.multiprocessing.spawn(_reduce, (world, folder, size, backend), world)
+            except torch.multiprocessing.ProcessRaisedException as error:  # its text is a traceback with paths
+                line = re.search(r"^[\w.]+: .*", str(error), re.MULTILINE)
+                raise UserError(line[0] if line else "a process failed", "sums of all processes", _ISSUE) from None
             seconds = float((Path(folder) / "seconds").read_text())
         rate = 2 * (world - 1) / world * size / seconds / 1e3
         told = f"{rate:.3g} GB/s, {1e3 * seconds:.3g} ms for the largest gradients, {size:.3g} MB"
@@ -209,7 +218,9 @@ def _classifier(config: Config) -> tuple[Learner[Any], Any]:
     c, size = config.classifier, config.classifier.input_size
     images = Features([], Path("none"), features_shape(c)) if c.from_features else Squares([], size)
     noise: Any = _noise(c.batch, *(images.shape if isinstance(images, Features) else (size, size, 3)))
-    index, tags = np.arange(c.batch), Tags.of_matrix(_noise(2 * c.batch, _CLASSES) < 32)
+    noise = noise.astype(np.float16) if c.from_features else noise
+    index, classes = np.arange(c.batch), _classes(config)
+    tags = Tags.of_matrix((_noise(2 * c.batch, classes) < 256 / classes) | (np.arange(classes) == 0))
     batch = PairBatch(
         images_m=noise, images_n=noise, m=index, n=index + c.batch, epoch=0 * index, row=index,
         kind=index.astype(np.uint8), unshared_m=index >= 0, unshared_n=index >= 0,
@@ -220,9 +231,14 @@ def _classifier(config: Config) -> tuple[Learner[Any], Any]:
 def _segmenter(config: Config) -> tuple[Learner[Any], Any]:
     s, index = config.segmenter, np.arange(config.segmenter.batch)
     nothing: Any = {"image_ids": [], "uris": [""] * s.batch, "masks": None, "pretrained": None}
-    labels = _noise(s.batch, s.crop, s.crop) % (_CLASSES + 1)
+    labels = _noise(s.batch, s.crop, s.crop) % (_classes(config) + 1)
     batch = CropBatch(images=_noise(s.batch, s.crop, s.crop, 3), labels=labels, index=index, epoch=0 * index)
-    return SegmenterLearner(config=s, seed=0, classes=_CLASSES, **nothing), batch
+    return SegmenterLearner(config=s, seed=0, classes=_classes(config), **nothing), batch
+
+
+def _classes(config: Config) -> int:
+    """Of the data that a recipe is for, LID or VOC; logits of all of them take much of a segmenter's memory."""
+    return 200 if config.recipe == "lid" else _CLASSES
 
 
 def precisions() -> Iterator[str]:
@@ -244,9 +260,12 @@ def operations_of(call: Callable[[], object]) -> int:
     return counter.get_total_flops()
 
 
-def seconds_of(call: Callable[[], object], wanted: float) -> float:
-    """Seconds of a call, out of a row that takes about as many as wanted; the device is waited for at its ends."""
+def seconds_of(call: Callable[[], object], wanted: float, *, warm: bool = False) -> float:
+    """Seconds of a call, out of a row that takes about as many as wanted; the device is waited for at its ends. What
+    loads kernels is a call before, unless it is `warm`."""
     count, wait = 1, torch.cuda.synchronize if GPU else torch.cpu.synchronize
+    if not warm:
+        call()
     while True:
         wait()
         began = time.perf_counter()
@@ -266,7 +285,6 @@ def _reduce(rank: int, world: int, folder: str, size: float, backend: str) -> No
     meet: Any = {"init_method": f"file://{folder}/meet", "timeout": datetime.timedelta(seconds=60)}
     torch.distributed.init_process_group(backend, rank=rank, world_size=world, **meet)
     values = torch.zeros(int(250_000 * size), device=DEVICE)
-    torch.distributed.all_reduce(values)
     seconds = seconds_of(lambda: [torch.distributed.all_reduce(values) for _ in range(5)], 0.0) / 5
     if rank == 0:
         (Path(folder) / "seconds").write_text(str(seconds))

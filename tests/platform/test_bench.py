@@ -1,9 +1,11 @@
 """`mcis doctor --bench` on the CPU with tiny sizes: every part and its figures, a wrong network, a part that fails."""
 
+import contextlib
 import copy
 import functools
 import json
 import math
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,12 @@ import torch
 from torch import nn
 from typer.testing import CliRunner
 
+from mcis.datasets.errors import UserError
+from mcis.models.dropout import SampleDropout
 from mcis.platform.cli import app
 from mcis.platform.commands import bench
 from mcis.platform.commands.bench import BOUND, Bench, difference, operations_of
-from mcis.platform.config.recipes import lid, photos_fast, small
+from mcis.platform.config.recipes import lid, photos_fast, released, small
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import build_classifier, build_segmenter
 
@@ -24,7 +28,7 @@ PARTS = {"agreement", "matrices", "memory bandwidth", "decoders", "all-reduce"}
 
 def tiny(config: Config, **changes: Any) -> Config:
     classifier = config.classifier.model_copy(update={"input_size": 64, "batch": 2, **changes})
-    segmenter = config.segmenter.model_copy(update={"crop": 64, "batch": 2})
+    segmenter = small().segmenter.model_copy(update={"crop": 64, "batch": 2})
     return config.model_copy(update={"classifier": classifier, "segmenter": segmenter})
 
 
@@ -107,3 +111,25 @@ def test_operations_of_a_convolution_and_its_gradients(groups: int) -> None:
     forward = 2 * 2 * 8 * 5 * 7 * (8 // groups) * 9
     assert operations_of(lambda: convolution(images)) == forward
     assert operations_of(lambda: convolution(images).sum().backward()) == 3 * forward
+
+
+def test_a_process_that_fails_is_told_without_its_traceback() -> None:
+    sums = Bench(seconds=0.0, found={"a network": {"gradients MB": -1.0}})  # no array has fewer than 0 values
+    with pytest.raises(UserError, match=r"^RuntimeError: .*negative"):
+        sums.all_reduce()
+
+
+def test_the_first_call_is_not_timed() -> None:
+    times = iter([0.05, *[0.0] * 10**6])
+    assert bench.seconds_of(lambda: time.sleep(next(times)), 0.001) < 0.01
+
+
+@pytest.mark.parametrize("network", ["classifier", "segmenter"])
+@pytest.mark.parametrize("make", [photos_fast, released, lid])
+def test_a_step_reads_nothing_back(make: Any, network: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench, "DEVICE", torch.device("meta"))  # where that raises
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: contextlib.nullcontext())  # which knows no such device
+    monkeypatch.setattr(bench, "build_optimizer", lambda model, _: torch.optim.SGD(model.parameters()))  # nor AdamW
+    monkeypatch.setattr(SampleDropout, "forward", lambda _, x: x)  # nor a generator
+    _, samples, step = bench.work_of(make(), network, bf16=False)
+    step(samples)
