@@ -19,6 +19,7 @@ import machine
 import torch
 
 from mcis.models.losses import pair_losses
+from mcis.platform.commands.bench import operations_of, seconds_of
 from mcis.platform.config.resolve import resolve
 from mcis.platform.engine.classifier_learner import in_float32
 from mcis.platform.engine.learner import build_optimizer
@@ -71,30 +72,16 @@ def measure(recipe: str, side: str, batch: int, steps: int, bf16: bool, gradient
     measured = {"seconds": timed(steps)}
     if device.type == "cuda":
         measured["memory"] = float(torch.cuda.max_memory_allocated())
-        measured["rate"] = _operations(step) / measured["seconds"]
+        measured["rate"] = operations_of(step) / measured["seconds"]
     else:
         measured["memory"] = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return measured
 
 
-def _operations(step: Any) -> float:
-    from torch.utils.flop_counter import FlopCounterMode
-
-    with FlopCounterMode(display=False) as counter:
-        step()
-    return float(counter.get_total_flops())
-
-
 def matrix_rate() -> float:
     """Measured bf16 operations per second of the GPU in a product of two square matrices."""
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    for count in (3, 20):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for _ in range(count):
-            a @ b
-        torch.cuda.synchronize()
-    return 2 * 8192**3 * count / (time.perf_counter() - began)
+    return 2 * 8192**3 / seconds_of(lambda: a @ b, 1.0)
 
 
 def difference(ours: Path, theirs: Path) -> float:

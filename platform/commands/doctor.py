@@ -3,17 +3,20 @@
 import os
 import platform
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from mcis.datasets.errors import UserError
-from mcis.platform.commands.options import DEFAULT_WORKSPACE, WorkspaceFolder
+from mcis.platform.commands.options import DEFAULT_WORKSPACE, WorkspaceFolder, plain_errors
+from mcis.platform.runs.version import git_revision, project_version
 
 _LEAST = 2**29
 """Disk space that the demo takes, bytes."""
+_SPEED = ("python", "torch", "gpu", "cores, memory")
+"""Parts that speed depends on; the others name folders and servers, which are nobody else's."""
 
 
 class Check(NamedTuple):
@@ -23,25 +26,41 @@ class Check(NamedTuple):
     state: str
     finding: str
     remedy: str = ""
+    values: Mapping[str, float] = {}  # in figures
 
 
-def doctor(workspace: WorkspaceFolder = DEFAULT_WORKSPACE) -> None:
+def doctor(
+    workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
+    bench: Annotated[bool, typer.Option("--bench", help="Measure for some minutes how exact and fast it is.")] = False,
+    out: Annotated[Path, typer.Option(help="File of what --bench finds, for an issue.")] = Path("doctor-bench.json"),
+) -> None:
     """Whether torch, GPU, dense CRF, Ray, MLflow, disk and cores are fit for the job, and what to do where not."""
     from mcis.platform.commands.terminal import console, table_of
 
-    results = checks(workspace.expanduser())
-    table = table_of("Is this machine fit for mcis?", ("part", "state", "found", "what to do"), results)
+    results, title = checks(workspace.expanduser()), "Is this machine fit for mcis?"
+    if bench:
+        from mcis.platform.commands.bench import Bench
+
+        results = [*(check for check in results if check.part in _SPEED), *Bench().measure()]
+        title = "How exact and how fast is it?"
+    table = table_of(title, ("part", "state", "found", "what to do"), (check[:4] for check in results))
     for row, check in zip(table.rows, results, strict=True):
         row.style = {"ok": None, "note": "yellow", "bad": "red"}[check.state]
     console.print(table)
+    if bench:
+        from mcis.platform.runs.files import disk_errors, write_json
+
+        with plain_errors(resumes=False), disk_errors(out):
+            write_json(out, [check._asdict() for check in results])
+        console.print(f"file: {out.resolve()}", markup=False)
     if any(check.state == "bad" for check in results):
         raise typer.Exit(1)
 
 
 def checks(workspace: Path) -> list[Check]:
-    """All parts; one that fails is a line, no exception."""
+    """All parts of `mcis doctor` but --bench."""
     parts: dict[str, Callable[[], tuple[str, ...]]] = {
-        "python": lambda: ("ok", platform.python_version()),
+        "python": lambda: ("ok", f"{platform.python_version()}, mcis {project_version()} {git_revision() or ''}"),
         "torch": _torch,
         "gpu": _gpu,
         "dense CRF": _dense_crf,
@@ -50,16 +69,19 @@ def checks(workspace: Path) -> list[Check]:
         "disk": lambda: _disk(workspace),
         "cores, memory": _cores,
     }
-    out = []
+    return list(checked(parts, "run `make test`'s install step again"))
+
+
+def checked(parts: Mapping[str, Callable[[], tuple[Any, ...]]], remedy: str) -> Iterator[Check]:
+    """The line of each part; one that fails is a line with the remedy, no exception."""
     for part, check in parts.items():
         try:
             found = check()
         except UserError as error:
             found = "bad", error.found, error.remedy
         except Exception as error:  # a broken part is what this screen is for
-            found = "bad", f"{type(error).__name__}: {str(error)[:120]}", "run `make test`'s install step again"
-        out.append(Check(part, *found))
-    return out
+            found = "bad", f"{type(error).__name__}: {str(error)[:120]}", remedy
+        yield Check(part, *found)
 
 
 def _torch() -> tuple[str, ...]:
