@@ -235,7 +235,9 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize("network", ["largefov", "pyramid", pytest.param("convnext", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "network", ["largefov", *(pytest.param(each, marks=pytest.mark.slow) for each in ("pyramid", "convnext"))]
+)
 def test_an_exported_network_gives_the_predictors_labels_without_the_project(
     trained: Callable[..., Path], tmp_path: Path, network: str
 ) -> None:
