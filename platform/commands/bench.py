@@ -20,6 +20,7 @@ import torch.multiprocessing
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
+from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from mcis.datasets.errors import UserError
@@ -121,7 +122,7 @@ class Bench:
                 if GPU:
                     torch.cuda.reset_peak_memory_stats()
                 step = functools.partial(run, size)
-                return size, operations_of(step), seconds_of(step, self.seconds, warm=True)
+                return size, operations_of(step), seconds_of(step, self.seconds)
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
@@ -263,22 +264,10 @@ def operations_of(call: Callable[[], object]) -> int:
     return counter.get_total_flops()
 
 
-def seconds_of(call: Callable[[], object], wanted: float, *, warm: bool = False) -> float:
-    """Seconds of a call, out of a row that takes about as many as wanted; the device is waited for at its ends. What
-    loads kernels is a call before, unless it is `warm`."""
-    count, wait = 1, torch.cuda.synchronize if GPU else torch.cpu.synchronize
-    if not warm:
-        call()
-    while True:
-        wait()
-        began = time.perf_counter()
-        for _ in range(count):
-            call()
-        wait()
-        spent = time.perf_counter() - began
-        if spent >= wanted / 2:
-            return spent / count
-        count = max(2 * count, int(count * wanted / spent))
+def seconds_of(call: Callable[[], object], wanted: float) -> float:
+    """Seconds of a call behind a first one, the median of as many as take some seconds; the device is waited for."""
+    timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+    return timer.blocked_autorange(min_run_time=wanted).median
 
 
 def _reduce(rank: int, world: int, folder: str, size: float, backend: str) -> None:
@@ -288,7 +277,8 @@ def _reduce(rank: int, world: int, folder: str, size: float, backend: str) -> No
     meet: Any = {"init_method": f"file://{folder}/meet", "timeout": datetime.timedelta(seconds=60)}
     torch.distributed.init_process_group(backend, rank=rank, world_size=world, **meet)
     values = torch.zeros(int(250_000 * size), device=DEVICE)
-    seconds = seconds_of(lambda: [torch.distributed.all_reduce(values) for _ in range(5)], 0.0) / 5
+    timer = Timer("reduce(values)", globals={"reduce": torch.distributed.all_reduce, "values": values})
+    seconds = timer.timeit(5).mean  # as many on all of them, or they would wait for each other
     if rank == 0:
         (Path(folder) / "seconds").write_text(str(seconds))
     torch.distributed.destroy_process_group()

@@ -287,7 +287,7 @@ class Trainer(Generic[AnyBatch]):
         record = {
             "step": done,
             "epoch": round(done / self.schedule.steps_per_epoch, 4),
-            **dict(zip(losses, [float(value) for value in values], strict=True)),
+            **dict(zip(losses, values.tolist(), strict=True)),
             "learning_rate": self.schedule.learning_rate(step),
             **self.throughput.record(done),
         }

@@ -3,7 +3,6 @@
 import contextlib
 import copy
 import functools
-import itertools
 import json
 import math
 from pathlib import Path
@@ -116,16 +115,6 @@ def test_a_process_that_fails_is_told_without_its_traceback() -> None:
     sums = Bench(seconds=0.0, found={"a network": {"gradients MB": -1.0}})  # no array has fewer than 0 values
     with pytest.raises(UserError, match=r"^RuntimeError: .*negative"):
         sums.all_reduce()
-
-
-def test_the_first_call_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock, takes = [0.0], itertools.chain([60.0], itertools.repeat(0.25))
-
-    def call() -> None:
-        clock[0] += next(takes)
-
-    monkeypatch.setattr(bench.time, "perf_counter", lambda: clock[0])
-    assert bench.seconds_of(call, 4.0) == 0.25
 
 
 @pytest.mark.parametrize("network", ["classifier", "segmenter"])
