@@ -165,7 +165,7 @@ class Plain:
 
     def predict(self) -> None:
         names = tuple(f"class {k}" for k in range(self.classes))
-        predicted = predict.PredictRows(self.config, self.folder / "segmenter", names, False, 0)(self.val_rows)
+        predicted = predict.PredictRows(self.config, self.folder / "segmenter", names, False)(self.val_rows)
         write_table(self.folder / "predictions" / "part-000000.parquet", predicted)
 
     def evaluate(self) -> None:

@@ -24,8 +24,9 @@ class ComputeConfig(Section):
     """Run networks on GPUs. It is said, and never found out from the nodes that are up, since outputs of GPUs and of
     CPUs have keys of their own."""
     gpu_share: float = Field(default=1.0, gt=0, le=1)
-    """Part of a GPU that one training worker, and each task that maps, reserves. Less lets trials of a study that run
-    side by side, or other runs, share a GPU, whose memory they have to divide among themselves."""
+    """Part of a GPU that one training worker reserves, or the processes of a mapping together: one for each core that
+    belongs to that part. Less lets trials of a study that run side by side, or other runs, share a GPU, whose memory
+    they have to divide among themselves."""
     worker_cpus: Rate = 0.5
     """Logical CPUs that a training worker reserves; the rest decodes."""
     threads: int | None = Field(default=None, gt=0)

@@ -78,7 +78,11 @@ def death_text(death: BaseException) -> str:
     return next(text for base in type(death).__mro__ for name, text in _DEATHS.items() if base.__name__ == name)
 
 
-_NO_MEMORY = re.compile("out of memory|can't allocate memory|CUBLAS_STATUS_ALLOC_FAILED")
+_NO_MEMORY = re.compile("out of memory|can't allocate memory|CU(BLAS|DNN)_STATUS_ALLOC_FAILED")
+
+
+class MemoryRanOut(UserError):
+    """A GPU, or a machine, had no memory for an array of torch."""
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
@@ -95,14 +99,14 @@ def memory_errors(what: str, lower: str) -> Iterator[None]:
         lower: keys of the configuration, in words, by which less is computed at a time.
 
     Raises:
-        UserError: memory ran out. The same work again would end in the same way.
+        MemoryRanOut: it did. The same work again would end in the same way.
     """
     try:
         yield
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
-        raise UserError(
+        raise MemoryRanOut(
             f"{what}: memory ran out ({str(error).strip().partition(chr(10))[0][:300]})",
             "memory, of the GPU where there is one, for what is computed at a time",
             f"lower {lower}, or end what else uses the memory; then repeat the command: what is finished is kept",

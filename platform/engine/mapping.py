@@ -5,6 +5,7 @@ computed, and the result is the same, since a shard's rows depend on its positio
 """
 
 import functools
+import math
 import sys
 import time
 from collections import deque
@@ -17,11 +18,11 @@ import pyarrow as pa
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import names_in, remove
 from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.engine.errors import IMAGE_AT_FAULT, death_text, deaths, memory_errors, user_errors
+from mcis.platform.engine.errors import IMAGE_AT_FAULT, MemoryRanOut, death_text, deaths, memory_errors, user_errors
 from mcis.platform.engine.nodes import wait_for_nodes
 from mcis.platform.engine.runtime import ANYWHERE, cpus, give_memory_back
 from mcis.platform.runs.files import write_table
-from mcis.platform.runs.progress import bar
+from mcis.platform.runs.progress import bar, console
 
 Worker = Callable[[pa.Table], pa.Table]
 Reject = Callable[[pa.Table, str], pa.Table]
@@ -29,6 +30,8 @@ _PAUSE = 1.0
 """Seconds until an actor that does not answer is asked again."""
 _RETRIES = 2
 """How often Ray maps a shard, or an image, again whose process or node died."""
+_MOST_PER_GPU = 16
+"""Processes that share a GPU, each with a copy of the network and some 0.5 GiB of CUDA's own."""
 _LOOK_EVERY = 3.0
 """Seconds between two looks at the nodes, at most: for GPUs that have joined, and for what is missing."""
 
@@ -179,21 +182,23 @@ def _map_on_gpus(
 ) -> Iterator[int]:
     """Maps shards in actors, as Ray ends a process after a task with a GPU; yields the rows of each once written.
 
-    There are as many as the cluster's GPUs hold, and no fewer than `compute.workers`, which have a cluster start nodes.
+    There are as many as the cluster's GPUs hold, and enough for `compute.workers`, which have a cluster start nodes.
     An actor has its first shard once it has a GPU, so those that another run holds join when they are free, and those
-    of nodes that come later when they are up.
+    of nodes that come later when they are up. Where a GPU's memory runs out, the actor ends, and the others go on.
     """
     import ray
 
-    options: Any = {"num_cpus": 0, "num_gpus": compute.gpu_share, **ANYWHERE}  # else a share of a GPU would take a CPU
-    actors: Any = ray.remote(max_restarts=_RETRIES, max_task_retries=_RETRIES, **options)(_ShardMapper)
-    waiting, unfinished, started = deque(shards), len(shards), 0
+    sharing = _processes_per_gpu(compute.gpu_share, len(shards))
+    part = math.floor(1e4 * compute.gpu_share / sharing) / 1e4  # of which Ray keeps four digits
+    options: Any = {"num_cpus": 0, "num_gpus": part, **ANYWHERE}  # else a share of a GPU would take a CPU
+    actors: Any = ray.remote(max_restarts=_RETRIES, max_task_retries=_RETRIES, **options)(_GpuProcess)
+    waiting, unfinished, started, dropped = deque(shards), len(shards), 0, 0
     running: dict[Any, tuple[Any, str | None]] = {}  # the actor, and its shard, None while it starts
     failed: set[str] = set()
     while unfinished:
-        wanted = max(compute.workers, int(ray.cluster_resources().get("GPU", 0) / compute.gpu_share))
-        for _ in range(min(len(waiting), wanted - started)):
-            actor = actors.remote(parts)
+        gpus = max(compute.workers, int(ray.cluster_resources().get("GPU", 0) / compute.gpu_share))
+        for _ in range(min(len(waiting), gpus * sharing - dropped - started)):
+            actor = actors.remote()
             running[actor.__ray_ready__.remote()] = actor, None
             started += 1
         ready, _ = ray.wait(list(running), timeout=_LOOK_EVERY)
@@ -205,6 +210,13 @@ def _map_on_gpus(
                 if name:
                     unfinished -= 1
                     yield rows
+            except MemoryRanOut:
+                if started == 1:
+                    raise
+                waiting.appendleft(str(name))
+                started, dropped = started - 1, dropped + 1
+                console.print(f"note: {work.label}: the GPU's memory ran out; {started} processes go on", markup=False)
+                continue
             except (
                 ray.exceptions.ActorUnavailableError
             ):  # its node may be lost: Ray starts it on another or gives it up
@@ -219,8 +231,18 @@ def _map_on_gpus(
                 continue
             if waiting:
                 name = waiting.popleft()
-                running[actor.map_shard.remote(name, shards[name])] = actor, name
+                running[actor.map_shard.remote(parts, name, shards[name])] = actor, name
         actor = None  # one that nothing refers to gives its GPU to one whose node was lost
+
+
+def _processes_per_gpu(share: float, shards: int) -> int:
+    """How many processes share the part of a GPU that `compute.gpu_share` is: one for each core that belongs to it, as
+    decoding and the dense CRF take a core each, and most networks but a little of the GPU."""
+    import ray
+
+    resources = ray.cluster_resources()
+    gpus = max(1.0, resources.get("GPU", 0))
+    return max(1, min(int(resources.get("CPU", 1) * share / gpus), math.ceil(shards * share / gpus), _MOST_PER_GPU))
 
 
 def _killed(work: _Work, name: str | None, death: Exception) -> UserError:
@@ -231,6 +253,13 @@ def _killed(work: _Work, name: str | None, death: Exception) -> UserError:
         "free some memory or lower compute.cpus, and repeat the command, which goes on with what is missing; "
         f"{IMAGE_AT_FAULT}",
     )
+
+
+class _GpuProcess:
+    """An actor, which keeps a part of a GPU, and its worker."""
+
+    def map_shard(self, parts: tuple[Any], name: str, shard: ShardRows) -> int:
+        return _map_shard(parts, name, shard)
 
 
 class _ShardMapper:

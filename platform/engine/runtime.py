@@ -149,12 +149,3 @@ def cpus() -> int:
 
     logical = max(1, int(ray.cluster_resources().get("CPU", 1)))
     return min(logical, os.cpu_count() or 1) if is_one_node() else logical
-
-
-def cpus_per_gpu() -> int:
-    """The CPUs of this process's node for each of its GPUs, at least one."""
-    import ray
-
-    own = ray.get_runtime_context().get_node_id()
-    resources = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == own)
-    return max(1, int(resources.get("CPU", 1) / resources["GPU"]))

@@ -12,7 +12,6 @@ from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.index import Listing
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
-from mcis.platform.engine.runtime import cpus_per_gpu
 from mcis.platform.networks.predictor import Photo, Prediction, Predictor, TrainedRun
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.outputs.tables import PREDICTIONS_SCHEMA
@@ -27,14 +26,13 @@ class PredictRows:
     Args:
         weights: the folder of the trained network.
         classes: the K class names.
-        gpu, processes: see `Predictor`. None = as many as the node has CPUs for each GPU.
+        gpu: whether the network runs on one.
     """
 
-    def __init__(self, config: Config, weights: Path, classes: tuple[str, ...], gpu: bool, processes: int | None):
-        processes = cpus_per_gpu() if processes is None else processes
+    def __init__(self, config: Config, weights: Path, classes: tuple[str, ...], gpu: bool):
         self.max_side, self.given_tags = config.data.max_side, config.predict.given_tags
         trained = TrainedRun(config, weights, classes, self.max_side)
-        self.predictor = Predictor(trained, gpu=gpu, processes=processes)
+        self.predictor = Predictor(trained, gpu=gpu)
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         images = rows.select(["image_id", "uri", "height", "width", "content_hash", "tags"]).to_pylist()
@@ -69,14 +67,12 @@ def inputs(config: Config, context: RunContext) -> int | None:
 
 def run(config: Config, context: RunContext) -> PredictResult:
     """Predicts every image of a split, over the configured scales and mirror images."""
-    gpu = config.compute.gpu
     split = _predicted_split(config, context.result("index", IndexResult).images)
     rows = split_rows(context, split)
     map_table(
         rows,
         PredictRows,
-        # Without a GPU there is a task for each core, and none is left for the CRF of an image before.
-        (config, context.inputs["train_segmenter"], context.classes, gpu, None if gpu else 0),
+        (config, context.inputs["train_segmenter"], context.classes, config.compute.gpu),
         context.part / "predictions",
         label="predict",
         compute=config.compute,

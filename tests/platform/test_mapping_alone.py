@@ -59,9 +59,9 @@ def test_workers_with_a_gpu_are_actors_that_keep_it(tmp_path: Path) -> None:
     script = tmp_path / "gpus.py"
     script.write_text(
         """
-import os, sys, time
+import contextlib, os, sys, time
 from pathlib import Path
-import pyarrow as pa, pyarrow.parquet, ray
+import pyarrow as pa, pyarrow.parquet, ray, torch
 from mcis.datasets.errors import UserError
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.mapping import map_table
@@ -69,13 +69,17 @@ from mcis.platform.engine.nodes import check_gpus
 
 whole = ComputeConfig(gpu=True, shard_rows=2)
 half = ComputeConfig(gpu=True, gpu_share=0.5, shard_rows=2)
-ray.init(address="local", num_cpus=2, num_gpus=2, include_dashboard=False, _temp_dir=sys.argv[2])
+ray.init(address="local", num_cpus=4, num_gpus=2, include_dashboard=False, _temp_dir=sys.argv[2])
 out = Path(sys.argv[1])
 
 def make():
     gpus = ray.get_runtime_context().get_accelerator_ids()["GPU"]
     (out / f"made by {os.getpid()} with {','.join(gpus)}").touch()
-    return lambda rows: rows
+    def wait(rows):  # until all that share the GPUs, one for each CPU, are at work
+        while len(list(out.glob("made by *"))) < 4:
+            time.sleep(0.05)
+        return rows
+    return wait
 
 result = map_table(pa.table({"n": range(20)}), make, (), out / "shards", label="gpus", compute=whole, network=True)
 assert result == 20
@@ -89,6 +93,23 @@ def share():
     return wait
 
 map_table(pa.table({"n": range(20)}), share, (), out / "shared", label="gpus", compute=half, network=True)
+
+def make_large(most):
+    def work(rows):
+        for number in range(most):
+            with contextlib.suppress(FileExistsError):
+                (out / f"{most} ran out {number}").touch(exist_ok=False)
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return rows
+    return work
+
+for most in (3, 4):
+    rows = pa.table({"n": range(20)})
+    try:
+        map_table(rows, make_large, (most,), out / f"large {most}", label="gpus", compute=whole, network=True)
+        assert most == 3
+    except UserError as error:
+        assert most == 4 and "gpus: memory ran out" in error.found, error
 
 def make_poisoned():
     def work(rows):
@@ -124,6 +145,5 @@ ray.shutdown()
         done = subprocess.run([sys.executable, str(script), str(tmp_path), folder], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     made = [path.name for path in tmp_path.glob("made by *")]
-    assert 1 <= len(made) <= 2
-    assert {name.rpartition(" ")[2] for name in made} <= {"0", "1"}
+    assert sorted(name.rpartition(" ")[2] for name in made) == ["0", "0", "1", "1"]
     assert read_table(tmp_path / "shards")["n"].to_pylist() == list(range(20))

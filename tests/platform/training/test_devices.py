@@ -1,5 +1,5 @@
 """A training's step on a device that has no values and is not the CPU: what reads a value back, or leaves a tensor on
-the CPU, raises there. A GPU would wait, or raise, at the same place."""
+the CPU, raises there. A GPU would wait, or raise, at the same place; where there is one, its values are the CPU's."""
 
 import contextlib
 from types import SimpleNamespace
@@ -14,6 +14,7 @@ from mcis.datasets.sampling.batches import CropBatch, PairBatch
 from mcis.datasets.tags import Tags
 from mcis.models.affinity_net import AffinityNet
 from mcis.models.dropout import SampleDropout
+from mcis.models.random_walk import random_walk, transition
 from mcis.models.segmenters import predict
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.recipes import RECIPES
@@ -26,7 +27,7 @@ from mcis.platform.networks.build import build_affinity_net, build_segmenter
 from mcis.platform.stages.train_affinity import AffinityLearner
 from mcis.platform.stages.train_segmenter import SegmenterLearner
 
-META = torch.device("meta")
+META, GPU = torch.device("meta"), torch.cuda.is_available()
 SIDE, BATCH, CLASSES = 64, 4, 3
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8)
@@ -36,16 +37,36 @@ NO_IMAGES: Any = {"images": SimpleNamespace(uris=[""] * 8), "pretrained": None}
 TAGS = Tags.of_matrix(RNG.random((8, CLASSES)) < 0.6)
 
 
-def step(learner: Learner[Any], batch: Any) -> dict[str, torch.Tensor]:
-    """The loss terms of a batch, after the backward pass of their sum, on the device."""
-    model = learner.model().to(META)
+@pytest.fixture(params=["meta", pytest.param("cuda", marks=pytest.mark.skipif(not GPU, reason="there is no GPU"))])
+def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.device:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    return torch.device(request.param)
+
+
+def check_step(learner: Learner[Any], batch: Any, device: torch.device) -> None:
+    """The loss terms of a batch are on the device, and on a GPU they and the gradients of their sum are the CPU's."""
+    found = step(learner, batch, device)
+    assert all(value.device.type == device.type for value in found.values())
+    if device.type == "cuda":
+        expected = step(learner, batch, torch.device("cpu"))
+        least = 1e-3 * max(float(value.norm()) for value in expected.values())  # below which a gradient is rounding
+        for name, value in expected.items():
+            apart = float((found[name].cpu() - value).norm()) / max(float(value.norm()), least)
+            assert apart < 1e-2, f"{name}: {apart:.2g} of its norm apart"
+
+
+def step(learner: Learner[Any], batch: Any, device: torch.device) -> dict[str, torch.Tensor]:
+    """The loss terms of a batch and, behind the backward pass of their sum, the gradients, by their names."""
+    torch.manual_seed(0)
+    model = learner.model().to(device)
     model.train()
     for layer in model.modules():
         if isinstance(layer, SampleDropout):
-            layer.rate = 0.0  # the device has no generator
-    terms = learner.losses(model, batch, 10**6, META)
+            layer.rate = 0.0  # `meta` has no generator
+    terms = learner.losses(model, batch, 10**6, device)
     torch.stack(list(terms.values())).sum().backward()
-    return terms
+    gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return {name: value.detach() for name, value in {**terms, **gradients}.items()}
 
 
 def pair_batch() -> PairBatch:
@@ -72,26 +93,26 @@ def crop_batch() -> CropBatch:
     ],
     ids=lambda changes: ", ".join(changes),
 )
-def test_a_step_of_the_classifier_stays_on_its_device(changes: dict[str, Any]) -> None:
+def test_a_step_of_the_classifier_stays_on_its_device(changes: dict[str, Any], device: torch.device) -> None:
     config = RECIPES["small"]().classifier.model_copy(update={"input_size": SIDE, "channels": 24, **changes})
     learner = ClassifierLearner(config=config, seed=0, tags=TAGS, source=np.arange(8) % 2 == 0, **NO_IMAGES)
-    assert all(term.device == META for term in step(learner, pair_batch()).values())
+    check_step(learner, pair_batch(), device)
 
 
 @pytest.mark.parametrize("recipe", ["small", "photos", "lid"])
-def test_a_step_of_the_segmenter_stays_on_its_device(recipe: str) -> None:
+def test_a_step_of_the_segmenter_stays_on_its_device(recipe: str, device: torch.device) -> None:
     config = RECIPES[recipe]().segmenter.model_copy(update={"crop": SIDE, **JITTER})
     made: Any = {"image_ids": [], "uris": [""] * BATCH, "masks": None, "pretrained": None}
     learner = SegmenterLearner(config=config, seed=0, classes=CLASSES, **made)
-    assert all(term.device == META for term in step(learner, crop_batch()).values())
+    check_step(learner, crop_batch(), device)
 
 
 @pytest.mark.parametrize("recipe", ["photos", "lid"])
-def test_a_step_of_the_affinity_network_stays_on_its_device(recipe: str) -> None:
+def test_a_step_of_the_affinity_network_stays_on_its_device(recipe: str, device: torch.device) -> None:
     config = RECIPES[recipe]().affinity_net.model_copy(update={"crop": SIDE})
     made: Any = {"image_ids": [], "uris": [""] * BATCH, "masks": None, "pretrained": None}
     learner = AffinityLearner(config=config, seed=0, **made)
-    assert all(term.device == META for term in step(learner, crop_batch()).values())
+    check_step(learner, crop_batch(), device)
 
 
 def test_updates_read_nothing_back_until_the_log_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,15 +135,22 @@ def test_updates_read_nothing_back_until_the_log_is_written(monkeypatch: pytest.
     assert len(trainer.unchecked) == 10, "what would have been read in one go"
 
 
-def test_predictions_and_walks_stay_on_their_device() -> None:
+def test_predictions_and_walks_stay_on_their_device(device: torch.device) -> None:
     recipe = RECIPES["photos"]()
-    network = build_segmenter(recipe.segmenter, CLASSES).to(META).eval()
-    image = torch.zeros(3, SIDE, 80, device=META)
+    network = build_segmenter(recipe.segmenter, CLASSES).to(device).eval()
+    image = torch.zeros(3, SIDE, 80, device=device)
     for crop in (None, 48):
-        assert predict(network, image, scales=(1.0, 1.5), mirror=True, crop=crop).device == META
-    net = build_affinity_net(recipe.affinity_net).to(META).eval()
+        assert predict(network, image, scales=(1.0, 1.5), mirror=True, crop=crop).device.type == device.type
+    net = build_affinity_net(recipe.affinity_net).to(device).eval()
     assert isinstance(net, AffinityNet)
-    assert net(image[None]).affinities.device == META
+    affinities = net(image[None]).affinities[0]
+    assert transition(affinities, net.radius, 8.0).device.type == device.type
+    if device.type == "cuda":  # `meta` multiplies no sparse matrices
+        maps, walked = torch.rand(2, *affinities.shape[-2:]), []
+        for place in (device, torch.device("cpu")):
+            moved = maps.to(place), affinities.to(place)
+            walked.append(random_walk(*moved, radius=net.radius, beta=8.0, steps=64).cpu())
+        torch.testing.assert_close(*walked, rtol=1e-4, atol=1e-5)
 
 
 def test_a_value_that_is_read_back_would_raise() -> None:
