@@ -148,4 +148,3 @@ def test_a_run_uses_what_a_package_adds(package: dict[str, str], tmp_path: Path)
     )
     for label, iou in masks["iou"].items():
         assert masks["figures"]["dice"][label] == pytest.approx(200 * iou / (100 + iou), abs=0.02)
-    assert "mean dice %" in (out / "runs" / "a" / "scores.csv").read_text()

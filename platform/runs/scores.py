@@ -1,7 +1,5 @@
 """Scores: one figure each, with everything that it depends on and the words that say so."""
 
-import csv
-import io
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -168,20 +166,6 @@ def same_origin(meanings: Sequence[Mapping[str, str]]) -> dict[str, str]:
     return {
         h: meanings[0][h] for h in ORIGIN if meanings and h in meanings[0] and len({m.get(h) for m in meanings}) == 1
     }
-
-
-def scores_as_csv(scores: Sequence[Score]) -> str:
-    """A table of scores with a column for each heading that any of them has."""
-    meanings = [score.meaning() for score in scores]
-    headings = headings_of(meanings)
-    means = list(dict.fromkeys(name for score in scores for name in score.means()))
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(["what", "which", "mIoU %", "boundary mIoU %", *(f"mean {name} %" for name in means), *headings])
-    for score, meaning in zip(scores, meanings, strict=True):
-        figures = [score.miou, score.boundary_miou, *map(score.means().get, means)]
-        table.writerow([score.title, score.name, *figures, *map(meaning.get, headings)])
-    return text.getvalue()
 
 
 class Curve(NamedTuple):

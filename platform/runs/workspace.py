@@ -67,8 +67,6 @@ class RunFolder:
     """Every value of the configuration and where it comes from; `mcis run --config` takes this file."""
     scores = _Named("scores.json")
     """Scores, counts and seconds of the run."""
-    score_table = _Named("scores.csv")
-    """The scores as a table, a line each."""
     environment = _Named("environment.json")
     """Versions of Python and of the packages that results depend on."""
     report = _Named("report.html")

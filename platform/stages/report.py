@@ -26,10 +26,10 @@ from mcis.platform.reporting.panels import Panel
 from mcis.platform.reporting.plots import TrainingLog, log_columns
 from mcis.platform.reporting.run_page import ReportData, write_report
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.files import read_json, read_table, write_json, write_text
+from mcis.platform.runs.files import read_json, read_table, write_json
 from mcis.platform.runs.progress import read_records
 from mcis.platform.runs.results import PredictResult, StageResult
-from mcis.platform.runs.scores import CURVES, Curve, Score, read_scores, scores_as_csv
+from mcis.platform.runs.scores import CURVES, Curve, Score, read_scores
 from mcis.platform.runs.version import environment, git_revision
 from mcis.platform.runs.workspace import Workspace
 
@@ -52,7 +52,6 @@ def run(config: Config, context: RunContext) -> StageResult:
     data = report_data(config, context, logs)
     folder, scores = context.folder, [score.as_json() for score in data.scores]
     write_json(folder.scores, {"scores": scores, "counts": data.counts, "seconds": data.seconds})
-    write_text(folder.score_table, scores_as_csv(data.scores))
     write_report(data, folder)
     write_json(folder.environment, data.environment)
     for stage, network in _TRAININGS.items():
@@ -114,9 +113,7 @@ def _track(config: Config, context: RunContext, scores: Sequence[Score], seconds
     tracker.metrics({name: value for score in scores for name, value in score.metrics().items()})
     tracker.metrics({f"seconds.{stage}": s for stage, s in seconds.items()})
     folder = context.folder
-    for path in (
-        folder.report, folder.pictures, folder.scores, folder.score_table, folder.config, folder.environment
-    ):  # fmt: skip
+    for path in (folder.report, folder.pictures, folder.scores, folder.config, folder.environment):
         if path.exists():
             tracker.artifact(path)
     settings = config.tracking

@@ -1,7 +1,7 @@
 """A workspace and its data in a bucket of an S3 server: the same run, on one machine, another, and several at once."""
 
 import contextlib
-import csv
+import json
 import os
 import shutil
 import signal
@@ -103,19 +103,18 @@ def on_disk(bucket: dict[str, str], tmp_path_factory: pytest.TempPathFactory) ->
     """The scores of the run in a workspace of a disk."""
     folder = tmp_path_factory.mktemp("disk")
     said(run_in(str(folder / "workspace")), bucket, folder)
-    return of_code((folder / "workspace/runs/a/scores.csv").read_text())
+    return of_code((folder / "workspace/runs/a/scores.json").read_text())
 
 
 def scores_in(bucket: dict[str, str], workspace: str) -> str:
     system = pafs.S3FileSystem(endpoint_override=bucket["AWS_ENDPOINT_URL"].removeprefix("http://"), scheme="http")
-    with system.open_input_stream(f"{workspace.removeprefix('s3://')}/runs/a/scores.csv") as stream:
+    with system.open_input_stream(f"{workspace.removeprefix('s3://')}/runs/a/scores.json") as stream:
         return of_code(bytes(stream.read()).decode())
 
 
 def of_code(scores: str) -> str:
-    """A table of scores without the commit, which says whether a file was changed meanwhile."""
-    rows = list(csv.DictReader(scores.splitlines()))
-    return "\n".join(str({name: value for name, value in row.items() if name != "git"}) for row in rows)
+    """Scores without the commit, which says whether a file was changed meanwhile."""
+    return "\n".join(str(score | {"git": None}) for score in json.loads(scores)["scores"])
 
 
 @pytest.mark.slow

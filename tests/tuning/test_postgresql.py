@@ -78,7 +78,7 @@ def test_a_run_and_a_study_on_a_server_with_postgresql(
     of_run: Any = runs["run"]
     assert {key.split(".")[0] for key in of_run.data.metrics} >= {"segmentation", "pseudo_masks", "classifier"}
     files = {file.path for file in client.list_artifacts(of_run.info.run_id)}
-    assert {"report.html", "scores.csv", "scores.json", "pictures"} <= files
+    assert {"report.html", "scores.json", "pictures"} <= files
     (output,) = of_run.outputs.model_outputs
     assert "MLmodel" in [Path(f.path).name for f in client.list_logged_model_artifacts(output.model_id)]
 
