@@ -6,7 +6,6 @@ after a kill the next call finds the rest.
 """
 
 import contextlib
-import datetime
 import functools
 import math
 import os
@@ -24,6 +23,7 @@ from mcis.datasets.storage.folders import ASIDE, host_name, is_there, names_in, 
 from mcis.platform.config.experiment import read_experiment
 from mcis.platform.runs.files import bytes_in, disk_errors, read_json
 from mcis.platform.runs.locks import Holder, run_holder
+from mcis.platform.runs.scores import read_scores
 from mcis.platform.runs.workspace import CACHE, OUTPUT, SUMMARY, RunFolder, RunRecord, Workspace, read_record
 
 State = Literal["running", "finished", "failed", "interrupted", "killed", "damaged", "foreign"]
@@ -135,7 +135,7 @@ def _entry(workspace: Workspace, name: str, record: RunRecord | UserError | None
             state="running" if holder else record.outcome or "killed",
             holder=holder,
             reached=next(reversed(record.reached), None),
-            scores=_scores(folder, record),
+            scores=_scores(workspace, record),
             outputs=record.pointed,
             bytes=bytes_in(folder.path),
             problem=None if holder else record.reason,
@@ -145,22 +145,15 @@ def _entry(workspace: Workspace, name: str, record: RunRecord | UserError | None
         return Entry(name=name, state="damaged", problem=problem, bytes=bytes_in(folder.path))
 
 
-def _scores(folder: RunFolder, record: RunRecord) -> dict[str, float]:
-    """The main scores by MAIN_SCORES; none where an earlier call wrote them."""
-    began = datetime.datetime.fromisoformat(record.began).timestamp()
-    if not folder.scores.exists() or folder.scores.stat().st_mtime < began:
-        return {}
+def _scores(workspace: Workspace, record: RunRecord) -> dict[str, float]:
+    """The main scores by MAIN_SCORES, as far as the last call has come to them."""
+    outputs = {stage: workspace.store / name for stage, name in record.current.items() if stage in record.reached}
     found: dict[str, float] = {}
-    try:
-        for score in read_json(folder.scores)["scores"]:
-            of_segmentation = "with CRF" if score.get("crf") else "segmentation"
-            names = {"localization_maps": "maps", "pseudo_masks": "masks", "segmentation": of_segmentation}
-            if score["what"] in names:
-                found[names[score["what"]]] = float(score["miou"])  # maps with related images come last
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise UserError(
-            f"{folder.scores} is damaged", "scores as mcis wrote them", "repeat the command of the run"
-        ) from None
+    for score in read_scores(outputs):
+        of_segmentation = "with CRF" if score.crf else "segmentation"
+        names = {"localization_maps": "maps", "pseudo_masks": "masks", "segmentation": of_segmentation}
+        if score.what in names:
+            found[names[score.what]] = score.miou  # maps with related images come last
     return found
 
 

@@ -13,15 +13,16 @@ from mcis.platform.runs.bookkeeping import point_to, recorded
 from mcis.platform.runs.files import write_json
 from mcis.platform.runs.inventory import Entry, entries
 from mcis.platform.runs.locks import hold_run
+from mcis.platform.runs.scores import SCORES, Score, Scored
 from mcis.platform.runs.workspace import Workspace
 
 runner = CliRunner()
 
 
-def finished(workspace: Workspace, name: str, **sizes: int) -> None:
+def finished(workspace: Workspace, name: str, evaluate: int = 500, **sizes: int) -> None:
     """A run with outputs of these stages and sizes in bytes, and scores."""
     with recorded(workspace, name, whole=True):
-        reach(workspace, name, **sizes)
+        reach(workspace, name, **sizes, evaluate=evaluate)
         score(workspace, name)
 
 
@@ -36,12 +37,14 @@ def reach(workspace: Workspace, name: str, **sizes: int) -> None:
 
 
 def score(workspace: Workspace, name: str) -> None:
-    of_stage: list[tuple[str, float, bool | None]] = [
+    of_stage: list[tuple[Scored, float, bool | None]] = [
         ("localization_maps", 40.0, None), ("localization_maps", 45.5, None), ("pseudo_masks", 50.0, None),
         ("baseline", 99.0, None), ("segmentation", 51.25, False), ("segmentation", float("nan"), True),
     ]  # fmt: skip
-    scores = [{"what": what, "miou": miou, "crf": crf} for what, miou, crf in of_stage]
-    write_json(workspace.run(name).scores, {"scores": scores})
+    same: Any = {"name": "any", "split": "val", "images": 6, "iou": {}, "figures": {}, "confusion": ()}
+    same |= {"seed": 0, "recipe": "small", "weights": "none", "git": None}
+    scores = [Score(what=what, miou=miou, crf=crf, **same).as_json() for what, miou, crf in of_stage]
+    write_json(workspace.outputs(name)["evaluate"] / SCORES, scores)
 
 
 def entry(workspace: Workspace, name: str) -> Entry:
@@ -63,7 +66,7 @@ def test_a_finished_run_has_its_configuration_scores_and_size(workspace: Workspa
         "maps": 45.5, "masks": 50.0, "segmentation": 51.25,
     }  # fmt: skip
     own = sum(path.stat().st_size for path in (workspace.runs / "first").iterdir())
-    assert found.bytes == 1500 + own
+    assert found.bytes == 1500 + own + (workspace.outputs("first")["evaluate"] / SCORES).stat().st_size
     (row,) = shown(workspace, "--json")
     assert row["scores"] == {"maps": 45.5, "masks": 50.0, "segmentation": 51.25, "with CRF": None}
     assert (row["name"], row["bytes"], row["holder"]) == ("first", found.bytes, None)
@@ -88,8 +91,8 @@ def test_a_run_in_progress_is_told_from_one_that_was_killed(workspace: Workspace
 
 def test_scores_of_an_earlier_call_are_not_shown_as_those_of_this_one(workspace: Workspace) -> None:
     finished(workspace, "first", index=10)
-    os.utime(workspace.run("first").scores, (0, 0))
-    assert entry(workspace, "first").scores == {}
+    with recorded(workspace, "first", whole=True):
+        assert entry(workspace, "first").scores == {}
 
 
 def test_why_a_run_failed_is_shown_as_it_is(workspace: Workspace) -> None:
@@ -118,16 +121,17 @@ def test_trials_stand_below_their_study_and_share_what_they_point_to(workspace: 
 
 DAMAGED = {
     "record.json": ["", "[]", '{"began": "x"}', '{"began": "2026-01-01", "outputs": 3}'],
-    "scores.json": ["{", "[]", '{"scores": 3}', '{"scores": [3]}', '{"scores": [{"what": []}]}'],
+    "scores.json": ["{", "{}", "[3]", '[{"what": []}]'],
     "config.toml": ["[", "setting = ["],
 }
 
 
 @pytest.mark.parametrize(("file", "content"), [(file, text) for file, texts in DAMAGED.items() for text in texts])
 def test_a_damaged_run_has_a_row_that_says_so(workspace: Workspace, file: str, content: str) -> None:
-    finished(workspace, "good", index=10)
+    finished(workspace, "good", evaluate=20, index=10)
     finished(workspace, "first", index=10)
-    (workspace.runs / "first" / file).write_text(content)
+    folder = workspace.outputs("first")["evaluate"] if file == SCORES else workspace.runs / "first"
+    (folder / file).write_text(content)
     found = entry(workspace, "first")
     assert found.state == "damaged"
     assert file in (found.problem or "")
