@@ -64,9 +64,6 @@ class TrackingConfig(Section):
     model: bool | None = None
     """Log the trained segmentation network as a model, which takes the disk of its weights once more. None = of a run,
     but not of the trials of a study."""
-    system_metrics: bool = True
-    """Every 10 seconds while a run computes, log the use of processors, memory, disk, network and GPUs of the machine
-    that the command runs on."""
 
 
 class Config(Section):

@@ -130,7 +130,7 @@ def bookkept(
             watch=study.watch if study else None,
             log_model=log_model,
         )
-        with tracker.running(system_metrics=config.tracking.system_metrics):
+        with tracker.running():
             tags = {"setting": config.setting, "recipe": config.recipe, "seed": str(config.seed)}
             tags |= {"study": study.name} if study else {}
             tracker.describe({**values, **(study.varied if study else {})}, tags)

@@ -242,22 +242,21 @@ class Tracker:
             self._sender.start()
 
     @contextlib.contextmanager
-    def running(self, *, system_metrics: bool = False) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         """Ends the MLflow run when the block ends: as FINISHED, as KILLED after Ctrl-C, or else as FAILED.
 
-        Args:
-            system_metrics: MLflow logs the machine's use meanwhile.
+        Meanwhile MLflow logs the use of this machine's processors, memory, disk, network and GPUs.
         """
+        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
         status = "FAILED"
         try:
-            with contextlib.ExitStack() as logged:
-                if system_metrics:
-                    from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
-
-                    monitor = SystemMetricsMonitor(self.run_id, resume_logging=True, tracking_uri=self.uri)
-                    monitor.start()
-                    logged.callback(monitor.finish)
+            monitor = SystemMetricsMonitor(self.run_id, resume_logging=True, tracking_uri=self.uri)
+            monitor.start()
+            try:
                 yield
+            finally:
+                monitor.finish()
             status = "FINISHED"
         except KeyboardInterrupt:
             status = "KILLED"

@@ -182,7 +182,7 @@ def test_the_machines_use_is_logged_while_a_run_goes_on(workspace: Workspace, mo
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.2")
     tracker = Tracker(workspace, "sampled", identity="")
     key = "system/cpu_utilization_percentage"
-    with tracker.running(system_metrics=True):
+    with tracker.running():
         while not tracker.client.get_metric_history(tracker.run_id, key):
             pass
     assert 0 <= tracker.client.get_metric_history(tracker.run_id, key)[0].value <= 100
