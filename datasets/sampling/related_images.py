@@ -133,12 +133,6 @@ def _of_class(asked: Asked) -> NDArray[np.int64]:
     return related
 
 
-def _nearest(asked: Asked) -> NDArray[np.int64]:
-    assert asked.vectors is not None
-    members = Members.of(asked.tags, asked.source)
-    return nearest_images(members, asked.vectors, asked.image, asked.tag, asked.related)
-
-
 def _itself(asked: Asked) -> NDArray[np.int64]:
     """Each image alone, once, whatever R."""
     return asked.image[:, None][:, : asked.related]
@@ -187,26 +181,18 @@ def rounded(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     return (np.trunc(unit * _STEPS) / _STEPS).astype(np.float32)  # towards 0, so that no length exceeds 1
 
 
-def nearest_images(
-    members: Members, vectors: NDArray[np.float32], images: NDArray[np.int64], classes: NDArray[np.int64], related: int
-) -> NDArray[np.int64]:
-    """The R images nearest to each of B images among those of one of its classes, (B, R) positions, nearest first.
+def _nearest(asked: Asked) -> NDArray[np.int64]:
+    """The R images nearest to each map's image among those of its class, (T, R) positions, nearest first.
 
     The image itself is not among them and none comes twice while the class has enough; then the row repeats. The only
-    image of a class is related to itself. The first r of a row are those for R = r.
-
-    Args:
-        members: of all N images.
-        vectors: of all images, `rounded`, (N, C).
-        images, classes: (B,); each image has the class.
-        related: R.
+    image of a class is related to itself.
     """
-    out = np.empty((len(images), related), np.int64)
-    for k in np.unique(classes):
-        of_class = np.flatnonzero(classes == k)
-        begin, end = members.ranges(np.array([k]))
-        candidates = np.sort(members.images[begin[0] : end[0]].astype(np.int64))
-        out[of_class] = _nearest_of(vectors, images[of_class], candidates, related)
+    assert asked.vectors is not None
+    members, out = Members.of(asked.tags, asked.source), np.empty((len(asked.tag), asked.related), np.int64)
+    for k in np.unique(asked.tag):
+        of_class, (begin, end) = np.flatnonzero(asked.tag == k), members.start[k : k + 2]
+        candidates = np.sort(members.images[begin:end].astype(np.int64))
+        out[of_class] = _nearest_of(asked.vectors, asked.image[of_class], candidates, asked.related)
     return out
 
 

@@ -21,7 +21,7 @@ VECTORS = "vectors"
 
 
 def read_vectors(folder: Path) -> NDArray[np.float32]:
-    """The vectors (N, C') of that table, as `nearest_images` takes them."""
+    """The vectors (N, C') of that table, `rounded`."""
     return rounded(np.stack(read_table(folder)["vector"].to_numpy(zero_copy_only=False)).astype(np.float32))
 
 

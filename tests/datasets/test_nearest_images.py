@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mcis.datasets.sampling.related_images import nearest_images, rounded
-from mcis.datasets.tags import Members, Tags
+from mcis.datasets.sampling.related_images import RELATED, Asked, rounded
+from mcis.datasets.tags import Tags
 
 N, K, C = 40, 3, 6
 
@@ -24,6 +24,10 @@ def every_tag(tags: Tags) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return np.repeat(np.arange(len(tags)), np.diff(tags.start)), tags.values.astype(np.int64)
 
 
+def nearest(tags: Tags, source: NDArray[np.bool_], vectors: NDArray[np.float32], related: int) -> NDArray[np.int64]:
+    return RELATED["nearest"].draw(Asked(tags, source, *every_tag(tags), related, seed=0, vectors=vectors))
+
+
 def one_by_one(tags: Tags, vectors: NDArray[np.float32], image: int, k: int, related: int) -> list[int]:
     candidates = np.flatnonzero(tags.matrix(np.arange(N))[:, k])
     whole = (vectors * 2**11).astype(np.int64)
@@ -35,7 +39,7 @@ def one_by_one(tags: Tags, vectors: NDArray[np.float32], image: int, k: int, rel
 def test_the_nearest_are_those_of_a_search_one_by_one(seed: int, alike: bool, related: int) -> None:
     tags, source, vectors = world(seed, alike)
     images, classes = every_tag(tags)
-    got = nearest_images(Members.of(tags, source), vectors, images, classes, related)
+    got = nearest(tags, source, vectors, related)
     for row, image, k in zip(got, images.tolist(), classes.tolist(), strict=True):
         assert row.tolist() == one_by_one(tags, vectors, image, k, related)
 
@@ -44,15 +48,14 @@ def test_the_nearest_are_those_of_a_search_one_by_one(seed: int, alike: bool, re
 def test_fewer_related_images_are_the_first_of_more(alike: bool) -> None:
     """Also where many are equally near."""
     tags, source, vectors = world(1, alike)
-    images, classes = every_tag(tags)
-    one, three, seven = (nearest_images(Members.of(tags, source), vectors, images, classes, r) for r in (1, 3, 7))
+    one, three, seven = (nearest(tags, source, vectors, r) for r in (1, 3, 7))
     np.testing.assert_array_equal(three, seven[:, :3])
     np.testing.assert_array_equal(one, seven[:, :1])
 
 
 def test_the_only_image_of_a_class_is_related_to_itself() -> None:
     tags = Tags.of_matrix(np.eye(3, dtype=bool))
-    got = nearest_images(Members.of(tags), rounded(np.eye(3, dtype=np.float32)), np.arange(3), np.arange(3), 2)
+    got = nearest(tags, np.zeros(3, bool), rounded(np.eye(3, dtype=np.float32)), 2)
     assert got.tolist() == [[0, 0], [1, 1], [2, 2]]
 
 
