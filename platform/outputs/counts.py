@@ -6,9 +6,9 @@ image by image.
 """
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import pyarrow as pa
@@ -38,27 +38,17 @@ TRAINING_IMAGES, PREDICTED_IMAGES = "training-images", "predicted-images"
 """Folders of shards in the stage's output: of maps, masks and baselines; of predictions."""
 
 
-class CountsTable:
-    """Collects rows of COUNTS_SCHEMA."""
+def counts_row(image_id: str, truth: NDArray[np.uint8], scored: str, counts: Counts) -> dict[str, Any]:
+    """A row of COUNTS_SCHEMA, of what was counted of an image for one score; `truth` is its mask, (H, W)."""
+    return {"image_id": image_id, "truth_crc": crc_of_truth(truth), "scored": scored, **counts._asdict()}
 
-    def __init__(self) -> None:
-        self.columns: dict[str, list[object]] = {name: [] for name in COUNTS_SCHEMA.names}
 
-    def add(self, image_id: str, truth: NDArray[np.uint8], scored: str, counts: Counts) -> None:
-        """Adds what was counted of an image for one score; `truth` is its mask, (H, W)."""
-        for name, value in zip(COUNTS_SCHEMA.names, (image_id, crc_of_truth(truth), scored, *counts), strict=True):
-            self.columns[name].append(value)
-
-    def add_masks(
-        self, image_id: str, truth: NDArray[np.uint8], masks: Mapping[str, NDArray[np.uint8]], classes: int
-    ) -> None:
-        """Counts the label masks of an image, (H, W) by what is scored, and adds them."""
-        for scored, counts in zip(masks, mask_counts(truth, masks.values(), classes), strict=True):
-            self.add(image_id, truth, scored, counts)
-
-    def table(self) -> pa.Table:
-        """The rows so far."""
-        return pa.table(self.columns, schema=COUNTS_SCHEMA)
+def mask_rows(
+    image_id: str, truth: NDArray[np.uint8], masks: Mapping[str, NDArray[np.uint8]], classes: int
+) -> Iterator[dict[str, Any]]:
+    """Rows of COUNTS_SCHEMA, of the label masks of an image, (H, W) by what is scored."""
+    for scored, counts in zip(masks, mask_counts(truth, masks.values(), classes), strict=True):
+        yield counts_row(image_id, truth, scored, counts)
 
 
 def crc_of_truth(truth: NDArray[np.uint8]) -> int:

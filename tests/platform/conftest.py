@@ -29,7 +29,7 @@ from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import build_classifier, build_segmenter
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
-from mcis.platform.outputs.counts import PREDICTED_IMAGES, TRAINING_IMAGES, CountsTable, sum_counts
+from mcis.platform.outputs.counts import COUNTS_SCHEMA, PREDICTED_IMAGES, TRAINING_IMAGES, mask_rows, sum_counts
 from mcis.platform.outputs.tables import MASKS_SCHEMA, PREDICTIONS_SCHEMA
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_table, write_json, write_table, write_text
@@ -186,7 +186,7 @@ def scored() -> Callable[..., Path]:
         outputs = {s: opened.output(s, name) for s in ("index", "pseudo_masks", "predict", "evaluate")}
         data.mkdir(parents=True, exist_ok=True)
         tables: dict[str, list[dict[str, object]]] = {"index": [], "predictions": [], "masks": []}
-        counted = CountsTable()
+        counted = list[dict[str, Any]]()
         for number in range(images):
             drawn, tag, image_id = np.random.default_rng([truths, number]), number % len(classes), f"{split}{number}"
             truth = np.zeros((40, 56), np.uint8)
@@ -209,7 +209,7 @@ def scored() -> Callable[..., Path]:
             tables["predictions"].append({"image_id": image_id, **pngs})
             of_mask = dict.fromkeys(("labels", "mask"), encode_labels(pseudo)) | {"image_id": image_id, "cue": "crf"}
             tables["masks"].append(of_mask | {"ignored": 0.0, "foreground": 0.3})
-            counted.add_masks(image_id, truth, {"pseudo masks": pseudo}, len(classes))
+            counted += mask_rows(image_id, truth, {"pseudo masks": pseudo}, len(classes))
         index = pa.Table.from_pylist(tables["index"], schema=INDEX_SCHEMA)
         write_table(outputs["index"] / "index.parquet", index)
         predictions, evaluate = outputs["predict"] / "predictions", outputs["evaluate"]
@@ -217,7 +217,8 @@ def scored() -> Callable[..., Path]:
             write_table(folder / "part-0.parquet", pa.Table.from_pylist(tables[folder.name], schema=schema))
         of_predictions = ScoreVal(classes=len(classes), predictions=Shards(predictions))(index)
         write_table(evaluate / PREDICTED_IMAGES / "part-0.parquet", of_predictions)
-        write_table(evaluate / TRAINING_IMAGES / "part-0.parquet", counted.table())
+        of_masks = pa.Table.from_pylist(counted, schema=COUNTS_SCHEMA)
+        write_table(evaluate / TRAINING_IMAGES / "part-0.parquet", of_masks)
         shape = (MASK_PARTS, len(classes) + 1, len(classes) + 1)
         scorer = Scorer(config=resolved.config, classes=tuple(classes), split=split, images=images)
         masks = sum_counts(evaluate / TRAINING_IMAGES, {"pseudo masks": shape})["pseudo masks"]

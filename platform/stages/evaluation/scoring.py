@@ -22,6 +22,7 @@ from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.outputs.counts import (
     BEST_TAG,
+    COUNTS_SCHEMA,
     PLAIN,
     PREDICTED_IMAGES,
     PSEUDO_MASKS,
@@ -30,7 +31,8 @@ from mcis.platform.outputs.counts import (
     SINGLE_ROUND,
     TRAINING_IMAGES,
     WITH_CRF,
-    CountsTable,
+    counts_row,
+    mask_rows,
     sum_counts,
 )
 from mcis.platform.outputs.read_index import truth_of_row
@@ -91,15 +93,15 @@ class ScoreVal:
     predictions: Shards
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        out = CountsTable()
+        out: list[dict[str, Any]] = []
         for row in rows.to_pylist():
             truth = truth_of_row(row, self.classes)
             prediction = self.predictions.rows(row["image_id"])
             assert prediction is not None, f"no prediction of the image {row['image_id']}"
             pngs = {PLAIN: prediction["plain"][0].as_py(), WITH_CRF: prediction["crf"][0].as_py()}
             masks = {scored: decode_labels(png) for scored, png in pngs.items() if png is not None}
-            out.add_masks(row["image_id"], truth, masks, self.classes)
-        return out.table()
+            out += mask_rows(row["image_id"], truth, masks, self.classes)
+        return pa.Table.from_pylist(out, schema=COUNTS_SCHEMA)
 
 
 def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, split: str) -> list[Score]:
@@ -144,13 +146,14 @@ class ScoreTrain:
     masks: Shards | None
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        out = CountsTable()
+        out: list[dict[str, Any]] = []
         for row in rows.to_pylist():
             truth = truth_of_row(row, self.classes)
             for scored, table in ((SINGLE_ROUND, self.single), (RELATED, self.related)):
-                out.add(row["image_id"], truth, scored, self._map_counts(table, row["image_id"], truth))
-            out.add_masks(row["image_id"], truth, dict(self._label_masks(row, truth)), self.classes)
-        return out.table()
+                counts = self._map_counts(table, row["image_id"], truth)
+                out.append(counts_row(row["image_id"], truth, scored, counts))
+            out += mask_rows(row["image_id"], truth, dict(self._label_masks(row, truth)), self.classes)
+        return pa.Table.from_pylist(out, schema=COUNTS_SCHEMA)
 
     def _map_counts(self, table: Shards, image_id: str, truth: NDArray[np.uint8]) -> Counts:
         image = image_maps(table, image_id)
