@@ -72,9 +72,6 @@ class LocalizeConfig(Section):
     """Average the features with those of the mirror image, mirrored back."""
     batch: Positive = 32
     """Images embedded at a time, at most `compute.shard_rows`."""
-    keep_features: bool = Field(default=False, exclude=True)  # left out of the stage's key, as it changes no result
-    """Keep the images' features in the workspace's cache, for further runs that differ in related images alone; studies
-    of R set it."""
 
     def description(self) -> str:
         """How a map is made of related images, and of which, as scores name it."""

@@ -12,7 +12,7 @@ from mcis.platform.config.experiment import read_experiment
 from mcis.platform.runs.scores import SCORES, Score, Scored, read_scores
 from mcis.platform.runs.workspace import RunFolder, Workspace
 
-_OF_A_SEED = ("seed", "compute.", "tracking.", "localize.keep_features")
+_OF_A_SEED = ("seed", "compute.", "tracking.")
 """Beginnings of the keys in which the runs of a case may differ: all but `seed` change no result but for rounding."""
 
 

@@ -123,13 +123,6 @@ def test_what_is_just_possible_passes() -> None:
     PseudoMasksConfig(threshold=0.2, background_threshold=0.2)
 
 
-def test_how_features_are_kept_is_in_no_stages_key() -> None:
-    """It changes no result, so maps that were made without are taken as they are."""
-    plain, kept = (Config.model_validate({"localize": {"keep_features": keep}}).localize for keep in (False, True))
-    assert plain != kept
-    assert plain.model_dump_json() == kept.model_dump_json()
-
-
 def test_few_images_are_seen_more_often_so_that_the_updates_do() -> None:
     """All that is counted in epochs grows alike, so that the schedule over the updates is the same."""
     plain = ClassifierConfig(

@@ -30,7 +30,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "None in place of a default": {"predict.crop": None},
     "numbers": {"segmenter.optimizer.learning_rate": 1e-300, "seed": 2**31 - 1, "segmenter.scales": [1]},
     "another method": {"localize.method.name": "co_attention", "localize.method.target": "n"},
-    "not in the keys of stages": {"localize.keep_features": True, "classifier.val_every": 0, "compute.gpu": False},
+    "not in the keys of stages": {"classifier.val_every": 0, "compute.gpu": False},
 }
 
 

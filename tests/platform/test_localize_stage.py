@@ -111,24 +111,6 @@ def test_after_a_loss_of_shards_only_these_are_related_again(
     same_tables(context.part, other.part)
 
 
-@pytest.mark.parametrize("released", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_images_are_embedded_once_for_several_numbers_where_features_are_kept(
-    localizable: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, released: bool
-) -> None:
-    """And the maps of each number are those of a run with it alone, to the bit."""
-    shutil.rmtree(localizable.context.workspace.cache)
-    localizable.context.workspace.cache.mkdir()
-    embedded = 0
-    for number in (0, 2, 4):
-        own = *(VARIANTS["released"] if released else ()), f"localize.related={number}"
-        alone, kept = localizable.into(tmp_path / f"alone-{number}"), localizable.into(tmp_path / f"kept-{number}")
-        localization.run(localizable.config(*own), alone)
-        done = computed_by(monkeypatch, localizable.config(*own, "localize.keep_features=true"), kept)
-        embedded += sum(rows for folder, rows, _ in done if folder == "single")
-        same_tables(kept.part, alone.part)
-    assert embedded == (60 if released else 30), "the maps of self pairs come with related images alone"
-
-
 def test_controls_of_related_images_are_counted(localizable: Any, tmp_path: Path) -> None:
     """Class 0 is every image's, class 3 that of all but one."""
     made = localizable.with_index(tmp_path, lambda n: {"tags": [0, 3] if n else [0]})

@@ -6,7 +6,6 @@ once; where maps have related images, its features are kept, float16, in memory-
 images, that all workers read: memory stays bounded by what the system caches, and a map costs attention alone.
 """
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +21,13 @@ from mcis.datasets.tables.memory_mapped import Features
 from mcis.datasets.tags import Tags
 from mcis.platform.config.maps import LocalizeConfig
 from mcis.platform.config.sections import Config
-from mcis.platform.engine.cache import cached, features_cache
+from mcis.platform.engine.cache import features_cache
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.networks.pretrained import classifier_weights
 from mcis.platform.outputs.read_index import of_source, split_rows
 from mcis.platform.outputs.relations import VECTORS, draw_relations, read_vectors
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.files import fingerprint
 from mcis.platform.runs.results import StageResult
-from mcis.platform.runs.version import made_with
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages.localization.workers import Embed, Relate, embed_rows, relate_rows
 
@@ -78,27 +75,13 @@ def run(config: Config, context: RunContext) -> StageResult:
 
 def _embedded(config: Config, context: RunContext, rows: pa.Table) -> Path:
     """A folder with the single-round maps, and what maps with related images are made of."""
-    localize = config.localize
-    selves = localize.related > 0 and localize.method.name == "released"
-    features = localize.related > 0 or localize.keep_features
+    localize, folder = config.localize, context.part / EMBEDDED
+    features = localize.related > 0
+    selves = features and localize.method.name == "released"
     vectors = features and RELATED[localize.related_by].vectors
-
-    def fill(folder: Path) -> None:
-        arguments = *_network(config, context), _outputs(config, context, rows), folder, features, selves, vectors
-        _map(config, embed_rows(rows), Embed, arguments, folder / "single", "embed")
-
-    if localize.keep_features:
-        what = (
-            context.result("train_classifier", StageResult).identity,
-            [localize.extra_scales, localize.mirror, localize.batch, config.compute.shard_rows, selves, vectors],
-            made_with(__name__, config.compute.device),
-            [rows["content_hash"].to_pylist(), rows["tags"].to_pylist()],
-        )
-        # As it was asked for, nothing else has to leave the cache for it.
-        if folder := cached(f"embedded-{fingerprint(what)}", fill, context, size=0, bound=sys.maxsize):
-            return folder
-    fill(context.part / EMBEDDED)
-    return context.part / EMBEDDED
+    arguments = *_network(config, context), _outputs(config, context, rows), folder, features, selves, vectors
+    _map(config, embed_rows(rows), Embed, arguments, folder / "single", "embed")
+    return folder
 
 
 def _network(config: Config, context: RunContext) -> tuple[Any, ...]:
