@@ -39,9 +39,6 @@ class PredictConfig(Section):
     """Side of sliding windows with two thirds' stride, pixels; None = the image whole."""
     crf: CrfParameters = CrfParameters()
     """Refinement of the probabilities; both plain and refined predictions are kept and scored."""
-    given_tags: bool = False
-    """Take the tags of the predicted images as known: an image is given no label of a class that is not among them, and
-    one without a tag is all background. `mcis predict --tags` has them of a table."""
 
 
 class EvaluateConfig(Section):

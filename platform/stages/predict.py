@@ -30,19 +30,18 @@ class PredictRows:
     """
 
     def __init__(self, config: Config, weights: Path, classes: tuple[str, ...], gpu: bool):
-        self.max_side, self.given_tags = config.data.max_side, config.predict.given_tags
+        self.max_side = config.data.max_side
         trained = TrainedRun(config, weights, classes, self.max_side)
         self.predictor = Predictor(trained, gpu=gpu)
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        images = rows.select(["image_id", "uri", "height", "width", "content_hash", "tags"]).to_pylist()
+        images = rows.select(["image_id", "uri", "height", "width", "content_hash"]).to_pylist()
         predictions = list(self.predictor.map(map(self._read, images), _as_row))
         return pa.Table.from_pylist(predictions, schema=PREDICTIONS_SCHEMA)
 
     def _read(self, row: dict[str, Any]) -> Photo[str]:
         rgb = read_rgb(row["uri"], max_side=self.max_side, content_hash=row["content_hash"])
-        known = row["tags"] if self.given_tags else None
-        return Photo(row["image_id"], Picture(rgb, row["height"], row["width"]), known)
+        return Photo(row["image_id"], Picture(rgb, row["height"], row["width"]))
 
 
 def _as_row(image_id: str, prediction: Prediction) -> dict[str, Any]:

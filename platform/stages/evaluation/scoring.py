@@ -117,7 +117,6 @@ def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, sp
     inference: dict[str, Any] = {
         "scales": config.predict.scales,
         "mirror": config.predict.mirror,
-        "method": "among the given tags" if config.predict.given_tags else None,
         "trained_on": trained_on,
     }
     return [
