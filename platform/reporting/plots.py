@@ -1,4 +1,4 @@
-"""Plots of the pages: IoU per class, losses, thresholds, trainings, the gallery; for light and dark pages."""
+"""Plots of the pages: IoU per class, losses, thresholds, trainings; for light and dark pages."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -10,11 +10,9 @@ from cycler import cycler
 from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from numpy.typing import NDArray
 
 from mcis.platform.reporting.losses import LOST, Step
-from mcis.platform.reporting.panels import COLUMNS, Panel, cells, legend
 from mcis.platform.runs.scores import Curve, Scored
 
 STAGE_COLORS: dict[Scored, int] = {"localization_maps": 0, "pseudo_masks": 2, "segmentation": 1}
@@ -47,8 +45,6 @@ _NO_TERMS = ("step", "epoch", "loss", "val_map", "learning_rate", "images_per_se
 """Columns of a step log that are no terms of the loss."""
 _SMOOTH_FROM = 60
 """Records from which on a loss is drawn as a mean over 1/30 of them over its faint self."""
-_ROW = 160
-"""CSS pixels of a row of the gallery."""
 _PIXEL = 1 / 96
 """Inches of a CSS pixel."""
 Draw = Callable[[Figure, Theme], None]
@@ -185,40 +181,6 @@ def training_chart(log: TrainingLog) -> Plot:
         figure.legend(loc="outside lower left", ncols=4)
 
     return plot(480, 480 + 90 * (len(charts) - 3), draw)
-
-
-def gallery(panels: Sequence[Panel], classes: Sequence[str]) -> bytes:
-    """All panels (at least one) as rows under column headings, with names and tags, over a legend of their labels.
-
-    A PNG for a light page; columns that no panel has are left out.
-    """
-    rows = [cells(panel, classes, 2 * _ROW) for panel in panels]
-    columns = [column for column in COLUMNS if any(column in row for row in rows)]
-    handles = [
-        Patch(facecolor=color, edgecolor="#8a919c", label=f" {short(name, 20)}")
-        for name, color in legend(panels, classes)
-    ]
-    across = len(columns) + 1
-
-    def draw(figure: Figure, theme: Theme) -> None:
-        grid = figure.subplots(len(rows), len(columns), squeeze=False)
-        for axes_of_row, panel, row in zip(grid, panels, rows, strict=True):
-            for axes, column in zip(axes_of_row, columns, strict=True):
-                axes.axis("off")
-                if column in row:
-                    axes.imshow(row[column].picture)
-                else:
-                    axes.text(0.5, 0.5, "none", color=theme.muted, ha="center", va="center")
-            caption = short(f"{panel.image_id}  ·  {panel.split}  ·  {', '.join(panel.tags) or 'no tag'}", 30 * across)
-            place = {"transform": axes_of_row[0].transAxes, "va": "top", "in_layout": False}
-            axes_of_row[0].text(0, -0.04, caption, color=theme.muted, **place)
-        for axes, column in zip(grid[0], columns, strict=True):
-            axes.set_title(column, fontsize=11)
-        figure.legend(loc="outside lower left", ncols=across, handles=handles)
-
-    width = max(row["image"].picture.width // 2 for row in rows)
-    below = 18 * math.ceil(len(handles) / across)
-    return _png((width + 12) * len(columns), len(rows) * (_ROW + 28) + below + 40, draw, "light")
 
 
 def _smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -37,7 +37,7 @@ _TITLES: dict[Scored, str] = {
 }
 _NUMBERS = {"images", "threshold", "related images", "ignored share", "seed"}
 """Headings of columns of numbers, which are aligned on the right."""
-_PICTURE_NAME = re.compile(r"(gallery|iou|losses|thresholds|training-\w+)\.png")
+_PICTURE_NAME = re.compile(r"(iou|losses|thresholds|training-\w+)\.png")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,8 +82,6 @@ def write_report(data: ReportData, folder: RunFolder) -> Path:
     """Writes the report and its pictures into a run's folder, in place of those of an earlier one; returns the page."""
     view = _view(data)
     content = {f"{name}.png": plot.light for name, plot in view["plots"].items()}
-    if data.panels:
-        content["gallery.png"] = plots.gallery(data.panels, data.classes)
     for name, png in content.items():
         write_bytes(folder.pictures / name, png)
     for path in folder.pictures.glob("*.png"):

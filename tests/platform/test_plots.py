@@ -1,6 +1,5 @@
 """Plots of the page: drawn for light and dark, true to their numbers, also with gaps and odd names."""
 
-from dataclasses import replace
 from io import BytesIO
 from typing import Any
 
@@ -10,13 +9,11 @@ from numpy.typing import NDArray
 from PIL import Image, ImageColor
 
 from mcis.platform.reporting.losses import Step
-from mcis.platform.reporting.panels import Panel
 from mcis.platform.reporting.plots import (
     THEMES,
     Bars,
     Plot,
     TrainingLog,
-    gallery,
     iou_chart,
     log_columns,
     loss_chart,
@@ -106,16 +103,3 @@ def test_gaps_in_the_records_are_gaps_in_the_curves() -> None:
     ink = (pixels(training_chart(log_columns(gaps)).light)[:500] == ImageColor.getrgb(THEMES["light"].ink)).all(axis=2)
     drawn = np.flatnonzero(ink.any(axis=0))
     assert 300 < np.diff(drawn).max() < 600  # half of 960 pixels less the margins
-
-
-def test_a_gallery_has_a_row_for_each_panel_and_leaves_out_empty_columns() -> None:
-    image = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
-    truth = np.arange(48 * 64, dtype=np.uint8).reshape(48, 64) % 32
-    classes = (*(f"a class of the name {k}" for k in range(30)), "$_W" * 300)
-    plain = Panel(image_id="i" * 500, split="val", tags=classes[-1:], image=image)
-    one, two = (Image.open(BytesIO(gallery([plain] * count, classes))) for count in (1, 2))
-    assert two.height - one.height > 2 * 160
-    known = Image.open(BytesIO(gallery([plain, replace(plain, truth=truth)], classes)))
-    assert known.width == 2 * one.width
-    assert known.height > two.height  # the legend takes a line for every few of its labels
-    np.testing.assert_array_equal(np.asarray(one)[:, -1, :3], 255)

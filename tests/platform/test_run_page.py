@@ -106,8 +106,7 @@ def bare(**changes: Any) -> ReportData:
 def test_pictures_lie_beside_the_page(page: Any, folder: Path) -> None:
     assert len(page.pictures) == 5 + 3 + 4  # cells of the two panels, four plots
     files = sorted(path.name for path in (folder / "pictures").iterdir())
-    plots = ["iou.png", "thresholds.png", "training-classifier.png", "training-segmenter.png"]
-    assert files == sorted(["gallery.png", *plots])
+    assert files == ["iou.png", "thresholds.png", "training-classifier.png", "training-segmenter.png"]
     for name in files:
         Image.open(folder / "pictures" / name).load()
 
@@ -244,9 +243,9 @@ def test_a_run_that_stopped_early_yields_a_page_that_says_so(
 
 
 def test_a_later_report_replaces_the_pictures_of_an_earlier_one(data: ReportData, tmp_path: Path) -> None:
-    write_report(bare(panels=data.panels, curves=data.curves), RunFolder(tmp_path))
+    write_report(bare(curves=data.curves), RunFolder(tmp_path))
     kept = tmp_path / "pictures" / "mine.png"
     kept.write_bytes(b"kept")
-    write_report(bare(panels=data.panels[:1]), RunFolder(tmp_path))
-    assert sorted(path.name for path in kept.parent.iterdir()) == ["gallery.png", "mine.png"]
+    write_report(bare(), RunFolder(tmp_path))
+    assert sorted(path.name for path in kept.parent.iterdir()) == ["mine.png"]
     assert not list(tmp_path.glob(".*"))
