@@ -1,7 +1,6 @@
 """What a search tries and what it maximizes: keys of the configuration, ranges of their values, and a score."""
 
 import contextlib
-import json
 import math
 import re
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from mcis.datasets.errors import UserError
 from mcis.platform import pipeline
 from mcis.platform.config.keys import Values, leaves
+from mcis.platform.config.resolve import parse_value
 from mcis.platform.outputs.read_index import of_split
 from mcis.platform.runs.files import fingerprint
 from mcis.platform.runs.listing import listing
@@ -39,16 +39,8 @@ def parse_axes(texts: Sequence[str]) -> dict[str, BaseDistribution]:
         key, form, inside = match.groups()
         if key in axes:
             raise UserError(f"two --axis {key}", "one range for a key", "leave one of them out")
-        axes[key] = _distribution(text, form, [_value(item) for item in inside.split(",")])
+        axes[key] = _distribution(text, form, [parse_value(item) for item in inside.split(",")])
     return axes
-
-
-def _value(text: str) -> Any:
-    """As the value of `--set`: JSON where it is that, else text."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text.strip()
 
 
 def _distribution(text: str, form: str, values: list[Any]) -> BaseDistribution:

@@ -7,7 +7,7 @@ import difflib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -168,7 +168,7 @@ def _known_recipe(recipe: str) -> str:
 
 
 def parse_assignments(assignments: Sequence[str]) -> Values:
-    """`--set key=value` texts -> values; a value is JSON where it parses as such, else text.
+    """`--set key=value` texts -> values (`parse_value`).
 
     Raises:
         UserError: an assignment without `=` or a key.
@@ -178,8 +178,13 @@ def parse_assignments(assignments: Sequence[str]) -> Values:
         key, sign, value = text.partition("=")
         if not sign or not key.strip():
             raise UserError(f"--set {text}", "--set key=value", "write for example --set localize.related=3")
-        try:
-            values[key.strip()] = json.loads(value)
-        except ValueError:  # also a whole number of more digits than Python reads
-            values[key.strip()] = value.strip()
+        values[key.strip()] = parse_value(value)
     return values
+
+
+def parse_value(text: str) -> Any:
+    """The value that a text of the command line stands for: JSON where it parses as such, else the text."""
+    try:
+        return json.loads(text)
+    except ValueError:  # also a whole number of more digits than Python reads
+        return text.strip()
