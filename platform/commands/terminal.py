@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from mcis.platform.runs.inventory import Entry, Plan
     from mcis.platform.runs.workspace import Workspace
 
-_SHORT = {"maps": "maps", "masks": "masks", "segmentation": "segm.", "with CRF": "+CRF"}
-"""Headings of the main scores of a run."""
-
 
 def table_of(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Collection[str] = ()
@@ -85,12 +82,12 @@ def show_runs(entries: Sequence["Entry"], workspace: "Workspace") -> None:
         rows.append(
             (name, configuration, called, _state(entry), *scores, byte_text(entry.bytes) if entry.bytes else "")
         )
-    numbers = (*(_SHORT[name] for name in MAIN_SCORES), "points to")
+    numbers = (*MAIN_SCORES.values(), "points to")
     columns = ("name", "of", "last call", "state", *numbers)
     table = table_of(f"Runs of {workspace.root}", columns, rows, numbers=numbers)
     table.box, table.padding = box.SIMPLE_HEAD, (0, 1, 0, 0)
     console.print(table)
-    words = ", ".join(f"{short} = {name}" for name, short in _SHORT.items() if name != short)
+    words = ", ".join(f"{short} = {name}" for name, short in MAIN_SCORES.items() if name != short)
     console.print(f"mIoU % ({words}), and the disk that each points to, which runs may share", markup=False)
 
 

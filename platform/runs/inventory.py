@@ -30,7 +30,8 @@ State = Literal["running", "finished", "failed", "interrupted", "killed", "damag
 """How a run's last call ended: killed = the process is gone and has written nothing of an end; foreign = nothing that
 mcis wrote."""
 
-MAIN_SCORES = ("maps", "masks", "segmentation", "with CRF")
+MAIN_SCORES = {"maps": "maps", "masks": "masks", "segmentation": "segm.", "with CRF": "+CRF"}
+"""The main scores of a run, and their headings."""
 
 
 @dataclass(frozen=True, kw_only=True)
