@@ -1,18 +1,13 @@
 """The commands `mcis predict` and `suggest`: masks of photographs by a run's network; which of its masks to correct."""
 
+import contextlib
 import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from mcis.platform.commands.options import (
-    DEFAULT_WORKSPACE,
-    Assignments,
-    Name,
-    WorkspaceFolder,
-    plain_errors,
-)
+from mcis.platform.commands.options import DEFAULT_WORKSPACE, Assignments, Name, WorkspaceFolder, plain_errors
 
 
 def predict(
@@ -76,11 +71,8 @@ def predict(
 
         from mcis.platform.reporting.photographs import predict_photographs
 
-        predictor = Predictor(trained, processes=max(1, (os.cpu_count() or 1) - 1))
-        try:
+        with contextlib.closing(Predictor(trained, processes=max(1, (os.cpu_count() or 1) - 1))) as predictor:
             rejected = predict_photographs(predictor, photographs, out, known)
-        finally:
-            predictor.close()
         typer.echo(f"{len(photographs) - len(rejected)} photographs below {out}: masks, overlays, shares.csv")
         if rejected:
             typer.echo(f"rejected: {len(rejected)}, see {out / 'rejects.csv'}", err=True)
@@ -105,8 +97,5 @@ def suggest(
 
         opened = Workspace(workspace, create=False)
         trained = trained_run(opened.run(name, create=False).path)
-        predictor = Predictor(trained, processes=max(1, (os.cpu_count() or 1) - 1))
-        try:
+        with contextlib.closing(Predictor(trained, processes=max(1, (os.cpu_count() or 1) - 1))) as predictor:
             typer.echo(write_suggestions(opened, name, predictor, count, out))
-        finally:
-            predictor.close()

@@ -90,8 +90,6 @@ def write_result(folder: Path, result: StageResult, *, key: str, caches: Sequenc
     """Finishes a stage's output: writes its result, once all names in its folder are on the disk.
 
     Beside the result stand the caches that it read, and by name the bytes of its files, which `flaw` goes by.
-
-    Args:
     """
     record = dataclasses.asdict(result) | {"identity": result.identity or key}
     about = {"caches": list(dict.fromkeys(caches))}
