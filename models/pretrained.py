@@ -162,9 +162,6 @@ def from_released(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def read_released(path: Path) -> dict[str, Tensor]:
-    """Reads a released checkpoint, as a `state_dict` or under the key `state_dict`; nothing in the file is run.
-
-    Raises:
-        UserError: it is no file, holds more than tensors, or does not fit.
-    """
+    """Reads a released checkpoint, as a `state_dict` or under the key `state_dict`; nothing in the file is run. Errors
+    as of `read_state` and `from_released`."""
     return from_released(read_state(path, _REMEDY))

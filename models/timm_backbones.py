@@ -96,11 +96,8 @@ def timm_backbone(name: str, *, stride: int | None = None) -> Backbone:
 
 
 def timm_normalization(name: str) -> Normalization:
-    """How a network's weights want their pixels, from timm's description of them; the network is not built.
-
-    Raises:
-        UserError: there is no such network.
-    """
+    """How a network's weights want their pixels, from timm's description of them; it is not built. Errors as of
+    `check_name`."""
     check_name(name)
     described = timm.get_pretrained_cfg(name)
     assert described is not None

@@ -54,11 +54,8 @@ class Study(Sweep):
 
 
 def defined(study: Study, definition: Definition) -> list[Figures]:
-    """The cases of a definition over seeds, and their differences.
-
-    Raises:
-        UserError: what cannot be studied; or a trial failed, after the table of the others.
-    """
+    """The cases of a definition over seeds, and their differences. UserError for what cannot be studied; or where a
+    trial failed, after the table of the others."""
     cases = cases_of(definition, study.resolved, study.until)
     _check_study(study, sorted(set.intersection(*(set(case.values) for case in cases))))
     seeds = ", ".join(map(str, study.each_seed))

@@ -150,11 +150,8 @@ def decode_picture(
 
 
 def lies_upright_as_jpeg(data: bytes) -> bool:
-    """Whether bytes are a JPEG in gray or RGB without an EXIF orientation, which any reader shows alike.
-
-    Raises:
-        RejectedImage: for bytes without a picture's header.
-    """
+    """Whether bytes are a JPEG in gray or RGB without an EXIF orientation, which any reader shows alike; RejectedImage
+    where they have no header of a picture."""
     with _opened(data, FORMATS, 1, MOST_PIXELS) as image:
         upright = image.getexif().get(_ORIENTATION, 1) not in _UPRIGHT
         return image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB") and upright
@@ -162,11 +159,7 @@ def lies_upright_as_jpeg(data: bytes) -> bool:
 
 def decode_square(data: bytes, size: int, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """A picture at size x size pixels, (size, size, 3) uint8, without its aspect ratio: bilinear, averaging where it
-    shrinks.
-
-    Raises:
-        RejectedImage: as `decode_picture` does.
-    """
+    shrinks; RejectedImage as of `decode_picture`."""
     with _opened(data, FORMATS, 1, max_pixels) as image:
         image = _upright(image)
         if image.mode != "RGB" or image.has_transparency_data:

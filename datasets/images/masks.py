@@ -20,11 +20,8 @@ SALIENT = 128
 
 
 def decode_mask(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """Bytes of a ground-truth mask -> (H, W) uint8 labels, by their content: a MATLAB file of SBD, or a PNG.
-
-    Raises:
-        RejectedImage: as `decode_mat_labels` and `decode_labels` do.
-    """
+    """Bytes of a ground-truth mask -> (H, W) uint8 labels, by their content: a MATLAB file of SBD, or a PNG;
+    RejectedImage as of `decode_mat_labels` and `decode_labels`."""
     return decode_mat_labels(data) if data.startswith(MAT_START) else decode_labels(data, max_pixels=max_pixels)
 
 

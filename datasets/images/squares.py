@@ -60,11 +60,8 @@ def read_rgb(
 
 
 def read_squares(rows: pa.Table, size: int) -> NDArray[np.uint8]:
-    """The images of some rows of an index as squares, (N, S, S, 3), each the file that was indexed (`read_rgb`).
-
-    Raises:
-        UserError: as `read_rgb` does.
-    """
+    """The images of some rows of an index as squares, (N, S, S, 3), each the file that was indexed; errors as of
+    `read_rgb`."""
     files = zip(rows["uri"].to_pylist(), rows["content_hash"].to_pylist(), strict=True)
     return np.stack([read_rgb(uri, size, content_hash=digest) for uri, digest in files])
 
@@ -117,11 +114,7 @@ class Squares:
         self.cache = CachedRows(cache, _COLUMN, (size, size, 3))
 
     def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """The images at N positions, (N, S, S, 3) uint8.
-
-        Raises:
-            UserError: a file is gone, damaged or replaced since the index was made.
-        """
+        """The images at N positions, (N, S, S, 3) uint8; errors as of `read_rgb`."""
         images = np.empty((len(positions), self.size, self.size, 3), np.uint8)
         for image, position in zip(images, positions.tolist(), strict=True):
             cached = self.cache.row(position)

@@ -73,11 +73,8 @@ def read_opened(uri: str, read: Callable[[BinaryIO], _T], most: int = MAX_BYTES)
 
 
 def read_decoded(uri: str, decode: Callable[[bytes], _T]) -> _T:
-    """What a decoder makes of a file; both reading and a decoder's lack of memory are met with `retry_io`.
-
-    Raises:
-        UserError, OSError, ValueError: as `read_bytes` does, and what `decode` raises.
-    """
+    """What a decoder makes of a file; reading and a decoder's lack of memory are met with `retry_io`. Errors as of
+    `read_bytes`, and what `decode` raises."""
     return retry_io(uri, functools.partial(decode, read_bytes(uri)))
 
 

@@ -95,10 +95,7 @@ class Configuration:
 
     def resolve(self, default: str | None = None) -> "Resolved":
         """The configuration that they come to; `default` is the setting where neither an argument nor a file names one.
-
-        Raises:
-            UserError: as `config.resolve.resolve`.
-        """
+        Errors as of `config.resolve.resolve`."""
         from mcis.platform.config.resolve import location_values, resolve
 
         return resolve(

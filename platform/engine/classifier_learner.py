@@ -92,11 +92,7 @@ class ClassifierLearner:
         )
 
     def sampler(self) -> PairSampler:
-        """Draws the pairs.
-
-        Raises:
-            ValueError: the images allow no such pairs.
-        """
+        """Draws the pairs; errors as of `PairSampler`."""
         c = self.config
         return PairSampler(
             self.tags,

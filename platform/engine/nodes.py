@@ -20,10 +20,7 @@ _EVERY = 3.0
 
 def check_gpus(compute: ComputeConfig) -> None:
     """Stops a run on this machine whose GPUs are not there, as a cluster may yet start some; says which would be idle.
-
-    Raises:
-        UserError: there is no GPU for each training worker.
-    """
+    Errors as of `wait_for_nodes`."""
     import ray
 
     gpus = int(ray.cluster_resources().get("GPU", 0))

@@ -20,21 +20,15 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def build_backbone(config: NetworkConfig) -> Backbone:
-    """The backbone of one of the networks as configured, with its initial weights.
-
-    Raises:
-        UserError: it cannot have the stride.
-    """
+    """The backbone of one of the networks as configured, with its initial weights; errors as of
+    `networks.build_backbone`."""
     with errors_name_keys(backbone_keys(config)):
         return networks.build_backbone(config.backbone, stride=config.stride, channels=config.channels)
 
 
 def freeze(network: nn.Module, config: NetworkConfig) -> None:
-    """Freezes what the configuration does not train of a network's backbone, before its optimizer is made.
-
-    Raises:
-        UserError: more stages are to be trained than there are.
-    """
+    """Freezes what the configuration does not train of a network's backbone, before its optimizer is made; errors as of
+    `train_last`."""
     if config.trained != "all":
         assert isinstance(network.backbone, Backbone)
         with errors_name_keys(backbone_keys(config)):

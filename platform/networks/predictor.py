@@ -170,11 +170,7 @@ class Predictor:
         return next(self.map([Photo(None, picture, known)], lambda _, prediction: prediction.labels()))
 
     def read(self, uri: str) -> Picture:
-        """An image as it is predicted.
-
-        Raises:
-            RejectedImage: it cannot be read, or gives no picture.
-        """
+        """An image as it is predicted; errors as of `read_picture`."""
         return read_picture(uri, min_side=self.min_side, max_pixels=self.max_pixels, max_side=self.max_side)
 
     def map(self, photos: Iterable[Photo[K]], then: Callable[[K, Prediction], T]) -> Iterator[T]:

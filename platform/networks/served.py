@@ -58,11 +58,8 @@ class _About(BaseModel):
 
 
 def log_segmenter(client: "MlflowClient", experiment_id: str, run_id: str, folder: RunFolder) -> None:
-    """Logs the segmentation network of a run's folder as an output of its MLflow run, unless an earlier call has.
-
-    Raises:
-        UserError: the run has trained none.
-    """
+    """Logs the segmentation network of a run's folder as an output of its MLflow run, unless an earlier call has;
+    errors as of `trained_run`."""
     from mlflow.entities import LoggedModelOutput, LoggedModelStatus
 
     trained = trained_run(folder.path)

@@ -212,11 +212,7 @@ def read_parts(path: Path, columns: list[str] | None = None) -> Iterator[pa.Tabl
 
 
 def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
-    """Reads a Parquet file, or all shards of a folder in the order of their names.
-
-    Raises:
-        UserError: the folder has no shard, or a file is damaged.
-    """
+    """Reads a Parquet file, or all shards of a folder in the order of their names; errors as of `read_shards`."""
     return pa.concat_tables(_read_files([path], columns) if path.suffix else read_shards(path, columns))
 
 

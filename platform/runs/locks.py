@@ -42,11 +42,8 @@ class Holder(NamedTuple):
 
 @contextlib.contextmanager
 def hold_run(workspace: Workspace, name: str) -> Iterator[None]:
-    """Holds the name of a run or study while the block runs; where `mcis gc` is removing, that is waited for.
-
-    Raises:
-        UserError: another process holds the name, or the file system has no locks.
-    """
+    """Holds the name of a run or study while the block runs; where `mcis gc` is removing, that is waited for. UserError
+    where another process holds the name; others as of `disk_errors`."""
     if workspace.uri:
         note = f"note: locks of {workspace.uri} hold on this machine alone: start its runs on one machine"
         console.print(note, markup=False)

@@ -31,11 +31,8 @@ _OF_STORES = ("MLFLOW_", "PG", "AWS_")
 
 
 def tracking_uri(workspace: Workspace) -> str:
-    """The value of MLFLOW_TRACKING_URI where it is set, else the SQLite store of the workspace.
-
-    Raises:
-        UserError: see `server_uri`.
-    """
+    """The value of MLFLOW_TRACKING_URI where it is set, else the SQLite store of the workspace; errors as of
+    `server_uri`."""
     return server_uri() or f"sqlite:///{workspace.tracking_store}"
 
 
@@ -119,11 +116,8 @@ def store_errors(uri: str) -> Iterator[None]:
 
 
 def experiment_page(workspace: Workspace) -> str | None:
-    """The page of the runs in MLflow's UI, relative to its address; None where the store has no runs yet.
-
-    Raises:
-        UserError: the store cannot be used.
-    """
+    """The page of the runs in MLflow's UI, relative to its address; None where the store has no runs yet. Errors as of
+    `store_errors`."""
     uri = tracking_uri(workspace)
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
         return None  # to ask for it would make it

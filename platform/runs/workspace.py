@@ -216,19 +216,12 @@ class Workspace:
         return [self.runs / name for name in names_in(self.runs) if not ASIDE.fullmatch(name)]
 
     def record(self, name: str) -> RunRecord | None:
-        """The record of a run; None of an absent one.
-
-        Raises:
-            UserError: it is damaged.
-        """
+        """The record of a run; None of an absent one. Errors as of `read_record`."""
         return read_record(self.run(name, create=False).record)
 
     def outputs(self, name: str) -> dict[str, Path]:
         """The folder of the finished output of each stage that a run has reached, by stage; none of an absent run.
-
-        Raises:
-            UserError: the run's record is damaged.
-        """
+        Errors as of `read_record`."""
         record = self.record(name)
         return {stage: self.store / output for stage, output in record.reached.items()} if record else {}
 

@@ -48,11 +48,8 @@ def _tagged(config: Config, context: RunContext) -> pa.Table:
 
 
 def run(config: Config, context: RunContext) -> StageResult:
-    """Scores what there is truth for; without a folder of masks the lists are empty and a note says so.
-
-    Raises:
-        UserError: a mask is missing, unreadable, of another size or with an unknown label.
-    """
+    """Scores what there is truth for; without a folder of masks the lists are empty and a note says so. Errors as of
+    `read_truth`."""
     scores: list[Score] = []
     curves: dict[str, Curve] = {}
     rows, notes = rows_with_truth(context, "train", tagged=True)
