@@ -56,8 +56,7 @@ def ours(config: Config, folder: Path, rows: pa.Table, tags: Tags, gpu: bool) ->
     """Seconds, and the maps."""
     no_source = np.zeros(len(rows), bool)
     relations = draw_relations(config.localize, config.seed, tags, no_source)
-    selves = config.localize.method.name == "released"
-    embed = Embed(config, folder, CLASSES, gpu, None, folder, features=True, selves=selves, vectors=False)
+    embed = Embed(config, folder, CLASSES, gpu, None, folder)
     to_embed, to_relate = embed_rows(rows), relate_rows(rows, relations)
     began = time.perf_counter()
     embed(to_embed)

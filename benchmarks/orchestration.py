@@ -123,7 +123,7 @@ class Plain:
         config, folder, rows = self.config, self.folder, self.rows
         no_source = np.zeros(len(rows), bool)
         network = config, folder / "classifier", self.classes, False
-        embed = Embed(*network, self.features, folder, features=True, selves=False, vectors=True)
+        embed = Embed(*network, self.features, folder)
         write_table(folder / "single" / "part-000000.parquet", embed(embed_rows(rows)))
         vectors = read_vectors(folder / VECTORS)
         relations = draw_relations(config.localize, config.seed, self.tags, no_source, vectors)

@@ -54,7 +54,9 @@ def run(config: Config, context: RunContext) -> StageResult:
         raise UserError(f"none of {all_images} training images has a tag", "tagged images to localize", "add tags")
     tags, part = Tags.of_index(rows["tags"], len(context.classes)), context.part
     counts, notes = dict[str, Any](), tuple[str, ...]()
-    embedded = _embedded(config, context, rows)
+    network = config, context.inputs["train_classifier"], len(context.classes), config.compute.gpu
+    embedded, outputs = part / EMBEDDED, _outputs(config, context, rows)
+    _map(config, embed_rows(rows), Embed, (*network, outputs, embedded), embedded / "single", "embed")
     copy_folder(embedded / "single", part / "single")
     if config.localize.related:
         vectors = None
@@ -62,8 +64,8 @@ def run(config: Config, context: RunContext) -> StageResult:
             copy_folder(embedded / VECTORS, part / VECTORS)
             vectors = read_vectors(part / VECTORS)
         relations = draw_relations(config.localize, config.seed, tags, of_source(rows), vectors)
-        arguments = *_network(config, context), embedded, of_source(rows)
-        _map(config, relate_rows(rows, relations), Relate, arguments, part / "maps", "localize")
+        made_of = *network, embedded, of_source(rows)
+        _map(config, relate_rows(rows, relations), Relate, made_of, part / "maps", "localize")
         counts, notes = related_counts(config.localize, relations, tags)
     else:
         copy_folder(embedded / "single", part / "maps")
@@ -71,22 +73,6 @@ def run(config: Config, context: RunContext) -> StageResult:
     maps = int(pc.sum(pc.list_value_length(rows["tags"])).as_py())
     counts = {"images": len(rows), "images without tags": all_images - len(rows), "maps": maps} | counts
     return StageResult(counts=counts, notes=notes)
-
-
-def _embedded(config: Config, context: RunContext, rows: pa.Table) -> Path:
-    """A folder with the single-round maps, and what maps with related images are made of."""
-    localize, folder = config.localize, context.part / EMBEDDED
-    features = localize.related > 0
-    selves = features and localize.method.name == "released"
-    vectors = features and RELATED[localize.related_by].vectors
-    arguments = *_network(config, context), _outputs(config, context, rows), folder, features, selves, vectors
-    _map(config, embed_rows(rows), Embed, arguments, folder / "single", "embed")
-    return folder
-
-
-def _network(config: Config, context: RunContext) -> tuple[Any, ...]:
-    """What all workers load the trained classifier by."""
-    return config, context.inputs["train_classifier"], len(context.classes), config.compute.gpu
 
 
 def _outputs(config: Config, context: RunContext, rows: pa.Table) -> Features | None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.squares import read_squares
 from mcis.datasets.index import shown
-from mcis.datasets.sampling.related_images import Relations
+from mcis.datasets.sampling.related_images import RELATED, Relations
 from mcis.datasets.tables.memory_mapped import COLUMN, CachedRows, Features, cache_table
 from mcis.models.backbones import to_unit
 from mcis.models.classifier import SELF_TRANSFORMS, transform
@@ -71,31 +71,20 @@ class Embed:
     Args:
         weights: folder of the trained classifier of `classes` classes.
         outputs: what the frozen backbone makes of the images, by the rows' `position`; None = it is not known.
-        folder: into whose `features`, `selves` and VECTORS the worker writes what maps with related images are made of.
-        features: whether it writes the images' features.
-        selves: whether it writes the self pairs' maps, for the released maps.
-        vectors: whether it writes of each image its `vector`, (C,), the mean of its features as it is, by which the
-            nearest images are found.
+        folder: where the worker writes what maps with related images are made of: the images' `features`; `selves`, the
+            self pairs' maps, for the released maps; in VECTORS of each image the mean of its features as it is, (C,),
+            where the nearest images are related.
     """
 
-    def __init__(
-        self,
-        config: Config,
-        weights: Path,
-        classes: int,
-        gpu: bool,
-        outputs: Features | None,
-        folder: Path,
-        features: bool,
-        selves: bool,
-        vectors: bool,
-    ):
+    def __init__(self, config: Config, weights: Path, classes: int, gpu: bool, outputs: Features | None, folder: Path):
         self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
         model = load_trained(build_classifier(config.classifier, classes), weights)
         self.model = move_channels_last(model, self.device)
-        self.outputs, self.folder = outputs, folder
-        self.features, self.selves, self.vectors = features, selves, vectors
-        self.batch = min(config.localize.batch, config.compute.shard_rows)
+        self.outputs, self.folder, how = outputs, folder, config.localize
+        self.features = how.related > 0
+        self.selves = self.features and how.method.name == "released"
+        self.vectors = self.features and RELATED[how.related_by].vectors
+        self.batch = min(how.batch, config.compute.shard_rows)
 
     @torch.inference_mode()
     def __call__(self, rows: pa.Table) -> pa.Table:
@@ -256,10 +245,5 @@ class Relate:
     def _rows(self, cached: CachedRows, positions: list[int]) -> Tensor:
         """Embeddings of N images, (N, C, H, W), or N maps of self pairs, (N, H, W)."""
         found = [row for position in positions if (row := cached.row(position)) is not None]
-        if len(found) < len(positions):
-            raise UserError(
-                "features of some images are gone from the workspace's cache",
-                "the features that were embedded for this run",
-                "repeat the command, which embeds the images again",
-            )
+        assert len(found) == len(positions), "the stage keeps what it embeds until its maps are made"
         return torch.from_numpy(np.stack(found).astype(np.float32)).to(self.device)
