@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from statistics import stdev
 
 import numpy as np
 
@@ -118,11 +117,6 @@ def with_intervals(
 def reached(rows: Sequence[Figures] | Sequence[PairedDifference]) -> list[str]:
     """The columns that any of the rows has a figure in."""
     return [column for column in COLUMNS if any(column in row.miou for row in rows)]
-
-
-def deviation(values: Sequence[float]) -> float:
-    """The deviation over seeds, 0 of a single one."""
-    return stdev(values) if len(values) > 1 else 0.0
 
 
 def meaning_of_columns(trials: Sequence[Mapping[str, Score]]) -> dict[str, dict[str, str]]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import isnan, nan
 from pathlib import Path
-from statistics import mean
+from statistics import mean, stdev
 from textwrap import fill
 
 from matplotlib.axes import Axes
@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from rich.table import Table
 
 from mcis.platform.commands.terminal import table_of
-from mcis.tuning.figures import COLUMNS, Figures, PairedDifference, deviation, reached
+from mcis.tuning.figures import COLUMNS, Figures, PairedDifference, reached
 
 _HEADS = dict(zip(COLUMNS, ("maps", "pseudo masks", "segments", "with CRF"), strict=True))  # eighty characters are few
 
@@ -49,7 +49,7 @@ def differences_table(differences: Sequence[PairedDifference], title: str) -> Ta
 def _texts(miou: dict[str, list[float]], columns: Sequence[str], sign: str = "") -> list[str]:
     """Mean and deviation of each column, a dash where there is none."""
     return [
-        f"{mean(miou[column]):{sign}.2f}" + (f" ±{deviation(miou[column]):.2f}" if len(miou[column]) > 1 else "")
+        f"{mean(miou[column]):{sign}.2f}" + (f" ±{stdev(miou[column]):.2f}" if len(miou[column]) > 1 else "")
         if column in miou
         else "-"
         for column in columns
