@@ -182,10 +182,7 @@ def small(*, channels: int = 96, stride: int = 8) -> Backbone:
 
     Args:
         channels: C, a multiple of 3.
-        stride: 8, or 4, where the last reduction becomes a dilation with the same weights.
-
-    Raises:
-        UserError: another stride.
+        stride: 8, or 4, where the last reduction becomes a dilation with the same weights; UserError for others.
     """
     if stride not in (4, 8):
         raise UserError(f"backbone small with stride {stride}", "stride 4 or 8", "set `stride` to 4 or 8")
@@ -310,10 +307,7 @@ def resnet50(*, stride: int = 8) -> Backbone:
     """ResNet-50, stride 8, dilation 2 in all blocks of res4 and 4 in all of res5, batch norm frozen.
 
     Args:
-        stride: 8, or 16, where res4 is not dilated and res5 by 2.
-
-    Raises:
-        UserError: another stride.
+        stride: 8, or 16, where res4 is not dilated and res5 by 2; UserError for others.
     """
     return _resnet("resnet50", stride)
 

@@ -105,11 +105,8 @@ def timm_normalization(name: str) -> Normalization:
 
 
 def downloaded_state(name: str) -> dict[str, Tensor]:
-    """A network's pretrained weights by timm's names, classification layers included, from timm's cache or hub.
-
-    Raises:
-        OSError, RuntimeError: there are none, or they cannot be fetched.
-    """
+    """A network's pretrained weights by timm's names, classification layers included, from timm's cache or hub; OSError
+    or RuntimeError where there are none, or they cannot be fetched."""
     return dict(timm.create_model(name, pretrained=True).state_dict())
 
 

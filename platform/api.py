@@ -44,13 +44,12 @@ def run(
 ) -> pipeline.RunResult:
     """Checks a configuration, and runs the pipeline in a Ray of its own or a cluster's, as `mcis run` does.
 
+    Errors are those of `resolve`, `pipeline.check` and `pipeline.run`.
+
     Args:
         setting, recipe, config, assignments, locations: see `resolve`, whose `file` is `config`; or what it returned.
         until, start: see `pipeline.run`.
         show: what to call before the run with the configuration and what the sources hold.
-
-    Raises:
-        UserError: see `resolve`, `pipeline.check` and `pipeline.run`.
     """
     if not isinstance(setting, Resolved):
         setting = resolve(setting, recipe, location_values(locations), assignments, file=config)

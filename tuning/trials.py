@@ -105,16 +105,13 @@ class Outcome(NamedTuple):
 
 @contextmanager
 def tracked(sweep: Sweep, *, identity: str, varied: Collection[str]) -> Iterator[Tracker]:
-    """Holds a sweep's name, connects Ray, and begins the MLflow run that the trials' runs become children of.
+    """Holds a sweep's name (`hold_run`), connects Ray, and begins the MLflow run whose children the runs of its trials are.
 
     The MLflow run is made first, since it creates MLflow's store before several trials touch it at once.
 
     Args:
         identity: of the sweep; another one has another MLflow run.
         varied: keys of the configuration in which its trials differ.
-
-    Raises:
-        UserError: another process holds the name.
     """
     config, compute = sweep.resolved.config, sweep.resolved.config.compute
     with (

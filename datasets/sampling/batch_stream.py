@@ -76,16 +76,13 @@ Decode: TypeAlias = Callable[[NDArray[np.int64]], AnyBatch]
 def batches(
     decode: Decode[AnyBatch], *, batch: int, shard: WorkerShard, decode_in: DecodeIn, threads: int = 1
 ) -> Iterator[AnyBatch]:
-    """The decoded batches of a worker's shard, one per step, in order.
+    """The decoded batches of a worker's shard, one per step, in order; errors as of `decode`.
 
     Args:
         batch: rows of a whole batch, over all workers.
         decode_in: `threads` of this process, the fastest where its own node has enough cores; or Ray Data `tasks`, for
             which any CPU of the cluster serves.
         threads: how many threads decode.
-
-    Raises:
-        UserError: raised by `decode`.
     """
     if not shard.steps:
         return iter(())

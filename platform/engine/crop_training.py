@@ -68,15 +68,12 @@ def train_on_crops(
     counts: Mapping[str, Any],
     remedy: str,
 ) -> StageResult:
-    """Trains a network with Ray Train.
+    """Trains a network with Ray Train; errors as of `fit`.
 
     Args:
         about: what the reader of its weights has to know.
         counts: of the images, for the report.
         remedy: what to do where the loss has not fallen.
-
-    Raises:
-        UserError: pretrained weights cannot be had, or the loss is not finite.
     """
     result = fit(learner, context.part, config.compute, context.tracker, label=network, about=about)
     trend, problem = loss_trend(context.part, "loss"), None

@@ -213,14 +213,7 @@ class Predictor:
 
 
 def trained_run(run: Path | str, assignments: Sequence[str] = ()) -> TrainedRun:
-    """What a run's folder says of its trained network.
-
-    Args:
-        assignments: see `Predictor.load`.
-
-    Raises:
-        UserError: see `Predictor.load`.
-    """
+    """What a run's folder says of its trained network; arguments and errors are those of `Predictor.load`."""
     folder = local_path(str(run)).expanduser().resolve()
     check_assignments(assignments)
     workspace = Workspace(folder.parent.parent, create=False)

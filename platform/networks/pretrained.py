@@ -40,11 +40,8 @@ def later_weights(config: Config, network: Literal["segmenter", "affinity_net"],
 
 
 def load_backbone(network: Literal["classifier", "segmenter", "affinity_net"], backbone: Backbone, path: Path) -> None:
-    """Loads pretrained weights into the backbone of one of the networks.
-
-    Raises:
-        UserError: they do not fit; it names the configuration keys of the network.
-    """
+    """Loads pretrained weights into the backbone of one of the networks; errors as of `load_pretrained`, with the
+    configuration keys of the network."""
     weights_key = "weights.backbone" if network == "classifier" else f"weights.{network}"
     with errors_name_keys({"path": weights_key, "backbone": f"{network}.backbone"}):
         load_pretrained(backbone, fetched(path))

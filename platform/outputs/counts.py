@@ -80,13 +80,10 @@ class ImageCounts(NamedTuple):
 
 
 def read_counts(output: Path, score: Score) -> ImageCounts:
-    """What was counted for a score, of all its images in the order of their ids.
+    """What was counted for a score, of all its images in the order of their ids; errors as of `read_shards`.
 
     Args:
         output: of the stage.
-
-    Raises:
-        UserError: a shard is damaged, or there is none.
     """
     folder = output / (PREDICTED_IMAGES if score.what == "segmentation" else TRAINING_IMAGES)
     counted = {"localization_maps": RELATED if score.related else SINGLE_ROUND, "pseudo_masks": PSEUDO_MASKS}

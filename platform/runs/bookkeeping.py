@@ -24,13 +24,10 @@ from mcis.platform.runs.workspace import RunRecord, Workspace, now, write_record
 def recorded(
     workspace: Workspace, name: str, *, whole: bool, study: str | None = None, kind: Literal["run", "study"] = "run"
 ) -> Iterator[None]:
-    """Holds a run's name while the block runs, and writes down when that began and how it ended.
+    """Holds a run's name (`hold_run`) while the block runs, and writes down when that began and how it ended.
 
     Args:
         whole: whether the block goes to the last stage, so that a stage that it does not reach is none of the run's.
-
-    Raises:
-        UserError: another process holds the name.
     """
     with hold_run(workspace, name):
         began = RunRecord(kind=kind, study=study, began=now())

@@ -197,11 +197,7 @@ def write_batches(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> 
 
 
 def read_parts(path: Path, columns: list[str] | None = None) -> Iterator[pa.Table]:
-    """The rows of a Parquet file in order, some at a time.
-
-    Raises:
-        UserError: it is damaged.
-    """
+    """The rows of a Parquet file in order, some at a time; errors as of `read_parquet`."""
     file: pq.ParquetFile = read_parquet(path, pq.ParquetFile)
 
     def read(group: int, _: Path) -> pa.Table:

@@ -119,10 +119,7 @@ def flaw(folder: Path) -> str | None:
 
 
 def read_result(folder: Path, kind: type[Result]) -> Result:
-    """The result that a finished stage left in the folder of its output, as a record of type `kind`.
-
-    Raises:
-        UserError: the file is damaged, or was written by another stage.
-    """
+    """The result that a finished stage left in the folder of its output, as a record of type `kind`; errors as of
+    `read_record_of`."""
     expected, remedy = "the summary of a stage as this version writes it", "repeat the command with --from its stage"
     return read_record_of(folder / SUMMARY, kind, expected, remedy)
