@@ -48,12 +48,8 @@ class Registry(Mapping[str, _T], Generic[_T]):
                 )
 
     def __getitem__(self, name: str) -> _T:
-        """What a name stands for; an entry of another package is imported when it is first asked for.
-
-        Raises:
-            KeyError: there is no such name.
-            UserError: the entry's package cannot be imported.
-        """
+        """What a name stands for; an entry of another package is imported when it is first asked for. KeyError for an
+        unknown name, UserError where the entry's package cannot be imported."""
         entry = self._entries[name]
         if isinstance(entry, importlib.metadata.EntryPoint):
             try:

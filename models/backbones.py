@@ -139,11 +139,7 @@ class Backbone(nn.Module):
 
 
 def train_last(backbone: Backbone, count: int) -> None:
-    """Freezes a backbone but for its last `count` stages; 0 freezes all of it.
-
-    Raises:
-        UserError: it has fewer stages.
-    """
+    """Freezes a backbone but for its last `count` stages; 0 freezes all of it. UserError where it has fewer stages."""
     if count > len(backbone.stages):
         raise UserError(
             f"the last {count} stages of a backbone are to be trained, and it has {len(backbone.stages)}",

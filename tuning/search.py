@@ -118,18 +118,17 @@ def _keep(search: Search, trials: SearchTrials, tracker: Tracker) -> None:
     write_json(folder.study, {"study": "search", **search.about(), **asdict(found)})
     with written_aside(folder.study_picture) as aside:
         _picture(trials.study, aside, search.goal.about)
-    kept = [folder.study, folder.study_picture]
+    tracker.artifact(folder.study)
+    tracker.artifact(folder.study_picture)
     if found.best:
         values = found.best.values
         origins = search.resolved.origins | dict.fromkeys(values, f"search {search.name}")
         write_text(folder.best, experiment_text(configured(search.resolved, values).config, origins))
-        kept.append(folder.best)
+        tracker.artifact(folder.best)
         tracker.metrics({"best": found.best.objective or 0.0})
     for tried in found.tried:
         if tried.objective is not None:
             tracker.metrics({"objective": tried.objective}, tried.number)
-    for path in kept:
-        tracker.artifact(path)
 
 
 def _table(found: Found, objective: str, axes: Sequence[str]) -> Table:

@@ -64,11 +64,8 @@ def defined(study: Study, definition: Definition) -> list[Figures]:
 
 
 def _check_study(study: Study, own_keys: Sequence[str]) -> None:
-    """Finds what cannot be studied, before the first trial.
-
-    Raises:
-        UserError: a stage without scores, a value of `own_keys`, which each case sets itself, or no ground truth.
-    """
+    """UserError for what cannot be studied, before the first trial: a stage without scores, a value of `own_keys`,
+    which each case sets itself, or no ground truth."""
     config, origins = study.resolved.config, study.resolved.origins
     stages = pipeline.STAGE_NAMES[pipeline.STAGE_NAMES.index("localize") : -1]
     if study.until not in stages:

@@ -91,7 +91,8 @@ def _draw_bars(
     left = max(0.0, min(values) - margin)
     for height, color, of in zip(heights, colors, figures, strict=True):
         if own := of.miou.get(column):
-            axes.barh(height, mean(own) - left, left=left, xerr=deviation(own), color=f"C{color}", alpha=0.5, capsize=2)
+            xerr = stdev(own) if len(own) > 1 else 0.0
+            axes.barh(height, mean(own) - left, left=left, xerr=xerr, color=f"C{color}", alpha=0.5, capsize=2)
             axes.scatter(own, [height] * len(own), s=6, color="black", zorder=3)
     axes.set_xlim(left, max(values) + margin)
     axes.set_title(column, fontsize=9)

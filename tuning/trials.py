@@ -105,7 +105,7 @@ class Outcome(NamedTuple):
 
 @contextmanager
 def tracked(sweep: Sweep, *, identity: str, varied: Collection[str]) -> Iterator[Tracker]:
-    """Holds a sweep's name (`hold_run`), connects Ray, and begins the MLflow run whose children the runs of its trials are.
+    """Holds a sweep's name (`hold_run`), connects Ray, and begins the MLflow run that has the trials' runs as children.
 
     The MLflow run is made first, since it creates MLflow's store before several trials touch it at once.
 

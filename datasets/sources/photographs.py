@@ -93,11 +93,8 @@ def _names(uri: str, short: str) -> tuple[str, ...]:
 
 
 def _told_apart(names: dict[str, tuple[str, ...]]) -> dict[str, str]:
-    """A name of each photograph that no other has, of those that tell more the longer they are.
-
-    Raises:
-        UserError: two have the same whole path, in another case or with another scheme.
-    """
+    """A name of each photograph that no other has, of those that tell more the longer they are; UserError where two
+    have the same whole path, in another case or with another scheme."""
     chosen = {uri: of_uri[0] for uri, of_uri in names.items()}
     for level in (1, 2, 2, 2):
         count = collections.Counter(name.casefold() for name in chosen.values())

@@ -89,11 +89,7 @@ class UserTable(NamedTuple):
         return texts
 
     def filled(self, what: str) -> pa.ChunkedArray:
-        """The texts of a column that may not be empty anywhere.
-
-        Raises:
-            UserError: it is, or as of `texts`.
-        """
+        """The texts of a column that may not be empty anywhere; UserError where it is, others as of `texts`."""
         texts = self.texts(what)
         if texts.null_count:
             empty = _rows_where(texts.is_null())

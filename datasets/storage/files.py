@@ -161,11 +161,7 @@ def path_on_disk(uri: str) -> Path | None:
 
 
 def locate(uri: str) -> tuple[pafs.FileSystem, str]:
-    """The file system of a URI, and the path in it.
-
-    Raises:
-        ValueError: it is no URI, or no file system knows its scheme.
-    """
+    """The file system of a URI, and the path in it; ValueError where it has no known scheme."""
     parts = urlsplit(uri, allow_fragments=False)
     query = f"?{parts.query}" if parts.query else ""
     system, root = _system(f"{parts.scheme}://{parts.netloc}{query}")

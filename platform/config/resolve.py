@@ -168,11 +168,7 @@ def _known_recipe(recipe: str) -> str:
 
 
 def parse_assignments(assignments: Sequence[str]) -> Values:
-    """`--set key=value` texts -> values (`parse_value`).
-
-    Raises:
-        UserError: an assignment without `=` or a key.
-    """
+    """`--set key=value` texts -> values (`parse_value`); UserError for one without `=` or a key."""
     values: Values = {}
     for text in assignments:
         key, sign, value = text.partition("=")

@@ -31,11 +31,7 @@ _NAMES = {"segmenter": "segmenter", "affinity_net": "affinity network"}
 
 
 def taught_rows(rows: pa.Table, useful: pa.Table, lacking: UserError) -> pa.Table:
-    """The rows of an index whose masks are `useful`, by their image_id.
-
-    Raises:
-        UserError: `lacking`, where there is none.
-    """
+    """The rows of an index whose masks are `useful`, by their image_id; raises `lacking` where there is none."""
     taught = rows.filter(pc.is_in(rows["image_id"], useful["image_id"].combine_chunks()))
     if not len(taught):
         raise lacking

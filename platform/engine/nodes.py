@@ -122,12 +122,8 @@ def missing_bundles(bundles: Sequence[Bundle], nodes: Iterable[Bundle]) -> list[
 
 
 def _nodes() -> list[Bundle]:
-    """The resources of each node that is up, used or not.
-
-    Raises:
-        UserError: this machine's part of Ray has not answered for some seconds. Where the head alone is gone, Ray ends
-            the process itself after a minute.
-    """
+    """The resources of each node that is up, used or not; UserError where this machine's part of Ray has not answered
+    for some seconds. Where the head alone is gone, Ray ends the process itself after a minute."""
     import ray
 
     for _ in range(3):

@@ -32,11 +32,8 @@ class Refiner:
             self.pool = ProcessPoolExecutor(processes, context, _end_with_parent)
 
     def __call__(self, rgb: NDArray[np.uint8], probabilities: NDArray[np.float32]) -> NDArray[np.float32]:
-        """An image (H, W, 3) and its probabilities (L, H, W) -> the refined ones at the size at which the CRF runs.
-
-        Raises:
-            UserError: a process was killed.
-        """
+        """An image (H, W, 3) and its probabilities (L, H, W) -> the refined ones at the size at which the CRF runs;
+        UserError where a process was killed."""
         rgb, probabilities = shrunk(rgb, probabilities, self.parameters.max_side)
         if self.pool is None:
             return refine(rgb, probabilities, self.parameters)

@@ -236,11 +236,8 @@ def _counts(run: Run, title: str) -> ImageCounts:
 
 
 def _why_incomparable(first: Run, second: Run, title: str, counted: Mapping[str, ImageCounts]) -> str | None:
-    """Why a run's score cannot be compared with that of the first one: it has none, or of other images.
-
-    Raises:
-        UserError: an image that both runs were scored on has another truth in one of them.
-    """
+    """Why a run's score cannot be compared with that of the first one: it has none, or of other images. UserError where
+    an image that both were scored on has another truth in one of them."""
     if title not in second.scores:
         return f"{second.name} has none"
     scores, both = (first.scores[title], second.scores[title]), (counted[first.name], counted[second.name])

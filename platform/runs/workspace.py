@@ -145,11 +145,7 @@ def now() -> str:
 
 
 def read_record(file: Path) -> RunRecord | None:
-    """The record in a file; None where there is none.
-
-    Raises:
-        UserError: it is damaged.
-    """
+    """The record in a file; None where there is none, UserError where it is damaged."""
     expected, remedy = "a record as mcis wrote it", "remove it and repeat the command"
     return read_record_of(file, RunRecord, expected, remedy) if file.exists() else None
 
