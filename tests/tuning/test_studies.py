@@ -80,7 +80,7 @@ def test_effects_beside_their_controls(ray_local: None, tmp_path: Path, small_vo
     methods = written["means"]["localization maps"]["method"]
     with_related = {of.case.inference.partition(", trained")[0] for of in figures if of.case.related}
     assert set(methods.split(" or ")) == with_related
-    against = {(d["of"]["case"], d["of"]["control"]): d for d in written["differences"]}
+    against = {(d["of"]["name"], d["of"]["against"]): d for d in written["differences"]}
     by_name = {of.case.name: of.miou["pseudo masks"] for of in figures}
     difference = against["co-related", "co-alone-related"]
     expected = [a - b for a, b in zip(by_name["co-related"], by_name["co-alone-related"], strict=True)]
