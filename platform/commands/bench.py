@@ -188,9 +188,11 @@ def difference(network: nn.Module, reference: nn.Module, images: Tensor) -> floa
     return float((scores[0] - scores[1]).abs().max() / scores[1].abs().max())
 
 
-def work_of(config: Config, network: str, *, bf16: bool) -> tuple[nn.Module, int, Callable[[int], object]]:
+def work_of(
+    config: Config, network: str, *, bf16: bool = False, over: Callable[[nn.Module], nn.Module] = lambda alone: alone
+) -> tuple[nn.Module, int, Callable[[int], object]]:
     """A network, the samples of its step, and what does a step of n samples: of a recipe's `embedding` of images for
-    their features, or of the training of its `classifier` or `segmenter`."""
+    their features, or of the training of its `classifier` or `segmenter`, which may be `over` several workers."""
     if network == "embedding":
         c, samples = config.classifier, BATCH_ON_GPU if GPU else BATCH_ON_CPU
         backbone = move_channels_last(build_backbone(c), DEVICE).eval().requires_grad_(False)
@@ -198,7 +200,7 @@ def work_of(config: Config, network: str, *, bf16: bool) -> tuple[nn.Module, int
         both = both.contiguous(memory_format=torch.channels_last)
         return backbone, samples, lambda size: backbone(both[: 2 * size])
     learner, batch = (_classifier if network == "classifier" else _segmenter)(config)
-    model = move_channels_last(learner.model(), DEVICE).train()
+    model = over(move_channels_last(learner.model(), DEVICE).train())
     optimizer = build_optimizer(model, learner.schedule.optimizer)
     for group in optimizer.param_groups:
         group["lr"] = 0.0  # the weights stay sound, however often they are updated

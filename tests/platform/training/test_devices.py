@@ -2,6 +2,8 @@
 the CPU, raises there. A GPU would wait, or raise, at the same place; where there is one, its values are the CPU's."""
 
 import contextlib
+import functools
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,17 +15,19 @@ from mcis.datasets.sampling.batch_stream import WorkerShard
 from mcis.datasets.sampling.batches import CropBatch, PairBatch
 from mcis.datasets.tags import Tags
 from mcis.models.affinity_net import AffinityNet
+from mcis.models.backbones import to_unit
 from mcis.models.dropout import SampleDropout
+from mcis.models.localization import embed, scale_maps
 from mcis.models.random_walk import random_walk, transition
 from mcis.models.segmenters import predict
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.recipes import RECIPES
-from mcis.platform.config.training import EquivariantConfig
+from mcis.platform.config.training import ClassifierConfig, EquivariantConfig
 from mcis.platform.engine.classifier_learner import ClassifierLearner
 from mcis.platform.engine.learner import Learner, build_optimizer
 from mcis.platform.engine.loop import Trainer
 from mcis.platform.engine.step_log import Throughput
-from mcis.platform.networks.build import build_affinity_net, build_segmenter
+from mcis.platform.networks.build import build_affinity_net, build_classifier, build_segmenter
 from mcis.platform.stages.train_affinity import AffinityLearner
 from mcis.platform.stages.train_segmenter import SegmenterLearner
 
@@ -43,12 +47,12 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> t
     return torch.device(request.param)
 
 
-def check_step(learner: Learner[Any], batch: Any, device: torch.device) -> None:
-    """The loss terms of a batch are on the device, and on a GPU they and the gradients of their sum are the CPU's."""
-    found = step(learner, batch, device)
+def check(device: torch.device, compute: Callable[[torch.device], dict[str, torch.Tensor]]) -> None:
+    """What is computed on the device is there, and a GPU has the CPU's values."""
+    found = compute(device)
     assert all(value.device.type == device.type for value in found.values())
     if device.type == "cuda":
-        expected = step(learner, batch, torch.device("cpu"))
+        expected = compute(torch.device("cpu"))
         least = 1e-3 * max(float(value.norm()) for value in expected.values())  # below which a gradient is rounding
         for name, value in expected.items():
             apart = float((found[name].cpu() - value).norm()) / max(float(value.norm()), least)
@@ -67,6 +71,23 @@ def step(learner: Learner[Any], batch: Any, device: torch.device) -> dict[str, t
     torch.stack(list(terms.values())).sum().backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return {name: value.detach() for name, value in {**terms, **gradients}.items()}
+
+
+def maps(config: ClassifierConfig, device: torch.device) -> dict[str, torch.Tensor]:
+    """Maps of the first image, single-round and by related images."""
+    torch.manual_seed(0)
+    model = build_classifier(config, CLASSES).to(device).eval()
+    with torch.inference_mode():
+        images = model.backbone.normalize(to_unit(torch.from_numpy(IMAGES).to(device)))
+        with model.backbone.watching(*model.backbone.middle) as middle:
+            known = [model.backbone(images)]
+            features = embed(model.backbone, model.standard, images, extra_scales=(0.75,), mirror=True, known=known)
+        single, query = model.activations(features), model.query(features[0], kind=torch.tensor([1], device=device))
+        attended: Any = query, features[0], features[1:], 1
+        made = {"co": model.co_maps(*attended), "contrastive": model.contrastive_maps(*attended), "single": single}
+        if config.equivariant.weight:
+            made["refined"] = model.refined(images[:1], single[:1], [m[:1] for m in middle])
+        return {**made, "scores": scale_maps(single, "logarithm")}
 
 
 def pair_batch() -> PairBatch:
@@ -96,7 +117,12 @@ def crop_batch() -> CropBatch:
 def test_a_step_of_the_classifier_stays_on_its_device(changes: dict[str, Any], device: torch.device) -> None:
     config = RECIPES["small"]().classifier.model_copy(update={"input_size": SIDE, "channels": 24, **changes})
     learner = ClassifierLearner(config=config, seed=0, tags=TAGS, source=np.arange(8) % 2 == 0, **NO_IMAGES)
-    check_step(learner, pair_batch(), device)
+    check(device, functools.partial(step, learner, pair_batch()))
+
+
+@pytest.mark.parametrize("recipe", ["small", "photos", "lid"])
+def test_maps_stay_on_their_device(recipe: str, device: torch.device) -> None:
+    check(device, functools.partial(maps, RECIPES[recipe]().classifier.model_copy(update={"input_size": SIDE})))
 
 
 @pytest.mark.parametrize("recipe", ["small", "photos", "lid"])
@@ -104,7 +130,7 @@ def test_a_step_of_the_segmenter_stays_on_its_device(recipe: str, device: torch.
     config = RECIPES[recipe]().segmenter.model_copy(update={"crop": SIDE, **JITTER})
     made: Any = {"image_ids": [], "uris": [""] * BATCH, "masks": None, "pretrained": None}
     learner = SegmenterLearner(config=config, seed=0, classes=CLASSES, **made)
-    check_step(learner, crop_batch(), device)
+    check(device, functools.partial(step, learner, crop_batch()))
 
 
 @pytest.mark.parametrize("recipe", ["photos", "lid"])
@@ -112,7 +138,7 @@ def test_a_step_of_the_affinity_network_stays_on_its_device(recipe: str, device:
     config = RECIPES[recipe]().affinity_net.model_copy(update={"crop": SIDE})
     made: Any = {"image_ids": [], "uris": [""] * BATCH, "masks": None, "pretrained": None}
     learner = AffinityLearner(config=config, seed=0, **made)
-    check_step(learner, crop_batch(), device)
+    check(device, functools.partial(step, learner, crop_batch()))
 
 
 def test_updates_read_nothing_back_until_the_log_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
