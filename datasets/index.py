@@ -67,11 +67,8 @@ class Listing(NamedTuple):
 
 
 def merge(first: Listing, *others: Listing) -> Listing:
-    """Listings of several sources that mean the same classes, one after the other, with all their notes.
-
-    Raises:
-        UserError: an image is in two of them.
-    """
+    """Listings of several sources that mean the same classes, one after the other, with all their notes; UserError
+    where an image is in two of them."""
     table = pa.concat_tables([first.table, *(listing.table for listing in others)])
     if others and (twice := repeated(table["image_id"])):
         raise UserError(

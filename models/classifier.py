@@ -143,10 +143,7 @@ class CoAttentionClassifier(nn.Module):
 
     def affinity_weights(self, kind: Tensor | None) -> Tensor | None:
         """W_P: the only one, (C, C), or the one for each pair's kind, (B,) -> (B, C, C); None = the identity.
-
-        Raises:
-            ValueError: there are three, and no kinds.
-        """
+        ValueError where there are three, and no kinds."""
         if self.affinity.w_p == "identity":
             return None
         if self.w_p.ndim == 2:

@@ -23,11 +23,8 @@ class SampleDropout(nn.Module):
         self.numbers: Sequence[int] = ()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, ...) -> the same shape; unchanged in evaluation.
-
-        Raises:
-            ValueError: the samples of a training batch have not been numbered.
-        """
+        """(B, C, ...) -> the same shape; unchanged in evaluation. ValueError where the samples of a training batch have
+        not been numbered."""
         if not self.training or self.rate == 0:
             return x
         if not self.numbers or len(x) % len(self.numbers):

@@ -111,11 +111,8 @@ def downloaded_state(name: str) -> dict[str, Tensor]:
 
 
 def check_name(name: str) -> None:
-    """Checks that timm has a network, and weights where its name is followed by a dot and their tag.
-
-    Raises:
-        UserError: there is none; it suggests the nearest name.
-    """
+    """Checks that timm has a network, and weights where its name is followed by a dot and their tag; UserError where
+    there is none, which suggests the nearest name."""
     try:
         if not timm.is_model(name):
             raise RuntimeError

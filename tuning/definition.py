@@ -150,12 +150,8 @@ def configured(resolved: Resolved, values: Values, setting: str | None = None) -
 
 
 def cases_of(definition: Definition, resolved: Resolved, until: str) -> list[Case]:
-    """The cases of a study of this configuration.
-
-    Raises:
-        UserError: values that the configuration does not take, or that are not a case's; an unknown last stage, or a
-            setting of sources that it does not have.
-    """
+    """The cases of a study of this configuration; UserError for values that the configuration does not take, or that
+    are not a case's; an unknown last stage, or a setting of sources that it does not have."""
     return [_case(case, resolved, until) for case in definition.all_cases()]
 
 

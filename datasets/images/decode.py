@@ -106,10 +106,7 @@ class Picture(NamedTuple):
 
 def fit_picture(rgb: np.ndarray, max_side: int | None) -> Picture:
     """A picture (H, W, 3) uint8, made to fit where its longer side exceeds `max_side` pixels; None = as it is.
-
-    Raises:
-        ValueError: another shape or type.
-    """
+    ValueError for another shape or type."""
     if rgb.ndim != 3 or rgb.shape[2] != 3 or rgb.dtype != np.uint8 or not rgb.size:
         raise ValueError(f"an image is {rgb.dtype} of shape {rgb.shape}; expected uint8 (H, W, 3), not empty")
     height, width = rgb.shape[:2]

@@ -42,20 +42,14 @@ def read_truth(uri: str, shape: tuple[int, int], classes: int) -> NDArray[np.uin
 
 
 def read_saliency(uri: str, shape: tuple[int, int]) -> NDArray[np.uint8]:
-    """A class-agnostic saliency map, (H, W) uint8: 0 is background, 255 certainly an object.
-
-    Raises:
-        UserError: the map is missing, unreadable, or not of its image's height and width, `shape`.
-    """
+    """A class-agnostic saliency map, (H, W) uint8: 0 is background, 255 certainly an object; UserError where the map is
+    missing, unreadable, or not of its image's height and width, `shape`."""
     return _read("saliency map", uri, decode_saliency, "a gray PNG", shape)
 
 
 def tags_of_mask(labels: NDArray[np.uint8], classes: int, uri: str) -> list[int]:
-    """The class indices, ascending, of a mask's labels (H, W): k for label k + 1; 0 and 255 are no class.
-
-    Raises:
-        UserError: a label above K = `classes` that is not the ignored one.
-    """
+    """The class indices, ascending, of a mask's labels (H, W): k for label k + 1; 0 and 255 are no class. UserError for
+    a label above K = `classes` that is not the ignored one."""
     pixels = Image.fromarray(labels).histogram()  # several times as fast as numpy.unique, which sorts
     tags = [label - 1 for label, count in enumerate(pixels) if count and label not in (BACKGROUND, IGNORE)]
     if tags and tags[-1] >= classes:

@@ -19,11 +19,8 @@ _BYTES, _MATRIX, _COMPRESSED = 2, 14, 15
 
 
 def decode_mat_labels(data: bytes) -> np.ndarray:
-    """Bytes of SBD's cls/<id>.mat -> (H, W) uint8 labels: GTcls.Segmentation, in VOC's numbering.
-
-    Raises:
-        RejectedImage: no MATLAB 5 file, damaged, without that variable, or with values that are no bytes, as SBD's are.
-    """
+    """Bytes of SBD's cls/<id>.mat -> (H, W) uint8 labels: GTcls.Segmentation, in VOC's numbering. RejectedImage where
+    they are no MATLAB 5 file, damaged, lack that variable, or have values that are no bytes, as SBD's are."""
     with rejecting():
         if not data.startswith(MAT_START):
             raise RejectedImage("not an image: expected a MATLAB 5.0 file")

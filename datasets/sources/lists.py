@@ -16,11 +16,8 @@ from mcis.datasets.tables.large_tables import SHARD_ROWS
 
 
 def read_lines(path: Path, expected: str, remedy: str) -> list[tuple[int, str]]:
-    """The lines of a text file that are not blank, each with its number from 1, without spaces around it.
-
-    Raises:
-        UserError: the file is missing, unreadable, no UTF-8 or holds no line.
-    """
+    """The lines of a text file that are not blank, each with its number from 1, without spaces around it; UserError
+    where the file is missing, unreadable, no UTF-8 or holds no line."""
     try:
         text = path.expanduser().read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -61,11 +58,8 @@ def read_tag_list(path: Path, classes: int, remedy: str, correct: str, first: in
 
 
 def source_folder(path: Path, expected: str, remedy: str) -> Path:
-    """The absolute path, without links, of a folder that a user named.
-
-    Raises:
-        UserError: it is no folder, or its name is no UTF-8.
-    """
+    """The absolute path, without links, of a folder that a user named; UserError where it is no folder, or its name is
+    no UTF-8."""
     folder = path.expanduser().resolve()
     if not folder.is_dir():
         raise UserError(f"no folder {path}", expected, remedy)
@@ -235,11 +229,8 @@ Column: TypeAlias = Sequence[Any] | pa.ChunkedArray
 
 
 def listing_table(*, image_id: Column, **others: Column | str | None) -> pa.Table:
-    """Columns of LISTING_SCHEMA -> a table of it. A single text holds for every row, an absent column is null.
-
-    Raises:
-        KeyError: there is no such column.
-    """
+    """Columns of LISTING_SCHEMA -> a table of it. A single text holds for every row, an absent column is null. KeyError
+    where there is no such column."""
     columns = {**dict.fromkeys(LISTING_SCHEMA.names), "image_id": image_id, **others}
     rows, types = len(image_id), {name: LISTING_SCHEMA.field(name).type for name in columns}
     return pa.table(

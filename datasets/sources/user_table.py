@@ -69,11 +69,8 @@ class UserTable(NamedTuple):
         return cells.cast(_read_as(cells.type))
 
     def texts(self, what: str) -> pa.ChunkedArray:
-        """A column of strings without spaces around them; null for those that are empty.
-
-        Raises:
-            UserError: it holds something else, a NUL byte, or a password, key, token or signature.
-        """
+        """A column of strings without spaces around them; null for those that are empty. UserError where it holds
+        something else, a NUL byte, or a password, key, token or signature."""
         column = self.columns[what]
         values = self.cells(what)
         if values.type != pa.string() and not pa.types.is_integer(values.type):
@@ -101,11 +98,8 @@ class UserTable(NamedTuple):
         return texts
 
     def uris(self, what: str, texts: pa.ChunkedArray) -> pa.ChunkedArray:
-        """The cells of a column, null where they are -> absolute paths and URIs.
-
-        Raises:
-            UserError: a table that is not trusted names files that it may not name, or a URI cannot be opened.
-        """
+        """The cells of a column, null where they are -> absolute paths and URIs; UserError where a table that is not
+        trusted names files that it may not name, or a URI cannot be opened."""
         outside: list[str] = []
         uris = pa.chunked_array([self._uris(chunk, outside) for chunk in pieces(texts)], pa.string())
         if outside:

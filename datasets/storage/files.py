@@ -53,11 +53,8 @@ def read_bytes(uri: str, most: int = MAX_BYTES) -> bytes:
 
 
 def read_opened(uri: str, read: Callable[[BinaryIO], _T], most: int = MAX_BYTES) -> _T:
-    """What `read` makes of a file that is open; of a file of this machine it holds what it reads of it alone.
-
-    Raises:
-        UserError, OSError, ValueError: as `read_bytes` does, and what `read` raises.
-    """
+    """What `read` makes of a file that is open; of a file of this machine it holds what it reads of it alone. Errors as
+    of `read_bytes`, and what `read` raises."""
     path = path_on_disk(uri)
     if path is None:
         return read(io.BytesIO(read_bytes(uri, most)))
@@ -104,11 +101,8 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
 
 
 def stamp(uri: str) -> Stamp | None:
-    """The stamp of a file, None of one that does not exist, asked for with `retry_io`.
-
-    Raises:
-        UserError: its file system does not answer for half a minute, or refuses access.
-    """
+    """The stamp of a file, None of one that does not exist, asked for with `retry_io`; UserError where its file system
+    does not answer for half a minute, or refuses access."""
 
     def ask() -> Stamp | None:
         path = path_on_disk(uri) if is_remote(uri) else uri
@@ -161,7 +155,7 @@ def path_on_disk(uri: str) -> Path | None:
 
 
 def locate(uri: str) -> tuple[pafs.FileSystem, str]:
-    """The file system of a URI, and the path in it; ValueError where it has no known scheme."""
+    """The file system of a URI, and the path in it; ValueError where it is no URI, or none knows its scheme."""
     parts = urlsplit(uri, allow_fragments=False)
     query = f"?{parts.query}" if parts.query else ""
     system, root = _system(f"{parts.scheme}://{parts.netloc}{query}")

@@ -42,11 +42,8 @@ class CachedRows:
         self.opened: dict[int, NDArray[Any] | None] = {}
 
     def row(self, position: int) -> NDArray[Any] | None:
-        """The row of an image, of `shape`; None where the cache does not hold it, or holds it no longer.
-
-        Raises:
-            UserError: its shard is damaged or cannot be read at present.
-        """
+        """The row of an image, of `shape`; None where the cache does not hold it, or holds it no longer. UserError
+        where its shard is damaged or cannot be read at present."""
         shard = bisect.bisect_right(self.spans, (position, 2**63)) - 1
         if shard < 0 or position >= self.spans[shard][1]:
             return None

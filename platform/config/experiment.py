@@ -39,11 +39,8 @@ class Experiment(NamedTuple):
 
 
 def read_experiment(path: Path) -> Experiment:
-    """Reads a file; whether its keys and values are ones of a configuration is for `resolve` to say.
-
-    Raises:
-        UserError: there is no such file, or it is no TOML.
-    """
+    """Reads a file; whether its keys and values are ones of a configuration is for `resolve` to say. UserError where
+    there is no such file, or it is no TOML."""
     expected = "a TOML file as `mcis config show SETTING --save FILE` writes it"
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))

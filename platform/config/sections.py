@@ -131,11 +131,8 @@ class Config(Section):
 
 
 def sources_of(setting: str) -> tuple[str, ...]:
-    """The image sources of a setting: its parts between +, the one that names the classes first.
-
-    Raises:
-        UserError: an unknown source, one twice, or two that each have classes of their own.
-    """
+    """The image sources of a setting: its parts between +, the one that names the classes first; UserError for an
+    unknown source, one twice, or two that each have classes of their own."""
     names = tuple(setting.split("+"))
     unknown = [name for name in names if name not in SOURCES]
     if unknown:

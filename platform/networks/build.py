@@ -42,11 +42,8 @@ def backbone_keys(config: NetworkConfig) -> dict[str, str]:
 
 
 def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClassifier:
-    """The classifier as configured, with its initial weights.
-
-    Raises:
-        UserError: the backbone cannot have the stride, or lacks what equivariant attention compares.
-    """
+    """The classifier as configured, with its initial weights; UserError where the backbone cannot have the stride, or
+    lacks what equivariant attention compares."""
     backbone = build_backbone(config)
     with errors_name_keys(backbone_keys(config)):
         return CoAttentionClassifier(
@@ -84,12 +81,8 @@ def build_affinity_net(config: AffinityNetConfig) -> AffinityNet:
 
 
 def build_segmenter(config: SegmenterConfig, classes: int) -> nn.Module:
-    """The segmentation network as configured, with its initial weights.
-
-    Raises:
-        UserError: the backbone cannot have the stride or lacks a level that the network needs, or the network has no
-            image-level head where it is to learn.
-    """
+    """The segmentation network as configured, with its initial weights; UserError where the backbone cannot have the
+    stride or lacks a level that the network needs, or the network has no image-level head where it is to learn."""
     backbone = build_backbone(config)
     with errors_name_keys(backbone_keys(config)):
         network = networks.SEGMENTERS[config.network](

@@ -55,11 +55,8 @@ def export_network(workspace: Workspace, name: str, out: Path) -> str:
 
 
 def export_onnx(workspace: Workspace, name: str, out: Path) -> str:
-    """Writes the same as a model of ONNX, with what `about.json` says in its metadata.
-
-    Raises:
-        UserError: as `export_network`; or the packages that write it are absent.
-    """
+    """Writes the same as a model of ONNX, with what `about.json` says in its metadata. Errors as of
+    `export_network`; UserError where the packages that write it are absent."""
     try:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401

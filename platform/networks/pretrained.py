@@ -130,11 +130,8 @@ def classifier_description(config: ClassifierConfig, classes: Sequence[str]) -> 
 
 
 def classifier_file(config: Config) -> Path | None:
-    """The file of a classifier that is taken over (`weights.classifier`); None where none is named.
-
-    Raises:
-        UserError: there is no such file.
-    """
+    """The file of a classifier that is taken over (`weights.classifier`); None where none is named. UserError where
+    there is no such file."""
     if not config.weights.classifier:
         return None
     path = local_path(config.weights.classifier)
@@ -148,11 +145,8 @@ def classifier_file(config: Config) -> Path | None:
 
 
 def load_trained_classifier(config: Config, path: Path, classes: Sequence[str]) -> CoAttentionClassifier:
-    """The classifier in a file of weights; what the file does not say of itself is taken on trust.
-
-    Raises:
-        UserError: the file is damaged or of another configuration.
-    """
+    """The classifier in a file of weights; what the file does not say of itself is taken on trust. UserError where the
+    file is damaged or of another configuration."""
     model = build_classifier(config.classifier, len(classes))
     wanted = classifier_description(config.classifier, classes)
     expected = f"the classifier of this configuration ({config.classifier.backbone}, {len(classes)} classes)"

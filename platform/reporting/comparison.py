@@ -153,12 +153,8 @@ def _figure(values: Sequence[float]) -> str:
 
 
 def compare(cases: Sequence[Case], settings: Settings) -> Comparison:
-    """Compares the scores of cases with those of the first one.
-
-    Raises:
-        UserError: the first case has no score, or its runs are not scored on the same images; or the truth of an
-            image is another one.
-    """
+    """Compares the scores of cases with those of the first one; UserError where the first case has no score, or its
+    runs are not scored on the same images; or the truth of an image is another one."""
     titles = list(cases[0].runs[0].scores)
     if not titles:
         raise UserError(f"{cases[0].label} has no such score", "one to compare others with", "choose another first run")

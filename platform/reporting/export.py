@@ -41,12 +41,8 @@ _QUALITY = 95
 
 
 def export(workspace: Workspace, name: str, what: str, out: Path, format: str | None = None) -> str:
-    """Writes a part of a run to `out`, a file or a folder; returns what it wrote, in words.
-
-    Raises:
-        UserError: `what` is none of EXPORTS or has no such format, the run has not come so far, or an image id would
-            lead out of the folder.
-    """
+    """Writes a part of a run to `out`, a file or a folder; returns what it wrote, in words. UserError where `what` is
+    none of EXPORTS or has no such format, the run has not come so far, or an image id would lead out of the folder."""
     if what not in EXPORTS:
         raise UserError(f"export {what}", f"one of {', '.join(EXPORTS)}", "choose one of them")
     usual = _LABELS[what][0] if what in _LABELS else None

@@ -213,11 +213,8 @@ def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
 
 
 def read_shards(folder: Path, columns: list[str] | None = None) -> Iterator[pa.Table]:
-    """The shards of a folder, one at a time, in the order of their names.
-
-    Raises:
-        UserError: the folder has no shard, or a file is damaged.
-    """
+    """The shards of a folder, one at a time, in the order of their names; UserError where the folder has no shard, or a
+    file is damaged."""
     files = shards_in(folder)
     if not files:
         raise UserError(

@@ -185,11 +185,8 @@ class Plan(NamedTuple):
 
 
 def plan_removal(workspace: Workspace, names: Sequence[str] = ()) -> Plan:
-    """What could be removed, if these runs, and studies with their trials, went first.
-
-    Raises:
-        UserError: there is no such run; or what another run points to cannot be read.
-    """
+    """What could be removed, if these runs, and studies with their trials, went first; UserError where there is no such
+    run; or what another run points to cannot be read."""
     found = records(workspace)
     present = [name for name, record in found.items() if record]
     for name in names:

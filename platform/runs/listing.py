@@ -34,10 +34,7 @@ class Sources:
 
 def listing(config: Config) -> Listing:
     """What the configured sources hold, one after the other. The first source that names its classes names them all.
-
-    Raises:
-        UserError: a source is not named, or its lists are contradictory; it names configuration keys and flags.
-    """
+    UserError where a source is not named, or its lists are contradictory; it names configuration keys and flags."""
     listings: list[Listing] = []
     names = read_classes(config.data.classes) if config.data.classes else VOC_CLASSES
     for source in sources_of(config.setting):

@@ -68,11 +68,8 @@ def hold_stage(workspace: Workspace, stage: str, key: str, *, run: str) -> Itera
 
 @contextlib.contextmanager
 def hold_workspace(workspace: Workspace, who: str) -> Iterator[None]:
-    """Holds a workspace while the block runs: no run is in progress, and none begins.
-
-    Raises:
-        UserError: a run is in progress, the workspace is held already, or the file system has no locks.
-    """
+    """Holds a workspace while the block runs: no run is in progress, and none begins; UserError where a run is in
+    progress, the workspace is held already, or the file system has no locks."""
     with _held(workspace.lock_file("workspace", "all"), who):
         for holder in runs_in_progress(workspace):
             raise _refusal(holder)
@@ -85,11 +82,8 @@ def runs_in_progress(workspace: Workspace) -> list[Holder]:
 
 
 def run_holder(workspace: Workspace, name: str) -> Holder | None:
-    """Who holds the name of a run or study; None where nobody does.
-
-    Raises:
-        UserError: that cannot be told, since this user may not read the lock or the file system has none.
-    """
+    """Who holds the name of a run or study; None where nobody does. UserError where that cannot be told, since this
+    user may not read the lock or the file system has none."""
     return _holder(workspace.lock_file("run", name))
 
 

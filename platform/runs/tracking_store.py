@@ -37,11 +37,8 @@ def tracking_uri(workspace: Workspace) -> str:
 
 
 def server_uri() -> str | None:
-    """The value of MLFLOW_TRACKING_URI, None where it is not set.
-
-    Raises:
-        UserError: it holds a password or token, which would be written into files, messages and command lines.
-    """
+    """The value of MLFLOW_TRACKING_URI, None where it is not set; UserError where it holds a password or token, which
+    would be written into files, messages and command lines."""
     uri = os.environ.get("MLFLOW_TRACKING_URI") or None
     if uri and _holds_credentials(uri):
         raise UserError(
