@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
+from xml.sax.saxutils import quoteattr
 
 import numpy as np
 import torch
@@ -182,6 +184,28 @@ def export_yolo(classes: Sequence[str], labelled: Iterable[_Labelled], out: Path
     return count
 
 
+def export_label_studio(classes: Sequence[str], labelled: Iterable[_Labelled], out: Path) -> int:
+    """Writes `tasks.json`, whose predictions are polygons within half a pixel of objects; `images/<id>.jpg`, which the
+    local storage of Label Studio has, its root being `out`; and `labels.xml`, the labeling interface."""
+    tasks = list[dict[str, Any]]()
+    for row, named, labels in labelled:
+        height, width = labels.shape
+        shape = {"from_name": "label", "to_name": "image", "original_width": width, "original_height": height}
+        result = []
+        for label, region in _regions(labels):
+            corners = (_outline(region.repeat(2, 0).repeat(2, 1)) + 0.5) * (50 / width, 50 / height)  # percent
+            value = {"points": corners.tolist(), "closed": True, "polygonlabels": [classes[label - 1]]}
+            result.append({**shape, "type": "polygonlabels", "value": value})
+        image = {"image": f"/data/local-files/?d=images/{quote(named)}.jpg"}
+        tasks.append({"data": image, "predictions": [{"model_version": "mcis", "result": result}]})
+        _write_image(row["uri"], out / "images" / f"{named}.jpg")
+    write_json(out / "tasks.json", tasks)
+    names = "".join(f"<Label value={quoteattr(name)}/>" for name in classes)
+    shown = f'<Image name="image" value="$image"/><PolygonLabels name="label" toName="image">{names}</PolygonLabels>'
+    write_bytes(out / "labels.xml", f"<View>{shown}</View>\n".encode())
+    return sum(len(task["predictions"][0]["result"]) for task in tasks)
+
+
 def _labelled(workspace: Workspace, name: str, what: str, out: Path) -> Iterator[_Labelled]:
     """Each image of a table of labels, with the progress shown."""
     table = table_of(workspace, name, *_LABELS[what][1:])
@@ -235,7 +259,7 @@ EXPORTS: Mapping[str, Callable[[Workspace, str, Path], str]] = {
     "pretrained": export_pretrained,
 }
 """What is exported, and the function that writes it."""
-OBJECTS = {"coco": export_coco, "yolo": export_yolo}
+OBJECTS = {"coco": export_coco, "yolo": export_yolo, "labelstudio": export_label_studio}
 """How masks and predictions are written as objects; the functions return how many there are."""
 _LABELS = {"masks": ("voc", "pseudo_masks", "masks"), "predictions": ("png", "predict", "predictions")}
 """What can be written as objects: the format in which EXPORTS writes it, the stage that leaves it, and its table."""

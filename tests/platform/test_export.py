@@ -8,13 +8,14 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import onnxruntime
 import pyarrow as pa
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageDraw
 from scipy import ndimage
 from typer.testing import CliRunner
 
@@ -191,6 +192,20 @@ def test_polygons_of_yolo_are_the_labels_to_the_pixel(
         np.testing.assert_array_equal(drawn, np.where(mask == 255, 0, mask))
     import_data_set("yolo", tmp_path / "yolo", tmp_path / "again")
     assert_imported(tmp_path / "again", labelled[1])
+    export(labelled[0], "made", "predictions", tmp_path / "tasks", "labelstudio")
+    tasks = json.loads((tmp_path / "tasks" / "tasks.json").read_text())
+    for task, mask in zip(tasks, labelled[1], strict=True):
+        height, width = mask.shape
+        assert task["data"]["image"].startswith("/data/local-files/?d=images/")
+        assert Image.open(tmp_path / "tasks" / task["data"]["image"].partition("=")[2]).size == (width, height)
+        twice = Image.new("L", (2 * width, 2 * height))
+        for value in (each["value"] for each in task["predictions"][0]["result"]):
+            points = np.array(value["points"]) * (width / 50, height / 50) - 0.5
+            fill = ("cat", "sea lion").index(value["polygonlabels"][0]) + 1
+            ImageDraw.Draw(twice).polygon([(x, y) for x, y in points.round().tolist()], fill=fill)
+        np.testing.assert_array_equal(np.array(twice)[::2, ::2], np.where(mask == 255, 0, mask))
+    labels = ElementTree.parse(tmp_path / "tasks" / "labels.xml").findall("PolygonLabels/Label")
+    assert [each.get("value") for each in labels] == ["cat", "sea lion"]
     with pytest.raises(UserError, match="format coco of network"):
         export(labelled[0], "made", "network", tmp_path / "out", "coco")
 
