@@ -1,4 +1,4 @@
-"""Which masks to correct first: of the training images where the network disagrees most with their pseudo masks."""
+"""Which masks to correct first: those whose pixels the network disagrees with most, class by class."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +14,6 @@ from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.sources.photographs import Photograph
 from mcis.datasets.tables.shards import Shards
 from mcis.models.counts import confusion
-from mcis.models.metrics import iou
 from mcis.platform.networks.predictor import Photo, Prediction, Predictor
 from mcis.platform.outputs.corrected import CORRECTED
 from mcis.platform.outputs.read_index import of_split, open_index
@@ -42,8 +41,8 @@ class Suggestion(NamedTuple):
 def suggestions(workspace: Workspace, name: str, predictor: Predictor, count: int) -> list[Suggestion]:
     """The training images of a run whose masks most need to be corrected, those first that need it most.
 
-    A tag adds the share by which the network's segment misses the pseudo mask's, 1 - IoU, times the same of the class
-    over all images: a class that the network has not learnt counts more. No ground truth is looked at.
+    A tag adds the pixels of the class that the pseudo mask and the network do not share, divided by those that it has
+    in all pseudo masks: about what a correction may change of the class's IoU. No ground truth is looked at.
 
     Raises:
         UserError: the run has no pseudo masks, or all masks are corrected.
@@ -64,17 +63,17 @@ def suggestions(workspace: Workspace, name: str, predictor: Predictor, count: in
     def compare(row: dict[str, Any], prediction: Prediction) -> NDArray[np.int64]:
         mask = masks.rows(row["image_id"])
         assert mask is not None, f"no pseudo mask of the tagged image {row['image_id']}"
-        taught = resize_labels(decode_labels(mask["labels"][0].as_py()), row["height"], row["width"])
-        return confusion(taught, prediction.labels(), classes)
+        labels = resize_labels(decode_labels(mask["labels"][0].as_py()), row["height"], row["width"])
+        return confusion(labels, prediction.labels(), classes)
 
-    missed, total = [], np.zeros((classes + 1, classes + 1), np.int64)
+    unshared, taught = list[NDArray[np.int64]](), np.zeros(classes, np.int64)
     with bar("suggest", len(rows), "images") as progress:
         for row, matrix in zip(rows, predictor.map(read(), compare), strict=True):
-            total += matrix
-            missed.append(1 - np.nan_to_num(iou(matrix)[np.array(row["tags"]) + 1]) / 100)
-            progress.update(len(missed))
-    of_class = 1 - np.nan_to_num(iou(total)[1:]) / 100
-    needs = [by_tag * of_class[row["tags"]] for row, by_tag in zip(rows, missed, strict=True)]
+            taught += matrix.sum(axis=1)[1:]
+            apart = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * matrix.diagonal()
+            unshared.append(apart[np.array(row["tags"]) + 1])
+            progress.update(len(unshared))
+    needs = [pixels / taught[row["tags"]].clip(min=1) for row, pixels in zip(rows, unshared, strict=True)]
     order = np.argsort([-need.sum() for need in needs], kind="stable")[:count]
     return [Suggestion(rows[i], float(needs[i].sum()), rows[i]["tags"][int(needs[i].argmax())]) for i in order.tolist()]
 
@@ -83,7 +82,7 @@ def write_suggestions(workspace: Workspace, name: str, predictor: Predictor, cou
     """Writes masks to begin from, of what `suggestions` names; returns what it wrote, in words.
 
     Beside what `predict_photographs` writes, of the network among the images' tags, `suggested.csv`: the images, those
-    first that need it most, each with its mask's file, its need, and the class that adds most to it.
+    first that need it most, each with its mask's file, its need in percent, and the class that adds most to it.
 
     Raises:
         UserError: as `suggestions`; or an image id cannot be a file's name.
@@ -93,8 +92,8 @@ def write_suggestions(workspace: Workspace, name: str, predictor: Predictor, cou
     photographs = [Photograph(each.row["uri"], names[each.row["image_id"]]) for each in found]
     predict_photographs(predictor, photographs, out, {each.row["uri"]: each.row["tags"] for each in found})
     rows = [
-        (each.row["image_id"], f"masks/{photo.name}.png", f"{each.need:.3f}", predictor.classes[each.worst])
+        (each.row["image_id"], f"masks/{photo.name}.png", f"{100 * each.need:.3f}", predictor.classes[each.worst])
         for each, photo in zip(found, photographs, strict=True)
     ]
-    write_bytes(out / "suggested.csv", csv_table(["image", "mask", "need", "class"], rows))
+    write_bytes(out / "suggested.csv", csv_table(["image", "mask", "need %", "class"], rows))
     return f"{len(found)} masks to correct below {out / 'masks'}, in the order of {out / 'suggested.csv'}"

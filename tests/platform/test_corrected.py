@@ -105,13 +105,10 @@ def test_the_masks_to_correct_first_are_those_that_the_network_contradicts(small
         (mask,) = masks.rows(row["image_id"])["labels"].to_pylist()  # type: ignore[index]
         both.append((decode_labels(mask), predictor(row["uri"])))
 
-    def missed(pairs: list[Any], label: int) -> float:
-        shared = sum(((a == label) & (b == label)).sum() for a, b in pairs)
-        return float(1 - shared / max(sum(((a == label) | (b == label)).sum() for a, b in pairs), 1))
-
-    of_class = [missed(both, k + 1) for k in range(3)]
+    of_class = [sum(int((mask == k + 1).sum()) for mask, _ in both) for k in range(3)]
     needs = [
-        sum(missed([pair], k + 1) * of_class[k] for k in row["tags"]) for row, pair in zip(rows, both, strict=True)
+        sum(int(((mask == k + 1) != (predicted == k + 1)).sum()) / max(of_class[k], 1) for k in row["tags"])
+        for row, (mask, predicted) in zip(rows, both, strict=True)
     ]
     found = suggestions(small.workspace, "first", predictor, 24)
     by_id = {row["image_id"]: need for row, need in zip(rows, needs, strict=True)}
