@@ -78,7 +78,7 @@ def death_text(death: BaseException) -> str:
     return next(text for base in type(death).__mro__ for name, text in _DEATHS.items() if base.__name__ == name)
 
 
-_NO_MEMORY = re.compile("out of memory|can't allocate memory|CU(BLAS|DNN)_STATUS_ALLOC_FAILED")
+_NO_MEMORY = re.compile("out of memory|can't allocate memory|CU(BLAS|DNN)_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)")
 
 
 class MemoryRanOut(UserError):
