@@ -213,9 +213,10 @@ def _map_on_gpus(
             except MemoryRanOut:
                 if started == 1:
                     raise
+                if not dropped:
+                    console.print(f"note: {work.label}: a GPU's memory ran out; fewer processes share it", markup=False)
                 waiting.appendleft(str(name))
                 started, dropped = started - 1, dropped + 1
-                console.print(f"note: {work.label}: the GPU's memory ran out; {started} processes go on", markup=False)
                 continue
             except (
                 ray.exceptions.ActorUnavailableError
