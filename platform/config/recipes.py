@@ -4,7 +4,7 @@ A value that a recipe states counts as set, even where it is the default: `keys.
 """
 
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from mcis.models.crf import CrfParameters
 from mcis.models.networks import Affinity
@@ -91,7 +91,7 @@ def _published(recipe: str, classifier: ClassifierConfig, localize: LocalizeConf
 _O = TypeVar("_O", bound=Optimizer)
 
 
-def _adamw(kind: type[_O], rate: float, faster: float = 1.0) -> _O:
+def _adamw(kind: type[_O], rate: float, faster: float = 1.0, precision: Literal["auto", "float32"] = "auto") -> _O:
     """AdamW, whose rate rises over 5 % of the steps and falls to zero; that of new layers is so many times as high."""
     return kind(
         name="adamw",
@@ -101,6 +101,7 @@ def _adamw(kind: type[_O], rate: float, faster: float = 1.0) -> _O:
         bias_rate=1.0,
         schedule="cosine",
         warm_up=0.05,
+        precision=precision,
     )
 
 
@@ -224,7 +225,7 @@ def _photos(backbone: str) -> Config:
             batch=16,
             steps=500,
             epochs=4.0,
-            optimizer=_adamw(SegmenterOptimizer, 0.0003, faster=3.3),
+            optimizer=_adamw(SegmenterOptimizer, 0.0003, faster=3.3, precision="float32"),  # bf16: docs/howto/gpu.md
         ),
         predict=PredictConfig(
             scales=(1.0,), crop=None, crf=CrfParameters(iterations=3, bilateral_std=30.0, color_std=8.0, max_side=200)
