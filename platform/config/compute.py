@@ -18,8 +18,8 @@ class ComputeConfig(Section):
     no fewer than this; it goes on from its last checkpoint when nodes are lost or join. None = always `workers`."""
     micro_batch: int | None = Field(default=None, gt=0)
     """Samples that a training worker puts through the network at a time; gradients are added up over the batch. Less
-    takes less memory. None = all of its part of a batch, and half as many wherever the memory of a single worker runs
-    out."""
+    takes less memory. None = all of its part of a batch, and half as many from the last checkpoint on wherever memory
+    runs out."""
     gpu: bool = False
     """Run networks on GPUs. It is said, and never found out from the nodes that are up, since outputs of GPUs and of
     CPUs have keys of their own."""

@@ -29,7 +29,7 @@ from mcis.datasets.tags import Tags
 from mcis.models.dropout import number_samples
 from mcis.models.metrics import average_precision
 from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.engine.errors import is_out_of_memory, memory_errors
+from mcis.platform.engine.errors import memory_errors
 from mcis.platform.engine.learner import Learner, build_optimizer, resolve_precision
 from mcis.platform.engine.resuming import CheckpointRequests, resume, write_checkpoint
 from mcis.platform.engine.step_log import STEPS, StepLog, Throughput
@@ -98,6 +98,7 @@ class TrainingJob(Generic[AnyBatch]):
         about: what a reader of the weights has to know, in plain values; kept in their file.
         validation: what is scored while the network trains, or None.
         decode_in: where images are decoded.
+        fewer: samples that a worker puts through the network at a time, where memory ran out with more; else None.
     """
 
     learner: Learner[AnyBatch]
@@ -107,6 +108,7 @@ class TrainingJob(Generic[AnyBatch]):
     about: Mapping[str, Any]
     validation: Validation | None
     decode_in: DecodeIn
+    fewer: int | None = None
 
 
 class FitResult(NamedTuple):
@@ -128,7 +130,7 @@ class FitResult(NamedTuple):
     def notes(self, label: str) -> tuple[str, ...]:
         """What a user should read of it: a precision other than float32, and memory that ran out."""
         precision = [f"the {label} was trained in {self.precision}"] if self.precision != "float32" else []
-        memory = [f"memory did for {self.samples} samples of a batch of the {label} at a time"] if self.samples else []
+        memory = [f"memory did for {self.samples} samples of the {label} at a time"] if self.samples else []
         return (*precision, *memory)
 
 
@@ -185,7 +187,7 @@ class Trainer(Generic[AnyBatch]):
             decoder, batch=self.schedule.batch, shard=self.shard, decode_in=how, threads=self.threads
         )
         self.val_ap: NDArray[np.float64] | None = None
-        self.micro_batch = job.compute.micro_batch
+        self.micro_batch = job.fewer or job.compute.micro_batch
         self.unchecked: list[tuple[int, dict[str, Tensor], list[str]]] = []
         self.throughput = Throughput(start, self.schedule.images_per_step)
 
@@ -216,26 +218,8 @@ class Trainer(Generic[AnyBatch]):
         return {"loss": _sum(terms), **terms}
 
     def forward_backward_step(self, batch: AnyBatch, step: int, count: Tensor) -> dict[str, Tensor]:
-        """Adds up the gradients of the batch's micro batches; returns the loss terms, divided by `count`.
-
-        Where memory runs out it begins again with micro batches of half the size, which later steps keep. Several
-        workers cannot: some may be in the middle of adding up gradients with the one whose memory runs out.
-        """
-        while True:
-            size = self.micro_batch or len(batch)
-            try:
-                return self._accumulate(batch, step, count, size)
-            except RuntimeError as error:
-                if self.job.compute.micro_batch or self.world_size > 1 or size == 1 or not is_out_of_memory(error):
-                    raise
-            self.micro_batch = (size + 1) // 2  # behind the except block, whose error holds on to the tensors
-            self.optimizer.zero_grad(set_to_none=True)
-            if self.device.type == "cuda":
-                torch.cuda.empty_cache()
-
-    def _accumulate(self, batch: AnyBatch, step: int, count: Tensor, size: int) -> dict[str, Tensor]:
-        """The loss terms of the batch, `size` samples at a time, whose gradients are added up."""
-        rows = len(batch)
+        """Adds up the gradients of the batch's micro batches; returns the loss terms, divided by `count`."""
+        rows, size = len(batch), self.micro_batch or len(batch)
         sample_numbers = step * self.schedule.batch + self.shard.positions(self.schedule.batch)
         sample_seeds = generator_seeds(Draw.DROPOUT, self.schedule.seed, sample_numbers)
         terms: dict[str, Tensor] = {}
@@ -301,8 +285,8 @@ class Trainer(Generic[AnyBatch]):
     def _write_result(self) -> None:
         save_weights(self.network, self.job.folder / WEIGHTS, self.job.about)
         val_ap = None if self.val_ap is None else [None if np.isnan(v) else round(float(v), 2) for v in self.val_ap]
-        samples = None if self.micro_batch == self.job.compute.micro_batch else self.micro_batch
-        write_json(self.job.folder / FIT, FitResult(self.shard.steps, samples, self.precision, val_ap)._asdict())
+        result = FitResult(self.shard.steps, self.job.fewer, self.precision, val_ap)
+        write_json(self.job.folder / FIT, result._asdict())
 
     def _autocast(self) -> Any:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")

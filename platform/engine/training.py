@@ -1,6 +1,9 @@
 """The Ray Train edge: `fit` trains a learner over workers, follows its log, and resumes what an earlier call began."""
 
 import contextlib
+import dataclasses
+import functools
+import math
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import wait
 from pathlib import Path
@@ -11,7 +14,7 @@ from mcis.datasets.sampling.batch_stream import DecodeIn
 from mcis.datasets.storage.folders import file_system, files_below, is_there, remove
 from mcis.datasets.storage.threads import in_background
 from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.engine.errors import IMAGE_AT_FAULT, causes_of, death_text, deaths, user_error_in
+from mcis.platform.engine.errors import IMAGE_AT_FAULT, MemoryRanOut, causes_of, death_text, deaths, user_error_in
 from mcis.platform.engine.learner import Learner, Schedule
 from mcis.platform.engine.loop import FIT, FitResult, TrainingJob, Validation, train_worker
 from mcis.platform.engine.nodes import Bundle, wait_for_nodes
@@ -69,7 +72,7 @@ def _train(job: TrainingJob[Any], tracker: Tracker) -> None:
     """Trains, and after a failure again from the last checkpoint, while that leads on.
 
     A failure behind a new checkpoint counts as the first: a cluster may lose any number of nodes over days, while what
-    fails again at the same place ends the training.
+    fails again at the same place ends the training. Where memory runs out, it goes on with half the samples at a time.
 
     Raises:
         UserError: a worker raised it, nodes that were lost do not come back in time, or its processes die at the same
@@ -82,10 +85,16 @@ def _train(job: TrainingJob[Any], tracker: Tracker) -> None:
         while True:
             try:
                 watch = wait_for_nodes(_reserved(compute), compute.wait_minutes, what)
-                _run_interruptibly(lambda: train(job), job.folder, watch)
+                _run_interruptibly(functools.partial(train, job), job.folder, watch)
                 return
             except Exception as error:
-                if user_error := user_error_in(error):
+                user_error = user_error_in(error)
+                if isinstance(user_error, MemoryRanOut) and (fewer := _fewer(job)):
+                    job = dataclasses.replace(job, fewer=fewer)
+                    told = f"goes on with {fewer} samples of a batch at a time, in each of its workers"
+                    console.print(f"note: {what}: memory ran out; it {told}", markup=False)
+                    continue
+                if user_error:
                     raise user_error from None
                 newest = files_below(job.folder).get(CHECKPOINT)
                 failures, checkpoint = failures + 1 if newest == checkpoint else 1, newest
@@ -97,6 +106,12 @@ def _train(job: TrainingJob[Any], tracker: Tracker) -> None:
                     f"{compute.max_failures} without a new one",
                     markup=False,
                 )
+
+
+def _fewer(job: TrainingJob[Any]) -> int | None:
+    """Half as many samples at a time as a training had; None where it had one, or as many as the configuration says."""
+    size = job.fewer or math.ceil(job.learner.schedule.batch / job.compute.least_workers)
+    return None if job.compute.micro_batch or size == 1 else math.ceil(size / 2)
 
 
 def _cause(error: Exception) -> str:
