@@ -95,24 +95,32 @@ class Bench:
     def network(self, config: Config, network: str, end: float) -> Found:
         if time.monotonic() > end:
             return "note", "left out: the time is over", "", {}
-        told, values, of_features = [], dict[str, float](), network == "classifier" and config.classifier.from_features
-        unit = "features/s" if of_features else "images/s"
+        told, values, failed = [], dict[str, float](), False
         for precision in precisions():
             if (network, precision) == ("embedding", "bf16"):
                 break  # features are never made in it
-            model, samples, run = work_of(config, network, bf16=precision == "bf16")
-            size, operations, seconds = self.fitting(samples, run)
-            values[f"{precision} {unit}"] = rate = size * (1 + (network == "classifier")) / seconds
-            share = operations / seconds / 1e12 / self.found["matrices"].get(precision, float("inf"))
-            values[f"{precision} of the matrix rate"] = share
-            values["gradients MB"] = 4e-6 * sum(p.numel() for p in model.parameters() if p.requires_grad)
-            memory = "- on a CPU"
-            if GPU:
-                peak, card = torch.cuda.max_memory_allocated() / 2**30, torch.cuda.mem_get_info()[1] / 2**30
-                values |= {f"{precision} peak GiB": peak, f"{precision} samples at a time": size}
-                memory = f"{peak:.3g} of {card:.3g} GiB, {size} of {samples} samples at a time"
-            told.append(f"{precision} {rate:.3g} {unit}, {share:.2f} of the matrix rate, peak memory {memory}")
-        return "ok", "; ".join(told), "", values
+            try:
+                told.append(self.precision(config, network, precision, values))
+            except Exception as error:  # the others' figures are worth having
+                told.append(f"{precision}: {type(error).__name__}: {str(error)[:120]}")
+                failed = True
+        return "bad" if failed else "ok", "; ".join(told), _ISSUE if failed else "", values
+
+    def precision(self, config: Config, network: str, precision: str, values: dict[str, float]) -> str:
+        """What a network does in one precision, in words; its figures join `values`."""
+        unit = "features/s" if network == "classifier" and config.classifier.from_features else "images/s"
+        model, samples, run = work_of(config, network, bf16=precision == "bf16")
+        size, operations, seconds = self.fitting(samples, run)
+        values[f"{precision} {unit}"] = rate = size * (1 + (network == "classifier")) / seconds
+        share = operations / seconds / 1e12 / self.found["matrices"].get(precision, float("inf"))
+        values[f"{precision} of the matrix rate"] = share
+        values["gradients MB"] = 4e-6 * sum(p.numel() for p in model.parameters() if p.requires_grad)
+        memory = "- on a CPU"
+        if GPU:
+            peak, card = torch.cuda.max_memory_allocated() / 2**30, torch.cuda.mem_get_info()[1] / 2**30
+            values |= {f"{precision} peak GiB": peak, f"{precision} samples at a time": size}
+            memory = f"{peak:.3g} of {card:.3g} GiB, {size} of {samples} samples at a time"
+        return f"{precision} {rate:.3g} {unit}, {share:.2f} of the matrix rate, peak memory {memory}"
 
     def fitting(self, samples: int, run: Callable[[int], object]) -> tuple[int, int, float]:
         """Samples at a time, halved while memory runs out as a training does; their operations and seconds."""

@@ -57,8 +57,7 @@ def test_every_part_is_measured_and_written(tmp_path: Path) -> None:
     for part in PARTS | networks:
         values = lines[part]["values"]
         assert lines[part]["state"] in ("ok", "note"), lines[part]
-        assert values
-        assert all(math.isfinite(value) and value >= 0 for value in values.values()), lines[part]
+        assert 0 <= min(values.values()) <= sum(values.values()) < math.inf, lines[part]
     assert max(lines["agreement"]["values"].values()) <= BOUND
     assert {"float32 images/s", "bf16 images/s"} <= lines["small, segmenter"]["values"].keys()
     assert "left out on a CPU" in lines["lid, released"]["finding"]
@@ -70,13 +69,14 @@ def test_a_part_that_fails_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     def broken(*arguments: Any, **options: Any) -> None:
         raise RuntimeError("no kernel image is available")
 
-    monkeypatch.setattr(bench, "work_of", broken)
+    monkeypatch.setattr(torch, "autocast", lambda *_, enabled: broken() if enabled else contextlib.nullcontext())
     monkeypatch.setattr(torch.multiprocessing, "spawn", broken)
     monkeypatch.setattr(bench, "BOUND", 0.0)
     lines = bench_lines(tmp_path, 1)
     for part in ("small, segmenter", "all-reduce"):
-        assert lines[part]["finding"] == "RuntimeError: no kernel image is available"
+        assert lines[part]["finding"].endswith("RuntimeError: no kernel image is available")
         assert lines[part]["remedy"] == "paste the file into an issue"
+    assert lines["small, segmenter"]["values"]["float32 images/s"] > 0
     assert (lines["agreement"]["state"], lines["memory bandwidth"]["state"]) == ("bad", "ok")
 
 
