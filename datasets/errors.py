@@ -43,8 +43,8 @@ class UserError(Exception):
 
 
 def printable(text: str) -> str:
-    """A text that names what was found in a file, without characters that a terminal obeys; its lines stay."""
-    return text if text.isprintable() else "".join(c if c.isprintable() or c in "\n\t" else "?" for c in text)
+    """A text that names what was found in a file, without characters that a terminal obeys; lines and spaces stay."""
+    return "".join(c if c.isprintable() or c in "\n\t\N{NARROW NO-BREAK SPACE}" else "?" for c in text)
 
 
 class BadFile(UserError):

@@ -10,8 +10,8 @@ from mcis.datasets.errors import UserError, unquoted
 
 
 def test_an_error_is_legible_whatever_it_names() -> None:
-    error = UserError("image \x1b[31m\u202e\udcff\0", "a\nb", "x" * 100_000)
-    assert str(error).startswith("image ?[31m???\n  expected: a\nb\n  remedy:   xxx")
+    error = UserError("image \x1b[31m\u202e\udcff\0", "3.7\u202f%\nb", "x" * 100_000)
+    assert str(error).startswith("image ?[31m???\n  expected: 3.7\u202f%\nb\n  remedy:   xxx")
     assert len(str(error)) < 5000
     again = pickle.loads(pickle.dumps(error))
     assert (again.found, again.expected, again.remedy) == (error.found, error.expected, error.remedy)
