@@ -84,6 +84,8 @@ def fold_frozen_norms(network: nn.Module) -> None:
             pairs.append((outputs[id(inputs[0])][0], norm, id(inputs[0])))
 
     layers = list(network.modules())
+    if not any(type(layer) in _APPLIED for layer in layers):
+        return  # a network such as a transformer may take no images of that size
     handles = [layer.register_forward_hook(keep) for layer in layers if type(layer) is nn.Conv2d]
     handles += [layer.register_forward_pre_hook(pair) for layer in layers if type(layer) in _APPLIED]
     tensors = {name: value.to("meta") for name, value in [*network.named_parameters(), *network.named_buffers()]}

@@ -133,7 +133,14 @@ def _facts(name: str, stride: int | None) -> Mapping[str, Any]:
         network, patch = _network(name, stride)
     whole = network.state_dict()
     side = _SIDE if patch is None else 16 * patch
-    measured, offsets = _measured(network, side)
+    try:
+        measured, offsets = _measured(network, side)
+    except AssertionError as error:
+        raise UserError(
+            f"timm/{name} takes no image of {side} x {side} pixels: {error}",
+            "a network for images of any size",
+            "choose another `backbone`, as timm/convnext_tiny or timm/vit_small_patch16_224",
+        ) from None
     strides = [side // maps.shape[-1] for maps in measured]
     if patch is not None and len(set(strides)) > 1:
         raise UserError(

@@ -233,6 +233,8 @@ def _map_on_gpus(
             if waiting:
                 name = waiting.popleft()
                 running[actor.map_shard.remote(parts, name, shards[name])] = actor, name
+            else:
+                started -= 1
         actor = None  # one that nothing refers to gives its GPU to one whose node was lost
 
 

@@ -122,12 +122,17 @@ def test_another_stride_has_other_stages(stride: int, groups: tuple[int, ...]) -
         ("densenet121", 16, "with stride 16"),
         ("inception_v3", None, "do not follow from its strides and paddings"),
         ("swin_tiny_patch4_window7_224", None, "merges its patches"),
+        ("beit_base_patch16_224", None, "takes no image of 256 x 256 pixels"),
     ],
 )
 def test_what_a_network_cannot_be_is_said(name: str, stride: int | None, found: str) -> None:
     with pytest.raises(UserError, match=found) as raised:
         timm_backbone(name, stride=stride)
     assert "`backbone`" in raised.value.remedy
+
+
+def test_a_patch_need_not_divide_the_side_of_other_networks_images() -> None:
+    assert timm_backbone("eva02_tiny_patch14_224").layout == Layout(14, None)
 
 
 @pytest.mark.parametrize("name", ["resnett18", "resnet18.no_such_tag"])

@@ -94,15 +94,24 @@ def test_a_kill_in_any_mapping_costs_the_unfinished_shards_alone(
     same_tables(context.part, undisturbed.part)
 
 
+def test_shards_of_another_size_leave_no_vectors_behind(
+    localizable: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nearest, context = "localize.related_by=nearest", localizable.into(tmp_path / "killed")
+    with pytest.raises(Killed):
+        computed_by(monkeypatch, localizable.config(nearest, "compute.shard_rows=8"), context, killed_in=0)
+    undisturbed = localizable.into(tmp_path / "undisturbed")
+    for each in (context, undisturbed):
+        localization.run(localizable.config(nearest), each)
+    same_tables(context.part, undisturbed.part)
+
+
 def test_after_a_loss_of_shards_only_these_are_related_again(
     localizable: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The features were gone by then: images are embedded again, rather than maps made of zeros."""
-    config, context, other = (
-        localizable.config(),
-        localizable.into(tmp_path / "part"),
-        localizable.into(tmp_path / "other"),
-    )
+    config, context = localizable.config(), localizable.into(tmp_path / "part")
+    other = localizable.into(tmp_path / "other")
     localization.run(config, context)
     shutil.copytree(context.part, other.part, dirs_exist_ok=True)
     for shard in sorted((context.part / "maps").iterdir())[2:4]:

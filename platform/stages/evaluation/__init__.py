@@ -53,10 +53,11 @@ def run(config: Config, context: RunContext) -> StageResult:
     scores: list[Score] = []
     curves: dict[str, Curve] = {}
     rows, notes = rows_with_truth(context, "train", tagged=True)
+    corrected = pa.array([], pa.string())
     if config.data.corrected:
         tagged = _tagged(config, context)
-        left = tagged.filter(pc.is_null(tagged[CORRECTED]))["image_id"]
-        rows = rows.filter(pc.is_in(rows["image_id"], left.combine_chunks()))
+        corrected = tagged.filter(pc.is_valid(tagged[CORRECTED]))["image_id"].combine_chunks()
+        rows = rows.filter(pc.invert(pc.is_in(rows["image_id"], corrected)))
         notes.append("images with a corrected mask are not scored")
     scored = {"train": len(rows) if config.supervision == "tags" else 0}
     if config.supervision == "full":
@@ -67,6 +68,7 @@ def run(config: Config, context: RunContext) -> StageResult:
         split = context.result("predict", PredictResult).split
         rows, missing = rows_with_truth(context, split, tagged=False)
         notes += missing
+        rows = rows.filter(pc.invert(pc.is_in(rows["image_id"], corrected)))
         scored[split] = len(rows)
         if len(rows):
             scores += evaluate_predictions(config, context, rows, split)

@@ -16,13 +16,13 @@ import pyarrow.compute as pc
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
 from mcis.datasets.sampling.related_images import RELATED, Relations
-from mcis.datasets.storage.folders import copy_folder, remove
+from mcis.datasets.storage.folders import copy_folder, names_in, remove
 from mcis.datasets.tables.memory_mapped import Features
 from mcis.datasets.tags import Tags
 from mcis.platform.config.maps import LocalizeConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.cache import features_cache
-from mcis.platform.engine.mapping import map_table
+from mcis.platform.engine.mapping import map_table, shards_of
 from mcis.platform.networks.pretrained import classifier_weights
 from mcis.platform.outputs.read_index import of_source, split_rows
 from mcis.platform.outputs.relations import VECTORS, draw_relations, read_vectors
@@ -56,6 +56,9 @@ def run(config: Config, context: RunContext) -> StageResult:
     counts, notes = dict[str, Any](), tuple[str, ...]()
     network = config, context.inputs["train_classifier"], len(context.classes), config.compute.gpu
     embedded, outputs = part / EMBEDDED, _outputs(config, context, rows)
+    shards = shards_of(len(rows), config.compute.shard_rows)
+    if any(name.startswith("part-") and name not in shards for name in names_in(embedded / "single")):
+        remove(embedded)  # of another division, as are the features and vectors beside it
     _map(config, embed_rows(rows), Embed, (*network, outputs, embedded), embedded / "single", "embed")
     copy_folder(embedded / "single", part / "single")
     if config.localize.related:
