@@ -21,11 +21,7 @@ from mcis.datasets.images.decode import (
     encode_labels,
     resize_labels,
 )
-from mcis.datasets.images.masks import (
-    read_saliency,
-    read_truth,
-    tags_of_mask,
-)
+from mcis.datasets.images.masks import read_saliency, read_truth, tags_of_mask
 
 H, W = 40, 48
 RAMP = np.stack(np.broadcast_arrays(np.arange(H)[:, None] * 5, np.arange(W) * 4, 77), -1).astype(np.uint8)

@@ -15,10 +15,7 @@ from mcis.models.pretrained import BUNDLED, bundled_file
 from mcis.platform.commands.options import plain_errors
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.networks.build import build_backbone
-from mcis.platform.networks.pretrained import (
-    backbone_weights,
-    load_backbone,
-)
+from mcis.platform.networks.pretrained import backbone_weights, load_backbone
 from mcis.platform.runs.workspace import Workspace
 
 

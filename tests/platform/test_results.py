@@ -7,14 +7,7 @@ import pytest
 
 from mcis.datasets.errors import UserError
 from mcis.platform.runs.files import read_json
-from mcis.platform.runs.results import (
-    IndexResult,
-    MasksResult,
-    PredictResult,
-    StageResult,
-    read_result,
-    write_result,
-)
+from mcis.platform.runs.results import IndexResult, MasksResult, PredictResult, StageResult, read_result, write_result
 from mcis.platform.runs.workspace import SUMMARY
 
 RESULTS = (
