@@ -62,8 +62,8 @@ def import_data_set(
         images/<split>              a link to the folder of the images, or a folder of copies
         masks/<split>/<image>.png   labels, if every object has an outline: of two the smaller on top, crowds ignored
 
-    The functions of FORMATS say what `source` and `images` are; `classes` are those that are wanted, none for all;
-    `track` passes the photographs on and shows how far it has come.
+    The functions of FORMATS say what `source` and `images` are; `classes` are wanted beside those of `out`, none for
+    all; `track` passes the photographs on and shows how far it has come.
 
     Raises:
         UserError: the data set is not as the format says, an image lies outside of its folder, none is there, or a
@@ -89,14 +89,15 @@ def import_data_set(
         raise UserError(f"{link} is a folder of images", "a place for a link", "name another `out`")
     absent = {name for name in photos if not outside and not (folder / name).is_file()}
     if outside or len(absent) == len(photos):
-        found = f"{len(outside or absent)} of {len(photos)} images of {source}: {shown(outside or sorted(absent))}"
+        which = f"outside or illegible: {shown(outside)}" if outside else f"absent: {shown(sorted(absent))}"
+        found = f"{len(outside or absent)} of {len(photos)} images of {source} are {which}"
         raise UserError(found, f"legible names of files below {folder}", "correct them, or name the folder by `images`")
     known = {thing.tag for things in photos.values() for thing in things if thing.tag}
-    others = known.difference(classes or known)
+    kept = {tag for row in rows for tag in row["tags"].split(";") if tag}
+    others = known.difference({*classes, *kept} if classes else known)
     left[f"image(s) that are not in {folder}: {shown(sorted(absent))}"] = len(absent)
     left["object(s) of classes that are not wanted"] = sum(t.tag in others for each in photos.values() for t in each)
     photos = {n: [t for t in things if t.tag not in others] for n, things in photos.items() if n not in absent}
-    kept = {tag for row in rows for tag in row["tags"].split(";") if tag}
     names = sorted({thing.tag for things in photos.values() for thing in things if thing.tag} | kept)
     wrong = set(names).symmetric_difference(read_classes(out / "classes.txt") if rows else names)
     _check_names(source, names, wrong | (set(classes) - known - kept), known)
@@ -183,8 +184,9 @@ def _coco(source: Path, images: Path | None, link: Path, split: str, left: Left)
 def _coco_pixels(outline: Any, size: tuple[int, int], height: int, width: int) -> NDArray[np.bool_]:
     """Polygons or run lengths -> pixels; ValueError where they are damaged, or of another size than the image."""
     masks = library("pycocotools.mask")
-    if size != (height, width) or (isinstance(outline, dict) and tuple(outline["size"]) != size):
-        raise ValueError(f"{height}x{width} pixels, and annotations at {size}")
+    drawn = tuple(outline["size"]) if isinstance(outline, dict) else size
+    if not size == drawn == (height, width):
+        raise ValueError(f"{(height, width)} pixels turned upright; annotations are of {size}, run lengths of {drawn}")
     if isinstance(outline, list):  # cut to the image, since the memory that they take grows with their lengths
         polygons = [np.clip(np.reshape(np.array(p, float), (-1, 2)), 0, (width, height)) for p in outline]
         if any(len(polygon) < 3 or not np.isfinite(polygon).all() for polygon in polygons):
@@ -215,8 +217,9 @@ def _yolo(source: Path, images: Path | None, link: Path, split: str, left: Left)
         photos[name], lines = [], (labels / name).with_suffix(".txt")
         for line in lines.read_text("utf-8").splitlines() if lines.exists() else ():
             values = np.array(line.split(), float)
-            if len(values) < 5 or not np.isfinite(values).all() or values[0] not in names:
-                raise ValueError(f"{lines}: a line that is no class 0..{len(names) - 1} with a box or polygon")
+            if len(values) < 5 or not np.isfinite(values).all() or values[0] not in names or values[1:5].max() > 2:
+                told = f"a line that is no class 0..{len(names) - 1} with a box or polygon in parts of the sides"
+                raise ValueError(f"{lines}: {told}")
             corners = values[1 : len(values) - (len(values) - 1) % 2].reshape(-1, 2)  # a confidence may stand behind
             outline = len(corners) > 2 and "kpt_shape" not in told
             draw = functools.partial(_polygon_pixels, corners) if outline else None

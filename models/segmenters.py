@@ -203,9 +203,9 @@ def _separable(inputs: int, outputs: int, dilation: int = 1) -> list[nn.Module]:
     return [depthwise, *_normed(inputs, outputs)]
 
 
-def _initialize(*parts: nn.Sequential) -> None:
+def _initialize(part: nn.Sequential) -> None:
     """Weights for layers with ReLU, and small ones for the last layer of all, whose outputs are logits."""
-    layers = [layer for part in parts for layer in part if isinstance(layer, nn.Conv2d)]
+    layers = [layer for layer in part if isinstance(layer, nn.Conv2d)]
     for layer in layers:
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
         nn.init.zeros_(layer.bias)  # type: ignore[arg-type]

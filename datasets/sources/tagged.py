@@ -10,6 +10,8 @@ AWS_ENDPOINT_URL. A relative path in a remote table leads to a URI with the tabl
 
 import difflib
 import os
+import re
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -171,6 +173,8 @@ def _tagged(
     check_classes(rows.path, names)
     if not names:
         raise UserError(f"{rows.path}: no tag in column {rows.columns.get('tags')!r}", "a tagged image", "add tags")
+    if odd := [name for name in names if re.search(r"[\n\r]|^[\[{\"']", name)]:
+        raise UserError(f"{rows.path}: tags such as {shown(odd)}", "names without brackets or quotes", "correct them")
     joined = [name for name in names if " " in name and set(name.split()) <= set(names)]
     if joined and not classes and not rows.flags:
         told = (
@@ -197,13 +201,16 @@ def _tagged(
 
 
 def _slips(indices: pa.ChunkedArray, names: Sequence[str]) -> list[str]:
-    """Classes of few images whose names are nearly those of classes with twenty times as many."""
+    """Classes named as others but for capitals or how accents are written, or nearly as ones of 20 times the images."""
     counts = np.bincount(pc.list_flatten(indices).to_numpy(), minlength=len(names)).tolist()
-    images, notes = dict(zip(names, counts, strict=True)), []
-    for name, count in images.items():
-        frequent = [other for other in names if images[other] >= 20 * max(count, 1)]
-        for like in difflib.get_close_matches(name, frequent, 1, 0.75):
-            notes.append(f"{name!r} ({count} images) is a class of its own beside {like!r} ({images[like]}): a slip?")
+    images, notes, known = dict(zip(names, counts, strict=True)), [], dict[str, str]()
+    for name in sorted(names, key=lambda name: -images[name]):
+        folded = unicodedata.normalize("NFC", name).casefold()
+        frequent = [other for other, of in known.items() if images[of] >= 20 * max(images[name], 1)]
+        near = difflib.get_close_matches(folded, frequent, 1, 0.65 if len(name) < 5 else 0.75)
+        like = known.setdefault(folded, known[near[0]] if near else name)
+        if like != name:
+            notes.append(f"{name!r} ({images[name]} images) is a class beside {like!r} ({images[like]}): a slip?")
     return notes
 
 

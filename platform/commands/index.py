@@ -30,12 +30,12 @@ index_app = typer.Typer(
 Index = Annotated[str, typer.Option("--name", help="Name of the run that the index belongs to.")]
 
 
-def _show_index(workspace: "Workspace", name: str) -> None:
+def _show_index(workspace: "Workspace", name: str, *, noted: bool = False) -> None:
     from mcis.platform.commands.terminal import show_index
     from mcis.platform.outputs.read_index import open_index
 
     opened = open_index(workspace, name, ["domain", "split", "tags", "content_hash"])
-    show_index(opened.index, opened.rejects, opened.classes, opened.notes)
+    show_index(opened.index, opened.rejects, opened.classes, () if noted else opened.notes)
 
 
 def _add_command(source: str, about: Source) -> None:
@@ -65,7 +65,7 @@ def _add_command(source: str, about: Source) -> None:
             options = {keys[name]: str(value) for name, value in vars(given).items() if value is not None}
             resolved = resolve(source, "paper", options, assignments or [])
             result = api.run(resolved, run, workspace=workspace, until="index", verbose=verbose)
-            _show_index(result.context.workspace, run)
+            _show_index(result.context.workspace, run, noted=result.context.computed["index"])
 
     command.__annotations__["given"] = dataclasses.make_dataclass("Given", taken)
     index_app.command(source, help=about.help, epilog=f"Example: `mcis index {about.example}`")(grouped(command))

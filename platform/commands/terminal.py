@@ -4,6 +4,7 @@ Paths, names and values come from outside: all of them are escaped, or `[/x]` in
 """
 
 import datetime
+import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -94,7 +95,8 @@ def show_runs(entries: Sequence["Entry"], workspace: "Workspace") -> None:
 def _state(entry: "Entry") -> str:
     """The state of a run: how far it came, who runs it, why it failed."""
     reached = f"{entry.trials} trials" if entry.kind == "study" else entry.reached
-    more = f"host {entry.holder.host}, process {entry.holder.pid}" if entry.holder else entry.problem
+    problem = textwrap.shorten(entry.problem or "", 60, placeholder=" …")
+    more = f"host {entry.holder.host}, process {entry.holder.pid}" if entry.holder else problem
     return ", ".join(filter(None, (entry.state, reached, more)))
 
 

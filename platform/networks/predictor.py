@@ -220,7 +220,7 @@ def trained_run(run: Path | str, assignments: Sequence[str] = ()) -> TrainedRun:
     weights = workspace.outputs(folder.name).get("train_segmenter")
     if weights is None:
         raise UserError(
-            f"{folder} has no trained segmentation network",
+            f"{folder} is no run, or has no trained segmentation network",
             "the folder of a run that has passed the stage train_segmenter, WORKSPACE/runs/NAME",
             "name another run, or repeat its command with --until train_segmenter",
         )

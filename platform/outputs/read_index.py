@@ -41,7 +41,7 @@ def open_index(workspace: Workspace, name: str, columns: list[str] | None = None
     folder = workspace.outputs(name).get("index")
     if folder is None or not is_there(folder / SUMMARY):
         raise UserError(
-            f"run {name!r} has no index in {workspace.root}", "a run whose index is finished", "see `mcis index --help`"
+            f"no run {name!r} with an index in {workspace.root}", "a run whose index is finished", "see `mcis runs`"
         )
     result = read_result(folder, IndexResult)
     index = read_table(folder / "index.parquet", columns)

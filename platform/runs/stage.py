@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from mcis.datasets.errors import printable
 from mcis.datasets.index import Listing
 from mcis.datasets.section import Section
 from mcis.datasets.storage.folders import is_there, remove
@@ -82,6 +83,8 @@ def run_stage(stage: Stage, config: Config, context: RunContext, *, recompute: b
     context = context.after(stage.name, folder, seconds=seconds, computed=computed)
     workspace.record_outputs(context.name, context.inputs)
     console.print(f"[bold]{stage.name}[/bold]: {f'{seconds:.1f} s' if computed else 'is there already'}")
+    for remark in context.result(stage.name, StageResult).remarks() if computed else ():
+        console.print(f"note: {printable(remark)}", markup=False)
     return context
 
 

@@ -80,11 +80,12 @@ def run(config: Config, context: RunContext) -> IndexResult:
     index = read_table(index_file, ["split", "domain", "tags", "saliency_uri"])
     train = index.filter(pc.equal(index["split"], "train"))["tags"]
     trained, untagged = _images_of_classes(train, classes), pc.sum(pc.equal(pc.list_value_length(train), 0)).as_py()
-    _check_classes(config, len(train), trained)
+    _check_classes(config, len(train), trained, rejects)
+    left_out = [f"{len(rejects)} of {images} images are rejected: {_reasons(rejects)}"] if len(rejects) else []
     return IndexResult(
         identity=fingerprint(digest(read_parts(index_file, _IDENTITY)), classes),
         classes=classes,
-        notes=(*notes, *_notes(trained, untagged, duplicates(functools.partial(read_parts, index_file)))),
+        notes=(*notes, *left_out, *_notes(trained, untagged, duplicates(functools.partial(read_parts, index_file)))),
         counts={
             "images": _value_counts(index["split"]),
             "domains": _value_counts(index["domain"]),
@@ -184,18 +185,21 @@ def _check_rejects(config: Config, rejects: pa.Table, images: int) -> None:
         allowed, counted = 0, rejects.filter(pc.is_in(rejects["domain"], domains))
         which = f" of the curated images of {shown(curated)}"
     if len(counted) > allowed:
-        reasons = pc.binary_join_element_wise(counted["uri"], counted["reason"], ": ").to_pylist()
         raise UserError(
-            f"{len(counted)} of {images} images cannot be read: {shown(reasons)}",
+            f"{len(counted)} of {images} images cannot be read: {_reasons(counted)}",
             f"at most {allowed} unreadable images{which} (data.max_rejected)",
             f"replace or remove them, or go on without them by --set data.max_rejected={len(rejects)}",
         )
 
 
-def _check_classes(config: Config, images: int, trained: Mapping[str, int]) -> None:
+def _reasons(rejects: pa.Table) -> str:
+    return shown(pc.binary_join_element_wise(rejects["uri"], rejects["reason"], ": ").to_pylist())
+
+
+def _check_classes(config: Config, images: int, trained: Mapping[str, int], rejects: pa.Table) -> None:
     """Raises where no image is left to train on, or, with a curated source, none of a class."""
     if not images:
-        raise UserError("no readable image in split train", "at least one", "see the reasons in the rejects table")
+        raise UserError(f"no readable image in split train: {_reasons(rejects)}", "at least one", "correct the paths")
     empty = [name for name, count in trained.items() if not count]
     if empty and any(SOURCES[name].curated for name in sources_of(config.setting)):
         raise UserError(

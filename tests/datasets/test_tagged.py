@@ -169,10 +169,14 @@ def test_flags_and_names_that_may_mean_anything_are_not_guessed(folder: Path) ->
 
 
 def test_a_slip_is_named_beside_what_it_may_mean(folder: Path) -> None:
-    rows: Rows = [{"image": f"{n}", "tags": "horse" if n < 40 else "barn"} for n in range(70)]
-    write_csv(folder / "t.csv", [*rows, {"image": "x", "tags": "hrose"}])
-    (slip,) = (note for note in list_tagged(folder / "t.csv").notes if note.endswith("slip?"))
-    assert slip.endswith("'hrose' (1 images) is a class of its own beside 'horse' (40): a slip?")
+    rows: Rows = [{"image": f"{n}", "tags": "horse" if n < 40 else "cow"} for n in range(70)]
+    write_csv(folder / "t.csv", [*rows, *({"image": tag, "tags": tag} for tag in ("hrose", "Horse", "cwo", "cat"))])
+    slips = [note for note in list_tagged(folder / "t.csv").notes if note.endswith("slip?")]
+    for slip, (odd, like) in zip(slips, (("Horse", "horse"), ("cwo", "cow"), ("hrose", "horse")), strict=True):
+        assert f"'{odd}' (1 images) is a class beside '{like}' (" in slip
+    write_csv(folder / "t.csv", [*rows, {"image": "x", "tags": "['horse', 'cow']"}])
+    with pytest.raises(UserError, match=r"tags such as 'cow'\], \['horse'"):
+        list_tagged(folder / "t.csv")
 
 
 def test_a_class_file_orders_and_bounds_the_classes(folder: Path) -> None:

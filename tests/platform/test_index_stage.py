@@ -105,7 +105,7 @@ def test_a_file_that_changes_meanwhile_is_opened_again(
 
 
 def test_an_image_that_ends_its_process_is_listed_and_asked_for_again_by_another_index(
-    photos: Path, ray_local: None, monkeypatch: pytest.MonkeyPatch
+    photos: Path, ray_local: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def killing(max_pixels: int, rows: pa.Table) -> pa.Table:
         if any(uri.endswith("6.png") for uri in rows["uri"].to_pylist()):
@@ -116,6 +116,7 @@ def test_an_image_that_ends_its_process_is_listed_and_asked_for_again_by_another
     with monkeypatch.context() as patched:
         patched.setattr(index, "open_images", killing)
         assert indexed(photos) == (all_but(6), listed, 8)
+    assert f"images are rejected: {photos.parent}/6.png: kills the" in capsys.readouterr().out.replace("\n", "")
     assert indexed(photos)[:2] == (all_but(6), listed), "the index is finished"
     assert indexed(photos, "data.min_side=33") == (all_but(), {}, 1), "another one opens this image again, and no other"
 
