@@ -239,7 +239,10 @@ def _folders(source: Path, images: Path | None, link: Path, split: str, left: Le
     """a folder of <class>/.../<image>; a photograph that lies in several of them has several tags"""
     photos: dict[str, list[Thing]] = {}
     first: dict[str, str] = {}
-    for name in _files(source, left):
+    files = _files(source, left)
+    if files and {name.partition("/")[0] for name in files} <= {*SPLITS, "valid", "validation"}:
+        raise ValueError("folders of splits, not of classes: import each, as train and as val, by itself")
+    for name in files:
         if "/" in name:
             same = first.setdefault(hashlib.sha256(read_bytes(f"{source}/{name}")).hexdigest(), name)
             left["further copies of photographs"] += same != name

@@ -136,11 +136,8 @@ def _facts(name: str, stride: int | None) -> Mapping[str, Any]:
     try:
         measured, offsets = _measured(network, side)
     except AssertionError as error:
-        raise UserError(
-            f"timm/{name} takes no image of {side} x {side} pixels: {error}",
-            "a network for images of any size",
-            "choose another `backbone`, as timm/convnext_tiny or timm/vit_small_patch16_224",
-        ) from None
+        found = f"timm/{name} takes no image of {side} x {side} pixels: {error}"
+        raise UserError(found, "a network for images of any size", "choose another `backbone`") from None
     strides = [side // maps.shape[-1] for maps in measured]
     if patch is not None and len(set(strides)) > 1:
         raise UserError(

@@ -95,9 +95,8 @@ def show_runs(entries: Sequence["Entry"], workspace: "Workspace") -> None:
 def _state(entry: "Entry") -> str:
     """The state of a run: how far it came, who runs it, why it failed."""
     reached = f"{entry.trials} trials" if entry.kind == "study" else entry.reached
-    problem = textwrap.shorten(entry.problem or "", 60, placeholder=" …")
-    more = f"host {entry.holder.host}, process {entry.holder.pid}" if entry.holder else problem
-    return ", ".join(filter(None, (entry.state, reached, more)))
+    holder = entry.holder and f"host {entry.holder.host}, process {entry.holder.pid}"
+    return ", ".join(filter(None, (entry.state, reached, holder or textwrap.shorten(entry.problem or "", 60))))
 
 
 def _local(time: str | None) -> str:

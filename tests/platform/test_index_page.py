@@ -154,13 +154,7 @@ def test_pages_of_few_and_of_many_classes_are_whole(classes: int, parsed: Parsed
     assert "without any 0" in page.text
 
 
-@pytest.mark.parametrize(
-    ("rows", "words"),
-    [
-        ([], ["No picture is shown."]),
-        ([{"tags": []}], ["Without a tag"]),
-    ],
-)
+@pytest.mark.parametrize(("rows", "words"), [([], ["No picture is shown."]), ([{"tags": []}], ["Without a tag"])])
 def test_an_index_that_lacks_something_yields_a_page_that_says_so(
     rows: list[dict[str, Any]], words: list[str], parsed: Parsed
 ) -> None:
