@@ -4,7 +4,6 @@ Paths, names and values come from outside: all of them are escaped, or `[/x]` in
 """
 
 import datetime
-import textwrap
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -88,15 +87,17 @@ def show_runs(entries: Sequence["Entry"], workspace: "Workspace") -> None:
     table = table_of(f"Runs of {workspace.root}", columns, rows, numbers=numbers)
     table.box, table.padding = box.SIMPLE_HEAD, (0, 1, 0, 0)
     console.print(table)
+    for entry in (each for each in entries if each.problem and not each.holder):
+        console.print(f"{plain(entry.name)}: {plain(entry.problem or '')}")
     words = ", ".join(f"{short} = {name}" for name, short in MAIN_SCORES.items() if name != short)
     console.print(f"mIoU % ({words}), and the disk that each points to, which runs may share", markup=False)
 
 
 def _state(entry: "Entry") -> str:
-    """The state of a run: how far it came, who runs it, why it failed."""
+    """The state of a run: how far it came, who runs it."""
     reached = f"{entry.trials} trials" if entry.kind == "study" else entry.reached
     holder = entry.holder and f"host {entry.holder.host}, process {entry.holder.pid}"
-    return ", ".join(filter(None, (entry.state, reached, holder or textwrap.shorten(entry.problem or "", 60))))
+    return ", ".join(filter(None, (entry.state, reached, holder)))
 
 
 def _local(time: str | None) -> str:

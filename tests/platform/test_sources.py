@@ -203,6 +203,6 @@ def test_content_in_two_splits_is_reported_and_a_run_without_an_index_named(
     result = run("tags", tmp_path / "workspace", trusted, until="index")
     notes = " ".join(result.context.result("index", StageResult).notes)
     assert "1 image(s) are in more than one split with the same content" in notes
-    with pytest.raises(UserError, match="run 'other' has no index"):
+    with pytest.raises(UserError, match="no run 'other' with an index"):
         open_index(Workspace(tmp_path / "workspace"), "other")
     assert not (tmp_path / "workspace" / "runs" / "other").exists()
