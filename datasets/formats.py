@@ -218,8 +218,8 @@ def _yolo(source: Path, images: Path | None, link: Path, split: str, left: Left)
         for line in lines.read_text("utf-8").splitlines() if lines.exists() else ():
             values = np.array(line.split(), float)
             if len(values) < 5 or not np.isfinite(values).all() or values[0] not in names or values[1:5].max() > 2:
-                told = f"a line that is no class 0..{len(names) - 1} with a box or polygon in parts of the sides"
-                raise ValueError(f"{lines}: {told}")
+                wanted = f"class 0..{len(names) - 1} with a box or polygon in parts of the image's sides"
+                raise ValueError(f"{lines}: a line that is no {wanted}")
             corners = values[1 : len(values) - (len(values) - 1) % 2].reshape(-1, 2)  # a confidence may stand behind
             outline = len(corners) > 2 and "kpt_shape" not in told
             draw = functools.partial(_polygon_pixels, corners) if outline else None

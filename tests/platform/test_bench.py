@@ -73,8 +73,8 @@ def test_a_part_that_fails_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch.multiprocessing, "spawn", broken)
     monkeypatch.setattr(bench, "BOUND", 0.0)
     lines = bench_lines(tmp_path, 1)
-    for part in ("small, segmenter", "all-reduce"):
-        assert lines[part]["finding"].endswith("RuntimeError: no kernel image is available")
+    for part, end in (("small, segmenter", "; bf16: "), ("all-reduce", "")):
+        assert lines[part]["finding"].endswith(f"{end}RuntimeError: no kernel image is available")
         assert lines[part]["remedy"] == "paste the file into an issue"
     assert lines["small, segmenter"]["values"]["float32 images/s"] > 0
     assert (lines["agreement"]["state"], lines["memory bandwidth"]["state"]) == ("bad", "ok")

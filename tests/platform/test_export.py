@@ -192,6 +192,9 @@ def test_polygons_of_yolo_are_the_labels_to_the_pixel(
         np.testing.assert_array_equal(drawn, np.where(mask == 255, 0, mask))
     import_data_set("yolo", tmp_path / "yolo", tmp_path / "again")
     assert_imported(tmp_path / "again", labelled[1])
+    next((tmp_path / "yolo" / "labels").rglob("*.txt")).write_text("0 10 10 90 10 90 90\n")
+    with pytest.raises(UserError, match="polygon in parts of the image's sides"):
+        import_data_set("yolo", tmp_path / "yolo", tmp_path / "in pixels")
     export(labelled[0], "made", "predictions", tmp_path / "tasks", "labelstudio")
     tasks = json.loads((tmp_path / "tasks" / "tasks.json").read_text())
     for task, mask in zip(tasks, labelled[1], strict=True):
