@@ -11,7 +11,7 @@ import importlib
 import json
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,8 +28,7 @@ from mcis.datasets.sources.tagged import SPLITS
 from mcis.datasets.storage.files import read_bytes
 from mcis.datasets.storage.folders import written_aside
 
-_RUNS = re.compile("[0-o]*[0-O]")
-"""Compressed run lengths that end; of others pycocotools reads and writes beyond its memory."""
+_COLUMNS = ("image", "tags", "split", "mask")
 Left = collections.Counter[str]
 """What was left out, and how often."""
 
@@ -41,8 +40,10 @@ class Thing(NamedTuple):
     draw: Callable[[int, int], NDArray[np.bool_]] | None = None
 
 
-Found = tuple[Path, dict[str, list[Thing]]]
-"""The folder of the images; the path of each below it, and its objects."""
+Photos = dict[str, list[Thing]]
+"""The path of each photograph below the folder of the images, and its objects."""
+Found = tuple[Path, Photos]
+Track = Callable[[Sequence[str]], Iterable[str]]
 
 
 def import_data_set(
@@ -53,7 +54,7 @@ def import_data_set(
     images: Path | None = None,
     split: str = "train",
     classes: Sequence[str] = (),
-    track: Callable[[Sequence[str]], Iterable[str]] = iter,
+    track: Track = iter,
 ) -> list[str]:
     """Writes a split of a data set beside the others that `out` has; says what it wrote, and what it left out.
 
@@ -74,30 +75,18 @@ def import_data_set(
     if format not in FORMATS or split not in SPLITS:
         expected = f"one of {', '.join(FORMATS)}, and one of {', '.join(SPLITS)}"
         raise UserError(f"format {format}, split {split}", expected, "choose of these")
-    try:
-        folder, photos = FORMATS[format](source, images, link, split, left)
-        lines = table.read_text("utf-8").splitlines() if table.exists() else []
-        rows = [row for row in csv.DictReader(lines) if row["split"] != split]
-        outside = [name for name in photos if inside(name) != name or name != name.strip() or not name.isprintable()]
-    except (UserError, MemoryError):
-        raise
-    except Exception as error:  # whatever absurd values make the parsers of others raise
-        told = f"no {error.args[0]!r}" if isinstance(error, KeyError) else unquoted(error)
-        expected = " ".join(str(FORMATS[format].__doc__).split())
-        raise UserError(f"{source} is not as expected: {told}", expected, "correct it, or name another") from error
+    folder, photos = _read(format, source, images, link, split, left)
+    rows = list(csv.DictReader(table.read_text("utf-8").splitlines() if table.exists() else ()))
+    if rows and tuple(rows[0]) != _COLUMNS:
+        raise UserError(f"{table} has columns {', '.join(rows[0])}", ", ".join(_COLUMNS), "name another `out`")
+    rows = [row for row in rows if row["split"] != split]
     if folder != link and link.is_dir() and not link.is_symlink():
         raise UserError(f"{link} is a folder of images", "a place for a link", "name another `out`")
-    absent = {name for name in photos if not outside and not (folder / name).is_file()}
-    if outside or len(absent) == len(photos):
-        which = f"outside or illegible: {shown(outside)}" if outside else f"absent: {shown(sorted(absent))}"
-        found = f"{len(outside or absent)} of {len(photos)} images of {source} are {which}"
-        raise UserError(found, f"legible names of files below {folder}", "correct them, or name the folder by `images`")
     known = {thing.tag for things in photos.values() for thing in things if thing.tag}
     kept = {tag for row in rows for tag in row["tags"].split(";") if tag}
     others = known.difference({*classes, *kept} if classes else known)
-    left[f"image(s) that are not in {folder}: {shown(sorted(absent))}"] = len(absent)
     left["object(s) of classes that are not wanted"] = sum(t.tag in others for each in photos.values() for t in each)
-    photos = {n: [t for t in things if t.tag not in others] for n, things in photos.items() if n not in absent}
+    photos = {name: [thing for thing in things if thing.tag not in others] for name, things in photos.items()}
     names = sorted({thing.tag for things in photos.values() for thing in things if thing.tag} | kept)
     wrong = set(names).symmetric_difference(read_classes(out / "classes.txt") if rows else names)
     _check_names(source, names, wrong | (set(classes) - known - kept), known)
@@ -107,25 +96,60 @@ def import_data_set(
         link.parent.mkdir(parents=True, exist_ok=True)
         link.unlink(missing_ok=True)
         link.symlink_to(folder)
-    masked = any(thing.draw for things in photos.values() for thing in things)
-    for name in track(list(photos)):
-        things = photos[name]
-        tags = sorted({thing.tag for thing in things if thing.tag})
-        rows.append({"image": f"images/{split}/{name}", "tags": ";".join(tags), "split": split, "mask": ""})
-        if masked and all(thing.draw for thing in things):
-            rows[-1]["mask"] = f"masks/{split}/{name}.png"
-            with written_aside(out / rows[-1]["mask"], durable=False) as aside:
-                aside.write_bytes(encode_labels(_labels(folder / name, things, names)))
+    of_split = list(_rows(folder, photos, names, split, out, left, track))
     with written_aside(out / "classes.txt") as aside:
         aside.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
     with written_aside(table) as aside, aside.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, ("image", "tags", "split", "mask"), lineterminator="\n")
+        writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
         writer.writeheader()
-        writer.writerows(rows)
-    of_split = [row for row in rows if row["split"] == split]
+        writer.writerows(rows + of_split)
     tagged, masks = (sum(bool(row[column]) for row in of_split) for column in ("tags", "mask"))
     told = f"{len(of_split)} photographs of split {split}, {tagged} with tags, {masks} with a mask"
     return [f"{table}: {told}; classes {', '.join(names)}", *left_out(str(source), left)]
+
+
+def _read(format: str, source: Path, images: Path | None, link: Path, split: str, left: Left) -> Found:
+    """What FORMATS find, but for images that are absent; errors as of `import_data_set`."""
+    try:
+        folder, photos = FORMATS[format](source, images, link, split, left)
+        outside = [name for name in photos if inside(name) != name or name != name.strip() or not name.isprintable()]
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # whatever absurd values make the parsers of others raise
+        told = f"no {error.args[0]!r}" if isinstance(error, KeyError) else unquoted(error)
+        expected = " ".join(str(FORMATS[format].__doc__).split())
+        raise UserError(f"{source} is not as expected: {told}", expected, "correct it, or name another") from error
+    absent = {name for name in photos if not outside and not (folder / name).is_file()}
+    if outside or len(absent) == len(photos):
+        which = f"outside or illegible: {shown(outside)}" if outside else f"absent: {shown(sorted(absent))}"
+        found = f"{len(outside or absent)} of {len(photos)} images of {source} are {which}"
+        raise UserError(found, f"legible names of files below {folder}", "correct them, or name the folder by `images`")
+    left[f"image(s) that are not in {folder}: {shown(sorted(absent))}"] = len(absent)
+    return folder, {name: things for name, things in photos.items() if name not in absent}
+
+
+def _rows(
+    folder: Path, photos: Photos, names: Sequence[str], split: str, out: Path, left: Left, track: Track
+) -> Iterator[dict[str, str]]:
+    """The row of each photograph, and its mask, written; the masks that cannot be drawn are named in `left`; UserError
+    where all of them are."""
+    masked, wrong = any(thing.draw for things in photos.values() for thing in things), list[str]()
+    for name in track(list(photos)):
+        things, mask = photos[name], ""
+        if masked and all(thing.draw for thing in things):
+            try:
+                labels = encode_labels(_labels(folder / name, things, names))
+            except (KeyError, OSError, OverflowError, TypeError, ValueError) as error:
+                wrong.append(f"{name}: {unquoted(error)}")
+            else:
+                mask = f"masks/{split}/{name}.png"
+                with written_aside(out / mask, durable=False) as aside:
+                    aside.write_bytes(labels)
+        tags = sorted({thing.tag for thing in things if thing.tag})
+        yield {"image": f"images/{split}/{name}", "tags": ";".join(tags), "split": split, "mask": mask}
+    if wrong and len(wrong) == sum(bool(things) and all(thing.draw for thing in things) for things in photos.values()):
+        raise UserError(f"{folder}/{wrong[0]}", "a picture, and outlines that fit it", "correct or remove it")
+    left[f"mask(s), as the image is damaged or its outlines do not fit: {shown(wrong)}"] = len(wrong)
 
 
 def _check_names(source: Path, names: Sequence[str], wrong: set[str], known: set[str]) -> None:
@@ -140,13 +164,9 @@ def _check_names(source: Path, names: Sequence[str], wrong: set[str], known: set
 
 
 def _labels(image: Path, things: Sequence[Thing], names: Sequence[str]) -> NDArray[np.uint8]:
-    """The label mask (H, W) of an image; UserError where it is no picture, or an outline is damaged or does not fit."""
-    try:
-        _, height, width = decode_picture(read_bytes(str(image)), min_side=1, max_side=1)  # the least work for its size
-        drawn = [(thing.tag, thing.draw(height, width)) for thing in things if thing.draw]
-    except (KeyError, OSError, TypeError, ValueError) as error:
-        expected = "a picture, and outlines that fit it"
-        raise UserError(f"{image}: {unquoted(error)}", expected, "correct or remove it") from None
+    """The label mask (H, W) of an image; errors of many kinds where it is no picture, or an outline is damaged."""
+    _, height, width = decode_picture(read_bytes(str(image)), min_side=1, max_side=1)  # the least work for its size
+    drawn = [(thing.tag, thing.draw(height, width)) for thing in things if thing.draw]
     labels = np.zeros((height, width), np.uint8)
     for tag, pixels in sorted(drawn, key=lambda each: (each[0] is not None, -each[1].sum())):
         labels[pixels] = IGNORE if tag is None else names.index(tag) + 1
@@ -166,7 +186,7 @@ def _coco(source: Path, images: Path | None, link: Path, split: str, left: Left)
     content = json.loads(source.read_bytes())
     names = {each["id"]: each["name"].strip() for each in content["categories"]}
     images_by_id = {each["id"]: each for each in content["images"]}
-    photos: dict[str, list[Thing]] = {each["file_name"]: [] for each in content["images"]}
+    photos: Photos = {each["file_name"]: [] for each in content["images"]}
     if not len(photos) == len(images_by_id) == len(content["images"]):
         raise ValueError("an image id or a file_name is there twice")
     for each in content.get("annotations", []):
@@ -183,20 +203,40 @@ def _coco(source: Path, images: Path | None, link: Path, split: str, left: Left)
 
 def _coco_pixels(outline: Any, size: tuple[int, int], height: int, width: int) -> NDArray[np.bool_]:
     """Polygons or run lengths -> pixels; ValueError where they are damaged, or of another size than the image."""
+    of_runs = tuple(outline["size"]) if isinstance(outline, dict) else size
+    if not size == of_runs == (height, width):
+        raise ValueError(
+            f"{(height, width)} pixels turned upright; annotations are of {size}, run lengths of {of_runs}"
+        )
+    if isinstance(outline, dict):
+        return _pixels_of_runs(outline["counts"], height, width)
+    # Cut to the image, since the memory that they take grows with their lengths.
+    polygons = [np.clip(np.reshape(np.array(p, float), (-1, 2)), 0, (width, height)) for p in outline]
+    if any(len(polygon) < 3 or not np.isfinite(polygon).all() for polygon in polygons):
+        raise ValueError("a polygon without three corners")
     masks = library("pycocotools.mask")
-    drawn = tuple(outline["size"]) if isinstance(outline, dict) else size
-    if not size == drawn == (height, width):
-        raise ValueError(f"{(height, width)} pixels turned upright; annotations are of {size}, run lengths of {drawn}")
-    if isinstance(outline, list):  # cut to the image, since the memory that they take grows with their lengths
-        polygons = [np.clip(np.reshape(np.array(p, float), (-1, 2)), 0, (width, height)) for p in outline]
-        if any(len(polygon) < 3 or not np.isfinite(polygon).all() for polygon in polygons):
-            raise ValueError("a polygon without three corners")
-        outline = masks.merge(masks.frPyObjects([polygon.ravel().tolist() for polygon in polygons], height, width))
-    elif isinstance(outline["counts"], list):
-        outline = masks.frPyObjects(outline, height, width)
-    elif not _RUNS.fullmatch(outline["counts"]):
-        raise ValueError("run lengths that do not end")
-    return np.asarray(masks.decode(outline), bool)
+    drawn = masks.frPyObjects([polygon.ravel().tolist() for polygon in polygons], height, width)
+    return np.asarray(masks.decode(masks.merge(drawn)), bool)
+
+
+def _pixels_of_runs(counts: str | list[int], height: int, width: int) -> NDArray[np.bool_]:
+    """COCO's run lengths, column by column, -> pixels; pycocotools leaves memory as it was where they end too soon.
+
+    Compressed ones are numbers of 5 bits a character, the lowest first, while the sixth bit is set; from the fourth
+    number on they are differences to the last but one.
+    """
+    runs, value, shift = [] if isinstance(counts, str) else counts, 0, 0
+    for bits in counts.encode() if isinstance(counts, str) else ():
+        value, shift = value | (bits - 48 & 31) << shift, shift + 5
+        if not bits - 48 & 32:
+            value -= (bits - 48 & 16) << shift - 4
+            runs.append(value + (runs[-2] if len(runs) > 2 else 0))
+            value = shift = 0
+        if shift > 30:
+            break
+    if shift or min(runs, default=-1) < 0 or sum(runs) != height * width:
+        raise ValueError(f"run lengths that do not end with the image's {height * width} pixels")
+    return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(width, height).T
 
 
 def _yolo(source: Path, images: Path | None, link: Path, split: str, left: Left) -> Found:
@@ -210,7 +250,7 @@ def _yolo(source: Path, images: Path | None, link: Path, split: str, left: Left)
     inner = (place for place in near if place.is_dir() and place.is_relative_to(source))
     folder = images.resolve() if images else next(inner, source / where)
     above, _, below = f"{folder}/".rpartition("/images/")
-    labels, photos = Path(f"{above}/labels/{below}"), dict[str, list[Thing]]()
+    labels, photos = Path(f"{above}/labels/{below}"), Photos()
     if not labels.is_dir() or not folder.is_dir():
         raise ValueError(f"no folders {folder} and {labels}")
     for name in _files(folder, left):
@@ -237,7 +277,7 @@ def _polygon_pixels(corners: NDArray[np.float64], height: int, width: int) -> ND
 
 def _folders(source: Path, images: Path | None, link: Path, split: str, left: Left) -> Found:
     """a folder of <class>/.../<image>; a photograph that lies in several of them has several tags"""
-    photos: dict[str, list[Thing]] = {}
+    photos: Photos = {}
     first: dict[str, str] = {}
     files = _files(source, left)
     if files and {name.partition("/")[0] for name in files} <= {*SPLITS, "valid", "validation"}:
@@ -268,7 +308,7 @@ def _huggingface(source: Path, images: Path | None, link: Path, split: str, left
     if isinstance(data, dict):
         data = data["validation" if split == "val" and "validation" in data else split]
     column = "labels" if "labels" in data.features else "label"
-    kind, photos = getattr(data.features[column], "feature", data.features[column]), dict[str, list[Thing]]()
+    kind, photos = getattr(data.features[column], "feature", data.features[column]), Photos()
     for number, row in enumerate(data.cast_column("image", features.Image(decode=False))):
         path, content = Path(row["image"]["path"] or ""), row["image"]["bytes"]
         if content is None and not path.resolve().is_relative_to(source):

@@ -8,8 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image
 
+from mcis.datasets import formats
 from mcis.datasets.errors import UserError
 from mcis.datasets.formats import import_data_set, library
 from mcis.datasets.images.decode import decode_labels
@@ -69,13 +72,31 @@ FAULTS: list[tuple[str, int, str, Any, str]] = [
     ("images", 0, "file_name", "../a.png", "1 of 3 images of .* illegible: ../a.png"),
     ("images", 0, "file_name", "/etc/passwd", "/etc/passwd"),
     ("images", 0, "id", 1, "there twice"),
-    ("images", 0, "width", "wide", "annotations are of"),
     ("annotations", 0, "category_id", 8, "category_id 8, which no category has"),
     ("annotations", 0, "category_id", 9, r"1 class\(es\): a;b"),
-    ("annotations", 0, "segmentation", {"size": [20, 30], "counts": "oooooo"}, "do not end"),
-    ("annotations", 0, "segmentation", [[0, 0, float("nan"), 1, 1, 1]], "three corners"),
     ("categories", 0, "name", 3, "no attribute"),
 ]
+BAD_RUNS: list[Any] = ["oooooo", "o" * 999, "", "0", [0, 50], [0, 50, 2**40], [700, -100], [2**70]]
+UNDRAWN: list[tuple[str, str, Any, str]] = [
+    ("images", "width", "wide", "annotations are of"),
+    *(("annotations", "segmentation", {"size": [20, 30], "counts": runs}, "do not end") for runs in BAD_RUNS),
+    ("annotations", "segmentation", [[0, 0, float("nan"), 1, 1, 1]], "three corners"),
+]
+
+
+@pytest.mark.parametrize(("part", "key", "value", "found"), UNDRAWN)
+def test_a_mask_that_cannot_be_drawn_is_named(coco: Path, part: str, key: str, value: Any, found: str) -> None:
+    content = json.loads(json.dumps(CONTENT))
+    content[part][0][key] = value
+    coco.write_text(json.dumps(content))
+    said = " ".join(import_data_set("coco", coco, coco.parent / "out"))
+    assert "left out 1 mask(s)" in said
+    assert found in said.partition("a.png: ")[2]
+    (tags, mask), (_, other) = tags_and_masks(coco.parent / "out").values()
+    assert (tags, mask, other.max()) == (["cat", "dog"], None, 2)
+    Path(coco.parent / "b.png").write_bytes(b"no picture")
+    with pytest.raises(UserError, match=r"/a\.png: "):
+        import_data_set("coco", coco, coco.parent / "all")
 
 
 @pytest.mark.parametrize(("part", "number", "key", "value", "found"), FAULTS)
@@ -87,6 +108,12 @@ def test_a_fault_in_a_json_is_named(coco: Path, part: str, number: int, key: str
         import_data_set("coco", coco, coco.parent / "out")
     assert caught.value.remedy
     assert not (coco.parent / "out" / "photos.csv").exists()
+
+
+@given(arrays(np.bool_, array_shapes(min_dims=2, max_dims=2, max_side=40)))
+def test_run_lengths_are_the_pixels_that_pycocotools_wrote(pixels: np.ndarray) -> None:
+    compressed = library("pycocotools.mask").encode(np.asfortranarray(pixels, np.uint8))["counts"].decode()
+    np.testing.assert_array_equal(formats._pixels_of_runs(compressed, *pixels.shape), pixels)
 
 
 def test_a_photograph_in_two_class_folders_has_both_tags(coco: Path, tmp_path: Path) -> None:
