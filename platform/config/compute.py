@@ -33,7 +33,7 @@ class ComputeConfig(Section):
     """Torch threads of a training worker; None = its part of the node's cores."""
     decode: Literal["auto", "threads", "tasks"] = "auto"
     """Where training images are decoded: in threads of each worker, or in Ray Data tasks on any CPU of the cluster;
-    auto = threads on one node, tasks on several."""
+    auto = tasks on several nodes, unless the workers are elastic."""
     cache_gb: NonNegative = 8.0
     """Bound of the workspace's cache of decoded images, GiB; what does not fit is decoded every epoch. 0 = no cache."""
     wait_minutes: NonNegative = 15.0
@@ -45,7 +45,8 @@ class ComputeConfig(Section):
     shard_rows: Positive = 64
     """Images per shard of a stage's table: what is computed again after a kill is at most the shards in work."""
     checkpoint_steps: Positive = 500
-    """Updates between training checkpoints."""
+    """Updates between training checkpoints at most; one is written each minute, too, or as often as takes a twentieth
+    of the time."""
     max_failures: int = Field(default=3, ge=0)
     """Failures of a training, such as nodes that are lost, after which it goes on from its last checkpoint, between one
     checkpoint and the next. A training that gets on survives any number of them; one that fails again and again before

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 _PACKAGES = ("datasets", "models", "platform", "tuning")
 _STOP_SECONDS = "40"
-"""What a job that is stopped has until it is killed: a training writes its checkpoint first."""
+"""What a job that is stopped has until it is killed."""
 _PAUSE = 2.0
 """Seconds between two looks at a cluster."""
 

@@ -8,6 +8,7 @@ continues as if nothing had happened.
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,7 @@ from mcis.models.metrics import average_precision
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.errors import memory_errors
 from mcis.platform.engine.learner import Learner, build_optimizer, resolve_precision
-from mcis.platform.engine.resuming import CheckpointRequests, resume, write_checkpoint
+from mcis.platform.engine.resuming import resume, write_checkpoint
 from mcis.platform.engine.step_log import STEPS, StepLog, Throughput
 from mcis.platform.networks.build import move_channels_last
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
@@ -39,6 +40,7 @@ from mcis.platform.runs.files import disk_errors, write_json
 
 FIT = "fit.json"
 _LOG_EVERY = 10
+_PAUSE = 60.0
 _CHUNK = 32  # images at a time
 
 
@@ -153,6 +155,7 @@ class Trainer(Generic[AnyBatch]):
         shard: the worker's rows of the stream that are left.
         val_ap: average precision of each class at the last validation, (K,).
         micro_batch: samples at a time; None = all of a step's.
+        kept, took: when the last checkpoint was written, and the seconds that it took.
         unchecked: of the updates whose losses have not been read yet, number, losses and images.
     """
 
@@ -181,7 +184,7 @@ class Trainer(Generic[AnyBatch]):
         self.rank, self.world_size = context.get_world_rank(), context.get_world_size()
         self.shard = WorkerShard(self.rank, self.world_size, start, self.schedule.steps)
         self.log = StepLog(job.folder / STEPS, start) if self.rank == 0 else None
-        self.asked = CheckpointRequests(job.folder)
+        self.kept, self.took = time.monotonic(), 0.0
         decoder, how = self.learner.decoder(self.shard), job.decode_in
         self.stream: Iterator[AnyBatch] = batches(
             decoder, batch=self.schedule.batch, shard=self.shard, decode_in=how, threads=self.threads
@@ -247,7 +250,7 @@ class Trainer(Generic[AnyBatch]):
         done, schedule = step + 1, self.schedule
         is_last = done == schedule.steps
         keep = is_last or done % self.job.compute.checkpoint_steps == 0
-        keep = keep or (self.rank == 0 and self.asked())
+        keep = keep or (self.rank == 0 and time.monotonic() - self.kept > max(_PAUSE, 20 * self.took))
         validation = self.job.validation
         validate = validation is not None and validation.due(
             done, steps=schedule.steps, steps_per_epoch=schedule.steps_per_epoch
@@ -260,7 +263,10 @@ class Trainer(Generic[AnyBatch]):
         if keep and self.log:
             self.log.flush()
         if keep and not is_last and self.rank == 0:
+            began = time.monotonic()
             write_checkpoint(self.job.folder, self.network, self.optimizer, done)
+            self.kept = time.monotonic()
+            self.took = self.kept - began
 
     def _log_step(self, step: int, losses: Mapping[str, Tensor], *, validate: bool) -> None:
         """Writes a record of update `step`; `losses` are added up over the workers."""

@@ -1,12 +1,8 @@
 """The checkpoint of a training: one file, written while it runs, loaded when it starts again."""
 
-import contextlib
 import functools
-import time
 import zipfile
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -14,43 +10,8 @@ from torch import nn
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import is_there, read_file, remove
 from mcis.platform.networks.checkpoints import load_tensors, save
-from mcis.platform.runs.files import write_text
 
 CHECKPOINT = "checkpoint.pt"
-_ASKED = "checkpoint.asked"
-"""The file by which the driver asks for a checkpoint, and which the worker that wrote one removes."""
-_LOOK = 1.0
-"""Seconds between two looks for it."""
-_PATIENCE = 15.0
-"""Seconds that the driver waits for a checkpoint."""
-
-
-def ask_for_checkpoint(folder: Path, ended: Future[Any]) -> None:
-    """Has a training in progress write a checkpoint behind its step, and waits for it, for some seconds at most.
-
-    Args:
-        folder: of the training.
-        ended: is done when there is nobody to wait for.
-    """
-    until = time.monotonic() + _PATIENCE
-    with contextlib.suppress(OSError):  # without it the training goes on from an earlier one
-        write_text(folder / _ASKED, "")
-        while is_there(folder / _ASKED) and not ended.done() and time.monotonic() < until:
-            time.sleep(0.2)
-        remove(folder / _ASKED)
-
-
-class CheckpointRequests:
-    """Tells a worker after each step whether the driver waits for a checkpoint, for which it looks once a second."""
-
-    def __init__(self, folder: Path):
-        self.file, self.looked = folder / _ASKED, time.monotonic()
-
-    def __call__(self) -> bool:
-        if time.monotonic() - self.looked < _LOOK:
-            return False
-        self.looked = time.monotonic()
-        return is_there(self.file)
 
 
 def write_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -60,7 +21,6 @@ def write_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Opti
     whatever the number of workers), and what is random (drawn from seed and row).
     """
     save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, folder / CHECKPOINT)
-    remove(folder / _ASKED)
 
 
 def drop_damaged(folder: Path) -> bool:

@@ -18,7 +18,7 @@ from mcis.platform.engine.errors import IMAGE_AT_FAULT, MemoryRanOut, causes_of,
 from mcis.platform.engine.learner import Learner, Schedule
 from mcis.platform.engine.loop import FIT, FitResult, TrainingJob, Validation, train_worker
 from mcis.platform.engine.nodes import Bundle, wait_for_nodes
-from mcis.platform.engine.resuming import CHECKPOINT, ask_for_checkpoint, drop_damaged
+from mcis.platform.engine.resuming import CHECKPOINT, drop_damaged
 from mcis.platform.engine.runtime import ANYWHERE, give_memory_back, is_one_node
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.runs.files import read_json
@@ -85,7 +85,7 @@ def _train(job: TrainingJob[Any], tracker: Tracker) -> None:
         while True:
             try:
                 watch = wait_for_nodes(_reserved(compute), compute.wait_minutes, what)
-                _run_interruptibly(functools.partial(train, job), job.folder, watch)
+                _run_interruptibly(functools.partial(train, job), watch)
                 return
             except Exception as error:
                 user_error = user_error_in(error)
@@ -122,13 +122,14 @@ def _cause(error: Exception) -> str:
 
 
 def _reserved(compute: ComputeConfig) -> list[Bundle]:
-    """What the workers of a training reserve at least, and one task that decodes for them.
+    """What the workers of a training reserve at least, and one task that decodes for them, where one may.
 
     Elastic workers take every CPU that is free, so that where tasks decode there has to be one beside all of them.
     """
+    tasks = compute.decode == "tasks" or (compute.decode == "auto" and compute.min_workers is None)
     worker = {"CPU": compute.worker_cpus} | ({"GPU": compute.gpu_share} if compute.gpu else {})
     workers = compute.workers if compute.decode == "tasks" else compute.least_workers
-    return [*[worker] * workers, {"CPU": 1.0}]
+    return [*[worker] * workers, *[{"CPU": 1.0}] * tasks]
 
 
 def _finished(folder: Path) -> FitResult:
@@ -219,18 +220,10 @@ def _followed(schedule: Schedule, folder: Path, tracker: Tracker, label: str) ->
             yield
 
 
-def _run_interruptibly(call: Callable[[], Any], folder: Path, watch: Iterator[object]) -> None:
-    """Runs `call` in a thread, so that Ctrl-C ends this process as it does elsewhere, once a checkpoint is kept.
-
-    Meanwhile it goes through `watch`, whose errors end it, too.
-
-    In the main thread Ray Train would put a handler of its own in Ctrl-C's place, and leave it there.
-    """
+def _run_interruptibly(call: Callable[[], Any], watch: Iterator[object]) -> None:
+    """Runs `call` in a thread, so that Ctrl-C ends this process: in the main thread Ray Train would put a handler of
+    its own in Ctrl-C's place, and leave it there. Meanwhile it goes through `watch`, whose errors end it, too."""
     ended = in_background(call)
-    try:
-        while not wait([ended], timeout=0.2).done:
-            next(watch)
-    except KeyboardInterrupt:
-        ask_for_checkpoint(folder, ended)
-        raise
+    while not wait([ended], timeout=0.2).done:
+        next(watch)
     ended.result()

@@ -21,6 +21,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.sampling.batch_stream import WorkerShard
 from mcis.datasets.sampling.batches import PairBatch, PairDecoder
 from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine import loop
 from mcis.platform.engine.classifier_learner import ClassifierLearner
 from mcis.platform.engine.learner import Network
 from mcis.platform.engine.resuming import CHECKPOINT
@@ -117,6 +118,23 @@ def test_a_training_whose_worker_is_killed_ends_in_the_same_bits(
     tracker.finish("FINISHED")
     logged = tracker.client.get_metric_history(tracker.run_id, "classifier.loss")
     assert [m.step for m in logged] == [10, 20]
+
+
+def test_a_checkpoint_is_written_each_minute(
+    tiny: ClassifierLearner, tracker_of: Trackers, tmp_path: Path, undisturbed: Path
+) -> None:
+    """A minute that ends in step 5, of a worker that is killed in step 9."""
+
+    def blow() -> None:
+        if (tmp_path / "struck-9").exists():
+            os.kill(os.getpid(), signal.SIGKILL)
+        loop._PAUSE = 0.0
+
+    learner = Struck(**vars(tiny), folder=tmp_path, blow=blow, steps=(5, 9))
+    fit(learner, tmp_path, ComputeConfig(threads=1, max_failures=1), tracker_of("minute"), label="classifier")
+    starts = (tmp_path / "starts").read_text()
+    assert 6 <= int(starts.split()[1]) <= 9
+    check_that_it_went_on(tmp_path, undisturbed, starts=starts)
 
 
 def test_a_training_whose_worker_is_killed_each_time_says_so(
