@@ -99,8 +99,9 @@ def check(config: Config, workspace: Workspace, name: str, *, until: str | None 
     workspace.run(name, create=False)
     refuse_if_running(workspace, name)
     sources = Sources(config)
-    for stage in STAGES[: _number(until) + 1]:
-        if stage.takes_part(config):
+    reached = STAGE_NAMES[: _number(until) + 1]
+    for stage in STAGES:
+        if stage.takes_part(config) and (stage.name in reached or stage.runs_once_reached in reached):
             stage.module.check(config, sources.look(), workspace)
     return sources
 

@@ -25,12 +25,12 @@ def decode_mask(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     return decode_mat_labels(data) if data.startswith(MAT_START) else decode_labels(data, max_pixels=max_pixels)
 
 
-def read_truth(uri: str, shape: tuple[int, int], classes: int) -> NDArray[np.uint8]:
+def read_truth(uri: str, shape: tuple[int, int] | None, classes: int) -> NDArray[np.uint8]:
     """A ground-truth mask, labels (H, W) uint8.
 
     Args:
         uri: path or URI of a palette PNG, or of a MATLAB file of SBD.
-        shape: height and width of its image, pixels.
+        shape: height and width of its image, pixels; None = not compared.
         classes: K; labels are 0..K and 255.
 
     Raises:
@@ -62,7 +62,7 @@ def tags_of_mask(labels: NDArray[np.uint8], classes: int, uri: str) -> list[int]
 
 
 def _read(
-    what: str, uri: str, decode: Callable[..., NDArray[np.uint8]], expected: str, shape: tuple[int, int]
+    what: str, uri: str, decode: Callable[..., NDArray[np.uint8]], expected: str, shape: tuple[int, int] | None
 ) -> NDArray[np.uint8]:
     try:
         pixels = read_decoded(uri, functools.partial(decode, max_pixels=MOST_PIXELS))
@@ -72,7 +72,7 @@ def _read(
         ) from None
     except ValueError as error:  # RejectedImage is one
         raise UserError(f"the {what} {uri} cannot be read: {error}", expected, "replace the file") from None
-    if pixels.shape != shape:
+    if shape and pixels.shape != shape:
         raise UserError(
             f"the {what} {uri} has {pixels.shape[0]}x{pixels.shape[1]} pixels (height x width)",
             f"{shape[0]}x{shape[1]} as its image",

@@ -14,8 +14,8 @@ from mcis.datasets.section import LocalPath, Section
 from mcis.datasets.sources.lists import (
     check_once,
     check_present,
-    complete_masks,
     files_below,
+    lacking_masks,
     listing_table,
     maps_below,
     read_tag_list,
@@ -59,7 +59,7 @@ def list_lid(
 
     Arguments are the fields of `LidConfig`. Paths of a list are relative to root, or all of them to the folder in it
     that is named as the split; all may lack the suffix .JPEG. An image without indices has no tags: in val and test its
-    tags are not known, in training it takes no part. A split that lacks some of its masks is taken as one without.
+    tags are not known, in training it takes no part.
 
     Returns:
         Rows `lid/<path below root>`.
@@ -84,8 +84,8 @@ def list_lid(
         absent = [image for image in images if image not in files]
         check_present(path, absent, root, "a file for each line (links that lead elsewhere do not count)")
         stems = [entry if suffix else os.path.splitext(entry)[0] for entry in entries]
-        mask_uris, lacking = complete_masks([truth.get(stem) for stem in stems], split)
-        notes += lacking
+        mask_uris = [truth.get(stem) for stem in stems]
+        notes += lacking_masks(mask_uris.count(None), len(stems), split)
         table = listing_table(
             image_id=[f"lid/{image}" for image in images],
             uri=[f"{root}/{image}" for image in images],

@@ -198,18 +198,9 @@ def check_once(lists: Iterable[tuple[Path, Sequence[str]]]) -> None:
             first[image] = path
 
 
-def complete_masks(uris: Sequence[str | None], split: str) -> tuple[list[str | None], list[str]]:
-    """The ground-truth masks of a split, or none of them where one is missing, because a score is of a whole split.
-
-    Returns:
-        The masks, None for images without, and the notes of `lacking_masks`.
-    """
-    return [None] * len(uris) if None in uris else list(uris), lacking_masks(uris.count(None), len(uris), split)
-
-
 def lacking_masks(absent: int, images: int, split: str) -> list[str]:
     """A note where some of a split's images lack a ground-truth mask, or, of the split val, all of them."""
-    note = f"no ground-truth mask for {absent} of {images} images of split {split}: it is not scored"
+    note = f"no ground-truth mask for {absent} of {images} images of split {split}: these are not scored"
     return [note] if absent and (split == "val" or absent < images) else []
 
 

@@ -217,7 +217,8 @@ def _slips(indices: pa.ChunkedArray, names: Sequence[str]) -> list[str]:
 def _tag_cells(rows: UserTable) -> pa.ChunkedArray:
     """The column of tags, lists or texts; or lists of the columns of 0 and 1 that stand for a class each."""
     if rows.flags:
-        of_row, flag = np.nonzero(np.stack([rows.content[name].to_numpy() for name in rows.flags], axis=1))
+        set_in = [pc.fill_null(rows.content[name].cast(pa.int8()), 0).to_numpy() for name in rows.flags]
+        of_row, flag = np.nonzero(np.stack(set_in, axis=1))
         start = np.searchsorted(of_row, np.arange(len(rows.content) + 1)).astype(np.int32)
         return pa.chunked_array([pa.ListArray.from_arrays(start, pa.array(rows.flags).take(pa.array(flag)))])
     cells = rows.cells("tags")
@@ -271,14 +272,12 @@ def _existing(rows: UserTable, what: str) -> pa.ChunkedArray:
 
 
 def _masks(rows: UserTable, splits: pa.ChunkedArray, notes: list[str]) -> pa.ChunkedArray:
-    """The ground-truth masks of each row; a split has all of its masks or none, which is added to the notes."""
+    """The ground-truth masks of each row; of how many a split lacks is added to the notes."""
     uris = _existing(rows, "mask")
     for split in sorted(splits.unique().to_pylist()) if "mask" in rows.columns else ():
         of_split = pc.equal(splits, split)
         images, absent = (pc.sum(mask).as_py() for mask in (of_split, pc.and_(of_split, uris.is_null())))
         notes += lacking_masks(absent, images, split)
-        if absent:
-            uris = pc.if_else(of_split, None, uris)
     return uris
 
 

@@ -206,7 +206,8 @@ def _read_jsonl(file: BinaryIO, wanted: Iterable[str]) -> _Read:
 def _read_parquet(file: BinaryIO, wanted: Iterable[str]) -> _Read:
     content = pa.parquet.ParquetFile(file)
     names = content.schema_arrow.names
-    flags = [field.name for field in content.schema_arrow if pa.types.is_integer(field.type)]
+    schema = content.schema_arrow
+    flags = [f.name for f in schema if pa.types.is_integer(f.type) or pa.types.is_boolean(f.type)]
     return names, content.read([name for name in dict.fromkeys([*wanted, *flags]) if names.count(name) == 1])
 
 
@@ -273,10 +274,13 @@ def read_user_table(
 
 
 def _flags(content: pa.Table, but: Collection[str]) -> list[str]:
-    """The columns of nothing but 0 and 1, where there are two or more, but for some."""
-    integers = [f.name for f in content.schema if pa.types.is_integer(f.type) and f.name not in but]
-    flags = [name for name in integers if set(pc.unique(content[name]).to_pylist()) <= {0, 1}]
-    return flags if len(flags) > 1 else []
+    """The columns of 0, empty cells and 1, or of truths, where there are two or more, but for some."""
+    for are_flags in (pa.types.is_integer, pa.types.is_boolean):
+        named = {f.name: set(pc.unique(content[f.name]).to_pylist()) for f in content.schema if are_flags(f.type)}
+        flags = [name for name, values in named.items() if name not in but and {1} <= values <= {0, 1, None}]
+        if len(flags) > 1:
+            return flags
+    return []
 
 
 def _read_as(column_type: pa.DataType) -> pa.DataType:

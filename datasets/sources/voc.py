@@ -19,7 +19,7 @@ from mcis.datasets.index import Listing, shown
 from mcis.datasets.sources.lists import (
     check_once,
     check_present,
-    complete_masks,
+    lacking_masks,
     listing_table,
     read_lines,
     read_tag_list,
@@ -97,7 +97,7 @@ def list_voc(
             of SBD's ids and train.txt without val.txt. Images of the test list have neither tags nor masks.
         saliency, masks: folders with <id>.png, inside root or absolute. Each may be absent as a whole; a saliency
             folder that exists has a map for every training image. What the default folder of masks lacks is looked
-            for in SegmentationClass and in SBD; a split that is not covered then has no masks at all.
+            for in SegmentationClass and in SBD.
         sbd: the unpacked SBD, the folder benchmark_RELEASE or the one around it.
         tags_from: `lists`: <name>_cls.txt, `<id> <class index from 0> ...`. `xml`: the objects of
             Annotations/<id>.xml, but those that are marked difficult. `auto`: lists, else xml.
@@ -111,17 +111,15 @@ def list_voc(
     truth = _masks(devkit.root, masks, sbd_folder)
     names = {"train": train_list, "val": val_list} | ({"test": test_list} if test_list else {})
     lists = [_read_list(devkit, split, name, val_list, sbd_folder) for split, name in names.items()]
-    # A folder `masks` is meant for all: a mask that is nowhere is expected there, and the evaluation names it.
-    expected = devkit.root / masks if (devkit.root / masks).is_dir() else None
     tables, notes = [], list[str]()
     for listed in lists:
-        masks_of_list = [truth.get(i, f"{expected}/{i}.png" if expected else None) for i in listed.ids]
+        masks_of_list = [truth.get(i) for i in listed.ids]
         if listed.split == "test":
             tags = list[list[int]]([] for _ in listed.ids)
             masks_of_list = [None for _ in listed.ids]
         else:
             tags = _read_list_tags(tags_from, devkit, listed)
-            masks_of_list, lacking = complete_masks(masks_of_list, listed.split)
+            lacking = lacking_masks(masks_of_list.count(None), len(masks_of_list), listed.split)
             notes += [f"{note} (a folder {MASKS}, or SBD by `sbd`, would change that)" for note in lacking]
         if listed.split == "train":
             _check_classes(devkit.classes, listed, tags)
@@ -136,7 +134,7 @@ def list_voc(
         )
         tables.append(table)
     check_once((listed.path, listed.ids) for listed in lists)
-    if not truth and not expected:
+    if not truth:
         notes = [f"no folder of ground-truth masks {Path(masks).name}: nothing is scored"]
     notes += [note for listed in lists for note in listed.notes]
     return Listing(pa.concat_tables(tables), devkit.classes, tuple(notes))

@@ -88,6 +88,7 @@ def of_split(images: pa.Table, split: str, *, tagged: bool = False) -> pa.Table:
 
 
 def truth_of_row(row: dict[str, Any], classes: int) -> NDArray[np.uint8]:
-    """The ground-truth mask of a row of the index, (H, W), labels 0..K and 255; errors as of `read_truth`."""
+    """The ground-truth mask of a row of the index, (H, W), labels 0..K and 255, or of a listing, whose sizes are not
+    known; errors as of `read_truth`."""
     with errors_name_keys({"classes": "data.classes"}):
-        return read_truth(row["mask_uri"], (row["height"], row["width"]), classes)
+        return read_truth(row["mask_uri"], (row["height"], row["width"]) if "height" in row else None, classes)

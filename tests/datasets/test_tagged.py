@@ -57,14 +57,19 @@ def test_a_table_is_listed(folder: Path, kind: str) -> None:
     found = list_tagged(folder / f"t.{kind}", allow_absolute=True)
     assert found.classes == ("cat", "dog", "potted plant")
     assert found.table.schema.equals(LISTING_SCHEMA, check_metadata=True)
-    unmasked = "no ground-truth mask for 1 of 2 images of split train: it is not scored"
+    unmasked = "no ground-truth mask for 1 of 2 images of split train: these are not scored"
     assert found.notes == (f"{folder}/t.{kind}: {unmasked}",)
     rows = found.table.to_pylist()
     assert [r["image_id"] for r in rows] == ["1", "2020-01-01", "c", "ü"]
     assert [r["uri"] for r in rows] == [str(folder / "images/a.jpg"), *(row["image"] for row in ROWS[1:])]
     assert [r["tags"] for r in rows] == [[0, 2], [], [0], [0, 1]]
     assert [r["split"] for r in rows] == ["train", "train", "val", "val"]
-    assert [r["mask_uri"] for r in rows] == [None, None, str(folder / "m/c.png"), "s3://bucket/d.png"], "whole or none"
+    assert [r["mask_uri"] for r in rows] == [
+        str(folder / "m/a.png"),
+        None,
+        str(folder / "m/c.png"),
+        "s3://bucket/d.png",
+    ]
     assert {(r["domain"], r["saliency_uri"]) for r in rows} == {("target", None)}
 
 
@@ -124,7 +129,7 @@ def test_columns_may_have_other_names_and_further_ones_are_noted(folder: Path) -
     assert found.notes == (
         f"{folder}/t.parquet: columns that are not read: by",
         f"{folder}/t.parquet: no saliency map for 1 of 2 images",
-        f"{folder}/t.parquet: no ground-truth mask for 1 of 1 images of split val: it is not scored",
+        f"{folder}/t.parquet: no ground-truth mask for 1 of 1 images of split val: these are not scored",
     )
 
 
@@ -144,10 +149,11 @@ def test_a_table_as_others_write_it_is_understood_and_that_is_said(folder: Path,
     )
 
 
+@pytest.mark.parametrize(("no", "yes"), [(0, 1), (False, True)])
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
-def test_columns_of_0_and_1_are_classes_where_none_holds_tags(folder: Path, suffix: str) -> None:
-    rows: Rows = [{"image": "a", "dog": 1, "cat": 1, "width": 9}, {"image": "b", "dog": 0, "cat": 0, "width": 9}]
-    rows.append({"image": "c", "dog": 0, "cat": 1, "width": 9})
+def test_columns_of_0_and_1_are_classes_where_none_holds_tags(folder: Path, suffix: str, no: int, yes: int) -> None:
+    rows: Rows = [{"image": "a", "dog": yes, "cat": yes, "width": 9}, {"image": "b", "dog": no, "cat": no, "width": 9}]
+    rows.append({"image": "c", "dog": None, "cat": yes, "width": 9})
     {"csv": write_csv, "jsonl": write_jsonl, "parquet": write_parquet}[suffix](folder / f"t.{suffix}", rows)
     found = list_tagged(folder / f"t.{suffix}")
     assert (found.classes, found.table["tags"].to_pylist()) == (("cat", "dog"), [[0, 1], [], [0]])
@@ -249,9 +255,7 @@ OUTSIDE = [
 
 @pytest.mark.parametrize("column", ["image", "mask", "saliency"])
 @pytest.mark.parametrize(("cell", "named"), OUTSIDE)
-def test_a_table_that_is_not_trusted_names_its_own_files_alone(
-    tmp_path: Path, column: str, cell: str, named: str
-) -> None:
+def test_a_table_that_is_not_trusted_names_its_own_files(tmp_path: Path, column: str, cell: str, named: str) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "b.jpg").touch()
     write_csv(tmp_path / "set/t.csv", [{"image": "a.jpg", "tags": "cat"} | {column: cell}])

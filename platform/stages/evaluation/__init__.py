@@ -13,12 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mcis.datasets.classes import BACKGROUND, IGNORE
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, shown
-from mcis.datasets.storage.files import stamps
+from mcis.datasets.storage.files import stamp, stamps
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.corrected import CORRECTED, with_corrected
-from mcis.platform.outputs.read_index import split_rows
+from mcis.platform.outputs.read_index import split_rows, truth_of_row
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import file_stamps, write_json
 from mcis.platform.runs.results import PredictResult, StageResult
@@ -28,7 +29,21 @@ from mcis.platform.stages.evaluation.scoring import evaluate_predictions, evalua
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
-    """Asks for nothing: a run without ground truth ends in masks, without scores."""
+    """Reads some of the ground-truth masks that are scored, so that a wrong kind of them shows before the trainings.
+
+    UserError as of `read_truth`, or where none of them holds a class, though their images have tags.
+    """
+    columns = listing.table.select(["tags", "mask_uri", "split"])
+    scored = pc.is_in(columns["split"], pa.array(["train", "val", config.predict.split]))
+    truth = columns.filter(pc.and_(scored, pc.is_valid(columns["mask_uri"])))
+    looked_at = [row for row in truth[:: len(truth) // _LOOKED_AT + 1].to_pylist() if stamp(row["mask_uri"])]
+    labels = {int(label) for row in looked_at for label in np.unique(truth_of_row(row, len(listing.classes)))}
+    if labels and labels <= {BACKGROUND, IGNORE} and any(row["tags"] for row in looked_at):
+        raise UserError(
+            f"{len(looked_at)} ground-truth masks, as {looked_at[0]['mask_uri']}, hold no class: all of a sample",
+            f"k in the pixels of the k-th class; {IGNORE} is not scored",
+            "write them so" + ("" if config.supervision == "full" else ", or take them away to go on without scores"),
+        )
 
 
 def inputs(config: Config, context: RunContext) -> Any:
@@ -50,9 +65,8 @@ def _tagged(config: Config, context: RunContext) -> pa.Table:
 def run(config: Config, context: RunContext) -> StageResult:
     """Scores what there is truth for; without a folder of masks the lists are empty and a note says so. Errors as of
     `read_truth`."""
-    scores: list[Score] = []
-    curves: dict[str, Curve] = {}
-    rows, notes = rows_with_truth(context, "train", tagged=True)
+    scores, notes, curves = list[Score](), list[str](), dict[str, Curve]()
+    rows = rows_with_truth(context, "train", notes, tagged=True)
     corrected = pa.array([], pa.string())
     if config.data.corrected:
         tagged = _tagged(config, context)
@@ -66,8 +80,7 @@ def run(config: Config, context: RunContext) -> StageResult:
         scores, curves = evaluate_training_images(config, context, rows)
     if "predict" in context.inputs:
         split = context.result("predict", PredictResult).split
-        rows, missing = rows_with_truth(context, split, tagged=False)
-        notes += missing
+        rows = rows_with_truth(context, split, notes, tagged=False)
         rows = rows.filter(pc.invert(pc.is_in(rows["image_id"], corrected)))
         scored[split] = len(rows)
         if len(rows):
@@ -79,6 +92,8 @@ def run(config: Config, context: RunContext) -> StageResult:
     return StageResult(notes=tuple(notes), counts={"scored": scored})
 
 
+_LOOKED_AT = 16
+"""Ground-truth masks that are read before a run, at most."""
 _FAR = 15
 """Points of IoU by which a class's predictions fall far behind its pseudo masks."""
 
@@ -106,17 +121,16 @@ def falls_behind(scores: Sequence[Score], config: Config, context: RunContext) -
     ]
 
 
-def rows_with_truth(context: RunContext, split: str, *, tagged: bool) -> tuple[pa.Table, list[str]]:
-    """The images of a split that have ground truth, with their `position` in the split, and notes on the others.
-
-    UserError where some masks that the index names are missing, but not all.
-    """
+def rows_with_truth(context: RunContext, split: str, notes: list[str], *, tagged: bool) -> pa.Table:
+    """The images of a split that have ground truth, with their `position` in it; a note where there are none. UserError
+    where some masks that the index names are missing, but not all."""
     rows = split_rows(context, split, tagged=tagged)
     rows = rows.append_column("position", pa.array(np.arange(len(rows)), pa.int64()))
     named = rows.filter(pc.is_valid(rows["mask_uri"]))
     stamps_of_masks = stamps(named["mask_uri"].to_pylist())
     if not any(stamps_of_masks):
-        return rows.slice(0, 0), [f"nothing of split {split} is scored: there are no ground-truth masks"]
+        notes.append(f"nothing of split {split} is scored: there are no ground-truth masks")
+        return rows.slice(0, 0)
     missing = [uri for uri, stamp in zip(named["mask_uri"].to_pylist(), stamps_of_masks, strict=True) if not stamp]
     if missing:
         raise UserError(
@@ -124,6 +138,4 @@ def rows_with_truth(context: RunContext, split: str, *, tagged: bool) -> tuple[p
             "every mask that the index names",
             "add them, or move all masks away to go on without scores",
         )
-    without = len(rows) - len(named)
-    note = f"{without} image(s) of split {split} have no ground-truth mask: not scored"
-    return named, [note] if without else []
+    return named
