@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.feather
 import pyarrow.parquet as pq
@@ -34,9 +35,9 @@ def fingerprint(*parts: Any) -> str:
 
 
 def file_stamps(uris: pa.ChunkedArray) -> str:
-    """Fingerprint of names, sizes and modification times of files; null is no file."""
-    named = uris.drop_null()
-    return digest([stamps_of_column(named).append_column("uri", named)])
+    """Fingerprint of names, sizes and modification times of files, and of the rows that they stand in; null is none."""
+    named, rows = uris.drop_null(), pa.array(np.flatnonzero(uris.is_valid().to_numpy()))
+    return digest([stamps_of_column(named).append_column("uri", named).append_column("row", rows)])
 
 
 def content_digest(file: Path) -> str:

@@ -16,6 +16,9 @@ from typing import NamedTuple
 _ROOT = Path(__file__).resolve().parents[2]
 _COMPUTE_NOTHING = tuple(f"mcis.platform.{name}" for name in ("commands", "config", "pipeline", "reporting", "runs"))
 """Packages and modules that no output depends on: values of the configuration are in keys."""
+_SCHEDULES = "mcis.platform.config.training"
+"""What computes of them how many updates a training has."""
+_MADE_WITH = ("torch", "pillow", "timm", "pydensecrf2")
 _PACKAGES = ("torch", "torchvision", "ray", "mlflow", "numpy", "pyarrow", "pillow", "pydensecrf2")
 _ENTRY = re.compile(r"mcis(\.\w+)+:\w+")
 """An entry of a table that is imported when it is first asked for."""
@@ -64,7 +67,8 @@ def code_of(module: str) -> str:
     waiting = [module]
     while waiting:
         name = waiting.pop()
-        if name not in reached and _file(name) and not name.startswith(_COMPUTE_NOTHING):
+        computes = name == _SCHEDULES or not name.startswith(_COMPUTE_NOTHING)
+        if name not in reached and _file(name) and computes:
             reached.add(name)
             waiting += _parsed(name)[1]
     lines = [f"{name} {_parsed(name)[0]}" for name in sorted(reached)] + list(_of_packages())
@@ -138,7 +142,8 @@ def made_with(module: str, device: str | None) -> dict[str, str | None]:
         module: of mcis, that makes it.
         device: None where no network has a part in it.
     """
-    return {"code": code_of(module), "torch": importlib.metadata.version("torch"), "device": device}
+    packages = {name: importlib.metadata.version(name) for name in _MADE_WITH}
+    return {"code": code_of(module), "device": device, **packages}
 
 
 def project_version() -> str:

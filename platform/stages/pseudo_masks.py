@@ -179,7 +179,7 @@ def inputs(config: Config, context: RunContext) -> Any:
     if config.supervision == "full":
         files = file_stamps(rows["mask_uri"])
     elif _reads_saliency(config, rows):
-        files = file_stamps(rows["saliency_uri"]), rows["saliency_uri"].is_null().to_pylist()
+        files = file_stamps(rows["saliency_uri"])
     return config.data.max_side, files, file_stamps(rows[CORRECTED])
 
 

@@ -51,9 +51,9 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """The content of the file of weights that are taken over, or that training starts from."""
+    """The content of the file of weights that are taken over, or that training starts from; whether it is validated."""
     path = classifier_file(config) or classifier_weights(config, context.workspace)
-    return path and content_digest(path)
+    return path and content_digest(path), config.classifier.val_every == 0
 
 
 def run(config: Config, context: RunContext) -> StageResult:

@@ -57,7 +57,8 @@ def run(config: Config, context: RunContext) -> StageResult:
     network = config, context.inputs["train_classifier"], len(context.classes), config.compute.gpu
     embedded, outputs = part / EMBEDDED, _outputs(config, context, rows)
     shards = shards_of(len(rows), config.compute.shard_rows)
-    if any(name.startswith("part-") and name not in shards for name in names_in(embedded / "single")):
+    made = [name for table in ("single", VECTORS) for name in names_in(embedded / table)]
+    if any(name.startswith("part-") and name not in shards for name in made):
         remove(embedded)  # of another division, as are the features and vectors beside it
     _map(config, embed_rows(rows), Embed, (*network, outputs, embedded), embedded / "single", "embed")
     copy_folder(embedded / "single", part / "single")

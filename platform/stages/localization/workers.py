@@ -97,7 +97,7 @@ class Embed:
             write_rows(self.folder / "selves", rows["first_map"][0].as_py(), np.concatenate(kept["selves"]))
         if self.vectors:
             vectors = pa.table({"image_id": rows["image_id"], "vector": list(np.concatenate(kept[VECTORS]))})
-            write_table(self.folder / VECTORS / f"part-{first:010d}-{first + len(rows):010d}.parquet", vectors)
+            write_table(self.folder / VECTORS / f"part-{first:08d}-{first + len(rows):08d}.parquet", vectors)
         return pa.concat_tables(parts)
 
     def _batch(self, rows: pa.Table, kept: dict[str, list[NDArray[Any]]]) -> pa.Table:
