@@ -278,9 +278,7 @@ def test_a_job_whose_answer_is_lost_is_submitted_once(dashboard: Dashboard, tmp_
     assert dashboard.submissions == 1
 
 
-def test_a_job_that_ended_with_its_head_is_told_and_the_same_command_starts_anew(
-    dashboard: Dashboard, tmp_path: Path
-) -> None:
+def test_a_job_that_ended_with_its_head_is_told_and_begun_anew(dashboard: Dashboard, tmp_path: Path) -> None:
     dashboard.known = False
     with dashboard.up() as address:
         with pytest.raises(UserError, match=r"tells nothing of job raysubmit_1 any more: .* does not exist"):

@@ -7,12 +7,12 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from mcis.datasets.classes import IGNORE
 from mcis.datasets.images.decode import resize_labels
 
 CROP_DRAWS = 4
 """Random numbers that a crop takes: scale, mirror, top, left."""
 _PADDING = (124, 116, 104)  # ImageNet's mean color
-_IGNORE = 255
 
 
 class Crop(NamedTuple):
@@ -51,7 +51,7 @@ def random_crop(
     if mirror and draws[1] < 0.5:
         rgb, labels = rgb[:, ::-1], labels[:, ::-1]
     image_crop = np.full((size, size, 3), _PADDING, np.uint8)
-    labels_crop = np.full((size, size), _IGNORE, np.uint8)
+    labels_crop = np.full((size, size), IGNORE, np.uint8)
     from_rows, to_rows = _overlap(height, size, draws[2])
     from_columns, to_columns = _overlap(width, size, draws[3])
     image_crop[to_rows, to_columns] = rgb[from_rows, from_columns]

@@ -218,9 +218,7 @@ def _map_on_gpus(
                 waiting.appendleft(str(name))
                 started, dropped = started - 1, dropped + 1
                 continue
-            except (
-                ray.exceptions.ActorUnavailableError
-            ):  # its node may be lost: Ray starts it on another or gives it up
+            except ray.exceptions.ActorUnavailableError:  # its node may be lost: Ray starts another or gives it up
                 waiting.extendleft([name] if name else [])
                 time.sleep(_PAUSE)
             except deaths() as death:
@@ -266,7 +264,7 @@ class _GpuProcess:
 
 
 class _ShardMapper:
-    """Computes and writes shards of a table; makes its worker with the first of them.
+    """Computes shards of a table; makes its worker with the first of them.
 
     Args:
         parts: a reference to the work and to that of the table.
@@ -278,11 +276,6 @@ class _ShardMapper:
         work, self.table = ray.get(parts[0])
         self.work: _Work = work
         self.worker: Worker | None = None
-
-    def map_shard(self, name: str, shard: ShardRows) -> int:
-        """Maps and writes a shard; returns how many rows it has."""
-        write_table(self.work.folder / name, self.map_rows(shard))
-        return shard.rows
 
     def map_rows(self, part: ShardRows) -> pa.Table:
         """The output of some rows."""
@@ -304,7 +297,10 @@ _mapper = functools.lru_cache(maxsize=1)(_ShardMapper)
 
 
 def _map_shard(parts: tuple[Any], name: str, shard: ShardRows) -> int:
-    return _mapper(parts).map_shard(name, shard)
+    """Maps and writes a shard; returns how many rows it has."""
+    mapper = _mapper(parts)
+    write_table(mapper.work.folder / name, mapper.map_rows(shard))
+    return shard.rows
 
 
 def _map_rows(parts: tuple[Any], part: ShardRows) -> pa.Table:

@@ -81,9 +81,7 @@ def test_every_position_of_a_crop_is_taken(side: int, positions: int) -> None:
 
 @quick
 @given(st.integers(2, 9), st.integers(2, 9), st.sampled_from([0.5, 0.7, 1.3, 2.0]), st.booleans())
-def test_scaled_crops_are_bilinear_and_their_labels_nearest(
-    height: int, width: int, scale: float, mirrored: bool
-) -> None:
+def test_scaled_crops_are_bilinear_and_labels_nearest(height: int, width: int, scale: float, mirrored: bool) -> None:
     """Against the triangle filter and nearest centers in float64; the crop is as large as the scaled image."""
     rng = np.random.default_rng(height * 10 + width)
     rgb = rng.integers(0, 256, (height, width, 3)).astype(np.uint8)

@@ -148,9 +148,7 @@ def test_many_files_are_asked_for_in_their_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["absent", ".", "pipe", "a\0b", "loop", "x" * 300])
-def test_what_says_something_of_the_file_is_not_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
-) -> None:
+def test_what_tells_of_the_file_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def never(act: Callable[[], object]) -> None:
         raise AssertionError("tried again")
 

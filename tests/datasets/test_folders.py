@@ -105,9 +105,7 @@ def test_what_is_sent_is_fetched_elsewhere(
 
 
 @pytest.mark.slow
-def test_small_files_are_fetched_together(
-    bucket: pafs.FileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_small_files_come_together(bucket: pafs.FileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(bucket)
     for name, size in (("runs/a/run.json", 10), ("runs/b/run.json", 10), ("runs/a/report.html", 1000)):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -135,9 +133,7 @@ def test_rows_of_a_table_in_a_bucket_are_found(
     assert rows["image_id"].to_pylist() == ["2-1"]
 
 
-def test_a_bucket_that_says_nothing_is_not_waited_for(
-    place: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: None
-) -> None:
+def test_a_mute_bucket_is_not_waited_for(place: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: None) -> None:
     """It takes connections and never answers; pyarrow alone would wait for minutes, eight times."""
     asked: list[Callable[[Path], object]] = [
         folders.names_in,

@@ -136,9 +136,7 @@ WAYS: list[dict[str, Any]] = [
 
 @quick
 @given(matrices(), st.sampled_from(WAYS), st.integers(0, 9))
-def test_what_fewer_related_images_make_is_the_first_of_what_more_make(
-    matrix: Matrix, how: dict[str, Any], seed: int
-) -> None:
+def test_fewer_related_images_are_the_first_of_more(matrix: Matrix, how: dict[str, Any], seed: int) -> None:
     tags, source = Tags.of_matrix(matrix), np.arange(len(matrix)) % 3 == 0
     if how.get("related_by") == "nearest":
         alike = np.random.default_rng(seed).integers(-1, 2, (len(matrix), 3))  # whole numbers make many ties

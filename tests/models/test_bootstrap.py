@@ -39,9 +39,7 @@ def mean_iou(of: Overlaps, images: Sequence[int]) -> float:
 
 @quick
 @given(seeds, st.integers(2, 12), st.integers(1, 4), st.integers(1, 4), st.booleans())
-def test_seeds_are_drawn_beside_the_images_of_each_resample(
-    seed: int, images: int, one: int, other: int, paired: bool
-) -> None:
+def test_seeds_are_drawn_beside_images(seed: int, images: int, one: int, other: int, paired: bool) -> None:
     """Against loops: a seed for each turn but one, the same images for every seed, and the mean of their mIoU."""
     rng = np.random.default_rng(seed)
     predictions = [[drawn_overlaps(rng, images, 3) for _ in range(count)] for count in (one, one if paired else other)]
@@ -137,7 +135,7 @@ def test_intervals_over_seeds_hold_no_difference_about_as_often_as_they_say(coun
 
 
 @pytest.mark.parametrize(("one", "other", "paired"), [((2, 4, 3), (3, 4, 3), True), ((2, 4, 3), (2, 5, 3), False)])
-def test_other_seeds_of_a_pair_and_other_images_are_refused(
+def test_other_seeds_of_a_pair_or_images_are_refused(
     one: tuple[int, ...], other: tuple[int, ...], paired: bool
 ) -> None:
     shapes = [Overlaps(*(np.ones(shape, int) for _ in range(3))) for shape in (one, other)]

@@ -9,9 +9,7 @@ from mcis.models.dropout import SampleDropout, number_samples
 
 # 80,000 draws of values have a deviation of 0.0015 in their share, 2,000 of channels one of 0.01.
 @pytest.mark.parametrize(("shape", "channels", "atol"), [((50, 40, 40), False, 0.005), ((2000, 2, 3), True, 0.04)])
-def test_a_share_is_dropped_and_the_rest_keeps_the_mean(
-    shape: tuple[int, int, int], channels: bool, atol: float
-) -> None:
+def test_a_share_is_dropped_and_the_mean_stays(shape: tuple[int, int, int], channels: bool, atol: float) -> None:
     layer = SampleDropout(0.25, channels=channels)
     layer.numbers = [3, 4]
     dropped = layer(torch.ones(2, *shape))

@@ -162,9 +162,7 @@ def test_a_released_map_counts_where_the_sigmoid_of_its_mean_is_above_a_tenth(me
 
 @quick
 @given(seeds, side, side, st.integers(1, 7), st.integers(1, 7), st.sampled_from(sorted(SCALES)))
-def test_scores_are_maps_at_the_pixels_then_scaled(
-    seed: int, h: int, w: int, height: int, width: int, scale: str
-) -> None:
+def test_scores_are_maps_at_pixels_then_scaled(seed: int, h: int, w: int, height: int, width: int, scale: str) -> None:
     """Where positions divide the image into equal parts, this is torch's bicubic resizing."""
     maps = torch.from_numpy(np.random.default_rng(seed).normal(0, 3, (2, h, w)))
     got = score_maps(maps, pixel_grids(h, w), scale, height, width)

@@ -118,9 +118,7 @@ def of_code(scores: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_run_is_the_same_there_and_another_machine_finds_it(
-    bucket: dict[str, str], on_disk: str, tmp_path: Path
-) -> None:
+def test_a_run_is_the_same_there_and_found_elsewhere(bucket: dict[str, str], on_disk: str, tmp_path: Path) -> None:
     workspace = "s3://bucket/one"
     said(run_in(workspace), bucket | {"MCIS_COPIES": str(tmp_path / "first")}, tmp_path)
     assert scores_in(bucket, workspace) == on_disk

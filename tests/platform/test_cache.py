@@ -92,9 +92,7 @@ def test_the_least_recently_used_cache_is_removed(context: RunContext, tmp_path:
     assert folders(context) == {used.name, new.name, notes.name}, "what no run made is not a cache"
 
 
-def test_a_part_that_another_run_is_making_stays_and_one_left_half_made_goes(
-    context: RunContext, tmp_path: Path
-) -> None:
+def test_a_part_in_the_making_stays_and_one_left_half_made_goes(context: RunContext, tmp_path: Path) -> None:
     part = context.workspace.cache / f"squash{SIZE}-{'0' * 16}.part"
     part.mkdir()
     (part / "part-00000000-00000010.arrow").write_bytes(bytes(10 * image_bytes(SIZE)))
@@ -114,9 +112,7 @@ def test_a_part_that_another_run_is_making_stays_and_one_left_half_made_goes(
     assert folders(context) == {second.name, third.name}
 
 
-def test_a_cache_is_not_made_of_a_file_that_was_replaced_and_is_once_it_is_back(
-    context: RunContext, tmp_path: Path
-) -> None:
+def test_a_cache_is_not_made_of_a_file_that_was_replaced_until_it_is_back(context: RunContext, tmp_path: Path) -> None:
     rows = pictures(tmp_path / "images", "a", 3)
     path = Path(rows["uri"][1].as_py())
     content = path.read_bytes()

@@ -168,9 +168,7 @@ def test_a_recipe_without_weights_offline_says_which_file_to_put_where(
     assert "weights.backbone=PATH" in done.output
 
 
-def test_a_run_says_what_to_expect_before_ray_starts(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_says_what_to_expect_at_first(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_ray(*given: object, **named: object) -> None:
         raise UserError("here Ray would start", "", "")
 

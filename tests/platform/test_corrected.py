@@ -41,9 +41,7 @@ def test_a_mask_is_named_after_the_image_id_or_after_its_file_where_no_other_has
         found("b.png")
 
 
-def test_an_image_whose_mask_is_corrected_is_scored_no_more_although_its_maps_are_the_same(
-    small: Any, tmp_path: Path
-) -> None:
+def test_an_image_with_a_corrected_mask_is_scored_no_more_although_maps_stay(small: Any, tmp_path: Path) -> None:
     assert small.run("scored", until="localize").scores[0].images == 24
     name = "train_000003.png"
     (tmp_path / name).write_bytes((small.root / "SegmentationClassAug" / name).read_bytes())

@@ -299,9 +299,7 @@ def test_a_run_s_page_scores_each_image_as_the_run_did(browser: "Chrome", ended:
 
 
 @pytest.mark.slow
-def test_a_click_shows_the_images_that_maps_were_made_with(
-    browser: "Chrome", small: Any, ended: pipeline.RunResult
-) -> None:
+def test_a_click_shows_the_images_that_made_a_map(browser: "Chrome", small: Any, ended: pipeline.RunResult) -> None:
     page = ended.context.folder.report
     made = relations_of_run(small.settings(*MANY).config, ended.context)
     assert made is not None

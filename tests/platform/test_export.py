@@ -180,9 +180,7 @@ def test_objects_of_coco_are_the_labels_for_others_and_for_import(
 
 
 @pytest.mark.filterwarnings("ignore:OpenCV")
-def test_polygons_of_yolo_are_the_labels_to_the_pixel(
-    labelled: tuple[Workspace, list[np.ndarray]], tmp_path: Path
-) -> None:
+def test_polygons_of_yolo_are_labels_to_the_pixel(labelled: tuple[Workspace, list[np.ndarray]], tmp_path: Path) -> None:
     read: Any = importlib.import_module("supervision").DetectionDataset.from_yolo
     export(labelled[0], "made", "predictions", tmp_path / "yolo", "yolo")
     for folder, mask in zip(("p", ""), labelled[1], strict=True):

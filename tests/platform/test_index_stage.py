@@ -80,9 +80,7 @@ def test_an_error_of_the_disk_ends_the_stage_unfinished_and_is_no_verdict(
     assert indexed(photos)[:2] == (all_but(), {})
 
 
-def test_a_file_that_changes_meanwhile_is_opened_again(
-    photos: Path, ray_local: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_changes_is_opened_again(photos: Path, ray_local: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def changing(max_pixels: int, rows: pa.Table) -> pa.Table:
         verified = open_images(max_pixels, rows)
         for uri in rows["uri"].to_pylist():

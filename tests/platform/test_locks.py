@@ -123,9 +123,7 @@ def test_a_file_system_without_locks_is_the_users_error(
     assert "mounted with locks" in caught.value.remedy
 
 
-def test_whoever_has_just_taken_a_lock_is_given_time_to_say_so(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_whoever_just_took_a_lock_has_time_to_say_so(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "_LOOK", 0.05)
     with hold_run(workspace, "first"):
         for content in (b"", b"[1]", b'["run first", "here", "x", 1]', b"\xff"):

@@ -75,9 +75,7 @@ def test_the_other_sizes_of_the_recipe_run_whole(ray_local: None, root: Path, tm
 
 
 @pytest.mark.slow
-def test_training_on_kept_features_is_training_on_the_images(
-    kept: pipeline.RunResult, root: Path, tmp_path: Path
-) -> None:
+def test_training_on_kept_features_is_that_on_images(kept: pipeline.RunResult, root: Path, tmp_path: Path) -> None:
     """The same weights and maps to float16's rounding as where the backbone computes every image in every epoch."""
     as_good_as_none = "classifier.color_jitter=[1e-9, 0, 0, 0]"  # what is done to images cannot be kept of features
     afresh = pipeline.run(settings(root, as_good_as_none), Workspace(tmp_path), "afresh", until="localize")
@@ -95,7 +93,7 @@ def test_training_on_kept_features_is_training_on_the_images(
         np.testing.assert_allclose(a.maps, b.maps, atol=0.03 * float(np.abs(b.maps).max()))
 
 
-def test_features_are_kept_of_each_image_and_its_mirror_image_and_standardize_its_channels(
+def test_features_are_kept_of_image_and_mirror_image_and_standardize_channels(
     kept: pipeline.RunResult,
 ) -> None:
     folders = sorted(kept.context.workspace.cache.glob("features-*"))
@@ -110,7 +108,7 @@ def test_features_are_kept_of_each_image_and_its_mirror_image_and_standardize_it
     np.testing.assert_allclose(state["deviation"], np.maximum(everything.std(axis=1), 1e-6), atol=1e-4)
 
 
-def test_masks_have_the_size_at_which_images_are_read_and_are_scored_at_that_of_the_truth(
+def test_masks_have_the_size_of_images_as_read_and_are_scored_at_that_of_the_truth(
     kept: pipeline.RunResult,
 ) -> None:
     masks = read_table(kept.context.inputs["pseudo_masks"] / "masks")

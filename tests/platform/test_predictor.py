@@ -178,9 +178,7 @@ def _runs(process: int) -> bool:
 
 
 @pytest.mark.parametrize("background", ["saliency", "crf"])
-def test_pseudo_masks_have_the_size_at_which_their_images_are_read(
-    rows: pa.Table, background: str, tmp_path: Path
-) -> None:
+def test_pseudo_masks_have_the_size_of_images_as_read(rows: pa.Table, background: str, tmp_path: Path) -> None:
     assignments = ["data.max_side=40", f"pseudo_masks.background={background}", "pseudo_masks.crf.iterations=1"]
     config = resolve("voc", "small", assignments=assignments).config
     maps = np.zeros((1, 8, 8), np.float32)

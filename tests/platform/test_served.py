@@ -81,9 +81,7 @@ def run(trained: Callable[..., Path], scored: Callable[..., Path], tmp_path: Pat
     return folder
 
 
-def test_a_network_in_a_folder_predicts_what_its_run_does(
-    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_network_in_a_folder_predicts_as_its_run(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """To the bit, before and after the CRF; by a folder or the hub's, written again, and by the command."""
     command, out = CliRunner(), tmp_path / "mine"
     named = ["--workspace", str(run.parent.parent), "--name", run.name]

@@ -102,9 +102,7 @@ def test_crawled_images_train_both_networks(ray_local: None, drawn: tuple[Path, 
 
 
 @pytest.mark.slow
-def test_single_label_images_are_trained_on_and_localized(
-    ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path
-) -> None:
+def test_single_label_images_are_used(ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path) -> None:
     root, listing = drawn
     single = extra(tmp_path / "train", drawn, 9)
     table = tmp_path / "folders.txt"

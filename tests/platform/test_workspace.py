@@ -107,9 +107,7 @@ def into_sqlite(folder: Path) -> None:
     ],
     ids=["sqlite", "torch", "pyarrow"],
 )
-def test_a_full_disk_is_known_by_whatever_error_a_library_makes_of_it(
-    full_disk: Path, write: Callable[[Path], None]
-) -> None:
+def test_a_full_disk_is_known_by_any_librarys_error(full_disk: Path, write: Callable[[Path], None]) -> None:
     with pytest.raises(UserError, match=rf"no space left on the disk of {full_disk}"), disk_errors(full_disk):
         write(full_disk)
     with pytest.raises(ValueError, match="no disk"), disk_errors(full_disk):
