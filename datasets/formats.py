@@ -1,4 +1,4 @@
-"""Data sets of other tools (COCO, YOLO, class folders, Hugging Face) -> a table for the source `tags`, and label masks.
+"""Data sets of other tools (FORMATS) -> a table for the source `tags`, and label masks.
 
 They come from others: a value may be missing or absurd, and what they name may lie anywhere.
 """
@@ -14,6 +14,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+from xml.etree import ElementTree
 
 import numpy as np
 from numpy.typing import NDArray
@@ -205,9 +207,7 @@ def _coco_pixels(outline: Any, size: tuple[int, int], height: int, width: int) -
     """Polygons or run lengths -> pixels; ValueError where they are damaged, or of another size than the image."""
     of_runs = tuple(outline["size"]) if isinstance(outline, dict) else size
     if not size == of_runs == (height, width):
-        raise ValueError(
-            f"{(height, width)} pixels turned upright; annotations are of {size}, run lengths of {of_runs}"
-        )
+        raise ValueError(f"{(height, width)} pixels upright; annotations are of {size}, run lengths of {of_runs}")
     if isinstance(outline, dict):
         return _pixels_of_runs(outline["counts"], height, width)
     # Cut to the image, since the memory that they take grows with their lengths.
@@ -270,7 +270,7 @@ def _yolo(source: Path, images: Path | None, link: Path, split: str, left: Left)
 def _polygon_pixels(corners: NDArray[np.float64], height: int, width: int) -> NDArray[np.bool_]:
     """A polygon (N, 2) of x and y in 0..1 -> its pixels and those of its border, as YOLO's trainers fill it."""
     picture = Image.new("1", (width, height))
-    at = np.clip(corners * (width, height), 0, (width - 1, height - 1))
+    at = np.clip(np.floor(corners * (width, height)), 0, (width - 1, height - 1))
     ImageDraw.Draw(picture).polygon([(x, y) for x, y in at.tolist()], fill=1)
     return np.array(picture)
 
@@ -321,5 +321,36 @@ def _huggingface(source: Path, images: Path | None, link: Path, split: str, left
     return link, photos
 
 
-FORMATS = {"coco": _coco, "yolo": _yolo, "folders": _folders, "huggingface": _huggingface}
+def _cvat(source: Path, images: Path | None, link: Path, split: str, left: Left) -> Found:
+    """CVAT's XML `CVAT for images`, with tags, boxes, polygons; its images lie beside it, or in the folder `images`"""
+    photos: Photos = {}
+    for image in ElementTree.fromstring(source.read_bytes()).iter("image"):
+        sides, things = [float(image.attrib["width"]), float(image.attrib["height"])], list[Thing]()
+        for each in image:
+            corners = np.array([point.split(",") for point in each.get("points", "0").split(";")], float) / sides
+            draw = functools.partial(_polygon_pixels, corners) if each.tag == "polygon" else None
+            things.append(Thing(each.attrib["label"].strip(), draw))
+        photos.setdefault(image.attrib["name"], []).extend(things)
+    return (images or source.parent).resolve(), photos
+
+
+def _labelstudio(source: Path, images: Path | None, link: Path, split: str, left: Left) -> Found:
+    """Label Studio's JSON, with choices, rectangles, polygons or brushes; `images` is the folder of its images"""
+    folder, photos = (images or source.parent).resolve(), Photos()
+    for task in json.loads(source.read_bytes()):
+        url = urlsplit(task["data"]["image"])
+        path = unquote(url.query.partition("d=")[2] or url.path).lstrip("/")
+        ends = [path.split("/", n)[-1] for n in range(path.count("/") + 1)]  # uploads begin with 8 digits and -
+        name = next((end for end in [*ends, ends[-1].partition("-")[2]] if end and (folder / end).is_file()), ends[-1])
+        *others, last = [each for each in task["annotations"] if not each.get("was_cancelled")] or [{"result": []}]
+        left["earlier annotation(s) of a photograph"] += len(others)
+        photos.setdefault(name, [])
+        for each in last["result"]:
+            corners = np.array(each["value"].get("points", ()), float) / 100
+            draw = functools.partial(_polygon_pixels, corners) if each["type"] == "polygonlabels" else None
+            photos[name] += (Thing(tag.strip(), draw) for tag in each["value"].get(each["type"], ()))
+    return folder, photos
+
+
+FORMATS = dict(coco=_coco, yolo=_yolo, cvat=_cvat, labelstudio=_labelstudio, folders=_folders, huggingface=_huggingface)
 """What reads a data set: its place, the folder of images, where copies go, the split, a counter of what is left out."""

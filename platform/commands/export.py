@@ -34,8 +34,8 @@ def export(
 
 
 def import_data_set(
-    format: Annotated[str, typer.Argument(help="coco, yolo, folders or huggingface.")],
-    source: Annotated[Path, typer.Argument(help="COCO's JSON file, or the folder of the data set.")],
+    format: Annotated[str, typer.Argument(help="coco, yolo, cvat, labelstudio, folders, huggingface.")],
+    source: Annotated[Path, typer.Argument(help="The file or folder of the data set.")],
     out: Annotated[Path, typer.Option(help="Folder for photos.csv, links to the images, and masks.")],
     images: Annotated[Path | None, typer.Option(help="Folder of the images, where they lie elsewhere.")] = None,
     split: Annotated[str, typer.Option(help="train, val or test; others that are in the table stay.")] = "train",

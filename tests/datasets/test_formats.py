@@ -128,6 +128,34 @@ def test_a_photograph_in_two_class_folders_has_both_tags(coco: Path, tmp_path: P
         import_data_set("folders", tmp_path / "all", tmp_path / "of splits")
 
 
+CVAT = """<?xml version="1.0"?><annotations><version>1.1</version><meta/>
+<image id="0" name="a.png" width="30" height="20"><tag label="cat" source="manual"><attribute name="x">1</attribute>
+</tag><box label="dog" xtl="1" ytl="2" xbr="9" ybr="9"/></image><image id="1" name="b.png" width="30" height="20">
+<polygon label="dog" points="2.0,2.0;11.5,2.0;11.5,11.5;2.0,11.5"/></image></annotations>"""
+
+
+def test_tags_and_polygons_of_cvat(coco: Path, tmp_path: Path) -> None:
+    (tmp_path / "annotations.xml").write_text(CVAT)
+    import_data_set("cvat", tmp_path / "annotations.xml", tmp_path / "out")
+    (tags, mask), (dog, square) = tags_and_masks(tmp_path / "out").values()
+    assert (tags, mask, dog) == (["cat", "dog"], None, ["dog"])
+    expected = np.zeros((20, 30))
+    expected[2:12, 2:12] = 2
+    np.testing.assert_array_equal(square, expected)
+
+
+def test_tags_of_label_studio_are_those_of_the_last_annotation_that_counts(coco: Path, tmp_path: Path) -> None:
+    """By a path of its local storage, and by the name of an upload, which begins with eight digits or letters."""
+    said = [{"result": [{"type": "choices", "value": {"choices": tags}}]} for tags in (["dog"], ["cat", "dog"])]
+    places = ("/data/local-files/?d=set/a.png", "/data/upload/7/0f3a9b2c-b.png")
+    tasks: Any = [{"data": {"image": place}, "annotations": said[:n]} for n, place in enumerate(places, 1)]
+    tasks[1]["annotations"].append({"was_cancelled": True, "result": said[0]["result"]})
+    (tmp_path / "tasks.json").write_text(json.dumps(tasks))
+    told = import_data_set("labelstudio", tmp_path / "tasks.json", tmp_path / "out", images=tmp_path)
+    assert "left out 1 earlier annotation(s) of a photograph" in told[1]
+    assert [tags for tags, _ in tags_and_masks(tmp_path / "out").values()] == [["dog"], ["cat", "dog"]]
+
+
 @pytest.mark.parametrize("labels", [[1, 0], [[0, 1], []], ["cat", "dog"]], ids=["one", "several", "text"])
 def test_a_data_set_of_hugging_face(coco: Path, tmp_path: Path, labels: list[Any]) -> None:
     hf = library("datasets")

@@ -150,9 +150,7 @@ def assert_imported(folder: Path, masks: list[np.ndarray]) -> None:
         np.testing.assert_array_equal(again, np.where(mask == 255, 0, mask))
 
 
-def test_objects_of_coco_are_the_labels_for_others_and_for_import(
-    labelled: tuple[Workspace, list[np.ndarray]], tmp_path: Path
-) -> None:
+def test_objects_of_coco_are_labels_for_all(labelled: tuple[Workspace, list[np.ndarray]], tmp_path: Path) -> None:
     importlib.import_module("mcis.models.torchvision_ops")  # before torchvision, which it makes importable
     from pycocotools.coco import COCO
     from pycocotools.cocoeval import COCOeval
@@ -205,6 +203,10 @@ def test_polygons_of_yolo_are_labels_to_the_pixel(labelled: tuple[Workspace, lis
             fill = ("cat", "sea lion").index(value["polygonlabels"][0]) + 1
             ImageDraw.Draw(twice).polygon([(x, y) for x, y in points.round().tolist()], fill=fill)
         np.testing.assert_array_equal(np.array(twice)[::2, ::2], np.where(mask == 255, 0, mask))
+    done = [task | {"annotations": task["predictions"]} for task in tasks]
+    (tmp_path / "done.json").write_text(json.dumps(done))
+    import_data_set("labelstudio", tmp_path / "done.json", tmp_path / "back", images=tmp_path / "tasks")
+    assert_imported(tmp_path / "back", labelled[1])
     labels = ElementTree.parse(tmp_path / "tasks" / "labels.xml").findall("PolygonLabels/Label")
     assert [each.get("value") for each in labels] == ["cat", "sea lion"]
     with pytest.raises(UserError, match="format coco of network"):
@@ -279,7 +281,7 @@ def test_an_exported_network_gives_the_predictors_labels_without_the_project(
 
 
 @pytest.mark.parametrize("network", ["largefov", pytest.param("pyramid", marks=pytest.mark.slow)])
-def test_an_onnx_network_gives_the_exported_ones_labels_at_any_size(
+def test_an_onnx_network_gives_the_same_labels_at_any_size(
     trained: Callable[..., Path], tmp_path: Path, network: str
 ) -> None:
     run = trained(5, *NETWORKS[network])
