@@ -122,20 +122,14 @@ def falls_behind(scores: Sequence[Score], config: Config, context: RunContext) -
 
 
 def rows_with_truth(context: RunContext, split: str, notes: list[str], *, tagged: bool) -> pa.Table:
-    """The images of a split that have ground truth, with their `position` in it; a note where there are none. UserError
-    where some masks that the index names are missing, but not all."""
+    """The images of a split that have a ground-truth mask, with their `position` in it; notes say where there is none,
+    and which masks that the index names are gone."""
     rows = split_rows(context, split, tagged=tagged)
     rows = rows.append_column("position", pa.array(np.arange(len(rows)), pa.int64()))
     named = rows.filter(pc.is_valid(rows["mask_uri"]))
-    stamps_of_masks = stamps(named["mask_uri"].to_pylist())
-    if not any(stamps_of_masks):
+    there = pa.array([stamp is not None for stamp in stamps(named["mask_uri"].to_pylist())], pa.bool_())
+    if gone := named.filter(pc.invert(there))["mask_uri"].to_pylist():
+        notes.append(f"{len(gone)} of {len(named)} ground-truth masks of split {split} are gone: {shown(gone)}")
+    if len(gone) == len(named):
         notes.append(f"nothing of split {split} is scored: there are no ground-truth masks")
-        return rows.slice(0, 0)
-    missing = [uri for uri, stamp in zip(named["mask_uri"].to_pylist(), stamps_of_masks, strict=True) if not stamp]
-    if missing:
-        raise UserError(
-            f"{len(missing)} of {len(named)} ground-truth masks of split {split} are missing: {shown(missing)}",
-            "every mask that the index names",
-            "add them, or move all masks away to go on without scores",
-        )
-    return named
+    return named.filter(there)
