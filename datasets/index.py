@@ -23,9 +23,7 @@ INDEX_SCHEMA = pa.schema(
     [
         pa.field("image_id", pa.string(), nullable=False, metadata={"about": "name, unique in the index"}),
         pa.field("uri", pa.string(), nullable=False, metadata={"about": "absolute path of the image file, or URI"}),
-        pa.field(
-            "domain", pa.string(), nullable=False, metadata={"about": "target, source (single-label images) or web"}
-        ),
+        pa.field("domain", pa.string(), nullable=False, metadata={"about": "target, source (single-label) or web"}),
         pa.field("split", pa.string(), nullable=False, metadata={"about": "train, val or test"}),
         pa.field("tags", pa.list_(pa.uint16()), nullable=False, metadata={"about": "class indices from 0, ascending"}),
         pa.field("height", pa.int32(), nullable=False, metadata={"about": "pixels, orientation applied"}),

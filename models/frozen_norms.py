@@ -43,10 +43,7 @@ class _AppliedAct(FrozenBatchNormAct2d):
         return activated
 
 
-_APPLIED: dict[type[nn.Module], type[nn.Module]] = {
-    FrozenBatchNorm2d: _Applied,
-    FrozenBatchNormAct2d: _AppliedAct,
-}
+_APPLIED: dict[type[nn.Module], type[nn.Module]] = {FrozenBatchNorm2d: _Applied, FrozenBatchNormAct2d: _AppliedAct}
 
 
 class _Uses(TorchDispatchMode):

@@ -95,13 +95,7 @@ def multi_round(
 
 
 def contrastive_round(
-    query: Tensor,
-    others: Tensor,
-    w_b: Tensor,
-    values: Tensor,
-    bias: Tensor | None,
-    *,
-    form: AffinityForm = "bilinear",
+    query: Tensor, others: Tensor, w_b: Tensor, values: Tensor, bias: Tensor | None, *, form: AffinityForm = "bilinear"
 ) -> Tensor:
     """The target's contrastive activations of one class with each of other images (Eq. 7-10; section 4.5).
 

@@ -36,11 +36,7 @@ def recall(matrix: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 LABEL_SCORES = Registry[Callable[[NDArray[np.int64]], NDArray[np.float64]]](
-    "scores",
-    {
-        "precision": precision,
-        "recall": recall,
-    },
+    "scores", {"precision": precision, "recall": recall}
 )
 """What is scored beside IoU: confusion matrix (K + 1, K + 1), true by predicted label, background first -> a figure of
 each label in percent, (K + 1,), NaN where it has none; packages add to them by entry points of `mcis.scores`."""

@@ -121,9 +121,7 @@ def read_definition(study: str) -> Definition:
     unknown = sorted({case.against for case in definition.cases if case.against} - set(names))
     if not names or twice or unknown:
         found = f"two cases {', '.join(twice)}" if twice else f"no case {', '.join(unknown)}" if names else "no case"
-        raise UserError(
-            f"{path} has {found}", "cases of different names, and `against` one of them", "correct the file"
-        )
+        raise UserError(f"{path} has {found}", "cases of different names, and `against` one of them", "correct it")
     return definition
 
 

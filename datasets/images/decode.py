@@ -194,17 +194,13 @@ def decode_saliency(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """
     with _opened(data, FORMATS, 1, max_pixels) as image:
         if image.has_transparency_data:
-            raise RejectedImage(
-                f"unsupported: a saliency map with transparency (mode {image.mode}); expected plain gray"
-            )
+            raise RejectedImage(f"unsupported: a saliency map with transparency (mode {image.mode}); expected gray")
         if image.mode == "L":
             return np.array(image)
         rgb = _rgb(image)
         spread = int(np.ptp(rgb, axis=-1).max())
         if spread > _GRAY_TOLERANCE:
-            raise RejectedImage(
-                f"unsupported: a saliency map in color, channels differ by {spread}; expected plain gray"
-            )
+            raise RejectedImage(f"unsupported: a saliency map in color, channels differ by {spread}; expected gray")
         return rgb[..., 1].copy()
 
 

@@ -7,14 +7,5 @@ from mcis.datasets.sources.source import Source
 from mcis.datasets.sources.tagged import TAGS
 from mcis.datasets.sources.voc import VOC
 
-SOURCES = Registry[Source](
-    "sources",
-    {
-        "voc": VOC,
-        "lid": LID,
-        "tags": TAGS,
-        "single": SINGLE,
-        "web": WEB,
-    },
-)
+SOURCES = Registry[Source]("sources", {"voc": VOC, "lid": LID, "tags": TAGS, "single": SINGLE, "web": WEB})
 """By the name of the source; packages add to them by entry points of the group `mcis.sources`."""

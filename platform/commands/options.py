@@ -74,8 +74,7 @@ class Configuration:
     """The arguments and options that say what to run; commands take them as one, see `grouped`."""
 
     setting: Annotated[
-        str | None,
-        typer.Argument(help=f"Image sources: {', '.join(SETTINGS)}, or others of them joined by +."),
+        str | None, typer.Argument(help=f"Image sources: {', '.join(SETTINGS)}, or others of them joined by +.")
     ] = None
     recipe: Annotated[
         str | None,

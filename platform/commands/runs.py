@@ -37,10 +37,7 @@ def runs(
 def gc(
     run: Annotated[
         list[str] | None,
-        typer.Option(
-            "--run",
-            help="Remove this run too, or this study with its trials; give it again for more.",
-        ),
+        typer.Option("--run", help="Remove this run too, or this study with its trials; give it again for more."),
     ] = None,
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
     delete: Annotated[bool, typer.Option("--delete", help="Remove it; without this nothing is changed.")] = False,

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from mcis.datasets.errors import UserError
 from mcis.platform.runs.files import full_disk
 
-IMAGE_AT_FAULT = (
-    "where an image may be the cause, repeat it with --from index, which finds such images and rejects them"
-)
+IMAGE_AT_FAULT = "where an image may be the cause, repeat it with --from index, which finds and rejects such images"
 """What else a user can do whose process died."""
 
 

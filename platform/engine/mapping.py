@@ -155,12 +155,10 @@ def _map_on_cpus(
             except deaths() as death:
                 if reject is None or not isinstance(death, ray.exceptions.WorkerCrashedError):
                     raise _killed(work, name, death) from None
-                yield _map_row_by_row(table, parts, work, name, shards[name], reject)
+                yield _map_by_row(table, parts, work, name, shards[name], reject)
 
 
-def _map_row_by_row(
-    table: pa.Table, parts: tuple[Any], work: _Work, name: str, shard: ShardRows, reject: Reject
-) -> int:
+def _map_by_row(table: pa.Table, parts: tuple[Any], work: _Work, name: str, shard: ShardRows, reject: Reject) -> int:
     """Maps and writes a shard whose processes died, each image in a task, with rejections of those that kill theirs."""
     import ray
 

@@ -28,9 +28,7 @@ MASKS_SCHEMA = pa.schema(
         pa.field("mask", pa.binary(), nullable=False, metadata={"about": "PNG, 255 = ignore: trained on"}),
         pa.field("ignored", pa.float32(), nullable=False, metadata={"about": "fraction of ignored pixels"}),
         pa.field("foreground", pa.float32(), nullable=False, metadata={"about": "fraction of pixels of a class"}),
-        pa.field(
-            "cue", pa.string(), nullable=False, metadata={"about": "of the background: saliency, crf or affinity"}
-        ),
+        pa.field("cue", pa.string(), nullable=False, metadata={"about": "of the background: saliency, crf, affinity"}),
     ]
 )
 LABELS_SCHEMA = pa.schema(

@@ -68,9 +68,7 @@ def open_cases(root: Path, arguments: Sequence[str], *, what: Sequence[Scored]) 
             the runs of a case differ by more than their seed.
     """
     if len(arguments) < 2:
-        raise UserError(
-            f"{len(arguments)} run to compare", "at least two", "name another run: `mcis compare FIRST SECOND`"
-        )
+        raise UserError(f"{len(arguments)} run to compare", "at least two", "name another: `mcis compare FIRST SECOND`")
     texts = [[text.strip() for text in argument.split(",")] for argument in arguments]
     folders = [[_folder(root, text) for text in of_case] for of_case in texts]
     flat = [folder for of_case in folders for folder in of_case]

@@ -130,9 +130,7 @@ both = pytest.mark.parametrize("decode_in", ["threads", "tasks"])
 
 @both
 @pytest.mark.parametrize("world", [1, 2])
-def test_threads_and_tasks_stream_what_a_loop_decodes(
-    drawn: pa.Table, world: int, decode_in: DecodeIn, ray_local: None
-) -> None:
+def test_threads_and_tasks_stream_as_a_loop(drawn: pa.Table, world: int, decode_in: DecodeIn, ray_local: None) -> None:
     for rank in range(world):
         shard = WorkerShard(rank, world, 0, 30)
         found = batches(decoder(drawn, shard), batch=5, shard=shard, decode_in=decode_in, threads=3)
@@ -193,7 +191,7 @@ def test_order_holds_where_the_first_blocks_take_longest(ray_local: None) -> Non
 
 
 @both
-def test_a_file_that_vanishes_ends_the_stream_with_the_users_error(
+def test_a_file_that_vanishes_ends_the_stream_with_an_error(
     drawn: pa.Table, decode_in: DecodeIn, ray_local: None
 ) -> None:
     uris = drawn["uri"].to_pylist()

@@ -167,9 +167,7 @@ BAD_CLASSES = [
 
 
 @pytest.mark.parametrize(("text", "found", "remedy"), BAD_CLASSES, ids=[found for _, found, _ in BAD_CLASSES])
-def test_a_wrong_class_file_is_reported_with_a_remedy(
-    imagenet: Path, tmp_path: Path, text: str, found: str, remedy: str
-) -> None:
+def test_a_wrong_class_file_has_a_remedy(imagenet: Path, tmp_path: Path, text: str, found: str, remedy: str) -> None:
     (tmp_path / "classes").write_text(text)
     with pytest.raises(UserError, match=found) as caught:
         listed(imagenet, classes=tmp_path / "classes")

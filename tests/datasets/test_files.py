@@ -199,7 +199,7 @@ def test_a_file_that_arrives_byte_by_byte_is_asked_for_again_and_then_named(
     assert read_bytes(faulty_s3.uri("/bucket/b")) == b"abc" * 10
 
 
-def test_a_server_that_says_nothing_is_not_waited_for(
+def test_a_mute_server_is_not_waited_for(
     faulty_s3: "FaultyS3", monkeypatch: pytest.MonkeyPatch, no_pauses: None
 ) -> None:
     """It takes connections and never answers; pyarrow alone would wait for 100 s, eight times."""

@@ -118,9 +118,7 @@ def test_small_files_come_together(bucket: pafs.FileSystem, tmp_path: Path, monk
 
 
 @pytest.mark.slow
-def test_rows_of_a_table_in_a_bucket_are_found(
-    bucket: pafs.FileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_in_a_bucket_are_found(bucket: pafs.FileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(bucket) / "store/maps"
     for number in range(3):
         ids = [f"{number}-{n}" for n in range(2)]
@@ -156,7 +154,7 @@ def test_a_mute_bucket_is_not_waited_for(place: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_a_bucket_that_may_not_be_written_is_named(
+def test_a_bucket_without_access_is_named(
     bucket: pafs.FileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "a"

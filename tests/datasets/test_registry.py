@@ -24,9 +24,7 @@ def install(folder: Path, declared: str) -> None:
 
 
 @pytest.mark.parametrize("finder", ["importlib.metadata", "importlib_metadata"])
-def test_entries_of_packages_stand_behind_the_projects_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finder: str
-) -> None:
+def test_entries_of_packages_stand_behind_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finder: str) -> None:
     """Whether Python finds them, or a package that puts a finder and classes of its own in the place of Python's."""
     importlib.import_module(finder)
     monkeypatch.delitem(sys.modules, "birds", raising=False)

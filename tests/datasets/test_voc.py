@@ -131,11 +131,7 @@ WRONG: list[tuple[Change, str, str]] = [
     (line("val.txt", "t2"), r"val_cls\.txt has no line for t2\n", "add the missing lines"),
     (line("train_aug.txt", "t2"), r"image t2 is listed twice in .*/train_aug\.txt", "delete"),
     (line("train_aug.txt", "t0 -1"), r"train_aug\.txt names 1 image\(s\) that are not in .*: t0 -1\n", "take them off"),
-    (
-        lambda root: [line(f"val{c}.txt", "t2")(root) for c in ("", "_cls")],
-        r"t2 is listed in .*/val\.txt and in",
-        "",
-    ),
+    (lambda root: [line(f"val{c}.txt", "t2")(root) for c in ("", "_cls")], r"t2 is listed in .*/val\.txt and in", ""),
     (lambda root: list(map(Path.unlink, (root / "SaliencyMaps").iterdir())), "no saliency map .* for 4 of 4", ""),
     (gone("SaliencyMaps/t2.png"), r"no saliency map in .*/SaliencyMaps for 1 of 4 .*: t2\n", "`saliency`"),
 ]

@@ -100,7 +100,7 @@ def saved_by_safetensors(state: dict[str, Tensor], path: Path) -> Path:
 
 @pytest.mark.parametrize("save", [saved, saved_by_safetensors])
 @pytest.mark.parametrize("name", ["resnet18", VIT])
-def test_timms_weights_fit_and_compute_the_same(
+def test_timms_weights_compute_the_same(
     tmp_path: Path, name: str, save: Callable[[dict[str, Tensor], Path], Path]
 ) -> None:
     """The file of the whole network, classification layers included."""

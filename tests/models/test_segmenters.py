@@ -330,9 +330,7 @@ def test_among_tags_only_these_classes_are_left_and_the_rest_sums_to_one(tags: l
 
 @settings(deadline=None, max_examples=40)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 40), st.integers(1, 40), st.integers(4, 2000))
-def test_labels_are_those_of_probabilities_resized_at_once(
-    rows: int, columns: int, height: int, width: int, strip: int
-) -> None:
+def test_labels_are_of_probabilities_resized_once(rows: int, columns: int, height: int, width: int, strip: int) -> None:
     """In strips of any number of bytes, against all probabilities at the image's size in float64."""
     drawn = np.random.default_rng(rows * 100 + columns).dirichlet(np.ones(3), (rows, columns)).transpose(2, 0, 1)
     planes = torch.from_numpy(np.ascontiguousarray(drawn))

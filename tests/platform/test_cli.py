@@ -155,9 +155,7 @@ def test_bad_input_ends_in_one_message_without_a_traceback(case: str, root: Path
     assert "Traceback" not in done.output
 
 
-def test_a_recipe_without_weights_offline_says_which_file_to_put_where(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_recipe_offline_says_which_file_it_needs(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A proxy that refuses connections is what being offline looks like to the downloader.
     for name in ("https_proxy", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")

@@ -50,8 +50,7 @@ def test_an_index_is_built_shown_and_taken_over_by_a_run(ray_local: None, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
-    [("single", "'DIR'"), ("web", "'DIR'"), ("lid", "'DIR'"), ("tags", "'FILE'"), ("voc", "'DIR'")],
+    ("source", "said"), [("single", "'DIR'"), ("web", "'DIR'"), ("lid", "'DIR'"), ("tags", "'FILE'"), ("voc", "'DIR'")]
 )
 def test_an_index_without_its_location_says_what_is_missing(source: str, said: str, tmp_path: Path) -> None:
     done = runner.invoke(app, ["index", source, "--workspace", str(tmp_path / "ws")], env={"COLUMNS": "200"})

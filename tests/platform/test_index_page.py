@@ -155,9 +155,7 @@ def test_pages_of_few_and_of_many_classes_are_whole(classes: int, parsed: Parsed
 
 
 @pytest.mark.parametrize(("rows", "words"), [([], ["No picture is shown."]), ([{"tags": []}], ["Without a tag"])])
-def test_an_index_that_lacks_something_yields_a_page_that_says_so(
-    rows: list[dict[str, Any]], words: list[str], parsed: Parsed
-) -> None:
+def test_a_page_says_what_an_index_lacks(rows: list[dict[str, Any]], words: list[str], parsed: Parsed) -> None:
     classes = tuple(f"c{k}" for k in range(30))
     text = parsed(browse_page(index_of(rows), NO_REJECTS, classes, notes=[], title="t")).text
     for word in words:

@@ -128,9 +128,7 @@ def test_the_most_pixels_are_a_key_and_no_verdict(photos: Path, ray_local: None)
     assert indexed(photos, "data.max_pixels=4095")[:2] == (all_but(3), rejects)
 
 
-def test_verdicts_that_are_kept_block_by_block_make_the_same_index(
-    photos: Path, ray_local: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verdicts_of_blocks_make_the_same_index(photos: Path, ray_local: None, monkeypatch: pytest.MonkeyPatch) -> None:
     (photos.parent / "2.png").write_bytes(b"")
     (photos.parent / "6.png").unlink()
     found, stages = [], []

@@ -195,7 +195,7 @@ def folders_of_the_dead() -> set[Path]:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_in_each_of_its_stages_ends_as_if_it_had_not_been(
+def test_a_run_that_is_killed_in_each_stage_ends_as_if_it_had_not(
     root: Path, workspace: Path, undisturbed: Any
 ) -> None:
     """One command, killed as soon as a stage has written a file, and given again; the last time in its report."""
@@ -301,7 +301,7 @@ def test_a_run_whose_server_goes_for_good_ends_well_and_is_sent_once_there_is_on
 
 
 @pytest.mark.slow
-def test_a_second_process_and_gc_are_refused_until_the_first_is_killed_and_what_it_left_stays(
+def test_a_second_process_and_gc_are_refused_until_the_first_is_killed_whose_rest_stays(
     root: Path, tmp_path: Path
 ) -> None:
     workspace = tmp_path / "workspace"

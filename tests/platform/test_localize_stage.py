@@ -94,7 +94,7 @@ def test_a_kill_in_any_mapping_costs_the_unfinished_shards_alone(
     same_tables(context.part, undisturbed.part)
 
 
-def test_shards_of_another_size_leave_no_vectors_behind(
+def test_shards_of_another_size_leave_no_vectors(
     localizable: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nearest, context = "localize.related_by=nearest", localizable.into(tmp_path / "killed")
@@ -106,9 +106,7 @@ def test_shards_of_another_size_leave_no_vectors_behind(
     same_tables(context.part, undisturbed.part)
 
 
-def test_after_a_loss_of_shards_only_these_are_related_again(
-    localizable: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lost_shards_alone_are_related_again(localizable: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The features were gone by then: images are embedded again, rather than maps made of zeros."""
     config, context = localizable.config(), localizable.into(tmp_path / "part")
     other = localizable.into(tmp_path / "other")

@@ -55,9 +55,7 @@ def other(workspace: Workspace, request: pytest.FixtureRequest) -> Iterator[subp
 
 
 @pytest.mark.parametrize("other", ["run"], indirect=True)
-def test_the_second_process_under_a_name_is_refused_until_the_first_is_gone(
-    workspace: Workspace, other: subprocess.Popen[str]
-) -> None:
+def test_a_second_process_under_a_name_is_refused_at_first(workspace: Workspace, other: subprocess.Popen[str]) -> None:
     with pytest.raises(UserError) as caught, hold_run(workspace, "first"):
         pytest.fail("two processes under one name")
     for part in ("run first", f"host {host_name()}", f"process {other.pid}", "since 20"):

@@ -262,9 +262,7 @@ def test_a_process_that_dies_by_chance_costs_nothing(tmp_path: Path, ray_local: 
     assert read_table(tmp_path / "out")["value"].to_pylist() == list(range(23))
 
 
-def test_a_disk_that_is_full_ends_a_mapping_which_the_next_call_goes_on_with(
-    small_disk: Callable[..., Path], ray_local: None
-) -> None:
+def test_a_full_disk_ends_a_mapping_and_the_next_call_goes_on(small_disk: Callable[..., Path], ray_local: None) -> None:
     disk = small_disk("128k")
     (disk / "ballast").write_bytes(bytes(112 * 1024))
 

@@ -80,9 +80,7 @@ def test_masks_overlays_and_shares_of_photographs(trained: Callable[..., Path], 
     assert (out / "labels.csv").read_text().splitlines()[2] == "1,class 0,128,0,0"
 
 
-def test_masks_of_photographs_with_given_tags_hold_no_other_class(
-    trained: Callable[..., Path], photos: Path, tmp_path: Path
-) -> None:
+def test_masks_with_given_tags_hold_no_other_class(trained: Callable[..., Path], photos: Path, tmp_path: Path) -> None:
     """Those of the table, after the CRF as well; what is named beside it may hold any class."""
     run, out = trained(3, "predict.crf.iterations=2"), tmp_path / "out"
     predictor = Predictor.load(run)
@@ -107,9 +105,7 @@ def test_masks_of_photographs_with_given_tags_hold_no_other_class(
         predictor(photos / "a.jpg", tags=["cow"])
 
 
-def test_without_rejects_the_status_is_0_and_a_second_call_replaces(
-    trained: Callable[..., Path], photos: Path, tmp_path: Path
-) -> None:
+def test_without_rejects_the_status_is_0_and_again(trained: Callable[..., Path], photos: Path, tmp_path: Path) -> None:
     run, out = trained(2), tmp_path / "out"
     arguments = [str(photos / "a.jpg"), "--out", str(out), "--set", "predict.crf.iterations=0"]
     assert predict(run, *arguments)[0] == 0
@@ -158,9 +154,7 @@ def test_photographs_are_predicted_at_the_size_of_the_images_that_were_trained_o
     assert Predictor.load(run, assignments).max_side == side
 
 
-def test_the_lines_of_the_documentation_run(
-    trained: Callable[..., Path], photos: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_of_the_docs_run(trained: Callable[..., Path], photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = trained(2)
     run.rename(run.with_name("mine"))
     monkeypatch.chdir(photos)
@@ -176,7 +170,7 @@ def test_the_lines_of_the_documentation_run(
 
 
 @pytest.mark.parametrize("processes", [0, 1])
-def test_a_photograph_of_12_megapixels_stays_within_two_gibibytes(
+def test_a_photograph_of_12_megapixels_takes_two_gib(
     trained: Callable[..., Path], tmp_path: Path, processes: int
 ) -> None:
     """Twenty classes, and noise, on which the CRF takes most: the peak of this process and of those of the CRF."""

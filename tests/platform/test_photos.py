@@ -93,9 +93,7 @@ def test_training_on_kept_features_is_that_on_images(kept: pipeline.RunResult, r
         np.testing.assert_allclose(a.maps, b.maps, atol=0.03 * float(np.abs(b.maps).max()))
 
 
-def test_features_are_kept_of_image_and_mirror_image_and_standardize_channels(
-    kept: pipeline.RunResult,
-) -> None:
+def test_features_are_kept_of_image_and_mirror_image_and_standardize_channels(kept: pipeline.RunResult) -> None:
     folders = sorted(kept.context.workspace.cache.glob("features-*"))
     rows = {len(Features([], folder, (472, 4, 4)).cache.spans): folder for folder in folders}
     features = Features(["?"] * 20, rows[3], (472, 4, 4))  # 20 training images in shards of 8
@@ -108,9 +106,7 @@ def test_features_are_kept_of_image_and_mirror_image_and_standardize_channels(
     np.testing.assert_allclose(state["deviation"], np.maximum(everything.std(axis=1), 1e-6), atol=1e-4)
 
 
-def test_masks_have_the_size_of_images_as_read_and_are_scored_at_that_of_the_truth(
-    kept: pipeline.RunResult,
-) -> None:
+def test_masks_have_the_size_of_images_as_read_and_are_scored_at_that_of_the_truth(kept: pipeline.RunResult) -> None:
     masks = read_table(kept.context.inputs["pseudo_masks"] / "masks")
     sizes = {decode_labels(png.as_py()).shape for column in ("mask", "labels") for png in masks[column]}
     assert {max(size) for size in sizes} == {48}

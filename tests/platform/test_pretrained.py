@@ -20,9 +20,7 @@ from mcis.platform.runs.workspace import Workspace
 
 
 @pytest.mark.parametrize(("network", "key"), [("classifier", "weights.backbone"), ("segmenter", "weights.segmenter")])
-def test_the_errors_of_weights_name_the_keys_of_their_network(
-    tmp_path: Path, network: Literal["classifier", "segmenter"], key: str
-) -> None:
+def test_errors_of_weights_name_the_keys(tmp_path: Path, network: Literal["classifier", "segmenter"], key: str) -> None:
     path = tmp_path / "weights.pth"
     torch.save({"conv1.weight": torch.zeros(1)}, path)
     with pytest.raises(UserError, match="does not fit the backbone") as other_weights:

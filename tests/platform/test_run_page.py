@@ -234,9 +234,7 @@ def test_hostile_names_are_shown_and_do_nothing(data: ReportData, tmp_path: Path
         ({"seconds": {"index": 3.0}, "computed": {"index": True, "localize": False}}, ["localize"]),
     ],
 )
-def test_a_run_that_stopped_early_yields_a_page_that_says_so(
-    changes: dict[str, Any], words: list[str], tmp_path: Path, parsed: Parsed
-) -> None:
+def test_a_page_of_a_run_cut_short(changes: dict[str, Any], words: list[str], tmp_path: Path, parsed: Parsed) -> None:
     page = parsed(write_report(bare(**changes), RunFolder(tmp_path)))
     for word in words:
         assert word in page.text

@@ -119,7 +119,7 @@ def test_single_label_images_are_used(ray_local: None, drawn: tuple[Path, Listin
     assert sum(name.startswith("single/") for name in maps) == 9
 
 
-def test_a_table_without_masks_and_val_ends_in_predictions(
+def test_a_table_without_masks_and_val_is_predicted(
     ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path
 ) -> None:
     _, listing = drawn

@@ -320,9 +320,7 @@ cluster.shutdown()
 
 
 @pytest.mark.slow
-def test_an_elastic_training_goes_on_with_the_workers_that_are_left(
-    tiny: ClassifierLearner, tmp_path: Path, undisturbed: Path
-) -> None:
+def test_an_elastic_training_goes_on_with_fewer(tiny: ClassifierLearner, tmp_path: Path, undisturbed: Path) -> None:
     """Two nodes with a worker each, one of which is lost in step 13: the other goes on alone, with the same batches."""
     task, folder = tmp_path / "task.pickle", tmp_path / "stage"
     folder.mkdir()
