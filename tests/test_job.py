@@ -260,9 +260,7 @@ def dashboard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Dashboard:
     return Dashboard()
 
 
-def test_a_log_is_shown_once_through_connections_that_are_cut(
-    dashboard: Dashboard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_log_is_shown_once_if_cut(dashboard: Dashboard, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dashboard.lines, dashboard.cut = [*LOG, "\tcat\x1b]0;title\x07\n"], {2, 3}
     with dashboard.up() as address:
         assert run_job(address, RUN, COMMAND, tmp_path, minutes=1) == 0

@@ -63,7 +63,7 @@ def _add_command(source: str, about: Source) -> None:
             from mcis.platform.config.resolve import resolve
 
             options = {keys[name]: str(value) for name, value in vars(given).items() if value is not None}
-            resolved = resolve(source, "paper", options, assignments or [])
+            resolved = resolve(source, None, options, assignments or [])
             result = api.run(resolved, run, workspace=workspace, until="index", verbose=verbose)
             _show_index(result.context.workspace, run, noted=result.context.computed["index"])
 

@@ -49,6 +49,15 @@ def test_an_index_is_built_shown_and_taken_over_by_a_run(ray_local: None, tmp_pa
         api.run("voc", "python", **location, vox=root)
 
 
+def test_a_run_takes_over_the_index_of_its_table(ray_local: None, tmp_path: Path) -> None:
+    synthetic.draw(tmp_path, train=2, val=1, size=64, classes=2)
+    rows = "".join(f"JPEGImages/{path.name},x\n" for path in (tmp_path / "JPEGImages").iterdir())
+    (tmp_path / "t.csv").write_text(f"image,tags\n{rows}")
+    for words in (["index", "tags"], ["run", "tags", "--until", "index", "--name", "mine", "--tags"]):
+        done = runner.invoke(app, [*words, str(tmp_path / "t.csv"), "--workspace", str(tmp_path / "ws")])
+    assert "index: is there already" in done.output
+
+
 @pytest.mark.parametrize(
     ("source", "said"), [("single", "'DIR'"), ("web", "'DIR'"), ("lid", "'DIR'"), ("tags", "'FILE'"), ("voc", "'DIR'")]
 )
