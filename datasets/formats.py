@@ -77,6 +77,8 @@ def import_data_set(
     if format not in FORMATS or split not in SPLITS:
         expected = f"one of {', '.join(FORMATS)}, and one of {', '.join(SPLITS)}"
         raise UserError(f"format {format}, split {split}", expected, "choose of these")
+    if not source.exists():
+        raise UserError(f"no {source}", " ".join(str(FORMATS[format].__doc__).split()), "correct the path")
     folder, photos = _read(format, source, images, link, split, left)
     rows = list(csv.DictReader(table.read_text("utf-8").splitlines() if table.exists() else ()))
     if rows and tuple(rows[0]) != _COLUMNS:
@@ -160,7 +162,7 @@ def _check_names(source: Path, names: Sequence[str], wrong: set[str], known: set
     if wrong or not names:
         occur = shown(sorted(known), 20)
         expected = f"names without ; , | of classes that occur ({occur}), the same as in other splits"
-        remedy = f"{nearest(wrong, sorted(known))}choose some by `classes`, or begin with the split that has all"
+        remedy = f"{nearest(wrong, sorted(known))}rename them, choose by `classes`, or begin with the split of all"
         raise UserError(f"{source}: {len(wrong)} class(es): {shown(sorted(wrong))}", expected, remedy)
     check_classes(source, names)
 
@@ -190,7 +192,8 @@ def _coco(source: Path, images: Path | None, link: Path, split: str, left: Left)
     images_by_id = {each["id"]: each for each in content["images"]}
     photos: Photos = {each["file_name"]: [] for each in content["images"]}
     if not len(photos) == len(images_by_id) == len(content["images"]):
-        raise ValueError("an image id or a file_name is there twice")
+        twice = [name for name, n in Left(each["file_name"] for each in content["images"]).items() if n > 1]
+        raise ValueError(f"an image id or a file_name is there twice: {shown(twice)}")
     for each in content.get("annotations", []):
         image, category, outline = images_by_id.get(each["image_id"]), each["category_id"], each.get("segmentation")
         if category not in names:
@@ -242,6 +245,7 @@ def _pixels_of_runs(counts: str | list[int], height: int, width: int) -> NDArray
 def _yolo(source: Path, images: Path | None, link: Path, split: str, left: Left) -> Found:
     """a folder with data.yaml or classes.txt, images/... and labels/...; `images` is that of the split, if data.yaml
     does not say it and it is not images/SPLIT"""
+    source = source.parent if source.is_file() else source
     file, yaml = source / "data.yaml", library("yaml")
     told = yaml.safe_load(file.read_text("utf-8")) if file.exists() else {"names": read_classes(source / "classes.txt")}
     names = told["names"] if isinstance(told["names"], dict) else dict(enumerate(told["names"]))
@@ -255,6 +259,7 @@ def _yolo(source: Path, images: Path | None, link: Path, split: str, left: Left)
         raise ValueError(f"no folders {folder} and {labels}")
     for name in _files(folder, left):
         photos[name], lines = [], (labels / name).with_suffix(".txt")
+        left["label file(s), as there are none: background"] += not lines.exists()
         for line in lines.read_text("utf-8").splitlines() if lines.exists() else ():
             values = np.array(line.split(), float)
             if len(values) < 5 or not np.isfinite(values).all() or values[0] not in names or values[1:5].max() > 2:
@@ -280,7 +285,9 @@ def _folders(source: Path, images: Path | None, link: Path, split: str, left: Le
     photos: Photos = {}
     first: dict[str, str] = {}
     files = _files(source, left)
-    if files and {name.partition("/")[0] for name in files} <= {*SPLITS, "valid", "validation"}:
+    if not any("/" in name for name in files):
+        raise ValueError(f"{len(files)} files lie in no class folder")
+    if {name.partition("/")[0] for name in files} <= {*SPLITS, "valid", "validation"}:
         raise ValueError("folders of splits, not of classes: import each, as train and as val, by itself")
     for name in files:
         if "/" in name:

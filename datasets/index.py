@@ -69,9 +69,7 @@ def merge(first: Listing, *others: Listing) -> Listing:
     where an image is in two of them."""
     table = pa.concat_tables([first.table, *(listing.table for listing in others)])
     if others and (twice := repeated(table["image_id"])):
-        raise UserError(
-            f"{len(twice)} image(s) are in two sources: {shown(twice)}", "each image once", "name each source once"
-        )
+        raise UserError(f"{len(twice)} image(s) in two sources: {shown(twice)}", "each image once", "name each once")
     return Listing(table, first.classes, tuple(note for listing in (first, *others) for note in listing.notes))
 
 

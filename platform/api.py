@@ -7,6 +7,7 @@ print([score.miou for score in mine.scores], mine.context.folder.report)
 made = panel(mine, "photos/0001.jpg")  # made.image, .maps, .pseudo_mask, .prediction
 """
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ def run(
     setting: str | Resolved | None,
     name: str,
     *,
-    workspace: Path | str = "mcis-workspace",
+    workspace: Path | str | None = None,
     recipe: str | None = None,
     config: Path | None = None,
     assignments: Sequence[str] = (),
@@ -53,7 +54,7 @@ def run(
     """
     if not isinstance(setting, Resolved):
         setting = resolve(setting, recipe, location_values(locations), assignments, file=config)
-    opened = Workspace(local_path(str(workspace)))
+    opened = Workspace(local_path(str(workspace or os.environ.get("MCIS_WORKSPACE", "mcis-workspace"))))
     sources = pipeline.check(setting.config, opened, name, until=until)
     if show:
         show(setting.config, sources.look())

@@ -129,14 +129,15 @@ def run(
             found that its output teaches nothing: what was reached by then is scored and reported.
     """
     config, last, problem = resolved.config, _number(until), None
+    if start and _number(start) > last:
+        raise UserError(f"--from {start} --until {until}", "a first stage that is not behind the last", "correct one")
     recompute = STAGE_NAMES[_number(start) :] if start else ()
     if last:  # no network has a part in the index
         check_gpus(config.compute)
     whole = last >= STAGE_NAMES.index("evaluate")
-    kept = bookkept(
+    with bookkept(
         resolved, workspace, name, whole=whole, recompute=bool(recompute), study=study, log_model=log_segmenter
-    )
-    with kept as tracker:
+    ) as tracker:
         context = RunContext(
             workspace=workspace,
             name=name,

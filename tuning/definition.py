@@ -162,9 +162,7 @@ def _case(definition: CaseDefinition, resolved: Resolved, until: str) -> Case:
         )
     stages = pipeline.STAGE_NAMES[pipeline.STAGE_NAMES.index("localize") : -1]
     if definition.until not in (None, *stages):
-        raise UserError(
-            f"case {definition.name}: until = {definition.until}", f"one of {', '.join(stages)}", "correct it"
-        )
+        raise UserError(f"{definition.name}: until = {definition.until}", f"one of {', '.join(stages)}", "correct it")
     whole = resolved.config.setting
     setting = definition.setting or whole
     if missing := sorted(set(sources_of(setting)) - set(sources_of(whole))):

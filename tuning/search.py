@@ -55,9 +55,7 @@ def run_search(search: Search) -> Found:
         if tried.cause:
             console.print(f"  {search.trial_name(tried.number)} failed: {tried.cause}", markup=False)
     if found.best is None:
-        raise UserError(
-            f"no trial of {search.name} came to its end", "at least one", "see why, and repeat the command with more"
-        )
+        raise UserError(f"no trial of {search.name} came to its end", "at least one", "see why; repeat it with more")
     best = search.trial_name(found.best.number)
     console.print(f"best: {best}; mcis run --config {search.folder.best} --name NAME", markup=False)
     return found

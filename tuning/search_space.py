@@ -178,9 +178,7 @@ def check_search(search: Search) -> None:
         raise UserError(f"{' and '.join(told)} by --set and by --axis", "one of the two", "leave it out of --set")
     shared = sorted(key for key in search.axes if key.startswith(_NAMES_DATA))
     if shared:
-        raise UserError(
-            f"--axis {' and '.join(shared)}", "keys that trials of the same data may differ in", "run several searches"
-        )
+        raise UserError(f"--axis {' and '.join(shared)}", "keys that trials may differ in", "run several searches")
     for key, axis in search.axes.items():
         for value in _examples(axis):
             configured(search.resolved, {key: value})

@@ -72,14 +72,10 @@ def _check_study(study: Study, own_keys: Sequence[str]) -> None:
         raise UserError(f"--until {study.until}", f"a stage with scores: {', '.join(stages)}", "choose one of them")
     told = sorted(key for key in own_keys if origins.get(key) in ("command line", "--set"))
     if told:
-        raise UserError(
-            f"{' and '.join(told)} by --set", "values that the study does not set itself", "leave them out of --set"
-        )
+        raise UserError(f"{' and '.join(told)} by --set", "values that the study does not set", "leave them out")
     masks = listing(config).table["mask_uri"]
     if masks.null_count == len(masks):
-        raise UserError(
-            "no image has a ground-truth mask", "masks of some training or val images, for scores", "name their folder"
-        )
+        raise UserError("no image has a ground-truth mask", "some masks, for scores", "name their folder")
 
 
 def _run(study: Study, cases: Sequence[Case], title: str) -> list[Figures]:

@@ -67,9 +67,7 @@ def _read(
     try:
         pixels = read_decoded(uri, functools.partial(decode, max_pixels=MOST_PIXELS))
     except OSError as error:
-        raise UserError(
-            f"no {what} {uri} ({error_text(error)})", expected, "add it, or do without the folder or column"
-        ) from None
+        raise UserError(f"no {what} {uri} ({error_text(error)})", expected, "add it, or do without") from None
     except ValueError as error:  # RejectedImage is one
         raise UserError(f"the {what} {uri} cannot be read: {error}", expected, "replace the file") from None
     if shape and pixels.shape != shape:

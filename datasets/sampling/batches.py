@@ -113,10 +113,8 @@ class PairDecoder:
     def _crop(self, position: int, draws: NDArray[np.float64]) -> NDArray[np.uint8]:
         assert isinstance(self.images, Squares)
         rgb = self.images.read(position)
-        no_labels = np.zeros(rgb.shape[:2], np.uint8)
-        crop = random_crop(
-            rgb, no_labels, size=self.images.size, scales=self.crop_scales or (), mirror=False, draws=draws
-        )
+        empty = np.zeros(rgb.shape[:2], np.uint8)
+        crop = random_crop(rgb, empty, size=self.images.size, scales=self.crop_scales or (), mirror=False, draws=draws)
         return crop.image
 
 

@@ -106,9 +106,7 @@ class RelatedRule:
     words: str = ""
     vectors: bool = False
     control: bool = False
-    lacking: str = (
-        "of classes with too few images repeat related images; that of a class's only image is related to itself"
-    )
+    lacking: str = "of classes with too few images repeat related images; a class's only image is related to itself"
 
 
 def _of_class(asked: Asked) -> NDArray[np.int64]:

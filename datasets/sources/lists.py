@@ -168,9 +168,7 @@ def maps_below(folder: Path | None, what: str) -> dict[str, str]:
     """
     if folder is None:
         return {}
-    root = source_folder(
-        folder, f"a folder of {what}s, <path of the image>.png", f"name the folder of the {what}s, or none"
-    )
+    root = source_folder(folder, f"a folder of {what}s, <path of the image>.png", f"name that of the {what}s, or none")
     files = files_below(root, collections.Counter())
     return {file.removesuffix(".png"): f"{root}/{file}" for file in files if file.endswith(".png")}
 
@@ -192,9 +190,7 @@ def check_once(lists: Iterable[tuple[Path, Sequence[str]]]) -> None:
         for image in images:
             if image in first:
                 where = f"twice in {path}" if first[image] == path else f"in {path} and in {first[image]}"
-                raise UserError(
-                    f"image {image} is listed {where}", "each image once, in one split", "delete one of the lines"
-                )
+                raise UserError(f"image {image} is listed {where}", "each image once, in one split", "delete a line")
             first[image] = path
 
 

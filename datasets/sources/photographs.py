@@ -80,6 +80,8 @@ def _files(
         for text, uri in zip(texts.to_pylist(), rows.uris("image", texts).to_pylist(), strict=True):
             relative = None if is_remote(text) else inside(text)
             yield uri, relative or uri.rpartition("/")[2]
+    elif not is_remote(item) and not path.exists():
+        raise UserError(f"no file or folder {item}", "photographs, folders of them, or tables", "correct the path")
     else:
         uri = item if is_remote(item) else os.path.abspath(path)
         yield uri, uri.rpartition("/")[2]

@@ -177,9 +177,7 @@ def _tagged(
         raise UserError(f"{rows.path}: tags such as {shown(odd)}", "names without brackets or quotes", "correct them")
     joined = [name for name in names if " " in name and set(name.split()) <= set(names)]
     if joined and not classes and not rows.flags:
-        told = (
-            f"{rows.path}: {shown(joined)} in column {rows.columns.get('tags')!r}: other tags with spaces between them"
-        )
+        told = f"{rows.path}: {shown(joined)} in column {rows.columns.get('tags')!r}: tags with spaces between them"
         remedy = "write one of these; or, where such a text is a class, name a file of all classes by `classes`"
         raise UserError(told, "';', ',' or '|' between the tags of an image", remedy)
     others = sorted(found.difference(names))
@@ -201,13 +199,14 @@ def _tagged(
 
 
 def _slips(indices: pa.ChunkedArray, names: Sequence[str]) -> list[str]:
-    """Classes named as others but for capitals or how accents are written, or nearly as ones of 20 times the images."""
+    """Classes named as others but for capitals or how accents are written, or nearly as far more frequent ones."""
     counts = np.bincount(pc.list_flatten(indices).to_numpy(), minlength=len(names)).tolist()
     images, notes, known = dict(zip(names, counts, strict=True)), [], dict[str, str]()
     for name in sorted(names, key=lambda name: -images[name]):
         folded = unicodedata.normalize("NFC", name).casefold()
-        frequent = [other for other, of in known.items() if images[of] >= 20 * max(images[name], 1)]
-        near = difflib.get_close_matches(folded, frequent, 1, 0.65 if len(name) < 5 else 0.75)
+        times, alike = (20, 0.65) if len(name) < 5 else (4, 0.8)
+        frequent = [other for other, of in known.items() if images[of] >= times * max(images[name], 1)]
+        near = difflib.get_close_matches(folded, frequent, 1, alike)
         like = known.setdefault(folded, known[near[0]] if near else name)
         if like != name:
             notes.append(f"{name!r} ({images[name]} images) is a class beside {like!r} ({images[like]}): a slip?")

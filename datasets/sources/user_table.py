@@ -33,11 +33,17 @@ MAX_TABLE = 2**34
 _PLAIN = r"^[^/.?#\x00-\x1f][^/?#\x00-\x1f]*(/[^/.?#\x00-\x1f][^/?#\x00-\x1f]*)*$"
 """Relative paths that `normpath` and a URI leave as they are; no name in them begins with a dot."""
 _MARK = "\ue000"
-_GUESSES = {
+_NAMES = {
     "image": ("file_name", "filename", "file", "path", "image_path", "uri"),
     "tags": ("labels", "label", "tag", "classes", "class"),
+    "mask": ("mask_path",),
+    "split": ("subset",),
 }
-"""What a column holds -> further names that it has in people's tables."""
+_GUESSES = {
+    what: [way(n) for n in (what, *names) for way in (str, str.title, str.upper, lambda n: n.title().replace("_", " "))]
+    for what, names in _NAMES.items()
+}
+"""What a column holds -> names that it has in people's tables."""
 _MAY_HOLD_CREDENTIALS = r"(?s)://.*[@?]"
 """Texts of which `holds_credentials` may be true."""
 
@@ -188,7 +194,9 @@ def _read_csv(file: BinaryIO, wanted: Iterable[str]) -> _Read:
     file.seek(0)
     between = next((mark for mark in (",", "\t", ";") if mark.encode() in first), ",")
     options = pa.csv.ConvertOptions(column_types=dict.fromkeys(wanted, pa.string()))
-    table = pa.csv.read_csv(file, parse_options=pa.csv.ParseOptions(delimiter=between), convert_options=options)
+    # Arrow's threads may hold the file when Python ends, and then end it by a signal.
+    reading = pa.csv.ReadOptions(use_threads=False), pa.csv.ParseOptions(delimiter=between), options
+    table = pa.csv.read_csv(file, *reading)
     return table.column_names, table
 
 
@@ -250,7 +258,7 @@ def read_user_table(
         raise UserError(f"{path} cannot be read: {unquoted(error)}", expected, "correct the table") from None
     guessed: list[str] = []
     for what, others in guesses.items():
-        there = [name for name in others if name in names]
+        there = [name for name in names if name in others]
         if len(there) == 1 and what not in names:
             columns, guessed = columns | {what: there[0]}, [*guessed, f"{there[0]!r} as {what}"]
     lacks_tags = "tags" in columns and columns["tags"] not in names

@@ -45,14 +45,14 @@ def compare(
         if page.suffix != ".html":
             raise UserError(f"--html {page}", "a file *.html, which is written anew", "name the page so")
 
-        from mcis.platform.commands.terminal import console, plain, table_of
+        from mcis.platform.commands.terminal import console, plain, show_table
         from mcis.platform.reporting.comparison import Settings
         from mcis.platform.reporting.comparison import compare as compare_cases
 
         comparison = compare_cases(cases, Settings(seed=seed))
         shown = comparison_page.compared_images(comparison, images)
         for table in comparison.tables():
-            console.print(table_of(table.title, table.columns, table.rows, numbers=table.numbers))
+            show_table(table.title, table.columns, table.rows, table.numbers)
         for remark in comparison.remarks():
             console.print(plain(remark))
         comparison_page.write_page(comparison, shown, page)

@@ -132,7 +132,7 @@ def _disk(workspace: Path) -> tuple[str, ...]:
     from mcis.platform.runs.files import byte_text, free_bytes
 
     folder = next(p for p in (workspace, *workspace.resolve().parents) if p.exists())
-    if not os.access(folder, os.W_OK):
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
         return "bad", f"{folder} cannot be written", "choose another --workspace DIR"
     free = free_bytes(workspace)
     found = f"even the demo takes {byte_text(_LEAST)} of {byte_text(free)} free for the workspace"

@@ -76,6 +76,4 @@ def import_weights(
         save({"state_dict": state, "about": about}, out)
         classes = len(state["phi.bias"])
         typer.echo(f"{len(state)} tensors, {classes} classes: {out}")
-        typer.echo(
-            f"use: mcis run voc --voc DIR --name NAME --recipe released --set weights.classifier={out.resolve()}"
-        )
+        typer.echo(f"use: mcis run voc --voc DIR --name N --recipe released --set weights.classifier={out.resolve()}")

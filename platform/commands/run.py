@@ -62,9 +62,7 @@ def demo(
         configuration = demo_configuration(workspace, assignments or [])
         show_result(api.run(configuration, name, workspace=workspace, verbose=verbose, show=show_outlook))
         if configuration.config.pseudo_masks.reads_saliency:
-            console.print(
-                "Saliency maps are painted from the ground truth here: pseudo masks and segmentation owe much to them."
-            )
+            console.print("Saliency maps are painted from the truth here: masks and segmentation owe much to them.")
 
 
 def demo_configuration(workspace: Path, assignments: Sequence[str] = ()) -> "Resolved":

@@ -95,7 +95,7 @@ def search(
     halving: Annotated[
         int,
         typer.Option(
-            min=0, help="Of the trials at validation 1, 3, 9, ... of the classifier, one in so many goes on; 0: all do."
+            min=0, help="At validations 1, 3, 9, ... of the classifier, one trial in so many goes on; 0: all."
         ),
     ] = 3,
     parallel: Parallel = 1,

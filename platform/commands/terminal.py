@@ -38,6 +38,16 @@ def table_of(
     return table
 
 
+def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: Collection[str]) -> None:
+    """Prints a table, or a line for each row where the terminal is too narrow for it."""
+    table = table_of(title, columns, rows, numbers=numbers)
+    if console.measure(table, options=console.options.update_width(1000)).maximum <= console.width:
+        console.print(table)
+    else:
+        lines = (", ".join(f"{c} {v}" for c, v in zip(columns, row, strict=True) if v) for row in rows)
+        console.print(plain("\n- ".join([title, *lines])))
+
+
 def show_result(result: "RunResult") -> None:
     """The final table of a run, a line each on 80 columns, what the scores mean, and where to look."""
     context = result.context

@@ -240,9 +240,7 @@ def _a_frozen_backbone_without_weights(config: Config) -> Iterator[str]:
     for name, network in _later_networks(config).items():
         starts_from_classifier = isinstance(network, SegmenterConfig) and network.init == "classifier"
         if network.trained != "all" and not starts_from_classifier and weights.origin(name) == "none":
-            yield (
-                f"{name}.trained is {network.trained} but weights.{name} is none: what is not trained would stay random"
-            )
+            yield (f"{name}.trained is {network.trained} but weights.{name} is none: what is not trained stays random")
 
 
 def _workers_without_a_sample(config: Config) -> Iterator[str]:

@@ -27,10 +27,15 @@ def with_corrected(rows: pa.Table, folder: Path | None) -> pa.Table:
         UserError: the folder is missing, or holds a mask that is of none of the images.
     """
     files = maps_below(folder, "corrected mask")
+    if folder and not files:
+        raise UserError(f"no PNG in {folder}", "corrected masks, <image id>.png", "name their folder by --masks")
     ids = [name_below(image_id) or "" for image_id in rows["image_id"].to_pylist()] if files else []
     stems = [PurePosixPath(name).stem for name in ids]
     alike = collections.Counter(stems)
-    found = [files.get(i) or (files.get(s) if alike[s] == 1 else None) for i, s in zip(ids, stems, strict=True)]
+    found = [
+        files.get(name) or (files.get(PurePosixPath(name).name) or files.get(stem) if alike[stem] == 1 else None)
+        for name, stem in zip(ids, stems, strict=True)
+    ]
     if others := sorted(set(files.values()).difference(found)):
         raise UserError(
             f"{len(others)} of {len(files)} masks in {folder} are of no tagged training image: {shown(others)}",

@@ -40,9 +40,7 @@ def open_index(workspace: Workspace, name: str, columns: list[str] | None = None
     """
     folder = workspace.outputs(name).get("index")
     if folder is None or not is_there(folder / SUMMARY):
-        raise UserError(
-            f"no run {name!r} with an index in {workspace.root}", "a run whose index is finished", "see `mcis runs`"
-        )
+        raise UserError(f"no run {name!r} with an index in {workspace.root}", "a run with one", "see `mcis runs`")
     result = read_result(folder, IndexResult)
     index = read_table(folder / "index.parquet", columns)
     return OpenedIndex(index, read_table(folder / "rejects.parquet"), result.classes, result.notes)

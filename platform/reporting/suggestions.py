@@ -85,8 +85,11 @@ def write_suggestions(workspace: Workspace, name: str, predictor: Predictor, cou
     first that need it most, each with its mask's file, its need in percent, and the class that adds most to it.
 
     Raises:
-        UserError: as `suggestions`; or an image id cannot be a file's name.
+        UserError: as `suggestions`; an image id cannot be a file's name; or there are masks already.
     """
+    if (out / "masks").exists():
+        there = f"{out / 'masks'} is there, and may hold masks that were corrected"
+        raise UserError(there, "a folder without masks", "name another --out, or move them away")
     found = suggestions(workspace, name, predictor, count)
     names = names_of((each.row["image_id"] for each in found), out)
     photographs = [Photograph(each.row["uri"], names[each.row["image_id"]]) for each in found]

@@ -32,6 +32,8 @@ def recorded(
     with hold_run(workspace, name):
         began = RunRecord(kind=kind, study=study, began=now())
         if earlier := workspace.record(name):
+            if earlier.kind != kind:
+                raise UserError(f"{name} is a {earlier.kind}", f"a name of no {earlier.kind}", "take another --name")
             begun = [] if earlier.outcome == "finished" else earlier.recomputed
             began = dataclasses.replace(began, reached=earlier.reached, outputs=earlier.outputs, recomputed=begun)
         write_record(workspace.run(name).record, began)

@@ -99,7 +99,7 @@ def full_disk(error: BaseException, disk: str) -> UserError | None:
     )
 
 
-_NOT_WRITABLE = errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.ENAMETOOLONG
+_NOT_WRITABLE = errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EEXIST, errno.EISDIR
 _NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP
 
 
@@ -113,9 +113,9 @@ def disk_errors(folder: Path) -> Iterator[None]:
             raise full from None
         if isinstance(error, OSError) and error.errno in (*_NOT_WRITABLE, *_NO_LOCKS):
             raise UserError(
-                f"{folder} cannot be written ({error.strerror})",
-                "a writable workspace, on a file system with locks (flock)",
-                "choose another --workspace DIR, or have it mounted with locks: NFS without nolock, Lustre with flock",
+                f"{error.filename2 or error.filename or folder} cannot be written ({error.strerror})",
+                "a writable place; of a workspace, a file system with locks (flock)",
+                "choose another --out or --workspace, or mount it with locks: NFS without nolock, Lustre with flock",
             ) from None
         raise
 
@@ -218,9 +218,7 @@ def read_shards(folder: Path, columns: list[str] | None = None) -> Iterator[pa.T
     file is damaged."""
     files = shards_in(folder)
     if not files:
-        raise UserError(
-            f"no table in {folder}", "Parquet shards part-*.parquet", "repeat the command with --from its stage"
-        )
+        raise UserError(f"no table in {folder}", "shards part-*.parquet", "repeat the command with --from its stage")
     yield from _read_files(files, columns)
 
 

@@ -68,9 +68,7 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
     rejects = read_table(context.inputs["index"] / "rejects.parquet", ["reason"])["reason"].to_pylist()
     if rejects:
         reasons = shown([f"{n} x {reason}" for reason, n in collections.Counter(rejects).most_common()])
-        notes.append(
-            f"{len(rejects)} image(s) rejected: {reasons}; `mcis index browse --name {context.name}` lists them"
-        )
+        notes.append(f"{len(rejects)} images rejected: {reasons}; `mcis index browse --name {context.name}` lists them")
     scores = read_scores(context.inputs)
     found = read_json(context.inputs["evaluate"] / CURVES) if "evaluate" in context.inputs else {}
     curves = {name: Curve(*points) for name, points in found.items()}

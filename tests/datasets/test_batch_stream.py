@@ -191,9 +191,7 @@ def test_order_holds_where_the_first_blocks_take_longest(ray_local: None) -> Non
 
 
 @both
-def test_a_file_that_vanishes_ends_the_stream_with_an_error(
-    drawn: pa.Table, decode_in: DecodeIn, ray_local: None
-) -> None:
+def test_a_file_that_vanishes_ends_the_stream(drawn: pa.Table, decode_in: DecodeIn, ray_local: None) -> None:
     uris = drawn["uri"].to_pylist()
     uris[5] += ".gone"
     shard = WorkerShard(0, 1, 0, 10)

@@ -201,7 +201,7 @@ def test_listings_are_merged(imagenet: Path, tmp_path: Path) -> None:
     assert both.table.schema.equals(LISTING_SCHEMA, check_metadata=True)
     assert both.notes == first.notes + second.notes
     assert merge(first).table.equals(first.table)
-    with pytest.raises(UserError, match=rf"3 image\(s\) are in two sources: single/{DOG}/{DOG}_10"):
+    with pytest.raises(UserError, match=rf"3 image\(s\) in two sources: single/{DOG}/{DOG}_10"):
         merge(first, second, first)
 
 

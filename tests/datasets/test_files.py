@@ -115,9 +115,7 @@ def test_a_disks_error_that_stays_is_the_users_and_the_same_call_goes_on(tmp_pat
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM, errno.EMFILE])
-def test_a_file_that_cannot_be_looked_at_is_not_absent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: None, number: int
-) -> None:
+def test_no_access_is_no_absence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: None, number: int) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"abc")
     look, asked = os.stat, []
@@ -199,9 +197,7 @@ def test_a_file_that_arrives_byte_by_byte_is_asked_for_again_and_then_named(
     assert read_bytes(faulty_s3.uri("/bucket/b")) == b"abc" * 10
 
 
-def test_a_mute_server_is_not_waited_for(
-    faulty_s3: "FaultyS3", monkeypatch: pytest.MonkeyPatch, no_pauses: None
-) -> None:
+def test_a_mute_server_holds_nobody(faulty_s3: "FaultyS3", monkeypatch: pytest.MonkeyPatch, no_pauses: None) -> None:
     """It takes connections and never answers; pyarrow alone would wait for 100 s, eight times."""
     monkeypatch.setattr(faults, "PATIENCE", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:

@@ -67,7 +67,7 @@ def test_a_folder_into_which_others_may_write_holds_no_copies(place: Path) -> No
 
 
 @pytest.mark.slow
-def test_what_is_sent_is_fetched_elsewhere(
+def test_what_is_sent_is_there(
     bucket: pafs.FileSystem, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = folder_of(bucket)

@@ -124,6 +124,8 @@ def test_a_photograph_in_two_class_folders_has_both_tags(coco: Path, tmp_path: P
     found = {name: tags for name, (tags, _) in tags_and_masks(tmp_path / "out").items()}
     assert found == {"train/cat/deep/1.png": ["cat", "dog"], "train/dog/3.png": ["dog"]}
     shutil.copytree(tmp_path / "pets", tmp_path / "all/valid")
+    with pytest.raises(UserError, match="1 files lie in no class folder"):
+        import_data_set("folders", tmp_path / "pets/cat/deep", tmp_path / "flat")
     with pytest.raises(UserError, match="folders of splits, not of classes"):
         import_data_set("folders", tmp_path / "all", tmp_path / "of splits")
 

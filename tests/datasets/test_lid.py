@@ -91,7 +91,7 @@ BAD = [
     ("train", "out/secret.JPEG 0\n", r"names 1 image\(s\) that are not in .*: out/secret\.JPEG", "take them off"),
     ("train", "extra/link.JPEG 0\n", r"names 1 image\(s\) that are not in .*: extra/link\.JPEG", "take them off"),
     ("train", "a\0b 0\n", "lies outside of the images", "take it off"),
-    ("val", "extra/x.JPEG 0\n", r"extra/x\.JPEG is listed in .*/val\.txt and in .*/train\.txt", "one of the lines"),
+    ("val", "extra/x.JPEG 0\n", r"extra/x\.JPEG is listed in .*/val\.txt and in .*/train\.txt", "a line"),
     ("val", "\n", r"val\.txt is empty", "name a list"),
     ("classes", "", r"classes\.txt is empty", "add the names"),
 ]

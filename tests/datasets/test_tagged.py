@@ -107,7 +107,7 @@ def test_tags_that_are_no_class_are_left_out_on_request(folder: Path) -> None:
 
 def test_tags_divided_by_spaces_are_asked_about(folder: Path) -> None:
     write_csv(folder / "t.csv", [{"image": "a", "tags": "cat dog"}, {"image": "b", "tags": "cat;dog;potted plant"}])
-    with pytest.raises(UserError, match="cat dog in column 'tags': other tags with spaces between them"):
+    with pytest.raises(UserError, match="cat dog in column 'tags': tags with spaces between them"):
         list_tagged(folder / "t.csv")
     (folder / "classes.txt").write_text("cat\ndog\ncat dog\npotted plant\n")
     listed = list_tagged(folder / "t.csv", classes=folder / "classes.txt").table
@@ -137,14 +137,14 @@ def test_columns_may_have_other_names_and_further_ones_are_noted(folder: Path) -
 @pytest.mark.parametrize("mark", ["", "\ufeff"])
 def test_a_table_as_others_write_it_is_understood_and_that_is_said(folder: Path, between: str, mark: str) -> None:
     """Columns of other names, semicolons or tabs between them, Windows line ends, a byte order mark."""
-    lines = (("file_name", "label", "width"), ("a", "cat|dog", "640"), ("b", "cat", "480"))
+    lines = (("File Name", "LABEL", "width"), ("a", "cat|dog", "640"), ("b", "cat", "480"))
     text = mark + "\r\n".join(between.join(line) for line in lines) + "\r\n"
     (folder / "t.csv").write_bytes(text.encode())
     found = list_tagged(folder / "t.csv")
     assert (found.classes, found.table["tags"].to_pylist()) == (("cat", "dog"), [[0, 1], [0]])
     assert found.table["image_id"].to_pylist() == ["a", "b"]
     assert found.notes[1:] == (
-        f"{folder}/t.csv: columns are taken for what they seem to hold: 'file_name' as image, 'label' as tags",
+        f"{folder}/t.csv: columns are taken for what they seem to hold: 'File Name' as image, 'LABEL' as tags",
         f"{folder}/t.csv: columns that are not read: width",
     )
 

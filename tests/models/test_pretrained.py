@@ -157,9 +157,7 @@ class Evil:
     ],
     ids=lambda value: value if isinstance(value, str) and "." in value else "",
 )
-def test_a_file_without_weights_is_named(
-    tmp_path: Path, of_50: Backbone, name: str, content: Any, message: str
-) -> None:
+def test_a_file_without_weights_is_told(tmp_path: Path, of_50: Backbone, name: str, content: Any, message: str) -> None:
     path = tmp_path / name
     if isinstance(content, bytes):
         path.write_bytes(content)

@@ -35,6 +35,9 @@ def test_a_mask_is_named_after_the_image_id_or_after_its_file_where_no_other_has
         return [uri and str(Path(uri).relative_to(folder)) for uri in uris]
 
     assert with_corrected(rows, None)[CORRECTED].null_count == 4
+    with pytest.raises(UserError, match="no PNG in"):
+        found()
+    assert found("a.jpg.png", "c.png") == ["a.jpg.png", None, None, "c.png"]
     assert found("photos/b.jpg.png", "a.png") == ["a.png", "photos/b.jpg.png", None, None]
     assert found("elsewhere/c.jpg.png") == [None, None, None, "elsewhere/c.jpg.png"]
     with pytest.raises(UserError, match=r"1 of 1 masks in .* are of no tagged training image: .*b\.png"):
@@ -107,6 +110,8 @@ def test_the_masks_to_correct_first_are_those_that_the_network_contradicts(small
     np.testing.assert_allclose([each.need for each in found], sorted(needs, reverse=True))
     np.testing.assert_allclose([each.need for each in found], [by_id[each.row["image_id"]] for each in found])
     assert "5 masks" in write_suggestions(small.workspace, "first", predictor, 5, out)
+    with pytest.raises(UserError, match="may hold masks that were corrected"):
+        write_suggestions(small.workspace, "first", predictor, 5, out)
     table = list(csv.DictReader((out / "suggested.csv").read_text().splitlines()))
     assert [line["image"] for line in table] == [each.row["image_id"] for each in found[:5]]
     for each, line in zip(found, table, strict=False):

@@ -256,9 +256,7 @@ NETWORKS = {
 @pytest.mark.parametrize(
     "network", ["largefov", *(pytest.param(each, marks=pytest.mark.slow) for each in ("pyramid", "convnext"))]
 )
-def test_an_exported_network_gives_the_predictors_labels_without_the_project(
-    trained: Callable[..., Path], tmp_path: Path, network: str
-) -> None:
+def test_an_exported_network_predicts_without_mcis(trained: Callable[..., Path], tmp_path: Path, network: str) -> None:
     """For images of any size, at one scale and without the CRF; both networks, and a backbone of timm."""
     run = trained(5, *NETWORKS[network])
     said = export(Workspace(run.parent.parent), run.name, "network", tmp_path / "network.pt2")

@@ -53,9 +53,7 @@ def all_but(*absent: int) -> list[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs Linux")
-def test_an_error_of_the_disk_ends_the_stage_unfinished_and_is_no_verdict(
-    photos: Path, ray_local: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_the_disk_is_no_verdict(photos: Path, ray_local: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """/proc/self/mem cannot be read, EIO, and can be stamped."""
 
     def impatient(max_pixels: int, rows: pa.Table) -> pa.Table:

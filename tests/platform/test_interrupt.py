@@ -195,9 +195,7 @@ def folders_of_the_dead() -> set[Path]:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_in_each_stage_ends_as_if_it_had_not(
-    root: Path, workspace: Path, undisturbed: Any
-) -> None:
+def test_a_run_that_is_killed_in_each_stage_ends_the_same(root: Path, workspace: Path, undisturbed: Any) -> None:
     """One command, killed as soon as a stage has written a file, and given again; the last time in its report."""
     call = command(root, workspace, *QUICK)
     before = folders_of_the_dead()

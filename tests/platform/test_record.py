@@ -46,6 +46,12 @@ def test_how_it_ended_is_recorded(
     assert began <= ended <= datetime.datetime.now(datetime.UTC)
 
 
+def test_a_study_does_not_take_the_name_of_a_run(workspace: Workspace) -> None:
+    call(workspace, index="a")
+    with pytest.raises(UserError, match="run is a run"), recorded(workspace, "run", whole=True, kind="study"):
+        pass
+
+
 def test_what_is_being_computed_is_pointed_to_and_stays_so_when_the_call_is_killed(workspace: Workspace) -> None:
     call(workspace, error=KeyboardInterrupt(), index="a", localize="b")
     assert list(workspace.outputs("run")) == ["index"]

@@ -212,9 +212,7 @@ APART = ("compute.workers=2", "compute.worker_cpus=1.6")
 
 
 @pytest.mark.slow
-def test_a_run_on_several_nodes_is_that_of_one(
-    nodes: Nodes, root: Path, tmp_path: Path, undisturbed: dict[int, Path]
-) -> None:
+def test_a_run_on_several_nodes_is_one(nodes: Nodes, root: Path, tmp_path: Path, undisturbed: dict[int, Path]) -> None:
     """Two training workers on a node each, and images decoded in tasks; on one node there is one worker, or two.
 
     Two workers add up the same gradients wherever they are, so all is the same to the bit. One worker adds them up in

@@ -78,7 +78,7 @@ def test_crawled_images_train_both_networks(ray_local: None, drawn: tuple[Path, 
     index = result.context.result("index", IndexResult).counts
     assert index["domains"] == {"target": 24, "web": 6}
     assert index["rejected"] == {"not an image": 1}
-    assert "1 image(s) rejected: 1 x not an image" in result.context.folder.report.read_text()
+    assert "1 images rejected: 1 x not an image" in result.context.folder.report.read_text()
     assert read_table(result.context.inputs["index"] / "rejects.parquet")["uri"].to_pylist() == [str(broken)]
     table = read_table(result.context.inputs["pseudo_masks"] / "masks").to_pylist()
     ignored = {row["image_id"]: row["ignored"] for row in table}
@@ -119,9 +119,7 @@ def test_single_label_images_are_used(ray_local: None, drawn: tuple[Path, Listin
     assert sum(name.startswith("single/") for name in maps) == 9
 
 
-def test_a_table_without_masks_and_val_is_predicted(
-    ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path
-) -> None:
+def test_a_table_without_masks_or_val(ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path) -> None:
     _, listing = drawn
     rows = [r for r in listing.table.to_pylist() if r["split"] == "train"]
     table = tmp_path / "photos.parquet"
@@ -184,9 +182,7 @@ def test_only_new_and_changed_images_are_opened(ray_local: None, drawn: tuple[Pa
     assert (opened, len(accepted), len(rejects)) == (1, 8, 0)
 
 
-def test_content_in_two_splits_is_reported_and_a_run_without_an_index_named(
-    ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path
-) -> None:
+def test_content_in_two_splits_is_reported(ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path) -> None:
     _, listing = drawn
     rows = listing.table.slice(0, 6).to_pylist()
     shutil.copy(rows[0]["uri"], tmp_path / "copy.jpg")

@@ -133,9 +133,7 @@ def test_what_mlflow_missed_is_sent_once_by_the_next_call(
 
 
 @pytest.mark.parametrize("change", [{}, {"new_run": True}, {"identity": "two"}])
-def test_what_mlflow_missed_is_sent_whatever_the_next_call_is(
-    workspace: Workspace, away: Callable[[bool], None], change: dict[str, Any]
-) -> None:
+def test_what_mlflow_missed_is_sent(workspace: Workspace, away: Callable[[bool], None], change: dict[str, Any]) -> None:
     name = "-".join(["next", *change])
     tracker = missed(workspace, name, away)
     again = Tracker(workspace, name, **({"identity": "one"} | change))

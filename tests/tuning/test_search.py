@@ -200,9 +200,7 @@ def test_what_cannot_be_searched_is_refused_before_the_first_trial(
 
 
 @pytest.mark.slow
-def test_a_search_stops_what_lags_and_goes_on_where_it_ended(
-    ray_local: None, tmp_path: Path, small_voc: SmallVoc
-) -> None:
+def test_a_search_stops_what_lags_and_goes_on(ray_local: None, tmp_path: Path, small_voc: SmallVoc) -> None:
     """Classifiers of other rates, of which a third may go on; then more trials by the same command."""
     from mlflow.tracking import MlflowClient
 

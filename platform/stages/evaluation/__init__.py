@@ -6,6 +6,7 @@ scored ones beside the score.
 """
 
 import collections
+import contextlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,10 +14,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mcis.datasets.classes import BACKGROUND, IGNORE
+from mcis.datasets.classes import IGNORE
 from mcis.datasets.errors import UserError
+from mcis.datasets.images.decode import decode_picture
+from mcis.datasets.images.masks import tags_of_mask
 from mcis.datasets.index import Listing, shown
-from mcis.datasets.storage.files import stamp, stamps
+from mcis.datasets.storage.files import read_bytes, stamp, stamps
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.corrected import CORRECTED, with_corrected
 from mcis.platform.outputs.read_index import split_rows, truth_of_row
@@ -31,18 +34,24 @@ from mcis.platform.stages.evaluation.scoring import evaluate_predictions, evalua
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     """Reads some of the ground-truth masks that are scored, so that a wrong kind of them shows before the trainings.
 
-    UserError as of `read_truth`, or where none of them holds a class, though their images have tags.
+    UserError as of `read_truth`, or where most of them contradict their images' tags.
     """
-    columns = listing.table.select(["tags", "mask_uri", "split"])
+    columns = listing.table.select(["uri", "tags", "mask_uri", "split"])
     scored = pc.is_in(columns["split"], pa.array(["train", "val", config.predict.split]))
     truth = columns.filter(pc.and_(scored, pc.is_valid(columns["mask_uri"])))
-    looked_at = [row for row in truth[:: len(truth) // _LOOKED_AT + 1].to_pylist() if stamp(row["mask_uri"])]
-    labels = {int(label) for row in looked_at for label in np.unique(truth_of_row(row, len(listing.classes)))}
-    if labels and labels <= {BACKGROUND, IGNORE} and any(row["tags"] for row in looked_at):
+    looked_at, wrong = truth[:: len(truth) // _LOOKED_AT + 1].to_pylist(), list[str]()
+    for row in looked_at:
+        if stamp(row["mask_uri"]):
+            with contextlib.suppress(OSError, ValueError):  # which the index rejects
+                _, row["height"], row["width"] = decode_picture(read_bytes(row["uri"]), min_side=1, max_side=1)
+            found = tags_of_mask(truth_of_row(row, len(listing.classes)), len(listing.classes), row["mask_uri"])
+            if row["tags"] and not (found and {*found} <= {*row["tags"]}):
+                wrong.append(row["mask_uri"])
+    if 2 * len(wrong) > len(looked_at):
         raise UserError(
-            f"{len(looked_at)} ground-truth masks, as {looked_at[0]['mask_uri']}, hold no class: all of a sample",
-            f"k in the pixels of the k-th class; {IGNORE} is not scored",
-            "write them so" + ("" if config.supervision == "full" else ", or take them away to go on without scores"),
+            f"{len(wrong)} of {len(looked_at)} true masks hold no tag of their images, or others: {shown(wrong)}",
+            f"k in the pixels of the k-th class of {', '.join(listing.classes)}; {IGNORE} is not scored",
+            "correct them, name the file of their classes by data.classes, or take them away: nothing is scored then",
         )
 
 
@@ -100,9 +109,7 @@ _FAR = 15
 
 def falls_behind(scores: Sequence[Score], config: Config, context: RunContext) -> list[str]:
     """A note on the classes of which the network loses much of what its pseudo masks have, and what to do."""
-    masks, predictions = (
-        [score for score in scores if score.what == what] for what in ("pseudo_masks", "segmentation")
-    )
+    masks, predictions = ([s for s in scores if s.what == what] for what in ("pseudo_masks", "segmentation"))
     if not masks or not predictions:
         return []
     images = collections.Counter(pc.list_flatten(split_rows(context, "train", columns=["tags"])["tags"]).to_pylist())

@@ -120,9 +120,7 @@ def test_a_training_whose_worker_is_killed_ends_in_the_same_bits(
     assert [m.step for m in logged] == [10, 20]
 
 
-def test_a_checkpoint_is_written_each_minute(
-    tiny: ClassifierLearner, tracker_of: Trackers, tmp_path: Path, undisturbed: Path
-) -> None:
+def test_checkpoints_a_minute(tiny: ClassifierLearner, tracker_of: Trackers, tmp_path: Path, undisturbed: Path) -> None:
     """A minute that ends in step 5, of a worker that is killed in step 9."""
 
     def blow() -> None:
@@ -266,7 +264,7 @@ def test_a_damaged_checkpoint_is_dropped_and_the_training_begins_again(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_of_another_configuration_is_named(
+def test_a_checkpoint_that_fits_not(
     tiny: ClassifierLearner, tracker_of: Trackers, tmp_path: Path, ray_local: None
 ) -> None:
     struck = Struck(**vars(tiny), folder=tmp_path, blow=lose_a_node)
