@@ -45,7 +45,7 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[objec
         console.print(table)
     else:
         lines = (", ".join(f"{c} {v}" for c, v in zip(columns, row, strict=True) if v) for row in rows)
-        console.print(plain("\n- ".join([title, *lines])))
+        console.print("\n- ".join(map(plain, [title, *lines])))
 
 
 def show_result(result: "RunResult") -> None:

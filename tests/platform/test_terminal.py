@@ -58,7 +58,7 @@ def test_a_table_that_is_too_wide_is_a_line_for_each_row(printed: StringIO, monk
     assert "│" in printed.getvalue()
     monkeypatch.setattr(terminal, "console", Console(file=printed, width=80))
     terminal.show_table("wide", ("run", "what", "mIoU"), [("a" * 50, "b" * 50, "1.0"), ("c", "", "2.0")], ["mIoU"])
-    assert printed.getvalue().endswith("- run c, mIoU 2.0\n")
+    assert printed.getvalue().endswith("\n- run c, mIoU 2.0\n")
 
 
 def test_a_cell_with_brackets_is_shown_as_it_is(printed: StringIO) -> None:
