@@ -14,7 +14,7 @@ from mcis.models.losses import PairScores
 
 def co_attentive(model: CoAttentionClassifier, f_m: Tensor, f_n: Tensor) -> CoAttentive:
     """F_m^{m∩n} and F_n^{m∩n}, (B, C, H, W) (Eq. 2-4)."""
-    return coattend(f_m, f_n, affinity(f_m, f_n, model.w_p, form=model.affinity.form, scale=model.affinity.scale))
+    return coattend(f_m, f_n, affinity(f_m, f_n, model.w_p, form=model.form, scale=model.affinity.scale))
 
 
 def pair_scores(

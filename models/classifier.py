@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mcis.models.backbones import Backbone
-from mcis.models.coattention import CoAttentive, affinity, coattend, coattend_fused, unshared
+from mcis.models.coattention import AffinityForm, CoAttentive, affinity, coattend, coattend_fused, unshared
 from mcis.models.grids import pixel_grids
 from mcis.models.localization import affinity_query, contrastive_round, multi_round
 from mcis.models.losses import PairScores
@@ -90,6 +90,7 @@ class CoAttentionClassifier(nn.Module):
         super().__init__()
         self.backbone, self.attention, self.affinity = backbone, attention, affinity
         c = backbone.channels
+        self.form: AffinityForm = backbone.groups if affinity.form == "cosine_by_level" else affinity.form
         self.phi = nn.Conv2d(c, classes, 1)
         nn.init.normal_(self.phi.weight, std=(2 / classes) ** 0.5 if phi_std is None else phi_std)
         nn.init.zeros_(self.phi.bias)  # type: ignore[arg-type]
@@ -203,7 +204,7 @@ class CoAttentionClassifier(nn.Module):
     def _coattend(self, m: Tensor, n: Tensor, w_p: Tensor | None, values_m: Tensor, values_n: Tensor) -> CoAttentive:
         """Attention in both directions: with P laid out where that is faster, on a CPU while P is small, else fused."""
         entries = len(m) * m.shape[2:].numel() * n.shape[2:].numel()
-        form, scale = self.affinity.form, self.affinity.scale
+        form, scale = self.form, self.affinity.scale
         if m.is_cuda or entries > MOST_ENTRIES:
             return coattend_fused(m, n, w_p, values_m, values_n, form=form, scale=scale)
         return coattend(values_m, values_n, affinity(m, n, w_p, form=form, scale=scale))
@@ -229,7 +230,7 @@ class CoAttentionClassifier(nn.Module):
                 w_p = torch.where(target_is_n[:, None, None], w_p.mT, w_p)
             elif target_is_n:
                 w_p = w_p.mT
-        return affinity_query(target, w_p, form=self.affinity.form, scale=self.affinity.scale)
+        return affinity_query(target, w_p, form=self.form, scale=self.affinity.scale)
 
     def co_maps(self, query: Tensor, target: Tensor, related: Tensor, tag: int) -> Tensor:
         """Co-attentive activations of a class in a target with each related image, (R, H, W); a map is their mean.
@@ -242,7 +243,7 @@ class CoAttentionClassifier(nn.Module):
         """
         weight, bias = self.common_layer()
         of_tag = weight[tag, :, 0, 0], None if bias is None else bias[tag]
-        each = multi_round(query, related, *of_tag, form=self.affinity.form)
+        each = multi_round(query, related, *of_tag, form=self.form)
         return each.unflatten(1, target.shape[1:])
 
     def contrastive_maps(self, query: Tensor, target: Tensor, others: Tensor, tag: int) -> Tensor:
@@ -255,7 +256,7 @@ class CoAttentionClassifier(nn.Module):
         weight, bias = self.common_layer()
         w_b = self.w_b.weight[0, :, 0, 0]
         of_tag = weight[tag, :, 0, 0] @ target.flatten(1), None if bias is None else bias[tag]
-        each = contrastive_round(query, others, w_b, *of_tag, form=self.affinity.form)
+        each = contrastive_round(query, others, w_b, *of_tag, form=self.form)
         return each.unflatten(1, target.shape[1:])
 
     def forward(

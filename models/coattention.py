@@ -12,7 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-AffinityForm = Literal["bilinear", "cosine"]
+AffinityForm = Literal["bilinear", "cosine"] | tuple[int, ...]
+"""`cosine` compares vectors of unit length; a tuple those of the backbone's levels, of so many channels each, and takes
+the mean of their cosines."""
 
 
 class CoAttentive(NamedTuple):
@@ -43,9 +45,12 @@ def seen_from_n(source: Tensor, of_related: Tensor, target: Literal["m", "n"]) -
 
 
 def positions(features: Tensor, form: AffinityForm = "bilinear") -> Tensor:
-    """(B, C, H, W) -> one vector per position, (B, HW, C); of unit length for the cosine form."""
+    """(B, C, H, W) -> one vector per position, (B, HW, C); of unit length for cosines, its levels alike."""
     flat = features.flatten(2).transpose(1, 2)
-    return functional.normalize(flat, dim=2, eps=1e-6) if form == "cosine" else flat
+    if form == "bilinear":
+        return flat
+    levels = [flat] if form == "cosine" else flat.split(form, dim=2)
+    return torch.cat([functional.normalize(each, dim=2, eps=1e-6) for each in levels], dim=2) / len(levels) ** 0.5
 
 
 def projected(flat: Tensor, w_p: Tensor | None) -> Tensor:

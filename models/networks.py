@@ -43,8 +43,8 @@ SEGMENTERS: Registry[Callable[..., Any]] = Registry(
 class Affinity(Section):
     """How positions of two images are compared: P of Eq. 2."""
 
-    form: Literal["bilinear", "cosine"] = "bilinear"
-    """Form of P; `cosine` compares vectors of unit length."""
+    form: Literal["bilinear", "cosine", "cosine_by_level"] = "bilinear"
+    """Form of P; `cosine` compares vectors of unit length, `cosine_by_level` those of each level of the features."""
     scale: Rate = 1.0
     """Factor of P before the softmax."""
     w_p: Literal["learnt", "identity"] = "learnt"

@@ -276,7 +276,7 @@ def test_maps_are_activations_of_co_attentive_and_contrastive_features(options: 
         co, contrastive = [], []
         for one, k, second in zip(others, kind, target_is_n, strict=True):
             w_p = model.w_p[k].T if second else model.w_p[k]
-            p = affinity(target, one[None], w_p, form=model.affinity.form, scale=model.affinity.scale)
+            p = affinity(target, one[None], w_p, form=model.form, scale=model.affinity.scale)
             common = coattend(target, one[None], p).m
             co.append(head(common)[0, tag])
             contrastive.append(head(unshared(target, model.w_b(common)))[0, tag])

@@ -61,6 +61,9 @@ def test_the_cosine_form_compares_directions(seed: int, size: dict) -> None:
     p = affinity(f_m, f_n, torch.eye(size["c"], dtype=torch.float64), form="cosine", scale=2.0)
     m, n = (matrix(f[0]) / np.linalg.norm(matrix(f[0]), axis=0) for f in (f_m, f_n))
     np.testing.assert_allclose(p[0], 2 * m.T @ n, atol=1e-9)
+    parts = [affinity(m, n, None, form="cosine") for m, n in ((f_m[:, :1], f_n[:, :1]), (f_m[:, 1:], f_n[:, 1:]))]
+    by_level = affinity(f_m, f_n, None, form=(1, size["c"] - 1))
+    torch.testing.assert_close(by_level, sum(parts) / 2)
 
 
 def test_a_position_without_features_has_cosine_0_and_a_finite_gradient() -> None:

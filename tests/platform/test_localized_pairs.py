@@ -58,7 +58,7 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
             w_p = torch.eye(24)
         else:
             w_p = model.w_p if model.w_p.ndim == 2 else model.w_p[kind]
-        form, scale = model.affinity.form, model.affinity.scale
+        form, scale = model.form, model.affinity.scale
         # Of two domains, m is the target's.
         if (source[image] and not source[other]) or (source[image] == source[other] and method.target == "n"):
             common = coattend(seen, target, affinity(seen, target, w_p, form=form, scale=scale)).n
@@ -105,7 +105,7 @@ def literal_released(config: Config, context: RunContext) -> tuple[list[torch.Te
         return resample(seen.flip(1), Grids(rows, columns), Grids(rows, rows), "bicubic").clamp(0, 1)
 
     def pair(m: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        p = affinity(m, n, model.w_p, form=model.affinity.form, scale=model.affinity.scale)
+        p = affinity(m, n, model.w_p, form=model.form, scale=model.affinity.scale)
         common = coattend(m, n, p)
         return layer(common.m)[0], layer(common.n)[0]
 
