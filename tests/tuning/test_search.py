@@ -177,7 +177,7 @@ def test_a_store_of_another_search_is_refused(tmp_path: Path) -> None:
         ((), RELATED, "miou", "--objective miou"),
         ((), RELATED, "segmentation", "whose score is reported"),
         (("localize.related=2",), RELATED, "maps", "by --set and by --axis"),
-        ((), "data.saliency=choice(x,y)", "maps", "of the same data"),
+        ((), "data.saliency=choice(x,y)", "maps", "trials may differ in"),
         ((), "localize.relatd=integer(0,3)", "maps", "did you mean localize.related"),
         ((), "localize.related=integer(-1,3)", "maps", "localize.related: Input should be greater"),
         ((), "localize.related=uniform(0,8)", "maps", "localize.related: Input should be a valid integer"),
