@@ -224,10 +224,8 @@ def _coco_pixels(outline: Any, size: tuple[int, int], height: int, width: int) -
 
 def _pixels_of_runs(counts: str | list[int], height: int, width: int) -> NDArray[np.bool_]:
     """COCO's run lengths, column by column, -> pixels; pycocotools leaves memory as it was where they end too soon.
-
-    Compressed ones are numbers of 5 bits a character, the lowest first, while the sixth bit is set; from the fourth
-    number on they are differences to the last but one.
-    """
+    Compressed ones are numbers of 5 bits a character, the lowest first, while the sixth bit is set; from the fourth on
+    they are differences to the last but one."""
     runs, value, shift = [] if isinstance(counts, str) else counts, 0, 0
     for bits in counts.encode() if isinstance(counts, str) else ():
         value, shift = value | (bits - 48 & 31) << shift, shift + 5

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 AffinityForm = Literal["bilinear", "cosine"] | tuple[int, ...]
-"""`cosine` compares vectors of unit length; a tuple those of the backbone's levels, of so many channels each, and takes
-the mean of their cosines."""
+"""`cosine` compares vectors of unit length; a tuple takes the mean of this over levels of so many channels each."""
 
 
 class CoAttentive(NamedTuple):

@@ -16,8 +16,7 @@ from typing import NamedTuple
 _ROOT = Path(__file__).resolve().parents[2]
 _COMPUTE_NOTHING = tuple(f"mcis.platform.{name}" for name in ("commands", "config", "pipeline", "reporting", "runs"))
 """Packages and modules that no output depends on: values of the configuration are in keys."""
-_SCHEDULES = "mcis.platform.config.training"
-"""What computes of them how many updates a training has."""
+_SCHEDULES = "mcis.platform.config.training"  # computes how many updates a training has
 _MADE_WITH = ("torch", "pillow", "timm", "pydensecrf2")
 _PACKAGES = ("torch", "torchvision", "ray", "mlflow", "numpy", "pyarrow", "pillow", "pydensecrf2")
 _ENTRY = re.compile(r"mcis(\.\w+)+:\w+")

@@ -32,10 +32,8 @@ from mcis.platform.stages.evaluation.scoring import evaluate_predictions, evalua
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
-    """Reads some of the ground-truth masks that are scored, so that a wrong kind of them shows before the trainings.
-
-    UserError as of `read_truth`, or where most of them contradict their images' tags.
-    """
+    """Reads some of the masks that are scored, so that a wrong kind of them shows before the trainings: UserError as of
+    `read_truth`, or where most of them contradict their images' tags."""
     columns = listing.table.select(["uri", "tags", "mask_uri", "split"])
     scored = pc.is_in(columns["split"], pa.array(["train", "val", config.predict.split]))
     truth = columns.filter(pc.and_(scored, pc.is_valid(columns["mask_uri"])))
