@@ -67,7 +67,7 @@ def test_a_folder_into_which_others_may_write_holds_no_copies(place: Path) -> No
 
 
 @pytest.mark.slow
-def test_what_is_sent_is_there(
+def test_what_is_sent_is_fetched_elsewhere(
     bucket: pafs.FileSystem, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = folder_of(bucket)
@@ -154,9 +154,7 @@ def test_a_mute_bucket_is_not_waited_for(place: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_a_bucket_without_access_is_named(
-    bucket: pafs.FileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bucket_may_be_read_only(bucket: pafs.FileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "a"
     file.write_text("a")
 

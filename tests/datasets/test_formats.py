@@ -94,6 +94,10 @@ def test_a_mask_that_cannot_be_drawn_is_named(coco: Path, part: str, key: str, v
     assert found in said.partition("a.png: ")[2]
     (tags, mask), (_, other) = tags_and_masks(coco.parent / "out").values()
     assert (tags, mask, other.max()) == (["cat", "dog"], None, 2)
+    coco.write_text(json.dumps(CONTENT))
+    import_data_set("coco", coco, coco.parent / "out")
+    assert all(mask.max() for _, mask in tags_and_masks(coco.parent / "out").values()), "once it is corrected"
+    coco.write_text(json.dumps(content))
     Path(coco.parent / "b.png").write_bytes(b"no picture")
     with pytest.raises(UserError, match=r"/a\.png: "):
         import_data_set("coco", coco, coco.parent / "all")

@@ -36,7 +36,7 @@ def matrices(draw: st.DrawFn) -> Matrix:
 
 @quick
 @given(matrices(), st.integers(0, 9), st.integers(1, 8), st.booleans(), st.sampled_from(["class", "wrong_class"]))
-def test_related_images_repeat_where_they_must(
+def test_related_images_are_candidates_and_repeat_only_where_they_must(
     matrix: Matrix, seed: int, related: int, may_repeat: bool, by: str
 ) -> None:
     """Those of the class, or, as a control, those without it, where there are any."""

@@ -12,11 +12,10 @@ import pytest
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import LISTING_SCHEMA
-from mcis.datasets.sources import user_table
 from mcis.datasets.sources.tagged import list_tagged, photograph_tags
 
 if TYPE_CHECKING:
-    from tests.conftest import FaultyS3
+    pass
 
 Rows = list[dict[str, Any]]
 ROWS: Rows = [
@@ -225,23 +224,6 @@ def test_wrong_rows_are_reported_with_a_remedy(folder: Path, kind: str, rows: Ro
     assert caught.value.expected
 
 
-BAD_FILES = [
-    ("t.txt", b"image,tags\na,cat\n", r"t\.txt has the suffix \.txt"),
-    ("t.csv", b"", r"t\.csv cannot be read: Empty CSV file"),
-    ("t.csv", b"image,tags\n", r"t\.csv has no row"),
-    ("t.csv", b"image,tags\na\n", r"t\.csv cannot be read: .*Expected 2 columns"),
-    ("t.csv", b"image,tags\n\xff,cat\n", r"t\.csv cannot be read: .*invalid UTF8"),
-    ("t.csv", b"image,tags,tags\na,cat,dog\n", r"t\.csv has 2 columns 'tags'"),
-    ("t.csv", b"image,tags\na\0b,cat\n", r"t\.csv: NUL bytes in column 'image': row 1"),
-    ("t.jsonl", b"", r"t\.jsonl cannot be read: Empty JSON file"),
-    ("t.jsonl", b'{"image": "a", "tags": "c"}\n{"image": "b", "tags": ["c"]}\n', r"read: .*\(/tags\) changed"),
-    ("t.jsonl", b'{"image": "\xff", "tags": "cat"}\n', r"t\.jsonl cannot be read: .*[Ii]nvalid UTF8"),
-    ("t.jsonl", b'{"image": "a", "tags": [3]}\n', r"t\.jsonl: column 'tags' holds list<item: int64>"),
-    ("t.jsonl", b'{"image": {"path": "a"}, "tags": "cat"}\n', r"column 'image' holds struct"),
-    ("t.parquet", b"PAR1 and no more", r"t\.parquet cannot be read"),
-]
-
-
 OUTSIDE = [
     ("/data/b.jpg", "/data/b.jpg"),
     ("../b.jpg", "b.jpg"),
@@ -293,77 +275,6 @@ def test_a_cell_with_credentials_is_named_and_not_shown(tmp_path: Path, column: 
     assert "ter2" not in str(caught.value)
     write_csv(tmp_path / "t.csv", rows[:1])
     assert len(list_tagged(tmp_path / "t.csv").table) == 1
-
-
-CELLS = [
-    "a.jpg", "x/a b.jpg", "./a.jpg", "x//a.jpg", "x/./a.jpg", "x/../a.jpg", "../a.jpg", "a/", ".a", "..a", "...", ".",
-    "x/..", "/a.jpg", "//a.jpg", "/x/../a.jpg", "FOLDER/a.jpg", "FOLDER/../a.jpg", "FOLDERS/a.jpg", "FOLDER",
-    "ü/ö.jpg", "a?b#c", "file:///FOLDER/a.jpg", "s3://bucket/a.jpg", "s3://bucket/../a.jpg",
-    "s3://bucket/a.jpg?region=x", "s3://bucket", "s3:/a", "s3://user:word@bucket/a", "s3://bucket:9000/a.jpg",
-    "gs://bucket/ü", "a[b].jpg", "a\nb.jpg", "a%20b.jpg",
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("trusted", [True, False])
-@pytest.mark.parametrize("table", ["/data/set/t.csv", "s3://bucket/set/t.csv", "s3://bucket/set/t.csv?region=x"])
-def test_cells_made_at_once_are_what_each_alone_would_be(table: str, trusted: bool) -> None:
-    cells = [cell.replace("FOLDER", "/data/set") for cell in CELLS]
-    rows = user_table.UserTable(table, pa.table({"image": cells}), {"image": "image"}, [], [], [], trusted)
-    expected = [user_table._uri(table, cell) for cell in cells]
-    outside: list[str] = []
-    found = rows._uris(pa.array([*cells, None]), outside).to_pylist()
-    assert found == [*expected, None]
-    assert sorted(outside) == sorted(uri for uri in expected if not trusted and not user_table._may_name(table, uri))
-
-
-INSIDE = ("b.jpg", "x/b.jpg", "OWN/set/b.jpg")
-ELSEWHERE = (
-    "../b.jpg", "/etc/b.jpg", "file:///etc/b.jpg", "OWN/other/b.jpg", "OWN/set/../b.jpg", "s3://bucket/set/b.jpg",
-    "s3://bucket/set/b.jpg?endpoint_override=evil.org", "gs://bucket/set/b.jpg",
-)  # fmt: skip
-
-
-@pytest.mark.parametrize(("cell", "may"), [*((cell, True) for cell in INSIDE), *((cell, False) for cell in ELSEWHERE)])
-def test_a_remote_table_names_files_of_its_own_folder_and_server(faulty_s3: "FaultyS3", cell: str, may: bool) -> None:
-    table = faulty_s3.uri("/bucket/set/t.csv")
-    if cell.startswith("OWN"):
-        cell = faulty_s3.uri(cell.replace("OWN", "/bucket"))
-    faulty_s3.files["/bucket/set/t.csv"] = f"image,tags\n{cell},cat\n".encode()
-    assert len(list_tagged(table, allow_absolute=True).table) == 1
-    if may:
-        assert len(list_tagged(table).table) == 1
-        return
-    with pytest.raises(UserError, match="lie outside of the table's folder or on another server"):
-        list_tagged(table)
-
-
-@pytest.mark.parametrize(("name", "content", "found"), BAD_FILES, ids=[found for _, _, found in BAD_FILES])
-def test_files_that_are_no_tables_are_errors(tmp_path: Path, name: str, content: bytes, found: str) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=found):
-        list_tagged(tmp_path / name)
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("t.csv", b"image,tags\nhunter2,hunter2,hunter2\n"),
-        ("t.csv", b"image,tags\n" + b",".join([b"hunter2"] * 12) + b"\n"),
-        ("t.csv", b'image,tags\na,cat\n"hunter2\nhunter2'),
-        ("t.csv", b"image,tags\nhunter2\xff,cat\n"),
-        ("t.csv", b"image,tags\nhunter2\0,cat\n"),
-        ("t.jsonl", b"hunter2\n"),
-        ("t.jsonl", b'{"image": "a", "tags": hunter2}\n'),
-        ("t.jsonl", b'{"image": "a", "tags": "cat"}\n{"image": "b", "tags": ["hunter2"]}\n'),
-        ("t.parquet", b"PAR1 hunter2"),
-        ("t.parquet", b"PAR1hunter2" + bytes(99) + b"hunter2PAR1"),
-    ],
-)
-def test_what_a_table_holds_is_not_quoted_where_it_cannot_be_read(tmp_path: Path, name: str, content: bytes) -> None:
-    (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError) as caught:
-        list_tagged(tmp_path / name)
-    assert "hunter2" not in str(caught.value)
 
 
 def test_absent_tables_and_columns_are_errors(folder: Path) -> None:

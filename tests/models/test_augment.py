@@ -49,9 +49,7 @@ def jittered(image: Tensor, strength: tuple[float, ...], draws: list[float]) -> 
 
 @quick
 @given(seeds, side, side, st.tuples(*[st.sampled_from([0.0, 0.1, 0.4])] * 3, st.sampled_from([0.0, 0.1, 0.5])))
-def test_color_jitter_is_as_defined(
-    seed: int, height: int, width: int, strength: tuple[float, float, float, float]
-) -> None:
+def test_color_jitter(seed: int, height: int, width: int, strength: tuple[float, float, float, float]) -> None:
     images, draws = drawn(seed, 2, height, width)
     got = color_jitter(images, strength, draws[:, :5])
     for image, image_draws, out in zip(images, draws.tolist(), got, strict=True):

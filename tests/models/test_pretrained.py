@@ -100,9 +100,7 @@ def saved_by_safetensors(state: dict[str, Tensor], path: Path) -> Path:
 
 @pytest.mark.parametrize("save", [saved, saved_by_safetensors])
 @pytest.mark.parametrize("name", ["resnet18", VIT])
-def test_timms_weights_compute_the_same(
-    tmp_path: Path, name: str, save: Callable[[dict[str, Tensor], Path], Path]
-) -> None:
+def test_weights_of_timm_fit(tmp_path: Path, name: str, save: Callable[[dict[str, Tensor], Path], Path]) -> None:
     """The file of the whole network, classification layers included."""
     torch.manual_seed(1)
     original = timm.create_model(name).eval()

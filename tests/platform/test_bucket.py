@@ -200,9 +200,7 @@ def nodes(bucket: dict[str, str], tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_nodes_without_a_shared_disk(
-    bucket: dict[str, str], nodes: dict[str, str], on_disk: str, tmp_path: Path
-) -> None:
+def test_nodes_that_share_no_disk(bucket: dict[str, str], nodes: dict[str, str], on_disk: str, tmp_path: Path) -> None:
     """Every stage, and trainings of two workers on two nodes, through what lies in the bucket alone."""
     workspace = "s3://bucket/nodes"
     two = ("compute.workers=2", "compute.worker_cpus=1.5", "compute.decode=threads")

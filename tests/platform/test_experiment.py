@@ -111,7 +111,7 @@ def test_a_file_lies_between_setting_and_command_line(tmp_path: Path) -> None:
         (None, "paper", "recipe paper"),
     ],
 )
-def test_a_setting_or_recipe_beside_a_file_is_refused(
+def test_another_setting_or_recipe_beside_a_file_is_refused(
     setting: str | None, recipe: str | None, said: str, tmp_path: Path
 ) -> None:
     path = written(resolve("voc", "small"), tmp_path)

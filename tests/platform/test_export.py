@@ -279,7 +279,7 @@ def test_an_exported_network_predicts_without_mcis(trained: Callable[..., Path],
 
 
 @pytest.mark.parametrize("network", ["largefov", pytest.param("pyramid", marks=pytest.mark.slow)])
-def test_an_onnx_network_gives_the_same_labels_at_any_size(
+def test_an_onnx_network_gives_the_exported_ones_labels_at_any_size(
     trained: Callable[..., Path], tmp_path: Path, network: str
 ) -> None:
     run = trained(5, *NETWORKS[network])

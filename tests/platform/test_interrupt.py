@@ -299,9 +299,7 @@ def test_a_run_whose_server_goes_for_good_ends_well_and_is_sent_once_there_is_on
 
 
 @pytest.mark.slow
-def test_a_second_process_and_gc_are_refused_until_the_first_is_killed_whose_rest_stays(
-    root: Path, tmp_path: Path
-) -> None:
+def test_a_second_process_and_gc_are_refused_until_the_first_is_killed(root: Path, tmp_path: Path) -> None:
     workspace = tmp_path / "workspace"
     long = command(root, workspace, "classifier.epochs=100000")
     mcis = [sys.executable, "-m", "mcis.platform.cli"]

@@ -94,9 +94,7 @@ def test_a_kill_in_any_mapping_costs_the_unfinished_shards_alone(
     same_tables(context.part, undisturbed.part)
 
 
-def test_shards_of_another_size_leave_no_vectors(
-    localizable: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_of_another_size_leave_none(localizable: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     nearest, context = "localize.related_by=nearest", localizable.into(tmp_path / "killed")
     with pytest.raises(Killed):
         computed_by(monkeypatch, localizable.config(nearest, "compute.shard_rows=8"), context, killed_in=0)

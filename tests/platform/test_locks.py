@@ -77,7 +77,7 @@ def test_a_second_process_under_a_name_is_refused_at_first(workspace: Workspace,
 
 
 @pytest.mark.parametrize("other", ["stage"], indirect=True)
-def test_who_waits_says_for_whom(
+def test_who_waits_for_a_stage_says_once_for_whom(
     workspace: Workspace, other: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert other.stdin is not None
@@ -93,7 +93,7 @@ def test_who_waits_says_for_whom(
 
 
 @pytest.mark.parametrize("other", ["gc"], indirect=True)
-def test_no_run_begins_beside_gc(
+def test_a_run_does_not_begin_beside_gc(
     workspace: Workspace, other: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert other.stdin is not None
@@ -108,9 +108,7 @@ def test_no_run_begins_beside_gc(
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
 @pytest.mark.parametrize("block", ["run", "gc"])
-def test_a_file_system_without_locks(
-    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, number: int, block: str
-) -> None:
+def test_a_disk_without_locks(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, number: int, block: str) -> None:
     def without_locks(*_: Any) -> None:
         raise OSError(number, os.strerror(number))
 

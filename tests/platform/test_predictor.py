@@ -59,7 +59,7 @@ def rows(tmp_path: Path) -> pa.Table:
 
 
 @pytest.mark.parametrize(("max_side", "seen"), [(None, (60, 80)), (40, (30, 40)), (80, (60, 80))])
-def test_labels_at_file_size(
+def test_labels_come_back_at_the_files_size(
     rows: pa.Table, monkeypatch: pytest.MonkeyPatch, max_side: int | None, seen: tuple[int, int]
 ) -> None:
     model = Halves()

@@ -36,7 +36,7 @@ def record(workspace: Workspace) -> RunRecord:
         (ValueError("x"), "failed", "ValueError"),
     ],
 )
-def test_how_it_ended_is_recorded(
+def test_how_a_call_ended_is_written_down(
     workspace: Workspace, error: BaseException | None, outcome: str, reason: str | None
 ) -> None:
     call(workspace, error=error, index="a")

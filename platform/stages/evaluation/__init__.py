@@ -132,7 +132,7 @@ def rows_with_truth(context: RunContext, split: str, notes: list[str], *, tagged
     rows = split_rows(context, split, tagged=tagged)
     rows = rows.append_column("position", pa.array(np.arange(len(rows)), pa.int64()))
     named = rows.filter(pc.is_valid(rows["mask_uri"]))
-    there = pa.array([stamp is not None for stamp in stamps(named["mask_uri"].to_pylist())], pa.bool_())
+    there = pa.array([each is not None for each in stamps(named["mask_uri"].to_pylist())], pa.bool_())
     if gone := named.filter(pc.invert(there))["mask_uri"].to_pylist():
         notes.append(f"{len(gone)} of {len(named)} ground-truth masks of split {split} are gone: {shown(gone)}")
     if len(gone) == len(named):

@@ -264,7 +264,7 @@ def test_a_damaged_checkpoint_is_dropped_and_the_training_begins_again(
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_fits_not(
+def test_a_checkpoint_of_another_configuration_is_named(
     tiny: ClassifierLearner, tracker_of: Trackers, tmp_path: Path, ray_local: None
 ) -> None:
     struck = Struck(**vars(tiny), folder=tmp_path, blow=lose_a_node)
