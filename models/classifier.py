@@ -1,5 +1,6 @@
 """The co-attention classifier (section 3.1): pairs of images -> class scores of own, shared and unshared semantics."""
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import torch
@@ -232,7 +233,9 @@ class CoAttentionClassifier(nn.Module):
                 w_p = w_p.mT
         return affinity_query(target, w_p, form=self.form, scale=self.affinity.scale)
 
-    def co_maps(self, query: Tensor, target: Tensor, related: Tensor, tag: int) -> Tensor:
+    def co_maps(
+        self, query: Tensor, target: Tensor, related: Tensor, tag: int, passed: Sequence[Tensor | None] | None = None
+    ) -> Tensor:
         """Co-attentive activations of a class in a target with each related image, (R, H, W); a map is their mean.
 
         Args:
@@ -240,10 +243,11 @@ class CoAttentionClassifier(nn.Module):
             target: features of the image whose map it is, (C, H, W).
             related: features of its related images, (R, C, H', W').
             tag: the class.
+            passed: maps of the class in the related images for attention to average, see `multi_round`.
         """
         weight, bias = self.common_layer()
         of_tag = weight[tag, :, 0, 0], None if bias is None else bias[tag]
-        each = multi_round(query, related, *of_tag, form=self.form)
+        each = multi_round(query, related, *of_tag, form=self.form, passed=passed)
         return each.unflatten(1, target.shape[1:])
 
     def contrastive_maps(self, query: Tensor, target: Tensor, others: Tensor, tag: int) -> Tensor:

@@ -66,32 +66,45 @@ def affinity_query(
     return projected(positions(target[None], form)[0], w_p) * scale
 
 
-def _attended(query: Tensor, related: Tensor, weight: Tensor, form: AffinityForm) -> Iterator[Tensor]:
-    """weight^T F^{n∩r}, (HW,), for each related image r in turn.
+def _attended(query: Tensor, related: Tensor, values: Sequence[Tensor], form: AffinityForm) -> Iterator[Tensor]:
+    """Values (H'W',) of each related image r, averaged by the attention of the target's positions, (HW,), in turn.
 
     Image by image, so that no more than one affinity (HW, H'W') is laid out, and that of an image has the same bits
     whatever the others are.
     """
-    for image_query, features in zip(query.expand(len(related), *query.shape[-2:]), related, strict=True):
-        affinity = image_query @ positions(features[None], form)[0].T
-        yield torch.softmax(affinity, dim=1) @ (weight @ features.flatten(1))
+    queries = query.expand(len(related), *query.shape[-2:])
+    for of_pair, features, of_image in zip(queries, related, values, strict=True):
+        affinity = of_pair @ positions(features[None], form)[0].T
+        yield torch.softmax(affinity, dim=1) @ of_image
 
 
 def multi_round(
-    query: Tensor, related: Tensor, weight: Tensor, bias: Tensor | None, *, form: AffinityForm = "bilinear"
+    query: Tensor,
+    related: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    *,
+    form: AffinityForm = "bilinear",
+    passed: Sequence[Tensor | None] | None = None,
 ) -> Tensor:
     """The target's co-attentive activations of one class with each related image (section 3.2, second strategy).
+
+    Attention may average maps in place of activations: those that the related images have by their own related images.
+    So activations travel over images of images, which the paper does not have.
 
     Args:
         query: `affinity_query` of the image whose map it is, (HW, C), or one for each related image, (R, HW, C).
         related: F_r of R images that share the class, (R, C, H', W').
         weight, bias: of the class in the layer for co-attentive features, (C,) and ().
+        passed: maps of the class in the related images, (H', W') each, None of one that has none.
 
     Returns:
         Position by position, (R, HW), before clipping and normalizing; L_{n,k} is their mean.
     """
-    each = torch.stack(list(_attended(query, related, weight, form)))
-    return each if bias is None else each + bias
+    shift = 0.0 if bias is None else bias
+    each = zip(related, passed or [None] * len(related), strict=True)
+    values = [weight @ image.flatten(1) + shift if map is None else map.flatten() for image, map in each]
+    return torch.stack(list(_attended(query, related, values, form)))
 
 
 def contrastive_round(
@@ -112,7 +125,7 @@ def contrastive_round(
     Returns:
         (Q, HW), before clipping and normalizing.
     """
-    gates = _attended(query, others, w_b, form)
+    gates = _attended(query, others, [w_b @ image.flatten(1) for image in others], form)
     each = torch.stack([unshared(values[None, None], gate[None, None])[0, 0] for gate in gates])
     return each if bias is None else each + bias
 

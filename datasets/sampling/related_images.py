@@ -39,6 +39,15 @@ class Relations:
     others_start: NDArray[np.int64]
     """(T + 1,) where the `others` of each map begin."""
 
+    def numbers(self) -> NDArray[np.int64]:
+        """The numbers of the related images' maps of each map's class, (T, R); -1 of an image without that class."""
+        classes = int(self.tag.max(initial=0)) + 1
+        have = self.image * classes + self.tag
+        order = np.argsort(have, kind="stable")
+        wanted = self.related * classes + self.tag[:, None]
+        found = order[np.searchsorted(have, wanted, sorter=order).clip(max=len(have) - 1)]
+        return np.where(have[found] == wanted, found, -1)
+
 
 class Asked(NamedTuple):
     """What a rule for related images is given: N images, their T maps, and the configuration's values.

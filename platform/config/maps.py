@@ -58,6 +58,10 @@ class LocalizeConfig(Section):
     """Related images R per class; 0 = single round, which uses no method (section 3.2: 3)."""
     method: MethodConfig = MethodConfig()
     """How a map is made of its related images."""
+    hops: int = Field(default=1, ge=1, le=16)
+    """How far activations travel over related images. 1: a map is made of what their features say (section 3.2); 2: of
+    the maps that these have by their own related images; and so on. Maps find more of the object, and their best
+    thresholds rise; each hop takes as long as the first. Beyond the paper."""
     related_by: Annotated[str, AfterValidator(RELATED.choice())] = "class"
     """Which images a map is related to. `class`: images with its class, drawn at random (section 3.2); `nearest`: those
     of them that are nearest by the mean of what the affinity compares over an image
@@ -75,7 +79,8 @@ class LocalizeConfig(Section):
 
     def description(self) -> str:
         """How a map is made of related images, and of which, as scores name it."""
-        return self.method.description() + RELATED[self.related_by].words
+        hops = f", {self.hops} hops" if self.hops > 1 else ""
+        return self.method.description() + RELATED[self.related_by].words + hops
 
     def problems(self) -> Iterator[str]:
         """Contrastive co-attention without an image to contrast with, or a control that goes with neither."""

@@ -32,7 +32,8 @@ from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages.localization.workers import Embed, Relate, embed_rows, relate_rows
 
 EMBEDDED = "embedded"
-"""Folder of what is embedded while maps are made of it: `single`, `features`, and `selves` for the released maps."""
+"""Folder of what is embedded while maps are made of it: `single`, `features`, `selves` for the released maps, maps of
+all hops but the last."""
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
@@ -68,8 +69,10 @@ def run(config: Config, context: RunContext) -> StageResult:
             copy_folder(embedded / VECTORS, part / VECTORS)
             vectors = read_vectors(part / VECTORS)
         relations = draw_relations(config.localize, config.seed, tags, of_source(rows), vectors)
-        made_of = *network, embedded, of_source(rows)
-        _map(config, relate_rows(rows, relations), Relate, made_of, part / "maps", "localize")
+        made_of, to_relate = (*network, embedded, of_source(rows)), relate_rows(rows, relations)
+        for hop in range(1, config.localize.hops):
+            _map(config, to_relate, Relate, (*made_of, hop), embedded / f"maps-{hop}", f"localize, hop {hop}")
+        _map(config, to_relate, Relate, (*made_of, config.localize.hops), part / "maps", "localize")
         counts, notes = related_counts(config.localize, relations, tags)
     else:
         copy_folder(embedded / "single", part / "maps")

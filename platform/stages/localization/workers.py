@@ -36,9 +36,11 @@ def embed_rows(rows: pa.Table) -> pa.Table:
 
 def relate_rows(rows: pa.Table, relations: Relations) -> pa.Table:
     """What `Relate` reads of N images: image_id, position, first_map, and lists with an entry per map: tags, and
-    `related` and `others`, lists of positions."""
+    `related` and `others`, lists of positions, and `theirs`, the numbers of the related images' maps of that tag, -1 of
+    those without it."""
     maps, related = np.arange(len(relations.tag) + 1), relations.related
     of_related = _lists(maps * related.shape[1], related.reshape(-1))
+    of_theirs = _lists(maps * related.shape[1], relations.numbers().reshape(-1))
     return pa.table(
         {
             "image_id": rows["image_id"],
@@ -46,6 +48,7 @@ def relate_rows(rows: pa.Table, relations: Relations) -> pa.Table:
             "first_map": relations.start[:-1],
             "tags": _lists(relations.start, relations.tag),
             "related": _lists(relations.start, of_related),
+            "theirs": _lists(relations.start, of_theirs),
             "others": _lists(relations.start, _lists(relations.others_start, relations.others)),
         }
     )
@@ -181,11 +184,21 @@ class Relate:
 
     Args:
         weights, classes: as of `Embed`.
-        folder: as `Embed` has filled it.
+        folder: as `Embed` has filled it; maps of a hop that is not the last are left there for the next.
         source: whether each image is of the source domain, (N,).
+        hop: of `localize.hops`, from 1.
     """
 
-    def __init__(self, config: Config, weights: Path, classes: int, gpu: bool, folder: Path, source: NDArray[np.bool_]):
+    def __init__(
+        self,
+        config: Config,
+        weights: Path,
+        classes: int,
+        gpu: bool,
+        folder: Path,
+        source: NDArray[np.bool_],
+        hop: int = 1,
+    ):
         self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
         self.source = torch.from_numpy(source).to(self.device)
         self.domains = torch.tensor([False, True] if source.any() else [False], device=self.device)
@@ -195,11 +208,15 @@ class Relate:
         self.features = CachedRows(folder / "features", COLUMN, shape)
         released = config.localize.method.name == "released"
         self.selves = CachedRows(folder / "selves", COLUMN, shape[1:]) if released else None
+        self.before = CachedRows(folder / f"hop-{hop - 1}", COLUMN, shape[1:]) if hop > 1 else None
+        self.after = folder / f"hop-{hop}" if hop < config.localize.hops else None
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         images = rows.to_pylist()
         ids, tags = map(list, zip(*((row["image_id"], tag) for row in images for tag in row["tags"]), strict=True))
         maps = torch.cat([self.maps(row) for row in images])
+        if self.after:
+            write_rows(self.after, images[0]["first_map"], maps.cpu().numpy())
         grid = self.model.backbone.layout.grid(self.config.classifier.input_size, maps.shape[1])
         return map_rows(ids, tags, maps.cpu().numpy(), grid)
 
@@ -209,7 +226,7 @@ class Relate:
         embedding = self._rows(self.features, [row["position"]])[0]
         queries = self._queries(embedding, row["position"])
         numbers = range(row["first_map"], row["first_map"] + len(row["tags"]))
-        of_maps = zip(numbers, row["tags"], row["related"], row["others"], strict=True)
+        of_maps = zip(numbers, row["tags"], row["related"], row["theirs"], row["others"], strict=True)
         return torch.stack([self._map(embedding, queries, *of_map) for of_map in of_maps])
 
     def _queries(self, embedding: Tensor, position: int) -> Tensor:
@@ -223,11 +240,22 @@ class Relate:
         return queries if queries.ndim == 3 else queries[None]  # the identity is the same for both
 
     def _map(
-        self, embedding: Tensor, queries: Tensor, number: int, tag: int, related: list[int], others: list[int]
+        self,
+        embedding: Tensor,
+        queries: Tensor,
+        number: int,
+        tag: int,
+        related: list[int],
+        theirs: list[int],
+        others: list[int],
     ) -> Tensor:
-        """Map `number`, of class `tag`, (H, W), by the positions of related images and, for contrast, of `others`."""
-        query = self._query_for(related, queries)
-        activation = self.model.co_maps(query, embedding, self._rows(self.features, related), tag).mean(dim=0)
+        """Map `number`, of class `tag`, (H, W), by the positions of related images, the numbers of their maps, and the
+        positions of `others` for contrast. A further hop passes on what these have made in the first."""
+        query, features = self._query_for(related, queries), self._rows(self.features, related)
+        if self.before:
+            passed = [None if number < 0 else self._rows(self.before, [number])[0] for number in theirs]
+            return self.model.co_maps(query, embedding, features, tag, passed).mean(dim=0)
+        activation = self.model.co_maps(query, embedding, features, tag).mean(dim=0)
         if others:
             query = self._query_for(others, queries)
             contrasted = self.model.contrastive_maps(query, embedding, self._rows(self.features, others), tag)
