@@ -55,6 +55,15 @@ def test_related_images_are_candidates_and_repeat_only_where_they_must(
             assert max(Counter(row).values()) == -(-related // len(candidates))
 
 
+@quick
+@given(matrices(), st.sampled_from(["class", "wrong_class"]))
+def test_maps_of_related_images_have_their_numbers(matrix: Matrix, by: str) -> None:
+    relations = drawn_by(matrix, related_by=by)
+    numbers = {key: n for n, key in enumerate(zip(relations.image.tolist(), relations.tag.tolist(), strict=True))}
+    for tag, related, got in zip(relations.tag, relations.related, relations.numbers(), strict=True):
+        assert got.tolist() == [numbers.get((image, tag), -1) for image in related.tolist()]
+
+
 @pytest.mark.parametrize("image", [0, 2, 4])
 def test_all_orders_of_related_images_have_the_same_chance(image: int) -> None:
     """The 24 orders of the four others, for the first, a middle and the last member."""

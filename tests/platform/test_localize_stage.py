@@ -19,6 +19,7 @@ from mcis.platform.stages.localization.workers import Embed, embed_rows
 
 VARIANTS = {
     "paper": (),
+    "hops": ("localize.hops=3",),
     "released": ("localize.method.name=released", "localize.related_may_repeat=true", "maps.scale=maximum"),
 }
 
@@ -79,18 +80,21 @@ def computed_by(
     return calls
 
 
-@pytest.mark.parametrize("variant", ["paper", pytest.param("released", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("mapping", [0, 1])
+@pytest.mark.parametrize(
+    ("variant", "mapping"),
+    [("paper", 0), ("hops", 2), ("hops", 3), *(pytest.param("released", n, marks=pytest.mark.slow) for n in (0, 1))],
+)
 def test_a_kill_in_any_mapping_costs_the_unfinished_shards_alone(
     localizable: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str, mapping: int
 ) -> None:
     config, undisturbed = localizable.config(*VARIANTS[variant]), localizable.into(tmp_path / "undisturbed")
-    assert computed_by(monkeypatch, config, undisturbed) == [("single", 30, 30), ("maps", 30, 30)]
+    mappings = ["single", "maps-1", "maps-2", "maps"] if variant == "hops" else ["single", "maps"]
+    assert computed_by(monkeypatch, config, undisturbed) == [(name, 30, 30) for name in mappings]
     context = localizable.into(tmp_path / "killed")
     with pytest.raises(Killed):
         computed_by(monkeypatch, config, context, killed_in=mapping)
     again = computed_by(monkeypatch, config, context)
-    assert again == [("single", 16 if mapping == 0 else 0, 30), ("maps", 30 if mapping == 0 else 16, 30)]
+    assert [rows for _, rows, _ in again] == [0] * mapping + [16] + [30] * (len(mappings) - mapping - 1)
     same_tables(context.part, undisturbed.part)
 
 
