@@ -50,9 +50,8 @@ Assignments = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one value; see `mcis config show`.")
 ]
 Until = Annotated[StageName | None, typer.Option(metavar="STAGE", help="Last stage to compute, such as pseudo_masks.")]
-From = Annotated[
-    StageName | None, typer.Option("--from", metavar="STAGE", help="Compute this stage and all after it again.")
-]
+_AGAIN = "Compute this stage and all after it again; if that is interrupted, repeat without it."
+From = Annotated[StageName | None, typer.Option("--from", metavar="STAGE", help=_AGAIN)]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show the workers' output and whole tracebacks.")]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.storage.folders import AGAIN, local_path
+from mcis.datasets.storage.folders import local_path
 from mcis.datasets.tables.large_tables import give_back
 from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import leaves
@@ -34,8 +34,7 @@ def recorded(
         if earlier := workspace.record(name):
             if earlier.kind != kind:
                 raise UserError(f"{name} is a {earlier.kind}", f"a name of no {earlier.kind}", "take another --name")
-            begun = [] if earlier.outcome == "finished" else earlier.recomputed
-            began = dataclasses.replace(began, reached=earlier.reached, outputs=earlier.outputs, recomputed=begun)
+            began = dataclasses.replace(began, reached=earlier.reached, outputs=earlier.outputs)
         write_record(workspace.run(name).record, began)
         try:
             yield
@@ -46,17 +45,14 @@ def recorded(
         record = workspace.record(name) or began
         outputs = {stage: [output] for stage, output in (record.reached | record.current).items()}
         outputs = outputs if whole else record.outputs | outputs
-        workspace.update_record(name, ended=now(), outcome="finished", reason=None, outputs=outputs, recomputed=[])
+        workspace.update_record(name, ended=now(), outcome="finished", reason=None, outputs=outputs)
 
 
 def _end_by(error: BaseException) -> dict[str, Any]:
     """What the record says of a call that an error ended."""
     if isinstance(error, KeyboardInterrupt):
         return {"outcome": "interrupted"}
-    if not isinstance(error, UserError):
-        return {"outcome": "failed", "reason": type(error).__name__}
-    once_more = "--from" in error.remedy or AGAIN in error.remedy  # what was computed again is to be so once more
-    return {"outcome": "failed", "reason": error.found} | ({"recomputed": []} if once_more else {})
+    return {"outcome": "failed", "reason": error.found if isinstance(error, UserError) else type(error).__name__}
 
 
 def point_to(workspace: Workspace, name: str, stage: str, output: Path) -> None:
@@ -105,8 +101,7 @@ def bookkept(
 
     Args:
         whole: whether the block goes to the last stage.
-        recompute: whether stages are computed again, which has curves of its own in MLflow, those of a call that goes
-            on with it included.
+        recompute: whether stages are computed again, which has curves of its own in MLflow.
         study: that the run belongs to.
         log_model: logs the network that MLflow is to have.
     """
@@ -119,13 +114,12 @@ def bookkept(
             output = local_path(value or "").parent
             if output.parent == workspace.store.resolve():
                 point_to(workspace, name, f"weights.{key}", output)
-        record = workspace.record(name)
         tracker = Tracker(
             workspace,
             name,
             identity=fingerprint(values, parent),
             parent=parent,
-            new_run=recompute and not (record and record.recomputed),
+            new_run=recompute,
             watch=study.watch if study else None,
             log_model=log_model,
         )

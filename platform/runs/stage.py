@@ -68,10 +68,7 @@ class Stage:
 
 
 def run_stage(stage: Stage, config: Config, context: RunContext, *, recompute: bool = False) -> RunContext:
-    """Runs a stage, unless its output is kept and not to be recomputed; returns the next stage's context.
-
-    What a call before has begun to recompute, and did not finish, goes on from there.
-    """
+    """Runs a stage, unless its output is kept and not to be recomputed; returns the next stage's context."""
     began, workspace = time.monotonic(), context.workspace
     if not stage.kept:
         stage.module.run(config, context)
@@ -107,23 +104,18 @@ def _compute(stage: Stage, config: Config, context: RunContext, folder: Path, *,
         return False
     workspace, key = context.workspace, folder.name.removeprefix(f"{stage.name}-")
     with hold_stage(workspace, stage.name, key, run=context.name):
-        record = workspace.record(context.name)
-        begun = record.recomputed if record else []
-        goes_on = recompute and folder.name in begun
-        if goes_on:
-            console.print(f"note: {stage.name} goes on with what the call before has computed again")
-        elif recompute:
+        if recompute:
             remove(folder)
-            workspace.update_record(context.name, recomputed=[*begun, folder.name])
         if (lacks := flaw(folder)) is None:
             return False
         if is_there(folder / SUMMARY):
             console.print(f"note: {folder.name} is computed again: {lacks}", markup=False)
             remove(folder)
         caches = list[str]()
-        fresh = recompute and not goes_on  # what earlier calls kept is of images that were read before
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            result = stage.module.run(config, dataclasses.replace(context, part=folder, recompute=fresh, caches=caches))
+            result = stage.module.run(
+                config, dataclasses.replace(context, part=folder, recompute=recompute, caches=caches)
+            )
         write_result(folder, result, key=key, caches=caches)
         return True

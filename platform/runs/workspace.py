@@ -118,8 +118,6 @@ class RunRecord:
         reached: by stage the finished outputs of the last call; until its first one, those of the call before.
         current: by stage, or by the key of weights that are of another run, what the last call has reached or computes.
         outputs: the same with those of earlier calls: all that the run points to.
-        recomputed: the outputs that calls with `--from` have begun to compute again since a call last finished. Such a
-            call that is repeated goes on with them.
     """
 
     kind: Literal["run", "study"] = "run"
@@ -131,7 +129,6 @@ class RunRecord:
     reached: dict[str, _Output] = field(default_factory=dict)
     current: dict[str, _Output] = field(default_factory=dict)
     outputs: dict[str, list[_Output]] = field(default_factory=dict)
-    recomputed: list[str] = field(default_factory=list)
 
     @property
     def pointed(self) -> frozenset[str]:

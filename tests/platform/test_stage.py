@@ -11,10 +11,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from mcis.datasets.errors import UserError
-from mcis.datasets.storage.folders import AGAIN
 from mcis.platform.config.sections import Config
-from mcis.platform.runs.bookkeeping import recorded
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_table, write_json, write_table, write_text
 from mcis.platform.runs.results import StageResult
@@ -34,12 +31,12 @@ class Tables:
     """A stage that writes a table of two shards and a text."""
 
     def __init__(self) -> None:
-        self.calls, self.recompute = 0, False
+        self.calls = 0
         module = cast(Any, SimpleNamespace(__name__="work", inputs=lambda config, context: None, run=self.run))
         self.stage = Stage(name="work", module=module, sections=("seed",))
 
     def run(self, config: Config, context: RunContext) -> StageResult:
-        self.calls, self.recompute = self.calls + 1, context.recompute
+        self.calls += 1
         for first in (0, 2):
             shard = context.part / "maps" / f"part-{first:08d}-{first + 2:08d}.parquet"
             if not shard.exists():
@@ -112,61 +109,6 @@ def test_what_has_its_name_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.Mo
     assert {path.stat().st_ino for path in (folder.parent, folder, *folder.rglob("*"))} <= synced
 
 
-class Cut(Tables):
-    """It is ended, by an error, behind so many shards."""
-
-    def __init__(self, error: BaseException, *, shards: int) -> None:
-        super().__init__()
-        self.error, self.shards = error, shards
-
-    def run(self, config: Config, context: RunContext) -> StageResult:
-        if self.shards:
-            write_table(context.part / "maps" / "part-00000000-00000002.parquet", pa.table({"n": [0, 1]}))
-        raise self.error
-
-
-@pytest.mark.parametrize("begun", [False, True], ids=["in its first shard", "with a shard"])
-def test_what_is_computed_again_and_interrupted_goes_on_when_the_call_is_repeated(tmp_path: Path, begun: bool) -> None:
-    workspace = Workspace(tmp_path)
-
-    def call(work: Tables) -> Path:
-        with recorded(workspace, "a", whole=True):
-            return work.go(workspace, recompute=True)
-
-    folder = call(Tables())
-    first = (folder / "maps" / "part-00000000-00000002.parquet").stat().st_mtime_ns
-    with pytest.raises(KeyboardInterrupt):
-        call(Cut(KeyboardInterrupt(), shards=begun))
-    assert not (folder / SUMMARY).exists()
-    shard = folder / "maps" / "part-00000000-00000002.parquet"
-    left = shard.stat().st_mtime_ns if begun else None
-    work = Tables()
-    assert call(work) == folder
-    assert (work.calls, work.recompute) == (1, False), "what the call before kept counts"
-    now = (folder / "maps" / "part-00000000-00000002.parquet").stat().st_mtime_ns
-    assert now == left if begun else now != first
-    assert call(work) == folder
-    assert (work.calls, work.recompute) == (2, True), "the call before finished"
-
-
-def test_what_an_error_wants_computed_again_is_not_gone_on_with(tmp_path: Path) -> None:
-    workspace = Workspace(tmp_path)
-
-    def call(work: Tables, remedy: str | None) -> None:
-        with recorded(workspace, "a", whole=True):
-            work.go(workspace, recompute=True)
-            if remedy:
-                raise UserError("found", "expected", remedy)
-
-    remedies = {"free some space and repeat the command": 1, "repeat the command with --from work": 2, AGAIN: 2}
-    for remedy, calls in remedies.items():
-        work = Tables()
-        with pytest.raises(UserError):
-            call(work, remedy)
-        call(work, None)
-        assert work.calls == calls, remedy
-
-
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -201,8 +143,8 @@ for number in range(500):
         folder = before.go(workspace)
     killed = killed_at(workspace, number)
     again = test_stage.Tables()
-    folder = again.go(workspace, recompute=recompute)
-    again.go(workspace, recompute=recompute)
+    folder = again.go(workspace)
+    again.go(workspace)
     assert again.calls <= 1, "what is whole is computed twice"
     outputs = [path.name for path in workspace.store.iterdir() if not path.name.startswith(".")]
     assert outputs == [folder.name], outputs
