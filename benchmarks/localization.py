@@ -60,7 +60,7 @@ def ours(config: Config, folder: Path, rows: pa.Table, tags: Tags, gpu: bool) ->
     to_embed, to_relate = embed_rows(rows), relate_rows(rows, relations)
     began = time.perf_counter()
     embed(to_embed)
-    relate = Relate(config, folder, CLASSES, gpu, folder, no_source)
+    relate = Relate(config, folder, CLASSES, gpu, folder, no_source, 1)
     maps = [image_map for row in to_relate.to_pylist() for image_map in relate.maps(row).cpu()]
     return time.perf_counter() - began, maps
 

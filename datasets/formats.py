@@ -9,7 +9,6 @@ import functools
 import hashlib
 import importlib
 import json
-import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -160,7 +159,7 @@ def _check_names(source: Path, names: Sequence[str], wrong: set[str], known: set
     """Raises a UserError for `wrong` names of classes, and for those that cannot stand in a table."""
     wrong |= {name for name in names if re.search(r"[;,|]|^\s|\s$|^$", name) or not name.isprintable()}
     if wrong or not names:
-        occur = shown(sorted(known), 20)
+        occur = shown(sorted(known := known - wrong), 20)
         expected = f"names without ; , | of classes that occur ({occur}), the same as in other splits"
         remedy = f"{nearest(wrong, sorted(known))}rename them, choose by `classes`, or begin with the split of all"
         raise UserError(f"{source}: {len(wrong)} class(es): {shown(sorted(wrong))}", expected, remedy)
@@ -257,7 +256,7 @@ def _yolo(source: Path, images: Path | None, link: Path, split: str, left: Left)
         raise ValueError(f"no folders {folder} and {labels}")
     for name in _files(folder, left):
         photos[name], lines = [], (labels / name).with_suffix(".txt")
-        left["label file(s), as there are none: background"] += not lines.exists()
+        left["label file(s) that are not there: their photographs are all background"] += not lines.exists()
         for line in lines.read_text("utf-8").splitlines() if lines.exists() else ():
             values = np.array(line.split(), float)
             if len(values) < 5 or not np.isfinite(values).all() or values[0] not in names or values[1:5].max() > 2:
@@ -298,8 +297,11 @@ def _folders(source: Path, images: Path | None, link: Path, split: str, left: Le
 
 
 def _files(folder: Path, left: Left) -> list[str]:
-    """The files below a folder that are not hidden; no suffix is trusted."""
-    return [name for name in files_below(folder, left) if not posixpath.basename(name).startswith(".")]
+    """The files below a folder that are not hidden, nor in a hidden folder; no suffix is trusted."""
+    found = list(files_below(folder, left))
+    seen = [name for name in found if not name.startswith(".") and "/." not in name]
+    left["hidden file(s)"] = len(found) - len(seen)
+    return seen
 
 
 def _huggingface(source: Path, images: Path | None, link: Path, split: str, left: Left) -> Found:
@@ -347,7 +349,10 @@ def _labelstudio(source: Path, images: Path | None, link: Path, split: str, left
         path = unquote(url.query.partition("d=")[2] or url.path).lstrip("/")
         ends = [path.split("/", n)[-1] for n in range(path.count("/") + 1)]  # uploads begin with 8 digits and -
         name = next((end for end in [*ends, ends[-1].partition("-")[2]] if end and (folder / end).is_file()), ends[-1])
-        *others, last = [each for each in task["annotations"] if not each.get("was_cancelled")] or [{"result": []}]
+        done = task.get("annotations", [])
+        if not done and task.get("predictions"):
+            raise ValueError(f"{name} has predictions, which nobody has submitted as annotations in Label Studio yet")
+        *others, last = [each for each in done if not each.get("was_cancelled")] or [{"result": []}]
         left["earlier annotation(s) of a photograph"] += len(others)
         photos.setdefault(name, [])
         for each in last["result"]:

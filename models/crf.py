@@ -7,6 +7,8 @@ from pydantic import Field
 from mcis.datasets.images.decode import fitted
 from mcis.datasets.section import NonNegative, Rate, Section
 
+_Float32 = NDArray[np.float32]
+
 
 class CrfParameters(Section):
     """Fully connected CRF (RELEASED_RECIPE, "Inference")."""
@@ -30,9 +32,7 @@ class CrfParameters(Section):
     and the deviations are pixels of that size. None = each image at its own size."""
 
 
-def dense_crf(
-    rgb: NDArray[np.uint8], probabilities: NDArray[np.float32], parameters: CrfParameters
-) -> NDArray[np.float32]:
+def dense_crf(rgb: NDArray[np.uint8], probabilities: _Float32, parameters: CrfParameters) -> _Float32:
     """Refines probabilities (L, H, W) of L labels along the edges of the image (H, W, 3).
 
     An image with a longer side than `max_side` is made smaller first, and the result is brought back to its size: time
@@ -41,13 +41,13 @@ def dense_crf(
     Returns:
         (L, H, W), with sum 1 at every pixel.
     """
+    if not parameters.iterations:
+        return probabilities
     refined = refine(*shrunk(rgb, probabilities, parameters.max_side), parameters)
     return refined if refined.shape == probabilities.shape else _resized(refined, probabilities.shape[1:])
 
 
-def shrunk(
-    rgb: NDArray[np.uint8], probabilities: NDArray[np.float32], max_side: int | None
-) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+def shrunk(rgb: NDArray[np.uint8], probabilities: _Float32, max_side: int | None) -> tuple[NDArray[np.uint8], _Float32]:
     """An image (H, W, 3) and its probabilities (L, H, W), made to fit where the longer side exceeds `max_side`."""
     height, width = probabilities.shape[1:]
     size = fitted(height, width, max_side)
@@ -66,9 +66,7 @@ def _resized(planes: NDArray[np.float32], size: tuple[int, ...]) -> NDArray[np.f
     return np.asarray(resized[0].numpy())
 
 
-def refine(
-    rgb: NDArray[np.uint8], probabilities: NDArray[np.float32], parameters: CrfParameters
-) -> NDArray[np.float32]:
+def refine(rgb: NDArray[np.uint8], probabilities: _Float32, parameters: CrfParameters) -> _Float32:
     """As `dense_crf`, at the image's own size whatever `max_side` is; pydensecrf keeps Python's lock meanwhile."""
     import pydensecrf.densecrf as pydensecrf
 

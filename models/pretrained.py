@@ -138,12 +138,7 @@ def from_released(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     classes = len(layer) if layer is not None and layer.ndim == 4 else 20
     with torch.device("meta"):
         wanted = CoAttentionClassifier(vgg16(), classes=classes, head="own").state_dict()
-    names = {
-        prefix + name.removeprefix(own): name
-        for name in wanted
-        for prefix, own in NAMES.items()
-        if name.startswith(own)
-    }
+    names = {to + of.removeprefix(own): of for of in wanted for to, own in NAMES.items() if of.startswith(own)}
     problems = [f"missing: {name}" for name in names if name not in state]
     problems += [f"surplus: {name}" for name in state if name not in names]
     for released, name in names.items():

@@ -76,14 +76,14 @@ def scores(run: Path | str) -> list[Score]:
     return read_scores(Workspace(folder.parent.parent, create=False).outputs(folder.name))
 
 
-def panel(run: pipeline.RunResult, image_id: str) -> Panel:
+def panel(run: pipeline.RunResult, image_id: str | Path) -> Panel:
     """What a run has made of an image of its index, as far as it has come; a training image is predicted here.
 
     UserError: there is no such image in its index.
     """
     context = run.context
     index = open_index(context.workspace, context.name).index
-    rows = index.filter(pc.equal(index["image_id"], image_id))
+    rows = index.filter(pc.equal(index["image_id"], str(image_id)))
     if not len(rows):
         raise UserError(f"no image {image_id!r} in the index of {context.name}", "an `image_id` of it", "see `index`")
     return panels_of(resolve(file=context.folder.config).config, context, rows, rows["split"][0].as_py())[0]

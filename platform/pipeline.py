@@ -70,10 +70,10 @@ STAGES = (
         module=evaluation,
         needs=("index", "localize", "pseudo_masks", "predict"),
         sections=("seed", "recipe", "supervision", "weights", "maps", "evaluate"),
-        runs_once_reached="localize",
+        runs_once_reached=("localize", "predict"),
         networks=False,
     ),
-    Stage(name="report", module=report, runs_once_reached="index", kept=False),
+    Stage(name="report", module=report, runs_once_reached=("index",), kept=False),
 )
 STAGE_NAMES = tuple(stage.name for stage in STAGES)
 
@@ -101,7 +101,7 @@ def check(config: Config, workspace: Workspace, name: str, *, until: str | None 
     sources = Sources(config)
     reached = STAGE_NAMES[: _number(until) + 1]
     for stage in STAGES:
-        if stage.takes_part(config) and (stage.name in reached or stage.runs_once_reached in reached):
+        if stage.takes_part(config) and (stage.name in reached or set(stage.runs_once_reached) & set(reached)):
             stage.module.check(config, sources.look(), workspace)
     return sources
 
@@ -120,7 +120,7 @@ def run(
 
     Args:
         until: last stage; what was reached by then is scored and reported all the same.
-        start: this stage and all after it are computed again; repeated, a call that did not finish goes on.
+        start: this stage and all after it are computed again.
         study: that this run belongs to.
         sources: what `check` returned, which is then not listed again.
 
@@ -148,7 +148,7 @@ def run(
         )
         for number, stage in enumerate(STAGES):
             reached = number <= last and not problem
-            if stage.takes_part(config) and (reached or stage.runs_once_reached in context.inputs):
+            if stage.takes_part(config) and (reached or set(stage.runs_once_reached) & set(context.inputs)):
                 context = run_stage(stage, config, context, recompute=stage.name in recompute)
                 if stage.name == "index":
                     index_is_made(resolved, context)

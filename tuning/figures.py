@@ -5,16 +5,18 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from mcis.datasets.errors import UserError
 from mcis.platform.reporting.compared_runs import open_cases
 from mcis.platform.reporting.comparison import Settings, compare
+from mcis.platform.runs.progress import console
 from mcis.platform.runs.scores import ORIGIN, Score, headings_of
 from mcis.platform.runs.workspace import Workspace
 from mcis.tuning.definition import Case
 
 COLUMNS = ("localization maps", "pseudo masks", "segmentation, no CRF", "segmentation, CRF")
 INTERVALS = (
-    "below each difference: 95 % interval over 2000 resamples of the images and of the seeds; none = it contains 0. Of "
-    "one seed it does not tell what another would change; of many intervals, 5 in 100 leave out 0 by chance."
+    "below each difference: 95 % interval over 2000 resamples of the images, and over seeds by Student's t; none = it "
+    "contains 0. Of one seed it does not tell what another would change; of many, 5 in 100 leave out 0 by chance."
 )
 """What the intervals are, in words."""
 _OF_A_CASE = {"threshold", "related images", "ignored share", "seed"}
@@ -94,24 +96,28 @@ def paired_differences(figures: Sequence[Figures]) -> Iterator[PairedDifference]
             yield PairedDifference(of=case.case, seeds=seeds, miou=miou)
 
 
-def with_intervals(
-    difference: PairedDifference, trial: Callable[[str, int], str], workspace: Workspace
-) -> PairedDifference:
+def with_intervals(of: PairedDifference, trial: Callable[[str, int], str], workspace: Workspace) -> PairedDifference:
     """A difference with the interval of each column, as `mcis compare` has it of the same runs.
 
     A column whose scores are of other images in the two cases, such as those of training images in another setting,
-    has none. `trial` makes the name of a run of a case's and a seed.
+    has none, nor has any where the runs cannot be compared, which is said. `trial` makes the name of a run of a case's
+    and a seed.
     """
-    pair = str(difference.of.against), difference.of.name
-    runs = [",".join(trial(name, seed) for seed in difference.seeds) for name in pair]
-    cases = open_cases(workspace.root, runs, what=("localization_maps", "pseudo_masks", "segmentation"))
+    pair = str(of.of.against), of.of.name
+    runs = [",".join(trial(name, seed) for seed in of.seeds) for name in pair]
+    try:
+        cases = open_cases(workspace.root, runs, what=("localization_maps", "pseudo_masks", "segmentation"))
+        compared = compare(cases, Settings()).scores
+    except UserError as error:
+        console.print(f"note: no intervals of {' and '.join(pair)}: {error.found}", markup=False)
+        return of
     intervals = {
         column: [found.low, found.high]
-        for score in compare(cases, Settings()).scores
+        for score in compared
         for found in score.differences
-        if found.figure == "mIoU" and (column := column_of(cases[0].scores(score.title)[0])) in difference.miou
+        if found.figure == "mIoU" and (column := column_of(cases[0].scores(score.title)[0])) in of.miou
     }
-    return replace(difference, intervals=intervals)
+    return replace(of, intervals=intervals)
 
 
 def reached(rows: Sequence[Figures] | Sequence[PairedDifference]) -> list[str]:

@@ -197,6 +197,8 @@ def _check_objective(search: Search) -> None:
             "an objective of other images: val_map, maps or masks; or the segmentation of the split train",
             f"{another}, or --set predict.split=train",
         )
+    if goal.crf and not config.predict.crf.iterations:
+        raise UserError("--objective segmentation-crf with predict.crf.iterations=0", "at least 1", another)
     if config.supervision == "full" and goal.until != "evaluate":
         raise UserError(
             f"--objective {search.objective} with supervision=full, which trains no classifier",

@@ -25,6 +25,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import fetched
 from mcis.platform.config.keys import Values
 from mcis.platform.runs.files import fingerprint, written_aside
+from mcis.platform.runs.progress import console
 from mcis.tuning.search_space import Search
 
 _STATES = {TrialState.COMPLETE: "done", TrialState.PRUNED: "stopped", TrialState.FAIL: "failed"}
@@ -99,6 +100,8 @@ class SearchTrials(OptunaSearch):
             sampler = SamplerByNumber(search.resolved.config.seed)
             self.study = _open_study(storage, search)
             first = not self.study.trials and _lies_on_axes(search)
+            if not self.study.trials and not first:
+                console.print("note: no trial is the configuration as it is, as it does not lie on the axes")
             super().__init__(
                 dict(search.axes), "objective", "max", [search.default] if first else [], sampler,
                 study_name=search.name, storage=storage

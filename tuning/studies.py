@@ -11,6 +11,7 @@ from mcis.platform import pipeline
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
+from mcis.platform.outputs.read_index import of_split
 from mcis.platform.runs.files import fingerprint, write_json, written_aside
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
@@ -73,9 +74,12 @@ def _check_study(study: Study, own_keys: Sequence[str]) -> None:
     told = sorted(key for key in own_keys if origins.get(key) in ("command line", "--set"))
     if told:
         raise UserError(f"{' and '.join(told)} by --set", "values that the study does not set", "leave them out")
-    masks = listing(config).table["mask_uri"]
+    predicts = stages.index(study.until) >= stages.index("predict")
+    rows = listing(config).table.select(["split", "mask_uri", "tags"])
+    masks = (rows if predicts else of_split(rows, "train", tagged=True))["mask_uri"]
     if masks.null_count == len(masks):
-        raise UserError("no image has a ground-truth mask", "some masks, for scores", "name their folder")
+        what = f"no {'' if predicts else 'training '}image has a ground-truth mask"
+        raise UserError(what, "some masks, for scores", "name their folder")
 
 
 def _run(study: Study, cases: Sequence[Case], title: str) -> list[Figures]:

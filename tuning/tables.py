@@ -72,7 +72,7 @@ def cases_picture(figures: Sequence[Figures], path: Path, title: str, below: str
     heights = [number + 0.7 * group for number, group in enumerate(colors)]  # with a gap between groups
     figure = Figure(figsize=(2.5 + 2.6 * plots, 1.8 + 0.26 * len(figures)), layout="constrained")
     for axes, column in zip(figure.subplots(1, plots, sharey=True, squeeze=False)[0], columns, strict=False):
-        _draw_bars(axes, figures, column, heights, colors)
+        _bars(axes, figures, column, heights, colors)
     if figures:
         figure.axes[0].set_yticks(heights, [of.case.name for of in figures], fontsize=7)
         figure.axes[0].invert_yaxis()
@@ -82,9 +82,7 @@ def cases_picture(figures: Sequence[Figures], path: Path, title: str, below: str
     figure.savefig(path, dpi=150, format="png")
 
 
-def _draw_bars(
-    axes: Axes, figures: Sequence[Figures], column: str, heights: Sequence[float], colors: Sequence[int]
-) -> None:
+def _bars(axes: Axes, figures: Sequence[Figures], column: str, heights: Sequence[float], colors: Sequence[int]) -> None:
     """The bars of a column; they begin near the smallest figure, since differences are small, as the axis says."""
     values = [value for of in figures for value in of.miou.get(column, [])]
     margin = 0.15 * max(max(values) - min(values), 1.0)

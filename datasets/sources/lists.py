@@ -231,7 +231,6 @@ def listing_table(*, image_id: Column, **others: Column | str | None) -> pa.Tabl
 
 def repeated_value(value: str | None, rows: int, of_type: pa.DataType) -> pa.ChunkedArray:
     """A column of one value, whose chunks are the same memory."""
-    chunk = pa.repeat(pa.scalar(value, of_type), min(rows, SHARD_ROWS))
-    return pa.chunked_array(
-        [chunk.slice(0, min(SHARD_ROWS, rows - first)) for first in range(0, rows, SHARD_ROWS)], of_type
-    )
+    one = pa.repeat(pa.scalar(value, of_type), min(rows, SHARD_ROWS))
+    chunks = [one.slice(0, min(SHARD_ROWS, rows - first)) for first in range(0, rows, SHARD_ROWS)]
+    return pa.chunked_array(chunks, of_type)

@@ -1,7 +1,7 @@
 """Photographs without tags, to be predicted: files, folders and tables -> where they lie, and a name for each."""
 
-import collections
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -46,7 +46,7 @@ def list_photographs(
             URI holds a password, key, token or signature, or there is no file at all.
     """
     leave_out = leave_out.expanduser().resolve()
-    left: collections.Counter[str] = collections.Counter()
+    left: Counter[str] = Counter()
     names: dict[str, tuple[str, ...]] = {}
     for item in given:
         if not is_text(item):
@@ -58,13 +58,12 @@ def list_photographs(
                 left["file(s) that are given more than once"] += 1
             names.setdefault(uri, _names(uri, short))
     if not names:
-        raise UserError(f"no file in {shown(list(given))}", "at least one photograph", "name files, folders or tables")
+        expected = f"at least one photograph that does not lie in {leave_out}"
+        raise UserError(f"no file in {shown(list(given))}", expected, "name files, folders or tables")
     return [Photograph(*each) for each in _told_apart(names).items()], left_out("photographs", left)
 
 
-def _files(
-    item: str, leave_out: Path, left: collections.Counter[str], allow_absolute: bool
-) -> Iterator[tuple[str, str]]:
+def _files(item: str, leave_out: Path, left: Counter[str], allow_absolute: bool) -> Iterator[tuple[str, str]]:
     """Where the files of an argument lie, and what each is named by."""
     path = Path(item).expanduser()
     if not is_remote(item) and path.is_dir():
@@ -99,7 +98,7 @@ def _told_apart(names: dict[str, tuple[str, ...]]) -> dict[str, str]:
     have the same whole path, in another case or with another scheme."""
     chosen = {uri: of_uri[0] for uri, of_uri in names.items()}
     for level in (1, 2, 2, 2):
-        count = collections.Counter(name.casefold() for name in chosen.values())
+        count = Counter(name.casefold() for name in chosen.values())
         same = [uri for uri, name in chosen.items() if count[name.casefold()] > 1]
         if not same:
             return chosen

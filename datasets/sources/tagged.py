@@ -151,7 +151,8 @@ def _splits(rows: UserTable) -> pa.ChunkedArray:
     """The split of each row; every image is in train where no column says otherwise."""
     if "split" not in rows.columns:
         return repeated_value("train", len(rows.content), pa.string())
-    splits, column = rows.filled("split"), rows.columns["split"]
+    splits, column = pc.utf8_lower(rows.filled("split")), rows.columns["split"]
+    splits = pc.replace_substring_regex(splits, "^valid(ation)?$", "val")
     names = splits.unique().to_pylist()
     unknown = sorted(set(names) - set(SPLITS))
     if unknown:

@@ -1,13 +1,10 @@
-"""What `mcis doctor --bench` measures: networks, decoders, links of this machine, with random weights and no data."""
+"""What `mcis doctor --bench` measures: networks and decoders of this machine, with random weights and no data."""
 
 import copy
-import datetime
 import functools
 import gc
 import io
 import os
-import re
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,14 +13,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch.multiprocessing
 from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 from torch.utils.benchmark import Timer
 from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
-from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_picture
 from mcis.datasets.images.squares import Squares
 from mcis.datasets.sampling.batches import CropBatch, PairBatch
@@ -60,12 +55,11 @@ class Bench:
     seconds: float = 2.0
     limit: float = 240.0
     side: int = 8192 if GPU else 1024
-    copied: int = 2**30 if GPU else 2**28
     found: dict[str, Mapping[str, float]] = field(default_factory=dict)
 
     def measure(self) -> Iterator[Check]:
         """The line of each part; a part that fails is one, too."""
-        parts = {"agreement": agreement, "matrices": self.matrices, "memory bandwidth": self.bandwidth}
+        parts = {"agreement": agreement, "matrices": self.matrices}
         end = time.monotonic() + self.limit
         left_out = [config.recipe for config in self.recipes if config.compute.gpu and not GPU]
         for config in (config for config in self.recipes if config.recipe not in left_out):
@@ -73,7 +67,7 @@ class Bench:
                 parts[f"{config.recipe}, {network}"] = functools.partial(self.network, config, network, end)
         if left_out:
             parts[", ".join(left_out)] = lambda: ("note", "left out on a CPU, where they take too long", "", {})
-        parts |= {"decoders": self.decoders, "all-reduce": self.all_reduce}
+        parts["decoders"] = self.decoders
         with bar("measured", len(parts), "parts") as progress:
             for number, check in enumerate(checked(parts, _ISSUE), 1):
                 self.found[check.part] = check.values
@@ -86,11 +80,6 @@ class Bench:
             a = torch.randn(self.side, self.side, device=DEVICE, dtype=torch.bfloat16 if precision == "bf16" else None)
             rates[precision] = 2 * self.side**3 / seconds_of(functools.partial(torch.mm, a, a), self.seconds) / 1e12
         return "ok", f"TFLOP/s: {_list(rates)}", "", rates
-
-    def bandwidth(self) -> Found:
-        a, b = torch.zeros(2, self.copied // 4, device=DEVICE)
-        rate = 2 * self.copied / seconds_of(lambda: a.copy_(b), self.seconds) / 1e9
-        return "ok", f"{rate:.3g} GB/s, read and written", "", {"GB/s": rate}
 
     def network(self, config: Config, network: str, end: float) -> Found:
         if time.monotonic() > end:
@@ -109,12 +98,11 @@ class Bench:
     def precision(self, config: Config, network: str, precision: str, values: dict[str, float]) -> str:
         """What a network does in one precision, in words; its figures join `values`."""
         unit = "features/s" if network == "classifier" and config.classifier.from_features else "images/s"
-        model, samples, run = work_of(config, network, bf16=precision == "bf16")
+        _, samples, run = work_of(config, network, bf16=precision == "bf16")
         size, operations, seconds = self.fitting(samples, run)
         values[f"{precision} {unit}"] = rate = size * (1 + (network == "classifier")) / seconds
         share = operations / seconds / 1e12 / self.found["matrices"].get(precision, float("inf"))
         values[f"{precision} of the matrix rate"] = share
-        values["gradients MB"] = 4e-6 * sum(p.numel() for p in model.parameters() if p.requires_grad)
         memory = "- on a CPU"
         if GPU:
             peak, card = torch.cuda.max_memory_allocated() / 2**30, torch.cuda.mem_get_info()[1] / 2**30
@@ -148,22 +136,6 @@ class Bench:
             return "ok", told + "the network is the limit", "", values
         remedy = "set compute.decode=tasks where other nodes have cores; compute.cache_gb for the classifier's images"
         return "note", told + "the decoders are the limit", remedy, values
-
-    def all_reduce(self) -> Found:
-        if GPU and torch.cuda.device_count() == 1:
-            return "note", "one GPU: nothing to add up", "", {}
-        world, backend = (torch.cuda.device_count(), "nccl") if GPU else (2, "gloo")
-        size = max(values.get("gradients MB", 0.0) for values in self.found.values())
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                torch.multiprocessing.spawn(_reduce, (world, folder, size, backend), world)
-            except torch.multiprocessing.ProcessRaisedException as error:  # its text is a traceback with paths
-                line = re.search(r"^[\w.]+: .*", str(error), re.MULTILINE)
-                raise UserError(line[0] if line else "a process failed", "sums of all processes", _ISSUE) from None
-            seconds = float((Path(folder) / "seconds").read_text())
-        rate = 2 * (world - 1) / world * size / seconds / 1e3
-        told = f"{rate:.3g} GB/s, {1e3 * seconds:.3g} ms for the largest gradients, {size:.3g} MB"
-        return "ok", f"{told}; {world} processes, {backend}", "", {"GB/s": rate, "MB": size}
 
 
 def agreement() -> Found:
@@ -278,20 +250,6 @@ def seconds_of(call: Callable[[], object], wanted: float) -> float:
     """Seconds of a call behind a first one, the median of as many as take some seconds; the device is waited for."""
     timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
     return timer.blocked_autorange(min_run_time=wanted).median
-
-
-def _reduce(rank: int, world: int, folder: str, size: float, backend: str) -> None:
-    """One process of an all-reduce of so many megabytes; the first one writes the seconds of one."""
-    if GPU:
-        torch.cuda.set_device(rank)
-    meet: Any = {"init_method": f"file://{folder}/meet", "timeout": datetime.timedelta(seconds=60)}
-    torch.distributed.init_process_group(backend, rank=rank, world_size=world, **meet)
-    values = torch.zeros(int(250_000 * size), device=DEVICE)
-    timer = Timer("reduce(values)", globals={"reduce": torch.distributed.all_reduce, "values": values})
-    seconds = timer.timeit(5).mean  # as many on all of them, or they would wait for each other
-    if rank == 0:
-        (Path(folder) / "seconds").write_text(str(seconds))
-    torch.distributed.destroy_process_group()
 
 
 def _noise(*shape: int) -> NDArray[np.uint8]:

@@ -94,9 +94,7 @@ def search(
     ] = None,
     halving: Annotated[
         int,
-        typer.Option(
-            min=0, help="At validations 1, 3, 9, ... of the classifier, one trial in so many goes on; 0: all."
-        ),
+        typer.Option(min=0, help="At validations 1, 3, 9, ... of a classifier, one trial in so many goes on; 0 = all"),
     ] = 3,
     parallel: Parallel = 1,
     verbose: Verbose = False,

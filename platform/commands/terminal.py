@@ -41,6 +41,7 @@ def table_of(
 def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: Collection[str]) -> None:
     """Prints a table, or a line for each row where the terminal is too narrow for it."""
     table = table_of(title, columns, rows, numbers=numbers)
+    table.box, table.padding = box.SIMPLE_HEAD, (0, 1, 0, 0)
     if console.measure(table, options=console.options.update_width(1000)).maximum <= console.width:
         console.print(table)
     else:
@@ -89,14 +90,11 @@ def show_runs(entries: Sequence["Entry"], workspace: "Workspace") -> None:
         configuration = ", ".join(filter(None, (entry.setting, entry.recipe)))
         scores = [f"{entry.scores[name]:.2f}" if name in entry.scores else "" for name in MAIN_SCORES]
         called = _local(entry.ended or entry.began)
-        rows.append(
-            (name, configuration, called, _state(entry), *scores, byte_text(entry.bytes) if entry.bytes else "")
-        )
+        size = byte_text(entry.bytes) if entry.bytes else ""
+        rows.append((name, configuration, called, _state(entry), *scores, size))
     numbers = (*MAIN_SCORES.values(), "points to")
     columns = ("name", "of", "last call", "state", *numbers)
-    table = table_of(f"Runs of {workspace.root}", columns, rows, numbers=numbers)
-    table.box, table.padding = box.SIMPLE_HEAD, (0, 1, 0, 0)
-    console.print(table)
+    show_table(f"Runs of {workspace.root}", columns, rows, numbers)
     for entry in (each for each in entries if each.problem and not each.holder):
         console.print(f"{plain(entry.name)}: {plain(entry.problem or '')}")
     words = ", ".join(f"{short} = {name}" for name, short in MAIN_SCORES.items() if name != short)

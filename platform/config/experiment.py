@@ -49,9 +49,8 @@ def read_experiment(path: Path) -> Experiment:
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no TOML: {unquoted(error)}", expected, "correct that line") from None
     names = {key: tree.pop(key) for key in ("setting", "recipe") if key in tree}
-    problems = [
-        f"{key}: Input should be a text (found {name!r})" for key, name in names.items() if not isinstance(name, str)
-    ]
+    told = "Input should be a text"
+    problems = [f"{key}: {told} (found {of!r})" for key, of in names.items() if not isinstance(of, str)]
     unset = tree.pop("unset", [])
     if not (isinstance(unset, list) and all(isinstance(key, str) for key in unset)):
         problems.append(f"unset: Input should be a list of keys (found {unset!r})")

@@ -137,6 +137,8 @@ def sources_of(setting: str) -> tuple[str, ...]:
     unknown = [name for name in names if name not in SOURCES]
     if unknown:
         hint = nearest([setting], SETTINGS) or nearest(unknown[:1], [*SOURCES]) or "choose one of them"
+        if setting in ("coco", "yolo", "cvat", "labelstudio") or "." in setting:
+            hint = "mcis run tags --tags TABLE; mcis import makes a table of data sets such as COCO's"
         expected = f"{', '.join(SETTINGS)}, or other sources ({', '.join(SOURCES)}) by +"
         raise UserError(f"unknown setting {setting!r}", expected, hint.strip())
     if len(set(names)) < len(names) or len(set(names).intersection(_WITH_CLASSES)) > 1:

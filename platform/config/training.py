@@ -180,7 +180,7 @@ class ClassifierConfig(BackboneSection):
     """Shift each image by up to so many pixels in both directions, edges repeated."""
     val_every: int = Field(default=1, ge=0, exclude=True)
     """Epochs from one mean average precision on the tagged val images to the next, and one at the end; 0 = none. It
-    changes no weights, so that a trained classifier is not trained again for it."""
+    changes no weights, so that a trained classifier is not trained again for it, but from or to 0."""
     optimizer: Optimizer = Optimizer()
     """Update rule, rates and schedule."""
 

@@ -62,10 +62,8 @@ def export_onnx(workspace: Workspace, name: str, out: Path) -> str:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise UserError(str(error), "the packages that ONNX is written by", "pip install 'mcis[onnx]'") from None
-    program, about = _program(workspace, name)
-    model = torch.onnx.export(
-        program, input_names=["image"], output_names=["probabilities"], dynamo=True, verbose=False
-    )
+    graph, about = _program(workspace, name)
+    model = torch.onnx.export(graph, input_names=["image"], output_names=["probabilities"], dynamo=True, verbose=False)
     assert model is not None
     model.model.metadata_props.update({k: v if isinstance(v, str) else json.dumps(v) for k, v in about.items()})
     with written_aside(out) as aside:

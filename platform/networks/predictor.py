@@ -11,6 +11,7 @@ from typing import Generic, NamedTuple, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from PIL.Image import Image
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import Picture, RejectedImage, fit_picture
@@ -147,21 +148,25 @@ class Predictor:
         write_pretrained(self.trained, Path(folder))
 
     def __call__(
-        self, image: Path | str | NDArray[np.uint8], *, tags: Sequence[str] | None = None
+        self, image: Path | str | NDArray[np.uint8] | Image, *, tags: Sequence[str] | None = None
     ) -> NDArray[np.uint8]:
         """Labels of one image, (H, W) uint8: 0 is background, k + 1 is `classes[k]`.
 
         Args:
-            image: path or URI of a file, whose EXIF orientation is applied; or RGB (H, W, 3) uint8.
+            image: path or URI of a file, whose EXIF orientation is applied; or RGB (H, W, 3) uint8; or one of Pillow.
             tags: the names of the classes that are in it, where they are known: it is given no other label.
 
         Raises:
             UserError: the file cannot be read, or is no image; or a tag is no class.
-            ValueError: an array of another shape or type.
+            ValueError, TypeError: an array of another shape or type; what is no image.
         """
-        known = None if tags is None else self._indices(tags)
+        known = None if tags is None else self._indices([tags] if isinstance(tags, str) else tags)
+        if isinstance(image, Image):
+            image = np.array(image.convert("RGB"))
         if isinstance(image, np.ndarray):
-            picture = fit_picture(image, self.max_side)
+            picture = fit_picture(np.ascontiguousarray(image), self.max_side)
+        elif not isinstance(image, str | Path):
+            raise TypeError(f"an image of type {type(image).__name__}: give a path, a URI, an array or Pillow's image")
         else:
             try:
                 picture = self.read(str(image))
@@ -200,7 +205,7 @@ class Predictor:
         return np.asarray(probabilities.cpu().numpy())
 
     def _indices(self, tags: Sequence[str]) -> list[int]:
-        if others := [tag for tag in tags if tag not in self.classes]:
+        if others := [str(tag) for tag in tags if tag not in self.classes]:
             classes = f"among the classes {', '.join(self.classes)}"
             raise UserError(f"tags {shown(others)}", classes, "leave them out, or name classes of the trained run")
         return [self.classes.index(tag) for tag in tags]
@@ -226,7 +231,7 @@ def trained_run(run: Path | str, assignments: Sequence[str] = ()) -> TrainedRun:
         )
     config = resolve(assignments=assignments, file=workspace.run(folder.name, create=False).config).config
     index = open_index(workspace, folder.name)
-    side = most = config.data.max_side or MOST_SIDE
+    side, most = config.data.max_side, config.data.max_side or MOST_SIDE
     if not any(text.startswith("data.max_side=") for text in assignments):
         rows = of_split(index.index, "train")
         sides = np.maximum(rows["height"].to_numpy(), rows["width"].to_numpy())

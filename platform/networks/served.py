@@ -139,7 +139,8 @@ def pretrained(source: Path | str, assignments: Sequence[str] = (), *, revision:
     except (RuntimeError, TypeError, ValueError) as error:
         raise UserError(f"{folder / _CONFIG}: no network ({str(error)[:200]})", _EXPECTED, _REMEDY) from None
     load_weights(network, folder / SAFETENSORS, assign=True)  # to check names and shapes
-    return TrainedRun(config, folder, about.classes, config.data.max_side or about.max_side)
+    told = any(text.startswith("data.max_side=") for text in assignments)
+    return TrainedRun(config, folder, about.classes, config.data.max_side if told else about.max_side)
 
 
 def _card(trained: TrainedRun) -> str:

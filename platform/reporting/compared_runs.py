@@ -9,6 +9,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
 from mcis.datasets.storage.folders import is_there
 from mcis.platform.config.experiment import read_experiment
+from mcis.platform.runs.results import IndexResult, read_result
 from mcis.platform.runs.scores import SCORES, Score, Scored, read_scores
 from mcis.platform.runs.workspace import RunFolder, Workspace
 
@@ -167,6 +168,8 @@ def _case(runs: Sequence[Run]) -> Case:
     if len({run.seed for run in runs}) < len(runs):
         seeds = ", ".join(f"{run.name!r} has seed {run.seed}" for run in runs)
         raise UserError(f"runs of one seed in one case: {seeds}", "another seed for each run of a case", remedy)
+    if len({read_result(run.outputs["index"], IndexResult).identity for run in runs}) > 1:
+        raise UserError(f"{names} are of other images or tags", "runs that differ in their seed alone", remedy)
     ordered = sorted(runs, key=lambda run: (len(run.seed), run.seed))
     stem, seeds = ordered[0].name.removesuffix(ordered[0].seed), ",".join(run.seed for run in ordered)
     alike = all(run.name == stem + run.seed for run in ordered)

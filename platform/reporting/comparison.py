@@ -117,15 +117,15 @@ class Comparison:
     def remarks(self) -> list[str]:
         """What all scores share, which are not compared and why, what the intervals are over and do not tell."""
         resamples, seed, confidence = self.settings
-        seeds = ", and of the seeds where there are several" if any(len(case.runs) > 1 for case in self.cases) else ""
+        seeds = ", and over seeds by Student's t" if any(len(case.runs) > 1 for case in self.cases) else ""
         same = ", ".join(f"{heading} {text}" for heading, text in self._same_origin().items())
         lines = [f"all scores: {same}"] if same else []
         for score in self.scores:
             lines += [f"not compared: {score.title} of {case}: {why}" for case, why in score.left_out.items()]
         return [
             *lines,
-            f"{100 * confidence:g} % intervals over {resamples} resamples of the images{seeds}, drawn for all runs "
-            f"alike (seed {seed}). An interval that contains 0 is marked as no difference. Each stands for itself: of "
+            f"{100 * confidence:g} % intervals over {resamples} resamples of the images, the same of all runs (seed "
+            f"{seed}){seeds}. An interval that contains 0 is marked as no difference. Each stands for itself: of "
             f"many, about {100 * (1 - confidence):.3g} % leave out 0 where there is no difference. Of a single run they"
             " do not tell what another seed would change.",
         ]

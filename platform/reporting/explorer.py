@@ -64,9 +64,7 @@ def explorer_data(
         images.append(_image_data(panel, config.maps.scale, bins) | {"related": list(related)})
     start = curve["threshold"] if curve else config.pseudo_masks.threshold
     return {
-        "labels": {
-            str(label): {"name": printable(of.name), "color": of.color} for label, of in labels(classes).items()
-        },
+        "labels": {str(k): {"name": printable(of.name), "color": of.color} for k, of in labels(classes).items()},
         "curve": curve,
         "thresholds": [f"{number / bins:.3g}" for number in range(bins)],
         "start": min(round(start * bins), bins - 1),

@@ -53,6 +53,8 @@ def export(workspace: Workspace, name: str, what: str, out: Path, format: str | 
     if usual is None or format not in OBJECTS:
         expected = f"one of {usual}, {', '.join(OBJECTS)}" if usual else "no format"
         raise UserError(f"format {format} of {what}", expected, "choose another by --format")
+    if out.is_dir() and any(out.iterdir()):
+        raise UserError(f"{out} holds files", "a new folder, as two exports would mix", "remove it, or name another")
     classes = open_index(workspace, name, ["split"]).classes
     count = OBJECTS[format](classes, _labelled(workspace, name, what, out), out)
     return f"{count} objects, connected regions of a class, below {out}"
@@ -180,7 +182,10 @@ def export_yolo(classes: Sequence[str], labelled: Iterable[_Labelled], out: Path
         _write_image(row["uri"], out / "images" / f"{named}.jpg")
         count += len(lines)
     names = json.dumps(list(classes))  # is YAML as well
-    write_bytes(out / "data.yaml", f"train: images\nval: images\nnames: {names}\n".encode())
+    write_bytes(
+        out / "data.yaml",
+        f"train: images\nval: images  # the same: name others for honest scores\nnames: {names}\n".encode(),
+    )
     return count
 
 

@@ -30,9 +30,7 @@ _SIDE, _OF_A_CLASS, _MOST_PICTURES = 96, 6, 1200
 """Pixels of a thumbnail's long side; thumbnails of a class, and of a page: about 8 MB."""
 
 
-def browse_page(
-    index: pa.Table, rejects: pa.Table, classes: tuple[str, ...], *, notes: Sequence[str], title: str
-) -> str:
+def browse_page(index: pa.Table, rejects: pa.Table, classes: Sequence[str], *, notes: Sequence[str], title: str) -> str:
     """An index (INDEX_SCHEMA, REJECTS_SCHEMA) as one HTML page that needs no other file.
 
     Args:

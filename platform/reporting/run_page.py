@@ -105,9 +105,7 @@ def _view(data: ReportData) -> dict[str, Any]:
     most_bars, drawn = plots.MOST_BARS, dict[str, plots.Plot]()
     if order:
         names = order if len(order) <= most_bars else order[: most_bars // 2] + order[-most_bars // 2 :]
-        bars = [
-            plots.Bars(of["title"], of["score"].iou, of["score"].miou, plots.STAGE_COLORS[of["what"]]) for of in shown
-        ]
+        bars = [plots.Bars(t["title"], t["score"].iou, t["score"].miou, plots.STAGE_COLORS[t["what"]]) for t in shown]
         drawn["iou"] = plots.iou_chart(names, bars)
     lost = steps(data.scores)
     if lost:

@@ -62,7 +62,8 @@ class Score:
         method: how maps were made of related images, or refined, or what was known of segmented images, in words.
         scales, mirror: of the images that were segmented, and whether they were also mirrored.
         crf: whether the dense CRF refined the segmentation.
-        ignored_share: share of pixels in [0, 1] that pseudo masks ignore in training; they are scored all the same.
+        ignored_share: of its pixels that a pseudo mask ignores in training, mean over the images, in [0, 1]; they are
+            scored all the same.
         trained_on: what taught the segmentation network, where it is not tags: `ground truth`.
         seed, recipe, weights: of the configuration; `weights` is the file or source that training began from.
         git: commit of the project that ran, None outside a checkout.

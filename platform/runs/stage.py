@@ -50,7 +50,7 @@ class Stage:
         module: does the work.
         needs: stages whose output it reads; those that the run did not reach are left out.
         sections: parts of the configuration that its output depends on.
-        runs_once_reached: a stage; once that has run, this one runs too, on all that was reached, even where the run
+        runs_once_reached: stages; once one has run, this one runs too, on all that was reached, even where the run
             ends earlier.
         kept: whether its output is kept under a key. If not, it writes into the run's folder, in every call.
         networks: whether networks run in it, so that the class of device is in its key.
@@ -61,7 +61,7 @@ class Stage:
     module: StageModule
     needs: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()
-    runs_once_reached: str | None = None
+    runs_once_reached: tuple[str, ...] = ()
     kept: bool = True
     networks: bool = True
     takes_part: Callable[[Config], bool] = lambda _: True
@@ -75,7 +75,7 @@ def run_stage(stage: Stage, config: Config, context: RunContext, *, recompute: b
         return context.after(stage.name, context.folder.path, seconds=time.monotonic() - began, computed=True)
     folder = workspace.output(stage.name, fingerprint(key_parts(stage, config, context)))
     point_to(workspace, context.name, stage.name, folder)
-    computed = _compute(stage, config, context, folder, recompute=recompute)
+    computed = _compute(stage, config, context, folder, again=recompute)
     seconds = time.monotonic() - began
     context = context.after(stage.name, folder, seconds=seconds, computed=computed)
     workspace.record_outputs(context.name, context.inputs)
@@ -98,13 +98,13 @@ def key_parts(stage: Stage, config: Config, context: RunContext) -> dict[str, An
     }
 
 
-def _compute(stage: Stage, config: Config, context: RunContext, folder: Path, *, recompute: bool) -> bool:
-    """Computes a stage if its output is absent or not whole, or `recompute` asks for it; True if it did."""
-    if not recompute and flaw(folder) is None:
+def _compute(stage: Stage, config: Config, context: RunContext, folder: Path, *, again: bool) -> bool:
+    """Computes a stage if its output is absent or not whole, or is to be made `again`; True if it did."""
+    if not again and flaw(folder) is None:
         return False
     workspace, key = context.workspace, folder.name.removeprefix(f"{stage.name}-")
     with hold_stage(workspace, stage.name, key, run=context.name):
-        if recompute:
+        if again:
             remove(folder)
         if (lacks := flaw(folder)) is None:
             return False
@@ -114,8 +114,6 @@ def _compute(stage: Stage, config: Config, context: RunContext, folder: Path, *,
         caches = list[str]()
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            result = stage.module.run(
-                config, dataclasses.replace(context, part=folder, recompute=recompute, caches=caches)
-            )
+            result = stage.module.run(config, dataclasses.replace(context, part=folder, recompute=again, caches=caches))
         write_result(folder, result, key=key, caches=caches)
         return True

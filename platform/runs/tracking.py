@@ -177,9 +177,7 @@ class Tracker:
         """Logs parameters as text, lists as `a, b`, and tags such as setting and recipe. MLflow cuts long ones."""
         from mlflow.entities import Param, RunTag
 
-        texts = {
-            key: ", ".join(map(str, v)) if isinstance(v, list | tuple) else str(v) for key, v in parameters.items()
-        }
+        texts = {k: ", ".join(map(str, v)) if isinstance(v, list | tuple) else str(v) for k, v in parameters.items()}
         with store_errors(self.uri):
             params = [Param(key, text) for key, text in texts.items()]
             self.client.log_batch(self.run_id, params=params, tags=[RunTag(*tag) for tag in tags.items()])

@@ -255,7 +255,7 @@ def _problem(masks: int, foreground: float, ignored: float) -> tuple[str, str, s
     if min(foreground, background) >= _LEAST:
         return None
     return (
-        f"the {masks} pseudo masks teach nothing: of their pixels {percent(foreground)} are foreground, "
+        f"the {masks} pseudo masks teach nothing: on average {percent(foreground)} of one is foreground, "
         f"{percent(background)} background and {percent(ignored)} ignored",
         f"at least {percent(_LEAST)} of both foreground and background",
         "look at the localization maps in the report and at the saliency maps; then try other thresholds "

@@ -15,6 +15,7 @@ from mcis.datasets.index import Listing
 from mcis.datasets.sampling.batches import CropBatch
 from mcis.datasets.sampling.class_balance import repeated_by_class
 from mcis.datasets.sampling.keyed_random import Draw
+from mcis.datasets.storage.folders import AGAIN
 from mcis.datasets.tables.large_tables import take
 from mcis.datasets.tables.shards import Shards
 from mcis.datasets.tags import Tags
@@ -62,7 +63,10 @@ def run(config: Config, context: RunContext) -> StageResult:
         "look at the localization maps in the report; train the classifier longer, or lower pseudo_masks.smallest",
     )
     useful = masks.filter(pc.less(masks["ignored"], 1.0))
-    rows = taught_rows(split_rows(context, "train", tagged=True), useful, lacking)
+    tagged = split_rows(context, "train", tagged=True)
+    if len(masks) != len(tagged):
+        raise UserError(f"{len(masks)} masks of {len(tagged)} images in {folder}", "one of each", AGAIN)
+    rows = taught_rows(tagged, useful, lacking)
     tags = Tags.of_index(rows["tags"], len(classes))
     repeated = repeated_by_class(tags, config.segmenter.class_balance, config.seed)
     corrected = pc.is_in(rows["image_id"], masks.filter(pc.equal(masks["cue"], CORRECTED))["image_id"].combine_chunks())

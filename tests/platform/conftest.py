@@ -212,6 +212,8 @@ def scored() -> Callable[..., Path]:
             counted += mask_rows(image_id, truth, {"pseudo masks": pseudo}, len(classes))
         index = pa.Table.from_pylist(tables["index"], schema=INDEX_SCHEMA)
         write_table(outputs["index"] / "index.parquet", index)
+        of_index = IndexResult(classes=tuple(classes), counts={}, identity=split)
+        write_result(outputs["index"], of_index, key=name)
         predictions, evaluate = outputs["predict"] / "predictions", outputs["evaluate"]
         for folder, schema in ((predictions, PREDICTIONS_SCHEMA), (outputs["pseudo_masks"] / "masks", MASKS_SCHEMA)):
             write_table(folder / "part-0.parquet", pa.Table.from_pylist(tables[folder.name], schema=schema))

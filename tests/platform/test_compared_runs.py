@@ -110,6 +110,12 @@ def test_other_classes_and_runs_of_one_seed_are_refused(copied: Workspace) -> No
     file.write_text(file.read_text().replace('"cat"', '"lynx"'))
     with pytest.raises(UserError, match="run 'a-s0' has the classes cat, dog, run 'b' lynx, dog"):
         open_cases(copied.root, ["a-s0", "b"], what=ALL)
+    index = copied.output("index", "a-s1") / "summary.json"
+    before = index.read_text()
+    index.write_text(before.replace('"val"', '"other"'))
+    with pytest.raises(UserError, match="a-s0, a-s1 are of other images or tags"):
+        open_cases(copied.root, ["a-s2", "a-s0,a-s1"], what=ALL)
+    index.write_text(before)
     config = copied.run("a-s1").config
     config.write_text(config.read_text().replace("seed = 1 ", "seed = 0 "))
     with pytest.raises(UserError, match="runs of one seed in one case: 'a-s0' has seed 0, 'a-s1' has seed 0"):

@@ -71,7 +71,7 @@ def test_differences_are_of_the_scores_with_an_interval(root: Path) -> None:
             assert (each.split, each.images) == ("val", 8)
     by_case = {d.case: d.verdict for d in differences(comparison) if d.figure == "mIoU"}
     assert by_case["b-s0"] == "lower"
-    assert "300 resamples of the images, drawn for all runs alike (seed 0)" in comparison.remarks()[-1]
+    assert "300 resamples of the images, the same of all runs (seed 0). An" in comparison.remarks()[-1]
 
 
 def test_confidence_and_seed_change_the_intervals_alone(root: Path) -> None:
@@ -138,7 +138,7 @@ def test_seeds_have_means_deviations_and_intervals_over_both(root: Path) -> None
     baseline = [run.scores["pseudo masks"].miou for run in comparison.cases[0].runs]
     assert first.first == pytest.approx(fmean(baseline), abs=0.006)
     assert first.verdict == "lower"
-    assert "resamples of the images, and of the seeds where there are several, drawn" in comparison.remarks()[-1]
+    assert "the same of all runs (seed 0), and over seeds by Student's t. An" in comparison.remarks()[-1]
 
 
 def test_other_images_are_not_compared(root: Path) -> None:

@@ -38,7 +38,7 @@ def asked_for(resolved: Resolved, workspace: Path, kind: str = "references", **m
         ("effect", ("classifier.attention=co", "localize.related=3"), "evaluate", "classifier.attention by --set"),
         ("effect", ("weights.classifier=FILE",), "pseudo_masks", "does not fit this configuration"),
         ("effect", ("pseudo_masks.background=saliency", "data.saliency=absent"), "pseudo_masks", "16 of 16 training"),
-        ("effect", ("data.masks=absent",), "pseudo_masks", "no image has a ground-truth mask"),
+        ("effect", ("data.masks=absent",), "pseudo_masks", "no training image has a ground-truth mask"),
     ],
 )
 def test_what_cannot_be_studied_is_refused_before_its_first_trial(

@@ -28,7 +28,7 @@ from mcis.platform.runs.files import file_stamps, write_json
 from mcis.platform.runs.results import PredictResult, StageResult
 from mcis.platform.runs.scores import CURVES, FULL_SUPERVISION, SCORES, Curve, Score
 from mcis.platform.runs.workspace import Workspace
-from mcis.platform.stages.evaluation.scoring import evaluate_predictions, evaluate_training_images
+from mcis.platform.stages.evaluation.scoring import evaluate_predictions, evaluate_train
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
@@ -57,9 +57,7 @@ def inputs(config: Config, context: RunContext) -> Any:
     """The stamps of all ground-truth masks, of the training images' saliency maps, which the baselines need, and of
     corrected masks, whose images are not scored."""
     splits = ["train", *([context.result("predict", PredictResult).split] if "predict" in context.inputs else [])]
-    masks = [
-        file_stamps(split_rows(context, split, columns=["mask_uri"])["mask_uri"]) for split in dict.fromkeys(splits)
-    ]
+    masks = [file_stamps(split_rows(context, of, columns=["mask_uri"])["mask_uri"]) for of in dict.fromkeys(splits)]
     saliency = file_stamps(split_rows(context, "train", columns=["saliency_uri"])["saliency_uri"])
     return [*masks, saliency, file_stamps(_tagged(config, context)[CORRECTED]) if config.data.corrected else None]
 
@@ -84,7 +82,7 @@ def run(config: Config, context: RunContext) -> StageResult:
     if config.supervision == "full":
         notes.append(FULL_SUPERVISION)
     elif len(rows):
-        scores, curves = evaluate_training_images(config, context, rows)
+        scores, curves = evaluate_train(config, context, rows)
     if "predict" in context.inputs:
         split = context.result("predict", PredictResult).split
         rows = rows_with_truth(context, split, notes, tagged=False)

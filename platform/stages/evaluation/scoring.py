@@ -56,6 +56,7 @@ class Scorer:
     def score(self, what: Scored, name: str, matrix: NDArray[np.int64], **made: Any) -> Score:
         """The score of a confusion matrix (K + 1, K + 1); `made` are further fields of `Score`."""
         weights = self.config.weights
+        origin = weights.origin("segmenter") if what == "segmentation" else weights.classifier or weights.backbone
         return Score(
             what=what,
             name=name,
@@ -67,7 +68,7 @@ class Scorer:
             confusion=tuple(map(tuple, matrix.tolist())),
             seed=self.config.seed,
             recipe=self.config.recipe,
-            weights=weights.classifier or weights.backbone,
+            weights=origin,
             git=git_revision(),
             code=code_digest(),
             **made,
@@ -114,14 +115,8 @@ def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, sp
     counts = sum_counts(part, dict.fromkeys(scored, (MASK_PARTS, classes + 1, classes + 1)))
     scorer = Scorer(config=config, classes=context.classes, split=split, images=len(rows))
     trained_on = "ground truth" if config.supervision == "full" else None
-    inference: dict[str, Any] = {
-        "scales": config.predict.scales,
-        "mirror": config.predict.mirror,
-        "trained_on": trained_on,
-    }
-    return [
-        scorer.mask_score("segmentation", name, of, crf=name == WITH_CRF, **inference) for name, of in counts.items()
-    ]
+    how: dict[str, Any] = {"scales": config.predict.scales, "mirror": config.predict.mirror, "trained_on": trained_on}
+    return [scorer.mask_score("segmentation", name, of, crf=name == WITH_CRF, **how) for name, of in counts.items()]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,9 +169,7 @@ class ScoreTrain:
             yield BEST_TAG, best_tag_mask(salient, tags, truth)
 
 
-def evaluate_training_images(
-    config: Config, context: RunContext, rows: pa.Table
-) -> tuple[list[Score], dict[str, Curve]]:
+def evaluate_train(config: Config, context: RunContext, rows: pa.Table) -> tuple[list[Score], dict[str, Curve]]:
     """Scores the maps, the pseudo masks where there are any, and the baselines where every image has a saliency map.
 
     Beside the scores it returns the mIoU of the maps over thresholds, by the name of their score.

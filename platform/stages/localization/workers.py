@@ -190,14 +190,7 @@ class Relate:
     """
 
     def __init__(
-        self,
-        config: Config,
-        weights: Path,
-        classes: int,
-        gpu: bool,
-        folder: Path,
-        source: NDArray[np.bool_],
-        hop: int = 1,
+        self, config: Config, weights: Path, classes: int, gpu: bool, folder: Path, source: NDArray[np.bool_], hop: int
     ):
         self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
         self.source = torch.from_numpy(source).to(self.device)
@@ -239,18 +232,10 @@ class Relate:
         queries = self.model.query(embedding, kind=kinds, target_is_n=target_is_n)
         return queries if queries.ndim == 3 else queries[None]  # the identity is the same for both
 
-    def _map(
-        self,
-        embedding: Tensor,
-        queries: Tensor,
-        number: int,
-        tag: int,
-        related: list[int],
-        theirs: list[int],
-        others: list[int],
-    ) -> Tensor:
-        """Map `number`, of class `tag`, (H, W), by the positions of related images, the numbers of their maps, and the
-        positions of `others` for contrast. A further hop passes on what these have made in the first."""
+    def _map(self, embedding: Tensor, queries: Tensor, number: int, tag: int, *images: list[int]) -> Tensor:
+        """Map `number`, of class `tag`, (H, W), by `images`: the positions of related ones, the numbers of their maps,
+        and the positions of others for contrast. A further hop passes on what these have made in the first."""
+        related, theirs, others = images
         query, features = self._query_for(related, queries), self._rows(self.features, related)
         if self.before:
             passed = [None if number < 0 else self._rows(self.before, [number])[0] for number in theirs]
