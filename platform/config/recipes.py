@@ -261,7 +261,7 @@ def photos_fast() -> Config:
         update={
             "recipe": "photos_fast",
             "classifier": config.classifier.model_copy(update={"input_size": 320}),
-            "localize": config.localize.model_copy(update={"related": 8, "hops": 4}),
+            "localize": config.localize.model_copy(update={"related": 4, "hops": 4}),
             "pseudo_masks": config.pseudo_masks.model_copy(
                 update={"background": "crf", "threshold": 0.6, "background_threshold": 0.45}
             ),

@@ -121,10 +121,12 @@ def test_run_lengths_are_the_pixels_that_pycocotools_wrote(pixels: np.ndarray) -
 
 
 def test_a_photograph_in_two_class_folders_has_both_tags(coco: Path, tmp_path: Path) -> None:
-    for name, of in (("cat/deep/1.png", "a"), ("dog/2.png", "a"), ("dog/3.png", "b")):
+    hidden = (("cat/.thumb.png", "a"), (".trash/dog/4.png", "b"))
+    for name, of in (("cat/deep/1.png", "a"), ("dog/2.png", "a"), ("dog/3.png", "b"), *hidden):
         (tmp_path / "pets" / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(tmp_path / f"{of}.png", tmp_path / "pets" / name)
-    assert "left out 1 further copies" in import_data_set("folders", tmp_path / "pets", tmp_path / "out")[1]
+    _, *told = import_data_set("folders", tmp_path / "pets", tmp_path / "out")
+    assert [line.partition("left out ")[2][:8] for line in told] == ["1 furthe", "2 hidden"]
     found = {name: tags for name, (tags, _) in tags_and_masks(tmp_path / "out").items()}
     assert found == {"train/cat/deep/1.png": ["cat", "dog"], "train/dog/3.png": ["dog"]}
     shutil.copytree(tmp_path / "pets", tmp_path / "all/valid")
@@ -160,6 +162,10 @@ def test_tags_of_label_studio_are_those_of_the_last_annotation_that_counts(coco:
     told = import_data_set("labelstudio", tmp_path / "tasks.json", tmp_path / "out", images=tmp_path)
     assert "left out 1 earlier annotation(s) of a photograph" in told[1]
     assert [tags for tags, _ in tags_and_masks(tmp_path / "out").values()] == [["dog"], ["cat", "dog"]]
+    proposals = json.dumps([{"data": {"image": "b.png"}, "predictions": [{"result": []}]}])
+    (tmp_path / "tasks.json").write_text(proposals)
+    with pytest.raises(UserError, match=r"b\.png has predictions, which nobody has submitted"):
+        import_data_set("labelstudio", tmp_path / "tasks.json", tmp_path / "none", images=tmp_path)
 
 
 @pytest.mark.parametrize("labels", [[1, 0], [[0, 1], []], ["cat", "dog"]], ids=["one", "several", "text"])

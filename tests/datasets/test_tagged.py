@@ -116,7 +116,7 @@ def test_tags_divided_by_spaces_are_asked_about(folder: Path) -> None:
 def test_columns_may_have_other_names_and_further_ones_are_noted(folder: Path) -> None:
     (folder / "s.png").touch()
     rows = [{"file": "a", "labels": "cat", "fold": "train", "heat": "s.png", "truth": "m/a.png", "key": 7, "by": "me"}]
-    rows.append({"file": "b", "labels": None, "fold": "val", "heat": None, "truth": "", "key": 8, "by": "me"})
+    rows.append({"file": "b", "labels": None, "fold": "Validation", "heat": None, "truth": "", "key": 8, "by": "me"})
     write_parquet(folder / "t.parquet", rows)
     found = list_tagged(
         folder / "t.parquet", image="file", tags="labels", split="fold", saliency="heat", mask="truth", id="key"

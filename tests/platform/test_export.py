@@ -188,6 +188,8 @@ def test_polygons_of_yolo_are_labels_to_the_pixel(labelled: tuple[Workspace, lis
         np.testing.assert_array_equal(drawn, np.where(mask == 255, 0, mask))
     import_data_set("yolo", tmp_path / "yolo", tmp_path / "again")
     assert_imported(tmp_path / "again", labelled[1])
+    with pytest.raises(UserError, match="yolo holds files"):
+        export(labelled[0], "made", "predictions", tmp_path / "yolo", "yolo")
     next((tmp_path / "yolo" / "labels").rglob("*.txt")).write_text("0 10 10 90 10 90 90\n")
     with pytest.raises(UserError, match="polygon in parts of the image's sides"):
         import_data_set("yolo", tmp_path / "yolo", tmp_path / "in pixels")

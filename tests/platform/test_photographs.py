@@ -96,6 +96,12 @@ def test_masks_with_given_tags_hold_no_other_class(trained: Callable[..., Path],
     assert found["x/a"] == {0}
     labels = predictor(photos / "a.jpg", tags=[f"class {first % 3}"])
     np.testing.assert_array_equal(labels, np.asarray(Image.open(out / "masks/a.png")))
+    picture = Image.open(photos / "a.jpg")
+    np.testing.assert_array_equal(labels, predictor(picture, tags=f"class {first % 3}"))
+    view = np.array(picture.convert("RGB"))[::-1]
+    np.testing.assert_array_equal(predictor(view), predictor(view.copy()))
+    with pytest.raises(TypeError, match="an image of type list"):
+        predictor([picture])  # type: ignore[arg-type]
     gray = np.asarray(Image.open(out / "masks/gray.png"))
     np.testing.assert_array_equal(gray, predictor(photos / "gray.png"))
     table.write_text("image,tags\na.jpg,clas 1\n")

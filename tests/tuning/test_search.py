@@ -93,8 +93,9 @@ def test_the_first_trial_is_the_configuration_as_it_is_and_the_best_is_better(tm
     assert sum(late) / len(late) > sum(early) / len(early)
 
 
-def test_a_configuration_beside_the_axes_is_no_trial(tmp_path: Path) -> None:
+def test_a_configuration_beside_the_axes_is_no_trial(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     found = searched(search(tmp_path, rate=2.0), 1)
+    assert "no trial is the configuration as it is" in capsys.readouterr().out
     assert found.tried[0].values["classifier.optimizer.learning_rate"] <= 1
     assert found.default is None
 
@@ -184,6 +185,7 @@ def test_a_store_of_another_search_is_refused(tmp_path: Path) -> None:
         (("data.masks=absent",), RELATED, "maps", "no training image has a ground-truth"),
         (("classifier.val_every=0",), RELATED, "val_map", "trained and validated"),
         (("supervision=full", "segmenter.init=pretrained"), RELATED, "maps", "no classifier"),
+        (("predict.split=train", "predict.crf.iterations=0"), RELATED, "segmentation-crf", "crf.iterations=0"),
     ],
 )
 def test_what_cannot_be_searched_is_refused_before_the_first_trial(
