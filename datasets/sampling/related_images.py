@@ -42,9 +42,8 @@ class Relations:
     def numbers(self) -> NDArray[np.int64]:
         """The numbers of the related images' maps of each map's class, (T, R); -1 of an image without that class."""
         classes = int(self.tag.max(initial=0)) + 1
-        have = self.image * classes + self.tag
+        have, wanted = self.image * classes + self.tag, self.related * classes + self.tag[:, None]
         order = np.argsort(have, kind="stable")
-        wanted = self.related * classes + self.tag[:, None]
         found = order[np.searchsorted(have, wanted, sorter=order).clip(max=len(have) - 1)]
         return np.where(have[found] == wanted, found, -1)
 

@@ -30,8 +30,8 @@ def run_study(
     study: Annotated[
         str,
         typer.Argument(
-            help="effect (tables 5, 6), inference (4), references (7), settings (1 to 3), segmenter, lid, or your own "
-            "TOML file."
+            help="effect (tables 5, 6), inference (4), references (7), settings (1 to 3), domains, hops, segmenter, "
+            "lid, or your own TOML file."
         ),
     ],
     configuration: Configuration,

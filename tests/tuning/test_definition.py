@@ -11,7 +11,7 @@ from mcis.tuning.paper import settings_definition
 
 
 def test_the_library_goes_with_its_recipes() -> None:
-    assert library() == ["domains", "effect", "inference", "lid", "references", "segmenter"]
+    assert library() == ["domains", "effect", "hops", "inference", "lid", "references", "segmenter"]
     of_photos = ("paper", "small", "photos")
     for study, setting, recipes in (
         ("inference", "voc", of_photos),

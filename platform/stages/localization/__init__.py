@@ -69,10 +69,11 @@ def run(config: Config, context: RunContext) -> StageResult:
             copy_folder(embedded / VECTORS, part / VECTORS)
             vectors = read_vectors(part / VECTORS)
         relations = draw_relations(config.localize, config.seed, tags, of_source(rows), vectors)
-        made_of, to_relate = (*network, embedded, of_source(rows)), relate_rows(rows, relations)
-        for hop in range(1, config.localize.hops):
+        made_of, hops = (*network, embedded, of_source(rows)), config.localize.hops
+        to_relate = relate_rows(rows, relations, hops)
+        for hop in range(1, hops):
             _map(config, to_relate, Relate, (*made_of, hop), embedded / f"maps-{hop}", f"localize, hop {hop}")
-        _map(config, to_relate, Relate, (*made_of, config.localize.hops), part / "maps", "localize")
+        _map(config, to_relate, Relate, (*made_of, hops), part / "maps", "localize")
         counts, notes = related_counts(config.localize, relations, tags)
     else:
         copy_folder(embedded / "single", part / "maps")

@@ -34,13 +34,14 @@ def embed_rows(rows: pa.Table) -> pa.Table:
     return pa.table({**{name: part[name] for name in part.column_names}, **columns})
 
 
-def relate_rows(rows: pa.Table, relations: Relations) -> pa.Table:
+def relate_rows(rows: pa.Table, relations: Relations, hops: int = 1) -> pa.Table:
     """What `Relate` reads of N images: image_id, position, first_map, and lists with an entry per map: tags, and
     `related` and `others`, lists of positions, and `theirs`, the numbers of the related images' maps of that tag, -1 of
-    those without it."""
+    those without it, where there are several hops."""
     maps, related = np.arange(len(relations.tag) + 1), relations.related
     of_related = _lists(maps * related.shape[1], related.reshape(-1))
-    of_theirs = _lists(maps * related.shape[1], relations.numbers().reshape(-1))
+    theirs = relations.numbers() if hops > 1 else related[:, :0]
+    of_theirs = _lists(maps * theirs.shape[1], theirs.reshape(-1))
     return pa.table(
         {
             "image_id": rows["image_id"],
