@@ -127,7 +127,9 @@ class Plain:
         write_table(folder / "single" / "part-000000.parquet", embed(embed_rows(rows)))
         vectors = read_vectors(folder / VECTORS)
         relations = draw_relations(config.localize, config.seed, self.tags, no_source, vectors)
-        related = Relate(*network, folder, no_source, 1)(relate_rows(rows, relations))
+        hops = config.localize.hops
+        for hop in range(1, hops + 1):
+            related = Relate(*network, folder, no_source, hop)(relate_rows(rows, relations, hops))
         write_table(folder / "maps" / "part-000000.parquet", related)
 
     def train_affinity(self) -> None:

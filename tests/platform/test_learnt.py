@@ -2,14 +2,18 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from mcis.datasets.tags import Tags
 from mcis.models.metrics import average_precision
+from mcis.platform.config.sections import Config
 from mcis.platform.engine.classifier_learner import chance
 from mcis.platform.engine.step_log import STEPS, loss_trend
+from mcis.platform.stages.train_classifier import _notes
 
 
 def trend(folder: Path, losses: np.ndarray) -> tuple[bool, str] | None:
@@ -52,3 +56,12 @@ def test_random_rankings_stay_below_what_chance_reaches_at_most(images: int) -> 
 def test_a_dozen_images_are_too_few_to_tell() -> None:
     matrix = np.eye(4, dtype=bool)[np.arange(12) % 4]
     assert chance(Tags.of_matrix(matrix), seed=0) is None
+
+
+def test_classes_of_every_image_are_noted() -> None:
+    matrix = np.array([[1, 1], [1, 0]], bool)
+    learner: Any = SimpleNamespace(tags=Tags.of_matrix(matrix), images=None)
+    (note, _) = _notes(Config(), learner, None)[::-1]
+    assert note.startswith(
+        "1 of 2 class(es) are in every tagged training image: nothing tells them from the background"
+    )
