@@ -100,7 +100,7 @@ def test_the_command_prints_tables_and_says_where_the_page_lies(folder: Path, pa
     other = str(folder / FOLDER / "runs" / "b")
     done = invoke(folder, "a-s0,a-s1", other, "--images", "3")
     assert done.exit_code == 0, done.output
-    for words in ("Configuration", "Scores", "Differences to a-s{0,1}", "95 % intervals", "lower"):
+    for words in ("Configuration", "Scores", "Differences to a-s{0,1}", "95 % intervals", "no difference"):
         assert words in done.output
     (line,) = [line for line in done.output.splitlines() if line.startswith("page: ")]
     written = Path(line.removeprefix("page:").strip())

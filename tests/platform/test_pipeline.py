@@ -317,9 +317,9 @@ def test_a_run_whose_classifier_learns_nothing_ends_there_with_a_report(small: A
 
 def test_a_run_whose_masks_are_all_background_ends_behind_them(small: Any) -> None:
     nothing = ("maps.scale=maximum", "pseudo_masks.background=crf", "pseudo_masks.threshold=1", "pseudo_masks.floor=1")
-    with pytest.raises(UserError, match=r"the 24 pseudo masks teach nothing: of their pixels 0[.]") as error:
+    with pytest.raises(UserError, match=r"the 24 pseudo masks teach nothing: on average 0[.]") as error:
         small.run("empty", *nothing)
-    assert "are foreground" in error.value.found
+    assert "of one is foreground" in error.value.found
     assert "train_segmenter" not in small.workspace.outputs("empty")
     assert "teach nothing" in (small.workspace.runs / "empty" / "report.html").read_text()
 
