@@ -56,9 +56,7 @@ def embed(
     return total / ((1 + len(extra_scales)) * (2 if mirror else 1))
 
 
-def affinity_query(
-    target: Tensor, w_p: Tensor | None, *, form: AffinityForm = "bilinear", scale: float = 1.0
-) -> Tensor:
+def affinity_query(target: Tensor, w_p: Tensor | None, *, form: AffinityForm = "bilinear", scale: float = 1) -> Tensor:
     """The target's side of Eq. 2, scale * F_n^T W_P: (C, H, W) -> (HW, C), or (R, HW, C) for W_P (R, C, C).
 
     It is the same for all related images with the same W_P, for any class.

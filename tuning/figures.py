@@ -100,8 +100,7 @@ def with_intervals(of: PairedDifference, trial: Callable[[str, int], str], works
     """A difference with the interval of each column, as `mcis compare` has it of the same runs.
 
     A column whose scores are of other images in the two cases, such as those of training images in another setting,
-    has none, nor has any where the runs cannot be compared, which is said. `trial` makes the name of a run of a case's
-    and a seed.
+    has none; nor have runs that cannot be compared, which is said. `trial` names the run of a case and a seed.
     """
     pair = str(of.of.against), of.of.name
     runs = [",".join(trial(name, seed) for seed in of.seeds) for name in pair]

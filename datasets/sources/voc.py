@@ -273,8 +273,8 @@ def _train_aug(lists: Path, val_list: str, sbd: Path | None) -> list[str]:
         )
     ids = [i for path in (sbd / "train.txt", sbd / "val.txt") for i in _read_ids(path, "unpack benchmark.tgz again")]
     ids += _read_ids(lists / "train.txt", "restore the devkit's own list")
-    out = {i for of in {"val", val_list} for i in _read_ids(lists / f"{of}.txt", "name another list by `val_list`")}
-    return sorted(set(ids) - out)
+    held = {i for of in {"val", val_list} for i in _read_ids(lists / f"{of}.txt", "name another list by `val_list`")}
+    return sorted(set(ids) - held)
 
 
 def _masks(root: Path, masks: str, sbd: Path | None) -> dict[str, str]:

@@ -141,7 +141,7 @@ def plain_errors(verbose: bool = False, *, resumes: bool = True) -> Iterator[Non
     try:
         yield
     except KeyboardInterrupt as error:
-        after = "what is finished is kept; the same command goes on from there" if resumes else "nothing is complete"
+        after = "what is finished is kept; repeat the command without --from" if resumes else "nothing is complete"
         typer.echo(f"\ninterrupted: {after}", err=True)
         raise typer.Exit(128 + (error.args[0] if error.args else signal.SIGINT)) from None
     except Exception as error:

@@ -176,11 +176,8 @@ def _notes(config: Config, learner: ClassifierLearner, validation: Validation | 
     if config.classifier.val_every and validation is None:
         notes.append("no image of the split val has a tag, so that the classifier's average precision is not known")
     counts = np.bincount(learner.tags.values, minlength=learner.tags.classes)
-    if everywhere := int((counts == len(learner.tags)).sum()):
-        notes.append(
-            f"{everywhere} of {len(counts)} class(es) are in every tagged training image: nothing tells them from "
-            "the background: add images with other tags"
-        )
+    if n := int((counts == len(learner.tags)).sum()):
+        notes.append(f"{n} of {len(counts)} class(es) are in every tagged training image: add images with other tags")
     return tuple(notes)
 
 

@@ -126,6 +126,7 @@ def test_the_stages_that_the_shell_completes_are_the_pipelines() -> None:
 SMALL = ["run", "voc", "--name", "x", "--recipe", "small"]
 BAD = {
     "unknown setting": (["run", "vox", "--name", "x"], "did you mean voc"),
+    "a data set of another tool": (["run", "coco", "--name", "x"], "mcis import makes a table"),
     "a file that is none": (["run", "--name", "x", "--config", "nowhere.toml"], "nowhere.toml cannot be read"),
     "wrong type": (["run", "voc", "--name", "x", "--set", "classifier.epochs=many"], "classifier.epochs"),
     "no data": (SMALL, "--voc"),

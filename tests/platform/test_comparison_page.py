@@ -100,8 +100,9 @@ def test_the_command_prints_tables_and_says_where_the_page_lies(folder: Path, pa
     other = str(folder / FOLDER / "runs" / "b")
     done = invoke(folder, "a-s0,a-s1", other, "--images", "3")
     assert done.exit_code == 0, done.output
-    for words in ("Configuration", "Scores", "Differences to a-s{0,1}", "95 % intervals", "no difference"):
+    for words in ("Configuration", "Scores", "Differences to a-s{0,1}", "95 % intervals", "Student's t"):
         assert words in done.output
+    assert "lower" in invoke(folder, "a-s0", other, "--images", "0").output
     (line,) = [line for line in done.output.splitlines() if line.startswith("page: ")]
     written = Path(line.removeprefix("page:").strip())
     assert written == default_file(open_cases(folder / "workspace", ["a-s0,a-s1", other], what=ALL))

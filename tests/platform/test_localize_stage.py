@@ -82,7 +82,7 @@ def computed_by(
 
 @pytest.mark.parametrize(
     ("variant", "mapping"),
-    [("paper", 0), ("hops", 2), *(pytest.param("released", n, marks=pytest.mark.slow) for n in (0, 1))],
+    [("paper", 0), ("paper", 1), ("hops", 2), *(pytest.param("released", n, marks=pytest.mark.slow) for n in (0, 1))],
 )
 def test_a_kill_in_any_mapping_costs_the_unfinished_shards_alone(
     localizable: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str, mapping: int

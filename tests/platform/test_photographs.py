@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -101,7 +102,7 @@ def test_masks_with_given_tags_hold_no_other_class(trained: Callable[..., Path],
     view = np.array(picture.convert("RGB"))[::-1]
     np.testing.assert_array_equal(predictor(view), predictor(view.copy()))
     with pytest.raises(TypeError, match="an image of type list"):
-        predictor([picture])  # type: ignore[arg-type]
+        predictor(cast(Any, [picture]))
     gray = np.asarray(Image.open(out / "masks/gray.png"))
     np.testing.assert_array_equal(gray, predictor(photos / "gray.png"))
     table.write_text("image,tags\na.jpg,clas 1\n")
@@ -145,20 +146,21 @@ def test_what_cannot_be_predicted_with_is_one_message(
 
 
 @pytest.mark.parametrize(
-    ("sides", "trained_with", "assignments", "side"),
+    ("sides", "given", "assignments", "side"),
     [
         ((), [], [], 1024),
         ((90, 96, 4000), [], [], 96),
         ((3000, 4000), [], [], 1024),
         ((300, 400), ["data.max_side=320"], [], 320),
         ((90, 96, 4000), [], ["data.max_side=700"], 700),
+        ((90, 96, 4000), ["data.max_side=700"], ["data.max_side=null"], None),
         ((90, 96, 4000), ["data.max_side=700"], ["predict.mirror=true"], 96),
     ],
 )
 def test_photographs_are_predicted_at_the_size_of_the_images_that_were_trained_on(
-    trained: Callable[..., Path], sides: tuple[int, ...], trained_with: list[str], assignments: list[str], side: int
+    trained: Callable[..., Path], sides: tuple[int, ...], given: list[str], assignments: list[str], side: int | None
 ) -> None:
-    run = trained(2, *trained_with, sides=sides)
+    run = trained(2, *given, sides=sides)
     assert trained_run(run, assignments).max_side == side
     assert Predictor.load(run, assignments).max_side == side
 

@@ -165,7 +165,7 @@ def test_masks_of_a_wrong_kind_show_before_the_trainings(small: Any, tmp_path: P
 
 
 def test_full_supervision_trains_on_the_truth_and_every_score_says_so(small: Any) -> None:
-    full = small.run("bound", "supervision=full", "segmenter.init=pretrained")
+    full = small.run("bound", "supervision=full", "segmenter.init=pretrained", until="predict")
     assert [(s.what, s.trained_on) for s in full.scores] == [("segmentation", "ground truth")] * 2
     assert "ground truth" in full.scores[0].meaning().values()
     assert all(score.trained_on is None for score in small.first.scores)

@@ -32,8 +32,7 @@ from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages.localization.workers import Embed, Relate, embed_rows, relate_rows
 
 EMBEDDED = "embedded"
-"""Folder of what is embedded while maps are made of it: `single`, `features`, `selves` for the released maps, maps of
-all hops but the last."""
+"""Folder of what maps are made of, meanwhile: `single`, `features`, `selves` of released maps, maps of earlier hops."""
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:

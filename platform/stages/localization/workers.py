@@ -220,7 +220,10 @@ class Relate:
         embedding = self._rows(self.features, [row["position"]])[0]
         queries = self._queries(embedding, row["position"])
         numbers = range(row["first_map"], row["first_map"] + len(row["tags"]))
-        of_maps = zip(numbers, row["tags"], row["related"], row["theirs"], row["others"], strict=True)
+        if self.before:
+            passed = zip(row["tags"], row["related"], row["theirs"], strict=True)
+            return torch.stack([self._passed_on(embedding, queries, *each) for each in passed])
+        of_maps = zip(numbers, row["tags"], row["related"], row["others"], strict=True)
         return torch.stack([self._map(embedding, queries, *of_map) for of_map in of_maps])
 
     def _queries(self, embedding: Tensor, position: int) -> Tensor:
@@ -233,15 +236,19 @@ class Relate:
         queries = self.model.query(embedding, kind=kinds, target_is_n=target_is_n)
         return queries if queries.ndim == 3 else queries[None]  # the identity is the same for both
 
-    def _map(self, embedding: Tensor, queries: Tensor, number: int, tag: int, *images: list[int]) -> Tensor:
-        """Map `number`, of class `tag`, (H, W), by `images`: the positions of related ones, the numbers of their maps,
-        and the positions of others for contrast. A further hop passes on what these have made in the first."""
-        related, theirs, others = images
+    def _passed_on(self, embedding: Tensor, queries: Tensor, tag: int, related: list[int], theirs: list[int]) -> Tensor:
+        """The map of class `tag` in a further hop, (H, W), of the maps that the related images had before, `theirs`."""
+        assert self.before
+        passed = [None if number < 0 else self._rows(self.before, [number])[0] for number in theirs]
         query, features = self._query_for(related, queries), self._rows(self.features, related)
-        if self.before:
-            passed = [None if number < 0 else self._rows(self.before, [number])[0] for number in theirs]
-            return self.model.co_maps(query, embedding, features, tag, passed).mean(dim=0)
-        activation = self.model.co_maps(query, embedding, features, tag).mean(dim=0)
+        return self.model.co_maps(query, embedding, features, tag, passed).mean(dim=0)
+
+    def _map(
+        self, embedding: Tensor, queries: Tensor, number: int, tag: int, related: list[int], others: list[int]
+    ) -> Tensor:
+        """Map `number`, of class `tag`, (H, W), by the positions of related images and, for contrast, of `others`."""
+        query = self._query_for(related, queries)
+        activation = self.model.co_maps(query, embedding, self._rows(self.features, related), tag).mean(dim=0)
         if others:
             query = self._query_for(others, queries)
             contrasted = self.model.contrastive_maps(query, embedding, self._rows(self.features, others), tag)
