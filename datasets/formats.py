@@ -9,6 +9,7 @@ import functools
 import hashlib
 import importlib
 import json
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -162,7 +163,8 @@ def _check_names(source: Path, names: Sequence[str], wrong: set[str], known: set
         occur = shown(sorted(known := known - wrong), 20)
         expected = f"names without ; , | of classes that occur ({occur}), the same as in other splits"
         remedy = f"{nearest(wrong, sorted(known))}rename them, choose by `classes`, or begin with the split of all"
-        raise UserError(f"{source}: {len(wrong)} class(es): {shown(sorted(wrong))}", expected, remedy)
+        found = f"{len(wrong)} class(es): {shown(sorted(wrong))}" if wrong else "no object of any class"
+        raise UserError(f"{source}: {found}", expected, remedy)
     check_classes(source, names)
 
 
@@ -201,6 +203,7 @@ def _coco(source: Path, images: Path | None, link: Path, split: str, left: Left)
             left["annotation(s) of images that it does not list"] += 1
             continue
         draw = functools.partial(_coco_pixels, outline, (image["height"], image["width"])) if outline else None
+        left["crowd(s), no tag and ignored in masks; some tools write brushes so"] += bool(each.get("iscrowd"))
         photos[image["file_name"]].append(Thing(None if each.get("iscrowd") else names[category], draw))
     return (images or source.parent).resolve(), photos
 
@@ -247,21 +250,25 @@ def _yolo(source: Path, images: Path | None, link: Path, split: str, left: Left)
     told = yaml.safe_load(file.read_text("utf-8")) if file.exists() else {"names": read_classes(source / "classes.txt")}
     names = told["names"] if isinstance(told["names"], dict) else dict(enumerate(told["names"]))
     where = str(told.get(split, f"images/{split}"))
-    near = [(source / place).resolve() for place in (where.lstrip("./"), Path(str(told.get("path", "")), where))]
+    lines = (source / where.lstrip("./")).read_text("utf-8").splitlines() if where.endswith(".txt") else []
+    where = os.path.commonpath([os.path.dirname(line) for line in lines]) if lines else where
+    listed = sorted({line.strip().partition(f"{where}/")[2] for line in lines})
+    places = (where.lstrip("./"), Path(str(told.get("path", "")), where), where.removeprefix("data/"))
+    near = [(source / place).resolve() for place in places]
     inner = (place for place in near if place.is_dir() and place.is_relative_to(source))
     folder = images.resolve() if images else next(inner, source / where)
     above, _, below = f"{folder}/".rpartition("/images/")
     labels, photos = Path(f"{above}/labels/{below}"), Photos()
     if not labels.is_dir() or not folder.is_dir():
         raise ValueError(f"no folders {folder} and {labels}")
-    for name in _files(folder, left):
-        photos[name], lines = [], (labels / name).with_suffix(".txt")
-        left["label file(s) that are not there: their photographs are all background"] += not lines.exists()
-        for line in lines.read_text("utf-8").splitlines() if lines.exists() else ():
+    for name in listed or _files(folder, left):
+        photos[name], file = [], (labels / name).with_suffix(".txt")
+        left["label file(s) that are not there: their photographs are all background"] += not file.exists()
+        for line in file.read_text("utf-8").splitlines() if file.exists() else ():
             values = np.array(line.split(), float)
             if len(values) < 5 or not np.isfinite(values).all() or values[0] not in names or values[1:5].max() > 2:
                 wanted = f"class 0..{len(names) - 1} with a box or polygon in parts of the image's sides"
-                raise ValueError(f"{lines}: a line that is no {wanted}")
+                raise ValueError(f"{file}: a line that is no {wanted}")
             corners = values[1 : len(values) - (len(values) - 1) % 2].reshape(-1, 2)  # a confidence may stand behind
             outline = len(corners) > 2 and "kpt_shape" not in told
             draw = functools.partial(_polygon_pixels, corners) if outline else None
@@ -329,16 +336,26 @@ def _huggingface(source: Path, images: Path | None, link: Path, split: str, left
 
 
 def _cvat(source: Path, images: Path | None, link: Path, split: str, left: Left) -> Found:
-    """CVAT's XML `CVAT for images`, with tags, boxes, polygons; its images lie beside it, or in the folder `images`"""
+    """CVAT's XML `CVAT for images`, of tags, boxes, polygons, masks; its images lie beside it, or in `images`"""
     photos: Photos = {}
     for image in ElementTree.fromstring(source.read_bytes()).iter("image"):
         sides, things = [float(image.attrib["width"]), float(image.attrib["height"])], list[Thing]()
         for each in image:
             corners = np.array([point.split(",") for point in each.get("points", "0").split(";")], float) / sides
             draw = functools.partial(_polygon_pixels, corners) if each.tag == "polygon" else None
+            draw = functools.partial(_cvat_pixels, each.attrib) if each.tag == "mask" else draw
             things.append(Thing(each.attrib["label"].strip(), draw))
         photos.setdefault(image.attrib["name"], []).extend(things)
     return (images or source.parent).resolve(), photos
+
+
+def _cvat_pixels(mask: dict[str, str], height: int, width: int) -> NDArray[np.bool_]:
+    """Run lengths of a rectangle, row by row, -> pixels; ValueError where they do not fill it or it is not inside."""
+    left, top, wide, high = (int(mask[key]) for key in ("left", "top", "width", "height"))
+    if not (0 <= left <= left + wide <= width and 0 <= top <= top + high <= height):
+        raise ValueError(f"a mask at {left}, {top} of {wide}x{high} pixels in an image of {width}x{height}")
+    runs = _pixels_of_runs([int(run) for run in mask["rle"].split(",")], wide, high).T
+    return np.pad(runs, ((top, height - top - high), (left, width - left - wide)))
 
 
 def _labelstudio(source: Path, images: Path | None, link: Path, split: str, left: Left) -> Found:

@@ -96,8 +96,7 @@ def timm_backbone(name: str, *, stride: int | None = None) -> Backbone:
 
 
 def timm_normalization(name: str) -> Normalization:
-    """How a network's weights want their pixels, from timm's description of them; it is not built. Errors as of
-    `check_name`."""
+    """How a network's weights want pixels, by timm's description; it is not built. Errors as of `check_name`."""
     check_name(name)
     described = timm.get_pretrained_cfg(name)
     assert described is not None

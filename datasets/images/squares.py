@@ -60,8 +60,7 @@ def read_rgb(
 
 
 def read_squares(rows: pa.Table, size: int) -> NDArray[np.uint8]:
-    """The images of some rows of an index as squares, (N, S, S, 3), each the file that was indexed; errors as of
-    `read_rgb`."""
+    """The images of some rows of an index as squares, (N, S, S, 3), of the files indexed; errors as of `read_rgb`."""
     files = zip(rows["uri"].to_pylist(), rows["content_hash"].to_pylist(), strict=True)
     return np.stack([read_rgb(uri, size, content_hash=digest) for uri, digest in files])
 

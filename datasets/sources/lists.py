@@ -58,8 +58,7 @@ def read_tag_list(path: Path, classes: int, remedy: str, correct: str, first: in
 
 
 def source_folder(path: Path, expected: str, remedy: str) -> Path:
-    """The absolute path, without links, of a folder that a user named; UserError where it is no folder, or its name is
-    no UTF-8."""
+    """The absolute path, without links, of a folder; UserError where it is no folder, or its name is no UTF-8."""
     folder = path.expanduser().resolve()
     if not folder.is_dir():
         raise UserError(f"no folder {path}", expected, remedy)

@@ -106,14 +106,11 @@ def _lines(section: BaseModel, prefix: str, origins: dict[str, str]) -> Iterator
             yield f"# {name} is None"
             continue
         plain = list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
-        origin = "" if origins[key] == "default" else f"  # {_one_line(origins[key])}"
+        line = "".join(character if character.isprintable() else " " for character in origins[key])
+        origin = "" if line == "default" else f"  # {line}"
         yield f"{name} = {tomlkit.item(plain).as_string()}{origin}"
     yield from below
 
 
 def _comment(text: str) -> list[str]:
     return [f"# {line}" for line in textwrap.wrap(text, _WIDTH)]
-
-
-def _one_line(text: str) -> str:
-    return "".join(c if c.isprintable() else " " for c in text)

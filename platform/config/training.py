@@ -28,8 +28,7 @@ class Optimizer(Section):
     weight_decay: NonNegative = 5e-4
     """L2 penalty (SGD) or decoupled weight decay (AdamW)."""
     new_layer_rate: Rate = 1.0
-    """Factor of the learning rate for layers without pretrained weights; the released code has 10 (RELEASED_RECIPE,
-    "Classifier")."""
+    """Factor of the learning rate for new layers; the released code has 10 (RELEASED_RECIPE, "Classifier")."""
     bias_rate: Rate = 1.0
     """Further factor for biases; the released code has 2 (RELEASED_RECIPE, "Classifier")."""
     schedule: Schedule = "step"
@@ -121,8 +120,7 @@ class ClassifierConfig(BackboneSection):
     """What the images of a pair attend to in training: their partners; or, as controls of what these bring, each to
     itself, or to partners that lack the class."""
     head: Literal["shared", "own"] = "shared"
-    """Layer for co-attentive and contrastive features: phi (paper), or a second one without bias (RELEASED_RECIPE,
-    "Classifier")."""
+    """Layer for attentive features: phi (paper), or a second one without bias (RELEASED_RECIPE, "Classifier")."""
     phi_std: Rate | None = None
     """Standard deviation of phi's weights at the start; None = sqrt(2 / K) (RELEASED_RECIPE, "Classifier"), which a
     short training of a linear layer on pretrained features does not get rid of."""
@@ -139,8 +137,7 @@ class ClassifierConfig(BackboneSection):
     """Factor of the contrastive term in the loss, which in the paper is the plain sum of its terms (Eq. 5). Beside the
     basic term the gradient of the contrastive one is small."""
     contrastive_from_epoch: int = Field(default=0, ge=0)
-    """First epoch, from 0, in which the contrastive term counts; the released code has 2 (RELEASED_RECIPE,
-    "Classifier")."""
+    """First epoch, from 0, with the contrastive term; the released code has 2 (RELEASED_RECIPE, "Classifier")."""
     contrastive_needs_unshared: bool = False
     """Whether a side's contrastive term counts only if some label on that side of the batch is unshared, as in the
     released code (RELEASED_RECIPE, "Classifier")."""
@@ -148,8 +145,7 @@ class ClassifierConfig(BackboneSection):
     """`paper`: both images' terms are added; `released`: means over the 2B images of basic and common terms
     (RELEASED_RECIPE, "Classifier")."""
     self_pairs: tuple[Literal["flip", "x0.75", "x2"], ...] = ()
-    """Transformations tau: every step also runs (m, tau m), basic and common-class terms (RELEASED_RECIPE,
-    "Classifier")."""
+    """Transformations tau: a step also runs (m, tau m), basic and common terms (RELEASED_RECIPE, "Classifier")."""
     partner_may_be_itself: bool = False
     """Whether an image may be drawn as its own partner, as in the released code (RELEASED_RECIPE, "Classifier").
     Otherwise this happens only where its class has no other image."""

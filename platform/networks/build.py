@@ -20,8 +20,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def build_backbone(config: NetworkConfig) -> Backbone:
-    """The backbone of one of the networks as configured, with its initial weights; errors as of
-    `networks.build_backbone`."""
+    """The backbone of a configured network, with its initial weights; errors as of `networks.build_backbone`."""
     with errors_name_keys(backbone_keys(config)):
         return networks.build_backbone(config.backbone, stride=config.stride, channels=config.channels)
 

@@ -17,8 +17,7 @@ from mcis.platform.networks.build import build_backbone, move_channels_last
 from mcis.platform.networks.pretrained import load_backbone
 
 BATCH_ON_CPU, BATCH_ON_GPU = 1, 32
-"""Images of a forward pass, each with its mirror image; a CPU is faster while what passes between layers stays in its
-cache."""
+"""Images of a forward pass, each with its mirror image; a CPU is faster while layers' outputs stay in its cache."""
 
 
 @functools.cache

@@ -128,8 +128,7 @@ def written_aside(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
 
 def rename_folder(folder: Path, final: Path) -> None:
-    """Renames a folder of files that were written aside, once all names in it are on the disk, and has the new name
-    there too."""
+    """Renames a folder written aside, once all names in it are on the disk, and has the new name there too."""
     with disk_errors(folder):
         for parent, _, _ in os.walk(folder):
             sync(Path(parent))

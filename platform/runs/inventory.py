@@ -27,8 +27,7 @@ from mcis.platform.runs.scores import read_scores
 from mcis.platform.runs.workspace import CACHE, OUTPUT, SUMMARY, RunFolder, RunRecord, Workspace, read_record
 
 State = Literal["running", "finished", "failed", "interrupted", "killed", "damaged", "foreign"]
-"""How a run's last call ended: killed = the process is gone and has written nothing of an end; foreign = nothing that
-mcis wrote."""
+"""How a run's last call ended: killed = its process is gone and wrote of no end; foreign = nothing that mcis wrote."""
 
 MAIN_SCORES = {"maps": "maps", "masks": "masks", "segmentation": "segm.", "with CRF": "+CRF"}
 """The main scores of a run, and their headings."""

@@ -31,8 +31,7 @@ _OF_STORES = ("MLFLOW_", "PG", "AWS_")
 
 
 def tracking_uri(workspace: Workspace) -> str:
-    """The value of MLFLOW_TRACKING_URI where it is set, else the SQLite store of the workspace; errors as of
-    `server_uri`."""
+    """MLFLOW_TRACKING_URI where it is set, else the SQLite store of the workspace; errors as of `server_uri`."""
     return server_uri() or f"sqlite:///{workspace.tracking_store}"
 
 

@@ -190,8 +190,7 @@ class Workspace:
         fetch_below(self.runs, lambda _, at: at.size <= _SMALL)
 
     def run(self, name: str, *, create: bool = True) -> RunFolder:
-        """The folder of a run or study; an absent one is created if `create`. UserError where the name is no plain file
-        name."""
+        """The folder of a run or study, made if absent and `create`. UserError where the name is no plain file name."""
         plain = name and all(c.isalnum() or c in "._-+" for c in name) and not name.startswith(".")
         if not plain:
             raise UserError(f"run name {name!r}", "letters, digits, '.', '_', '-', '+'", "choose such a --name")

@@ -99,8 +99,7 @@ def run(config: Config, context: RunContext) -> IndexResult:
 
 
 _IDENTITY = [name for name in INDEX_SCHEMA.names if name not in ("uri", "mask_uri", "saliency_uri")]
-"""Later stages depend on what the images are, not on where they lie, when they were touched, or whether there is truth
-for them."""
+"""Later stages depend on what the images are, not on where they lie, when touched, or whether they have truth."""
 
 
 def _sound(shards: Iterator[pa.Table], rejected: list[pa.Table]) -> Iterator[pa.Table]:

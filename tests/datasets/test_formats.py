@@ -53,7 +53,8 @@ def test_splits_of_coco_become_one_table(coco: Path, tmp_path: Path) -> None:
     """Classes by the alphabet; of two that overlap the smaller on top, crowds ignored and no tags."""
     said = import_data_set("coco", coco, tmp_path / "out")
     assert "left out 1 annotation(s) of images that it does not list" in said[1]
-    assert "left out 1 image(s) that are not in" in said[2]
+    assert "left out 1 crowd(s), no tag and ignored" in said[2]
+    assert "left out 1 image(s) that are not in" in said[3]
     import_data_set("coco", coco, tmp_path / "out", split="val", classes=["cat"])
     labels, square = np.zeros((20, 30)), np.zeros((20, 30))
     labels[:, 20:], labels[:, :6], labels[2:12, 2:12], square[2:12, 2:12] = 255, 1, 2, 2
@@ -139,17 +140,21 @@ def test_a_photograph_in_two_class_folders_has_both_tags(coco: Path, tmp_path: P
 CVAT = """<?xml version="1.0"?><annotations><version>1.1</version><meta/>
 <image id="0" name="a.png" width="30" height="20"><tag label="cat" source="manual"><attribute name="x">1</attribute>
 </tag><box label="dog" xtl="1" ytl="2" xbr="9" ybr="9"/></image><image id="1" name="b.png" width="30" height="20">
-<polygon label="dog" points="2.0,2.0;11.5,2.0;11.5,11.5;2.0,11.5"/></image></annotations>"""
+<polygon label="dog" points="2.0,2.0;11.5,2.0;11.5,11.5;2.0,11.5"/>
+<mask label="cat" rle="1,2,3" left="28" top="17" width="2" height="3"/></image></annotations>"""
 
 
-def test_tags_and_polygons_of_cvat(coco: Path, tmp_path: Path) -> None:
+def test_tags_and_outlines_of_cvat(coco: Path, tmp_path: Path) -> None:
     (tmp_path / "annotations.xml").write_text(CVAT)
     import_data_set("cvat", tmp_path / "annotations.xml", tmp_path / "out")
-    (tags, mask), (dog, square) = tags_and_masks(tmp_path / "out").values()
-    assert (tags, mask, dog) == (["cat", "dog"], None, ["dog"])
+    (tags, mask), (both, drawn) = tags_and_masks(tmp_path / "out").values()
+    assert (tags, mask, both) == (["cat", "dog"], None, ["cat", "dog"])
     expected = np.zeros((20, 30))
-    expected[2:12, 2:12] = 2
-    np.testing.assert_array_equal(square, expected)
+    expected[2:12, 2:12], expected[17, 29], expected[18, 28] = 2, 1, 1
+    np.testing.assert_array_equal(drawn, expected)
+    (tmp_path / "annotations.xml").write_text(CVAT.replace('top="17"', 'top="18"'))
+    with pytest.raises(UserError, match=r"b\.png: a mask at 28, 18 of 2x3 pixels in an image of 30x20"):
+        import_data_set("cvat", tmp_path / "annotations.xml", tmp_path / "out")
 
 
 def test_tags_of_label_studio_are_those_of_the_last_annotation_that_counts(coco: Path, tmp_path: Path) -> None:

@@ -190,7 +190,12 @@ def test_polygons_of_yolo_are_labels_to_the_pixel(labelled: tuple[Workspace, lis
     assert_imported(tmp_path / "again", labelled[1])
     with pytest.raises(UserError, match="yolo holds files"):
         export(labelled[0], "made", "predictions", tmp_path / "yolo", "yolo")
-    next((tmp_path / "yolo" / "labels").rglob("*.txt")).write_text("0 10 10 90 10 90 90\n")
+    (tmp_path / "yolo" / "data.yaml").write_text("train: train.txt\nnames: [cat, sea lion]")
+    (tmp_path / "yolo" / "train.txt").write_text("data/images/two.jpg\ndata/images/gone.jpg\n")
+    said = import_data_set("yolo", tmp_path / "yolo", tmp_path / "listed")
+    assert "1 photographs of split train, 1 with tags, 1 with a mask" in said[0]
+    assert "left out 1 image(s) that are not in" in said[1]
+    (tmp_path / "yolo" / "labels" / "two.txt").write_text("0 10 10 90 10 90 90\n")
     with pytest.raises(UserError, match="polygon in parts of the image's sides"):
         import_data_set("yolo", tmp_path / "yolo", tmp_path / "in pixels")
     export(labelled[0], "made", "predictions", tmp_path / "tasks", "labelstudio")

@@ -68,8 +68,7 @@ def _tagged(config: Config, context: RunContext) -> pa.Table:
 
 
 def run(config: Config, context: RunContext) -> StageResult:
-    """Scores what there is truth for; without a folder of masks the lists are empty and a note says so. Errors as of
-    `read_truth`."""
+    """Scores what there is truth for; without any the lists are empty and a note says so. Errors as of `read_truth`."""
     scores, notes, curves = list[Score](), list[str](), dict[str, Curve]()
     rows = rows_with_truth(context, "train", notes, tagged=True)
     corrected = pa.array([], pa.string())
