@@ -156,8 +156,9 @@ class Tracker:
         self._was_away = False
         earlier = Tracked.read(workspace.run(name))
         with store_errors(self.uri):
-            self.client = client_of(self.uri)
-            self.experiment_id = experiment_of(self.client, workspace)
+            with workspace.lock("mlflow", "store"):  # of two that make its tables, each would find those of the other
+                self.client = client_of(self.uri)
+                self.experiment_id = experiment_of(self.client, workspace)
             there = earlier and earlier.uri == self.uri and earlier.is_in(self.client, self.experiment_id)
             if earlier and there and earlier.identity == identity and not new_run:
                 self._tracked = earlier

@@ -1,5 +1,7 @@
 """Where MLflow keeps runs: passwords and tokens stay out of its address and out of what is said of it."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,3 +73,11 @@ def test_trials_are_given_what_mlflow_finds_its_store_by(monkeypatch: pytest.Mon
         store_environment()
     )
     assert "OTHER" not in store_environment()
+
+
+@pytest.mark.slow
+def test_runs_that_begin_at_once_in_an_empty_workspace_share_its_store(tmp_path: Path) -> None:
+    code = "import pathlib, sys; from mcis.platform.runs import tracking, workspace; "
+    code += "tracking.Tracker(workspace.Workspace(pathlib.Path(sys.argv[1])), sys.argv[2], identity='')"
+    started = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), name]) for name in "abc"]
+    assert [process.wait() for process in started] == [0, 0, 0]
