@@ -1,6 +1,7 @@
 """Random crops, against loops over pixels and the triangle filter in float64."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,18 +13,17 @@ from mcis.datasets.sampling.crops import random_crop
 
 quick = settings(deadline=None, max_examples=60)
 PADDING = [124, 116, 104]
+Array = NDArray[np.uint8]
 
 
-def picture(height: int, width: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def picture(height: int, width: int) -> tuple[Array, Array]:
     """An image whose red channel is its label, and whose other channels tell every pixel from every other."""
     rows, columns = np.mgrid[:height, :width]
     labels = ((rows * 7 + columns * 3) % 200).astype(np.uint8)
     return np.stack([labels, rows, columns], -1).astype(np.uint8), labels
 
 
-def slow_crop(
-    rgb: NDArray[np.uint8], labels: NDArray[np.uint8], size: int, top: float, left: float
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def slow_crop(rgb: Array, labels: Array, size: int, top: float, left: float) -> tuple[Array, Array]:
     """Pixel by pixel: position y of the crop shows position y + shift of the image, or padding."""
 
     def shift(side: int, draw: float) -> int:
@@ -41,16 +41,9 @@ def slow_crop(
     return out, out_labels
 
 
-def crop(
-    rgb: NDArray[np.uint8],
-    labels: NDArray[np.uint8],
-    size: int,
-    draws: Sequence[float],
-    *,
-    scales: Sequence[float] = (1.0,),
-    mirror: bool = False,
-) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    return random_crop(rgb, labels, size=size, scales=scales, mirror=mirror, draws=np.array(draws))
+def crop(rgb: Array, labels: Array, size: int, draws: Sequence[float], **options: Any) -> tuple[Array, Array]:
+    options = {"scales": (1.0,), "mirror": False} | options
+    return random_crop(rgb, labels, size=size, draws=np.array(draws), **options)
 
 
 draws_in_unit = st.floats(0, 1 - 2**-53)
@@ -98,13 +91,9 @@ def test_scaled_crops_are_bilinear_and_labels_nearest(height: int, width: int, s
     size = max(len(rows), len(columns))
     smooth = np.einsum("yr,xc,rcb->yxb", rows, columns, rgb.astype(float))
     # The center of a pixel may lie on the border of two: both are nearest.
-    nearest = [
-        labels[((np.arange(len(rows)) + 0.5) * height / len(rows) + dy).astype(int)][
-            :, ((np.arange(len(columns)) + 0.5) * width / len(columns) + dx).astype(int)
-        ]
-        for dy in (-1e-6, 1e-6)
-        for dx in (-1e-6, 1e-6)
-    ]
+    y, x = ((np.arange(len(of)) + 0.5) * side / len(of) for of, side in ((rows, height), (columns, width)))
+    borders = [(dy, dx) for dy in (-1e-6, 1e-6) for dx in (-1e-6, 1e-6)]
+    nearest = [labels[(y + dy).astype(int)][:, (x + dx).astype(int)] for dy, dx in borders]
     draws = [0.0, 0.0 if mirrored else 0.9, 0.0, 0.0]
     image, taught = crop(rgb, labels, size, draws, scales=[scale], mirror=True)
     turn = -1 if mirrored else 1

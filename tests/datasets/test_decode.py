@@ -323,9 +323,8 @@ def test_scans_of_a_sequential_picture_count_where_they_do_not_have_all_componen
     assert rejection(decode_rgb, many).reason == "too large: 500003 scans of 48x48 pixels, more than 434027"
     behind = data[:-2] + one % 3 * 500_000 + b"\xff\xd9"
     began = time.monotonic()
-    assert rejection(decode_rgb, behind).reason.startswith("corrupt: "), (
-        "libjpeg reads no scan behind one of all components"
-    )
+    reason = rejection(decode_rgb, behind).reason
+    assert reason.startswith("corrupt: "), "libjpeg reads no scan behind one of all components"
     assert time.monotonic() - began < 1
 
 

@@ -28,11 +28,6 @@ def draw(number: int) -> Draw:
     return cast(Draw, number)
 
 
-def order(number: int) -> Order:
-    """Likewise of an order."""
-    return cast(Order, number)
-
-
 def slow(purpose: int, seed: int, first: int, second: int, count: int) -> list[float]:
     state = splitmix(seed)
     for part in (first, second, purpose):
@@ -205,7 +200,7 @@ def test_every_part_of_an_orders_key_matters(changed: str) -> None:
     key = {"purpose": 1, "seed": 4, "turn": 9}
 
     def values(key: dict[str, int]) -> NDArray[np.int64]:
-        return permuted(order(key["purpose"]), key["seed"], key["turn"], 1000, np.arange(1000))
+        return permuted(cast(Order, key["purpose"]), key["seed"], key["turn"], 1000, np.arange(1000))
 
     for other in (values({**key, changed: key[changed] + 1}), values({**key, "seed": 9, "turn": 4})):
         assert (other == values(key)).sum() < 12  # one is expected to stay where it was

@@ -17,19 +17,9 @@ from mcis.datasets.tags import Tags
 quick = settings(deadline=None, max_examples=60)
 Matrix = NDArray[np.bool_]
 
-TAGS = np.array(
-    [
-        # class 0: 0, 1, 2, 4; class 1: 1, 4, 6; class 2: 5 alone; class 3: 2, 5, 6; image 3 has no tag
-        [1, 0, 0, 0],
-        [1, 1, 0, 0],
-        [1, 0, 0, 1],
-        [0, 0, 0, 0],
-        [1, 1, 0, 0],
-        [0, 0, 1, 1],
-        [0, 1, 0, 1],
-    ],
-    bool,
-)
+TAGS = np.zeros((7, 4), bool)
+for tag, members in enumerate(([0, 1, 2, 4], [1, 4, 6], [5], [2, 5, 6])):  # image 3 has no tag
+    TAGS[members, tag] = True
 
 
 class Case(NamedTuple):

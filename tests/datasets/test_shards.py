@@ -23,8 +23,6 @@ from mcis.models.grids import Grid
 from mcis.platform.outputs.tables import MAPS_SCHEMA, image_maps, map_rows
 
 quick = settings(deadline=None, max_examples=40)
-
-
 GRID = Grid(0.01, 0.1, 3)  # its count is that of the maps
 
 

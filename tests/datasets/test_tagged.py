@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.csv
@@ -13,9 +13,6 @@ import pytest
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import LISTING_SCHEMA
 from mcis.datasets.sources.tagged import list_tagged, photograph_tags
-
-if TYPE_CHECKING:
-    pass
 
 Rows = list[dict[str, Any]]
 ROWS: Rows = [
@@ -63,12 +60,8 @@ def test_a_table_is_listed(folder: Path, kind: str) -> None:
     assert [r["uri"] for r in rows] == [str(folder / "images/a.jpg"), *(row["image"] for row in ROWS[1:])]
     assert [r["tags"] for r in rows] == [[0, 2], [], [0], [0, 1]]
     assert [r["split"] for r in rows] == ["train", "train", "val", "val"]
-    assert [r["mask_uri"] for r in rows] == [
-        str(folder / "m/a.png"),
-        None,
-        str(folder / "m/c.png"),
-        "s3://bucket/d.png",
-    ]
+    masks = [str(folder / "m/a.png"), None, str(folder / "m/c.png"), "s3://bucket/d.png"]
+    assert [r["mask_uri"] for r in rows] == masks
     assert {(r["domain"], r["saliency_uri"]) for r in rows} == {("target", None)}
 
 
@@ -149,18 +142,17 @@ def test_a_table_as_others_write_it_is_understood_and_that_is_said(folder: Path,
 
 
 @pytest.mark.parametrize(("no", "yes"), [(0, 1), (False, True)])
-@pytest.mark.parametrize("suffix", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("suffix", WRITERS)
 def test_columns_of_0_and_1_are_classes_where_none_holds_tags(folder: Path, suffix: str, no: int, yes: int) -> None:
     rows: Rows = [{"image": "a", "dog": yes, "cat": yes, "width": 9}, {"image": "b", "dog": no, "cat": no, "width": 9}]
     rows.append({"image": "c", "dog": None, "cat": yes, "width": 9})
-    {"csv": write_csv, "jsonl": write_jsonl, "parquet": write_parquet}[suffix](folder / f"t.{suffix}", rows)
+    WRITERS[suffix](folder / f"t.{suffix}", rows)
     found = list_tagged(folder / f"t.{suffix}")
     assert (found.classes, found.table["tags"].to_pylist()) == (("cat", "dog"), [[0, 1], [], [0]])
     assert "dog, cat as a class each, 0 or 1" in found.notes[1]
     tags = photograph_tags(str(folder / f"t.{suffix}"), ["dog", "cat"])
     assert list(tags.values()) == [[0, 1], [], [1]]
-    named = [row | {"tags": "horse"} for row in rows]
-    write_csv(folder / "named.csv", named)
+    write_csv(folder / "named.csv", [row | {"tags": "horse"} for row in rows])
     assert list_tagged(folder / "named.csv").classes == ("horse",)
 
 
@@ -321,10 +313,8 @@ def test_every_kind_of_text_is_read(folder: Path, kind: str) -> None:
 @pytest.mark.parametrize("suffix", WRITERS)
 def test_the_tags_of_photographs_to_be_predicted(folder: Path, suffix: str) -> None:
     """By URI as indices of the network's classes, in whatever order these are; other columns are not looked at."""
-    rows: Rows = [
-        {"image": "images/a.jpg", "tags": ["dog", "cat"], "mask": "absent.png"},
-        {"image": "b.jpg", "tags": [], "mask": None},
-    ]
+    rows: Rows = [{"image": "images/a.jpg", "tags": ["dog", "cat"], "mask": "absent.png"}]
+    rows.append({"image": "b.jpg", "tags": [], "mask": None})
     WRITERS[suffix](folder / f"t.{suffix}", rows)
     found = photograph_tags(str(folder / f"t.{suffix}"), ["dog", "cow", "cat"])
     assert found == {str(folder / "images/a.jpg"): [0, 2], str(folder / "b.jpg"): []}

@@ -13,7 +13,6 @@ from mcis.datasets.sources.tagged import list_tagged
 if TYPE_CHECKING:
     from tests.conftest import FaultyS3
 
-
 BAD_FILES = [
     ("t.txt", b"image,tags\na,cat\n", r"t\.txt has the suffix \.txt"),
     ("t.csv", b"", r"t\.csv cannot be read: Empty CSV file"),
@@ -29,8 +28,6 @@ BAD_FILES = [
     ("t.jsonl", b'{"image": {"path": "a"}, "tags": "cat"}\n', r"column 'image' holds struct"),
     ("t.parquet", b"PAR1 and no more", r"t\.parquet cannot be read"),
 ]
-
-
 CELLS = [
     "a.jpg", "x/a b.jpg", "./a.jpg", "x//a.jpg", "x/./a.jpg", "x/../a.jpg", "../a.jpg", "a/", ".a", "..a", "...", ".",
     "x/..", "/a.jpg", "//a.jpg", "/x/../a.jpg", "FOLDER/a.jpg", "FOLDER/../a.jpg", "FOLDERS/a.jpg", "FOLDER",

@@ -46,11 +46,6 @@ def listed(root: Path, **options: Any) -> Listing:
     return list_voc(root, classes=root / "classes.txt", **options)
 
 
-def append(root: Path, name: str, line: str) -> None:
-    with (root / "ImageSets/Segmentation" / name).open("a") as file:
-        file.write(line + "\n")
-
-
 def test_a_devkit_is_listed(devkit: Path) -> None:
     found = listed(devkit)
     assert found.classes == ("cat", "dog", "cow")
@@ -103,7 +98,7 @@ def gone(name: str) -> Change:
 
 def line(name: str, text: str) -> Change:
     """Adds a line to a list, by default its fifth."""
-    return lambda root: append(root, name, text)
+    return lambda root: (root / LISTS / name).write_text((root / LISTS / name).read_text() + f"{text}\n")
 
 
 def only(name: str, text: str) -> Change:
@@ -161,8 +156,8 @@ def test_ids_cannot_name_files_outside_of_the_folder(devkit: Path, name: str) ->
     (devkit / "secret.jpg").touch()
     (devkit / "JPEGImages/sub").mkdir()
     (devkit / "JPEGImages/sub/inner.jpg").touch()
-    append(devkit, "train_aug.txt", name)
-    append(devkit, "train_aug_cls.txt", f"{name} 0")
+    line("train_aug.txt", name)(devkit)
+    line("train_aug_cls.txt", f"{name} 0")(devkit)
     with pytest.raises(UserError, match=r"train_aug\.txt names 1 image\(s\) that are not in"):
         listed(devkit)
 
@@ -197,7 +192,7 @@ def test_images_of_the_test_list_have_neither_tags_nor_masks(devkit: Path) -> No
     last = found[-1]
     assert (last["image_id"], last["split"], last["tags"], last["mask_uri"]) == ("x0", "test", [], None)
     assert found[:-1] == listed(devkit).table.to_pylist()
-    append(devkit, "test.txt", "v0")
+    line("test.txt", "v0")(devkit)
     with pytest.raises(UserError, match=r"image v0 is listed in .*/test\.txt and in .*/val\.txt"):
         listed(devkit, test_list="test")
     with pytest.raises(UserError, match=r"no file .*/other\.txt") as caught:
@@ -254,15 +249,9 @@ def annotate(root: Path, tags: dict[str, list[int]], difficult: dict[str, list[i
     names = (root / "classes.txt").read_text().split()
     part = "<part><name>head</name><difficult>1</difficult></part>"
     for image_id, indices in tags.items():
-        objects = "".join(
-            f"<object><name>{names[k]}</name>{mark}{part}</object>"
-            for k in indices
-            for mark in ("", "<difficult>0</difficult>")
-        )
-        objects += "".join(
-            f"<object><name>{names[k]}</name><difficult> 1 </difficult>{part}</object>"
-            for k in (difficult or {}).get(image_id, [])
-        )
+        marked = [(k, mark) for k in indices for mark in ("", "<difficult>0</difficult>")]
+        marked += [(k, "<difficult> 1 </difficult>") for k in (difficult or {}).get(image_id, [])]
+        objects = "".join(f"<object><name>{names[k]}</name>{mark}{part}</object>" for k, mark in marked)
         (root / "Annotations" / f"{image_id}.xml").write_text(f"<annotation><name>x</name>{objects}</annotation>")
 
 
