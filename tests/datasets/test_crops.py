@@ -42,8 +42,8 @@ def slow_crop(rgb: Array, labels: Array, size: int, top: float, left: float) -> 
 
 
 def crop(rgb: Array, labels: Array, size: int, draws: Sequence[float], **options: Any) -> tuple[Array, Array]:
-    options = {"scales": (1.0,), "mirror": False} | options
-    return random_crop(rgb, labels, size=size, draws=np.array(draws), **options)
+    given: dict[str, Any] = {"scales": (1.0,), "mirror": False, **options}
+    return random_crop(rgb, labels, size=size, draws=np.array(draws), **given)
 
 
 draws_in_unit = st.floats(0, 1 - 2**-53)
