@@ -168,13 +168,10 @@ LOG = [f"line {number}\n" for number in range(8)]
 
 
 class Dashboard:
-    """As much of Ray's job API as following a job takes, by a server of its own.
-
-    Each look at the log finds two lines more, but for the numbers in `cut`: these connections are cut.
-    """
+    """As much of Ray's job API as following a job takes; a look at the log that is not cut finds two lines more."""
 
     def __init__(self) -> None:
-        self.lines, self.cut = LOG, set[int]()
+        self.lines, self.cut = LOG, set[int]()  # the numbers of the looks whose connections are cut
         self.status = "RUNNING"
         self.known = self.listed = True
         self.submissions = self.looks = self.port = 0

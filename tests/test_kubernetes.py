@@ -1,7 +1,4 @@
-"""docs/cluster: the linter has nothing to say of the Dockerfile, and Kubernetes takes the manifest.
-
-KubeRay's own definition of a RayJob is in no package; its pods, which are nearly all of it, Kubernetes checks.
-"""
+"""docs/cluster: the linter has nothing to say of the Dockerfile, and Kubernetes takes the manifest's pods."""
 
 import re
 import shlex
@@ -52,7 +49,7 @@ def test_kuberay_takes_the_job(manifest: dict[str, dict[str, Any]]) -> None:
     cluster = job["spec"]["rayClusterSpec"]
     head, workers = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
     for group in (head, *workers):
-        check_pod(group["template"])
+        check_pod(group["template"])  # KubeRay's own definition of a RayJob is in no package
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
     for group in workers:
         assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]

@@ -1,7 +1,4 @@
-"""Which modules open ground-truth masks: those that score and show, and masks that a user asks to be trained on.
-
-What a run computes without masks, and with other ones, is compared in `test_pipeline`.
-"""
+"""Which modules open ground-truth masks: those that score, show or are asked to train on them (runs: test_pipeline)."""
 
 import ast
 from pathlib import Path
@@ -28,9 +25,8 @@ READERS: dict[str, set[str]] = {
 
 def importers(function: str) -> set[str]:
     """The modules of the project that import a function, or refer to it as an attribute of a module."""
-    files = [
-        path for package in ("datasets", "models", "platform", "tuning") for path in (ROOT / package).rglob("*.py")
-    ]
+    packages = ("datasets", "models", "platform", "tuning")
+    files = [path for package in packages for path in (ROOT / package).rglob("*.py")]
     return {
         path.relative_to(ROOT).as_posix()
         for path in files

@@ -120,17 +120,14 @@ def test_the_draws_alone_decide_and_nothing_given_is_changed() -> None:
 
 @pytest.mark.parametrize("column", range(Augmentation.DRAWS))
 def test_each_draw_has_one_purpose(column: int) -> None:
-    """Another value in one column changes the result where its operation is on, and nothing where only others are.
-
-    The order of the changes of color matters where there are several.
-    """
+    """Another value in one column changes the result where its operation is on, and nothing where only others are."""
     images, draws = drawn(4, 1, 6, 6)
     draws = draws * 0.2
     changed = draws.clone()
     changed[:, column] = 0.9
     alone = {
         **{i: Augmentation(color_jitter=tuple(0.3 * (i == j) for j in range(4))) for i in range(4)},  # type: ignore[arg-type]
-        4: Augmentation(color_jitter=STRONG.color_jitter),
+        4: Augmentation(color_jitter=STRONG.color_jitter),  # the order of the changes, where there are several
         5: Augmentation(flip=True),
         6: Augmentation(shift=2),
         7: Augmentation(shift=2),

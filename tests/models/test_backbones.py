@@ -86,16 +86,13 @@ def test_an_images_features_do_not_depend_on_its_batch(built: dict[str, Backbone
     "name", [pytest.param(n, marks=pytest.mark.slow) if n in ("resnet101", "resnet38") else n for n in BACKBONES]
 )
 def test_a_dot_moves_with_its_pixel(name: str, dot_offsets: Callable[..., Tensor]) -> None:
-    """What a dot changes is centered at its pixel, in each level: half a stride off is four to eight pixels.
-
-    Kernels are made means over their inputs: drawn ones lean to a side.
-    """
+    """What a dot changes is centered at its pixel, in each level: half a stride off is four to eight pixels."""
     torch.manual_seed(0)
     backbone = BACKBONES[name]().eval()
     with torch.inference_mode():
         for layer in backbone.modules():
             if isinstance(layer, nn.Conv2d):
-                layer.weight.fill_(1 / layer.weight[0].numel())
+                layer.weight.fill_(1 / layer.weight[0].numel())  # a mean: drawn ones lean to a side
         layouts = [*(level.layout for level in backbone.levels), backbone.layout]
         off = dot_offsets(backbone.with_levels, layouts, 161, 8)
     assert off.abs().max() < 1.5, f"{off.tolist()} pixels"

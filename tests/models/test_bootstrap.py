@@ -109,10 +109,7 @@ def test_the_interval_of_a_mean_over_seeds_is_that_of_student(count: int) -> Non
 @pytest.mark.parametrize("count", [2, 3, 5])
 @pytest.mark.parametrize("paired", [True, False])
 def test_intervals_over_seeds_hold_no_difference_about_as_often_as_they_say(count: int, paired: bool) -> None:
-    """Two configurations of the same skill whose seeds differ more than their images; 200 samples of 40 images.
-
-    Over the images alone, with one seed each, the intervals would hold it far too seldom.
-    """
+    """Two configurations of the same skill whose seeds differ more than their images; 200 samples of 40 images."""
     rng = np.random.default_rng(7)
     held, held_alone = 0, 0
     for sample in range(200):
@@ -129,7 +126,7 @@ def test_intervals_over_seeds_hold_no_difference_about_as_often_as_they_say(coun
         low, high = percentile_interval(bootstrap_differences(*single, paired=True, resamples=200, seed=sample), 0.9)
         held_alone += low <= 0 <= high
     assert 0.9 - 0.07 < held / 200 <= 1
-    assert held_alone / 200 < 0.5
+    assert held_alone / 200 < 0.5, "over the images alone, with one seed each"
 
 
 @pytest.mark.parametrize(("one", "other", "paired"), [((2, 4, 3), (3, 4, 3), True), ((2, 4, 3), (2, 5, 3), False)])

@@ -52,10 +52,7 @@ def saved(state: Any, path: Path) -> Path:
 
 
 def test_resnet_takes_torchvisions_weights_and_computes_the_same(tmp_path: Path) -> None:
-    """Every fourth position of the dilated network is torchvision's own, of stride 32, its batch norm in eval mode.
-
-    That holds where the first block of a stage keeps the dilation of the stage before, as torchvision has it.
-    """
+    """Every fourth position of the dilated network is torchvision's own, of stride 32, its batch norm in eval mode."""
     from torchvision.models import resnet50 as torchvision_resnet50
 
     torch.manual_seed(1)
@@ -66,7 +63,7 @@ def test_resnet_takes_torchvisions_weights_and_computes_the_same(tmp_path: Path)
             nn.init.uniform_(statistic, 0.4, 0.8)
     backbone = resnet50()
     load_pretrained(backbone, saved(original.state_dict(), tmp_path / "resnet50.pth"))
-    for layer, dilation in (("layer3", 1), ("layer4", 2)):
+    for layer, dilation in (("layer3", 1), ("layer4", 2)):  # a first block has there that of the stage before
         conv = backbone.body.get_submodule(f"{layer}.0.conv2")
         assert isinstance(conv, nn.Conv2d)
         conv.dilation = conv.padding = (dilation, dilation)

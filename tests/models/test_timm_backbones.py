@@ -154,10 +154,7 @@ def test_pixels_are_normalized_as_the_weights_want_them(built: dict[str, Backbon
 
 @pytest.mark.parametrize(("name", "stride"), [*((name, None) for name in NETWORKS), ("convnext_atto", 8)])
 def test_a_dot_moves_with_its_pixel(name: str, stride: int | None, dot_offsets: Callable[..., Tensor]) -> None:
-    """What a dot changes is centered at its pixel, on average over a stride, in each stage and level.
-
-    Kernels are made even over their pixels: drawn ones lean to a side.
-    """
+    """What a dot changes is centered at its pixel, on average over a stride, in each stage and level."""
     torch.manual_seed(0)
     backbone = timm_backbone(name, stride=stride).eval()
 
@@ -167,7 +164,7 @@ def test_a_dot_moves_with_its_pixel(name: str, stride: int | None, dot_offsets: 
 
     with torch.inference_mode():
         for layer in backbone.modules():
-            if isinstance(layer, nn.Conv2d) and name != VIT:
+            if isinstance(layer, nn.Conv2d) and name != VIT:  # drawn ones lean to a side
                 layer.weight.copy_(layer.weight.mean(dim=(2, 3), keepdim=True).expand_as(layer.weight))
             elif isinstance(layer, timm.layers.FrozenBatchNormAct2d | FrozenBatchNorm2d):
                 layer.get_buffer("weight").fill_(1)  # a block's last one starts as zero: the shortcut alone

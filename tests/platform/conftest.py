@@ -238,10 +238,7 @@ def scored() -> Callable[..., Path]:
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Callable[..., Path]:
-    """Makes a run that has trained a segmenter, of random weights, in a workspace of its own; returns its folder.
-
-    `sides` are the longer sides of the images that its index has.
-    """
+    """Makes a run with a segmenter of random weights and an index of images of these sides; returns its folder."""
 
     def make(classes: int, *assignments: str, sides: Sequence[int] = ()) -> Path:
         workspace = Workspace(tmp_path / "workspace")

@@ -23,11 +23,9 @@ COMPUTE = ComputeConfig()
 
 
 def squares(diary: Path) -> Callable[[int], Callable[[pa.Table], pa.Table]]:
-    """Makes a maker of workers that write down, in files of `diary`, when they are made and which rows they get.
+    """Makes a maker of workers that write down, in files of `diary`, when they are made and which rows they get."""
 
-    It is made in a function, because Ray's workers cannot import a test module.
-    """
-
+    # Here within, since Ray's workers cannot import a test module.
     def make(power: int) -> Callable[[pa.Table], pa.Table]:
         (diary / f"made by {os.getpid()}").touch()
 

@@ -116,11 +116,7 @@ def bytes_of(path: Path) -> dict[str, bytes]:
 
 
 def test_truth_cannot_reach_training(small: Any, tmp_path: Path) -> None:
-    """Without the folder of masks every stage runs and ends in the same weights and masks, only without scores.
-
-    Once there are masks, the scores are made; with other masks, other scores; nothing else is computed again. A mask
-    of another size is named.
-    """
+    """Without masks all ends in the same weights and masks; of new or other ones scores are made, and nothing else."""
     root, workspace = small.draw(tmp_path), Workspace(tmp_path / "workspace")
     resolved, truth = small.settings(root=root), root / "SegmentationClassAug"
     shutil.move(truth, tmp_path / "truth")

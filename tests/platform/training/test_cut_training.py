@@ -35,10 +35,7 @@ Trackers = Callable[[str], Tracker]
 
 @dataclass(frozen=True, kw_only=True)
 class Struck(ClassifierLearner):
-    """Writes down where its streams start, and in some steps falls to `blow`: once in each, or again and again.
-
-    In step 13 it waits for a checkpoint to be on record.
-    """
+    """Writes down where its streams start, and falls to `blow` in some steps, in step 13 behind a checkpoint."""
 
     folder: Path
     blow: Callable[[], None]
@@ -85,17 +82,14 @@ def weights_of(folder: Path) -> dict[str, Tensor]:
 
 
 def check_that_it_went_on(folder: Path, undisturbed: Path, starts: str = "0 8 ", *, rounded: bool = False) -> None:
-    """It ended in the bits of the undisturbed one, or to rounding, having started from these steps.
-
-    A log's line of step 10, already written where it was cut in step 13, was cut off and came again.
-    """
+    """It ended in the bits of the undisturbed one, or to rounding, having started from these steps."""
     assert (folder / "starts").read_text() == starts
     weights = weights_of(folder)
     for key, value in weights_of(undisturbed).items():
         torch.testing.assert_close(weights[key], value, rtol=1e-3 * rounded, atol=1e-5 * rounded)
     logs = [[json.loads(line) for line in (each / STEPS).read_text().splitlines()] for each in (folder, undisturbed)]
     steps, losses = ([[record[name] for record in log] for log in logs] for name in ("step", "loss"))
-    assert steps == [[10, 20], [10, 20]]
+    assert steps == [[10, 20], [10, 20]], "the line of step 10, where it was written before the cut, came once"
     assert losses[0] == pytest.approx(losses[1], rel=1e-3 if rounded else 1e-6)
 
 

@@ -187,10 +187,7 @@ def drawn_masks(tiny: ClassifierLearner, folder: Path) -> list[str]:
 def test_pixels_weigh_the_same_whatever_the_workers_and_micro_batches(
     tiny: ClassifierLearner, tracker_of: Trackers, tmp_path: Path, ray_local: None, label: str
 ) -> None:
-    """Half of the masks are almost all ignored: means of workers or of micro batches would be another loss.
-
-    Dropout drops the same units of an image's features, whichever worker has it.
-    """
+    """Half of the masks are almost all ignored: means of workers or of micro batches would be another loss."""
     ids = drawn_masks(tiny, tmp_path / "masks")
     optimizer = SegmenterOptimizer.model_validate(tiny.config.optimizer.model_dump())
     common: dict[str, Any] = {"backbone": "small", "channels": 12, "width": 8, "crop": 32, "batch": 5, "steps": 10}
@@ -200,7 +197,7 @@ def test_pixels_weigh_the_same_whatever_the_workers_and_micro_batches(
         net = AffinityNetConfig(**common, kind="boundaries", radius=3, trained="all", optimizer=optimizer)
         learner = AffinityLearner(config=net, seed=3, pretrained=None, **images)
     else:
-        config = SegmenterConfig(**common, dilation=1, dropout=0.5, optimizer=optimizer)
+        config = SegmenterConfig(**common, dilation=1, dropout=0.5, optimizer=optimizer)  # each image has its units
         learner = SegmenterLearner(config=config, seed=3, classes=4, backbone=None, pretrained=None, **images)
     weights, terms = plain_loop(learner)
     compute = ComputeConfig(workers=2, micro_batch=2, threads=1)
