@@ -143,8 +143,7 @@ def test_a_run_uses_what_a_package_adds(package: dict[str, str], tmp_path: Path)
     out = tmp_path / "work"
     run = ["run", "coco", "--coco", str(tmp_path / "coco.json"), "--name", "a", "--workspace", str(out)]
     mcis(package, *run, *assignments)
-    masks = next(
-        score for score in read_json(out / "runs" / "a" / "scores.json")["scores"] if "pseudo" in score["what"]
-    )
+    scores = read_json(out / "runs" / "a" / "scores.json")["scores"]
+    masks = next(score for score in scores if "pseudo" in score["what"])
     for label, iou in masks["iou"].items():
         assert masks["figures"]["dice"][label] == pytest.approx(200 * iou / (100 + iou), abs=0.02)

@@ -27,12 +27,8 @@ TINY = (
     "segmenter.crop=64", "report.panels=2", "compute.shard_rows=8", "compute.threads=1",
     "compute.stop_if_nothing_is_learnt=false",
 )  # fmt: skip
-S3 = {
-    "AWS_ACCESS_KEY_ID": "test",
-    "AWS_SECRET_ACCESS_KEY": "test",
-    "AWS_DEFAULT_REGION": "us-east-1",
-    "AWS_EC2_METADATA_DISABLED": "true",
-}
+S3 = {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
+S3 |= dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "test")
 RAY_PORT = 26479
 
 
@@ -65,9 +61,8 @@ def _fill(system: pafs.FileSystem) -> None:
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "VOC2012"
         synthetic.draw(root, train=20, val=4, size=64, classes=3)
-        drawn = listing(
-            resolve("voc", "small", {"data.voc": str(root), "data.classes": str(root / "classes.txt")}).config
-        )
+        options = {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
+        drawn = listing(resolve("voc", "small", options).config)
         system.create_dir("bucket")
         rows = []
         for row in drawn.table.to_pylist():

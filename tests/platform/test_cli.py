@@ -106,20 +106,13 @@ def test_the_ui_names_the_page_of_the_runs(tmp_path: Path, monkeypatch: pytest.M
 
 def completions(*words: str) -> list[str]:
     """What the shell offers for the last of some words."""
-    environment = {
-        "_MCIS_COMPLETE": "complete_bash",
-        "COMP_WORDS": " ".join(["mcis", *words]),
-        "COMP_CWORD": str(len(words)),
-    }
-    done = runner.invoke(app, [], env=environment, prog_name="mcis")
-    return done.output.split()
+    environment = {"_MCIS_COMPLETE": "complete_bash", "COMP_CWORD": str(len(words))}
+    environment["COMP_WORDS"] = " ".join(["mcis", *words])
+    return runner.invoke(app, [], env=environment, prog_name="mcis").output.split()
 
 
-def test_the_shell_completes_stages() -> None:
+def test_the_shell_completes_the_pipelines_stages() -> None:
     assert completions("run", "voc", "--until", "train_") == ["train_classifier", "train_affinity", "train_segmenter"]
-
-
-def test_the_stages_that_the_shell_completes_are_the_pipelines() -> None:
     assert get_args(StageName) == pipeline.STAGE_NAMES
 
 

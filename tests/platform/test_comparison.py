@@ -150,9 +150,8 @@ def test_other_images_are_not_compared(root: Path) -> None:
             "fewer": "scored on 6 images of val, a-s0 on 8: 2 of a-s0 alone (val6, val7)",
             "train": "scored on split train, a-s0 on val",
         }
-    assert (
-        "not compared: pseudo masks of fewer: scored on 6 images of val" in compared(root, "a-s0", "fewer").remarks()[1]
-    )
+    remark = compared(root, "a-s0", "fewer").remarks()[1]
+    assert "not compared: pseudo masks of fewer: scored on 6 images of val" in remark
 
 
 def test_a_score_that_a_run_lacks_is_not_compared(root: Path, tmp_path: Path) -> None:
@@ -227,14 +226,10 @@ def test_a_choice_has_each_image_once_and_is_the_same_in_every_call(count: int, 
 
 def test_images_have_photograph_truth_and_the_mask_of_every_run(root: Path) -> None:
     predictions, masks = shown(root, "a-s0", "b-s0")
-    assert [(of["title"], of["common"], len(of["images"])) for of in (predictions, masks)] == [
-        ("Predictions", 8, 4),
-        ("Pseudo masks", 8, 4),
-    ]
-    for of, stage, table, column in (
-        (predictions, "predict", "predictions", "crf"),
-        (masks, "pseudo_masks", "masks", "labels"),
-    ):
+    titles = [(of["title"], of["common"], len(of["images"])) for of in (predictions, masks)]
+    assert titles == [("Predictions", 8, 4), ("Pseudo masks", 8, 4)]
+    of_masks = (masks, "pseudo_masks", "masks", "labels")
+    for of, stage, table, column in ((predictions, "predict", "predictions", "crf"), of_masks):
         for image in of["images"]:
             name, (photograph, truth, *of_runs) = image["id"], image["cells"]
             rgb, labels = (np.asarray(Image.open(root.parent / "data" / f"0-{name}.{end}")) for end in ("jpg", "png"))

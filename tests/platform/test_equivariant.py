@@ -42,10 +42,8 @@ def config(*assignments: str) -> Config:
 
 
 def learner(section: ClassifierConfig) -> ClassifierLearner:
-    images = Squares([f"{n}.png" for n in range(3)], 32)
-    return ClassifierLearner(
-        config=section, seed=0, tags=Tags.of_matrix(TAGS), source=None, images=images, pretrained=None
-    )
+    tags, images = Tags.of_matrix(TAGS), Squares([f"{n}.png" for n in range(3)], 32)
+    return ClassifierLearner(config=section, seed=0, tags=tags, source=None, images=images, pretrained=None)
 
 
 def pairs() -> PairBatch:

@@ -98,9 +98,8 @@ def test_classes_of_which_the_network_loses_much_of_its_masks_are_named(first: R
     balanced = resolve("voc", "small", assignments=["segmenter.class_balance=1"]).config
     (note,) = falls_behind([masks, plain, low], config, first)
     tags = split_rows(first, "train", columns=["tags"])["tags"].to_pylist()
-    assert (
-        f"behind its masks on 1 of 20 classes: {far} ({sum(0 in of for of in tags)} images; 60.0 in masks, 44.9" in note
-    )
+    images = sum(0 in of for of in tags)
+    assert f"behind its masks on 1 of 20 classes: {far} ({images} images; 60.0 in masks, 44.9" in note
     assert falls_behind([masks, dataclasses.replace(low, iou=at)], config, first) == []
     assert "try segmenter.class_balance=1, more" in note
     assert "class_balance" not in falls_behind([masks, low], balanced, first)[0], "what is set is no remedy"

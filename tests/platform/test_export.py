@@ -250,8 +250,6 @@ for number, image in enumerate(np.load(sys.argv[2]).values()):
     np.save(f"{sys.argv[3]}-{number}.npy", network(torch.from_numpy(image)).argmax(0).to(torch.uint8).numpy())
 print(extra["about.json"])
 """
-
-
 PYRAMID = ("segmenter.network=pyramid", "segmenter.stride=32", "segmenter.init=pretrained")
 NETWORKS = {
     "largefov": (),

@@ -89,9 +89,6 @@ def lists(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
         (sets / name).write_bytes(path.read_bytes())
         return list_voc(voc, classes=voc / "classes.txt", train_list="t", val_list="v", tags_from=tags_from)
 
-    def of_tags(path: Path) -> object:
-        return of_voc(path, "t_cls.txt", "lists")
-
     def of_annotation(path: Path) -> object:
         return of_voc(path, f"../../Annotations/{names[0]}.xml")
 
@@ -101,7 +98,7 @@ def lists(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
     return {
         "list lid": (listed, "l.txt", of_lid),
         "list voc": (words, "l.txt", of_voc),
-        "list tagged": (tagged, "l.txt", of_tags),
+        "list tagged": (tagged, "l.txt", lambda path: of_voc(path, "t_cls.txt", "lists")),
         "annotation": ((notes / f"{names[0]}.xml").read_bytes(), "a.xml", of_annotation),
         "classes": (classes, "c.txt", read_classes),
         "classes text": (b"n1 cat\nn2 dog\n", "c.txt", of_single),
@@ -124,13 +121,10 @@ def weights(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
     def read(path: Path) -> object:
         return read_state(path, "name another file")
 
-    def load(path: Path) -> object:
-        return load_weights(network, path)
-
     return {
         "weights pth": (plain.getvalue(), "w.pth", read),
         "weights safetensors": (safetensors.torch.save(network.state_dict()), "w.safetensors", read),
-        "checkpoint": (with_about.getvalue(), "c.pt", load),
+        "checkpoint": (with_about.getvalue(), "c.pt", lambda path: load_weights(network, path)),
     }
 
 
@@ -139,17 +133,11 @@ def texts(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
     from mcis.platform.config.resolve import resolve
     from mcis.tuning.definition import LIBRARY, read_definition
 
-    def experiment(path: Path) -> object:
-        return resolve(file=path)
-
-    def study(path: Path) -> object:
-        return read_definition(str(path))
-
     resolved = resolve("voc", "small", {"data.voc": str(folder)})
     short = experiment_text(resolved.config, resolved.origins).encode()
     return {
-        "configuration": (short, "e.toml", experiment),
-        "study": (sorted(LIBRARY.glob("*.toml"))[0].read_bytes(), "s.toml", study),
+        "configuration": (short, "e.toml", lambda path: resolve(file=path)),
+        "study": (min(LIBRARY.glob("*.toml")).read_bytes(), "s.toml", lambda path: read_definition(str(path))),
     }
 
 
@@ -162,17 +150,15 @@ def pictures(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
     def truth(path: Path) -> object:
         return read_truth(str(path), (40, 48), 20)
 
-    def saliency(path: Path) -> object:
-        return read_saliency(str(path), (40, 48))
-
     of_images, of_sbd, labels = images_module(), io.BytesIO(), np.zeros((40, 48), np.uint8)
     labels[10:30, 10:30] = 2
     content = {"GTcls": {"Boundaries": np.zeros((2, 1), object), "Segmentation": labels}}
     scipy.io.savemat(of_sbd, content, do_compression=True)
+    saliency = of_images.saved(of_images.GREY, "PNG")
     return {
         "mask png": (of_images.saved(labels, "PNG"), "m.png", truth),
         "mask mat": (of_sbd.getvalue(), "m.mat", truth),
-        "saliency": (of_images.saved(of_images.GREY, "PNG"), "s.png", saliency),
+        "saliency": (saliency, "s.png", lambda path: read_saliency(str(path), (40, 48))),
     }
 
 

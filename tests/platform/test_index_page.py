@@ -21,8 +21,6 @@ from mcis.platform.reporting.index_page import browse_page
 CLASSES = ("circle", "square", "star", "never")
 HOSTILE = "$\\frac$<script>alert('\"{&amp;</title>\x00\x1b[31m[red]\u202e"
 NO_REJECTS = REJECTS_SCHEMA.empty_table()
-
-
 Parsed = Callable[..., Any]
 
 

@@ -149,21 +149,19 @@ def maps_of(folder: Path, context: RunContext) -> list[torch.Tensor]:
     return out
 
 
+UNTRAINED = ("localize.method.affinity=identity", "localize.related_by=wrong_class", "classifier.attention=none")
+
+
 @pytest.mark.parametrize(
     "assignments",
     [
         (),
         ("localize.method.contrastive=true", "localize.related=2"),
         ("localize.method.target=n",),
-        ("localize.method.affinity=identity", "localize.related_by=wrong_class", "classifier.attention=none"),
+        UNTRAINED,
         ("localize.related_by=itself",),
         ("localize.hops=3", "localize.method.contrastive=true"),
-        (
-            "localize.hops=2",
-            "localize.method.affinity=identity",
-            "localize.related_by=wrong_class",
-            "classifier.attention=none",
-        ),
+        ("localize.hops=2", *UNTRAINED),
     ],
     ids=str,
 )

@@ -21,16 +21,10 @@ def panel(image_id: str = "a", height: int = 48, width: int = 64, **changes: Any
     pseudo = truth.copy()
     pseudo[:, :4] = 255
     heat = np.where(truth == 2, 0.9, 0.05).astype(np.float32)[None]
-    given: dict[str, Any] = {
-        "image_id": image_id,
-        "split": "train",
-        "tags": ("square",),
-        "image": rng.integers(0, 256, (height, width, 3), np.uint8),
-        "truth": truth,
-        "maps": ImageMaps(np.array([1]), heat, pixel_grids(height, width)),
-        "pseudo_mask": pseudo,
-        "prediction": np.where(truth == 2, 2, 0).astype(np.uint8),
-    }
+    given: dict[str, Any] = {"image_id": image_id, "split": "train", "tags": ("square",)}
+    given |= {"truth": truth, "pseudo_mask": pseudo, "prediction": np.where(truth == 2, 2, 0).astype(np.uint8)}
+    given["image"] = rng.integers(0, 256, (height, width, 3), np.uint8)
+    given["maps"] = ImageMaps(np.array([1]), heat, pixel_grids(height, width))
     return Panel(**given | changes)
 
 

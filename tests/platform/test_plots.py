@@ -25,8 +25,6 @@ from mcis.platform.runs.scores import Curve
 
 IOU: dict[str, float | None] = {"circle": 80.0, "square": 40.0, "star": None}
 NAN = float("nan")
-
-
 BARS = Bars("Segmentation", IOU, 40.0, 1)
 
 

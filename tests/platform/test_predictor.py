@@ -1,7 +1,4 @@
-"""What is made of images that are read smaller: predictions of their files' size, pseudo masks of the smaller one.
-
-And the ground truth is no saliency map.
-"""
+"""Images that are read smaller have predictions of their files' size and small masks; truth is no saliency map."""
 
 import hashlib
 import os
@@ -11,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
@@ -192,15 +189,11 @@ def test_pseudo_masks_have_the_size_of_images_as_read(rows: pa.Table, background
 
 
 def test_stages_depend_on_the_size_alone_that_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        pseudo_masks, "split_rows", lambda *given, **named: pa.table({"saliency_uri": [], "image_id": []})
-    )
-    context: Any = None
+    empty, context = pa.table({"saliency_uri": [], "image_id": []}), cast(Any, None)
+    monkeypatch.setattr(pseudo_masks, "split_rows", lambda *given, **named: empty)
+    configs = [resolve("voc", "small", assignments=[f"data.max_side={side}"]).config for side in ("null", 40)]
     for stage in (predict, pseudo_masks):
-        plain, smaller = (
-            stage.inputs(resolve("voc", "small", assignments=[f"data.max_side={side}"]).config, context)
-            for side in ("null", 40)
-        )
+        plain, smaller = (stage.inputs(config, context) for config in configs)
         assert plain != smaller
 
 

@@ -1,5 +1,7 @@
 """Recipes `paper` and `released`: schedule, augmentation and losses that a training of the classifier has of them."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -18,16 +20,11 @@ from mcis.platform.engine.classifier_learner import ClassifierLearner
 K = 20
 
 
-def learner(recipe: str, setting: str = "voc") -> ClassifierLearner:
+def learner(recipe: str) -> ClassifierLearner:
     """Ten images, so that an epoch has two steps."""
-    return ClassifierLearner(
-        config=resolve(setting, recipe).config.classifier,
-        seed=0,
-        tags=Tags.of_matrix(np.eye(10, K, dtype=bool) | np.eye(10, K, k=1, dtype=bool)),
-        source=None,
-        images=Squares([f"{i}.jpg" for i in range(10)], 256),
-        pretrained=None,
-    )
+    tags = Tags.of_matrix(np.eye(10, K, dtype=bool) | np.eye(10, K, k=1, dtype=bool))
+    config, images = resolve("voc", recipe).config.classifier, Squares([f"{i}.jpg" for i in range(10)], 256)
+    return ClassifierLearner(config=config, seed=0, tags=tags, source=None, images=images, pretrained=None)
 
 
 @pytest.mark.parametrize(
@@ -47,20 +44,11 @@ class Recorder:
     """Stands where the network stands and keeps what it is given."""
 
     def __call__(
-        self,
-        images_m: Tensor,
-        images_n: Tensor,
-        transforms: tuple[str, ...],
-        kind: None,
-        plain_m: Tensor | None,
-        *,
-        attend: bool,
-        attended: str,
+        self, m: Tensor, n: Tensor, transforms: tuple[str, ...], kind: None, plain_m: Tensor | None, **how: Any
     ) -> BatchScores:
-        assert (attend, attended) == (True, "partner")
-        self.m, self.n, self.transforms, self.plain = images_m, images_n, transforms, plain_m
-        b = len(images_m)
-        scores = [torch.full((b, K), 0.1 * i) for i in range(6)]
+        assert how == {"attend": True, "attended": "partner"}
+        self.m, self.n, self.transforms, self.plain = m, n, transforms, plain_m
+        scores = [torch.full((len(m), K), 0.1 * i) for i in range(6)]
         return BatchScores(PairScores(*scores), [PairScores(*scores[:4]) for _ in transforms])
 
 

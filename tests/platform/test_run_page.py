@@ -20,8 +20,6 @@ from mcis.platform.runs.workspace import RunFolder
 
 CLASSES = ("circle", "square", "star")
 HOSTILE = "$\\frac$<script>alert('\"{&amp;</title>\x00\udcff\u202e"
-
-
 Parsed = Callable[..., Any]
 
 

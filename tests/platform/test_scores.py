@@ -15,8 +15,7 @@ MASKS = Score(
     iou={"background": 90.5, "cat": None}, boundary_miou=40.5, boundary_iou={"background": 40.5, "cat": None},
     figures={"precision": {"background": 90.5, "cat": None}, "recall": {"background": 100.0, "cat": None}},
     confusion=((905, 0), (95, 0)), background_cue="saliency", map_scale="range", related=3, method="co-attention",
-    ignored_share=0.125, seed=0, recipe="small", weights="none",
-    git="0123456789ab+",
+    ignored_share=0.125, seed=0, recipe="small", weights="none", git="0123456789ab+",
 )  # fmt: skip
 SEGMENTATION = Score(
     what="segmentation", name="with CRF", split="val", images=4, miou=70.5, iou={}, figures={},

@@ -3,7 +3,7 @@
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from rich.console import Console
@@ -30,24 +30,14 @@ def test_scores_are_shown_with_what_they_mean_and_paths_as_they_are(printed: Str
         confusion=(), threshold=0.5, related=3, method="co-attention", **origin,
     )  # fmt: skip
     root = Path("/w") / HOSTILE
-    context: Any = SimpleNamespace(
-        name="first",
-        seconds={"index": 1.0, "localize": 2.0},
-        computed={"index": False, "localize": True},
-        folder=RunFolder(root / "runs" / "first"),
-        workspace=SimpleNamespace(root=root),
-    )
-    result: Any = SimpleNamespace(context=context, scores=[score])
-    terminal.show_result(result)
+    context: Any = SimpleNamespace(name="first", folder=RunFolder(root / "runs" / "first"))
+    context.seconds, context.computed = {"index": 1.0, "localize": 2.0}, {"index": False, "localize": True}
+    context.workspace = SimpleNamespace(root=root)
+    terminal.show_result(cast(Any, SimpleNamespace(context=context, scores=[score])))
     lines = printed.getvalue().splitlines()
     row, meaning = (line for line in lines if "localization maps" in line)
-    assert [cell.strip() for cell in row.strip("│").split("│")] == [
-        "localization maps",
-        HOSTILE,
-        "train, 9",
-        "50.12",
-        "-",
-    ]
+    cells = ["localization maps", HOSTILE, "train, 9", "50.12", "-"]
+    assert [cell.strip() for cell in row.strip("│").split("│")] == cells
     assert meaning == f"localization maps, {HOSTILE}: threshold 0.5, related images 3, method co-attention"
     assert f"report:  /w/{HOSTILE}/runs/first/report.html" in lines
     assert "2 s in stages that were computed" in lines

@@ -15,11 +15,6 @@ from mcis.platform.runs.workspace import Workspace
 SECRET = "hunter2%2Fcorrect"
 
 
-@pytest.fixture(scope="module")
-def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
-    return Workspace(tmp_path_factory.mktemp("workspace"))
-
-
 @pytest.mark.parametrize(
     "uri",
     [
@@ -67,11 +62,10 @@ def test_errors_repeat_no_password_of_the_environment(monkeypatch: pytest.Monkey
 
 
 def test_trials_are_given_what_mlflow_finds_its_store_by(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY", "OTHER"):
+    names = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY")
+    for name in (*names, "OTHER"):
         monkeypatch.setenv(name, "x")
-    assert {"MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY"} <= set(
-        store_environment()
-    )
+    assert set(names) <= set(store_environment())
     assert "OTHER" not in store_environment()
 
 

@@ -109,10 +109,8 @@ def test_a_file_is_known_by_its_size_and_time(tmp_path: Path) -> None:
 
 def test_limits_reject_sound_images_alone() -> None:
     both = pa.Table.from_pylist([SOUND._asdict(), BROKEN._asdict()], VERDICT_FIELDS)
-    reasons = {
-        bounds: within_bounds(both, *bounds)["reason"].to_pylist() for bounds in ((40, 2000), (41, 2000), (40, 1999))
-    }
-    assert reasons == {
+    limits = ((40, 2000), (41, 2000), (40, 1999))
+    assert {bounds: within_bounds(both, *bounds)["reason"].to_pylist() for bounds in limits} == {
         (40, 2000): [None, BROKEN.reason],
         (41, 2000): ["too small: 50x40 pixels, both sides must be at least 41", BROKEN.reason],
         (40, 1999): ["too large: 50x40 pixels, more than 1999", BROKEN.reason],

@@ -80,6 +80,5 @@ def test_differences_are_of_the_same_seeds_and_columns() -> None:
         Figures(case=case("c"), seeds=[3], miou={maps: [25.0]}),
         Figures(case=against("d"), seeds=[0], miou={maps: [25.0]}),
     ]
-    assert list(paired_differences(figures)) == [
-        PairedDifference(of=against("b"), seeds=[0, 2], miou={maps: [1.0, 5.0]})
-    ]
+    expected = PairedDifference(of=against("b"), seeds=[0, 2], miou={maps: [1.0, 5.0]})
+    assert list(paired_differences(figures)) == [expected]

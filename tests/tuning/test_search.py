@@ -191,13 +191,9 @@ def test_a_store_of_another_search_is_refused(tmp_path: Path) -> None:
 def test_what_cannot_be_searched_is_refused_before_the_first_trial(
     tmp_path: Path, small_voc: SmallVoc, values: tuple[str, ...], axis: str, objective: str, found: str
 ) -> None:
-    workspace = Workspace(tmp_path / "w")
+    what: dict[str, Any] = {"name": "s", "resolved": small_voc(*values), "workspace": Workspace(tmp_path / "w")}
     with pytest.raises(UserError, match=found):
-        check_search(
-            Search(
-                name="s", resolved=small_voc(*values), workspace=workspace, axes=parse_axes([axis]), objective=objective
-            )
-        )
+        check_search(Search(**what, axes=parse_axes([axis]), objective=objective))
     assert not list((tmp_path / "w" / "runs").iterdir())
 
 

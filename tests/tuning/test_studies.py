@@ -86,11 +86,8 @@ def test_effects_beside_their_controls(ray_local: None, tmp_path: Path, small_vo
     expected = [a - b for a, b in zip(by_name["co-related"], by_name["co-alone-related"], strict=True)]
     assert (difference["seeds"], difference["miou"]["pseudo masks"]) == ([4, 5], expected)
     low, high = difference["intervals"]["pseudo masks"]
-    compared = open_cases(
-        workspace,
-        [f"study-{case}-s4,study-{case}-s5" for case in ("co-alone-related", "co-related")],
-        what=["pseudo_masks"],
-    )
+    both = [f"study-{case}-s4,study-{case}-s5" for case in ("co-alone-related", "co-related")]
+    compared = open_cases(workspace, both, what=["pseudo_masks"])
     [found] = [of for of in compare(compared, Settings()).scores[0].differences if of.figure == "mIoU"]
     assert (found.low, found.high) == (low, high)
     assert low <= found.second - found.first <= high

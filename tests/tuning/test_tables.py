@@ -51,12 +51,10 @@ def test_a_narrow_terminal_cuts_no_name() -> None:
 def test_differences_have_their_own_deviation_a_sign_and_an_interval_which_says_none_where_it_holds_0() -> None:
     """Both cases may vary by far more than their difference."""
     masks, maps = "pseudo masks", "localization maps"
-    found = PairedDifference(
-        of=figures("co", "co-r3", {}).case.model_copy(update={"against": "co-itself", "shows": "other images"}),
-        seeds=[0, 1],
-        miou={masks: [1.0, 2.0], maps: [0.5, 0.5]},
-        intervals={masks: [0.25, 2.75], maps: [-0.5, 1.5]},
-    )
+    case = figures("co", "co-r3", {}).case.model_copy(update={"against": "co-itself", "shows": "other images"})
+    intervals_of = {masks: [0.25, 2.75], maps: [-0.5, 1.5]}
+    miou = {masks: [1.0, 2.0], maps: [0.5, 0.5]}
+    found = PairedDifference(of=case, seeds=[0, 1], miou=miou, intervals=intervals_of)
     head, row, intervals = lines(differences_table([found], "title"))
     assert "with CRF" not in head
     assert [text.strip() for text in row.split("│")[1:-1]] == [

@@ -38,6 +38,7 @@ IMAGES = RNG.integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8)
 INDEX = np.arange(BATCH)
 JITTER = {"color_jitter": (0.3, 0.3, 0.3, 0.1)}
 NO_IMAGES: Any = {"images": SimpleNamespace(uris=[""] * 8), "pretrained": None}
+NO_MASKS: Any = {"image_ids": [], "uris": [""] * BATCH, "masks": None, "pretrained": None}
 TAGS = Tags.of_matrix(RNG.random((8, CLASSES)) < 0.6)
 
 
@@ -128,16 +129,14 @@ def test_maps_stay_on_their_device(recipe: str, device: torch.device) -> None:
 @pytest.mark.parametrize("recipe", ["small", "photos", "lid"])
 def test_a_step_of_the_segmenter_stays_on_its_device(recipe: str, device: torch.device) -> None:
     config = RECIPES[recipe]().segmenter.model_copy(update={"crop": SIDE, **JITTER})
-    made: Any = {"image_ids": [], "uris": [""] * BATCH, "masks": None, "pretrained": None}
-    learner = SegmenterLearner(config=config, seed=0, classes=CLASSES, **made)
+    learner = SegmenterLearner(config=config, seed=0, classes=CLASSES, **NO_MASKS)
     check(device, functools.partial(step, learner, crop_batch()))
 
 
 @pytest.mark.parametrize("recipe", ["photos", "lid"])
 def test_a_step_of_the_affinity_network_stays_on_its_device(recipe: str, device: torch.device) -> None:
     config = RECIPES[recipe]().affinity_net.model_copy(update={"crop": SIDE})
-    made: Any = {"image_ids": [], "uris": [""] * BATCH, "masks": None, "pretrained": None}
-    learner = AffinityLearner(config=config, seed=0, **made)
+    learner = AffinityLearner(config=config, seed=0, **NO_MASKS)
     check(device, functools.partial(step, learner, crop_batch()))
 
 
