@@ -1,8 +1,7 @@
 """Class names, their labels in masks and their colors: what a class index k means everywhere in the project.
 
 Two numberings meet here. A *class index* k in 0..K-1 counts the tagged classes (lists of tags, channels of a
-classifier). A *label* is the value of a mask's pixel: BACKGROUND, k + 1 for class index k, IGNORE where the class is
-not known.
+classifier). A *label* is the value of a mask's pixel: BACKGROUND, k + 1 for class index k, IGNORE where it is unknown.
 """
 
 from collections.abc import Sequence

@@ -152,8 +152,7 @@ def duplicates(read: Callable[[list[str]], Iterable[pa.Table]]) -> list[list[str
     trained on would be scored.
 
     Args:
-        read: columns of an index, by their names, in tables one after the other; is called twice where there is such
-            content.
+        read: columns of an index, by their names, in tables one after the other; is called twice where it has content.
     """
     parts = [_contents(table) for table in read(["content_hash", "split"])]
     content, split = np.concatenate([np.zeros((2, 0), np.int64), *parts], axis=1)

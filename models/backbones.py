@@ -65,8 +65,7 @@ class Backbone(nn.Module):
             stage's parameters are those up to the next one's first, in the order of the body's parameters.
         new_layers: prefixes of the names of parameters without pretrained weights, whose learning rate may be higher
             (RELEASED_RECIPE, "Classifier").
-        unused: prefixes of the names in a file of pretrained weights that the body has no place for: classification
-            layers.
+        unused: prefixes of names in a file of pretrained weights that the body has no place for: classification layers.
         levels: earlier layers, from the finest to the coarsest, that may be read beside the features. The first one of
             convolutional networks has stride 4.
     """

@@ -1,8 +1,7 @@
 """Paired bootstrap: how far the difference of mIoU would move with other images, and with other seeds.
 
 Images are drawn with replacement, the same ones for everything that is compared (Efron and Tibshirani, "An Introduction
-to the Bootstrap", 1993, chapters 8 and 13). An mIoU is not a mean over images, so it is computed anew from each draw's
-sums.
+to the Bootstrap", 1993, chapters 8 and 13). An mIoU is no mean over images, so it is computed anew from each draw.
 """
 
 import numpy as np

@@ -218,8 +218,7 @@ class CoAttentionClassifier(nn.Module):
         Args:
             target: features of the image whose maps are made, (C, H, W).
             kind: of the R pairs of the target and a related image, (R,), where there are three W_P.
-            target_is_n: whether the target is image n of a pair, for all pairs or (R,). It then meets the transpose of
-                W_P: F_n^T W_P^T F_m.
+            target_is_n: whether the target is image n of a pair, for all pairs or (R,). It then meets F_n^T W_P^T F_m.
             identity: takes the identity for W_P, for all pairs; a classifier without a learnt one has no other.
 
         Returns:

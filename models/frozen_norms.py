@@ -61,8 +61,7 @@ class _Uses(TorchDispatchMode):
 def fold_frozen_norms(network: nn.Module) -> None:
     """Folds each frozen batch norm that is all that a convolution's output goes to, in place; names of tensors stay.
 
-    Which ones do is read off a forward pass without values. Weights may be loaded later: they are multiplied when they
-    are used.
+    Which ones do is read off a forward pass without values. Weights may be loaded later: they count when they are used.
 
     Args:
         network: takes images (B, 3, H, W). Norms that it already has folded, and of other kinds, stay.

@@ -67,8 +67,7 @@ def affinity_query(target: Tensor, w_p: Tensor | None, *, form: AffinityForm = "
 def _attended(query: Tensor, related: Tensor, values: Sequence[Tensor], form: AffinityForm) -> Iterator[Tensor]:
     """Values (H'W',) of each related image r, averaged by the attention of the target's positions, (HW,), in turn.
 
-    Image by image, so that no more than one affinity (HW, H'W') is laid out, and that of an image has the same bits
-    whatever the others are.
+    Image by image: no more than one affinity (HW, H'W') is laid out, and an image's bits do not depend on the others.
     """
     queries = query.expand(len(related), *query.shape[-2:])
     for of_pair, features, of_image in zip(queries, related, values, strict=True):
@@ -154,8 +153,7 @@ def scale_maps(maps: Tensor, scale: str) -> Tensor:
     """Activation maps (..., H, W) -> scores in [0, 1], by which the tags of an image compete for its pixels.
 
     - `maximum`: each map is clipped at 0 and divided by its maximum (RELEASED_RECIPE, "Localization maps").
-    - `range`: each map is min-max normalized. Negative activations keep their order: where no class is found, the
-      least unlikely one wins.
+    - `range`: each map is min-max normalized. Negative activations keep their order: the least unlikely class may win.
     - `logarithm`: (1 + sign(a) log(1 + |a|) / 7) / 2, clipped to [0, 1]. All maps share this scale, so a class of which
       the class layer is surer wins over one that is merely the strongest of its image. Activation 0 becomes 0.5, and
       activations up to +-1,095 stay apart.

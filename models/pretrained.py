@@ -127,8 +127,7 @@ _REMEDY = "name a checkpoint of the released co-attention classifier with VGG-16
 def from_released(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The state of `CoAttentionClassifier(vgg16(), classes=K, head="own")` with a released checkpoint's values.
 
-    The released affinity is (W_e f_m)^T f_n and Eq. 2 is F_m^T W_P F_n, so W_P is W_e transposed. K is that of the
-    checkpoint.
+    The released affinity is (W_e f_m)^T f_n and Eq. 2 is F_m^T W_P F_n, so W_P is W_e^T. K is that of the checkpoint.
 
     Raises:
         UserError: tensors are missing, surplus or of another shape; all are named.

@@ -93,8 +93,7 @@ def check(config: Config, workspace: Workspace, name: str, *, until: str | None 
         What the sources hold.
 
     Raises:
-        UserError: the first such problem, before a Ray is started for it; another process that runs under the name is
-            one too.
+        UserError: the first such problem, before a Ray is started for it; another process under the name is one too.
     """
     workspace.run(name, create=False)
     refuse_if_running(workspace, name)

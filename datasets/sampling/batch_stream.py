@@ -3,8 +3,7 @@
 A worker asks for its own rows: of batch t it takes every world_size-th row, beginning at its rank. The whole batch is
 the same for any number of workers, and a stream that starts at step s continues as if it had never stopped. Rows are
 drawn, files opened and decoded in threads of the worker's process, or in Ray Data tasks on any CPU of the cluster; both
-deliver the same batches. uint8 crosses the wire and everything else (normalization, jitter, flips) happens on the
-device.
+deliver the same batches. uint8 crosses the wire; everything else (normalization, jitter, flips) happens on the device.
 """
 
 import dataclasses

@@ -68,10 +68,8 @@ class PairDecoder:
         images: of the index, or their features.
         sampler: draws the pairs.
         batch: pairs per step, over all workers.
-        crop_scales: where given, images are random crops (see `random_crop`), drawn from (seed, row, image); else they
-            are shown whole.
-        mirror: whether features are those of the mirror image with probability 1/2, by the draw that mirrors images on
-            the device.
+        crop_scales: where given, images are random crops (`random_crop`), drawn from (seed, row, image); else whole.
+        mirror: whether features are those of the mirror image with probability 1/2, by the draw that mirrors images.
     """
 
     images: Squares | Features

@@ -28,8 +28,7 @@ class Photograph(NamedTuple):
 def list_photographs(
     given: Sequence[str], *, leave_out: Path, allow_absolute: bool = False
 ) -> tuple[list[Photograph], list[str]]:
-    """Lists photographs, in the order in which they are given, and notes; no image is opened, and no suffix trusted but
-    a table's.
+    """Lists photographs, in the order given, and notes; no image is opened, and no suffix trusted but a table's.
 
     A photograph is named by its path below the folder that was given, by the one that a table has, or by its file's
     name, without the suffix. Where several would have the same name they keep the suffix, and where that does not tell

@@ -2,8 +2,7 @@
 
 A table may come from someone else, so it names files below its own folder alone: no absolute paths or `..` that lead
 out of it, no local files where the table is remote. A local table may name buckets, which are reached with the user's
-credentials, but no server that these would be sent to (`endpoint_override`). Symbolic links are followed: no table can
-make one.
+credentials, but no server that these would be sent to (`endpoint_override`). Links are followed: no table makes one.
 """
 
 import itertools

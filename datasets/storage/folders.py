@@ -4,8 +4,7 @@ A folder at a URI (`s3://bucket/path`) is worked on under a path of this machine
 what it is a copy of: every process that is given the path finds the bucket by it, on any machine whose environment
 names the same COPIES (the variable MCIS_COPIES). The bucket holds the truth. What a process writes it sends there at
 once, what it reads is fetched before unless the copy is of the same size and time, and names are those that the bucket
-lists. For any other path the functions here are those of the operating system. What lies in a folder of LOCAL is a
-machine's own.
+lists. For any other path the functions are those of the operating system. What lies in LOCAL is a machine's own.
 """
 
 import contextlib

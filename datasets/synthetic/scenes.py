@@ -2,8 +2,7 @@
 
 Every class is a family of random silhouettes with a *head*, a strong color checker on a fifth of the object, and a
 *body* whose texture it nearly shares with one or two other classes. Tags alone teach a plain classifier the heads; the
-bodies have to be mined. Scenes hold several classes, some of which often appear together, on noise of any hue, with
-clutter of no class.
+bodies have to be mined. Scenes hold several classes, some often together, on noise of any hue, with clutter of no class.
 """
 
 from collections.abc import Callable, Iterable
@@ -69,8 +68,7 @@ def draw_scene(seed: int, split: str, index: int, *, size: int = 96, classes: in
 def _drawn_classes(rng: np.random.Generator, first: int, classes: int) -> list[int]:
     """Class indices of the objects to draw: `first`, up to two others, and in one of five scenes one of them twice.
 
-    A class appears with its partner (0 and 1, 2 and 3, ...) six times as often as with another; low indices are more
-    frequent.
+    A class appears with its partner (0 and 1, 2 and 3, ...) six times as often as with another; low indices more often.
     """
     weights = np.linspace(1.5, 0.5, classes)
     if first ^ 1 < classes:
@@ -95,8 +93,7 @@ class _Thing:
         outline: polygons in coordinates of the thing.
         frame: (2, 2), coordinates of the thing -> pixels.
         center: (2,), position of the thing's (0, 0), pixels.
-        paint: x and y of each pixel (H, W), in coordinates of the thing, and coverage (H, W) -> colors (H, W, 3) in
-            about 0..1.
+        paint: x and y of each pixel (H, W), in coordinates of the thing, and coverage (H, W) -> colors (H, W, 3), 0..1.
     """
 
     outline: Outline

@@ -131,8 +131,7 @@ def repeated(texts: pa.ChunkedArray) -> list[str]:
 class Texts(Sequence[str]):
     """A column of texts as a sequence of `str`, each made when it is asked for.
 
-    It takes the column's bytes, not some hundred for each text, and is pickled as these, which Ray's processes of a
-    node share.
+    It takes the column's bytes, not some hundred a text, and is pickled as these, which Ray's processes share.
 
     Args:
         column: no value is null.

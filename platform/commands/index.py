@@ -41,8 +41,7 @@ def _show_index(workspace: "Workspace", name: str, *, noted: bool = False) -> No
 def _add_command(source: str, about: Source) -> None:
     """The command `mcis index <source>`, which builds an index as the first stage of a run, and shows it.
 
-    It takes where the images are, the source's options, and those of all sources; a run of the same configuration takes
-    its index over.
+    It takes where the images are and the options of all sources; a run of the same configuration takes its index over.
     """
     keys, about_keys = {"location": about.keys(source)[about.location], **about.options}, meanings(Config())
     kind: Any = Path if about.where == "DIR" else str

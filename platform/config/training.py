@@ -72,8 +72,7 @@ class BackboneSection(Section):
     """Width of the backbone `small`; the others have their own."""
     stride: int | None = Field(default=None, gt=0)
     """Input pixels per feature position; None = the backbone's own: 8, of timm's convolutional networks 16, of a
-    transformer its patches' side. `small` can have 4, resnet50 and resnet101 16, timm's convolutional networks mostly
-    8, 16 and 32."""
+    transformer its patches' side. `small` can have 4, resnet50 and resnet101 16, timm's convolutional ones 8 to 32."""
     color_jitter: ColorJitter = (0.0, 0.0, 0.0, 0.0)
     """Strength of brightness, contrast, saturation and hue jitter; the released code's classifier has 0.3, 0.3, 0.3,
     0.1 (RELEASED_RECIPE, "Classifier")."""

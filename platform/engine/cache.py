@@ -1,6 +1,4 @@
-"""The workspace's cache of decoded images and of features: made in parallel when first asked for, bounded, shared by
-all runs.
-"""
+"""The workspace's cache of decoded images and features: made in parallel when first asked for, bounded, of all runs."""
 
 import contextlib
 import functools

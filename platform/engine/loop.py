@@ -69,8 +69,7 @@ class Validation:
     ) -> NDArray[np.float64]:
         """Average precision of each class in percent, (K,), NaN for a class that no image has; the same on all workers.
 
-        The weights are, too: each worker scores every world_size-th image. Nothing is drawn, and no more than the
-        scores (N, K) is held.
+        The weights are, too: each worker scores every world_size-th image. No more than the scores (N, K) is held.
         """
         scores = torch.zeros(len(self.tags), self.tags.classes, device=device)
         own = shard.positions(len(self.tags))

@@ -26,8 +26,7 @@ def build_backbone(config: NetworkConfig) -> Backbone:
 
 
 def freeze(network: nn.Module, config: NetworkConfig) -> None:
-    """Freezes what the configuration does not train of a network's backbone, before its optimizer is made; errors as of
-    `train_last`."""
+    """Freezes what is not trained of a network's backbone, before its optimizer is made; errors as of `train_last`."""
     if config.trained != "all":
         assert isinstance(network.backbone, Backbone)
         with errors_name_keys(backbone_keys(config)):

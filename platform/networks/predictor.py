@@ -118,8 +118,7 @@ class Predictor:
         Args:
             run: its folder, WORKSPACE/runs/NAME.
             assignments: `key=value` texts that change the run's `predict.*` or `data.max_side`.
-            processes: see `Predictor`; for `map`. A script that asks for some needs `if __name__ == "__main__"`, since
-                they import it.
+            processes: see `Predictor`; for `map`. A script that asks for some needs `if __name__ == "__main__"`.
 
         Raises:
             UserError: there is no such run, it has trained no segmenter, or other keys are set.

@@ -46,7 +46,6 @@ def with_corrected(rows: pa.Table, folder: Path | None) -> pa.Table:
 
 
 def given_mask(row: dict[str, Any], uri: str, classes: int, max_side: int | None) -> NDArray[np.uint8]:
-    """A true mask of an image, labels 0..K and 255, by nearest neighbor at the size at which the image is read; errors
-    as of `read_truth`."""
+    """A true mask, labels 0..K and 255, by nearest neighbor at its image's size as read; errors as of `read_truth`."""
     mask = truth_of_row({**row, "mask_uri": uri}, classes)
     return resize_labels(mask, *fitted(row["height"], row["width"], max_side))

@@ -1,8 +1,7 @@
 """Counts of pixels, image by image: what the stage `evaluate` keeps beside its scores, and what follows from it.
 
 A row is what was counted of one image for one score: for each true and predicted label, and each part of the image, a
-number of pixels, entries of 0 left out. Sums over images are the scores' confusion matrices, and two runs are compared
-image by image.
+number of pixels, entries of 0 left out. Sums over images are confusion matrices, and runs are compared by image.
 """
 
 import zlib

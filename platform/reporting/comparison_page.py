@@ -50,8 +50,7 @@ def compared_images(comparison: Comparison, count: int) -> list[dict[str, Any]]:
 
     Returns:
         What the page shows of the predictions, and of the pseudo masks: how many images are in all cases (`common`),
-        and the chosen ones with cells for the photograph, the truth, and of each case the mask, of several seeds the
-        first one's.
+        and the chosen ones with cells for the photograph, the truth, and of each case the mask, of its first seed.
 
     Raises:
         UserError: the baseline's index, a photograph or a ground-truth mask cannot be read.

@@ -1,7 +1,6 @@
 """Pictures of what the stages made of an image: image | truth | localization map | pseudo mask | prediction.
 
-Labels take the palette's colors, ignored pixels are striped, and localization maps glow in their class's hue over the
-gray image.
+Labels take the palette's colors, ignored pixels are striped, localization maps glow in their class's hue over gray.
 """
 
 from collections.abc import Iterable, Sequence

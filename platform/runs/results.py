@@ -27,8 +27,7 @@ class StageResult:
         notes: sentences that the user should read.
         identity: what the keys of later stages depend on. None, which the pipeline replaces by the stage's own key,
             unless outputs of different keys can have the same meaning.
-        problem: why the output teaches nothing to later stages, as the three parts of a `UserError`; None where there
-            is no such reason.
+        problem: why the output teaches later stages nothing, as the three parts of a `UserError`; None where it does.
     """
 
     counts: dict[str, Any] = field(default_factory=dict)
@@ -119,7 +118,6 @@ def flaw(folder: Path) -> str | None:
 
 
 def read_result(folder: Path, kind: type[Result]) -> Result:
-    """The result that a finished stage left in the folder of its output, as a record of type `kind`; errors as of
-    `read_record_of`."""
+    """What a finished stage left in its output's folder, a record of type `kind`; errors as of `read_record_of`."""
     expected, remedy = "the summary of a stage as this version writes it", "repeat the command with --from its stage"
     return read_record_of(folder / SUMMARY, kind, expected, remedy)

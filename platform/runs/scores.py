@@ -49,8 +49,7 @@ class Score:
         split, images: the images whose ground truth was compared, and how many they are.
         miou: mean IoU in percent over the labels that occur in truth or prediction; NaN where no pixel was scored.
         iou: IoU in percent by name of the label, background first; None where a label occurs in neither.
-        figures: by the names of `metrics.LABEL_SCORES` what each label has, in percent by name of the label; None
-            where it has none.
+        figures: by the names of `metrics.LABEL_SCORES` what each label has, in percent by its name; None where none.
         boundary_miou, boundary_iou: the same as `miou` and `iou` of the boundary regions (`metrics.boundary_iou`); None
             for localization maps, which have no contours before a threshold is chosen.
         confusion: pixels by true and predicted label, a row for each true one, background first; what the figures above

@@ -293,8 +293,7 @@ def _origin(parent: str | None) -> dict[str, str]:
 
 
 def end_run(workspace: Workspace, name: str, status: str, tags: Mapping[str, str]) -> None:
-    """Ends the MLflow run of a run whose process was stopped before it could; nothing where there is none. Errors as of
-    `store_errors`."""
+    """Ends the MLflow run, if any, of a run whose process was stopped before it could. Errors as of `store_errors`."""
     if tracked := Tracked.read(workspace.run(name, create=False)):
         with store_errors(tracked.uri):
             client = client_of(tracked.uri)

@@ -14,8 +14,7 @@ WORKSPACE/
 `.<name>.<host>.<process>` is a file or folder that this process is writing or removing.
 
 A workspace at a URI is worked on through copies of its files (`datasets.storage.folders`): what is written is sent to
-the bucket once it is whole, what is read is fetched. Caches, data that was drawn and MLflow's own store stay on the
-machine.
+the bucket once it is whole, what is read is fetched. Caches, drawn data and MLflow's own store stay on the machine.
 """
 
 import dataclasses

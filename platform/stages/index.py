@@ -1,7 +1,6 @@
 """Stage 1: the sources' lists and images -> index.parquet (INDEX_SCHEMA), rejects.parquet (REJECTS_SCHEMA).
 
-The workspace keeps the verdict on every file, so that an index, of this run or another, opens only images that are new
-or changed.
+The workspace keeps the verdict on every file, so that any run's index opens only images that are new or changed.
 """
 
 import collections

@@ -172,8 +172,7 @@ def check_saliency_is_no_truth(rows: pa.Table) -> None:
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """The size of the masks, and the stamps of saliency maps that are a cue, of corrected masks, and of truth where
-    supervision is full."""
+    """The size of the masks, and stamps of saliency maps that are a cue, corrected masks, truth (supervision full)."""
     rows = with_corrected(split_rows(context, "train", tagged=True), config.data.corrected)
     files: Any = None
     if config.supervision == "full":
