@@ -71,6 +71,8 @@ def main() -> None:
             mcis("suggest", "--name", base, "--count", count, "--out", str(named), "--workspace", str(workspace))
         with (named / "suggested.csv").open(newline="") as file:
             orders = {"suggest": [row["image"] for row in csv.DictReader(file)]}
+        if len(orders["suggest"]) < max(arguments.counts):
+            sys.exit(f"{named} names {len(orders['suggest'])} images, for fewer masks: remove it")
         orders["random"] = np.random.default_rng(seed).permutation(sorted(masks)).tolist()
         for count in arguments.counts:
             for way in WAYS:

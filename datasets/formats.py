@@ -83,6 +83,10 @@ def import_data_set(
     rows = list(csv.DictReader(table.read_text("utf-8").splitlines() if table.exists() else ()))
     if rows and tuple(rows[0]) != _COLUMNS:
         raise UserError(f"{table} has columns {', '.join(rows[0])}", ", ".join(_COLUMNS), "name another `out`")
+    if table.exists() != (out / "classes.txt").exists():
+        raise UserError(
+            f"{out} holds a photos.csv or classes.txt of others", "a folder of its own", "name another `out`"
+        )
     rows = [row for row in rows if row["split"] != split]
     if folder != link and link.is_dir() and not link.is_symlink():
         raise UserError(f"{link} is a folder of images", "a place for a link", "name another `out`")
@@ -95,7 +99,8 @@ def import_data_set(
     wrong = set(names).symmetric_difference(read_classes(out / "classes.txt") if rows else names)
     _check_names(source, names, wrong | (set(classes) - known - kept), known)
     if not rows:
-        table.unlink(missing_ok=True)  # its masks may have had other labels
+        for each in (table, out / "classes.txt"):
+            each.unlink(missing_ok=True)  # its masks may have had other labels
     if folder != link:
         link.parent.mkdir(parents=True, exist_ok=True)
         link.unlink(missing_ok=True)
@@ -116,6 +121,8 @@ def _read(format: str, source: Path, images: Path | None, link: Path, split: str
     """What FORMATS find, but for images that are absent; errors as of `import_data_set`."""
     try:
         folder, photos = FORMATS[format](source, images, link, split, left)
+        if not photos:
+            raise ValueError("no photograph in it")
         outside = [name for name in photos if inside(name) != name or name != name.strip() or not name.isprintable()]
     except (UserError, MemoryError):
         raise
@@ -171,10 +178,10 @@ def _check_names(source: Path, names: Sequence[str], wrong: set[str], known: set
 def _labels(image: Path, things: Sequence[Thing], names: Sequence[str]) -> NDArray[np.uint8]:
     """The label mask (H, W) of an image; errors of many kinds where it is no picture, or an outline is damaged."""
     _, height, width = decode_picture(read_bytes(str(image)), min_side=1, max_side=1)  # the least work for its size
-    drawn = [(thing.tag, thing.draw(height, width)) for thing in things if thing.draw]
+    outlines = [(thing.tag, thing.draw) for thing in things if thing.draw]  # drawn twice, as all at once may not fit
     labels = np.zeros((height, width), np.uint8)
-    for tag, pixels in sorted(drawn, key=lambda each: (each[0] is not None, -each[1].sum())):
-        labels[pixels] = IGNORE if tag is None else names.index(tag) + 1
+    for tag, draw in sorted(outlines, key=lambda each: (each[0] is not None, -each[1](height, width).sum())):
+        labels[draw(height, width)] = IGNORE if tag is None else names.index(tag) + 1
     return labels
 
 
@@ -245,18 +252,20 @@ def _pixels_of_runs(counts: str | list[int], height: int, width: int) -> NDArray
 def _yolo(source: Path, images: Path | None, link: Path, split: str, left: Left) -> Found:
     """a folder with data.yaml or classes.txt, images/... and labels/...; `images` is that of the split, if data.yaml
     does not say it and it is not images/SPLIT"""
-    source = source.parent if source.is_file() else source
-    file, yaml = source / "data.yaml", library("yaml")
-    told = yaml.safe_load(file.read_text("utf-8")) if file.exists() else {"names": read_classes(source / "classes.txt")}
+    places = [source / name for name in ("data.yaml", "dataset.yaml", "classes.txt")] if source.is_dir() else [source]
+    about, yaml = next((place for place in places if place.exists()), places[-1]), library("yaml")
+    of_yaml, source = about.suffix in (".yaml", ".yml"), about.parent
+    told = yaml.safe_load(about.read_text("utf-8")) if of_yaml else {"names": read_classes(about)}
     names = told["names"] if isinstance(told["names"], dict) else dict(enumerate(told["names"]))
-    where = str(told.get(split, f"images/{split}"))
+    if not isinstance(where := told.get(split, f"images/{split}"), str):
+        raise ValueError(f"{split} of {about} is no text, which names one folder, or one list of images")
     lines = (source / where.lstrip("./")).read_text("utf-8").splitlines() if where.endswith(".txt") else []
     where = os.path.commonpath([os.path.dirname(line) for line in lines]) if lines else where
     listed = sorted({line.strip().partition(f"{where}/")[2] for line in lines})
-    places = (where.lstrip("./"), Path(str(told.get("path", "")), where), where.removeprefix("data/"))
-    near = [(source / place).resolve() for place in places]
+    ways = (where.lstrip("./"), Path(str(told.get("path", "")), where), where.removeprefix("data/"))
+    near = [(source / way).resolve() for way in ways]
     inner = (place for place in near if place.is_dir() and place.is_relative_to(source))
-    folder = images.resolve() if images else next(inner, source / where)
+    folder = images.resolve() if images else next(inner, source / where.lstrip("./"))
     above, _, below = f"{folder}/".rpartition("/images/")
     labels, photos = Path(f"{above}/labels/{below}"), Photos()
     if not labels.is_dir() or not folder.is_dir():
@@ -264,7 +273,7 @@ def _yolo(source: Path, images: Path | None, link: Path, split: str, left: Left)
     for name in listed or _files(folder, left):
         photos[name], file = [], (labels / name).with_suffix(".txt")
         left["label file(s) that are not there: their photographs are all background"] += not file.exists()
-        for line in file.read_text("utf-8").splitlines() if file.exists() else ():
+        for line in filter(str.strip, file.read_text("utf-8").splitlines() if file.exists() else ()):
             values = np.array(line.split(), float)
             if len(values) < 5 or not np.isfinite(values).all() or values[0] not in names or values[1:5].max() > 2:
                 wanted = f"class 0..{len(names) - 1} with a box or polygon in parts of the image's sides"
@@ -337,16 +346,21 @@ def _huggingface(source: Path, images: Path | None, link: Path, split: str, left
 
 def _cvat(source: Path, images: Path | None, link: Path, split: str, left: Left) -> Found:
     """CVAT's XML `CVAT for images`, of tags, boxes, polygons, masks; its images lie beside it, or in `images`"""
-    photos: Photos = {}
+    folder, photos = (images or source.parent).resolve(), Photos()
     for image in ElementTree.fromstring(source.read_bytes()).iter("image"):
-        sides, things = [float(image.attrib["width"]), float(image.attrib["height"])], list[Thing]()
+        sides, name, things = [float(image.attrib[key]) for key in ("width", "height")], image.attrib["name"], []
+        if image.get("subset", folder.name) != folder.name:
+            left[f"image(s) of subset {image.get('subset')}, for {folder.name}"] += 1
+            continue
+        if name in photos:
+            raise ValueError(f"two images are named {name}")
         for each in image:
             corners = np.array([point.split(",") for point in each.get("points", "0").split(";")], float) / sides
             draw = functools.partial(_polygon_pixels, corners) if each.tag == "polygon" else None
             draw = functools.partial(_cvat_pixels, each.attrib) if each.tag == "mask" else draw
             things.append(Thing(each.attrib["label"].strip(), draw))
-        photos.setdefault(image.attrib["name"], []).extend(things)
-    return (images or source.parent).resolve(), photos
+        photos[name] = things
+    return folder, photos
 
 
 def _cvat_pixels(mask: dict[str, str], height: int, width: int) -> NDArray[np.bool_]:
@@ -365,17 +379,26 @@ def _labelstudio(source: Path, images: Path | None, link: Path, split: str, left
         url = urlsplit(task["data"]["image"])
         path = unquote(url.query.partition("d=")[2] or url.path).lstrip("/")
         ends = [path.split("/", n)[-1] for n in range(path.count("/") + 1)]  # uploads begin with 8 digits and -
-        name = next((end for end in [*ends, ends[-1].partition("-")[2]] if end and (folder / end).is_file()), ends[-1])
+        ends.append(re.sub("^[0-9a-f]{8}-", "", ends[-1]))
+        name = next((end for end in ends if end and (folder / end).is_file()), ends[-1])
         done = task.get("annotations", [])
         if not done and task.get("predictions"):
             raise ValueError(f"{name} has predictions, which nobody has submitted as annotations in Label Studio yet")
-        *others, last = [each for each in done if not each.get("was_cancelled")] or [{"result": []}]
-        left["earlier annotation(s) of a photograph"] += len(others)
-        photos.setdefault(name, [])
-        for each in last["result"]:
+        kept = [each for each in done if not each.get("was_cancelled")]
+        if not kept:
+            left["task(s) that nobody has annotated"] += 1
+            continue
+        if name in photos:
+            raise ValueError(f"two tasks are of {name}")
+        left["earlier annotation(s) of a photograph"] += len(kept) - 1
+        photos[name] = []
+        for each in kept[-1]["result"]:
+            if (kind := each["type"]) != "choices" and not kind.endswith("labels"):
+                left[f"result(s) of type {kind}"] += 1
+                continue
             corners = np.array(each["value"].get("points", ()), float) / 100
-            draw = functools.partial(_polygon_pixels, corners) if each["type"] == "polygonlabels" else None
-            photos[name] += (Thing(tag.strip(), draw) for tag in each["value"].get(each["type"], ()))
+            draw = functools.partial(_polygon_pixels, corners) if kind == "polygonlabels" else None
+            photos[name] += (Thing(tag.strip(), draw) for tag in each["value"].get(kind, ()))
     return folder, photos
 
 

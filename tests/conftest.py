@@ -18,12 +18,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
     import pyarrow.fs as pafs
     from selenium.webdriver import Chrome
 
+hypothesis.settings.register_profile("mcis", deadline=None)  # that a machine is busy is no fault
+hypothesis.settings.load_profile("mcis")
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("datasets", "models", "platform", "tuning")
 if shutil.which("nvidia-smi"):  # elsewhere Ray, which is told to count GPUs, would take it for a bound

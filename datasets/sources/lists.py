@@ -168,8 +168,13 @@ def maps_below(folder: Path | None, what: str) -> dict[str, str]:
     if folder is None:
         return {}
     root = source_folder(folder, f"a folder of {what}s, <path of the image>.png", f"name that of the {what}s, or none")
-    files = files_below(root, collections.Counter())
-    return {file.removesuffix(".png"): f"{root}/{file}" for file in files if file.endswith(".png")}
+    left = collections.Counter[str]()
+    files = {file[:-4]: f"{root}/{file}" for file in files_below(root, left) if file.lower().endswith(".png")}
+    if left.total():
+        raise UserError(
+            "; ".join(left_out(str(root), left)), "files that can be read", "copy them there, or remove them"
+        )
+    return files
 
 
 def check_present(listed: Path, absent: Sequence[str], folder: Path, expected: str) -> None:

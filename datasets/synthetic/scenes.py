@@ -2,7 +2,7 @@
 
 Every class is a family of random silhouettes with a *head*, a strong color checker on a fifth of the object, and a
 *body* whose texture it nearly shares with one or two other classes. Tags alone teach a plain classifier the heads; the
-bodies have to be mined. Scenes hold several classes, some often together, on noise of any hue, with clutter of no class.
+bodies have to be mined. Scenes hold several classes, some often together, on noise of any hue, with other clutter.
 """
 
 from collections.abc import Callable, Iterable

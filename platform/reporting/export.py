@@ -4,6 +4,7 @@ import contextlib
 import itertools
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -175,7 +176,8 @@ def export_coco(classes: Sequence[str], labelled: Iterable[_Labelled], out: Path
 def export_yolo(classes: Sequence[str], labelled: Iterable[_Labelled], out: Path) -> int:
     """Writes `labels/<id>.txt`, polygons through the outermost pixels of objects, `images/<id>.jpg` and `data.yaml`."""
     count = 0
-    for row, named, labels in labelled:
+    for row, name, labels in labelled:
+        named = re.sub(r"(?<![^/])images(?=/)", "_images", name)  # readers swap a path's last `images` for `labels`
         polygons = [(label - 1, (_outline(region) + 0.25) / labels.shape[::-1]) for label, region in _regions(labels)]
         lines = [f"{k} {' '.join(f'{value:.6f}' for value in polygon.flat)}\n" for k, polygon in polygons]
         write_bytes(out / "labels" / f"{named}.txt", "".join(lines).encode())

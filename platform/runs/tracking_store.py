@@ -112,7 +112,7 @@ def store_errors(uri: str) -> Iterator[None]:
 
 
 def experiment_page(workspace: Workspace) -> str | None:
-    """The page of the runs in MLflow's UI, relative to its address; None if it has none. Errors as of `store_errors`."""
+    """The runs' page in MLflow's UI, relative to its address; None if it has none. Errors as of `store_errors`."""
     uri = tracking_uri(workspace)
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
         return None  # to ask for it would make it

@@ -155,6 +155,17 @@ def test_tags_and_outlines_of_cvat(coco: Path, tmp_path: Path) -> None:
     (tmp_path / "annotations.xml").write_text(CVAT.replace('top="17"', 'top="18"'))
     with pytest.raises(UserError, match=r"b\.png: a mask at 28, 18 of 2x3 pixels in an image of 30x20"):
         import_data_set("cvat", tmp_path / "annotations.xml", tmp_path / "out")
+    (tmp_path / "annotations.xml").write_text(CVAT.replace('id="0"', 'subset="val"'))
+    told = import_data_set("cvat", tmp_path / "annotations.xml", tmp_path / "of one subset")
+    assert "1 photographs" in told[0]
+    assert f"left out 1 image(s) of subset val, for {tmp_path.name}" in told[1]
+    for old, new, found in (
+        ("a.png", "b.png", "two images are named b.png"),
+        ("image", "track", "no photograph in it"),
+    ):
+        (tmp_path / "annotations.xml").write_text(CVAT.replace(old, new))
+        with pytest.raises(UserError, match=found):
+            import_data_set("cvat", tmp_path / "annotations.xml", tmp_path / "none")
 
 
 def test_tags_of_label_studio_are_those_of_the_last_annotation_that_counts(coco: Path, tmp_path: Path) -> None:
@@ -163,10 +174,20 @@ def test_tags_of_label_studio_are_those_of_the_last_annotation_that_counts(coco:
     places = ("/data/local-files/?d=set/a.png", "/data/upload/7/0f3a9b2c-b.png")
     tasks: Any = [{"data": {"image": place}, "annotations": said[:n]} for n, place in enumerate(places, 1)]
     tasks[1]["annotations"].append({"was_cancelled": True, "result": said[0]["result"]})
+    tasks[1]["annotations"][1]["result"].append({"type": "relation", "from_id": "x", "to_id": "y"})
+    tasks.append({"data": {"image": "c.png"}, "annotations": [{"was_cancelled": True, "result": []}]})
     (tmp_path / "tasks.json").write_text(json.dumps(tasks))
     told = import_data_set("labelstudio", tmp_path / "tasks.json", tmp_path / "out", images=tmp_path)
-    assert "left out 1 earlier annotation(s) of a photograph" in told[1]
+    reasons = (
+        "earlier annotation(s) of a photograph",
+        "result(s) of type relation",
+        "task(s) that nobody has annotated",
+    )
+    assert [line.partition("left out ")[2] for line in told[1:]] == [f"1 {reason}" for reason in reasons]
     assert [tags for tags, _ in tags_and_masks(tmp_path / "out").values()] == [["dog"], ["cat", "dog"]]
+    (tmp_path / "tasks.json").write_text(json.dumps([tasks[0], tasks[0] | {"data": {"image": "x/a.png"}}]))
+    with pytest.raises(UserError, match=r"two tasks are of a\.png"):
+        import_data_set("labelstudio", tmp_path / "tasks.json", tmp_path / "twice", images=tmp_path)
     proposals = json.dumps([{"data": {"image": "b.png"}, "predictions": [{"result": []}]}])
     (tmp_path / "tasks.json").write_text(proposals)
     with pytest.raises(UserError, match=r"b\.png has predictions, which nobody has submitted"):
@@ -185,6 +206,31 @@ def test_a_data_set_of_hugging_face(coco: Path, tmp_path: Path, labels: list[Any
         import_data_set("huggingface", tmp_path / "saved", tmp_path / "out", split=split)
     tags = [tags for tags, _ in tags_and_masks(tmp_path / "out").values()]
     assert tags == 2 * ([["cat", "dog"], []] if isinstance(labels[0], list) else [["cat"], ["dog"]])
+
+
+@pytest.mark.parametrize("name", ["photos.csv", "classes.txt"])
+def test_files_of_others_are_not_written_over(coco: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("image,tags,split,mask\n")
+    with pytest.raises(UserError, match=r"holds a photos\.csv or classes\.txt of others"):
+        import_data_set("coco", coco, tmp_path)
+    assert (tmp_path / name).read_text() == "image,tags,split,mask\n"
+
+
+def test_yolo_is_read_by_the_file_that_is_named_and_from_its_folder(coco: Path, tmp_path: Path) -> None:
+    for part in ("images/train", "labels/train", "images/other", "labels/other"):
+        (tmp_path / "yolo" / part).mkdir(parents=True)
+    shutil.copy(tmp_path / "a.png", tmp_path / "yolo/images/train/a.png")
+    (tmp_path / "yolo/labels/train/a.txt").write_text("\n0 0.5 0.5 0.2 0.2\n\n")
+    (tmp_path / "yolo/data.yaml").write_text("names: [dog]")
+    (tmp_path / "yolo/mine.yaml").write_text("names: [cat]")
+    for source, tag in (("yolo", "dog"), ("yolo/mine.yaml", "cat")):
+        import_data_set("yolo", tmp_path / source, tmp_path / tag)
+        assert tags_and_masks(tmp_path / tag) == {"train/a.png": ([tag], None)}
+    shutil.copytree(tmp_path / "yolo", tmp_path / "secret")
+    for place, found in (("../secret/images/train", "no folders"), ("[images/train, x]", "train of .* is no text")):
+        (tmp_path / "yolo/data.yaml").write_text(f"names: [dog]\ntrain: {place}")
+        with pytest.raises(UserError, match=found):
+            import_data_set("yolo", tmp_path / "yolo", tmp_path / "none")
 
 
 def test_a_library_that_is_absent_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

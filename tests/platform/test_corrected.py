@@ -39,6 +39,10 @@ def test_a_mask_is_named_after_the_image_id_or_after_its_file_where_no_other_has
         found()
     assert found("a.jpg.png", "c.png") == ["a.jpg.png", None, None, "c.png"]
     assert found("photos/b.jpg.png", "a.png") == ["a.png", "photos/b.jpg.png", None, None]
+    assert found("a.PNG") == ["a.PNG", None, None, None]
+    (tmp_path / "a.PNG" / "b.png").symlink_to(tmp_path)
+    with pytest.raises(UserError, match=r"left out 1 link\(s\) .*"):
+        with_corrected(rows, tmp_path / "a.PNG")
     assert found("elsewhere/c.jpg.png") == [None, None, None, "elsewhere/c.jpg.png"]
     with pytest.raises(UserError, match=r"1 of 1 masks in .* are of no tagged training image: .*b\.png"):
         found("b.png")

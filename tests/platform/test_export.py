@@ -128,9 +128,10 @@ def test_pseudo_masks_are_a_devkit_that_torchvision_reads(images: dict[str, Path
 @pytest.fixture
 def labelled(tmp_path: Path) -> tuple[Workspace, list[np.ndarray]]:
     """A run of two images, and their labels: regions with holes, islands in them, specks, lines, an ignored frame."""
-    paths, masks, rows = {"p/one.png": tmp_path / "in/p/one.png", "two": tmp_path / "in/two.jpg"}, [], []
-    (tmp_path / "in" / "p").mkdir(parents=True)
-    for image_id, size in (("p/one.png", (90, 120)), ("two", (60, 40))):
+    paths, masks, rows = {"p/one.png": tmp_path / "in/p/one.png", "images/two": tmp_path / "in/images/two.jpg"}, [], []
+    for folder in ("p", "images"):
+        (tmp_path / "in" / folder).mkdir(parents=True)
+    for image_id, size in (("p/one.png", (90, 120)), ("images/two", (60, 40))):
         noise = np.random.default_rng(size[0]).random((2, *size))
         first, second = (ndimage.gaussian_filter(each, s) > 0.5 for each, s in zip(noise, (3, 0.8), strict=True))
         masks.append(np.where(first, 1, 2 * second).astype(np.uint8))
@@ -181,7 +182,7 @@ def test_objects_of_coco_are_labels_for_all(labelled: tuple[Workspace, list[np.n
 def test_polygons_of_yolo_are_labels_to_the_pixel(labelled: tuple[Workspace, list[np.ndarray]], tmp_path: Path) -> None:
     read: Any = importlib.import_module("supervision").DetectionDataset.from_yolo
     export(labelled[0], "made", "predictions", tmp_path / "yolo", "yolo")
-    for folder, mask in zip(("p", ""), labelled[1], strict=True):
+    for folder, mask in zip(("p", "_images"), labelled[1], strict=True):  # readers swap the last `images`
         places = [str(tmp_path / "yolo" / each / folder) for each in ("images", "labels")]
         ((_, _, found),) = list(read(*places, str(tmp_path / "yolo" / "data.yaml")))
         drawn: Any = sum(each * (k + 1) for each, k in zip(found.mask, found.class_id, strict=True))
@@ -191,11 +192,11 @@ def test_polygons_of_yolo_are_labels_to_the_pixel(labelled: tuple[Workspace, lis
     with pytest.raises(UserError, match="yolo holds files"):
         export(labelled[0], "made", "predictions", tmp_path / "yolo", "yolo")
     (tmp_path / "yolo" / "data.yaml").write_text("train: train.txt\nnames: [cat, sea lion]")
-    (tmp_path / "yolo" / "train.txt").write_text("data/images/two.jpg\ndata/images/gone.jpg\n")
+    (tmp_path / "yolo" / "train.txt").write_text("data/images/_images/two.jpg\ndata/images/gone.jpg\n")
     said = import_data_set("yolo", tmp_path / "yolo", tmp_path / "listed")
     assert "1 photographs of split train, 1 with tags, 1 with a mask" in said[0]
     assert "left out 1 image(s) that are not in" in said[1]
-    (tmp_path / "yolo" / "labels" / "two.txt").write_text("0 10 10 90 10 90 90\n")
+    (tmp_path / "yolo" / "labels" / "_images" / "two.txt").write_text("0 10 10 90 10 90 90\n")
     with pytest.raises(UserError, match="polygon in parts of the image's sides"):
         import_data_set("yolo", tmp_path / "yolo", tmp_path / "in pixels")
     export(labelled[0], "made", "predictions", tmp_path / "tasks", "labelstudio")
