@@ -56,6 +56,7 @@ def import_data_set(
     images: Path | None = None,
     split: str = "train",
     classes: Sequence[str] = (),
+    labels: Path | None = None,
     track: Track = iter,
 ) -> list[str]:
     """Writes a split of a data set beside the others that `out` has; says what it wrote, and what it left out.
@@ -66,7 +67,8 @@ def import_data_set(
         masks/<split>/<image>.png   labels, if every object has an outline: of two the smaller on top, crowds ignored
 
     The functions of FORMATS say what `source` and `images` are; `classes` are wanted beside those of `out`, none for
-    all; `track` passes the photographs on and shows how far it has come.
+    all; `labels` is labels.csv of an export, whose classes are wanted then, whether they occur or not, and whose labels
+    masks get; `track` passes the photographs on and shows how far it has come.
 
     Raises:
         UserError: the data set is not as the format says, an image lies outside of its folder, none is there, or a
@@ -84,19 +86,19 @@ def import_data_set(
     if rows and tuple(rows[0]) != _COLUMNS:
         raise UserError(f"{table} has columns {', '.join(rows[0])}", ", ".join(_COLUMNS), "name another `out`")
     if table.exists() != (out / "classes.txt").exists():
-        raise UserError(
-            f"{out} holds a photos.csv or classes.txt of others", "a folder of its own", "name another `out`"
-        )
+        raise UserError(f"{out} holds photos.csv or classes.txt of others", "a folder of its own", "name another `out`")
     rows = [row for row in rows if row["split"] != split]
     if folder != link and link.is_dir() and not link.is_symlink():
         raise UserError(f"{link} is a folder of images", "a place for a link", "name another `out`")
+    ordered = _classes_of(labels) if labels else []
     known = {thing.tag for things in photos.values() for thing in things if thing.tag}
     kept = {tag for row in rows for tag in row["tags"].split(";") if tag}
-    others = known.difference({*classes, *kept} if classes else known)
+    others = known.difference({*(ordered or classes), *kept} if ordered or classes else known)
     left["object(s) of classes that are not wanted"] = sum(t.tag in others for each in photos.values() for t in each)
     photos = {name: [thing for thing in things if thing.tag not in others] for name, things in photos.items()}
-    names = sorted({thing.tag for things in photos.values() for thing in things if thing.tag} | kept)
-    wrong = set(names).symmetric_difference(read_classes(out / "classes.txt") if rows else names)
+    names = ordered or sorted({thing.tag for things in photos.values() for thing in things if thing.tag} | kept)
+    before = list(read_classes(out / "classes.txt")) if rows else names
+    wrong = {*names, *before} if ordered and names != before else set(names).symmetric_difference(before)
     _check_names(source, names, wrong | (set(classes) - known - kept), known)
     if not rows:
         for each in (table, out / "classes.txt"):
@@ -115,6 +117,16 @@ def import_data_set(
     tagged, masks = (sum(bool(row[column]) for row in of_split) for column in ("tags", "mask"))
     told = f"{len(of_split)} photographs of split {split}, {tagged} with tags, {masks} with a mask"
     return [f"{table}: {told}; classes {', '.join(names)}", *left_out(str(source), left)]
+
+
+def _classes_of(labels: Path) -> list[str]:
+    """The classes of labels 1..K; UserError where it is no such table."""
+    try:
+        rows = {int(row["label"]): row["class"] for row in csv.DictReader(labels.read_text("utf-8").splitlines())}
+        return [rows[label] for label in range(1, max(2, len(rows) - 1))]  # the others are background and ignored
+    except (KeyError, OSError, ValueError) as error:
+        found = f"{labels} is no table of labels: {unquoted(error)}"
+        raise UserError(found, "labels.csv of an export", "name that file") from error
 
 
 def _read(format: str, source: Path, images: Path | None, link: Path, split: str, left: Left) -> Found:

@@ -282,8 +282,7 @@ class CoAttentionClassifier(nn.Module):
             self_transforms: names out of SELF_TRANSFORMS. Self pairs take m's features from the pairs and have no
                 contrastive term.
             kind: of the pairs, (B,), where there are three W_P.
-            plain_m: m without color jitter, of which tau(m) is made (RELEASED_RECIPE, "Classifier"); None if there is
-                no jitter.
+            plain_m: m without color jitter, of which tau(m) is made (RELEASED_RECIPE, "Classifier"); None if none.
             embedded: whether instead of images the backbone's outputs of them are given, (B, C, H, W).
             attend: False leaves out co-attention and all terms but the basic one.
             attended: as of `pair_scores`.

@@ -127,8 +127,7 @@ def best_tag_mask(salient: NDArray[np.bool_], tags: NDArray[np.int64], truth: ND
 def average_precision(scores: NDArray[np.float64], tags: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Average precision of every class in percent, (N, K), (N, K) -> (K,); NaN for a class without a positive image.
 
-    Of images with the same score those without the class come first: scores that tell nothing earn nothing, whatever
-    the order of the images.
+    Of images with the same score those without the class come first: scores that tell nothing earn nothing.
     """
     order = np.lexsort((tags, -scores), axis=0)
     hits = np.take_along_axis(tags, order, axis=0)

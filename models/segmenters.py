@@ -249,8 +249,7 @@ def predict(
     Args:
         scales: factors of the image's size, resized bilinearly.
         mirror: whether the mirror image is predicted as well, at every scale.
-        crop: side of sliding windows with a stride of two thirds, pixels of the scaled image; None predicts the image
-            as a whole.
+        crop: side of sliding windows with a stride of two thirds, pixels of the scaled image; None: the whole image.
     """
     height, width = image.shape[1:]
     total: Tensor | None = None

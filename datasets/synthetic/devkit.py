@@ -25,8 +25,7 @@ def draw(root: Path, *, train: int = 480, val: int = 120, size: int = 96, classe
         classes.txt                     a name per line
 
     Each image follows from (seed, split, its number in the split, size, classes), so a longer list begins with the
-    shorter. A split of at least `classes` images holds every class. The folder appears complete or not at all; one that
-    is there stays as it is.
+    shorter. A split of at least `classes` images holds every class. The folder appears complete; a present one stays.
     """
     if root.exists() and any(root.iterdir()):
         return

@@ -40,6 +40,7 @@ def import_data_set(
     images: Annotated[Path | None, typer.Option(help="Folder of the images, where they lie elsewhere.")] = None,
     split: Annotated[str, typer.Option(help="train, val or test; others that are in the table stay.")] = "train",
     classes: Annotated[str | None, typer.Option(help="Those that are wanted, as cat,dog. [all that occur]")] = None,
+    labels: Annotated[Path | None, typer.Option(help="labels.csv of an export: masks get its labels.")] = None,
 ) -> None:
     """Make a table of tags, and masks for scores, of a data set of another tool; then `mcis run tags --tags FILE`."""
     from mcis.platform.config.keys import errors_name_keys
@@ -55,7 +56,8 @@ def import_data_set(
                     progress.update(done)
 
         wanted = [name.strip() for name in classes.split(",")] if classes else ()
-        for line in import_data_set(format, source, out, images=images, split=split, classes=wanted, track=track):
+        of = {"images": images, "labels": labels}
+        for line in import_data_set(format, source, out, split=split, classes=wanted, track=track, **of):
             typer.echo(line)
 
 

@@ -21,7 +21,8 @@ CORRECTED = "corrected"
 def with_corrected(rows: pa.Table, folder: Path | None) -> pa.Table:
     """Rows of an index or a listing, and the file of each image's mask in a folder, or null, in a column `corrected`.
 
-    A mask is named as `mcis export masks` names it, `<id>.png`; or after the image's file, where one image has that.
+    A mask is named as `mcis export masks` names it, `<id>.png` or, of its image, `<id>.jpg.png`; or after the image's
+    file, where one image has that.
 
     Raises:
         UserError: the folder is missing, or holds a mask that is of none of the images.
@@ -30,11 +31,13 @@ def with_corrected(rows: pa.Table, folder: Path | None) -> pa.Table:
     if folder and not files:
         raise UserError(f"no PNG in {folder}", "corrected masks, <image id>.png", "name their folder by --masks")
     ids = [name_below(image_id) or "" for image_id in rows["image_id"].to_pylist()] if files else []
-    stems = [PurePosixPath(name).stem for name in ids]
-    alike = collections.Counter(stems)
+    paths = [PurePosixPath(name) for name in ids]
+    alike = collections.Counter(path.stem for path in paths)
     found = [
-        files.get(name) or (files.get(PurePosixPath(name).name) or files.get(stem) if alike[stem] == 1 else None)
-        for name, stem in zip(ids, stems, strict=True)
+        files.get(str(p))
+        or files.get(f"{p}.jpg")
+        or (files.get(p.name) or files.get(p.stem) if alike[p.stem] == 1 else None)
+        for p in paths
     ]
     if others := sorted(set(files.values()).difference(found)):
         raise UserError(

@@ -50,8 +50,7 @@ class Stage:
         module: does the work.
         needs: stages whose output it reads; those that the run did not reach are left out.
         sections: parts of the configuration that its output depends on.
-        runs_once_reached: stages; once one has run, this one runs too, on all that was reached, even where the run
-            ends earlier.
+        runs_once_reached: stages; once one has run, this one runs too, on all that was reached, if a run ends earlier.
         kept: whether its output is kept under a key. If not, it writes into the run's folder, in every call.
         networks: whether networks run in it, so that the class of device is in its key.
         takes_part: whether a run of a configuration has this stage.

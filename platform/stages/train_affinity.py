@@ -55,8 +55,7 @@ def inputs(config: Config, context: RunContext) -> Any:
 
 
 def make_labels(config: Config, classes: int, maps: Shards, rows: pa.Table) -> pa.Table:
-    """Image rows -> their confident labels (LABELS_SCHEMA), by two thresholds and the dense CRF on their maps; or their
-    corrected masks."""
+    """Image rows -> their confident labels (LABELS_SCHEMA), of maps and the dense CRF, or their corrected masks."""
     out = []
     for row in rows.to_pylist():
         if row.get(CORRECTED):

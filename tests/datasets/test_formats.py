@@ -211,7 +211,7 @@ def test_a_data_set_of_hugging_face(coco: Path, tmp_path: Path, labels: list[Any
 @pytest.mark.parametrize("name", ["photos.csv", "classes.txt"])
 def test_files_of_others_are_not_written_over(coco: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("image,tags,split,mask\n")
-    with pytest.raises(UserError, match=r"holds a photos\.csv or classes\.txt of others"):
+    with pytest.raises(UserError, match=r"holds photos\.csv or classes\.txt of others"):
         import_data_set("coco", coco, tmp_path)
     assert (tmp_path / name).read_text() == "image,tags,split,mask\n"
 

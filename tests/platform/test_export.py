@@ -26,10 +26,11 @@ from mcis.datasets.index import INDEX_SCHEMA
 from mcis.datasets.sources.tagged import list_tagged
 from mcis.platform.cli import app
 from mcis.platform.networks.predictor import Predictor
+from mcis.platform.outputs.corrected import CORRECTED, with_corrected
 from mcis.platform.outputs.tables import MASKS_SCHEMA, PREDICTIONS_SCHEMA
 from mcis.platform.reporting import files
 from mcis.platform.reporting.export import export
-from mcis.platform.reporting.files import names_of
+from mcis.platform.reporting.files import labels_table, names_of
 from mcis.platform.runs.files import write_table
 from mcis.platform.runs.results import IndexResult, PredictResult, write_result
 from mcis.platform.runs.workspace import Workspace
@@ -215,6 +216,16 @@ def test_polygons_of_yolo_are_labels_to_the_pixel(labelled: tuple[Workspace, lis
     (tmp_path / "done.json").write_text(json.dumps(done))
     import_data_set("labelstudio", tmp_path / "done.json", tmp_path / "back", images=tmp_path / "tasks")
     assert_imported(tmp_path / "back", labelled[1])
+    (tmp_path / "labels.csv").write_bytes(labels_table(["dog", "sea lion", "cat"]))
+    given: Any = ("labelstudio", tmp_path / "done.json", tmp_path / "as trained")
+    import_data_set(*given, images=tmp_path / "tasks" / "images", labels=tmp_path / "labels.csv")
+    ids = pa.table({"image_id": ["images/two", "p/one.png"]})
+    corrected = with_corrected(ids, tmp_path / "as trained" / "masks" / "train")[CORRECTED].to_pylist()
+    for file, mask in zip(corrected, reversed(labelled[1]), strict=True):
+        expected = np.array([0, 3, 2])[np.where(mask == 255, 0, mask)]
+        np.testing.assert_array_equal(decode_labels(Path(file).read_bytes()), expected)
+    with pytest.raises(UserError, match=r"done\.json is no table of labels"):
+        import_data_set(*given, images=tmp_path / "tasks" / "images", labels=tmp_path / "done.json")
     labels = ElementTree.parse(tmp_path / "tasks" / "labels.xml").findall("PolygonLabels/Label")
     assert [each.get("value") for each in labels] == ["cat", "sea lion"]
     with pytest.raises(UserError, match="format coco of network"):
