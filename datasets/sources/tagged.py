@@ -109,7 +109,7 @@ def list_tagged(
 
 
 def photograph_tags(table: str, classes: Sequence[str], *, allow_absolute: bool = False) -> dict[str, list[int]]:
-    """The tags of photographs that a trained network is to label: path or URI -> class indices; none without tags.
+    """The tags of photographs that a trained network is to label: path or URI -> class indices; not of an empty cell.
 
     Args:
         table: as of `list_tagged`; other columns than those of images and tags are not looked at.
@@ -130,7 +130,8 @@ def photograph_tags(table: str, classes: Sequence[str], *, allow_absolute: bool 
             f"{nearest(others, classes)}correct the table",
         )
     indices = [row for chunk in pieces(cells) for row in _indices(chunk, classes).to_pylist()]
-    return {uri: tags for uri, tags in zip(uris.to_pylist(), indices, strict=True) if tags}
+    said = "tags" not in rows.columns  # by columns of 0 and 1 it is known that there is none
+    return {uri: tags for uri, tags in zip(uris.to_pylist(), indices, strict=True) if tags or said}
 
 
 def _ids(rows: UserTable, images: pa.ChunkedArray, id_column: str) -> pa.ChunkedArray:
