@@ -134,7 +134,7 @@ def _read(format: str, source: Path, images: Path | None, link: Path, split: str
     try:
         folder, photos = FORMATS[format](source, images, link, split, left)
         if not photos:
-            raise ValueError("no photograph in it")
+            raise ValueError("; ".join(left_out("no photograph in it", left)) or "no photograph in it")
         outside = [name for name in photos if inside(name) != name or name != name.strip() or not name.isprintable()]
     except (UserError, MemoryError):
         raise

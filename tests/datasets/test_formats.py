@@ -161,7 +161,7 @@ def test_tags_and_outlines_of_cvat(coco: Path, tmp_path: Path) -> None:
     assert f"left out 1 image(s) of subset val, for {tmp_path.name}" in told[1]
     for old, new, found in (
         ("a.png", "b.png", "two images are named b.png"),
-        ("image", "track", "no photograph in it"),
+        ("<image", '<image subset="A"', r"no photograph in it: left out 2 image\(s\) of subset A, for "),
     ):
         (tmp_path / "annotations.xml").write_text(CVAT.replace(old, new))
         with pytest.raises(UserError, match=found):
