@@ -7,24 +7,23 @@ import collections
 import csv
 import functools
 import hashlib
-import importlib
 import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import unquote, urlsplit
 from xml.etree import ElementTree
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageDraw
 
 from mcis.datasets.classes import IGNORE, check_classes, read_classes
 from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.images.decode import decode_picture, encode_labels
 from mcis.datasets.index import shown
+from mcis.datasets.outlines import coco_pixels, cvat_pixels, library, polygon_pixels
 from mcis.datasets.sources.lists import files_below, inside, left_out, nearest
 from mcis.datasets.sources.tagged import SPLITS
 from mcis.datasets.storage.files import read_bytes
@@ -197,14 +196,6 @@ def _labels(image: Path, things: Sequence[Thing], names: Sequence[str]) -> NDArr
     return labels
 
 
-def library(name: str) -> Any:
-    """A module of the libraries that the extra `formats` installs; UserError where it is not there."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise UserError(f"no library {name}", "it, for this format", "pip install 'mcis[formats]'") from None
-
-
 def _coco(source: Path, images: Path | None, link: Path, split: str, left: Left) -> Found:
     """a JSON file of COCO's images, annotations and categories; its images lie beside it, or in the folder `images`"""
     content = json.loads(source.read_bytes())
@@ -221,44 +212,10 @@ def _coco(source: Path, images: Path | None, link: Path, split: str, left: Left)
         if image is None:
             left["annotation(s) of images that it does not list"] += 1
             continue
-        draw = functools.partial(_coco_pixels, outline, (image["height"], image["width"])) if outline else None
+        draw = functools.partial(coco_pixels, outline, (image["height"], image["width"])) if outline else None
         left["crowd(s), no tag and ignored in masks; some tools write brushes so"] += bool(each.get("iscrowd"))
         photos[image["file_name"]].append(Thing(None if each.get("iscrowd") else names[category], draw))
     return (images or source.parent).resolve(), photos
-
-
-def _coco_pixels(outline: Any, size: tuple[int, int], height: int, width: int) -> NDArray[np.bool_]:
-    """Polygons or run lengths -> pixels; ValueError where they are damaged, or of another size than the image."""
-    of_runs = tuple(outline["size"]) if isinstance(outline, dict) else size
-    if not size == of_runs == (height, width):
-        raise ValueError(f"{(height, width)} pixels upright; annotations are of {size}, run lengths of {of_runs}")
-    if isinstance(outline, dict):
-        return _pixels_of_runs(outline["counts"], height, width)
-    # Cut to the image, since the memory that they take grows with their lengths.
-    polygons = [np.clip(np.reshape(np.array(p, float), (-1, 2)), 0, (width, height)) for p in outline]
-    if any(len(polygon) < 3 or not np.isfinite(polygon).all() for polygon in polygons):
-        raise ValueError("a polygon without three corners")
-    masks = library("pycocotools.mask")
-    drawn = masks.frPyObjects([polygon.ravel().tolist() for polygon in polygons], height, width)
-    return np.asarray(masks.decode(masks.merge(drawn)), bool)
-
-
-def _pixels_of_runs(counts: str | list[int], height: int, width: int) -> NDArray[np.bool_]:
-    """COCO's run lengths, column by column, -> pixels; pycocotools leaves memory as it was where they end too soon.
-    Compressed ones are numbers of 5 bits a character, the lowest first, while the sixth bit is set; from the fourth on
-    they are differences to the last but one."""
-    runs, value, shift = [] if isinstance(counts, str) else counts, 0, 0
-    for bits in counts.encode() if isinstance(counts, str) else ():
-        value, shift = value | (bits - 48 & 31) << shift, shift + 5
-        if not bits - 48 & 32:
-            value -= (bits - 48 & 16) << shift - 4
-            runs.append(value + (runs[-2] if len(runs) > 2 else 0))
-            value = shift = 0
-        if shift > 30:
-            break
-    if shift or min(runs, default=-1) < 0 or sum(runs) != height * width:
-        raise ValueError(f"run lengths that do not end with the image's {height * width} pixels")
-    return np.repeat(np.arange(len(runs)) % 2 == 1, runs).reshape(width, height).T
 
 
 def _yolo(source: Path, images: Path | None, link: Path, split: str, left: Left) -> Found:
@@ -292,17 +249,9 @@ def _yolo(source: Path, images: Path | None, link: Path, split: str, left: Left)
                 raise ValueError(f"{file}: a line that is no {wanted}")
             corners = values[1 : len(values) - (len(values) - 1) % 2].reshape(-1, 2)  # a confidence may stand behind
             outline = len(corners) > 2 and "kpt_shape" not in told
-            draw = functools.partial(_polygon_pixels, corners) if outline else None
+            draw = functools.partial(polygon_pixels, corners) if outline else None
             photos[name].append(Thing(names[int(values[0])].strip(), draw))
     return folder, photos
-
-
-def _polygon_pixels(corners: NDArray[np.float64], height: int, width: int) -> NDArray[np.bool_]:
-    """A polygon (N, 2) of x and y in 0..1 -> its pixels and those of its border, as YOLO's trainers fill it."""
-    picture = Image.new("1", (width, height))
-    at = np.clip(np.floor(corners * (width, height)), 0, (width - 1, height - 1))
-    ImageDraw.Draw(picture).polygon([(x, y) for x, y in at.tolist()], fill=1)
-    return np.array(picture)
 
 
 def _folders(source: Path, images: Path | None, link: Path, split: str, left: Left) -> Found:
@@ -368,20 +317,11 @@ def _cvat(source: Path, images: Path | None, link: Path, split: str, left: Left)
             raise ValueError(f"two images are named {name}")
         for each in image:
             corners = np.array([point.split(",") for point in each.get("points", "0").split(";")], float) / sides
-            draw = functools.partial(_polygon_pixels, corners) if each.tag == "polygon" else None
-            draw = functools.partial(_cvat_pixels, each.attrib) if each.tag == "mask" else draw
+            draw = functools.partial(polygon_pixels, corners) if each.tag == "polygon" else None
+            draw = functools.partial(cvat_pixels, each.attrib) if each.tag == "mask" else draw
             things.append(Thing(each.attrib["label"].strip(), draw))
         photos[name] = things
     return folder, photos
-
-
-def _cvat_pixels(mask: dict[str, str], height: int, width: int) -> NDArray[np.bool_]:
-    """Run lengths of a rectangle, row by row, -> pixels; ValueError where they do not fill it or it is not inside."""
-    left, top, wide, high = (int(mask[key]) for key in ("left", "top", "width", "height"))
-    if not (0 <= left <= left + wide <= width and 0 <= top <= top + high <= height):
-        raise ValueError(f"a mask at {left}, {top} of {wide}x{high} pixels in an image of {width}x{height}")
-    runs = _pixels_of_runs([int(run) for run in mask["rle"].split(",")], wide, high).T
-    return np.pad(runs, ((top, height - top - high), (left, width - left - wide)))
 
 
 def _labelstudio(source: Path, images: Path | None, link: Path, split: str, left: Left) -> Found:
@@ -393,12 +333,9 @@ def _labelstudio(source: Path, images: Path | None, link: Path, split: str, left
         ends = [path.split("/", n)[-1] for n in range(path.count("/") + 1)]  # uploads begin with 8 digits and -
         ends.append(re.sub("^[0-9a-f]{8}-", "", ends[-1]))
         name = next((end for end in ends if end and (folder / end).is_file()), ends[-1])
-        done = task.get("annotations", [])
-        if not done and task.get("predictions"):
-            raise ValueError(f"{name} has predictions, which nobody has submitted as annotations in Label Studio yet")
-        kept = [each for each in done if not each.get("was_cancelled")]
+        kept = [each for each in task.get("annotations", []) if not each.get("was_cancelled")]
         if not kept:
-            left["task(s) that nobody has annotated"] += 1
+            left["task(s) that nobody has annotated; predictions are submitted in Label Studio first"] += 1
             continue
         if name in photos:
             raise ValueError(f"two tasks are of {name}")
@@ -409,7 +346,7 @@ def _labelstudio(source: Path, images: Path | None, link: Path, split: str, left
                 left[f"result(s) of type {kind}"] += 1
                 continue
             corners = np.array(each["value"].get("points", ()), float) / 100
-            draw = functools.partial(_polygon_pixels, corners) if kind == "polygonlabels" else None
+            draw = functools.partial(polygon_pixels, corners) if kind == "polygonlabels" else None
             photos[name] += (Thing(tag.strip(), draw) for tag in each["value"].get(kind, ()))
     return folder, photos
 

@@ -218,7 +218,7 @@ class CoAttentionClassifier(nn.Module):
         Args:
             target: features of the image whose maps are made, (C, H, W).
             kind: of the R pairs of the target and a related image, (R,), where there are three W_P.
-            target_is_n: whether the target is image n of a pair, for all pairs or (R,). It then meets F_n^T W_P^T F_m.
+            target_is_n: whether the target is image n of a pair, for all or (R,). It then meets W_P^T: F_n^T W_P^T F_m.
             identity: takes the identity for W_P, for all pairs; a classifier without a learnt one has no other.
 
         Returns:
@@ -282,7 +282,7 @@ class CoAttentionClassifier(nn.Module):
             self_transforms: names out of SELF_TRANSFORMS. Self pairs take m's features from the pairs and have no
                 contrastive term.
             kind: of the pairs, (B,), where there are three W_P.
-            plain_m: m without color jitter, of which tau(m) is made (RELEASED_RECIPE, "Classifier"); None if none.
+            plain_m: m without color jitter, of which tau(m) is made (RELEASED_RECIPE, "Classifier"); None: no jitter.
             embedded: whether instead of images the backbone's outputs of them are given, (B, C, H, W).
             attend: False leaves out co-attention and all terms but the basic one.
             attended: as of `pair_scores`.

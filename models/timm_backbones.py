@@ -217,7 +217,7 @@ def _pad_symmetrically(network: nn.Module) -> None:
 
     Position i of a network with odd kernels is then centered at pixel stride * i, whatever the size. In the interior
     its features are those of TensorFlow's padding on an image of whole strides that is shifted by stride - 1 pixels. A
-    kernel of 2x2 without a stride, as dilated ConvNeXt has it, is centered between two positions, and is averaged.
+    kernel of 2x2 without a stride, as dilated ConvNeXt has it, is centered between positions; outputs are averaged.
     """
     for name, module in list(network.named_modules()):
         kernel, dilation = (_sides(getattr(module, key, 1)) for key in ("kernel_size", "dilation"))

@@ -171,9 +171,7 @@ def maps_below(folder: Path | None, what: str) -> dict[str, str]:
     left = collections.Counter[str]()
     files = {file[:-4]: f"{root}/{file}" for file in files_below(root, left) if file.lower().endswith(".png")}
     if left.total():
-        raise UserError(
-            "; ".join(left_out(str(root), left)), "files that can be read", "copy them there, or remove them"
-        )
+        raise UserError("; ".join(left_out(str(root), left)), "readable files", "copy them there, or remove them")
     return files
 
 

@@ -45,7 +45,7 @@ class ComputeConfig(Section):
     shard_rows: Positive = 64
     """Images per shard of a stage's table: what is computed again after a kill is at most the shards in work."""
     checkpoint_steps: Positive = 500
-    """Updates between checkpoints at most; one is written each minute, too, or as often as takes a twentieth of it."""
+    """Updates between checkpoints at most; one each minute, too, or as often as takes a twentieth of the time."""
     max_failures: int = Field(default=3, ge=0)
     """Failures of a training, such as nodes that are lost, after which it goes on from its last checkpoint, between one
     checkpoint and the next. A training that gets on survives any number of them; one that fails again and again before

@@ -119,7 +119,7 @@ class ClassifierConfig(BackboneSection):
     """What the images of a pair attend to in training: their partners; or, as controls of what these bring, each to
     itself, or to partners that lack the class."""
     head: Literal["shared", "own"] = "shared"
-    """Layer for attentive features: phi (paper), or a second one without bias (RELEASED_RECIPE, "Classifier")."""
+    """Layer of co-attentive, contrastive features: phi (paper), or one without bias (RELEASED_RECIPE, "Classifier")."""
     phi_std: Rate | None = None
     """Standard deviation of phi's weights at the start; None = sqrt(2 / K) (RELEASED_RECIPE, "Classifier"), which a
     short training of a linear layer on pretrained features does not get rid of."""

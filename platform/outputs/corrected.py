@@ -33,12 +33,8 @@ def with_corrected(rows: pa.Table, folder: Path | None) -> pa.Table:
     ids = [name_below(image_id) or "" for image_id in rows["image_id"].to_pylist()] if files else []
     paths = [PurePosixPath(name) for name in ids]
     alike = collections.Counter(path.stem for path in paths)
-    found = [
-        files.get(str(p))
-        or files.get(f"{p}.jpg")
-        or (files.get(p.name) or files.get(p.stem) if alike[p.stem] == 1 else None)
-        for p in paths
-    ]
+    of = files.get
+    found = [of(str(p)) or of(f"{p}.jpg") or (of(p.name) or of(p.stem) if alike[p.stem] == 1 else None) for p in paths]
     if others := sorted(set(files.values()).difference(found)):
         raise UserError(
             f"{len(others)} of {len(files)} masks in {folder} are of no tagged training image: {shown(others)}",

@@ -21,9 +21,9 @@ from scipy import ndimage
 
 from mcis.datasets.classes import BACKGROUND, IGNORE
 from mcis.datasets.errors import UserError
-from mcis.datasets.formats import library
 from mcis.datasets.images.decode import decode_labels, encode_labels, lies_upright_as_jpeg, resize_labels
 from mcis.datasets.images.squares import read_rgb
+from mcis.datasets.outlines import library
 from mcis.datasets.storage.files import read_bytes
 from mcis.datasets.tables.shards import Shards
 from mcis.models.localization import score_maps
@@ -177,7 +177,7 @@ def export_yolo(classes: Sequence[str], labelled: Iterable[_Labelled], out: Path
     """Writes `labels/<id>.txt`, polygons through the outermost pixels of objects, `images/<id>.jpg` and `data.yaml`."""
     count = 0
     for row, name, labels in labelled:
-        named = re.sub(r"(?<![^/])images(?=/)", "_images", name)  # readers swap a path's last `images` for `labels`
+        named = re.sub(r"(?<![^/])(_*images)(?=/)", r"_\1", name)  # readers swap a path's last `images` for `labels`
         polygons = [(label - 1, (_outline(region) + 0.25) / labels.shape[::-1]) for label, region in _regions(labels)]
         lines = [f"{k} {' '.join(f'{value:.6f}' for value in polygon.flat)}\n" for k, polygon in polygons]
         write_bytes(out / "labels" / f"{named}.txt", "".join(lines).encode())

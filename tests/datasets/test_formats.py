@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image
 
-from mcis.datasets import formats
 from mcis.datasets.errors import UserError
-from mcis.datasets.formats import import_data_set, library
+from mcis.datasets.formats import import_data_set
 from mcis.datasets.images.decode import decode_labels
+from mcis.datasets.outlines import library, pixels_of_runs
 from mcis.datasets.sources.tagged import list_tagged
 
 SQUARE = [[2.0, 2.0, 12.0, 2.0, 12.0, 12.0, 2.0, 12.0]]
@@ -118,7 +118,7 @@ def test_a_fault_in_a_json_is_named(coco: Path, part: str, number: int, key: str
 @given(arrays(np.bool_, array_shapes(min_dims=2, max_dims=2, max_side=40)))
 def test_run_lengths_are_the_pixels_that_pycocotools_wrote(pixels: np.ndarray) -> None:
     compressed = library("pycocotools.mask").encode(np.asfortranarray(pixels, np.uint8))["counts"].decode()
-    np.testing.assert_array_equal(formats._pixels_of_runs(compressed, *pixels.shape), pixels)
+    np.testing.assert_array_equal(pixels_of_runs(compressed, *pixels.shape), pixels)
 
 
 def test_a_photograph_in_two_class_folders_has_both_tags(coco: Path, tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_tags_of_label_studio_are_those_of_the_last_annotation_that_counts(coco:
     reasons = (
         "earlier annotation(s) of a photograph",
         "result(s) of type relation",
-        "task(s) that nobody has annotated",
+        "task(s) that nobody has annotated; predictions are submitted in Label Studio first",
     )
     assert [line.partition("left out ")[2] for line in told[1:]] == [f"1 {reason}" for reason in reasons]
     assert [tags for tags, _ in tags_and_masks(tmp_path / "out").values()] == [["dog"], ["cat", "dog"]]
@@ -190,7 +190,7 @@ def test_tags_of_label_studio_are_those_of_the_last_annotation_that_counts(coco:
         import_data_set("labelstudio", tmp_path / "tasks.json", tmp_path / "twice", images=tmp_path)
     proposals = json.dumps([{"data": {"image": "b.png"}, "predictions": [{"result": []}]}])
     (tmp_path / "tasks.json").write_text(proposals)
-    with pytest.raises(UserError, match=r"b\.png has predictions, which nobody has submitted"):
+    with pytest.raises(UserError, match=r"left out 1 task\(s\) that nobody has annotated; predictions are submitted"):
         import_data_set("labelstudio", tmp_path / "tasks.json", tmp_path / "none", images=tmp_path)
 
 
