@@ -124,9 +124,8 @@ def scan(folder: Path, root: Path) -> Folder:
                 else:
                     content.left["pipe(s) or broken link(s)"] += 1
     except OSError as error:
-        raise UserError(
-            f"folder {folder} cannot be read: {error.strerror}", "a folder of images", "correct its permissions"
-        ) from None
+        found = f"folder {folder} cannot be read: {error.strerror}"
+        raise UserError(found, "a folder of images", "correct its permissions") from None
     content.files.sort()
     content.folders.sort()
     return content

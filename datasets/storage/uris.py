@@ -5,9 +5,7 @@ from urllib.parse import parse_qsl
 
 from mcis.datasets.errors import UserError
 
-SECRET = re.compile(
-    r"pass(?!file)|pwd|token|secret|(api|access|account|shared)_?key|credential|signature|^sig$", re.IGNORECASE
-)
+SECRET = re.compile(r"(?i)pass(?!file)|pwd|token|secret|(api|access|account|shared)_?key|credential|signature|^sig$")
 """What is found in the names of parameters and variables that hold passwords, keys and tokens."""
 _URI = re.compile(
     r"(?P<scheme>.*?)://"

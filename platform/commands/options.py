@@ -72,9 +72,7 @@ def _with_locations(cls: type[_T]) -> type[_T]:
 class Configuration:
     """The arguments and options that say what to run; commands take them as one, see `grouped`."""
 
-    setting: Annotated[
-        str | None, typer.Argument(help=f"Image sources: {', '.join(SETTINGS)}, or others of them joined by +.")
-    ] = None
+    setting: Annotated[str | None, typer.Argument(help=f"Sources: {', '.join(SETTINGS)}, or others joined by +")] = None
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -86,9 +84,7 @@ class Configuration:
         Path | None,
         typer.Option("--config", metavar="FILE", help="Experiment, as a run or `mcis config show --save` wrote it."),
     ] = None
-    masks: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Folder of corrected masks of some training images.")
-    ] = None
+    masks: Annotated[Path | None, typer.Option(metavar="DIR", help="Corrected masks of some training images.")] = None
     assignments: Assignments = None
 
     def resolve(self, default: str | None = None) -> "Resolved":
@@ -116,10 +112,8 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
         groups[parameter.name] = parameter.annotation
         types = get_type_hints(parameter.annotation, include_extras=True)
         parameters += [
-            inspect.Parameter(
-                field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name]
-            )
-            for field in dataclasses.fields(parameter.annotation)
+            inspect.Parameter(of.name, inspect.Parameter.KEYWORD_ONLY, default=of.default, annotation=types[of.name])
+            for of in dataclasses.fields(parameter.annotation)
         ]
 
     @functools.wraps(command)

@@ -3,7 +3,7 @@
 import contextlib
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,9 +13,7 @@ from mcis.platform.commands.options import DEFAULT_WORKSPACE, Assignments, Name,
 def predict(
     out: Annotated[Path, typer.Option(help="Folder for masks, overlays and tables.")],
     name: Annotated[str | None, typer.Option("--name", "--run", help="Name of the run that trained.")] = None,
-    model: Annotated[
-        str | None, typer.Option(metavar="DIR", help="In place of --name: what `mcis export pretrained` wrote.")
-    ] = None,
+    model: Annotated[str | None, typer.Option(metavar="DIR", help="Or what `mcis export pretrained` wrote.")] = None,
     images: Annotated[
         list[str] | None,
         typer.Argument(
@@ -81,12 +79,16 @@ def suggest(
     name: Name,
     out: Annotated[Path, typer.Option(help="Folder for masks to begin from, overlays and tables.")],
     count: Annotated[int, typer.Option(min=1, help="How many images.")] = 50,
+    format: Annotated[
+        Literal["coco", "yolo", "labelstudio"] | None, typer.Option(help="Write OUT/FORMAT as well.")
+    ] = None,
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
 ) -> None:
     """Name the training images whose masks to correct first: where the network disagrees most with its pseudo masks.
 
-    Correct the PNGs in OUT/masks (labels of OUT/labels.csv, 255 = unsure), remove those that you leave, and train again
-    by the run's command with --masks OUT/masks.
+    OUT/suggested.html shows them. Correct the PNGs in OUT/masks (labels of OUT/labels.csv, 255 = unsure), remove those
+    that you leave, and train again by the run's command with --masks OUT/masks. What another tool corrected, of
+    --format, comes back by `mcis import ... --labels OUT/labels.csv`.
     """
     with plain_errors(resumes=False):
         from mcis.platform.networks.predictor import Predictor, trained_run
@@ -96,4 +98,4 @@ def suggest(
         opened = Workspace(workspace, create=False)
         trained = trained_run(opened.run(name, create=False).path)
         with contextlib.closing(Predictor(trained, processes=max(1, (os.cpu_count() or 1) - 1))) as predictor:
-            typer.echo(write_suggestions(opened, name, predictor, count, out))
+            typer.echo(write_suggestions(opened, name, predictor, count, out, format))

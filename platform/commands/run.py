@@ -101,9 +101,7 @@ def demo_configuration(workspace: Path, assignments: Sequence[str] = ()) -> "Res
 @grouped
 def show(
     configuration: Configuration,
-    save: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write them as TOML, for `mcis run --config FILE`.")
-    ] = None,
+    save: Annotated[Path | None, typer.Option(metavar="FILE", help="As TOML, for `mcis run --config FILE`.")] = None,
 ) -> None:
     """Show every key with its value, where the value comes from, and what it means."""
     with plain_errors():

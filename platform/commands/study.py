@@ -39,10 +39,7 @@ def run_study(
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
     until: Annotated[
         StageName,
-        typer.Option(
-            metavar="STAGE",
-            help="Last stage of each trial; pseudo_masks leaves the segmenter out. Some cases end before.",
-        ),
+        typer.Option(metavar="STAGE", help="Last stage of each trial; pseudo_masks: no segmenter. Some end before."),
     ] = "evaluate",
     seeds: Annotated[int, typer.Option(min=1, help="Runs of each case, with seeds from the configuration's on.")] = 1,
     parallel: Parallel = 1,
@@ -89,9 +86,7 @@ def search(
         typer.Option(help="What is maximized: val_map, maps, masks, or segmentation of another split than reported."),
     ] = "maps",
     trials: Annotated[int, typer.Option(min=1, help="Trials in all, those of earlier calls included.")] = 30,
-    minutes: Annotated[
-        float | None, typer.Option(min=0.1, help="After which no trial goes on.", show_default="no end")
-    ] = None,
+    minutes: Annotated[float | None, typer.Option(min=0.1, help="Then all trials end.", show_default="no end")] = None,
     halving: Annotated[
         int,
         typer.Option(min=0, help="At validations 1, 3, 9, ... of a classifier, one trial in so many goes on; 0 = all"),

@@ -25,7 +25,7 @@ _TAKEN_ALONG = {"config": "experiment.toml", "study": "study.toml"}
 def submit(
     context: typer.Context,
     address: Annotated[
-        str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="Of the cluster's dashboard, as http://127.0.0.1:8265.")
+        str, typer.Option(envvar="RAY_API_SERVER_ADDRESS", help="Of the dashboard, as http://host:8265.")
     ],
     name: Annotated[str, typer.Option(help="Name of the run; the same name goes on where it stopped.")],
     workspace: Annotated[str, typer.Option(envvar="MCIS_WORKSPACE", help="Its folder on the nodes.")],

@@ -76,9 +76,7 @@ def resolve(
         ("--set", {key: value for key, value in assigned.items() if key not in _NAMES}),
     ]
     problems = [f"{file}: {problem}" for problem in experiment.problems]
-    problems += [
-        f"{key} by --set would only change its name; choose it on the command line" for key in _NAMES if key in assigned
-    ]
+    problems += [f"{key} by --set only changes its name: use the command line" for key in _NAMES if key in assigned]
     config, origins = _merged(layers, names, problems, file)
     if config is None or problems:
         raise UserError(

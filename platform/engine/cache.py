@@ -97,10 +97,7 @@ def cached(name: str, fill: Callable[[Path], object], context: RunContext, size:
     """
     workspace, folder = context.workspace, context.workspace.cache / name
     if workspace.uri and not is_one_node():
-        console.print(
-            "note: the nodes share no disk, so nothing is kept of decoded images: they are decoded each time",
-            markup=False,
-        )
+        console.print("note: the nodes share no disk, so images are decoded each time", markup=False)
         return None
     context.caches.append(folder.name)
     with hold_stage(workspace, "cache", folder.name, run=context.name), disk_errors(folder):

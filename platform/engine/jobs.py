@@ -62,10 +62,8 @@ def run_job(address: str, run: str, command: Sequence[str], folder: Path, *, min
         return str(job.submission_id), " is at work on it since before; its log:"
 
     text = shlex.join(command)
-    environment: dict[str, Any] = {
-        "py_modules": [str(_code(folder))],
-        "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": _STOP_SECONDS},
-    }
+    stop = {"RAY_JOB_STOP_WAIT_TIME_S": _STOP_SECONDS}
+    environment: dict[str, Any] = {"py_modules": [str(_code(folder))], "env_vars": stop}
     if any((folder / "files").iterdir()):  # else the job is in the folder that the node's Ray is in
         environment["working_dir"] = str(folder / "files")
     client = _patiently(lambda: JobSubmissionClient(address), minutes, refused)

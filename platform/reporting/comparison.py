@@ -211,11 +211,8 @@ def _overlaps(case: Case, title: str, counted: Mapping[str, ImageCounts]) -> dic
     runs = [(counted[run.name], run.scores[title]) for run in case.runs]
     figures = {}
     for boundary in (False, True) if runs[0][1].boundary_iou else (False,):
-        of_runs = (
-            overlaps(of.counts, of.images, len(of.image_ids), len(score.iou) - 1, boundary=boundary)
-            for of, score in runs
-        )
-        figures[FIGURES[boundary]] = Overlaps(*(np.stack(part) for part in zip(*of_runs, strict=True)))
+        each = (overlaps(of.counts, of.images, len(of.image_ids), len(s.iou) - 1, boundary=boundary) for of, s in runs)
+        figures[FIGURES[boundary]] = Overlaps(*(np.stack(part) for part in zip(*each, strict=True)))
     return figures
 
 

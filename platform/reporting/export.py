@@ -57,8 +57,12 @@ def export(workspace: Workspace, name: str, what: str, out: Path, format: str | 
     if out.is_dir() and any(out.iterdir()):
         raise UserError(f"{out} holds files", "a new folder, as two exports would mix", "remove it, or name another")
     classes = open_index(workspace, name, ["split"]).classes
-    count = OBJECTS[format](classes, _labelled(workspace, name, what, out), out)
-    return f"{count} objects, connected regions of a class, below {out}"
+    return export_objects(format, classes, _labelled(workspace, name, what, out), out)
+
+
+def export_objects(format: str, classes: Sequence[str], labelled: Iterable[_Labelled], out: Path) -> str:
+    """Writes label masks as objects in a format of OBJECTS to a folder; returns what it wrote, in words."""
+    return f"{OBJECTS[format](classes, labelled, out)} objects, connected regions of a class, below {out}"
 
 
 def export_maps(workspace: Workspace, name: str, out: Path) -> str:

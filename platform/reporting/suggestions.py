@@ -1,6 +1,6 @@
 """Which masks to correct first: those whose pixels the network disagrees with most, class by class."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,8 +17,12 @@ from mcis.models.counts import confusion
 from mcis.platform.networks.predictor import Photo, Prediction, Predictor
 from mcis.platform.outputs.corrected import CORRECTED
 from mcis.platform.outputs.read_index import of_split, open_index
+from mcis.platform.reporting.export import export_objects
 from mcis.platform.reporting.files import csv_table, names_of, table_of, write_bytes
+from mcis.platform.reporting.html import render
+from mcis.platform.reporting.panels import CELL_HEIGHT, Panel, cells, labels, legend
 from mcis.platform.reporting.photographs import predict_photographs
+from mcis.platform.reporting.plots import THEMES
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.progress import bar
 from mcis.platform.runs.workspace import Workspace
@@ -78,11 +82,14 @@ def suggestions(workspace: Workspace, name: str, predictor: Predictor, count: in
     return [Suggestion(rows[i], float(needs[i].sum()), rows[i]["tags"][int(needs[i].argmax())]) for i in order.tolist()]
 
 
-def write_suggestions(workspace: Workspace, name: str, predictor: Predictor, count: int, out: Path) -> str:
+def write_suggestions(
+    workspace: Workspace, name: str, predictor: Predictor, count: int, out: Path, format: str | None = None
+) -> str:
     """Writes masks to begin from, of what `suggestions` names; returns what it wrote, in words.
 
     Beside what `predict_photographs` writes, of the network among the images' tags, `suggested.csv`: the images, those
-    first that need it most, each with its mask's file, its need in percent, and the class that adds most to it.
+    first that need it most, each with its mask's file, its need in percent, and the class that adds most to it;
+    `suggested.html`, a page of them; and in a folder `<format>` the masks as objects in one of OBJECTS.
 
     Raises:
         UserError: as `suggestions`; an image id cannot be a file's name; or there are masks already.
@@ -99,4 +106,26 @@ def write_suggestions(workspace: Workspace, name: str, predictor: Predictor, cou
         for each, photo in zip(found, photographs, strict=True)
     ]
     write_bytes(out / "suggested.csv", csv_table(["image", "mask", "need %", "class"], rows))
-    return f"{len(found)} masks to correct below {out / 'masks'}, in the order of {out / 'suggested.csv'}"
+    masks = [decode_labels((out / mask).read_bytes()) for _, mask, _, _ in rows]
+    write_bytes(out / "suggested.html", _page(workspace, name, predictor.classes, found, masks).encode())
+    said = f"{len(found)} masks to correct below {out / 'masks'}, in the order of {out / 'suggested.html'} and .csv"
+    if not format:
+        return said
+    labelled = ((each.row, photo.name, mask) for each, photo, mask in zip(found, photographs, masks, strict=True))
+    return f"{said}; {export_objects(format, predictor.classes, labelled, out / format)}"
+
+
+def _page(
+    workspace: Workspace, name: str, classes: Sequence[str], found: list[Suggestion], predicted: list[NDArray[np.uint8]]
+) -> str:
+    """A page of what was found: each image, its pseudo mask, and the network's among its tags."""
+    masks, panels = Shards(table_of(workspace, name, "pseudo_masks", "masks"), ["labels"]), list[Panel]()
+    for (row, _, _), mask in zip(found, predicted, strict=True):
+        image = read_rgb(row["uri"], max_side=2 * CELL_HEIGHT)
+        taught = decode_labels(masks.rows(row["image_id"])["labels"][0].as_py())  # type: ignore[index]
+        both = [resize_labels(each, *image.shape[:2]) for each in (taught, mask)]
+        about = {"image_id": row["image_id"], "split": "train", "tags": tuple(classes[tag] for tag in row["tags"])}
+        panels.append(Panel(**about, image=image, pseudo_mask=both[0], prediction=both[1]))
+    shown = [(*each, panel, cells(panel, classes, CELL_HEIGHT)) for each, panel in zip(found, panels, strict=True)]
+    view = {"name": name, "labels": labels(classes), "legend": legend(panels, classes), "shown": shown, **THEMES}
+    return render("suggestions_page.html.j2", view)

@@ -161,11 +161,9 @@ def headings_of(meanings: Iterable[Mapping[str, str]], *, but: Collection[str] =
     return [heading for heading in HEADINGS if heading in used and heading not in but]
 
 
-def same_origin(meanings: Sequence[Mapping[str, str]]) -> dict[str, str]:
+def same_origin(of: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """Heading and text of what all of some scores' meanings have in common of their origin."""
-    return {
-        h: meanings[0][h] for h in ORIGIN if meanings and h in meanings[0] and len({m.get(h) for m in meanings}) == 1
-    }
+    return {h: of[0][h] for h in ORIGIN if of and h in of[0] and len({meaning.get(h) for meaning in of}) == 1}
 
 
 class Curve(NamedTuple):

@@ -34,11 +34,9 @@ class Commit(NamedTuple):
 def git_commit() -> Commit | None:
     """The commit of the running checkout, 40 hexadecimal digits; None outside a checkout."""
 
-    def git(*arguments: str) -> str:
-        finished = subprocess.run(
-            ["git", "-C", str(_ROOT), *arguments], capture_output=True, text=True, timeout=10, check=True
-        )
-        return finished.stdout.strip()
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(_ROOT), *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
 
     try:
         if Path(git("rev-parse", "--show-toplevel")) != _ROOT:

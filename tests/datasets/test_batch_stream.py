@@ -173,6 +173,7 @@ def test_windows_change_nothing(drawn: pa.Table, ray_local: None, steps: int) ->
     same(found, decoded(drawn, shard))
 
 
+@pytest.mark.slow
 def test_order_holds_where_the_first_blocks_take_longest(ray_local: None) -> None:
     @dataclass(frozen=True, kw_only=True, eq=False)
     class Blocks(Batch):

@@ -158,6 +158,7 @@ def test_what_tells_of_the_file_is_not_tried_again(tmp_path: Path, monkeypatch: 
     stamps([str(tmp_path / name)])
 
 
+@pytest.mark.slow
 def test_a_server_that_is_busy_is_asked_again(faulty_s3: "FaultyS3") -> None:
     faulty_s3.files["/bucket/a"] = b"abc"
     faulty_s3.faults["/bucket/a"] = [503] * 33  # pyarrow gives up after 31

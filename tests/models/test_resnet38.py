@@ -95,9 +95,7 @@ def by_hand(state: Mapping[str, Tensor], x: Tensor) -> dict[str, Tensor]:
     """The features and the two layers that pixel correlation compares, out of convolutions and norms alone."""
 
     def normed(name: str, x: Tensor) -> Tensor:
-        mean, variance, weight, bias = (
-            state[f"{name}.{part}"] for part in ("running_mean", "running_var", "weight", "bias")
-        )
+        mean, variance, weight, bias = (state[f"{name}.{p}"] for p in ("running_mean", "running_var", "weight", "bias"))
         return torch.relu(functional.batch_norm(x, mean, variance, weight, bias))
 
     def conv(name: str, x: Tensor, stride: int = 1, dilation: int = 1) -> Tensor:

@@ -32,9 +32,8 @@ def tiny(config: Config, **changes: Any) -> Config:
 
 @pytest.fixture
 def sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    sized = functools.partial(
-        Bench, recipes=(tiny(small()), tiny(photos_fast()), lid(), released()), seconds=0.0, side=64
-    )
+    recipes = (tiny(small()), tiny(photos_fast()), lid(), released())
+    sized = functools.partial(Bench, recipes=recipes, seconds=0.0, side=64)
     monkeypatch.setattr(bench, "Bench", sized)
 
 
@@ -47,6 +46,7 @@ def bench_lines(folder: Path, code: int) -> dict[str, dict[str, Any]]:
     return {line["part"]: line for line in json.loads(out.read_text())}
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("sizes")
 def test_every_part_is_measured_and_written(tmp_path: Path) -> None:
     lines = bench_lines(tmp_path, 0)

@@ -178,9 +178,8 @@ def nodes(bucket: dict[str, str], tmp_path: Path) -> Iterator[dict[str, str]]:
     try:
         for command in commands:
             with (tmp_path / f"node{len(processes)}.log").open("wb") as log:
-                processes.append(
-                    subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
-                )
+                node = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+                processes.append(node)
             time.sleep(10)
         yield environment | {"RAY_ADDRESS": f"127.0.0.1:{RAY_PORT}"}
     finally:

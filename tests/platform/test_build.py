@@ -53,7 +53,5 @@ def test_as_much_is_trained_as_configured(trained: str | int, stages: int) -> No
     freeze(model, config)
     trained_names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     assert {"phi.weight", "w_p"} <= set(trained_names)
-    begun = [
-        any(name.startswith(f"backbone.body.{stage}") for name in trained_names) for stage in model.backbone.stages
-    ]
+    begun = [any(n.startswith(f"backbone.body.{stage}") for n in trained_names) for stage in model.backbone.stages]
     assert begun == [False] * (5 - stages) + [True] * stages

@@ -41,9 +41,8 @@ def folder(scored: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="module")
 def compared(folder: Path) -> Compared:
     others = [str(folder / FOLDER / "runs" / name) for name in ("b", "train")]
-    comparison = compare(
-        open_cases(folder / "workspace", ["b", *others, "a-s0,a-s1"], what=ALL), Settings(resamples=100)
-    )
+    cases = open_cases(folder / "workspace", ["b", *others, "a-s0,a-s1"], what=ALL)
+    comparison = compare(cases, Settings(resamples=100))
     return comparison, compared_images(comparison, 8)
 
 

@@ -1,6 +1,7 @@
 """Masks that people correct: which to correct first, how they are named, and that they teach and are not scored."""
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,7 @@ def test_a_mask_is_named_after_the_image_id_or_after_its_file_where_no_other_has
         found("b.png")
 
 
+@pytest.mark.slow
 def test_an_image_with_a_corrected_mask_is_scored_no_more_although_maps_stay(small: Any, tmp_path: Path) -> None:
     assert small.run("scored", until="localize").scores[0].images == 24
     name = "train_000003.png"
@@ -113,7 +115,7 @@ def test_the_masks_to_correct_first_are_those_that_the_network_contradicts(small
     by_id = {row["image_id"]: need for row, need in zip(rows, needs, strict=True)}
     np.testing.assert_allclose([each.need for each in found], sorted(needs, reverse=True))
     np.testing.assert_allclose([each.need for each in found], [by_id[each.row["image_id"]] for each in found])
-    assert "5 masks" in write_suggestions(small.workspace, "first", predictor, 5, out)
+    assert "objects" in write_suggestions(small.workspace, "first", predictor, 5, out, "labelstudio")
     with pytest.raises(UserError, match="may hold masks that were corrected"):
         write_suggestions(small.workspace, "first", predictor, 5, out)
     table = list(csv.DictReader((out / "suggested.csv").read_text().splitlines()))
@@ -121,4 +123,8 @@ def test_the_masks_to_correct_first_are_those_that_the_network_contradicts(small
     for each, line in zip(found, table, strict=False):
         labels = decode_labels((out / line["mask"]).read_bytes())
         assert set(np.unique(labels)) <= {0, *(k + 1 for k in each.row["tags"])}
+    page, tasks = (out / "suggested.html").read_text(), json.loads((out / "labelstudio" / "tasks.json").read_text())
+    shown = [page.index(f"<bdi>{line['image']}</bdi>") for line in table]
+    assert (shown, page.count("<img")) == (sorted(shown), 3 * 5)
+    assert [Path(task["data"]["image"]).stem for task in tasks] == [line["image"] for line in table]
     pipeline.check(small.settings(f"data.corrected={out / 'masks'}").config, small.workspace, "any")

@@ -295,7 +295,8 @@ def test_an_exported_network_predicts_without_mcis(trained: Callable[..., Path],
         assert (got != wanted).mean() < 1e-3  # ties to rounding
 
 
-@pytest.mark.parametrize("network", ["largefov", pytest.param("pyramid", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("network", ["largefov", "pyramid"])
 def test_an_onnx_network_gives_the_exported_ones_labels_at_any_size(
     trained: Callable[..., Path], tmp_path: Path, network: str
 ) -> None:

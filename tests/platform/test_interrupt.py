@@ -119,9 +119,8 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, mlflow_store: Path) ->
 @contextlib.contextmanager
 def running(call: list[str], until: Callable[[], Any], environment: dict[str, str] | None = None) -> Any:
     """Starts a command and yields its process once something is so."""
-    with subprocess.Popen(
-        call, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
-    ) as process:
+    output: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(call, env=environment, **output) as process:
         try:
             deadline = time.monotonic() + 300
             while not until():
@@ -164,11 +163,8 @@ def test_a_run_that_is_interrupted_goes_on_from_its_last_checkpoint(
     (part,) = (workspace / "store").glob("train_classifier-*")
     done = torch.load(part / "checkpoint.pt", weights_only=True)["step"]
     assert 50 <= done < 800
-    (listed,) = json.loads(
-        subprocess.run(
-            [*call[:3], "runs", "--json", "--workspace", str(workspace)], capture_output=True, check=True
-        ).stdout
-    )
+    listing = [*call[:3], "runs", "--json", "--workspace", str(workspace)]
+    (listed,) = json.loads(subprocess.run(listing, capture_output=True, check=True).stdout)
     assert listed["state"] == "interrupted"
     run_to_the_end(call)
     (fitted,) = (workspace / "store").glob("train_classifier-*/fit.json")

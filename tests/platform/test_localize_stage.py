@@ -126,7 +126,7 @@ def test_controls_of_related_images_are_counted(localizable: Any, tmp_path: Path
     wrong = localization.run(made.config("localize.related_by=wrong_class"), made.into(tmp_path / "wrong"))
     assert wrong.counts["maps related to images of their class for want of others"] == 30
     assert wrong.counts["maps whose related images repeat"] == 29
-    assert "30 map(s) are related to images of their class although" in " ".join(wrong.notes)
+    assert "30 map(s) are related to images of their class, not of others" in " ".join(wrong.notes)
     assert "29 map(s) of classes that too few images lack repeat" in " ".join(wrong.notes)
     assert wrong.counts["maps"] == 59
     itself = localization.run(made.config("localize.related_by=itself"), made.into(tmp_path / "itself"))

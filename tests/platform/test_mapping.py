@@ -228,6 +228,7 @@ def test_a_shard_that_ends_its_process_is_named_and_repaired_the_call_goes_on(tm
     assert read_table(tmp_path / "out")["value"].to_pylist() == list(range(23))
 
 
+@pytest.mark.slow
 def test_images_that_end_their_processes_are_rejected_where_that_is_asked_for(tmp_path: Path, ray_local: None) -> None:
     def reject(row: pa.Table, what: str) -> pa.Table:
         assert what == "its process was ended by a signal, 3 times"

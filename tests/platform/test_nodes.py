@@ -36,9 +36,8 @@ def test_bundles_have_room_on_one_node_each(
 
 def scaling(workers: dict[str, dict[str, float]]) -> dict[str, object]:
     """A cluster file with a head of one CPU, and up to two nodes of each of some types, which this machine plays."""
-    types = {
-        name: {"resources": of, "node_config": {}, "min_workers": 0, "max_workers": 2} for name, of in workers.items()
-    }
+    usual = {"node_config": {}, "min_workers": 0, "max_workers": 2}
+    types = {name: {"resources": of, **usual} for name, of in workers.items()}
     head = {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0}
     keys = (
         "cluster_synced_files", "rsync_exclude", "rsync_filter", "initialization_commands", "setup_commands",

@@ -1,6 +1,8 @@
 """Recipe `photos` and what it is made of: a frozen backbone, features kept once, nearest images."""
 
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,8 +51,9 @@ def settings(root: Path, *assignments: str, recipe: str = "photos") -> Resolved:
 
 
 @pytest.fixture(scope="module")
-def kept(ray_local: None, root: Path, tmp_path_factory: pytest.TempPathFactory) -> pipeline.RunResult:
+def kept(ray_local: None, root: Path, mlflow_store: Path, tmp_path_factory: Any) -> pipeline.RunResult:
     workspace = Workspace(tmp_path_factory.mktemp("workspace"))
+    shutil.copy(mlflow_store, workspace.tracking_store)
     return pipeline.run(settings(root), workspace, "kept", until="pseudo_masks")
 
 
@@ -153,6 +156,7 @@ def test_nearest_images_are_found_by_vectors_of_the_features(kept: pipeline.RunR
     assert (np.linalg.norm(vectors, axis=1) <= 1).all()
 
 
+@pytest.mark.slow
 def test_features_that_exceed_the_cache_are_computed_in_training_with_statistics_of_a_sample(
     ray_local: None, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

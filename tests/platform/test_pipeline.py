@@ -79,6 +79,7 @@ def test_a_changed_threshold_never_retrains_the_classifier(small: Any) -> None:
     assert [s for s in other.scores if s.what != "pseudo_masks"] == kept
 
 
+@pytest.mark.slow
 def test_baselines_are_made_again_of_other_saliency_maps(small: Any, tmp_path: Path) -> None:
     """Also where nothing before them reads saliency."""
     root = small.draw(tmp_path)

@@ -123,7 +123,7 @@ def test_all_problems_are_said_together() -> None:
         "classifier.batch=many": "classifier.batch: .*integer.*found 'many'",
         "classifier.color_jitter=[1, 1, 1, 9]": r"classifier.color_jitter.3: .*found 9",
         "segmenter.backbone=vgg61": "segmenter.backbone: .*timm/NAME.*did you mean vgg16.*'vgg61'",
-        "recipe=small": "recipe by --set .*on the command line",
+        "recipe=small": "recipe by --set .*the command line",
     }
     with pytest.raises(UserError) as caught:
         resolve("voc", "paper", {"data.max_rejected": -5}, list(wrong))

@@ -231,9 +231,8 @@ def test_a_run_on_several_nodes_is_one(nodes: Nodes, root: Path, tmp_path: Path,
 
 @contextlib.contextmanager
 def running(call: list[str], env: dict[str, str], folder: Path) -> Iterator["subprocess.Popen[str]"]:
-    with subprocess.Popen(
-        call, env=env, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+    output: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(call, env=env, cwd=folder, **output) as process:
         try:
             yield process
         finally:

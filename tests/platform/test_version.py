@@ -58,6 +58,7 @@ def run(installed: Path, device: str = "cpu") -> tuple[str, bool]:
     return digest, computed == "True"
 
 
+@pytest.mark.slow
 def test_outputs_are_of_the_code_that_computes_and_of_the_device(installed: Path) -> None:
     digest, computed = run(installed)
     assert digest == code_digest(), "a wheel's code is that of its checkout"

@@ -46,9 +46,7 @@ def test_a_column_of_a_study_says_what_it_means() -> None:
 
 
 def test_a_caption_leaves_methods_to_the_rows_where_they_differ() -> None:
-    trials = [
-        scores_by_column([score("pseudo_masks", 60.0, related=3, method=method)], 3) for method in ("one", "other")
-    ]
+    trials = [scores_by_column([score("pseudo_masks", 60.0, related=3, method=how)], 3) for how in ("one", "other")]
     means = meaning_of_columns(trials)
     assert means["pseudo masks"]["method"] == "one or other"
     assert caption(means) == "pseudo masks: split train, images 9"
@@ -59,9 +57,7 @@ def case(name: str) -> Case:
 
 
 def test_a_cases_figures_are_of_the_seeds_that_ended_well() -> None:
-    scores = {
-        seed: scores_by_column([score("pseudo_masks", miou, related=3)], 3) for seed, miou in ((7, 60.0), (9, 62.0))
-    }
+    scores = {seed: scores_by_column([score("pseudo_masks", m, related=3)], 3) for seed, m in ((7, 60.0), (9, 62.0))}
     expected = Figures(case=case("a"), seeds=[7, 9], miou={"pseudo masks": [60.0, 62.0]})
     assert figures_of(case("a"), scores) == expected
 

@@ -38,9 +38,8 @@ def trains(workspace: Path, trial: str) -> bool:
 
 def disturbed(call: list[str], workspace: Path, trial: str, how: signal.Signals) -> subprocess.CompletedProcess[str]:
     """Gives a command and sends its process a signal while the classifier of a trial is trained."""
-    with subprocess.Popen(
-        call, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
-    ) as run:
+    output: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(call, start_new_session=True, **output) as run:
         for _ in range(3000):
             if trains(workspace, trial):
                 break

@@ -71,9 +71,7 @@ def test_a_run_and_a_study_on_a_server_with_postgresql(
     assert experiment is not None
     found = client.search_runs([experiment.experiment_id])
     runs = {run.info.run_name: run for run in found}
-    assert sorted(str(run.info.run_name) for run in found) == [
-        "run", "study", "study-r1-s0", "study-single-s0",
-    ]  # fmt: skip
+    assert sorted(map(str, runs)) == ["run", "study", "study-r1-s0", "study-single-s0"]
     assert all(run.info.status == "FINISHED" for run in found)
     of_run: Any = runs["run"]
     assert {key.split(".")[0] for key in of_run.data.metrics} >= {"segmentation", "pseudo_masks", "classifier"}

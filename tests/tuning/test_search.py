@@ -100,6 +100,7 @@ def test_a_configuration_beside_the_axes_is_no_trial(tmp_path: Path, capsys: pyt
     assert found.default is None
 
 
+@pytest.mark.slow
 def test_a_search_that_is_killed_again_and_again_ends_as_it_would_have(tmp_path: Path) -> None:
     whole, killed = (searched(search(tmp_path / name), 12, killed=name == "killed") for name in ("whole", "killed"))
     assert results(whole) == results(killed)

@@ -106,10 +106,7 @@ def related_counts(config: LocalizeConfig, relations: Relations, tags: Tags) -> 
         having = int(np.isin(relations.tag, everywhere).sum())
         counts["maps related to images of their class for want of others"] = having
         if having:
-            notes.append(
-                f"{having} map(s) are related to images of their class although others are asked for: "
-                "every image has it"
-            )
+            notes.append(f"{having} map(s) are related to images of their class, not of others: every image has it")
     ordered = np.sort(relations.related, axis=1)
     repeats = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1) | (ordered == relations.image[:, None]).any(axis=1)
     counts["maps whose related images repeat"] = int(repeats.sum())

@@ -114,6 +114,7 @@ def test_a_training_whose_worker_is_killed_ends_in_the_same_bits(
     assert [m.step for m in logged] == [10, 20]
 
 
+@pytest.mark.slow
 def test_checkpoints_a_minute(tiny: ClassifierLearner, tracker_of: Trackers, tmp_path: Path, undisturbed: Path) -> None:
     """A minute that ends in step 5, of a worker that is killed in step 9."""
 
@@ -129,6 +130,7 @@ def test_checkpoints_a_minute(tiny: ClassifierLearner, tracker_of: Trackers, tmp
     check_that_it_went_on(tmp_path, undisturbed, starts=starts)
 
 
+@pytest.mark.slow
 def test_a_training_whose_worker_is_killed_each_time_says_so(
     tiny: ClassifierLearner, tracker_of: Trackers, tmp_path: Path, undisturbed: Path
 ) -> None:
