@@ -82,12 +82,8 @@ def test_commands_and_their_options_are_there() -> None:
 FILES = (".py", ".md", ".pt", ".toml", ".json", ".yaml", ".html")
 
 
-def keys() -> set[str]:
-    return {key for make in RECIPES.values() for key, _ in leaves(make())}
-
-
 def test_configuration_keys_are_there() -> None:
-    known = keys()
+    known = {key for make in RECIPES.values() for key, _ in leaves(make())}
     sections = {".".join(key.split(".")[:n]) for key in known for n in range(1, key.count(".") + 1)}
     for page in PAGES:
         if page.relative_to(ROOT).as_posix() in LEFT:

@@ -124,16 +124,13 @@ def test_a_run_uses_what_a_package_adds(package: dict[str, str], tmp_path: Path)
     root = tmp_path / "VOC2012"
     draw(root, train=12, val=2, size=64, classes=3)
     listing = list_voc(root, classes=root / "classes.txt")
-    rows = listing.table.filter(pc.equal(listing.table["split"], "train")).to_pylist()
+    rows = list(enumerate(listing.table.filter(pc.equal(listing.table["split"], "train")).to_pylist()))
     content = {
         "categories": [{"id": number, "name": name} for number, name in enumerate(listing.classes)],
         "images": [
-            {"id": number, "file_name": f"{row['image_id']}.jpg", "mask": row["mask_uri"]}
-            for number, row in enumerate(rows)
+            {"id": number, "file_name": f"{row['image_id']}.jpg", "mask": row["mask_uri"]} for number, row in rows
         ],
-        "annotations": [
-            {"image_id": number, "category_id": tag} for number, row in enumerate(rows) for tag in row["tags"]
-        ],
+        "annotations": [{"image_id": number, "category_id": tag} for number, row in rows for tag in row["tags"]],
     }
     (tmp_path / "coco.json").write_text(json.dumps(content))
     values = ["pseudo_masks.background=strict", "pseudo_masks.strict.sure=0.3", "localize.related_by=next"]

@@ -53,9 +53,8 @@ def test_imagenet_is_listed_from_any_folder_above(imagenet: Path, above: str) ->
     assert found.classes == VOC_CLASSES
     assert found.table.schema.equals(LISTING_SCHEMA, check_metadata=True)
     rows = found.table.to_pylist()
-    assert [r["image_id"] for r in rows] == [
-        f"single/{name}.JPEG" for name in (f"{DOG}/{DOG}_10", f"{DOG}/{DOG}_2", f"{CAT}/{CAT}_1")
-    ]
+    names = (f"{DOG}/{DOG}_10", f"{DOG}/{DOG}_2", f"{CAT}/{CAT}_1")
+    assert [r["image_id"] for r in rows] == [f"single/{name}.JPEG" for name in names]
     assert [r["tags"] for r in rows] == [[11], [11], [7]]
     others = {(r["domain"], r["split"], r["mask_uri"], r["saliency_uri"]) for r in rows}
     assert others == {("source", "train", None, None)}
@@ -67,11 +66,10 @@ def test_imagenet_is_listed_from_any_folder_above(imagenet: Path, above: str) ->
 def test_caltech_is_listed(tmp_path: Path) -> None:
     fill(tmp_path / "256_ObjectCategories", "145.motorbikes-101/145_0001.jpg", "056.dog/056_0001.jpg", "056.dog/greg/x")
     fill(tmp_path / "256_ObjectCategories", "257.clutter/257_0001.jpg")
+    names = ["single/056.dog/056_0001.jpg", "single/145.motorbikes-101/145_0001.jpg"]
     for root in (tmp_path, tmp_path / "256_ObjectCategories"):
         found = listed(root)
-        assert found.table["image_id"].to_pylist() == [
-            f"single/{name}_0001.jpg" for name in ("056.dog/056", "145.motorbikes-101/145")
-        ]
+        assert found.table["image_id"].to_pylist() == names
         assert found.table["tags"].to_pylist() == [[11], [13]]
         assert any("left out 1 folder(s) that stand for no class: 257.clutter" in note for note in found.notes)
         assert any("left out 1 file(s) or folder(s) that are no image" in note for note in found.notes)
@@ -174,12 +172,9 @@ def test_a_wrong_class_file_has_a_remedy(imagenet: Path, tmp_path: Path, text: s
 
 
 def test_wrong_folders_are_errors(imagenet: Path, tmp_path: Path) -> None:
-    for options, found in (
-        ({"saliency": tmp_path / "none"}, "no folder .*/none"),
-        ({"classes": tmp_path / "none"}, "no file .*/none"),
-    ):
-        with pytest.raises(UserError, match=found):
-            listed(imagenet, **options)
+    for option, kind in (("saliency", "folder"), ("classes", "file")):
+        with pytest.raises(UserError, match=f"no {kind} .*/none"):
+            listed(imagenet, **{option: tmp_path / "none"})
     with pytest.raises(UserError, match="no folder"):
         listed(tmp_path / "none")
     (tmp_path / "empty/dog").mkdir(parents=True)

@@ -107,8 +107,7 @@ def test_exif_orientation_is_applied(form: str, orientation: int):
     ("ink", "color"), [((0, 0, 0, 0), (255, 255, 255)), ((255, 0, 0, 0), (0, 255, 255)), ((0, 0, 0, 255), (0, 0, 0))]
 )
 def test_cmyk_is_ink_on_white(form: str, ink: tuple, color: tuple):
-    rgb = decode_rgb(encoded(Image.new("CMYK", (W, H), ink), form))
-    assert np.abs(rgb.astype(int) - color).max() <= 2
+    assert np.abs(decode_rgb(encoded(Image.new("CMYK", (W, H), ink), form)).astype(int) - color).max() <= 2
 
 
 def test_sixteen_bit_gray_is_scaled_to_the_nearest():
@@ -122,8 +121,7 @@ def test_sixteen_bit_gray_is_scaled_to_the_nearest():
 def test_sixteen_bit_color_is_scaled():
     values = np.random.default_rng(0).integers(0, 65536, (H, W, 3)).astype(">u2")
     rows = b"".join(b"\0" + row.tobytes() for row in values)
-    rgb = decode_rgb(png(W, H, 16, 2, rows))
-    assert np.abs(rgb - values / 257).max() <= 1
+    assert np.abs(decode_rgb(png(W, H, 16, 2, rows)) - values / 257).max() <= 1
 
 
 def test_sixteen_bit_gray_keeps_its_transparent_value_white():
@@ -150,8 +148,7 @@ def test_palette_becomes_its_colors():
     image = Image.fromarray((np.indices((H, W)).sum(0) % 2).astype(np.uint8))
     image.putpalette([10, 20, 30, 200, 100, 50])
     assert decode_rgb(encoded(image))[0, :2].tolist() == [[10, 20, 30], [200, 100, 50]]
-    shown = decode_rgb(encoded(image, transparency=0))
-    assert shown[0, :2].tolist() == [[255, 255, 255], [200, 100, 50]]
+    assert decode_rgb(encoded(image, transparency=0))[0, :2].tolist() == [[255, 255, 255], [200, 100, 50]]
     half = decode_rgb(encoded(image, transparency=bytes([51, 255])))  # a fifth of (10, 20, 30), the rest white
     assert np.abs(half[0, 0].astype(int) - [206, 208, 210]).max() <= 1
 

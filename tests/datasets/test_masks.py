@@ -53,21 +53,27 @@ def test_small_palettes_keep_their_indices(bits: int):
 
 
 @pytest.mark.parametrize(
-    ("data", "kind", "detail"),
+    ("decode", "data", "found"),
     [
-        (encoded(RAMP), "unsupported", "mode RGB"),
-        (encoded(Image.new("RGBA", (W, H))), "unsupported", "mode RGBA"),
-        (encoded(Image.new("LA", (W, H))), "unsupported", "mode LA"),
-        (encoded(np.zeros((H, W), np.uint16)), "unsupported", "16 bits"),
-        (encoded(Image.new("1", (W, H))), "unsupported", "1 bits"),
-        (encoded(RAMP[..., 0], "JPEG"), "not an image", "expected PNG"),
-        (encode_labels(RAMP[..., 0])[:-200], "truncated", ""),
-        (b"", "empty", "0 bytes"),
+        (decode_labels, encoded(RAMP), "unsupported.*mode RGB"),
+        (decode_labels, encoded(Image.new("RGBA", (W, H))), "unsupported.*mode RGBA"),
+        (decode_labels, encoded(Image.new("LA", (W, H))), "unsupported.*mode LA"),
+        (decode_labels, encoded(np.zeros((H, W), np.uint16)), "unsupported.*16 bits"),
+        (decode_labels, encoded(Image.new("1", (W, H))), "unsupported.*1 bits"),
+        (decode_labels, encoded(RAMP[..., 0], "JPEG"), "not an image.*expected PNG"),
+        (decode_labels, encode_labels(RAMP[..., 0])[:-200], "truncated"),
+        (decode_labels, b"", "empty.*0 bytes"),
+        (decode_saliency, encoded(RAMP), "unsupported"),
+        (decode_saliency, encoded(Image.new("LA", (W, H))), "unsupported"),
+        (decode_saliency, encoded(RAMP[..., 0], transparency=0), "unsupported"),
+        (decode_saliency, encoded(RAMP[..., 0])[:60], "truncated"),
+        (decode_saliency, b"", "empty"),
+        (decode_saliency, b"<html>", "not an image"),
     ],
 )
-def test_a_mask_that_holds_no_labels_is_rejected(data: bytes, kind: str, detail: str):
-    with pytest.raises(RejectedImage, match=f"{kind}.*{detail}"):
-        decode_labels(data)
+def test_a_mask_without_labels_and_a_map_with_color_or_alpha_are_rejected(decode, data: bytes, found: str):
+    with pytest.raises(RejectedImage, match=found):
+        decode(data)
 
 
 @settings(max_examples=50, deadline=None)
@@ -111,22 +117,6 @@ def test_saliency_of_every_kind_of_gray():
     assert np.abs(decode_saliency(encoded(as_rgb, "JPEG", quality=95)).astype(int) - gray).max() <= 4
     np.testing.assert_array_equal(decode_saliency(encoded(Image.fromarray(gray > 9))), np.where(gray > 9, 255, 0))
     assert decode_saliency(encoded(np.full((1, 1), 9, np.uint8))).tolist() == [[9]]
-
-
-@pytest.mark.parametrize(
-    ("data", "kind"),
-    [
-        (encoded(RAMP), "unsupported"),
-        (encoded(Image.new("LA", (W, H))), "unsupported"),
-        (encoded(RAMP[..., 0], transparency=0), "unsupported"),
-        (encoded(RAMP[..., 0])[:60], "truncated"),
-        (b"", "empty"),
-        (b"<html>", "not an image"),
-    ],
-)
-def test_a_saliency_map_with_color_or_alpha_is_rejected(data: bytes, kind: str):
-    with pytest.raises(RejectedImage, match=kind):
-        decode_saliency(data)
 
 
 @settings(max_examples=50, deadline=None)

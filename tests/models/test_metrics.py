@@ -9,27 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mcis.datasets.classes import IGNORE
-from mcis.models.counts import (
-    MASK_PARTS,
-    add_counts,
-    boundary_region,
-    boundary_width,
-    confusion,
-    map_counts,
-    mask_counts,
-)
-from mcis.models.metrics import (
-    average_precision,
-    best_tag_mask,
-    boundary_iou,
-    iou,
-    losses,
-    mean,
-    precision,
-    random_tag_mask,
-    recall,
-    sweep,
-)
+from mcis.models import counts, metrics
 
 quick = settings(deadline=None, max_examples=60)
 seeds = st.integers(0, 2**32 - 1)
@@ -57,7 +37,7 @@ def test_confusion_counts_each_scored_pixel(seed: int, classes: int, height: int
     rng = np.random.default_rng(seed)
     truth, prediction = labels(rng, classes, (height, width), ignored=True), labels(rng, classes, (height, width))
     prediction[truth == IGNORE] = IGNORE  # what is predicted there plays no part
-    got = confusion(truth, prediction, classes)
+    got = counts.confusion(truth, prediction, classes)
     assert got.dtype == np.int64
     np.testing.assert_array_equal(got, counted(truth, prediction, classes))
 
@@ -73,12 +53,12 @@ def test_confusion_counts_each_scored_pixel(seed: int, classes: int, height: int
 )
 def test_confusion_refuses_what_it_cannot_count(truth: np.ndarray, prediction: np.ndarray, message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        confusion(truth.astype(np.uint8), prediction.astype(np.uint8), 2)
+        counts.confusion(truth.astype(np.uint8), prediction.astype(np.uint8), 2)
 
 
 def test_iou_takes_a_stack_of_matrices() -> None:
     stack = np.random.default_rng(0).integers(1, 9, (4, 3, 3))
-    np.testing.assert_array_equal(iou(stack), [iou(matrix) for matrix in stack])
+    np.testing.assert_array_equal(metrics.iou(stack), [metrics.iou(matrix) for matrix in stack])
 
 
 def shares(truth: np.ndarray, prediction: np.ndarray, label: int) -> tuple[float, float, list[float]]:
@@ -103,16 +83,16 @@ def shares(truth: np.ndarray, prediction: np.ndarray, label: int) -> tuple[float
 def test_iou_precision_recall_and_losses_are_shares_of_pixels(seed: int, classes: int) -> None:
     rng = np.random.default_rng(seed)
     truth, prediction = labels(rng, classes, (3, 4), ignored=True), labels(rng, classes, (3, 4))
-    matrix = confusion(truth, prediction, classes)
-    whole, values = (iou(matrix), *losses(matrix)), []
+    matrix = counts.confusion(truth, prediction, classes)
+    whole, values = (metrics.iou(matrix), *metrics.losses(matrix)), []
     for label in range(classes + 1):
         of_predicted, of_true, parts = shares(truth, prediction, label)
-        assert precision(matrix)[label] == pytest.approx(of_predicted, nan_ok=True)
-        assert recall(matrix)[label] == pytest.approx(of_true, nan_ok=True)
+        assert metrics.precision(matrix)[label] == pytest.approx(of_predicted, nan_ok=True)
+        assert metrics.recall(matrix)[label] == pytest.approx(of_true, nan_ok=True)
         assert [part[label] for part in whole] == pytest.approx(parts, nan_ok=True)
         values += [parts[0]] * (not math.isnan(parts[0]))
     np.testing.assert_allclose(sum(whole), np.where(np.isnan(whole[0]), np.nan, 100))
-    assert mean(whole[0]) == pytest.approx(sum(values) / len(values) if values else math.nan, nan_ok=True)
+    assert metrics.mean(whole[0]) == pytest.approx(sum(values) / len(values) if values else math.nan, nan_ok=True)
 
 
 # --- the sweep
@@ -146,8 +126,8 @@ def test_the_sweep_is_the_confusion_at_every_threshold(seed: int, classes: int, 
         maps = np.choose(rng.integers(0, 3, at.shape), [at, beside, between])
         truth = labels(rng, classes, shape, ignored=True)
         images.append((truth, maps, tags))
-        add_counts(total, map_counts(truth, maps, tags, classes, bins))
-    matrices = sweep(total)
+        counts.add_counts(total, counts.map_counts(truth, maps, tags, classes, bins))
+    matrices = metrics.sweep(total)
     assert matrices.shape == (bins, classes + 1, classes + 1)
     for i in range(bins):
         expected = sum(counted(truth, labeled_at(i / bins, maps, tags), classes) for truth, maps, tags in images)
@@ -160,7 +140,7 @@ def test_the_sweep_is_the_confusion_at_every_threshold(seed: int, classes: int, 
 def test_a_random_tag_covers_the_salient_pixels() -> None:
     salient, tags = np.array([[True, False], [False, True]]), np.array([4, 7, 2])
     for draw, tag in ((0.0, 4), (0.33, 4), (0.34, 7), (0.66, 7), (0.67, 2), (np.nextafter(1, 0), 2)):
-        mask = random_tag_mask(salient, tags, draw)
+        mask = metrics.random_tag_mask(salient, tags, draw)
         assert mask.dtype == np.uint8
         assert mask.tolist() == [[tag + 1, 0], [0, tag + 1]]
 
@@ -171,13 +151,16 @@ def test_the_best_tag_is_the_true_one_on_each_salient_pixel(seed: int, classes: 
     rng = np.random.default_rng(seed)
     truth, salient = labels(rng, classes, (3, 4), ignored=True), rng.random((3, 4)) < 0.6
     tags = rng.permutation(classes)[: rng.integers(1, classes + 1)]
-    mask = best_tag_mask(salient, tags, truth)
+    mask = metrics.best_tag_mask(salient, tags, truth)
     assert mask.dtype == np.uint8
     for y, x in np.ndindex(3, 4):
         true = int(truth[y, x])
         best = true if true in [tag + 1 for tag in tags] else tags[0] + 1
         assert mask[y, x] == (best if salient[y, x] else 0)
-    hits = [np.diagonal(counted(truth, random_tag_mask(salient, tags, d), classes))[1:].sum() for d in (0.0, 0.5, 0.9)]
+    hits = [
+        np.diagonal(counted(truth, metrics.random_tag_mask(salient, tags, d), classes))[1:].sum()
+        for d in (0.0, 0.5, 0.9)
+    ]
     assert np.diagonal(counted(truth, mask, classes))[1:].sum() >= max(hits)
 
 
@@ -190,7 +173,7 @@ def test_average_precision_is_the_mean_precision_at_the_hits(seed: int, count: i
     rng = np.random.default_rng(seed)
     scores = rng.permutation(count * classes).reshape(count, classes).astype(float)
     tags = rng.random((count, classes)) < 0.5
-    got = average_precision(scores, tags)
+    got = metrics.average_precision(scores, tags)
     assert got.shape == (classes,)
     for k in range(classes):
         precisions = []
@@ -205,7 +188,7 @@ def test_average_precision_is_the_mean_precision_at_the_hits(seed: int, count: i
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0]])
 def test_equal_scores_earn_nothing_by_the_order_of_the_images(order: list[int]) -> None:
     tags = np.array([[1], [1], [0], [0]], bool)[order]
-    assert average_precision(np.zeros((4, 1)), tags).tolist() == [pytest.approx(100 * (1 / 3 + 2 / 4) / 2)]
+    assert metrics.average_precision(np.zeros((4, 1)), tags).tolist() == [pytest.approx(100 * (1 / 3 + 2 / 4) / 2)]
 
 
 # --- boundaries, by the authors' definition: masks eroded by one pixel at a time
@@ -234,8 +217,8 @@ def eroded_edge(mask: NDArray[np.bool_], width: int) -> NDArray[np.bool_]:
 def test_a_region_is_each_mask_less_its_erosion(seed: int, height: int, width: int) -> None:
     labels = blocks(np.random.default_rng(seed), height, width, [0, 1, 2, IGNORE])
     distance = max(1, round(0.02 * np.sqrt(height**2 + width**2)))
-    assert boundary_width(height, width) == distance
-    region = boundary_region(labels)
+    assert counts.boundary_width(height, width) == distance
+    region = counts.boundary_region(labels)
     assert region.shape == labels.shape
     for label in (0, 1, 2, IGNORE):
         np.testing.assert_array_equal(region & (labels == label), eroded_edge(labels == label, distance))
@@ -245,18 +228,18 @@ def test_a_region_is_each_mask_less_its_erosion(seed: int, height: int, width: i
 @given(seeds, st.integers(1, 3))
 def test_boundary_iou_is_that_of_the_regions_of_scored_pixels_summed_over_images(seed: int, classes: int) -> None:
     rng = np.random.default_rng(seed)
-    total = np.zeros((MASK_PARTS, classes + 1, classes + 1), np.int64)
+    total = np.zeros((counts.MASK_PARTS, classes + 1, classes + 1), np.int64)
     both, either = np.zeros(classes + 1), np.zeros(classes + 1)
     for _ in range(2):
         height, width = rng.integers(20, 120, 2)
         truth = blocks(rng, height, width, [*range(classes + 1), IGNORE])
         prediction = np.roll(truth, rng.integers(-9, 9, 2), (0, 1))
         prediction[prediction == IGNORE] = rng.integers(0, classes + 1)
-        add_counts(total, next(mask_counts(truth, [prediction], classes)))
-        distance, scored = boundary_width(height, width), truth != IGNORE
+        counts.add_counts(total, next(counts.mask_counts(truth, [prediction], classes)))
+        distance, scored = counts.boundary_width(height, width), truth != IGNORE
         for label in range(classes + 1):
             regions = [eroded_edge(mask == label, distance) & scored for mask in (truth, prediction)]
             both[label] += (regions[0] & regions[1]).sum()
             either[label] += (regions[0] | regions[1]).sum()
     expected = [100 * b / e if e else math.nan for b, e in zip(both, either, strict=True)]
-    assert boundary_iou(total).tolist() == pytest.approx(expected, nan_ok=True)
+    assert metrics.boundary_iou(total).tolist() == pytest.approx(expected, nan_ok=True)

@@ -12,7 +12,6 @@ from mcis.datasets.classes import IGNORE
 from mcis.models.crf import CrfParameters, dense_crf
 from mcis.models.pseudo_masks import PseudoMask, TaggedMaps, by_crf, by_saliency
 
-quick = settings(deadline=None, max_examples=100)
 RECIPE: dict[str, Any] = {"floor": 0.3, "conflict": 0.99, "confident": 0.95, "doubt": 32, "smallest": 0.01}
 BLACK = np.zeros((1, 1, 3), np.uint8)
 

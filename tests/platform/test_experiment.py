@@ -37,8 +37,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize(("recipe", "setting"), [*itertools.product(RECIPES, SETTINGS)])
 def test_every_preset_is_read_as_it_was_written(recipe: str, setting: str, tmp_path: Path) -> None:
     resolved = resolve(setting, recipe)
-    again = resolve(file=written(resolved, tmp_path))
-    assert again.config == resolved.config
+    assert resolve(file=written(resolved, tmp_path)).config == resolved.config
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -47,8 +46,7 @@ def test_changes_are_read_as_they_were_written(recipe: str, change: str, tmp_pat
     """Stages take their keys from the dump: it has to be the same to the character. Trials are told what changed."""
     options = {**CHANGES[change], **({"maps.scale": "maximum"} if "method" in change else {})}
     resolved = resolve("voc", recipe, options, ["classifier.epochs=12"])
-    file = written(resolved, tmp_path)
-    again = resolve(file=file)
+    again = resolve(file=written(resolved, tmp_path))
     assert again.config == resolved.config
     assert again.config.model_dump_json() == resolved.config.model_dump_json()
     assert resolve("voc", recipe, again.changed()).config == again.config

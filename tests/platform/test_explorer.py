@@ -49,14 +49,10 @@ def image_of(image_id: str, seed: int, *, tags: tuple[int, ...] = (0, 2), truth:
     maps = (6 * random.standard_normal((len(tags), 7, 7))).astype(np.float16).astype(np.float32)
     known = random.choice(np.array([0, 1, 2, 3, IGNORE], np.uint8), (40, 57), p=[0.5, 0.2, 0.1, 0.1, 0.1])
     return Panel(
-        image_id=image_id,
-        split="train",
-        tags=(),
-        image=random.integers(0, 256, (40, 57, 3), np.uint8),
-        truth=known if truth else None,
-        full_size=(40, 57),
+        image_id=image_id, split="train", tags=(), image=random.integers(0, 256, (40, 57, 3), np.uint8),
+        truth=known if truth else None, full_size=(40, 57),
         maps=ImageMaps(np.array(tags), maps, Grids(Grid(0.05, 0.14, 7), Grid(0.09, 0.13, 7))),
-    )
+    )  # fmt: skip
 
 
 def kept(image: Panel) -> ImageMaps:
@@ -71,9 +67,7 @@ def page_of(folder: Path, images: list[Panel], scale: str, classes: tuple[str, .
         what="localization_maps", name="R = 3", split="train", images=2, miou=40.0, iou={}, figures={},
         confusion=(), threshold=9 / BINS, related=3, seed=0, recipe="small", weights="none", git=None,
     )  # fmt: skip
-    panels = []
-    for image in images:
-        panels.append(replace(image, tags=tuple(classes[k] for k in kept(image).classes)))
+    panels = [replace(image, tags=tuple(classes[k] for k in kept(image).classes)) for image in images]
     curves = {"R = 3": Curve([i / BINS for i in range(BINS)], mious)}
     settings = [f"maps.scale={scale}", f"evaluate.thresholds={BINS}", "localize.related=3"]
     config = resolve("voc", "small", assignments=settings).config

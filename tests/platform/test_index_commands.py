@@ -28,8 +28,7 @@ def test_an_index_is_built_shown_and_taken_over_by_a_run(ray_local: None, tmp_pa
     assert indexed["reached"]["index"] == run["reached"]["index"]
 
     named = ["--name", "index-voc", *given[:2]]
-    shown = runner.invoke(app, ["index", "show", *named])
-    assert "rejected: 0" in shown.output
+    assert "rejected: 0" in runner.invoke(app, ["index", "show", *named]).output
     browsed = runner.invoke(app, ["index", "browse", *named, "--out", str(tmp_path / "page.html")])
     assert browsed.output == f"page: {tmp_path / 'page.html'}\n"
     assert "<html" in (tmp_path / "page.html").read_text()
@@ -39,8 +38,7 @@ def test_an_index_is_built_shown_and_taken_over_by_a_run(ray_local: None, tmp_pa
     assert len(opened.index) == 8
     assert api.scores(tmp_path / "ws" / "runs" / "python") == []
     result = api.run("voc", "python", **location, assignments=values, until="index")
-    image_id = opened.index["image_id"][7].as_py()
-    assert api.panel(result, image_id).image.shape[2] == 3
+    assert api.panel(result, opened.index["image_id"][7].as_py()).image.shape[2] == 3
     with pytest.raises(UserError, match=r"no image 'x\.jpg'"):
         api.panel(result, "x.jpg")
     with pytest.raises(UserError, match="no run"):
@@ -61,17 +59,13 @@ def test_a_run_takes_over_the_index_of_its_table(ray_local: None, tmp_path: Path
 @pytest.mark.parametrize(
     ("source", "said"), [("single", "'DIR'"), ("web", "'DIR'"), ("lid", "'DIR'"), ("tags", "'FILE'"), ("voc", "'DIR'")]
 )
-def test_an_index_without_its_location_says_what_is_missing(source: str, said: str, tmp_path: Path) -> None:
-    done = runner.invoke(app, ["index", source, "--workspace", str(tmp_path / "ws")], env={"COLUMNS": "200"})
+def test_an_index_names_a_location_that_is_missing_or_none(source: str, said: str, tmp_path: Path) -> None:
+    absent, workspace = str(tmp_path / "absent.csv"), ["--workspace", str(tmp_path / "ws")]
+    done = runner.invoke(app, ["index", source, *workspace], env={"COLUMNS": "200"})
     assert done.exit_code == 2
     assert said in done.output
     assert "Traceback" not in done.output
     assert not (tmp_path / "ws").exists()
-
-
-@pytest.mark.parametrize("source", ["voc", "single", "web", "lid", "tags"])
-def test_an_index_of_a_location_that_is_none_names_it(source: str, tmp_path: Path) -> None:
-    absent = tmp_path / "absent.csv"
-    done = runner.invoke(app, ["index", source, str(absent), "--workspace", str(tmp_path / "ws")])
+    done = runner.invoke(app, ["index", source, absent, *workspace])
     assert done.exit_code == 1, done.output
-    assert str(absent) in done.output
+    assert absent in done.output

@@ -26,6 +26,13 @@ def fill(folder: Path, *names: str) -> Path:
     return folder
 
 
+def remedy(found: str, setting: str, options: dict[str, Any]) -> str:
+    """The remedy of the error that these sources end in."""
+    with pytest.raises(UserError, match=found) as caught:
+        listed(setting, options)
+    return caught.value.remedy
+
+
 @pytest.fixture
 def devkit(tmp_path: Path) -> dict[str, Path]:
     root = tmp_path / "VOC2012"
@@ -74,25 +81,22 @@ def test_lists_of_the_challenge_lie_inside_its_folder_or_elsewhere(tmp_path: Pat
 
 def test_errors_of_the_voc_lists_name_keys_and_flags(devkit: dict[str, Path]) -> None:
     root = devkit["data.voc"]
-    lists = root / "ImageSets/Segmentation"
 
-    def remedy(**options: Any) -> str:
-        with pytest.raises(UserError) as caught:
-            listed("voc", devkit | {f"data.{key}": value for key, value in options.items()})
-        return caught.value.remedy
+    def with_values(**options: Any) -> str:
+        return remedy(".", "voc", devkit | {f"data.{key}": value for key, value in options.items()})
 
-    assert "--voc" in remedy(voc=root / "JPEGImages")
-    assert "data.train_list" in remedy(train_list="absent")
-    assert "data.val_list" in remedy(val_list="absent")
-    assert "data.test_list" in remedy(test_list="absent")
-    assert "data.sbd" in remedy(sbd=root)
+    assert "--voc" in with_values(voc=root / "JPEGImages")
+    assert "data.train_list" in with_values(train_list="absent")
+    assert "data.val_list" in with_values(val_list="absent")
+    assert "data.test_list" in with_values(test_list="absent")
+    assert "data.sbd" in with_values(sbd=root)
     (root / "two.txt").write_text("cactus\nfish\n")
-    assert "data.classes" in remedy(classes=root / "two.txt")
+    assert "data.classes" in with_values(classes=root / "two.txt")
     next((root / "SaliencyMaps").iterdir()).unlink()
-    assert "data.saliency" in remedy()
-    (lists / "train_aug.txt").unlink()
-    assert "data.sbd" in remedy()
-    assert "data.train_list" in remedy()
+    assert "data.saliency" in with_values()
+    (root / "ImageSets/Segmentation/train_aug.txt").unlink()
+    assert "data.sbd" in with_values()
+    assert "data.train_list" in with_values()
 
 
 def test_notes_of_the_voc_lists_name_keys(devkit: dict[str, Path]) -> None:
@@ -106,29 +110,20 @@ def test_notes_of_the_voc_lists_name_keys(devkit: dict[str, Path]) -> None:
 
 def test_errors_of_tables_and_folders_name_keys_and_flags(devkit: dict[str, Path], tmp_path: Path) -> None:
     table = tmp_path / "photos.csv"
+    of_table = {"data.tags.table": table}
     table.write_text("photo,tags\na.jpg,cat\n")
-    with pytest.raises(UserError, match="has no column 'image'") as caught:
-        listed("tags", {"data.tags.table": table})
-    assert "--set data.tags.image=COLUMN" in caught.value.remedy
+    assert "--set data.tags.image=COLUMN" in remedy("has no column 'image'", "tags", of_table)
     table.write_text("image,tags\na.jpg,cat\n")
-    with pytest.raises(UserError, match="are no class: cat") as caught:
-        listed("tags", {"data.tags.table": table, "data.classes": devkit["data.classes"]})
-    assert "--set data.tags.ignore_others=true" in caught.value.remedy
+    with_classes = of_table | {"data.classes": devkit["data.classes"]}
+    assert "--set data.tags.ignore_others=true" in remedy("are no class: cat", "tags", with_classes)
     table.write_text(f"image,tags\na.jpg,{';'.join(map(str, range(300)))}\n")
-    with pytest.raises(UserError, match="names 300 classes") as caught:
-        listed("tags", {"data.tags.table": table})
-    assert "--set data.classes=FILE --set data.tags.ignore_others=true" in caught.value.remedy
-    single = fill(tmp_path / "single", "gnu/1.JPEG")
-    with pytest.raises(UserError, match="there are gnu") as caught:
-        listed("single", {"data.single.root": single})
-    assert "data.single.classes" in caught.value.remedy
-    assert "--single" in caught.value.remedy
-    with pytest.raises(UserError, match=r"no folder .*/absent") as caught:
-        listed("single", {"data.single.root": tmp_path / "absent"})
-    assert "--single" in caught.value.remedy
-    with pytest.raises(UserError, match="is named as a class") as caught:
-        listed("web", {"data.web.root": tmp_path})
-    assert "--web" in caught.value.remedy
+    both = "--set data.classes=FILE --set data.tags.ignore_others=true"
+    assert both in remedy("names 300 classes", "tags", of_table)
+    unknown = remedy("there are gnu", "single", {"data.single.root": fill(tmp_path / "single", "gnu/1.JPEG")})
+    assert "data.single.classes" in unknown
+    assert "--single" in unknown
+    assert "--single" in remedy(r"no folder .*/absent", "single", {"data.single.root": tmp_path / "absent"})
+    assert "--web" in remedy("is named as a class", "web", {"data.web.root": tmp_path})
 
 
 def test_arguments_in_backquotes_become_keys() -> None:

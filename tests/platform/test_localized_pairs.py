@@ -46,10 +46,8 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
     @functools.cache
     def features(image: int) -> torch.Tensor:
         pixels = torch.from_numpy(read_rgb(uris[image], config.classifier.input_size))[None]
-        how = config.localize
-        return embed(
-            model.backbone, model.standard, IMAGENET(to_unit(pixels)), extra_scales=how.extra_scales, mirror=how.mirror
-        )
+        images, how = IMAGENET(to_unit(pixels)), config.localize
+        return embed(model.backbone, model.standard, images, extra_scales=how.extra_scales, mirror=how.mirror)
 
     def attended(image: int, other: int, values: torch.Tensor) -> torch.Tensor:
         target, seen = features(image), features(other)

@@ -16,14 +16,7 @@ import pytest
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import host_name
 from mcis.platform.runs import locks
-from mcis.platform.runs.locks import (
-    hold_run,
-    hold_stage,
-    hold_workspace,
-    refuse_if_running,
-    run_holder,
-    runs_in_progress,
-)
+from mcis.platform.runs.locks import hold_run, hold_stage, hold_workspace, refuse_if_running, run_holder
 from mcis.platform.runs.workspace import Workspace
 
 PROCESS = """
@@ -67,7 +60,7 @@ def test_a_second_process_under_a_name_is_refused_at_first(workspace: Workspace,
     assert holder is not None
     assert holder.pid == other.pid
     with hold_run(workspace, "second"):
-        assert [each.who for each in runs_in_progress(workspace)] == ["run first", "run second"]
+        assert [each.who for each in locks.runs_in_progress(workspace)] == ["run first", "run second"]
     os.kill(other.pid, signal.SIGKILL)
     other.wait()
     refuse_if_running(workspace, "first")

@@ -15,8 +15,7 @@ from mcis.platform.runs.files import read_table
 def test_a_machine_without_memory_ends_the_mapping_and_rejects_no_image(tmp_path: Path) -> None:
     """In a Ray of its own, which takes a fiftieth of the memory for all of it, and then for what it is."""
     script = tmp_path / "memory.py"
-    script.write_text(
-        """
+    script.write_text("""
 import sys, time
 from pathlib import Path
 import pyarrow as pa
@@ -42,8 +41,7 @@ with ray_session(ComputeConfig()):
         print(error.found)
     else:
         print(mapped)
-"""
-    )
+""")
     for memory, said in (("short", "the machine's memory did not do for its process"), ("enough", "4")):
         environment = {"RAY_memory_usage_threshold": "0.02", "RAY_memory_monitor_refresh_ms": "200"}
         environment = dict(os.environ) | (environment if memory == "short" else {})
@@ -57,8 +55,7 @@ with ray_session(ComputeConfig()):
 def test_workers_with_a_gpu_are_actors_that_keep_it(tmp_path: Path) -> None:
     """In a Ray of its own, which counts two GPUs whether or not there are any: nothing here computes on one."""
     script = tmp_path / "gpus.py"
-    script.write_text(
-        """
+    script.write_text("""
 import contextlib, os, sys, time
 from pathlib import Path
 import pyarrow as pa, pyarrow.parquet, ray, torch
@@ -139,8 +136,7 @@ except UserError as error:
 else:
     raise AssertionError("four workers on two GPUs")
 ray.shutdown()
-"""
-    )
+""")
     with tempfile.TemporaryDirectory(prefix="mcis-", dir="/tmp") as folder:
         done = subprocess.run([sys.executable, str(script), str(tmp_path), folder], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -51,12 +51,8 @@ def data() -> ReportData:
     ]
     masks: dict[str, Any] = {"ignored_share": 0.125, "background_cue": "saliency", "map_scale": "logarithm"}
     return ReportData(
-        name="first",
-        setting="voc",
-        recipe="small",
-        created="2025-03-01T12:00:00+00:00",
-        git="0123456789abcdef0123456789abcdef01234567",
-        classes=CLASSES,
+        name="first", setting="voc", recipe="small", created="2025-03-01T12:00:00+00:00",
+        git="0123456789abcdef0123456789abcdef01234567", classes=CLASSES,
         scores=[
             score("segmentation", 71.25, name="on its own images", split="train", images=480, iou=iou),
             score("segmentation", 51.75, name="plain", images=120, crf=False, mirror=True, scales=(0.5, 1.0), iou=iou),
@@ -78,7 +74,7 @@ def data() -> ReportData:
         config=[("classifier.epochs", "8", "recipe small"), ("seed", "0", "default")],
         environment={"python": "3.11"},
         panels=[panel("a"), panel("b", split="val", maps=None, pseudo_mask=None)],
-    )
+    )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -191,25 +187,17 @@ def test_hostile_names_are_shown_and_do_nothing(data: ReportData, tmp_path: Path
     classes = (HOSTILE, "square", "_hidden")
     iou = {HOSTILE: 10.0, "square": 20.0, "_hidden": 30.0}
     hostile = replace(
-        data,
-        name=HOSTILE,
-        setting=HOSTILE,
-        recipe=HOSTILE,
-        git=HOSTILE,
-        classes=classes,
+        data, name=HOSTILE, setting=HOSTILE, recipe=HOSTILE, git=HOSTILE, classes=classes,
         scores=[
             score("pseudo_masks", 20.0, name=HOSTILE, split=HOSTILE, weights=HOSTILE, iou=iou),
             score("baseline", 1.0, name=HOSTILE, background_cue=HOSTILE),
         ],
-        counts={HOSTILE: {HOSTILE: 1}},
-        notes=[HOSTILE],
-        seconds={HOSTILE: 1.0},
+        counts={HOSTILE: {HOSTILE: 1}}, notes=[HOSTILE], seconds={HOSTILE: 1.0},
         training={HOSTILE: log_columns([{"step": 1, "epoch": 0.5, "loss": 1.0, HOSTILE: 2.0}])},
         curves={HOSTILE: Curve([0.1], [1.0]), "_hidden": Curve([0.2], [2.0])},
-        config=[(HOSTILE, HOSTILE, HOSTILE)],
-        environment={HOSTILE: HOSTILE},
+        config=[(HOSTILE, HOSTILE, HOSTILE)], environment={HOSTILE: HOSTILE},
         panels=[panel(HOSTILE, tags=(HOSTILE,), split=HOSTILE)],
-    )
+    )  # fmt: skip
     page = parsed(write_report(hostile, RunFolder(tmp_path)))
     assert len(page.of("title")) == 1
     shown = "$\\frac$<script>alert('\"{&amp;</title>\N{REPLACEMENT CHARACTER}\\udcff\u202e"

@@ -171,18 +171,15 @@ def test_a_file_that_is_cut_is_damaged_at_once(tmp_path: Path, kind: str) -> Non
         read(tmp_path)
 
 
-def test_a_folder_is_read_in_the_order_of_its_shards(tmp_path: Path) -> None:
+def test_a_folder_is_read_in_the_order_of_its_shards_and_named_where_it_has_none(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no table in"):
+        read_table(tmp_path)
     for start in (64, 0, 128):
         write_table(tmp_path / f"part-{start:08d}-{start + 64:08d}.parquet", pa.table({"a": [start], "b": ["x"]}))
     (tmp_path / ".part-00000192-00000256.parquet.1").write_bytes(b"left by a kill")
     (tmp_path / "summary.json").touch()
     assert read_table(tmp_path)["a"].to_pylist() == [0, 64, 128]
     assert read_table(tmp_path, ["b"]).column_names == ["b"]
-
-
-def test_a_folder_without_shards_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no table in"):
-        read_table(tmp_path)
 
 
 # --- the workspace
