@@ -3,7 +3,7 @@
 torchvision's registry wheel is compiled for CUDA. Beside a CPU-only torch its library does not load, and
 `import torchvision` then fails because it registers fake kernels for operators that were never defined. The
 networks and transforms used here need none of these operators, so their schemas are enough. Where the operators
-load, this module changes nothing; `mcis doctor` reports which of the two holds.
+load, this module changes nothing.
 """
 
 import importlib.util

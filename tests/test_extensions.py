@@ -119,6 +119,18 @@ def test_what_a_package_adds_is_a_choice_like_the_projects_own(package: dict[str
     assert "--coco" in mcis(package, "run", "--help")
 
 
+def test_an_edit_of_what_a_packages_entries_import_changes_the_keys(package: dict[str, str]) -> None:
+    folder = Path(package["PYTHONPATH"])
+    (folder / "extra").mkdir()
+    (folder / "extra.py").rename(folder / "extra" / "__init__.py")
+    code = "from mcis.platform.runs.version import code_of; print(code_of('mcis.platform.stages.pseudo_masks'))"
+    codes = []
+    for text in ("", "OTHER = 1", "OTHER = 1"):
+        (folder / "extra" / "rules.py").write_text(text)
+        codes.append(subprocess.check_output([sys.executable, "-c", code], env=package))
+    assert codes[0] != codes[1] == codes[2]
+
+
 @pytest.mark.slow
 def test_a_run_uses_what_a_package_adds(package: dict[str, str], tmp_path: Path) -> None:
     root = tmp_path / "VOC2012"

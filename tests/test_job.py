@@ -113,7 +113,8 @@ def wait_for(happens: Callable[[], bool], process: "subprocess.Popen[str]") -> N
     pytest.fail("it did not happen")
 
 
-def test_a_jobs_command_names_places_of_the_nodes_and_takes_experiments_along(tmp_path: Path) -> None:
+def test_a_jobs_command_names_places_of_the_nodes_and_takes_experiments_along(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text("seed = 3\n")
     mine = str(tmp_path / "mine.toml")
     given = ["voc", "--voc=/data/a=b", "--config", mine, "--set", "seed=4", *NAMED]
@@ -126,7 +127,7 @@ def test_a_jobs_command_names_places_of_the_nodes_and_takes_experiments_along(tm
     of_own = job_command(COMMANDS, ["study", "run", mine, "tags", "--seeds=2", *NAMED], tmp_path / "own")
     assert of_own[3:] == ["study", "run", "study.toml", "tags", "--seeds=2", *NAMED]
     assert (tmp_path / "own" / "study.toml").read_text() == "seed = 3\n"
-    with_project = ["study", "run", "inference", "tags", *NAMED, f"--config={mine}"]
+    with_project = ["study", "run", "inference", "tags", *NAMED, "--config=./mine.toml"]
     taken_along = [*with_project[:-1], "--config=experiment.toml"]
     assert job_command(COMMANDS, with_project, tmp_path / "library")[3:] == taken_along
 

@@ -1,5 +1,6 @@
 """A search of configuration values: Optuna draws them, successive halving stops what lags, trials run on Ray Tune."""
 
+import dataclasses
 import time
 import warnings
 from collections.abc import Sequence
@@ -15,10 +16,12 @@ from ray import tune
 from rich.table import Table
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.tables.large_tables import digest
 from mcis.platform.commands.terminal import table_of
 from mcis.platform.config.experiment import experiment_text
 from mcis.platform.runs.bookkeeping import stopped
 from mcis.platform.runs.files import write_json, write_text, written_aside
+from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.tracking import Tracker, end_run
@@ -42,6 +45,7 @@ def run_search(search: Search) -> Found:
     """
     refuse_if_running(search.workspace, search.name)
     check_search(search)
+    search = dataclasses.replace(search, images=digest([listing(search.resolved.config).table]))
     began = time.monotonic()
     with tracked(search, identity=search.identity(), varied=search.axes.keys()) as tracker:
         trials = SearchTrials(search)

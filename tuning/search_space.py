@@ -120,6 +120,7 @@ class Search(Sweep):
         trials: how many end, at most, those of earlier calls included.
         minutes: after which no trial goes on; None = without end.
         halving: of the trials that reach validation 1, 3, 9, ... (for 3) one in so many goes on; 0 = all.
+        images: fingerprint of the images and their tags, of which all its trials are.
     """
 
     kind: str = "search"
@@ -128,6 +129,7 @@ class Search(Sweep):
     trials: int = 30
     minutes: float | None = None
     halving: int = 3
+    images: str = ""
 
     @property
     def goal(self) -> Objective:
@@ -148,7 +150,7 @@ class Search(Sweep):
 
     def identity(self) -> str:
         """Fingerprint of what may not change when the search goes on."""
-        return fingerprint(self.name, self.about())
+        return fingerprint(self.name, self.about(), self.images)
 
     def trial_name(self, number: int) -> str:
         """The name of a trial's run."""

@@ -198,7 +198,7 @@ def _open_study(storage: optuna.storages.BaseStorage, search: Search) -> Study:
     study = optuna.create_study(storage=storage, study_name=search.name, direction="maximize", load_if_exists=True)
     if study.user_attrs.setdefault("identity", search.identity()) != search.identity():
         raise UserError(
-            f"{search.folder.search} is of a search with other axes, another objective, --halving or configuration",
+            f"{search.folder.search} is of a search with other images, axes, objective, --halving or configuration",
             "the command that began it, with other --trials or --minutes if you like",
             "repeat that command, or choose another --name",
         )

@@ -154,8 +154,8 @@ class CropDecoder:
         of_worker = self.shard.positions(self.batch)
         firsts = ((steps + self.shard.start) * self.batch).tolist()
         batches = [epoch_rows(self.seed, len(self.uris), first, first + self.batch) for first in firsts]
-        index = np.concatenate([rows.image[of_worker] for rows in batches])
-        epoch = np.concatenate([rows.epoch[of_worker] for rows in batches])
+        index = np.concatenate([image[of_worker] for image, _ in batches])
+        epoch = np.concatenate([of_row[of_worker] for _, of_row in batches])
         draws = uniforms(Draw.SEGMENTER_CROP, self.seed, epoch, index, count=CROP_DRAWS)
         crops = [
             random_crop(

@@ -35,13 +35,6 @@ class PairRows(NamedTuple):
     kind: NDArray[np.uint8]
 
 
-class EpochRows(NamedTuple):
-    """Rows of a stream of epochs over images: which image, in 0..count-1, and which epoch, (N,)."""
-
-    image: NDArray[np.int64]
-    epoch: NDArray[np.int64]
-
-
 class _Half(NamedTuple):
     """B pairs that lack n: m, the class that m and n are to share, and the number in [0, 1) that chooses n, (B,)."""
 
@@ -172,7 +165,8 @@ def _tagged(tags: Tags, source: NDArray[np.bool_] | None) -> Numbers | None:
     return tagged if source is None else np.concatenate([tagged[~source[tagged]], tagged[source[tagged]]])
 
 
-def epoch_rows(seed: int, count: int, first: int, last: int) -> EpochRows:
-    """Rows first .. last - 1 of the endless stream of epochs over `count` images, each epoch in an order of its own."""
+def epoch_rows(seed: int, count: int, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows first .. last - 1 of the endless stream of epochs over `count` images, each epoch in an order of its own:
+    which image, in 0..count-1, and which epoch, (N,)."""
     epoch, position = np.divmod(np.arange(first, last), count)
-    return EpochRows(permuted(Order.IMAGES, seed, epoch, count, position), epoch)
+    return permuted(Order.IMAGES, seed, epoch, count, position), epoch

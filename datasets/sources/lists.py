@@ -69,11 +69,7 @@ def source_folder(path: Path, expected: str, remedy: str) -> Path:
 
 def is_text(name: str) -> bool:
     """Whether a file's name is UTF-8, as every column of a table has to be."""
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+    return name == name.encode(errors="ignore").decode()
 
 
 def inside(path: str) -> str | None:

@@ -118,7 +118,9 @@ def list_voc(
             tags = list[list[int]]([] for _ in listed.ids)
             masks_of_list = [None for _ in listed.ids]
         else:
-            tags = _read_list_tags(tags_from, devkit, listed)
+            by_list = listed.tags_path.is_file() or not (devkit.root / "Annotations").is_dir()
+            listed_tags = tags_from == "lists" or (tags_from == "auto" and by_list)
+            tags = (_tags_listed if listed_tags else _tags_annotated)(devkit, listed)
             lacking = lacking_masks(masks_of_list.count(None), len(masks_of_list), listed.split)
             notes += [f"{note} (a folder {MASKS}, or SBD by `sbd`, would change that)" for note in lacking]
         if listed.split == "train":
@@ -165,14 +167,6 @@ def _read_list(devkit: _Devkit, split: str, name: str, val_list: str, sbd: Path 
 def _read_ids(path: Path, remedy: str) -> list[str]:
     """The image ids of a list, one per line, in its order."""
     return [line for _, line in read_lines(path, "a UTF-8 text file with one image id per line", remedy)]
-
-
-def _read_list_tags(tags_from: str, devkit: _Devkit, listed: _DevkitList) -> list[list[int]]:
-    """The class indices of each image of a list, ascending; adds to the list's notes."""
-    by_list = listed.tags_path.is_file() or not (devkit.root / "Annotations").is_dir()
-    if tags_from == "lists" or (tags_from == "auto" and by_list):
-        return _tags_listed(devkit, listed)
-    return _tags_annotated(devkit, listed)
 
 
 def _tags_listed(devkit: _Devkit, listed: _DevkitList) -> list[list[int]]:

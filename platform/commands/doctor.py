@@ -113,7 +113,7 @@ def _dense_crf() -> tuple[str, ...]:
 def _ray() -> tuple[str, ...]:
     import ray
 
-    if len(folder := tempfile.gettempdir()) > 40:
+    if len(folder := "/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir()) > 40:
         return "bad", f"{folder} is too long a name for Ray's sockets", "set TMPDIR to a short path"
     address = os.environ.get("RAY_ADDRESS")
     where = f"cluster {address}" if address else "a local Ray is started for each run"

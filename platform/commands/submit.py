@@ -78,9 +78,8 @@ def job_command(root: Any, arguments: Sequence[str], files: Path, *, verbose: bo
         values = given[parameter.name]
         for value in values if isinstance(values, list | tuple) else [values]:
             if copy := _on_nodes(parameter, value, files):
-                option = parameter.opts[0]
-                copies = {str(value): copy, f"{option}={value}": f"{option}={copy}"}
-                words = [copies.get(word, word) for word in words]
+                parts = [word.partition("=") if word.startswith("--") else ("", "", word) for word in words]
+                words = [f"{a}{b}{copy if Path(c) == Path(value) else c}" for a, b, c in parts]
     shown = ["--verbose"] if verbose and "verbose" in given else []
     return ["python", "-m", "mcis.platform.cli", *words, *shown]
 

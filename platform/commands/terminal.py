@@ -117,7 +117,7 @@ def show_removal(plan: "Plan", workspace: "Workspace") -> None:
     """What is to be removed, its sum, and notes on what stays."""
     if plan.garbage:
         rows = [(str(each.path.relative_to(workspace.root)), each.why, byte_text(each.size)) for each in plan.garbage]
-        rows.append((f"sum of {len(rows)}", "", byte_text(plan.size)))
+        rows.append((f"sum of {len(rows)}", "", byte_text(sum(each.size for each in plan.garbage))))
         title = f"To be removed from {workspace.root}"
         console.print(table_of(title, ("what", "why", "size"), rows, numbers=("size",)))
     for note in plan.notes:

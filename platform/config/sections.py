@@ -201,7 +201,7 @@ def _corrected_masks_beside_the_truth(config: Config) -> Iterator[str]:
         yield "data.corrected is set but supervision is full, which has the masks of all images; leave one of them out"
 
 
-def _later_networks(config: Config) -> dict[str, SegmenterConfig | AffinityNetConfig]:
+def later_networks(config: Config) -> dict[str, SegmenterConfig | AffinityNetConfig]:
     """The networks behind the classifier that take part, by the names of their sections."""
     return {"segmenter": config.segmenter, **({"affinity_net": config.affinity_net} if config.walks else {})}
 
@@ -239,7 +239,7 @@ def _a_frozen_backbone_without_weights(config: Config) -> Iterator[str]:
             "classifier.trained is neck but classifier.backbone is vgg16, whose last layers are new: they would stay "
             "random; set classifier.trained=1, which trains these"
         )
-    for name, network in _later_networks(config).items():
+    for name, network in later_networks(config).items():
         starts_from_classifier = isinstance(network, SegmenterConfig) and network.init == "classifier"
         if network.trained != "all" and not starts_from_classifier and weights.origin(name) == "none":
             yield (f"{name}.trained is {network.trained} but weights.{name} is none: what is not trained stays random")
@@ -247,7 +247,7 @@ def _a_frozen_backbone_without_weights(config: Config) -> Iterator[str]:
 
 def _workers_without_a_sample(config: Config) -> Iterator[str]:
     workers = config.compute.workers
-    batches = {name: network.batch for name, network in _later_networks(config).items()}
+    batches = {name: network.batch for name, network in later_networks(config).items()}
     for name, batch in {"classifier": config.classifier.batch, **batches}.items():
         if batch < workers:
             yield (

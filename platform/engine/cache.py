@@ -96,7 +96,7 @@ def cached(name: str, fill: Callable[[Path], object], context: RunContext, size:
         None where the nodes share no disk.
     """
     workspace, folder = context.workspace, context.workspace.cache / name
-    if workspace.uri and not is_one_node():
+    if workspace.uri and ("RAY_ADDRESS" in os.environ or not is_one_node()):  # nodes may come later
         console.print("note: the nodes share no disk, so images are decoded each time", markup=False)
         return None
     context.caches.append(folder.name)

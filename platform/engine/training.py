@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import wait
 from pathlib import Path
@@ -126,7 +127,8 @@ def _reserved(compute: ComputeConfig) -> list[Bundle]:
 
     Elastic workers take every CPU that is free, so that where tasks decode there has to be one beside all of them.
     """
-    tasks = compute.decode == "tasks" or (compute.decode == "auto" and compute.min_workers is None)
+    several = compute.min_workers is None and "RAY_ADDRESS" in os.environ  # nodes: on one of them threads decode
+    tasks = compute.decode == "tasks" or (compute.decode == "auto" and several)
     worker = {"CPU": compute.worker_cpus} | ({"GPU": compute.gpu_share} if compute.gpu else {})
     workers = compute.workers if compute.decode == "tasks" else compute.least_workers
     return [*[worker] * workers, *[{"CPU": 1.0}] * tasks]

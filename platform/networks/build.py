@@ -1,6 +1,5 @@
 """The networks that a configuration names, built or loaded from a finished stage."""
 
-import functools
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -55,15 +54,6 @@ def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClass
             phi_std=config.phi_std,
             correlated=config.equivariant.weight > 0,
         )
-
-
-@functools.cache
-def embedding_shape(config: ClassifierConfig, classes: int) -> tuple[int, int, int]:
-    """(C, H, W) of the features that localization keeps of an image."""
-    with torch.device("meta"), torch.inference_mode():
-        model = build_classifier(config, classes).eval()
-        c, h, w = model.features(torch.zeros(1, 3, config.input_size, config.input_size)).shape[1:]
-    return c, h, w
 
 
 def build_affinity_net(config: AffinityNetConfig) -> AffinityNet:

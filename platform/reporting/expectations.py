@@ -5,8 +5,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mcis.datasets.index import Listing, shown
-from mcis.platform.config.sections import Config
-from mcis.platform.config.training import CropSection
+from mcis.platform.config.sections import Config, later_networks
 from mcis.platform.outputs.read_index import of_split
 
 _FEW = 10
@@ -38,12 +37,9 @@ def _few_images(tagged: pa.Table, names: tuple[str, ...]) -> list[str]:
 
 def _unseen(config: Config, images: int) -> list[str]:
     """The trainings that do not see all of so many images in their steps."""
-    trainings: dict[str, CropSection] = {"segmenter": config.segmenter}
-    if config.walks:
-        trainings["affinity_net"] = config.affinity_net
     return [
         f"the {name} sees at most {seen:,} of {images:,} training images; {name}.epochs=1 shows it each of them once"
-        for name, section in trainings.items()
+        for name, section in later_networks(config).items()
         if (seen := section.updates(images) * section.batch) < images
     ]
 

@@ -1,6 +1,7 @@
 """What `mcis export` writes of a run: maps with overlays, pseudo masks, predictions, the network."""
 
 import contextlib
+import hashlib
 import itertools
 import json
 import os
@@ -70,7 +71,7 @@ def export_maps(workspace: Workspace, name: str, out: Path) -> str:
 
     Each map is clipped at 0 and divided by its maximum, for any `maps.scale`.
     """
-    index = open_index(workspace, name, ["image_id", "uri", "height", "width"])
+    index = open_index(workspace, name, ["image_id", "uri", "height", "width", "content_hash"])
     shards = Shards(table_of(workspace, name, "localize", "maps"))
     names, files = names_of(shards, out), list(names_of(index.classes, out, what="class(es)").values())
     rows = {row["image_id"]: row for row in index.index.to_pylist()}
@@ -88,7 +89,7 @@ def _write_maps(shards: Shards, row: dict[str, Any], files: Sequence[str], folde
     assert found is not None, f"no localization map of {row['image_id']} in its own table"
     activations = torch.from_numpy(found.maps)
     maps = score_maps(activations, found.grids, "maximum", row["height"], row["width"]).numpy()
-    image = Image.fromarray(read_rgb(row["uri"]))
+    image = Image.fromarray(read_rgb(row["uri"], content_hash=row["content_hash"]))
     for k, heat in zip(found.classes.tolist(), maps, strict=True):
         name = files[k]
         gray = Image.fromarray((heat * 255).round().astype(np.uint8))
@@ -131,11 +132,11 @@ def export_masks(workspace: Workspace, name: str, out: Path) -> str:
     devkit = out / "VOCdevkit" / "VOC2012"
     masked = list(rows_of(table, ["image_id", "cue"]))
     names = names_of((row["image_id"] for row in masked), out)
-    images = {row["image_id"]: row for row in index.index.select(["image_id", "uri", "height", "width"]).to_pylist()}
+    images = {row["image_id"]: row for row in index.index.to_pylist()}
 
     def write(row: dict[str, Any]) -> int:
         named, image = names[row["image_id"]], images[row["image_id"]]
-        _write_image(image["uri"], devkit / "JPEGImages" / f"{named}.jpg")
+        _write_image(image, devkit / "JPEGImages" / f"{named}.jpg")
         labels = resize_labels(decode_labels(row["mask"]), image["height"], image["width"])
         write_bytes(devkit / "SegmentationClass" / f"{named}.png", encode_labels(labels))
         return 1
@@ -149,14 +150,15 @@ def export_masks(workspace: Workspace, name: str, out: Path) -> str:
     return f"{count} images and their pseudo masks in {devkit}"
 
 
-def _write_image(uri: str, path: Path) -> None:
+def _write_image(row: dict[str, Any], path: Path) -> None:
     """An image as a JPEG that lies as its mask does: readers apply no EXIF orientation."""
-    with contextlib.suppress(OSError, ValueError):  # where it cannot be read, `read_rgb` says why
-        if lies_upright_as_jpeg(content := read_bytes(uri)):
+    with contextlib.suppress(OSError, ValueError):  # where it cannot be read, or was changed, `read_rgb` says so
+        content = read_bytes(row["uri"])
+        if lies_upright_as_jpeg(content) and hashlib.sha256(content).hexdigest() == row["content_hash"]:
             write_bytes(path, content)
             return
-    stream = BytesIO()
-    Image.fromarray(read_rgb(uri)).save(stream, "JPEG", quality=_QUALITY, subsampling=0)
+    stream, image = BytesIO(), Image.fromarray(read_rgb(row["uri"], content_hash=row["content_hash"]))
+    image.save(stream, "JPEG", quality=_QUALITY, subsampling=0)
     write_bytes(path, stream.getvalue())
 
 
@@ -185,7 +187,7 @@ def export_yolo(classes: Sequence[str], labelled: Iterable[_Labelled], out: Path
         polygons = [(label - 1, (_outline(region) + 0.25) / labels.shape[::-1]) for label, region in _regions(labels)]
         lines = [f"{k} {' '.join(f'{value:.6f}' for value in polygon.flat)}\n" for k, polygon in polygons]
         write_bytes(out / "labels" / f"{named}.txt", "".join(lines).encode())
-        _write_image(row["uri"], out / "images" / f"{named}.jpg")
+        _write_image(row, out / "images" / f"{named}.jpg")
         count += len(lines)
     names = json.dumps(list(classes))  # is YAML as well
     write_bytes(
@@ -209,7 +211,7 @@ def export_label_studio(classes: Sequence[str], labelled: Iterable[_Labelled], o
             result.append({**shape, "type": "polygonlabels", "value": value})
         image = {"image": f"/data/local-files/?d=images/{quote(named)}.jpg"}
         tasks.append({"data": image, "predictions": [{"model_version": "mcis", "result": result}]})
-        _write_image(row["uri"], out / "images" / f"{named}.jpg")
+        _write_image(row, out / "images" / f"{named}.jpg")
     write_json(out / "tasks.json", tasks)
     names = "".join(f"<Label value={quoteattr(name)}/>" for name in classes)
     shown = f'<Image name="image" value="$image"/><PolygonLabels name="label" toName="image">{names}</PolygonLabels>'

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import jinja2
 from PIL import Image
 
-from mcis.platform.runs.scores import grouped, percent
+from mcis.platform.runs.scores import grouped
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -60,7 +60,6 @@ def _templates() -> jinja2.Environment:
         "decimal": "{:.1f}".format,
         "duration": lambda seconds: None if seconds is None else timedelta(seconds=round(seconds)),
         "exact": float,
-        "share": percent,
         "png": lambda picture: data_uri(picture, "PNG"),
         "jpeg": lambda picture: data_uri(picture, "JPEG"),
     }

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import Picture, decode_labels, resize_labels
 from mcis.datasets.images.squares import read_rgb
+from mcis.datasets.outlines import library
 from mcis.datasets.sources.photographs import Photograph
 from mcis.datasets.tables.shards import Shards
 from mcis.models.counts import confusion
@@ -97,6 +98,8 @@ def write_suggestions(
     if (out / "masks").exists():
         there = f"{out / 'masks'} is there, and may hold masks that were corrected"
         raise UserError(there, "a folder without masks", "name another --out, or move them away")
+    if format == "coco":
+        library("pycocotools.mask")  # before the network is at work for minutes
     found = suggestions(workspace, name, predictor, count)
     names = names_of((each.row["image_id"] for each in found), out)
     photographs = [Photograph(each.row["uri"], names[each.row["image_id"]]) for each in found]
@@ -121,7 +124,7 @@ def _page(
     """A page of what was found: each image, its pseudo mask, and the network's among its tags."""
     masks, panels = Shards(table_of(workspace, name, "pseudo_masks", "masks"), ["labels"]), list[Panel]()
     for (row, _, _), mask in zip(found, predicted, strict=True):
-        image = read_rgb(row["uri"], max_side=2 * CELL_HEIGHT)
+        image = read_rgb(row["uri"], max_side=2 * CELL_HEIGHT, content_hash=row["content_hash"])
         taught = decode_labels(masks.rows(row["image_id"])["labels"][0].as_py())  # type: ignore[index]
         both = [resize_labels(each, *image.shape[:2]) for each in (taught, mask)]
         about = {"image_id": row["image_id"], "split": "train", "tags": tuple(classes[tag] for tag in row["tags"])}

@@ -177,11 +177,6 @@ class Plan(NamedTuple):
     garbage: list[Garbage]
     notes: list[str]
 
-    @property
-    def size(self) -> int:
-        """Bytes of it all."""
-        return sum(each.size for each in self.garbage)
-
 
 def plan_removal(workspace: Workspace, names: Sequence[str] = ()) -> Plan:
     """What could be removed, if these runs, and studies with their trials, went first; UserError where there is no such

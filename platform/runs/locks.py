@@ -78,7 +78,7 @@ def hold_workspace(workspace: Workspace, who: str) -> Iterator[None]:
 
 def runs_in_progress(workspace: Workspace) -> list[Holder]:
     """The holders of the names of runs and studies, in the order of these names."""
-    return [holder for holder in map(_holder, workspace.lock_files("run")) if holder]
+    return [holder for holder in map(_holder, sorted(workspace.store.glob(".run-*.lock"))) if holder]
 
 
 def run_holder(workspace: Workspace, name: str) -> Holder | None:

@@ -29,8 +29,7 @@ if TYPE_CHECKING:
 Watch = Callable[[str, Sequence[Mapping[str, Any]]], None]
 """Is told what a training under way has logged: its network's name, and the records that are new."""
 LogModel = Callable[["MlflowClient", str, str, RunFolder], None]
-"""Logs the trained network of a run's folder: to the store, the experiment and the MLflow run of these ids; and
-registers it where a name is given."""
+"""Logs the trained network of a run's folder: to the store, the experiment and the MLflow run of these ids."""
 
 
 class Tracked(BaseModel):

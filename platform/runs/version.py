@@ -93,20 +93,18 @@ def _parsed(module: str) -> tuple[str, tuple[str, ...]]:
     file = _file(module)
     assert file is not None
     tree = ast.parse(file.read_bytes())
-    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-    names = list(_imports(tree, package))
-    return hashlib.sha256(ast.dump(_Bare().visit(tree)).encode()).hexdigest(), tuple(names)
+    names = tuple(_imports(tree))
+    return hashlib.sha256(ast.dump(_Bare().visit(tree)).encode()).hexdigest(), names
 
 
-def _imports(tree: ast.AST, package: str) -> Iterator[str]:
-    """Names that may be modules of mcis, also of imports that wait inside a function, and of tables' texts."""
+def _imports(tree: ast.AST) -> Iterator[str]:
+    """Names that may be modules of mcis, also of imports that wait inside a function, and of tables' texts; no import
+    of the project is relative."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            start = ".".join([*above, *([node.module] if node.module else [])])
-            yield from (start, *(f"{start}.{alias.name}" for alias in node.names))
+            yield from (str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _ENTRY.fullmatch(node.value):
             yield node.value.partition(":")[0]
 
@@ -121,13 +119,15 @@ class _Bare(ast.NodeTransformer):
 
 @functools.cache
 def _of_packages() -> tuple[str, ...]:
-    """The modules that installed packages add to the tables of mcis, each with a digest of its file."""
+    """The packages whose modules stand in the tables of mcis, each with a digest of all its modules."""
     found = importlib.metadata.entry_points()
     points = [point for group in found.groups if group.startswith("mcis.") for point in found.select(group=group)]
     lines = []
-    for name in sorted({point.module for point in points}):
+    for name in sorted({point.module.partition(".")[0] for point in points}):
         spec = importlib.util.find_spec(name)
-        content = Path(spec.origin).read_bytes() if spec and spec.origin else b""
+        places = [*(spec.submodule_search_locations or ()), spec.origin or ""] if spec else []
+        files = {file for place in places for file in (Path(place), *Path(place).rglob("*.py")) if file.is_file()}
+        content = b"".join(file.read_bytes() for file in sorted(files))
         lines.append(f"{name} {hashlib.sha256(content).hexdigest()}")
     return tuple(lines)
 
@@ -152,9 +152,5 @@ def environment(device: str) -> dict[str, str]:
     """Versions of Python, the machine, the packages and the project's own code, and the class of device."""
     versions = {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
     versions["cores"] = str(os.cpu_count())
-    for name in _PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            versions[name] = "absent"
+    versions |= {name: importlib.metadata.version(name) for name in _PACKAGES}
     return versions | {"mcis": project_version(), "code": code_digest(), "device": device}

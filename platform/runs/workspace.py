@@ -230,10 +230,6 @@ class Workspace:
         """The file of the lock of a stage and its key, of `run` and its name, or of another part of the workspace."""
         return self.store / f".{what}-{name}.lock"
 
-    def lock_files(self, what: str) -> list[Path]:
-        """The files of the locks of all stages of a name, or of all runs, in the order of their names."""
-        return sorted(self.store.glob(f".{what}-*.lock"))
-
     def lock(self, what: str, name: str) -> FileLock:
         """A lock for what takes a moment; `runs.locks` has those whose holder says who it is."""
         return FileLock(self.lock_file(what, name), fallback_to_soft=False)

@@ -49,6 +49,15 @@ def test_a_mask_is_named_after_the_image_id_or_after_its_file_where_no_other_has
         found("b.png")
 
 
+def test_masks_with_the_labels_of_other_classes_show_before_the_trainings(small: Any, tmp_path: Path) -> None:
+    for path in (small.root / "SegmentationClassAug").glob("train_*.png"):
+        labels = decode_labels(path.read_bytes())
+        other = np.where((labels > 0) & (labels < 255), labels % 3 + 1, labels).astype(np.uint8)
+        (tmp_path / path.name).write_bytes(encode_labels(other))
+    with pytest.raises(UserError, match="true masks hold no tag of their images, or others"):
+        pipeline.check(small.settings(f"data.corrected={tmp_path}").config, small.workspace, "any")
+
+
 @pytest.mark.slow
 def test_an_image_with_a_corrected_mask_is_scored_no_more_although_maps_stay(small: Any, tmp_path: Path) -> None:
     assert small.run("scored", until="localize").scores[0].images == 24

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -52,7 +53,7 @@ def made(workspace: Workspace, images: dict[str, Path], classes: tuple[str, ...]
         if Image.open(path).getexif().get(0x0112) == 6:
             height, width = width, height
         row = {"image_id": image_id, "uri": str(path), "domain": "target", "split": "test", "tags": [0]}
-        rows.append(row | {"height": height, "width": width, "content_hash": image_id})
+        rows.append(row | {"height": height, "width": width, "content_hash": sha256(path.read_bytes()).hexdigest()})
     index = workspace.output("index", "made")
     write_table(index / "index.parquet", pa.Table.from_pylist(rows, schema=INDEX_SCHEMA))
     write_table(index / "rejects.parquet", pa.table({"image_id": pa.array([], pa.string())}))
@@ -124,6 +125,9 @@ def test_pseudo_masks_are_a_devkit_that_torchvision_reads(images: dict[str, Path
     assert [row["image"] for row in cues] == list(images)
     assert [row["name"] for row in cues] == (devkit / "ImageSets/Segmentation/train.txt").read_text().splitlines()
     assert (tmp_path / "out" / "labels.csv").read_text().splitlines()[2] == "1,cat,128,0,0"
+    image(60, 81).save(images["plain"])
+    with pytest.raises(UserError, match=r"plain\.jpg was replaced or changed since it was indexed"):
+        export(workspace, "made", "masks", tmp_path / "out")
 
 
 @pytest.fixture

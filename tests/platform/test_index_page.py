@@ -164,9 +164,8 @@ def test_terminal_tells_the_same_figures() -> None:
     index = random_index()
     facts = index_facts(index, rejects_of(["truncated: x"]), CLASSES)
     stream = StringIO()
-    show_index(
-        index, rejects_of(["truncated: x"]), (HOSTILE, *CLASSES[1:]), ["a [red]note"], Console(file=stream, width=200)
-    )
+    rejects, wide = rejects_of(["truncated: x"]), Console(file=stream, width=200)
+    show_index(index, rejects, (HOSTILE, *CLASSES[1:]), ["a [red]note"], wide)
     text = stream.getvalue()
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if "│" in line]
     assert ["every image", *map(str, (*facts.images, 300))] in cells

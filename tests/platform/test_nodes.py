@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.nodes import missing_bundles
+from mcis.platform.engine.training import _reserved
 
 PORT = 6379  # Ray's fake nodes know no other
 GPU, CPU = {"GPU": 1, "CPU": 0.5}, {"CPU": 1}
@@ -32,6 +34,13 @@ def test_bundles_have_room_on_one_node_each(
     before = json.dumps(nodes)
     assert missing_bundles(bundles, nodes) == missing
     assert json.dumps(nodes) == before
+
+
+def test_one_core_is_enough_where_there_is_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert missing_bundles(_reserved(ComputeConfig(cpus=1)), [{"CPU": 1.0}]) == []
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    assert _reserved(ComputeConfig(cpus=1))[-1] == CPU
 
 
 def scaling(workers: dict[str, dict[str, float]]) -> dict[str, object]:

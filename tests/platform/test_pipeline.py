@@ -81,7 +81,7 @@ def test_a_changed_threshold_never_retrains_the_classifier(small: Any) -> None:
 
 @pytest.mark.slow
 def test_baselines_are_made_again_of_other_saliency_maps(small: Any, tmp_path: Path) -> None:
-    """Also where nothing before them reads saliency."""
+    """Also where nothing before them reads saliency; where no mask is made of it they may be anything."""
     root = small.draw(tmp_path)
     before = small.run("baselines", root=root, until="localize")
     for path in (root / "SaliencyMaps").iterdir():
@@ -90,6 +90,9 @@ def test_baselines_are_made_again_of_other_saliency_maps(small: Any, tmp_path: P
     assert computed(after) == ["evaluate", "report"]
     baselines = [[s.miou for s in r.scores if s.what == "baseline"] for r in (before, after)]
     assert all(whole < salient for salient, whole in zip(*baselines, strict=True))
+    Image.new("RGB", (7, 5)).save(path)
+    unread = small.run("unread", "pseudo_masks.background=crf", root=root, until="localize")
+    assert {score.what for score in unread.scores} == {"localization_maps"}
 
 
 def test_another_scale_of_maps_is_another_score_of_the_same_maps(small: Any) -> None:

@@ -166,8 +166,9 @@ def test_failures_have_their_cause(tmp_path: Path) -> None:
 
 def test_a_store_of_another_search_is_refused(tmp_path: Path) -> None:
     SearchTrials(search(tmp_path))
-    with pytest.raises(UserError, match="other axes"):
-        SearchTrials(search(tmp_path, objective="masks"))
+    for other in (search(tmp_path, objective="masks"), search(tmp_path, images="others")):
+        with pytest.raises(UserError, match="other images, axes"):
+            SearchTrials(other)
     search(tmp_path).folder.search.write_bytes(b"no database" * 1000)
     with pytest.raises(UserError, match="cannot be used"):
         SearchTrials(search(tmp_path))

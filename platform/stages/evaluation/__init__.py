@@ -22,7 +22,7 @@ from mcis.datasets.index import Listing, shown
 from mcis.datasets.storage.files import read_bytes, stamp, stamps
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.corrected import CORRECTED, with_corrected
-from mcis.platform.outputs.read_index import split_rows, truth_of_row
+from mcis.platform.outputs.read_index import of_split, split_rows, truth_of_row
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import file_stamps, write_json
 from mcis.platform.runs.results import PredictResult, StageResult
@@ -32,23 +32,32 @@ from mcis.platform.stages.evaluation.scoring import evaluate_predictions, evalua
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
-    """Reads some of the masks that are scored, so that a wrong kind of them shows before the trainings: UserError as of
-    `read_truth`, or where most of them contradict their images' tags."""
+    """Reads some of the masks that are scored, and of the corrected ones, so that a wrong kind of them shows before the
+    trainings: UserError as of `read_truth`, or where most of either contradict their images' tags."""
     columns = listing.table.select(["uri", "tags", "mask_uri", "split"])
     scored = pc.is_in(columns["split"], pa.array(["train", "val", config.predict.split]))
     truth = columns.filter(pc.and_(scored, pc.is_valid(columns["mask_uri"])))
-    looked_at, wrong = truth[:: len(truth) // _LOOKED_AT + 1].to_pylist(), list[str]()
+    _check_some(truth, listing.classes, least=1)
+    if config.data.corrected:
+        rows = with_corrected(of_split(listing.table, "train", tagged=True), config.data.corrected)
+        masks = rows.drop(["mask_uri"]).rename_columns({CORRECTED: "mask_uri"})
+        _check_some(masks.filter(pc.is_valid(masks["mask_uri"])), listing.classes, least=0)
+
+
+def _check_some(rows: pa.Table, classes: Sequence[str], *, least: int) -> None:
+    """Of masks that hold `least` classes at least: a corrected one may be all background."""
+    looked_at, wrong = rows[:: len(rows) // _LOOKED_AT + 1].to_pylist(), list[str]()
     for row in looked_at:
         if stamp(row["mask_uri"]):
             with contextlib.suppress(OSError, ValueError):  # which the index rejects
                 _, row["height"], row["width"] = decode_picture(read_bytes(row["uri"]), min_side=1, max_side=1)
-            found = tags_of_mask(truth_of_row(row, len(listing.classes)), len(listing.classes), row["mask_uri"])
-            if row["tags"] and not (found and {*found} <= {*row["tags"]}):
+            found = tags_of_mask(truth_of_row(row, len(classes)), len(classes), row["mask_uri"])
+            if row["tags"] and not (len(found) >= least and {*found} <= {*row["tags"]}):
                 wrong.append(row["mask_uri"])
     if 2 * len(wrong) > len(looked_at):
         raise UserError(
             f"{len(wrong)} of {len(looked_at)} true masks hold no tag of their images, or others: {shown(wrong)}",
-            f"k in the pixels of the k-th class of {', '.join(listing.classes)}; {IGNORE} is not scored",
+            f"k in the pixels of the k-th class of {', '.join(classes)}; {IGNORE} is not scored",
             "correct them, name the file of their classes by data.classes, or take them away: nothing is scored then",
         )
 

@@ -170,7 +170,8 @@ class ScoreTrain:
 
 
 def evaluate_train(config: Config, context: RunContext, rows: pa.Table) -> tuple[list[Score], dict[str, Curve]]:
-    """Scores the maps, the pseudo masks where there are any, and the baselines where every image has a saliency map.
+    """Scores the maps, the pseudo masks where there are any, and the baselines where every image has a saliency map and
+    masks are made of such.
 
     Beside the scores it returns the mIoU of the maps over thresholds, by the name of their score.
 
@@ -189,6 +190,9 @@ def evaluate_train(config: Config, context: RunContext, rows: pa.Table) -> tuple
         related=Shards(context.inputs["localize"] / "maps"),
         masks=Shards(context.inputs["pseudo_masks"] / "masks") if reached else None,
     )
+    if not config.pseudo_masks.reads_saliency:  # what nothing reads may be anything
+        at = rows.schema.get_field_index("saliency_uri")
+        rows = rows.set_column(at, "saliency_uri", pa.nulls(len(rows), pa.string()))
     part = context.part / TRAINING_IMAGES
     map_table(rows, worker, (), part, label="score train", compute=config.compute)
     shapes = dict.fromkeys((SINGLE_ROUND, RELATED), (bins, classes + 1, classes + 1))

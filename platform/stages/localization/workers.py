@@ -20,7 +20,8 @@ from mcis.models.coattention import pair_kinds, seen_from_n
 from mcis.models.localization import embed, released_map
 from mcis.models.resampling import resample
 from mcis.platform.config.sections import Config
-from mcis.platform.networks.build import build_classifier, embedding_shape, load_trained, move_channels_last
+from mcis.platform.networks.build import build_classifier, load_trained, move_channels_last
+from mcis.platform.networks.features import features_shape
 from mcis.platform.outputs.relations import VECTORS
 from mcis.platform.outputs.tables import map_rows
 from mcis.platform.runs.files import write_table
@@ -198,7 +199,7 @@ class Relate:
         self.domains = torch.tensor([False, True] if source.any() else [False], device=self.device)
         model = load_trained(build_classifier(config.classifier, classes), weights)
         self.model = move_channels_last(model, self.device)
-        shape = embedding_shape(config.classifier, classes)
+        shape = features_shape(config.classifier)
         self.features = CachedRows(folder / "features", COLUMN, shape)
         released = config.localize.method.name == "released"
         self.selves = CachedRows(folder / "selves", COLUMN, shape[1:]) if released else None
