@@ -17,10 +17,10 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    epilog="Start with `mcis demo`, then `mcis doctor`, then `mcis run voc --voc VOCdevkit/VOC2012 --name first`.",
+    epilog="Start with `mcis demo`, then `mcis doctor`, then `mcis run tags --tags photos.csv --name mine`.",
 )
 app.command(
-    epilog="Examples: `mcis run voc --voc VOCdevkit/VOC2012 --name first --recipe small` · "
+    epilog="Examples: `mcis run voc --voc VOCdevkit/VOC2012 --set data.sbd=DIR --name first --recipe small` · "
     "`mcis run voc+web --voc DIR --web DIR --name web` · `mcis run tags --tags photos.csv --name mine` · "
     "`mcis run voc --voc DIR --name first --until pseudo_masks` · "
     "`mcis run voc --voc DIR --name r5 --set localize.related=5 --set seed=1` · "

@@ -69,7 +69,7 @@ def checks(workspace: Path) -> list[Check]:
         "disk": lambda: _disk(workspace),
         "cores, memory": _cores,
     }
-    return list(checked(parts, "run `make test`'s install step again"))
+    return list(checked(parts, "call `make clean`, then `make install`"))
 
 
 def checked(parts: Mapping[str, Callable[[], tuple[Any, ...]]], remedy: str) -> Iterator[Check]:

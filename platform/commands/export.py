@@ -15,7 +15,7 @@ def export(
     out: Annotated[Path, typer.Option(help="Folder; file for network (.pt2) and onnx (.onnx).")],
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
     format: Annotated[
-        str | None, typer.Option(help="Of masks: voc, coco, yolo, labelstudio; of predictions: png or one of these.")
+        str | None, typer.Option(help="Of masks: voc, coco, yolo, labelstudio; of predictions: png or the last three.")
     ] = None,
 ) -> None:
     """Write a part of a run for other programs.

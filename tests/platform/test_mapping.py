@@ -43,9 +43,7 @@ def squares(diary: Path) -> Callable[[int], Callable[[pa.Table], pa.Table]]:
 
 def mapped(folder: Path, diary: Path, shard_rows: int = 5) -> int:
     diary.mkdir(exist_ok=True)
-    return map_table(
-        TABLE, squares(diary), (2,), folder / "out", label="squares", compute=COMPUTE, shard_rows=shard_rows
-    )
+    return map_table(TABLE, squares(diary), (2,), folder / "out", label="rows", compute=COMPUTE, shard_rows=shard_rows)
 
 
 def worked(diary: Path) -> list[int]:

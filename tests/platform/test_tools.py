@@ -39,7 +39,8 @@ for split, listed in (("train", "train_aug"), ("val", "val")):
         masks = [Mask(labels == k, label=k - 1, id=k, group=k) for k in map(int, np.unique(labels)) if 0 < k < 255]
         items.append((name, split, devkit / f"JPEGImages/{name}.jpg", masks))
 polygons = {"segmentation_mode": "polygons"}  # else what is a mask would be a crowd
-for format, boxes, options in (("cvat", 0, {}), ("coco_instances", 0, polygons), ("yolo_ultralytics", 1, {})):
+as_boxes = (("yolo_ultralytics", 1, {}), ("open_images", 1, {}))
+for format, boxes, options in (("cvat", 0, {}), ("coco_instances", 0, polygons), *as_boxes):
     made = [
         dm.DatasetItem(name, subset=split, media=dm.Image.from_file(str(path)), annotations=[
             Bbox(*m.get_bbox(), label=m.label, id=m.id, group=m.group) if boxes else m for m in masks
@@ -48,6 +49,7 @@ for format, boxes, options in (("cvat", 0, {}), ("coco_instances", 0, polygons),
     ]
     categories = (devkit / "classes.txt").read_text().split()
     dm.Dataset.from_iterable(made, categories=categories).export(str(out / format), format, save_media=True, **options)
+dm.Dataset.import_from(f"{out}/open_images", "open_images").export(f"{out}/open", "coco_instances", save_media=True)
 """
 READS = """
 import datumaro as dm
@@ -137,17 +139,19 @@ def call(*words: Any) -> None:
 def test_data_sets_of_tools_become_networks_and_their_masks_go_back(small: Any, tools: Any, tmp_path: Path) -> None:
     devkit, classes = small.root, (small.root / "classes.txt").read_text().split()
     tools("datumaro", WRITES, devkit, tmp_path)
-    annotations = tmp_path / "coco_instances" / "annotations"
     for split in ("train", "val"):
+        annotations = f"annotations/instances_{split}.json"
         places = {
+            "open": (tmp_path / "open" / annotations, "--images", tmp_path / "open/images" / split),
             "cvat": (tmp_path / "cvat" / f"{split}.xml", "--images", tmp_path / "cvat" / "images"),
-            "coco": (annotations / f"instances_{split}.json", "--images", tmp_path / "coco_instances/images" / split),
+            "coco": (tmp_path / "coco_instances" / annotations, "--images", tmp_path / "coco_instances/images" / split),
             "yolo": (tmp_path / "yolo_ultralytics",),
         }
         for format, place in places.items():
-            call("import", format, *place, "--out", tmp_path / "in" / format, "--split", split)
+            named = "coco" if format == "open" else format
+            call("import", named, *place, "--out", tmp_path / "in" / format, "--split", split)
     drawn = {path.stem: decode_labels(path.read_bytes()) for path in (devkit / "SegmentationClassAug").iterdir()}
-    for format in ("cvat", "coco", "yolo"):
+    for format in places:
         read = list_tagged(tmp_path / "in" / format / "photos.csv")
         ours = [classes.index(name) + 1 for name in read.classes]
         assert len(read.table) == len(drawn)
