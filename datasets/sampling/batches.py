@@ -181,6 +181,4 @@ class CropDecoder:
 
     def _labels(self, position: int) -> NDArray[np.uint8]:
         """The pseudo mask of an image, (H, W), 255 = ignore."""
-        rows = self.masks.rows(self.image_ids[position])
-        assert rows is not None, f"no pseudo mask of {self.image_ids[position]}"
-        return decode_labels(rows["mask"][0].as_py())
+        return decode_labels(self.masks.rows(self.image_ids[position])["mask"][0].as_py())

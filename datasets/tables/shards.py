@@ -56,10 +56,8 @@ class Shards:
                 images = read_parquet(folder / name, read, fetch=False)["image_id"].to_pylist()
                 self.shard_of |= dict.fromkeys(images, (name, at.changed))  # a file that changed is another shard
 
-    def rows(self, image_id: str) -> pa.Table | None:
-        """The rows of one image, or None if the table has none."""
-        if image_id not in self.shard_of:
-            return None
+    def rows(self, image_id: str) -> pa.Table:
+        """The rows of one image; KeyError where the table has none, which is no key of `shard_of`."""
         name, changed = self.shard_of[image_id]
         table = _read_shard(self.folder / name, self.columns, changed)
         return table.filter(pc.equal(table["image_id"], image_id))

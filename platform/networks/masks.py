@@ -74,7 +74,6 @@ def tagged_maps(
     """
     scale, side = config.maps.scale, config.data.max_side
     maps = image_maps(table, row["image_id"])
-    assert maps is not None, f"localize wrote no map for the tagged image {row['image_id']}"
     size = fitted(row["height"], row["width"], side)
     scores = walk(row, maps, size) if walk else score_maps(torch.from_numpy(maps.maps), maps.grids, scale, *size)
     return TaggedMaps(

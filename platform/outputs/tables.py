@@ -90,11 +90,9 @@ def map_rows(image_ids: Sequence[str], classes: Sequence[int], maps: NDArray[np.
     return pa.table(columns, schema=MAPS_SCHEMA)
 
 
-def image_maps(shards: Shards, image_id: str) -> ImageMaps | None:
-    """The maps of one image, out of a table with MAPS_SCHEMA, or None if it has none."""
+def image_maps(shards: Shards, image_id: str) -> ImageMaps:
+    """The maps of one image, out of a table with MAPS_SCHEMA; errors as of `Shards.rows`."""
     rows = shards.rows(image_id)
-    if rows is None:
-        return None
     column = rows["map"].combine_chunks()
     values = column.flatten().to_numpy(zero_copy_only=False).astype(np.float32)
     height, width, first, step = (rows[name][0].as_py() for name in ("height", "width", "first", "step"))

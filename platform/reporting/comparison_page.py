@@ -137,7 +137,6 @@ def _panels(comparison: Comparison, image_ids: Sequence[str]) -> dict[str, Panel
 def _mask(table: Shards, image_id: str) -> tuple[NDArray[np.uint8], str]:
     """The labels of an image in a table of predictions or pseudo masks, and which of the former they are."""
     rows = table.rows(image_id)
-    assert rows is not None, f"no mask of {image_id}, which the table lists"
     row = rows.to_pylist()[0]
     if "labels" in row:
         return decode_labels(row["labels"]), ""

@@ -86,7 +86,6 @@ def export_maps(workspace: Workspace, name: str, out: Path) -> str:
 
 def _write_maps(shards: Shards, row: dict[str, Any], files: Sequence[str], folder: Path) -> int:
     found = image_maps(shards, row["image_id"])
-    assert found is not None, f"no localization map of {row['image_id']} in its own table"
     activations = torch.from_numpy(found.maps)
     maps = score_maps(activations, found.grids, "maximum", row["height"], row["width"]).numpy()
     image = Image.fromarray(read_rgb(row["uri"], content_hash=row["content_hash"]))

@@ -67,7 +67,6 @@ def suggestions(workspace: Workspace, name: str, predictor: Predictor, count: in
 
     def compare(row: dict[str, Any], prediction: Prediction) -> NDArray[np.int64]:
         mask = masks.rows(row["image_id"])
-        assert mask is not None, f"no pseudo mask of the tagged image {row['image_id']}"
         labels = resize_labels(decode_labels(mask["labels"][0].as_py()), row["height"], row["width"])
         return confusion(labels, prediction.labels(), classes)
 
@@ -125,7 +124,7 @@ def _page(
     masks, panels = Shards(table_of(workspace, name, "pseudo_masks", "masks"), ["labels"]), list[Panel]()
     for (row, _, _), mask in zip(found, predicted, strict=True):
         image = read_rgb(row["uri"], max_side=2 * CELL_HEIGHT, content_hash=row["content_hash"])
-        taught = decode_labels(masks.rows(row["image_id"])["labels"][0].as_py())  # type: ignore[index]
+        taught = decode_labels(masks.rows(row["image_id"])["labels"][0].as_py())
         both = [resize_labels(each, *image.shape[:2]) for each in (taught, mask)]
         about = {"image_id": row["image_id"], "split": "train", "tags": tuple(classes[tag] for tag in row["tags"])}
         panels.append(Panel(**about, image=image, pseudo_mask=both[0], prediction=both[1]))

@@ -148,7 +148,7 @@ def panels_of(config: Config, context: RunContext, rows: pa.Table, split: str) -
         image_id, image = row["image_id"], read_rgb(row["uri"], max_side=config.data.max_side)
         shape: tuple[int, int] = image.shape[:2]
         truth, prediction = None, predictions.get(image_id)
-        mask = masks.rows(image_id) if masks else None
+        mask = masks.rows(image_id) if masks and image_id in masks.shard_of else None
         if "evaluate" in inputs and row["mask_uri"] and stamp(row["mask_uri"]):
             truth = resize_labels(truth_of_row(row, len(classes)), *shape)
         panels.append(
@@ -158,7 +158,7 @@ def panels_of(config: Config, context: RunContext, rows: pa.Table, split: str) -
                 tags=tuple(classes[k] for k in row["tags"]),
                 image=image,
                 truth=truth,
-                maps=image_maps(maps, image_id) if maps else None,
+                maps=image_maps(maps, image_id) if maps and image_id in maps.shard_of else None,
                 full_size=(row["height"], row["width"]),
                 pseudo_mask=decode_labels(mask["mask"][0].as_py()) if mask else None,
                 cue=mask["cue"][0].as_py() if mask else None,
@@ -174,7 +174,7 @@ def _predictions(config: Config, context: RunContext, rows: pa.Table, split: str
         return {}
     if split == context.result("predict", PredictResult).split:
         shards = Shards(context.inputs["predict"] / "predictions")
-        tables = (shards.rows(image_id) or rows.slice(0, 0) for image_id in rows["image_id"].to_pylist())
+        tables = (shards.rows(image_id) for image_id in rows["image_id"].to_pylist() if image_id in shards.shard_of)
         predicted = [row for table in tables for row in table.to_pylist()]
         return {row["image_id"]: decode_labels(row["crf"] or row["plain"]) for row in predicted}
     trained = TrainedRun(config, context.inputs["train_segmenter"], context.classes, config.data.max_side)

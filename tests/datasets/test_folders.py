@@ -127,7 +127,6 @@ def test_rows_in_a_bucket_are_found(bucket: pafs.FileSystem, tmp_path: Path, mon
     monkeypatch.setenv(folders.PLACE, str(tmp_path / "other"))
     folder = folder_of(bucket) / "store/maps"
     rows = Shards(folder).rows("2-1")
-    assert rows is not None
     assert rows["image_id"].to_pylist() == ["2-1"]
 
 

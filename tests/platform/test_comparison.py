@@ -187,7 +187,6 @@ def test_each_image_has_its_miou(root: Path) -> None:
     for number in range(8):
         truth = np.array(Image.open(root.parent / "data" / f"0-val{number}.png"))
         rows = table.rows(f"val{number}")
-        assert rows is not None
         mask = decode_labels(rows["crf"][0].as_py())
         assert of_run[f"val{number}"] == pytest.approx(mean(iou(confusion(truth, mask, 2))))
 
@@ -236,7 +235,6 @@ def test_images_have_photograph_truth_and_the_mask_of_every_run(root: Path) -> N
             assert [run for run, _, _ in of_runs] == ["a-s0", "b-s0"]
             for run, cell, note in of_runs:
                 rows = Shards(root / "store" / f"{stage}-{run}" / table).rows(name)
-                assert rows is not None
                 masked = replace(panel, prediction=decode_labels(rows[column][0].as_py()))
                 assert_shows([(run, cell, note)], masked, ["prediction"])
                 assert note.startswith("with CRF, mIoU here " if stage == "predict" else "mIoU here ")

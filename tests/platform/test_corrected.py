@@ -90,7 +90,7 @@ def test_corrected_masks_teach_as_they_are_and_are_not_scored(small: Any, tmp_pa
     for stage, table in (("pseudo_masks", "masks"), ("train_affinity", "labels")):
         rows = Shards(result.context.inputs[stage] / table)
         for name in names:
-            (mask,) = rows.rows(name.removesuffix(".png"))["mask"].to_pylist()  # type: ignore[index]
+            (mask,) = rows.rows(name.removesuffix(".png"))["mask"].to_pylist()
             np.testing.assert_array_equal(decode_labels(mask), decode_labels((folder / name).read_bytes()))
     made = result.context.result("pseudo_masks", StageResult)
     assert sum(made.counts["masks by domain and cue"].values()) == 24
@@ -112,7 +112,7 @@ def test_the_masks_to_correct_first_are_those_that_the_network_contradicts(small
     rows, masks = split_rows(run, "train", tagged=True).to_pylist(), Shards(run.inputs["pseudo_masks"] / "masks")
     both = []
     for row in rows:
-        (mask,) = masks.rows(row["image_id"])["labels"].to_pylist()  # type: ignore[index]
+        (mask,) = masks.rows(row["image_id"])["labels"].to_pylist()
         both.append((decode_labels(mask), predictor(row["uri"])))
 
     of_class = [sum(int((mask == k + 1).sum()) for mask, _ in both) for k in range(3)]

@@ -25,7 +25,6 @@ def test_maps_and_predictions_of_a_run_are_exported(small: Any, tmp_path: Path) 
     assert {Image.open(path).size for path in folder.iterdir()} == {(row["width"], row["height"])}
     assert {Image.open(path).mode for path in folder.glob("*.png")} == {"L"}
     mask = Shards(context.inputs["pseudo_masks"] / "masks").rows("train_000003")
-    assert mask is not None
     masks = tmp_path / "masks" / "VOCdevkit" / "VOC2012" / "SegmentationClass"
     assert (masks / "train_000003.png").read_bytes() == mask["mask"][0].as_py()
     assert (tmp_path / "predictions" / "labels.csv").read_text() == (tmp_path / "masks" / "labels.csv").read_text()

@@ -141,7 +141,6 @@ def maps_of(folder: Path, context: RunContext) -> list[torch.Tensor]:
     shards, out = Shards(folder / "maps"), []
     for row in split_rows(context, "train", tagged=True).to_pylist():
         of_image = image_maps(shards, row["image_id"])
-        assert of_image is not None
         assert of_image.classes.tolist() == row["tags"]
         out += list(torch.from_numpy(of_image.maps))
     return out

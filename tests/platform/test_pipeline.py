@@ -173,7 +173,7 @@ def test_full_supervision_trains_on_the_truth_and_every_score_says_so(small: Any
     masks = Shards(full.context.inputs["pseudo_masks"] / "masks")
     for row in read_table(full.context.inputs["index"] / "index.parquet").to_pylist():
         if row["split"] == "train":
-            (mask,) = masks.rows(row["image_id"])["mask"].to_pylist()  # type: ignore[index]
+            (mask,) = masks.rows(row["image_id"])["mask"].to_pylist()
             truth = np.array(Image.open(small.root / "SegmentationClassAug" / f"{row['image_id']}.png"))
             np.testing.assert_array_equal(decode_labels(mask), truth)
 

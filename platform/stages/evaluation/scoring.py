@@ -98,7 +98,6 @@ class ScoreVal:
         for row in rows.to_pylist():
             truth = truth_of_row(row, self.classes)
             prediction = self.predictions.rows(row["image_id"])
-            assert prediction is not None, f"no prediction of the image {row['image_id']}"
             pngs = {PLAIN: prediction["plain"][0].as_py(), WITH_CRF: prediction["crf"][0].as_py()}
             masks = {scored: decode_labels(png) for scored, png in pngs.items() if png is not None}
             out += mask_rows(row["image_id"], truth, masks, self.classes)
@@ -151,7 +150,6 @@ class ScoreTrain:
 
     def _map_counts(self, table: Shards, image_id: str, truth: NDArray[np.uint8]) -> Counts:
         image = image_maps(table, image_id)
-        assert image is not None, f"no localization map of the tagged image {image_id}"
         maps = score_maps(torch.from_numpy(image.maps), image.grids, self.scale, *truth.shape).numpy()
         return map_counts(truth, maps, image.classes, self.classes, self.bins)
 
@@ -159,7 +157,6 @@ class ScoreTrain:
         """What is scored of an image beside its maps: the pseudo mask, and the baselines where it has saliency."""
         if self.masks:
             mask = self.masks.rows(row["image_id"])
-            assert mask is not None, f"no pseudo mask of the tagged image {row['image_id']}"
             yield PSEUDO_MASKS, resize_labels(decode_labels(mask["labels"][0].as_py()), *truth.shape)
         if row["saliency_uri"]:
             salient = read_saliency(row["saliency_uri"], truth.shape) >= SALIENT
