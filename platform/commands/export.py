@@ -15,7 +15,8 @@ def export(
     out: Annotated[Path, typer.Option(help="Folder; file for network (.pt2) and onnx (.onnx).")],
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
     format: Annotated[
-        str | None, typer.Option(help="Of masks: voc, coco, yolo, labelstudio; of predictions: png or the last three.")
+        str | None,
+        typer.Option(help="Of masks: voc, coco, cvat, yolo, labelstudio; predictions: png or the last four."),
     ] = None,
 ) -> None:
     """Write a part of a run for other programs.

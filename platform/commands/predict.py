@@ -80,7 +80,7 @@ def suggest(
     out: Annotated[Path, typer.Option(help="Folder for masks to begin from, overlays and tables.")],
     count: Annotated[int, typer.Option(min=1, help="How many images.")] = 50,
     format: Annotated[
-        Literal["coco", "yolo", "labelstudio"] | None, typer.Option(help="Write OUT/FORMAT as well.")
+        Literal["coco", "cvat", "yolo", "labelstudio"] | None, typer.Option(help="Write OUT/FORMAT as well.")
     ] = None,
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
 ) -> None:

@@ -1,6 +1,7 @@
 """What `mcis export` writes of a run: maps with overlays, pseudo masks, predictions, the network."""
 
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -11,6 +12,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
+from xml.etree import ElementTree
 from xml.sax.saxutils import quoteattr
 
 import numpy as np
@@ -161,12 +163,17 @@ def _write_image(row: dict[str, Any], path: Path) -> None:
     write_bytes(path, stream.getvalue())
 
 
+def _file_name(row: dict[str, Any], named: str) -> str:
+    """An image's id, with the suffix of its file."""
+    suffix = os.path.splitext(row["uri"].partition("?")[0])[1]
+    return named if named.endswith(suffix) else named + suffix
+
+
 def export_coco(classes: Sequence[str], labelled: Iterable[_Labelled], out: Path) -> int:
-    """Writes `annotations.json`: objects in run lengths; `file_name` is an image's id, with the suffix of its file."""
+    """Writes `annotations.json`: objects in run lengths; `file_name` is as of `_file_name`."""
     runs_of, images, objects = library("pycocotools.mask"), list[dict[str, Any]](), list[dict[str, Any]]()
     for row, named, labels in labelled:
-        suffix = os.path.splitext(row["uri"].partition("?")[0])[1]
-        image = {"id": len(images) + 1, "file_name": named if named.endswith(suffix) else named + suffix}
+        image = {"id": len(images) + 1, "file_name": _file_name(row, named)}
         images.append(image | {"height": row["height"], "width": row["width"]})
         for label, region in _regions(labels):
             runs = runs_of.encode(np.asfortranarray(region.astype(np.uint8)))
@@ -176,6 +183,30 @@ def export_coco(classes: Sequence[str], labelled: Iterable[_Labelled], out: Path
     categories = [{"id": label, "name": each} for label, each in enumerate(classes, 1)]
     write_json(out / "annotations.json", {"images": images, "categories": categories, "annotations": objects})
     return len(objects)
+
+
+def export_cvat(classes: Sequence[str], labelled: Iterable[_Labelled], out: Path) -> int:
+    """Writes `annotations.xml`, `CVAT for images`: objects as masks, in run lengths of their boxes, row by row."""
+    root, count = ElementTree.Element("annotations"), 0
+    ElementTree.SubElement(root, "version").text = "1.1"
+    known = functools.reduce(ElementTree.SubElement, ("meta", "task", "labels"), root)
+    for name in classes:
+        ElementTree.SubElement(ElementTree.SubElement(known, "label"), "name").text = name
+    for number, (row, named, labels) in enumerate(labelled):
+        about: dict[str, Any] = {"id": number, "name": _file_name(row, named)}
+        about |= {"width": labels.shape[1], "height": labels.shape[0]}
+        image = ElementTree.SubElement(root, "image", {name: str(value) for name, value in about.items()})
+        for label, region in _regions(labels):
+            ys, xs = (np.flatnonzero(region.any(axis=axis)) for axis in (1, 0))
+            inside = region[ys[0] : ys[-1] + 1, xs[0] : xs[-1] + 1].ravel()
+            runs = np.diff([0, *np.flatnonzero(np.diff(inside)) + 1, len(inside)]).tolist()
+            about = {"label": classes[label - 1], "rle": ", ".join(map(str, [0, *runs] if inside[0] else runs))}
+            about |= {"left": xs[0], "top": ys[0], "width": xs[-1] - xs[0] + 1, "height": ys[-1] - ys[0] + 1}
+            about |= {"occluded": 0, "z_order": 0, "source": "auto"}
+            ElementTree.SubElement(image, "mask", {name: str(value) for name, value in about.items()})
+            count += 1
+    write_bytes(out / "annotations.xml", ElementTree.tostring(root, "utf-8", xml_declaration=True))
+    return count
 
 
 def export_yolo(classes: Sequence[str], labelled: Iterable[_Labelled], out: Path) -> int:
@@ -271,7 +302,7 @@ EXPORTS: Mapping[str, Callable[[Workspace, str, Path], str]] = {
     "pretrained": export_pretrained,
 }
 """What is exported, and the function that writes it."""
-OBJECTS = {"coco": export_coco, "yolo": export_yolo, "labelstudio": export_label_studio}
+OBJECTS = {"coco": export_coco, "cvat": export_cvat, "yolo": export_yolo, "labelstudio": export_label_studio}
 """How masks and predictions are written as objects; the functions return how many there are."""
 _LABELS = {"masks": ("voc", "pseudo_masks", "masks"), "predictions": ("png", "predict", "predictions")}
 """What can be written as objects: the format in which EXPORTS writes it, the stage that leaves it, and its table."""

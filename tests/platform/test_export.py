@@ -181,6 +181,9 @@ def test_objects_of_coco_are_labels_for_all(labelled: tuple[Workspace, list[np.n
     again = CliRunner().invoke(app, ["import", "coco", file, "--images", images, "--out", str(tmp_path / "again")])
     assert "2 photographs of split train, 2 with tags, 2 with a mask" in again.output
     assert_imported(tmp_path / "again", labelled[1])
+    export(labelled[0], "made", "predictions", tmp_path / "cvat", "cvat")
+    import_data_set("cvat", tmp_path / "cvat" / "annotations.xml", tmp_path / "back", images=tmp_path / "in")
+    assert_imported(tmp_path / "back", labelled[1])
 
 
 @pytest.mark.filterwarnings("ignore:OpenCV")

@@ -53,7 +53,7 @@ dm.Dataset.import_from(f"{out}/open_images", "open_images").export(f"{out}/open"
 """
 READS = """
 import datumaro as dm
-found, areas = dm.Dataset.import_from(sys.argv[1], "coco_instances"), {}
+found, areas = dm.Dataset.import_from(sys.argv[1], sys.argv[2]), {}
 classes = [category.name for category in found.categories()[dm.AnnotationType.label]]
 for item in found:
     of = areas[Path(item.id).stem] = dict.fromkeys(classes, 0)
@@ -165,13 +165,15 @@ def test_data_sets_of_tools_become_networks_and_their_masks_go_back(small: Any, 
     options = [word for value in TINY for word in ("--set", value)]
     at = ("--workspace", small.workspace.root, "--name", "of-cvat")
     call("run", "tags", "--tags", tmp_path / "in/cvat/photos.csv", "--recipe", "small", *options, *at)
-    for format, folder in (("coco", "coco/annotations"), ("labelstudio", "studio")):
+    for format, folder in (("coco", "coco/annotations"), ("labelstudio", "studio"), ("cvat", "xml")):
         call("export", "masks", "--format", format, "--out", tmp_path / folder, *at)
     (tmp_path / "coco/annotations/annotations.json").rename(tmp_path / "coco/annotations/instances_train.json")
     (tmp_path / "coco/images/train").mkdir(parents=True)  # the names and the folder that datumaro looks for
-    areas = json.loads(tools("datumaro", READS, tmp_path / "coco"))
+    areas = json.loads(tools("datumaro", READS, tmp_path / "coco", "coco_instances"))
     train = {name: mask for name, mask in drawn.items() if name.startswith("train")}
     assert areas == {n: {name: int((m == k).sum()) for k, name in enumerate(classes, 1)} for n, m in train.items()}
+    (tmp_path / "xml" / "images").symlink_to(tmp_path / "in" / "cvat")
+    assert json.loads(tools("datumaro", READS, tmp_path / "xml", "cvat")) == areas
     tools("datumaro", CONVERTS, tmp_path / "studio", tmp_path / "done")
     call("import", "coco", tmp_path / "done/result.json", "--images", tmp_path / "done", "--out", tmp_path / "again")
     again = list_tagged(tmp_path / "again" / "photos.csv")
