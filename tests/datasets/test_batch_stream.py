@@ -129,7 +129,7 @@ both = pytest.mark.parametrize("decode_in", ["threads", "tasks"])
 
 
 @both
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_threads_and_tasks_stream_as_a_loop(drawn: pa.Table, world: int, decode_in: DecodeIn, ray_local: None) -> None:
     for rank in range(world):
         shard = WorkerShard(rank, world, 0, 30)

@@ -208,6 +208,7 @@ def test_a_mute_server_holds_nobody(faulty_s3: "FaultyS3", monkeypatch: pytest.M
                 ask(uri)
 
 
+@pytest.mark.slow
 def test_a_server_that_refuses_access_is_asked_once(faulty_s3: "FaultyS3") -> None:
     faulty_s3.files["/bucket/a"] = b"abc"
     uri = faulty_s3.uri("/bucket/a")

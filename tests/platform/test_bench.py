@@ -63,6 +63,7 @@ def test_every_part_is_measured_and_written(tmp_path: Path) -> None:
     assert lines["decoders"]["finding"].endswith(" limit")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("sizes")
 def test_a_part_that_fails_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*arguments: Any, **options: Any) -> None:

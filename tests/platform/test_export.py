@@ -277,9 +277,8 @@ NETWORKS = {
 }
 
 
-@pytest.mark.parametrize(
-    "network", ["largefov", *(pytest.param(each, marks=pytest.mark.slow) for each in ("pyramid", "convnext"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("network", ["largefov", "pyramid", "convnext"])
 def test_an_exported_network_predicts_without_mcis(trained: Callable[..., Path], tmp_path: Path, network: str) -> None:
     """For images of any size, at one scale and without the CRF; both networks, and a backbone of timm."""
     run = trained(5, *NETWORKS[network])

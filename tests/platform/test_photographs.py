@@ -180,7 +180,8 @@ def test_lines_of_the_docs_run(trained: Callable[..., Path], photos: Path, monke
     assert set(names["names"]) <= {"class 0", "class 1"}
 
 
-@pytest.mark.parametrize("processes", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [0, 1])
 def test_12_megapixels_take_two_gib(trained: Callable[..., Path], tmp_path: Path, processes: int) -> None:
     """Twenty classes, and noise, on which the CRF takes most: the peak of this process and of those of the CRF."""
     run = trained(20, "data.max_side=384")

@@ -297,6 +297,7 @@ def test_without_tagged_val_images_a_note_says_so(small: Any, tmp_path: Path) ->
     assert "no image of the split val has a tag" in " ".join(trained.notes)
 
 
+@pytest.mark.slow
 def test_a_run_whose_classifier_learns_nothing_ends_there_with_a_report(small: Any, tmp_path: Path) -> None:
     """Each image has the tags of another one: whatever is learnt of the training images says nothing of val ones."""
     root = small.draw(tmp_path, val=24)

@@ -154,7 +154,7 @@ print(number)
 """
 
 
-@pytest.mark.parametrize("how", ["first", "recompute"])
+@pytest.mark.parametrize("how", ["first", pytest.param("recompute", marks=pytest.mark.slow)])
 def test_a_kill_at_any_change_of_the_disk_leaves_nothing_that_is_half(tmp_path: Path, how: str) -> None:
     """A stage is computed for the first time, or again as by --from, in as many processes as it changes the disk."""
     command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(tmp_path), how]

@@ -160,6 +160,7 @@ def test_updates_read_nothing_back_until_the_log_is_written(monkeypatch: pytest.
     assert len(trainer.unchecked) == 10, "what would have been read in one go"
 
 
+@pytest.mark.slow
 def test_predictions_and_walks_stay_on_their_device(device: torch.device) -> None:
     recipe = RECIPES["photos"]()
     network = build_segmenter(recipe.segmenter, CLASSES).to(device).eval()
