@@ -95,6 +95,7 @@ def test_baselines_are_made_again_of_other_saliency_maps(small: Any, tmp_path: P
     assert {score.what for score in unread.scores} == {"localization_maps"}
 
 
+@pytest.mark.slow
 def test_another_scale_of_maps_is_another_score_of_the_same_maps(small: Any) -> None:
     other = small.run("range", "maps.scale=range", until="pseudo_masks")
     assert computed(other) == ["pseudo_masks", "evaluate", "report"]
@@ -316,6 +317,7 @@ def test_a_run_whose_classifier_learns_nothing_ends_there_with_a_report(small: A
     assert "learnt nothing" in " ".join(result.context.result("train_classifier", StageResult).remarks())
 
 
+@pytest.mark.slow
 def test_a_run_whose_masks_are_all_background_ends_behind_them(small: Any) -> None:
     nothing = ("maps.scale=maximum", "pseudo_masks.background=crf", "pseudo_masks.threshold=1", "pseudo_masks.floor=1")
     with pytest.raises(UserError, match=r"the 24 pseudo masks teach nothing: on average 0[.]") as error:
