@@ -50,7 +50,7 @@ Assignments = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one value; see `mcis config show`.")
 ]
 Until = Annotated[StageName | None, typer.Option(metavar="STAGE", help="Last stage to compute, such as pseudo_masks.")]
-_AGAIN = "Compute this stage, which no other run may use now, and all after it again; leave out behind an interrupt."
+_AGAIN = "Compute this stage and all after it again, while no other run uses it; if interrupted, repeat without it."
 From = Annotated[StageName | None, typer.Option("--from", metavar="STAGE", help=_AGAIN)]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show the workers' output and whole tracebacks.")]
 

@@ -156,7 +156,7 @@ class PseudoMasksConfig(Section):
     """An image with a smaller fraction of foreground is ignored whole (RELEASED_RECIPE, "Pseudo masks")."""
     threshold: Fraction = 0.3
     """Cues `crf` and `affinity`: background score against which foreground must win. What suits depends on the maps;
-    with `maps.scale=logarithm` 0.5 is activation 0 and 0.66 is 8. A surer classifier wants more (see its curve)."""
+    with `maps.scale=logarithm` 0.5 is activation 0 and 0.66 is 8. A surer classifier wants more."""
     background_threshold: Fraction = 0.1
     """The same cues: background score that is background for certain where it wins, at most `threshold`; what lies
     between the two is ignored. With `logarithm` 0.55 is activation 1."""

@@ -250,8 +250,8 @@ class Trainer(Generic[AnyBatch]):
         is_last = done == schedule.steps
         keep = is_last or done % self.job.compute.checkpoint_steps == 0
         keep = keep or (self.rank == 0 and time.monotonic() - self.kept > max(_PAUSE, 20 * self.took))
-        of, steps = self.job.validation, schedule.steps
-        validate = of is not None and of.due(done, steps=steps, steps_per_epoch=schedule.steps_per_epoch)
+        validation, steps, per_epoch = self.job.validation, schedule.steps, schedule.steps_per_epoch
+        validate = validation is not None and validation.due(done, steps=steps, steps_per_epoch=per_epoch)
         log = done % _LOG_EVERY == 0 or is_last or validate
         if log or keep:
             self._check_finite()

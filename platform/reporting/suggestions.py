@@ -94,9 +94,9 @@ def write_suggestions(
     Raises:
         UserError: as `suggestions`; an image id cannot be a file's name; or there are masks already.
     """
-    if (out / "masks").exists():
-        there = f"{out / 'masks'} is there, and may hold masks that were corrected"
-        raise UserError(there, "a folder without masks", "name another --out, or move them away")
+    for place in filter(Path.exists, (out / "masks", out / (format or "masks"))):
+        there = f"{place} is there, and may hold masks that were corrected"
+        raise UserError(there, "a folder without it", "name another --out, or move it away")
     if format == "coco":
         library("pycocotools.mask")  # before the network is at work for minutes
     found = suggestions(workspace, name, predictor, count)

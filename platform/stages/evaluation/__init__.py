@@ -37,28 +37,29 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     columns = listing.table.select(["uri", "tags", "mask_uri", "split"])
     scored = pc.is_in(columns["split"], pa.array(["train", "val", config.predict.split]))
     truth = columns.filter(pc.and_(scored, pc.is_valid(columns["mask_uri"])))
-    _check_some(truth, listing.classes, least=1)
+    _check_some(truth, listing.classes)
     if config.data.corrected:
         rows = with_corrected(of_split(listing.table, "train", tagged=True), config.data.corrected)
         masks = rows.drop(["mask_uri"]).rename_columns({CORRECTED: "mask_uri"})
-        _check_some(masks.filter(pc.is_valid(masks["mask_uri"])), listing.classes, least=0)
+        _check_some(masks.filter(pc.is_valid(masks["mask_uri"])), listing.classes, corrected=True)
 
 
-def _check_some(rows: pa.Table, classes: Sequence[str], *, least: int) -> None:
-    """Of masks that hold `least` classes at least: a corrected one may be all background."""
+def _check_some(rows: pa.Table, classes: Sequence[str], *, corrected: bool = False) -> None:
+    """As `check`, of rows and their masks; a corrected mask may be all background, as where a network sees nothing."""
     looked_at, wrong = rows[:: len(rows) // _LOOKED_AT + 1].to_pylist(), list[str]()
     for row in looked_at:
         if stamp(row["mask_uri"]):
             with contextlib.suppress(OSError, ValueError):  # which the index rejects
                 _, row["height"], row["width"] = decode_picture(read_bytes(row["uri"]), min_side=1, max_side=1)
             found = tags_of_mask(truth_of_row(row, len(classes)), len(classes), row["mask_uri"])
-            if row["tags"] and not (len(found) >= least and {*found} <= {*row["tags"]}):
+            if row["tags"] and not ((found or corrected) and {*found} <= {*row["tags"]}):
                 wrong.append(row["mask_uri"])
     if 2 * len(wrong) > len(looked_at):
+        what = f"{'corrected' if corrected else 'true'} masks hold no tag of their images, or others: {shown(wrong)}"
         raise UserError(
-            f"{len(wrong)} of {len(looked_at)} true masks hold no tag of their images, or others: {shown(wrong)}",
+            f"{len(wrong)} of {len(looked_at)} {what}",
             f"k in the pixels of the k-th class of {', '.join(classes)}; {IGNORE} is not scored",
-            "correct them, name the file of their classes by data.classes, or take them away: nothing is scored then",
+            "correct them, name the file of their classes by data.classes, or take them away",
         )
 
 
