@@ -33,23 +33,24 @@ class CrfParameters(Section):
 
 
 def dense_crf(rgb: NDArray[np.uint8], probabilities: _Float32, parameters: CrfParameters) -> _Float32:
-    """Refines probabilities (L, H, W) of L labels along the edges of the image (H, W, 3).
+    """Refines probabilities (L, H, W) of L labels along the edges of the image (H, W, 3); or several guesses of them,
+    (N, L, H, W), each by itself, in less time than one after the other.
 
     An image with a longer side than `max_side` is made smaller first, and the result is brought back to its size: time
     and memory then do not grow with the image.
 
     Returns:
-        (L, H, W), with sum 1 at every pixel.
+        As the probabilities, with sum 1 over the labels at every pixel.
     """
     if not parameters.iterations:
         return probabilities
     refined = refine(*shrunk(rgb, probabilities, parameters.max_side), parameters)
-    return refined if refined.shape == probabilities.shape else _resized(refined, probabilities.shape[1:])
+    return refined if refined.shape == probabilities.shape else _resized(refined, probabilities.shape[-2:])
 
 
 def shrunk(rgb: NDArray[np.uint8], probabilities: _Float32, max_side: int | None) -> tuple[NDArray[np.uint8], _Float32]:
-    """An image (H, W, 3) and its probabilities (L, H, W), made to fit where the longer side exceeds `max_side`."""
-    height, width = probabilities.shape[1:]
+    """An image (H, W, 3) and its probabilities (..., H, W), made to fit where the longer side exceeds `max_side`."""
+    height, width = probabilities.shape[-2:]
     size = fitted(height, width, max_side)
     if size == (height, width):
         return rgb, probabilities
@@ -58,24 +59,23 @@ def shrunk(rgb: NDArray[np.uint8], probabilities: _Float32, max_side: int | None
 
 
 def _resized(planes: NDArray[np.float32], size: tuple[int, ...]) -> NDArray[np.float32]:
-    """Planes (L, H, W) bilinearly at another size, smoothed where it shrinks; sums over the planes stay."""
+    """Planes (..., H, W) bilinearly at another size, smoothed where it shrinks; sums over the planes stay."""
     import torch  # late: a process that refines alone does without
     from torch.nn import functional
 
-    resized = functional.interpolate(torch.from_numpy(planes)[None], size=list(size), mode="bilinear", antialias=True)
-    return np.asarray(resized[0].numpy())
+    batch = torch.from_numpy(planes.reshape(1, -1, *planes.shape[-2:]))
+    resized = functional.interpolate(batch, size=list(size), mode="bilinear", antialias=True)
+    return np.asarray(resized.numpy().reshape(*planes.shape[:-2], *size))
 
 
 def refine(rgb: NDArray[np.uint8], probabilities: _Float32, parameters: CrfParameters) -> _Float32:
     """As `dense_crf`, at the image's own size whatever `max_side` is; pydensecrf keeps Python's lock meanwhile."""
     import pydensecrf.densecrf as pydensecrf
 
-    labels, height, width = probabilities.shape
+    labels, height, width = probabilities.shape[-3:]
     if labels == 1:
         return np.ones_like(probabilities)
     crf = pydensecrf.DenseCRF2D(width, height, labels)
-    unary = -np.log(np.maximum(probabilities, parameters.floor)).reshape(labels, -1)
-    crf.setUnaryEnergy(np.ascontiguousarray(unary, np.float32))
     crf.addPairwiseGaussian(sxy=parameters.position_std, compat=parameters.position_weight)
     crf.addPairwiseBilateral(
         sxy=parameters.bilateral_std,
@@ -83,4 +83,8 @@ def refine(rgb: NDArray[np.uint8], probabilities: _Float32, parameters: CrfParam
         rgbim=np.array(rgb, order="C"),  # a copy: pydensecrf refuses read-only arrays
         compat=parameters.bilateral_weight,
     )
-    return np.asarray(crf.inference(parameters.iterations), np.float32).reshape(labels, height, width)
+    refined = []
+    for unary in -np.log(np.maximum(probabilities, parameters.floor)).reshape(-1, labels, height * width):
+        crf.setUnaryEnergy(np.ascontiguousarray(unary, np.float32))
+        refined.append(np.asarray(crf.inference(parameters.iterations), np.float32))
+    return np.stack(refined).reshape(probabilities.shape)

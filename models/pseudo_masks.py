@@ -121,19 +121,17 @@ def by_crf(maps: TaggedMaps, *, threshold: float, background_threshold: float, c
         background_threshold: background score, at most `threshold`, that background has to win with.
         crf: parameters of the CRF.
     """
-    rgb = maps.read_rgb()
 
-    def refined(background: float) -> NDArray[np.uint8]:
+    def guess(background: float) -> NDArray[np.float32]:
         scores = np.concatenate([np.full((1, *maps.scores.shape[1:]), background, np.float32), maps.scores])
         rest = (1 - _CERTAINTY) / max(len(scores) - 1, 1)
         probabilities = np.full(scores.shape, rest, np.float32)
         np.put_along_axis(probabilities, scores.argmax(axis=0)[None], _CERTAINTY, axis=0)
-        return _labels(dense_crf(rgb, probabilities, crf).argmax(axis=0), maps.tags)
+        return probabilities
 
-    labels = refined(threshold)
-    mask = labels.copy()
-    mask[labels == 0] = IGNORE
-    mask[(labels == 0) & (refined(background_threshold) == 0)] = 0
+    both = np.stack([guess(threshold), guess(background_threshold)])
+    labels, lower = (_labels(refined.argmax(axis=0), maps.tags) for refined in dense_crf(maps.read_rgb(), both, crf))
+    mask = np.where((labels == 0) & (lower > 0), IGNORE, labels)
     return PseudoMask(labels, mask)
 
 

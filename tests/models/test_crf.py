@@ -118,6 +118,7 @@ def test_a_bounded_crf_is_that_of_the_smaller_image_brought_back() -> None:
     planes = np.kron(rng.dirichlet(np.ones(3), (4, 6)).transpose(2, 0, 1), np.ones((1, 16, 16))).astype(np.float32)
     got = dense_crf(rgb, planes, CrfParameters(max_side=48))
     assert got.shape == planes.shape
+    np.testing.assert_array_equal(dense_crf(rgb, np.stack([planes[::-1], planes]), CrfParameters(max_side=48))[1], got)
     np.testing.assert_allclose(got.sum(axis=0), 1, atol=1e-5)
     small = dense_crf(rgb[::2, ::2], np.ascontiguousarray(planes[:, ::2, ::2]), CrfParameters())
     assert (got.argmax(axis=0)[::2, ::2] == small.argmax(axis=0)).mean() > 0.97
