@@ -23,6 +23,7 @@ import torch
 
 from mcis.datasets.index import verify
 from mcis.datasets.sampling.batch_stream import WorkerShard
+from mcis.datasets.sampling.batches import MaskedImages
 from mcis.datasets.sampling.keyed_random import Draw, Order, generator_seeds, permuted
 from mcis.datasets.tables.memory_mapped import Features
 from mcis.datasets.tables.shards import Shards
@@ -138,13 +139,14 @@ class Plain:
         learner = AffinityLearner(
             config=config.affinity_net,
             seed=config.seed,
-            image_ids=self.rows["image_id"].to_pylist(),
-            uris=self.rows["uri"].to_pylist(),
-            masks=Shards(self.folder / "labels", ["mask"]),
+            masked=self._masked(Shards(self.folder / "labels", ["mask"])),
             pretrained=bundled_file(self.config.affinity_net.backbone),
-            max_side=config.data.max_side,
         )
         train(learner, self.folder / "affinity_net")
+
+    def _masked(self, masks: Shards) -> MaskedImages:
+        ids, uris = (self.rows[column].to_pylist() for column in ("image_id", "uri"))
+        return MaskedImages(ids, uris, masks, self.config.data.max_side)
 
     def pseudo_masks(self) -> None:
         affinities = self.folder / "affinity_net" if self.config.walks else None
@@ -156,12 +158,8 @@ class Plain:
             config=self.config.segmenter,
             seed=self.config.seed,
             classes=self.classes,
-            image_ids=self.rows["image_id"].to_pylist(),
-            uris=self.rows["uri"].to_pylist(),
-            masks=Shards(self.folder / "masks"),
-            backbone=None,
+            masked=self._masked(Shards(self.folder / "masks")),
             pretrained=bundled_file(self.config.segmenter.backbone),
-            max_side=self.config.data.max_side,
         )
         train(learner, self.folder / "segmenter")
 

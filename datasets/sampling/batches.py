@@ -122,24 +122,42 @@ def _unshared(rows: PairRows, tags: Tags) -> tuple[bool, bool]:
     return bool((tags_m & ~tags_n).any()), bool((tags_n & ~tags_m).any())
 
 
-@dataclass(eq=False)
-class CropDecoder:
-    """Decodes random crops of the training images and of their pseudo masks.
+@dataclass(frozen=True)
+class MaskedImages:
+    """Training images and their label masks.
 
     Attributes:
-        image_ids, uris: of the training images.
-        masks: table of their pseudo masks.
-        seed: of all draws.
-        batch: images per step, over all workers.
-        size: side of a crop, pixels.
-        scales, mirror: see `random_crop`.
+        ids, uris: of the images.
+        masks: table of their masks.
         max_side: longest side at which the images are read and their masks were made, pixels; None = as they are.
         hashes: SHA-256 of the images' files as they were indexed, which are compared; None = any files will do.
     """
 
-    image_ids: Sequence[str]
+    ids: Sequence[str]
     uris: Sequence[str]
     masks: Shards
+    max_side: int | None = None
+    hashes: Sequence[str] | None = None
+
+    def read(self, position: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+        """An image, (H, W, 3), and its mask, (H, W), 255 = ignore."""
+        digest = self.hashes[position] if self.hashes else None
+        image = read_rgb(self.uris[position], max_side=self.max_side, content_hash=digest)
+        return image, decode_labels(self.masks.rows(self.ids[position])["mask"][0].as_py())
+
+
+@dataclass(frozen=True)
+class CropDecoder:
+    """Decodes random crops of the training images and of their masks.
+
+    Attributes:
+        seed: of all draws.
+        batch: images per step, over all workers.
+        size: side of a crop, pixels.
+        scales, mirror: see `random_crop`.
+    """
+
+    images: MaskedImages
     _: KW_ONLY
     seed: int
     batch: int
@@ -147,24 +165,17 @@ class CropDecoder:
     size: int
     scales: Sequence[float]
     mirror: bool
-    max_side: int | None = None
-    hashes: Sequence[str] | None = None
 
     def __call__(self, steps: NDArray[np.int64]) -> CropBatch:
         of_worker = self.shard.positions(self.batch)
         firsts = ((steps + self.shard.start) * self.batch).tolist()
-        batches = [epoch_rows(self.seed, len(self.uris), first, first + self.batch) for first in firsts]
+        batches = [epoch_rows(self.seed, len(self.images.uris), first, first + self.batch) for first in firsts]
         index = np.concatenate([image[of_worker] for image, _ in batches])
         epoch = np.concatenate([of_row[of_worker] for _, of_row in batches])
         draws = uniforms(Draw.SEGMENTER_CROP, self.seed, epoch, index, count=CROP_DRAWS)
         crops = [
             random_crop(
-                self._image(position),
-                self._labels(position),
-                size=self.size,
-                scales=self.scales,
-                mirror=self.mirror,
-                draws=numbers,
+                *self.images.read(position), size=self.size, scales=self.scales, mirror=self.mirror, draws=numbers
             )
             for position, numbers in zip(index.tolist(), draws, strict=True)
         ]
@@ -174,11 +185,3 @@ class CropDecoder:
             index=index,
             epoch=epoch,
         )
-
-    def _image(self, position: int) -> NDArray[np.uint8]:
-        digest = self.hashes[position] if self.hashes else None
-        return read_rgb(self.uris[position], max_side=self.max_side, content_hash=digest)
-
-    def _labels(self, position: int) -> NDArray[np.uint8]:
-        """The pseudo mask of an image, (H, W), 255 = ignore."""
-        return decode_labels(self.masks.rows(self.image_ids[position])["mask"][0].as_py())

@@ -21,7 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 
 from mcis.datasets.images.decode import decode_picture
 from mcis.datasets.images.squares import Squares
-from mcis.datasets.sampling.batches import CropBatch, PairBatch
+from mcis.datasets.sampling.batches import CropBatch, MaskedImages, PairBatch
 from mcis.datasets.sampling.keyed_random import Draw, generator_seeds
 from mcis.datasets.tables.memory_mapped import Features
 from mcis.datasets.tags import Tags
@@ -216,10 +216,11 @@ def _classifier(config: Config) -> tuple[Learner[Any], Any]:
 
 def _segmenter(config: Config) -> tuple[Learner[Any], Any]:
     s, index = config.segmenter, np.arange(config.segmenter.batch)
-    nothing: Any = {"image_ids": [], "uris": [""] * s.batch, "masks": None, "pretrained": None}
+    nothing: Any = None
+    masked = MaskedImages([], [""] * s.batch, masks=nothing)
     labels = _noise(s.batch, s.crop, s.crop) % (_classes(config) + 1)
     batch = CropBatch(images=_noise(s.batch, s.crop, s.crop, 3), labels=labels, index=index, epoch=0 * index)
-    return SegmenterLearner(config=s, seed=0, classes=_classes(config), **nothing), batch
+    return SegmenterLearner(config=s, seed=0, classes=_classes(config), masked=masked, pretrained=None), batch
 
 
 def _classes(config: Config) -> int:

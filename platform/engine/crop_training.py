@@ -1,6 +1,6 @@
 """What the trainings of the segmentation and the affinity network, on crops of images and label masks, share."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.sampling.batch_stream import WorkerShard
-from mcis.datasets.sampling.batches import CropBatch, CropDecoder
+from mcis.datasets.sampling.batches import CropBatch, CropDecoder, MaskedImages
 from mcis.datasets.sampling.keyed_random import Draw, uniforms
 from mcis.datasets.tables.large_tables import Texts
 from mcis.datasets.tables.shards import Shards
@@ -42,15 +42,12 @@ def crops(
     network: Literal["segmenter", "affinity_net"], config: Config, context: RunContext, rows: pa.Table, masks: Shards
 ) -> dict[str, Any]:
     """What a `CropLearner` is made of: the images of some rows of the index, their masks, and pretrained weights."""
+    ids, uris, hashes = (Texts(rows[column]) for column in ("image_id", "uri", "content_hash"))
     return {
         "config": getattr(config, network),
         "seed": config.seed,
-        "image_ids": Texts(rows["image_id"]),
-        "uris": Texts(rows["uri"]),
-        "hashes": Texts(rows["content_hash"]),
-        "masks": masks,
+        "masked": MaskedImages(ids, uris, masks, config.data.max_side, hashes),
         "pretrained": later_weights(config, network, context.workspace),
-        "max_side": config.data.max_side,
     }
 
 
@@ -85,31 +82,25 @@ class CropLearner:
     """A training on crops of images with a label mask each; a subclass adds the network and its losses.
 
     Attributes:
-        image_ids, uris: of the training images.
-        masks: table of their label masks.
+        masked: the training images and their masks.
         pretrained: file of the backbone's pretrained weights; None = it is trained from scratch.
-        max_side: longest side at which images are read, pixels, and their masks were made; None = as they are.
     """
 
     config: AffinityNetConfig | SegmenterConfig
     seed: int
-    image_ids: Sequence[str]
-    uris: Sequence[str]
-    masks: Shards
+    masked: MaskedImages
     pretrained: Path | None
-    max_side: int | None = None
-    hashes: Sequence[str] | None = None
 
     @property
     def schedule(self) -> Schedule:
-        c = self.config
-        steps = c.updates(len(self.uris))
+        c, images = self.config, len(self.masked.uris)
+        steps = c.updates(images)
         return Schedule(
             batch=c.batch,
             images_per_sample=1,
             steps=steps,
             schedule_steps=steps,
-            steps_per_epoch=len(self.uris) / c.batch,
+            steps_per_epoch=images / c.batch,
             seed=self.seed,
             optimizer=c.optimizer,
         )
@@ -121,21 +112,11 @@ class CropLearner:
     def decoder(self, shard: WorkerShard) -> CropDecoder:
         c = self.config
         return CropDecoder(
-            self.image_ids,
-            self.uris,
-            self.masks,
-            seed=self.seed,
-            batch=c.batch,
-            shard=shard,
-            size=c.crop,
-            scales=c.scales,
-            mirror=c.mirror,
-            max_side=self.max_side,
-            hashes=self.hashes,
+            self.masked, seed=self.seed, batch=c.batch, shard=shard, size=c.crop, scales=c.scales, mirror=c.mirror
         )
 
     def image_uris(self, batch: CropBatch) -> list[str]:
-        return [self.uris[index] for index in batch.index.tolist()]
+        return [self.masked.uris[index] for index in batch.index.tolist()]
 
     def images(self, batch: CropBatch, jitter: Draw, device: torch.device) -> Tensor:
         """The batch's crops with changed colors, normalized for the backbone, (B, 3, crop, crop), on the device."""

@@ -1,5 +1,6 @@
 """Batches as records, and crops of images with their pseudo masks against a loop over the rows of the stream."""
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from PIL import Image
 
 from mcis.datasets.images.decode import encode_labels
 from mcis.datasets.sampling.batch_stream import WorkerShard
-from mcis.datasets.sampling.batches import CropBatch, CropDecoder
+from mcis.datasets.sampling.batches import CropBatch, CropDecoder, MaskedImages
 from mcis.datasets.sampling.pairs import epoch_rows
 from mcis.datasets.tables.shards import Shards
 
@@ -42,16 +43,16 @@ def decoder(tmp_path: Path) -> CropDecoder:
     masks = [encode_labels(np.full((SIZE, SIZE), number, np.uint8)) for number in range(7)]
     (tmp_path / "masks").mkdir()
     pq.write_table(pa.table({"image_id": ids, "mask": masks}), tmp_path / "masks" / "part-0.parquet")
-    shards, shard = Shards(tmp_path / "masks"), WorkerShard(1, 3, 2, 9)
-    return CropDecoder(ids, uris, shards, seed=5, batch=4, shard=shard, size=SIZE, scales=(1.0,), mirror=True)
+    images, shard = MaskedImages(ids, uris, Shards(tmp_path / "masks")), WorkerShard(1, 3, 2, 9)
+    return CropDecoder(images, seed=5, batch=4, shard=shard, size=SIZE, scales=(1.0,), mirror=True)
 
 
 def test_images_are_read_at_the_size_of_their_masks(decoder: CropDecoder, tmp_path: Path) -> None:
     smaller = [encode_labels(np.full((SIZE // 2, SIZE // 2), number, np.uint8)) for number in range(7)]
     (tmp_path / "smaller").mkdir()
-    pq.write_table(pa.table({"image_id": decoder.image_ids, "mask": smaller}), tmp_path / "smaller" / "part-0.parquet")
-    decoder.masks, decoder.max_side = Shards(tmp_path / "smaller"), SIZE // 2
-    found = decoder(np.array([3]))
+    pq.write_table(pa.table({"image_id": decoder.images.ids, "mask": smaller}), tmp_path / "smaller" / "part-0.parquet")
+    images = dataclasses.replace(decoder.images, masks=Shards(tmp_path / "smaller"), max_side=SIZE // 2)
+    found = dataclasses.replace(decoder, images=images)(np.array([3]))
     labeled = found.labels != 255
     assert labeled.sum() == (SIZE // 2) ** 2, "the rest of the crop is padding"
     assert (found.images[labeled] == 10 * found.index[0]).all()

@@ -38,7 +38,7 @@ IMAGES = RNG.integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8)
 INDEX = np.arange(BATCH)
 JITTER = {"color_jitter": (0.3, 0.3, 0.3, 0.1)}
 NO_IMAGES: Any = {"images": SimpleNamespace(uris=[""] * 8), "pretrained": None}
-NO_MASKS: Any = {"image_ids": [], "uris": [""] * BATCH, "masks": None, "pretrained": None}
+NO_MASKS: Any = {"masked": SimpleNamespace(uris=[""] * BATCH), "pretrained": None}
 TAGS = Tags.of_matrix(RNG.random((8, CLASSES)) < 0.6)
 
 

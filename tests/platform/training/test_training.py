@@ -16,6 +16,7 @@ from torch import Tensor
 from mcis.datasets.images.decode import encode_labels
 from mcis.datasets.images.squares import Squares, read_rgb
 from mcis.datasets.sampling.batch_stream import WorkerShard
+from mcis.datasets.sampling.batches import MaskedImages
 from mcis.datasets.sampling.keyed_random import Draw, generator_seeds
 from mcis.datasets.sources.voc import list_voc
 from mcis.datasets.tables.shards import Shards
@@ -191,14 +192,14 @@ def test_pixels_weigh_the_same_whatever_the_workers_and_micro_batches(
     ids = drawn_masks(tiny, tmp_path / "masks")
     optimizer = SegmenterOptimizer.model_validate(tiny.config.optimizer.model_dump())
     common: dict[str, Any] = {"backbone": "small", "channels": 12, "width": 8, "crop": 32, "batch": 5, "steps": 10}
-    images: dict[str, Any] = {"image_ids": ids, "uris": tiny.images.uris, "masks": Shards(tmp_path / "masks")}
+    masked = MaskedImages(ids, tiny.images.uris, Shards(tmp_path / "masks"))
     learner: AffinityLearner | SegmenterLearner
     if label == "affinity_net":
         net = AffinityNetConfig(**common, kind="boundaries", radius=3, trained="all", optimizer=optimizer)
-        learner = AffinityLearner(config=net, seed=3, pretrained=None, **images)
+        learner = AffinityLearner(config=net, seed=3, pretrained=None, masked=masked)
     else:
         config = SegmenterConfig(**common, dilation=1, dropout=0.5, optimizer=optimizer)  # each image has its units
-        learner = SegmenterLearner(config=config, seed=3, classes=4, backbone=None, pretrained=None, **images)
+        learner = SegmenterLearner(config=config, seed=3, classes=4, pretrained=None, masked=masked)
     weights, terms = plain_loop(learner)
     compute = ComputeConfig(workers=2, micro_batch=2, threads=1)
     fit(learner, tmp_path, compute, tracker_of(label), label=label)
