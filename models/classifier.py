@@ -116,8 +116,10 @@ class CoAttentionClassifier(nn.Module):
         self.deviation.copy_(deviation.clamp(min=1e-6))
 
     def standard(self, outputs: Tensor) -> Tensor:
-        """The features F of images from the backbone's outputs, (B, C, H, W) both."""
-        return (outputs - self.mean[:, None, None]) / self.deviation[:, None, None] if self.standardized else outputs
+        """The features F of images from the backbone's outputs, (B, C, H, W) both, in one pass."""
+        if not self.standardized:
+            return outputs
+        return nn.functional.batch_norm(outputs, self.mean, self.deviation.square(), eps=0.0)
 
     def features(self, images: Tensor) -> Tensor:
         """The features F of normalized images (B, 3, H, W)."""
@@ -127,6 +129,10 @@ class CoAttentionClassifier(nn.Module):
         """Class-aware activations S = phi(F), (B, K, H, W)."""
         activations: Tensor = self.phi(features)
         return activations
+
+    def scores(self, features: Tensor) -> Tensor:
+        """Basic scores of images (Eq. 1), (B, K): of the features' mean, as phi is linear."""
+        return nn.functional.linear(pool(features), self.phi.weight.flatten(1), self.phi.bias)
 
     def refined(self, images: Tensor, maps: Tensor, middle: list[Tensor]) -> Tensor:
         """Maps of some classes of normalized images, (B, T, H, W), refined by pixel correlation, (B, 1 + T, H, W).
@@ -175,13 +181,13 @@ class CoAttentionClassifier(nn.Module):
             attended: what an image of a pair attends to: its partner, or, as a control of what partners bring, itself.
             contrastive: whether unshared semantics are scored, too, if it has such a term.
         """
-        basic = PairScores(pool(self.activations(m)), pool(self.activations(n)))
+        basic = PairScores(self.scores(m), self.scores(n))
         if self.attention == "none" or not attend:
             return basic
         weight, bias = self.common_layer()
         contrastive = contrastive and self.attention == "co+contrastive"
         layers = torch.cat([weight, self.w_b.weight]) if contrastive else weight
-        values_m, values_n = (nn.functional.conv2d(image, layers) for image in (m, n))
+        values_m, values_n = ((layers.flatten(1) @ image.flatten(2)).unflatten(2, image.shape[2:]) for image in (m, n))
         w_p = self.affinity_weights(kind)
         if attended == "partner":
             common = self._coattend(m, n, w_p, values_m, values_n)

@@ -19,7 +19,7 @@ from mcis.datasets.tables.memory_mapped import Features, Statistics
 from mcis.datasets.tags import Tags
 from mcis.models.augment import Augmentation
 from mcis.models.backbones import to_unit
-from mcis.models.classifier import Attended, BatchScores, CoAttentionClassifier, pool
+from mcis.models.classifier import Attended, BatchScores, CoAttentionClassifier
 from mcis.models.losses import PairScores, pair_losses
 from mcis.models.metrics import average_precision
 from mcis.models.networks import normalization_of
@@ -197,7 +197,7 @@ def in_float32(scores: PairScores) -> PairScores:
 def val_scores_of_features(model: nn.Module, outputs: Tensor) -> Tensor:
     """As `val_scores`, of what a frozen backbone makes of images, (B, C, H, W)."""
     assert isinstance(model, CoAttentionClassifier)
-    return pool(model.activations(model.standard(outputs.float())).float())
+    return model.scores(model.standard(outputs.float())).float()
 
 
 def val_scores(model: nn.Module, images: Tensor) -> Tensor:
