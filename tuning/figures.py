@@ -30,7 +30,8 @@ class Figures:
     Attributes:
         miou: in percent, by column.
         shares: what else is told of a case, in percent, by heading: of the maps at their best threshold how much of the
-            objects they find and how much of them is on an object, which class it is aside.
+            objects they find and how much of them is on an object, which class it is aside; and the mean average
+            precision of the tags of val.
     """
 
     case: Case
@@ -66,14 +67,15 @@ def column_of(score: Score) -> str | None:
     return {"localization_maps": maps, "pseudo_masks": masks, "segmentation": of_segmentation}.get(score.what)
 
 
-def figures_of(case: Case, scores: Mapping[int, Mapping[str, Score]]) -> Figures:
-    """A case's figures, from its scores by seed and column."""
+def figures_of(case: Case, scores: Mapping[int, Mapping[str, Score]], val_map: Mapping[int, float | None]) -> Figures:
+    """A case's figures, from its scores by seed and column, and by seed its classifier's mean average precision."""
     reached = [column for column in COLUMNS if all(column in of for of in scores.values())]
     miou = {column: [of[column].miou for of in scores.values()] for column in reached}
     pixels = [np.array(of[COLUMNS[0]].confusion) for of in scores.values() if COLUMNS[0] in of]
     shares = {
         "found, %": [100 * float(of[1:, 1:].sum() / max(of[1:].sum(), 1)) for of in pixels],
         "exact, %": [100 * float(of[1:, 1:].sum() / max(of[:, 1:].sum(), 1)) for of in pixels],
+        "tags, mAP": [of for seed in scores if (of := val_map.get(seed)) is not None],
     }
     return Figures(case=case, seeds=list(scores), miou=miou, shares={name: of for name, of in shares.items() if of})
 

@@ -85,9 +85,11 @@ class Sweep:
 
 
 class Outcome(NamedTuple):
-    """The scores of each trial that ran to its end, and why each of the others did not, by the trial's name."""
+    """The scores of each trial that ran to its end, the mean average precision of its classifier where that was
+    validated, percent, and why each of the others did not end, by the trial's name."""
 
     scores: dict[str, list[Score]]
+    val_map: dict[str, float | None]
     failures: dict[str, UserError]
 
     def failure(self) -> UserError | None:
@@ -143,14 +145,12 @@ def run_trials(sweep: Sweep, trials: Sequence[Trial], parent: str) -> Outcome:
 
     results = fit(sweep, parent, how, space, trials=len(trials), ended=ended)
     failures = {name: failed(result.error) for name, result in results.items() if result.error}
-    scores = {
-        name: read_scores(sweep.workspace.outputs(name))
-        for name, result in results.items()
-        if not result.error and result.metrics and result.metrics.get("ended")
-    }
+    reports = {name: result.metrics or {} for name, result in results.items() if not result.error}
+    val_map = {name: report.get("val_map") for name, report in reports.items() if report.get("ended")}
+    scores = {name: read_scores(sweep.workspace.outputs(name)) for name in val_map}
     if len(scores) + len(failures) < len(trials):  # Tune takes Ctrl-C for itself and hands back what it has
         raise KeyboardInterrupt
-    return Outcome(scores, failures)
+    return Outcome(scores, val_map, failures)
 
 
 def fit(
