@@ -21,7 +21,8 @@ _CUBIC = -0.75  # the parameter of the cubic convolution, as torch and OpenCV ha
 def resample(maps: Tensor, source: Grids, target: Grids, kernel: Kernel = "bilinear") -> Tensor:
     """Maps (..., h, w) at the positions `source` -> their values at the positions `target`, (..., h', w').
 
-    Beyond the outermost positions their values are repeated.
+    Beyond the outermost positions their values are repeated. Maps that lie in memory channels last, as convolutions
+    leave them, stay so.
 
     Args:
         kernel: as torch's `interpolate` has it, without smoothing where it shrinks.
@@ -29,11 +30,18 @@ def resample(maps: Tensor, source: Grids, target: Grids, kernel: Kernel = "bilin
     if torch.compiler.is_exporting():
         assert kernel == "bilinear", "the only kernel of networks that are exported"
         return _resample_of_any_size(maps, source, target)
-    if not source.rows.coincides(target.rows):
-        maps = _weights(source.rows, target.rows, kernel).to(maps) @ maps
-    if not source.columns.coincides(target.columns):
-        maps = maps @ _weights(source.columns, target.columns, kernel).to(maps).T
-    return maps
+    rows, columns = (
+        None if old.coincides(new) else _weights(old, new, kernel).to(maps)
+        for old, new in zip(source, target, strict=True)
+    )
+    if maps.ndim == 4 and not maps.is_contiguous() and maps.is_contiguous(memory_format=torch.channels_last):
+        last = maps.permute(0, 2, 3, 1)
+        if rows is not None:
+            last = (rows @ last.flatten(2)).unflatten(2, last.shape[2:])
+        return (last if columns is None else columns @ last).permute(0, 3, 1, 2)
+    if rows is not None:
+        maps = rows @ maps
+    return maps if columns is None else maps @ columns.T
 
 
 def _resample_of_any_size(maps: Tensor, source: Grids, target: Grids) -> Tensor:

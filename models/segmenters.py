@@ -58,7 +58,7 @@ class Segmenter(nn.Module):
         logits, source, in_image = self.decode(padded)
         rows, columns = pixel_grids(*padded.shape[2:])
         target = Grids(rows._replace(positions=height), columns._replace(positions=width))
-        of_pixels = resample(logits, source, target)
+        of_pixels = resample(logits.contiguous(), source, target)  # label by label, as losses read them
         return (of_pixels, in_image) if image_level else of_pixels
 
 

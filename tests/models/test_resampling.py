@@ -50,8 +50,11 @@ def test_values_are_the_kernels(seed: int, source: Grid, target: Grid, kernel: K
 @given(counts, counts, counts, counts, st.sampled_from(["bilinear", "bicubic"]))
 def test_equal_parts_are_resized_as_torch_does(h: int, w: int, height: int, width: int, kernel: Kernel) -> None:
     maps = torch.randn(2, 3, h, w, generator=torch.Generator().manual_seed(h * w), dtype=torch.float64)
-    got = resample(maps, pixel_grids(h, w), pixel_grids(height, width), kernel)
-    torch.testing.assert_close(got, functional.interpolate(maps, size=(height, width), mode=kernel))
+    expected = functional.interpolate(maps, size=(height, width), mode=kernel)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        got = resample(maps.contiguous(memory_format=layout), pixel_grids(h, w), pixel_grids(height, width), kernel)
+        torch.testing.assert_close(got, expected)
+        assert got.is_contiguous(memory_format=layout)
 
 
 @quick
