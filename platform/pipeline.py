@@ -100,7 +100,8 @@ def check(config: Config, workspace: Workspace, name: str, *, until: str | None 
     sources = Sources(config)
     reached = STAGE_NAMES[: _number(until) + 1]
     for stage in STAGES:
-        if stage.takes_part(config) and (stage.name in reached or set(stage.runs_once_reached) & set(reached)):
+        runs = stage.name in reached or set(stage.runs_once_reached) & set(reached)
+        if runs and stage.takes_part(config) and hasattr(stage.module, "check"):
             stage.module.check(config, sources.look(), workspace)
     return sources
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mcis.datasets.errors import printable
-from mcis.datasets.index import Listing
 from mcis.datasets.section import Section
 from mcis.datasets.storage.folders import is_there, remove
 from mcis.platform.config.sections import Config
@@ -23,19 +22,19 @@ from mcis.platform.runs.locks import hold_stage
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.results import StageResult, flaw, write_result
 from mcis.platform.runs.version import made_with
-from mcis.platform.runs.workspace import SUMMARY, Workspace
+from mcis.platform.runs.workspace import SUMMARY
 
 
 class StageModule(Protocol):
-    """What every module of `mcis.platform.stages` offers."""
+    """What every module of `mcis.platform.stages` offers. It may have two more functions:
+
+    - `check(config, listing, workspace)` raises UserError for what would end the stage later, seen from the listing and
+      the files of weights alone.
+    - `inputs(config, context)` is what the output depends on beside configuration and earlier stages: a value that JSON
+      can hold.
+    """
 
     __name__: str
-
-    def check(self, config: Config, listing: Listing, workspace: Workspace) -> None:
-        """Raises UserError for what would end the stage later, seen from the listing and the files of weights alone."""
-
-    def inputs(self, config: Config, context: RunContext) -> Any:
-        """What the output depends on beside configuration and earlier stages: a value that JSON can hold."""
 
     def run(self, config: Config, context: RunContext) -> StageResult:
         """Computes the output into `context.part`; what an interrupted call left there is continued."""
@@ -92,7 +91,7 @@ def key_parts(stage: Stage, config: Config, context: RunContext) -> dict[str, An
         "stage": stage.name,
         "made with": made_with(stage.module.__name__, config.compute.device if stage.networks else None),
         "configuration": {n: v.model_dump(mode="json") if isinstance(v, Section) else v for n, v in values.items()},
-        "inputs": stage.module.inputs(config, context),
+        "inputs": stage.module.inputs(config, context) if hasattr(stage.module, "inputs") else None,
         "needs": {name: context.result(name, StageResult).identity for name in reached},
     }
 

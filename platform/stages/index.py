@@ -18,7 +18,6 @@ from mcis.datasets.index import (
     INDEX_SCHEMA,
     REJECTS_SCHEMA,
     VERDICT_FIELDS,
-    Listing,
     Verdict,
     duplicates,
     shown,
@@ -36,16 +35,11 @@ from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import file_stamps, fingerprint, read_parts, read_table, write_batches, write_table
 from mcis.platform.runs.results import IndexResult
 from mcis.platform.runs.verdicts import KeptVerdicts, image_files, keep_verdicts
-from mcis.platform.runs.workspace import Workspace
 
 _SHARD_ROWS = 256  # a fifth of a second's work of a core
 _BLOCK = 2**20
 """Rows of a listing whose verdicts are kept together: what a kill may lose, and what lies in memory beside them."""
 _OPENED = ["uri", *Verdict._fields]
-
-
-def check(config: Config, listing: Listing, workspace: Workspace) -> None:
-    """Making the listing has found what can be found without opening an image."""
 
 
 def inputs(config: Config, context: RunContext) -> Any:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mcis.datasets.images.decode import decode_labels, resize_labels
 from mcis.datasets.images.squares import read_rgb
-from mcis.datasets.index import Listing, shown
+from mcis.datasets.index import shown
 from mcis.datasets.storage.files import stamp
 from mcis.datasets.tables.shards import Shards
 from mcis.platform.config.keys import leaves
@@ -31,18 +31,9 @@ from mcis.platform.runs.progress import read_records
 from mcis.platform.runs.results import PredictResult, StageResult
 from mcis.platform.runs.scores import CURVES, Curve, Score, read_scores
 from mcis.platform.runs.version import environment, git_revision
-from mcis.platform.runs.workspace import Workspace
 
 _TRAININGS = {"train_classifier": "classifier", "train_affinity": "affinity_net", "train_segmenter": "segmenter"}
 """By stage: section of the network that it trains, by which MLflow knows its curves."""
-
-
-def check(config: Config, listing: Listing, workspace: Workspace) -> None:
-    """Asks for nothing: the report works after any stage."""
-
-
-def inputs(config: Config, context: RunContext) -> None:
-    """The report is written in every call, so that it has no key."""
 
 
 def run(config: Config, context: RunContext) -> StageResult:

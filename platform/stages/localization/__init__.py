@@ -14,7 +14,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.index import Listing
 from mcis.datasets.sampling.related_images import RELATED, Relations
 from mcis.datasets.storage.folders import copy_folder, names_in, remove
 from mcis.datasets.tables.memory_mapped import Features
@@ -28,19 +27,10 @@ from mcis.platform.outputs.read_index import of_source, split_rows
 from mcis.platform.outputs.relations import VECTORS, draw_relations, read_vectors
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.results import StageResult
-from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages.localization.workers import Embed, Relate, embed_rows, relate_rows
 
 EMBEDDED = "embedded"
 """Folder of what maps are made of, meanwhile: `single`, `features`, `selves` of released maps, maps of earlier hops."""
-
-
-def check(config: Config, listing: Listing, workspace: Workspace) -> None:
-    """Asks for nothing: what a map needs, the classifier's training has asked for."""
-
-
-def inputs(config: Config, context: RunContext) -> None:
-    """The images are the index's; they depend on nothing else outside."""
 
 
 def run(config: Config, context: RunContext) -> StageResult:
