@@ -18,7 +18,7 @@ class Tags:
     """T tags of N images among K classes: those of image i are values[start[i]:start[i + 1]], none twice.
 
     Raises:
-        ValueError: `start` does not end at the number of tags, or a tag is not below `classes`.
+        ValueError: a tag is not below `classes`.
     """
 
     values: NDArray[np.uint16]
@@ -29,8 +29,6 @@ class Tags:
     """K"""
 
     def __post_init__(self) -> None:
-        if self.start[0] != 0 or self.start[-1] != len(self.values):
-            raise ValueError(f"{len(self.values)} values, but start runs from {self.start[0]} to {self.start[-1]}")
         if len(self.values) and (most := int(self.values.max())) >= self.classes:
             raise ValueError(f"a tag is class {most}, of {self.classes} classes from 0")
 

@@ -34,13 +34,8 @@ def bootstrap_differences(
 
     Returns:
         Differences in points of percent, (resamples,); all NaN where fewer than two images have a scored pixel.
-
-    Raises:
-        ValueError: the images or labels differ in number, or the seeds of a pair; or there are none.
     """
-    shapes = [prediction.both.shape for prediction in (first, second)]
-    if shapes[0][1:] != shapes[1][1:] or (paired and shapes[0] != shapes[1]) or not all(map(np.prod, shapes)):
-        raise ValueError(f"overlaps of (seeds, images, labels) {shapes[0]} and {shapes[1]}")
+    seeds, other_seeds = len(first.both), len(second.both)
     scored = sum(np.asarray(part).sum(axis=(0, 2)) for prediction in (first, second) for part in prediction) > 0
     if scored.sum() < 2:
         return np.full(resamples, np.nan)
@@ -51,8 +46,8 @@ def bootstrap_differences(
         rows = np.arange(start, min(start + at_a_time, resamples))
         times = times_drawn(images, rows, seed)
         of_first, of_second = (_mious(times, prediction) for prediction in (first, second))
-        shares = seed_shares(shapes[0][0], rows, seed)
-        others = shares if paired else seed_shares(shapes[1][0], rows, seed, turn=shapes[0][0] + 1)
+        shares = seed_shares(seeds, rows, seed)
+        others = shares if paired else seed_shares(other_seeds, rows, seed, turn=seeds + 1)
         differences.append((of_second * others).sum(axis=1) - (of_first * shares).sum(axis=1))
     return np.concatenate(differences)
 

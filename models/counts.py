@@ -72,29 +72,21 @@ def mask_counts(truth: NDArray[np.uint8], predictions: Iterable[NDArray[np.uint8
     prediction's contours may lie on ignored pixels. What then counts are scored pixels alone.
 
     Raises:
-        ValueError: shapes differ, or a label is above K = `classes`.
+        ValueError: a label of a prediction is above K = `classes`.
     """
     sides = (256, classes + 1, 2, 2)
     known, of_truth = truth.astype(np.min_scalar_type(np.prod(sides) - 1)), boundary_region(truth)
     for prediction in predictions:
-        if truth.shape != prediction.shape:
-            raise ValueError(f"truth {truth.shape} and prediction {prediction.shape} differ in size")
-        of_prediction = boundary_region(prediction)
-        if prediction.size and prediction.max() > classes:
-            scored = prediction[truth != IGNORE]
-            if scored.size and scored.max() > classes:
-                raise ValueError(f"label {scored.max()} where at most {classes} is known")
-            prediction = np.minimum(prediction, classes).astype(np.uint8)
+        if prediction.max(initial=0) > classes:
+            raise ValueError(f"label {prediction.max()} where at most {classes} is known")
         cells = known.copy()
-        for side, values in zip(sides[1:], (prediction, of_truth, of_prediction), strict=True):
+        for side, values in zip(sides[1:], (prediction, of_truth, boundary_region(prediction)), strict=True):
             cells *= side
             cells += values
-        yield _counted(cells, (256, classes + 1, MASK_PARTS), classes)
+        yield _counted(cells, (256, classes + 1, MASK_PARTS))
 
 
-def map_counts(
-    truth: NDArray[np.uint8], maps: NDArray[np.float32], tags: NDArray[np.int64], classes: int, bins: int
-) -> Counts:
+def map_counts(truth: NDArray[np.uint8], maps: NDArray[np.float32], tags: NDArray[np.int64], bins: int) -> Counts:
     """Counts the pixels of maps by true label, label of the strongest tagged class, and its score's interval.
 
     `metrics.sweep` turns the sum of these over all images into the confusion matrix of every background threshold.
@@ -103,11 +95,7 @@ def map_counts(
         truth: (H, W).
         maps: (T, H, W) in [0, 1], one map per tag.
         tags: (T,) class indices.
-        classes: K.
         bins: number of intervals of equal width into which [0, 1] is divided.
-
-    Raises:
-        ValueError: a label of the truth is above K.
     """
     score, cells = maps[0], truth.astype(np.int32) * len(tags)
     strongest = np.zeros(truth.shape, np.uint8)
@@ -117,7 +105,7 @@ def map_counts(
     cells += strongest
     cells *= bins
     cells += intervals(score, bins)
-    counts = _counted(cells, (256, len(tags), bins), classes)
+    counts = _counted(cells, (256, len(tags), bins))
     return counts._replace(predicted=(tags[counts.predicted] + 1).astype(np.uint8))
 
 
@@ -127,13 +115,11 @@ def intervals(scores: NDArray[np.float32], bins: int) -> NDArray[np.int32]:
     return np.minimum(scaled.astype(np.int32), bins - 1)
 
 
-def _counted(cells: NDArray[np.integer], shape: tuple[int, int, int], classes: int) -> Counts:
+def _counted(cells: NDArray[np.integer], shape: tuple[int, int, int]) -> Counts:
     """Counts pixels by their cell of a table of true labels, predicted ones and parts."""
     pixels = np.bincount(cells.ravel(), minlength=int(np.prod(shape)))
     truth, predicted, part = np.unravel_index(np.flatnonzero(pixels), shape)
     scored = truth != IGNORE
-    if len(unknown := truth[scored & (truth > classes)]):
-        raise ValueError(f"label {unknown.max()} where at most {classes} is known")
     return Counts(
         truth[scored].astype(np.uint8),
         predicted[scored].astype(np.uint8),

@@ -157,15 +157,7 @@ def scale_maps(maps: Tensor, scale: str) -> Tensor:
     - `logarithm`: (1 + sign(a) log(1 + |a|) / 7) / 2, clipped to [0, 1]. All maps share this scale, so a class of which
       the class layer is surer wins over one that is merely the strongest of its image. Activation 0 becomes 0.5, and
       activations up to +-1,095 stay apart.
-
-    Args:
-        scale: one of these names.
-
-    Raises:
-        ValueError: an unknown scale.
     """
-    if scale not in SCALES:
-        raise ValueError(f"unknown scale {scale!r}; choose one of {', '.join(SCALES)}")
     return SCALES[scale](maps)
 
 

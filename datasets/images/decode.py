@@ -209,12 +209,7 @@ def encode_labels(labels: np.ndarray) -> bytes:
 
     Run-length matching suits masks, which are flat: it takes as long as zlib's fastest level, less than half of level
     6, for up to a quarter more bytes.
-
-    Raises:
-        ValueError: another shape or type; the values of a wider type would wrap around.
     """
-    if labels.ndim != 2 or labels.dtype != np.uint8 or not labels.size:
-        raise ValueError(f"labels are {labels.dtype} of shape {labels.shape}; expected uint8 (H, W), not empty")
     image = Image.fromarray(labels)
     image.putpalette(palette().tobytes())
     stream = BytesIO()

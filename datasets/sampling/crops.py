@@ -38,12 +38,7 @@ def random_crop(
         scales: factors, one of which is drawn; bilinear for the image, nearest for the labels.
         mirror: whether half of the crops are mirrored.
         draws: four numbers in [0, 1): scale, mirror, top, left.
-
-    Raises:
-        ValueError: image and labels differ in size.
     """
-    if rgb.shape[:2] != labels.shape:
-        raise ValueError(f"image {rgb.shape[:2]} and labels {labels.shape} differ in size")
     factor = scales[int(draws[0] * len(scales))]
     height, width = (max(1, round(side * factor)) for side in labels.shape)
     rgb = np.asarray(Image.fromarray(rgb).resize((width, height), Image.Resampling.BILINEAR))

@@ -51,7 +51,7 @@ class PairSampler:
     exchanged, so that the pair is TARGET_SOURCE.
 
     Args:
-        tags: of the N images.
+        tags: of the N images, one of which has a tag at least.
         seed: of all draws.
         partner_may_be_itself: whether an image may be drawn as its own partner (RELEASED_RECIPE, "Classifier").
         wrong_class: whether partners are drawn of the images that lack the class, as a control of what partners bring.
@@ -60,9 +60,6 @@ class PairSampler:
         class_balance: fraction of the pairs, in [0, 1], in which no image takes its turn: a class is drawn, all with
             the same chance, then m out of its images, and the class is the one that the pair shares. 1 is
             class-balanced sampling.
-
-    Raises:
-        ValueError: no image has a tag, or `source` is not of N images.
     """
 
     def __init__(
@@ -76,10 +73,6 @@ class PairSampler:
         epoch_pairs: int | None = None,
         class_balance: float = 0.0,
     ):
-        if not tags.tagged:
-            raise ValueError("no image has a tag, so there is no pair")
-        if source is not None and source.shape != (len(tags),):
-            raise ValueError(f"source has shape {source.shape}, expected one value for each of {len(tags)} images")
         self.tags, self.seed, self.partner_may_be_itself = tags, seed, partner_may_be_itself
         self.class_balance, self.wrong_class = class_balance, wrong_class
         self.members = Members.of(tags, source)

@@ -92,7 +92,7 @@ class ClassifierLearner:
         )
 
     def sampler(self) -> PairSampler:
-        """Draws the pairs; errors as of `PairSampler`."""
+        """Draws the pairs."""
         c = self.config
         return PairSampler(
             self.tags,

@@ -108,9 +108,3 @@ def test_each_scale_has_its_part_of_the_draws() -> None:
     for part, scale in enumerate(scales):
         for chosen in (part / 4, (part + 1) / 4 - 2**-53):
             assert (crop(rgb, labels, 8, [chosen, 0, 0, 0], scales=scales)[1] != 255).sum() == (4 * scale) ** 2
-
-
-def test_a_crop_of_another_images_labels_raises() -> None:
-    rgb, labels = picture(4, 5)
-    with pytest.raises(ValueError, match=r"\(4, 5\).*\(5, 4\)"):
-        crop(rgb, labels.T, 4, [0, 0, 0, 0])

@@ -241,16 +241,3 @@ def test_bytes_per_tag(domain: bool) -> None:
     sampler = PairSampler(tags, seed=0, source=source)
     sampler.rows(0, 100)
     assert stored_bytes(sampler) < 12 * len(values) + (0 if source is None else source.nbytes)
-
-
-# --- what cannot be
-
-
-def test_domains_of_other_images_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"source has shape \(3,\)"):
-        PairSampler(Tags.of_matrix(TAGS), seed=0, source=np.ones(3, bool))
-
-
-def test_no_tag_is_no_pair() -> None:
-    with pytest.raises(ValueError, match="no image has a tag"):
-        PairSampler(Tags.of_matrix(np.zeros((3, 2), bool)), seed=0)

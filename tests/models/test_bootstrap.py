@@ -129,13 +129,6 @@ def test_intervals_over_seeds_hold_no_difference_about_as_often_as_they_say(coun
     assert held_alone / 200 < 0.5, "over the images alone, with one seed each"
 
 
-@pytest.mark.parametrize(("one", "other", "paired"), [((2, 4, 3), (3, 4, 3), True), ((2, 4, 3), (2, 5, 3), False)])
-def test_other_seeds_or_images_are_refused(one: tuple[int, ...], other: tuple[int, ...], paired: bool) -> None:
-    shapes = [Overlaps(*(np.ones(shape, int) for _ in range(3))) for shape in (one, other)]
-    with pytest.raises(ValueError, match=r"overlaps of \(seeds, images, labels\) \(2, 4, 3\)"):
-        bootstrap_differences(*shapes, paired=paired, resamples=10, seed=0)
-
-
 def test_images_without_a_scored_pixel_are_left_out_of_the_draws() -> None:
     """Else a resample of such images alone would have no mIoU; of one scored image nothing is told of others."""
     rng = np.random.default_rng(3)

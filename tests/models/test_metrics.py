@@ -36,24 +36,15 @@ def counted(truth: np.ndarray, prediction: np.ndarray, classes: int) -> NDArray[
 def test_confusion_counts_each_scored_pixel(seed: int, classes: int, height: int, width: int) -> None:
     rng = np.random.default_rng(seed)
     truth, prediction = labels(rng, classes, (height, width), ignored=True), labels(rng, classes, (height, width))
-    prediction[truth == IGNORE] = IGNORE  # what is predicted there plays no part
     got = counts.confusion(truth, prediction, classes)
     assert got.dtype == np.int64
     np.testing.assert_array_equal(got, counted(truth, prediction, classes))
 
 
-@pytest.mark.parametrize(
-    ("truth", "prediction", "message"),
-    [
-        (np.zeros((2, 3)), np.zeros((3, 2)), r"truth \(2, 3\) and prediction \(3, 2\)"),
-        (np.full((1, 1), 3), np.zeros((1, 1)), "label 3 where at most 2"),
-        (np.zeros((1, 1)), np.full((1, 1), 3), "label 3 where at most 2"),
-        (np.zeros((1, 1)), np.full((1, 1), IGNORE), "label 255 where at most 2"),
-    ],
-)
-def test_confusion_refuses_what_it_cannot_count(truth: np.ndarray, prediction: np.ndarray, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        counts.confusion(truth.astype(np.uint8), prediction.astype(np.uint8), 2)
+@pytest.mark.parametrize("label", [3, IGNORE])
+def test_confusion_refuses_what_it_cannot_count(label: int) -> None:
+    with pytest.raises(ValueError, match=f"label {label} where at most 2"):
+        counts.confusion(np.zeros((1, 1), np.uint8), np.full((1, 1), label, np.uint8), 2)
 
 
 def test_iou_takes_a_stack_of_matrices() -> None:
@@ -126,7 +117,7 @@ def test_the_sweep_is_the_confusion_at_every_threshold(seed: int, classes: int, 
         maps = np.choose(rng.integers(0, 3, at.shape), [at, beside, between])
         truth = labels(rng, classes, shape, ignored=True)
         images.append((truth, maps, tags))
-        counts.add_counts(total, counts.map_counts(truth, maps, tags, classes, bins))
+        counts.add_counts(total, counts.map_counts(truth, maps, tags, bins))
     matrices = metrics.sweep(total)
     assert matrices.shape == (bins, classes + 1, classes + 1)
     for i in range(bins):

@@ -175,7 +175,7 @@ def mious(image: Panel, scale: str, bins: int, classes: int) -> list[float]:
     assert image.truth is not None
     maps = score_maps(torch.from_numpy(kept(image).maps), kept(image).grids, scale, *image.truth.shape).numpy()
     total = np.zeros((bins, classes + 1, classes + 1), np.int64)
-    add_counts(total, map_counts(image.truth, maps, kept(image).classes, classes, bins))
+    add_counts(total, map_counts(image.truth, maps, kept(image).classes, bins))
     return [mean(iou(matrix)) for matrix in sweep(total)]
 
 

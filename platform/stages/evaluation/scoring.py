@@ -151,7 +151,7 @@ class ScoreTrain:
     def _map_counts(self, table: Shards, image_id: str, truth: NDArray[np.uint8]) -> Counts:
         image = image_maps(table, image_id)
         maps = score_maps(torch.from_numpy(image.maps), image.grids, self.scale, *truth.shape).numpy()
-        return map_counts(truth, maps, image.classes, self.classes, self.bins)
+        return map_counts(truth, maps, image.classes, self.bins)
 
     def _label_masks(self, row: dict[str, Any], truth: NDArray[np.uint8]) -> Iterator[tuple[str, NDArray[np.uint8]]]:
         """What is scored of an image beside its maps: the pseudo mask, and the baselines where it has saliency."""
