@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mcis.datasets.tables.memory_mapped import COLUMN, Features, cache_table
+from mcis.datasets.tables.memory_mapped import Features, cache_table
 from mcis.models.backbones import to_unit
 from mcis.models.losses import pair_losses
 from mcis.platform.config.resolve import resolve
@@ -52,7 +52,7 @@ def main() -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         kept = rng.normal(size=(IMAGES, 2, *shape)).astype(np.float16)
-        write_table(Path(folder) / f"part-{0:08d}-{IMAGES:08d}.arrow", cache_table(COLUMN, kept))
+        write_table(Path(folder) / f"part-{0:08d}-{IMAGES:08d}.arrow", cache_table(kept))
         features = Features(["?"] * IMAGES, Path(folder), shape)
 
         def from_features() -> None:

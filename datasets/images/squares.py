@@ -19,8 +19,6 @@ from mcis.datasets.storage.faults import error_text
 from mcis.datasets.storage.files import read_decoded
 from mcis.datasets.tables.memory_mapped import CachedRows, cache_table
 
-_COLUMN = "pixels"
-
 
 def read_rgb(
     uri: str, size: int | None = None, *, max_side: int | None = None, content_hash: str | None = None
@@ -92,8 +90,8 @@ def image_bytes(size: int) -> int:
 
 
 def make_squares(size: int) -> Callable[[pa.Table], pa.Table]:
-    """A decoder of rows of an index into a shard of the cache: column `pixels`, per row an image (S, S, 3) uint8."""
-    return lambda rows: cache_table(_COLUMN, read_squares(rows, size))
+    """A decoder of rows of an index into a shard of the cache, per row an image (S, S, 3) uint8."""
+    return lambda rows: cache_table(read_squares(rows, size))
 
 
 class Squares:
@@ -110,7 +108,7 @@ class Squares:
         self, uris: Sequence[str], size: int, *, cache: Path | None = None, hashes: Sequence[str] | None = None
     ):
         self.uris, self.size, self.hashes = uris, size, hashes
-        self.cache = CachedRows(cache, _COLUMN, (size, size, 3))
+        self.cache = CachedRows(cache, (size, size, 3))
 
     def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.uint8]:
         """The images at N positions, (N, S, S, 3) uint8; errors as of `read_rgb`."""

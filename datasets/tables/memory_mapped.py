@@ -13,13 +13,10 @@ from numpy.typing import NDArray
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import names_in, read_file
 
-COLUMN = "features"
-"""The column of backbones' outputs."""
 
-
-def cache_table(column: str, rows: NDArray[Any]) -> pa.Table:
+def cache_table(rows: NDArray[Any]) -> pa.Table:
     """A shard's table: N arrays (N, ...) flat, in one column of fixed-size lists."""
-    return pa.table({column: pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows[0].size)})
+    return pa.table({"rows": pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows[0].size)})
 
 
 def _mapped(path: Path) -> pa.RecordBatch:
@@ -30,13 +27,12 @@ class CachedRows:
     """Reads rows by their positions in the index; can be pickled.
 
     Args:
-        folder: of shards `part-<first>-<last + 1>.arrow` with the column, see `cache_table`; None = an empty cache.
-        column: name of the column.
+        folder: of shards `part-<first>-<last + 1>.arrow`, see `cache_table`; None = an empty cache.
         shape: of a row.
     """
 
-    def __init__(self, folder: Path | None, column: str, shape: tuple[int, ...]):
-        self.column, self.shape = column, shape
+    def __init__(self, folder: Path | None, shape: tuple[int, ...]):
+        self.shape = shape
         self.shards = [folder / name for name in names_in(folder) if fnmatch(name, "part-*.arrow")] if folder else []
         self.spans = [tuple(map(int, path.stem.split("-")[1:])) for path in self.shards]
         self.opened: dict[int, NDArray[Any] | None] = {}
@@ -57,7 +53,7 @@ class CachedRows:
             batch = read_file(path, _mapped, "a shard of the cache", "remove its folder and repeat the command")
         except FileNotFoundError:
             return None
-        return batch[self.column].flatten().to_numpy(zero_copy_only=True).reshape(-1, *self.shape)
+        return batch.column(0).flatten().to_numpy(zero_copy_only=True).reshape(-1, *self.shape)
 
     def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "opened": {}}
@@ -86,7 +82,7 @@ class Features:
 
     def __init__(self, uris: Sequence[str], folder: Path, shape: tuple[int, int, int]):
         self.uris, self.shape, self.folder = uris, shape, folder
-        self.cache = CachedRows(folder, COLUMN, (2, *shape))
+        self.cache = CachedRows(folder, (2, *shape))
 
     def __call__(self, positions: NDArray[np.int64], mirrored: NDArray[np.bool_] | None = None) -> NDArray[np.float16]:
         """The outputs of the images at N positions, (N, C, H, W).

@@ -10,7 +10,7 @@ from torch import Tensor
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.squares import read_squares
 from mcis.datasets.index import shown
-from mcis.datasets.tables.memory_mapped import COLUMN, cache_table
+from mcis.datasets.tables.memory_mapped import cache_table
 from mcis.models.backbones import to_unit
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.networks.build import build_backbone, move_channels_last
@@ -55,7 +55,7 @@ class MakeFeatures:
                 "outputs of a sound backbone",
                 "choose another backbone or other weights, or train all of it (classifier.trained=all)",
             )
-        return cache_table(COLUMN, features.numpy())
+        return cache_table(features.numpy())
 
     def _batch(self, rows: pa.Table) -> Tensor:
         pixels = read_squares(rows, self.config.input_size)

@@ -120,4 +120,4 @@ def test_a_cache_is_not_made_of_a_file_that_was_replaced_until_it_is_back(contex
     with pytest.raises(UserError, match=r"a1\.png was replaced or changed since it was indexed"):
         cached(rows, context)
     path.write_bytes(content)
-    assert len(CachedRows(cached(rows, context), "pixels", (SIZE, SIZE, 3)).shards) == 2
+    assert len(CachedRows(cached(rows, context), (SIZE, SIZE, 3)).shards) == 2

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pytest
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.tables.memory_mapped import COLUMN, CachedRows
+from mcis.datasets.tables.memory_mapped import CachedRows
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.runs.context import RunContext
@@ -43,7 +43,7 @@ def test_an_images_features_do_not_depend_on_the_other_images_of_its_batch(local
         table = embed_rows(rows)
         parts.append(pa.concat_tables(work(table.slice(first, count)) for first in range(0, 30, count)))
     assert parts[0].equals(parts[1])
-    cached = [CachedRows(path / "features", COLUMN, (24, 8, 8)) for path in folders]
+    cached = [CachedRows(path / "features", (24, 8, 8)) for path in folders]
     together, alone = (np.stack([row for at in range(30) if (row := rows.row(at)) is not None]) for rows in cached)
     assert len(together) == 30
     assert together.any(axis=(1, 2, 3)).all()

@@ -127,7 +127,7 @@ def test_damaged_json_is_named(tmp_path: Path, content: bytes) -> None:
 
 
 def _write_cache(folder: Path) -> None:
-    write_table(folder / "part-00000000-00000002.arrow", cache_table("row", np.ones((2, 3), np.uint8)))
+    write_table(folder / "part-00000000-00000002.arrow", cache_table(np.ones((2, 3), np.uint8)))
 
 
 KINDS: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
@@ -141,7 +141,7 @@ KINDS: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
         lambda folder: load_weights(torch.nn.Linear(2, 2), folder / WEIGHTS),
     ),
     "a checkpoint": (lambda folder: save({"step": 1}, folder / CHECKPOINT), drop_damaged),
-    "a cache": (_write_cache, lambda folder: CachedRows(folder, "row", (3,)).row(1)),
+    "a cache": (_write_cache, lambda folder: CachedRows(folder, (3,)).row(1)),
 }
 """What a workspace holds: how it is written into a folder and read from there."""
 

@@ -13,7 +13,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images.squares import read_squares
 from mcis.datasets.index import shown
 from mcis.datasets.sampling.related_images import RELATED, Relations
-from mcis.datasets.tables.memory_mapped import COLUMN, CachedRows, Features, cache_table
+from mcis.datasets.tables.memory_mapped import CachedRows, Features, cache_table
 from mcis.models.backbones import to_unit
 from mcis.models.classifier import SELF_TRANSFORMS, transform
 from mcis.models.coattention import pair_kinds, seen_from_n
@@ -62,7 +62,7 @@ def write_rows(folder: Path, first: int, values: NDArray[Any]) -> None:
     They reach the disk before the shard of maps exists that says they are there. Where a shard was written in parts,
     because its process died, any that holds a row will do: they agree.
     """
-    table = cache_table(COLUMN, np.ascontiguousarray(values))
+    table = cache_table(np.ascontiguousarray(values))
     write_table(folder / f"part-{first:010d}-{first + len(values):010d}.arrow", table)
 
 
@@ -200,10 +200,10 @@ class Relate:
         model = load_trained(build_classifier(config.classifier, classes), weights)
         self.model = move_channels_last(model, self.device)
         shape = features_shape(config.classifier)
-        self.features = CachedRows(folder / "features", COLUMN, shape)
+        self.features = CachedRows(folder / "features", shape)
         released = config.localize.method.name == "released"
-        self.selves = CachedRows(folder / "selves", COLUMN, shape[1:]) if released else None
-        self.before = CachedRows(folder / f"hop-{hop - 1}", COLUMN, shape[1:]) if hop > 1 else None
+        self.selves = CachedRows(folder / "selves", shape[1:]) if released else None
+        self.before = CachedRows(folder / f"hop-{hop - 1}", shape[1:]) if hop > 1 else None
         self.after = folder / f"hop-{hop}" if hop < config.localize.hops else None
 
     def __call__(self, rows: pa.Table) -> pa.Table:
