@@ -7,8 +7,9 @@ entry points of the group `mcis.<kind>`, as `birds = "my_package.birds:Birds"` u
 
 import difflib
 import importlib.metadata
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Generic, TypeVar
+from collections import UserDict
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
 
 from pydantic_core import PydanticCustomError
 
@@ -17,7 +18,7 @@ from mcis.datasets.errors import UserError
 _T = TypeVar("_T")
 
 
-class Registry(Mapping[str, _T], Generic[_T]):
+class Registry(UserDict[str, _T]):
     """What the names of a kind of extension stand for, those of the project first.
 
     Args:
@@ -31,7 +32,7 @@ class Registry(Mapping[str, _T], Generic[_T]):
     def __init__(self, kind: str, entries: Mapping[str, _T | str]):
         self.kind = kind
         group = f"mcis.{kind}"
-        self._entries: dict[str, Any] = {
+        self.data: dict[str, Any] = {
             name: importlib.metadata.EntryPoint(name, entry, group) if isinstance(entry, str) else entry
             for name, entry in entries.items()
         }
@@ -40,7 +41,7 @@ class Registry(Mapping[str, _T], Generic[_T]):
             # Made anew: where the package importlib_metadata was imported, points are of its class.
             made = importlib.metadata.EntryPoint(point.name, point.value, group)
             package = self._packages[point.name] = point.dist.name if point.dist else point.value
-            if point.name in entries or self._entries.setdefault(point.name, made) != made:
+            if point.name in entries or self.data.setdefault(point.name, made) != made:
                 raise UserError(
                     f"{package} adds {point.name!r} to the {kind} of mcis, which have one already",
                     "a name of its own for each",
@@ -50,10 +51,10 @@ class Registry(Mapping[str, _T], Generic[_T]):
     def __getitem__(self, name: str) -> _T:
         """What a name stands for; an entry of another package is imported when it is first asked for. KeyError for an
         unknown name, UserError where the entry's package cannot be imported."""
-        entry = self._entries[name]
+        entry = self.data[name]
         if isinstance(entry, importlib.metadata.EntryPoint):
             try:
-                entry = self._entries[name] = entry.load()
+                entry = self.data[name] = entry.load()
             except Exception as error:  # it is another's code, which may raise anything
                 raise UserError(
                     f"{name} of the {self.kind} cannot be loaded from {entry.value} ({type(error).__name__}: {error})",
@@ -62,15 +63,6 @@ class Registry(Mapping[str, _T], Generic[_T]):
                 ) from error
         found: _T = entry
         return found
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._entries)
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def __contains__(self, name: object) -> bool:
-        return name in self._entries
 
     def choice(self, *more: str) -> Callable[[str], str]:
         """A validator of pydantic for a key whose values are the names of this table, and `more`."""

@@ -10,7 +10,7 @@ from mcis.platform.config.sections import Config, sources_of
 
 class Sources:
     """What the sources of a configuration hold, listed once; of millions of images it takes as much memory as all else,
-    so that whoever makes the index of it takes it away."""
+    so that whoever makes the index of it has it forgotten."""
 
     def __init__(self, config: Config):
         self._config = config
@@ -20,12 +20,6 @@ class Sources:
         """What they hold."""
         self._listing = self._listing or listing(self._config)
         return self._listing
-
-    def take(self) -> Listing:
-        """As `look`, for the last time."""
-        found = self.look()
-        self.forget()
-        return found
 
     def forget(self) -> None:
         """Gives its memory back; it would be listed again."""

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from filelock import FileLock
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import RULES
@@ -86,19 +86,8 @@ class RunFolder:
     """The best configuration of a search."""
 
 
-def _time(text: str) -> str:
-    datetime.datetime.fromisoformat(text)
-    return text
-
-
-def _folder(name: str) -> str:
-    if name in ("", ".", "..") or "/" in name or "\0" in name:
-        raise ValueError(f"{name!r} is no folder of store/")
-    return name
-
-
-_Time = Annotated[str, AfterValidator(_time)]
-_Output = Annotated[str, AfterValidator(_folder)]
+_Time = Annotated[str, AfterValidator(lambda text: datetime.datetime.fromisoformat(text).isoformat())]
+_Output = Annotated[str, Field(pattern=r"^[^/\x00]*[^./\x00][^/\x00]*$")]  # a name that does not lead out of store/
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -59,10 +59,11 @@ def run(config: Config, context: RunContext) -> IndexResult:
     if context.recompute:
         remove(context.workspace.verdicts)
     assert context.sources is not None
-    looked = context.sources.look()
-    classes, notes, images = looked.classes, looked.notes, len(looked.table)
-    del looked  # `take` is to hold the only one
-    verified, opened = _verify(context.sources.take().table, config, context)
+    table, classes, notes = context.sources.look()
+    images = len(table)
+    context.sources.forget()
+    verified, opened = _verify(table, config, context)
+    del table  # the shards that are to come have the only one
     rejected: list[pa.Table] = []
     index_file = context.part / "index.parquet"
     write_batches(index_file, INDEX_SCHEMA, _sound(verified, rejected))
