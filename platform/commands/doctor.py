@@ -2,12 +2,14 @@
 
 import os
 import platform
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import typer
+from rich.filesize import decimal
 
 from mcis.datasets.errors import UserError
 from mcis.platform.commands.options import DEFAULT_WORKSPACE, WorkspaceFolder, plain_errors
@@ -129,20 +131,16 @@ def _mlflow(workspace: Path) -> tuple[str, ...]:
 
 
 def _disk(workspace: Path) -> tuple[str, ...]:
-    from mcis.platform.runs.files import byte_text, free_bytes
-
     folder = next(p for p in (workspace, *workspace.resolve().parents) if p.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
         return "bad", f"{folder} cannot be written", "choose another --workspace DIR"
-    free = free_bytes(workspace)
-    found = f"even the demo takes {byte_text(_LEAST)} of {byte_text(free)} free for the workspace"
+    free = shutil.disk_usage(folder).free
+    found = f"even the demo takes {decimal(_LEAST)} of {decimal(free)} free for the workspace"
     return ("ok", found) if free >= _LEAST else ("bad", found, "free some space, or choose another --workspace DIR")
 
 
 def _cores() -> tuple[str, ...]:
-    from mcis.platform.runs.files import byte_text
-
     cores, memory = os.cpu_count() or 1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    found = f"{cores} cores, {byte_text(memory)}"
+    found = f"{cores} cores, {memory / 2**30:.1f} GiB"
     fit = cores >= 2 and memory >= 6 * 2**30
     return ("ok", found) if fit else ("note", found, "2 cores and 6 GiB are the least")

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 from rich import box
 from rich.console import Console
+from rich.filesize import decimal
 from rich.markup import escape
 from rich.table import Table
 
 from mcis.platform.reporting.index_facts import index_facts
-from mcis.platform.runs.files import byte_text
 from mcis.platform.runs.progress import console
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def show_runs(entries: Sequence["Entry"], workspace: "Workspace") -> None:
         configuration = ", ".join(filter(None, (entry.setting, entry.recipe)))
         scores = [f"{entry.scores[name]:.2f}" if name in entry.scores else "" for name in MAIN_SCORES]
         called = _local(entry.ended or entry.began)
-        size = byte_text(entry.bytes) if entry.bytes else ""
+        size = decimal(entry.bytes) if entry.bytes else ""
         rows.append((name, configuration, called, _state(entry), *scores, size))
     numbers = (*MAIN_SCORES.values(), "points to")
     columns = ("name", "of", "last call", "state", *numbers)
@@ -116,8 +116,8 @@ def _local(time: str | None) -> str:
 def show_removal(plan: "Plan", workspace: "Workspace") -> None:
     """What is to be removed, its sum, and notes on what stays."""
     if plan.garbage:
-        rows = [(str(each.path.relative_to(workspace.root)), each.why, byte_text(each.size)) for each in plan.garbage]
-        rows.append((f"sum of {len(rows)}", "", byte_text(sum(each.size for each in plan.garbage))))
+        rows = [(str(each.path.relative_to(workspace.root)), each.why, decimal(each.size)) for each in plan.garbage]
+        rows.append((f"sum of {len(rows)}", "", decimal(sum(each.size for each in plan.garbage))))
         title = f"To be removed from {workspace.root}"
         console.print(table_of(title, ("what", "why", "size"), rows, numbers=("size",)))
     for note in plan.notes:

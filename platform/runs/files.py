@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -60,17 +59,6 @@ def files_in(folder: Path) -> dict[str, int]:
 def bytes_in(folder: Path) -> int:
     """Bytes of the files below a folder, 0 if it is absent."""
     return sum(files_in(folder).values())
-
-
-def free_bytes(folder: Path) -> int:
-    """Bytes free on the disk of a folder, or of the folder that it will be made in."""
-    return shutil.disk_usage(next(path for path in (folder, *folder.resolve().parents) if path.exists())).free
-
-
-def byte_text(count: float) -> str:
-    """Bytes as a person reads them."""
-    unit, size = next(((u, s) for u, s in (("GiB", 2**30), ("MiB", 2**20)) if count >= s / 10), ("KiB", 2**10))
-    return f"{count / size:.1f} {unit}"
 
 
 _FULL = re.compile(

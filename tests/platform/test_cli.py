@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -174,10 +175,10 @@ def test_a_run_says_what_to_expect_at_first(root: Path, tmp_path: Path, monkeypa
 
 
 def test_doctor_finds_a_disk_too_small_and_makes_no_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mcis.platform.runs.files.free_bytes", lambda folder: 2**10)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2**10))
     done = runner.invoke(app, ["doctor", "--workspace", str(tmp_path / "none")], env={"COLUMNS": "200"})
     assert done.exit_code == 1, done.output
-    assert "of 1.0 KiB free" in done.output
+    assert "of 1.0 kB free" in done.output
     assert not (tmp_path / "none").exists()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.filesize import decimal
 from typer.testing import CliRunner
 
 from mcis.datasets.errors import UserError
@@ -105,8 +106,7 @@ def test_what_no_run_points_to_is_shown_and_then_removed_and_nothing_is_computed
     assert index not in shown.output
     assert "repeat the command with --delete" in shown.output
     assert planned(workspace) == [localize, f"cache/squash64-{'b' * 16}"]
-    size = bytes_in(workspace.root / localize) / 2**10
-    assert f"{size:.1f} KiB" in shown.output
+    assert decimal(bytes_in(workspace.root / localize)) in shown.output
 
     done = gc(workspace, "--delete")
     assert done.exit_code == 0, done.output

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +12,6 @@ import pytest
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import VERDICT_FIELDS, Verdict, within_bounds
-from mcis.platform.runs.files import free_bytes
 from mcis.platform.runs.verdicts import VERDICT_SCHEMA, KeptVerdicts, image_files, keep_verdicts
 from mcis.platform.runs.workspace import Workspace
 
@@ -77,7 +77,7 @@ def test_a_disk_that_is_full_costs_no_verdict(small_disk: Callable[..., Path]) -
     more = {ImageFile(f"/more{n}.jpg", n, n): SOUND._replace(content_hash=f"more{n}") for n in range(3)}
     keep(workspace, kept)
     filling = workspace.root / "filling"
-    filling.write_bytes(b"1" * free_bytes(workspace.root))
+    filling.write_bytes(b"1" * shutil.disk_usage(workspace.root).free)
     with pytest.raises(UserError, match="no space left"):
         keep(workspace, more)
     assert found(workspace, *kept) == list(kept.values())
