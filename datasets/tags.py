@@ -15,11 +15,7 @@ Numbers = NDArray[np.uint32]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tags:
-    """T tags of N images among K classes: those of image i are values[start[i]:start[i + 1]], none twice.
-
-    Raises:
-        ValueError: a tag is not below `classes`.
-    """
+    """T tags of N images among K classes: those of image i are values[start[i]:start[i + 1]], none twice."""
 
     values: NDArray[np.uint16]
     """(T,) class indices from 0, image by image."""
@@ -27,10 +23,6 @@ class Tags:
     """(N + 1,) where each image's tags begin, and where the last one's end."""
     classes: int
     """K"""
-
-    def __post_init__(self) -> None:
-        if len(self.values) and (most := int(self.values.max())) >= self.classes:
-            raise ValueError(f"a tag is class {most}, of {self.classes} classes from 0")
 
     @classmethod
     def of_index(cls, column: pa.ChunkedArray, classes: int) -> "Tags":

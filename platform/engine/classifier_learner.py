@@ -81,20 +81,8 @@ class ClassifierLearner:
         return model
 
     def decoder(self, shard: WorkerShard) -> PairDecoder:
-        scales = self.config.crop_scales if self.config.sizing == "random_crop" else None
-        return PairDecoder(
-            self.images,
-            self.sampler(),
-            batch=self.config.batch,
-            shard=shard,
-            crop_scales=scales,
-            mirror=self.config.flip,
-        )
-
-    def sampler(self) -> PairSampler:
-        """Draws the pairs."""
         c = self.config
-        return PairSampler(
+        sampler = PairSampler(
             self.tags,
             seed=self.seed,
             partner_may_be_itself=c.partner_may_be_itself,
@@ -103,6 +91,8 @@ class ClassifierLearner:
             epoch_pairs=c.epoch_pairs,
             class_balance=c.class_balance,
         )
+        scales = c.crop_scales if c.sizing == "random_crop" else None
+        return PairDecoder(self.images, sampler, batch=c.batch, shard=shard, crop_scales=scales, mirror=c.flip)
 
     def image_uris(self, batch: PairBatch) -> list[str]:
         return [self.images.uris[index] for pair in zip(batch.m, batch.n, strict=True) for index in pair]
@@ -194,16 +184,12 @@ def in_float32(scores: PairScores) -> PairScores:
     return PairScores(**{name: values.float() for name, values in scores._asdict().items() if values is not None})
 
 
-def val_scores_of_features(model: nn.Module, outputs: Tensor) -> Tensor:
-    """As `val_scores`, of what a frozen backbone makes of images, (B, C, H, W)."""
-    assert isinstance(model, CoAttentionClassifier)
-    return model.scores(model.standard(outputs.float())).float()
-
-
 def val_scores(model: nn.Module, images: Tensor) -> Tensor:
-    """Basic scores of uint8 images (B, S, S, 3): GAP of phi's class activations (Eq. 1), (B, K)."""
+    """Basic scores of uint8 images (B, S, S, 3), or of what a frozen backbone makes of them, (B, C, H, W): GAP of phi's
+    class activations (Eq. 1), (B, K)."""
     assert isinstance(model, CoAttentionClassifier)
-    return val_scores_of_features(model, model.backbone(model.backbone.normalize(to_unit(images))))
+    outputs = model.backbone(model.backbone.normalize(to_unit(images))) if images.dtype == torch.uint8 else images
+    return model.scores(model.standard(outputs.float())).float()
 
 
 _POSITIVES = 20

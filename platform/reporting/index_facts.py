@@ -40,7 +40,7 @@ class IndexFacts:
 
 
 def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> IndexFacts:
-    """Counts an index (INDEX_SCHEMA, but for ids and URIs) and its rejects; ValueError where a tag is no class."""
+    """Counts an index (INDEX_SCHEMA, but for ids and URIs) and its rejects."""
     contents = hashes(index["content_hash"])[pc.not_equal(index["content_hash"], "").to_numpy()]
     repeats = len(contents) - len(np.unique(contents))
     del contents

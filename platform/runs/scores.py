@@ -1,7 +1,7 @@
 """Scores: one figure each, with everything that it depends on and the words that say so."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
@@ -98,11 +98,6 @@ class Score:
     weights: str = field(metadata=_heading("weights", origin=True))
     git: str | None = field(metadata=_heading("git", origin=True))
     code: str | None = field(default=None, metadata=_heading("code", origin=True))
-
-    def as_json(self) -> dict[str, Any]:
-        """The score as an object of scores.json."""
-        sequences = {"scales": None if self.scales is None else list(self.scales)}
-        return asdict(self) | sequences | {"confusion": [list(row) for row in self.confusion]}
 
     @property
     def title(self) -> str:

@@ -1,6 +1,7 @@
 """Stage 9: everything before -> runs/NAME/scores.json, report.html and pictures, and what MLflow keeps of the run."""
 
 import collections
+import dataclasses
 import datetime
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -41,7 +42,7 @@ def run(config: Config, context: RunContext) -> StageResult:
     records = _training_records(context)
     logs = {network.replace("_", " "): log_columns(rows) for network, rows in records.items()}
     data = report_data(config, context, logs)
-    folder, scores = context.folder, [score.as_json() for score in data.scores]
+    folder, scores = context.folder, list(map(dataclasses.asdict, data.scores))
     write_json(folder.scores, {"scores": scores, "counts": data.counts, "seconds": data.seconds})
     write_report(data, folder)
     write_json(folder.environment, data.environment)

@@ -16,7 +16,7 @@ from mcis.datasets.tables.memory_mapped import Features, Statistics
 from mcis.datasets.tags import Tags
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.cache import decoded_cache, features_cache
-from mcis.platform.engine.classifier_learner import ClassifierLearner, chance, val_scores, val_scores_of_features
+from mcis.platform.engine.classifier_learner import ClassifierLearner, chance, val_scores
 from mcis.platform.engine.loop import Validation
 from mcis.platform.engine.step_log import loss_trend
 from mcis.platform.engine.training import fit
@@ -160,7 +160,7 @@ def _validation(config: Config, context: RunContext, *, cached: int, every: int)
     return Validation(
         images=features or _squares(rows, c.input_size, cache),
         tags=Tags.of_index(rows["tags"], len(context.classes)),
-        scores=val_scores_of_features if features else val_scores,
+        scores=val_scores,
         every=every,
     )
 

@@ -5,7 +5,6 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -81,9 +80,3 @@ def test_tags_survive_the_way_to_a_worker() -> None:
     assert tags.tagged == 4
     again = pickle.loads(pickle.dumps(tags))
     np.testing.assert_array_equal(again.matrix(np.arange(4)), np.eye(4, dtype=bool))
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    values, start = np.array([0, 3], np.uint16), np.array([0, 2], np.uint32)
-    with pytest.raises(ValueError, match="class 3, of 3 classes"):
-        Tags(values=values, start=start, classes=3)

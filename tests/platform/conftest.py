@@ -227,7 +227,7 @@ def scored() -> Callable[..., Path]:
         scores = [scorer.mask_score("pseudo_masks", "R = 3", masks, related=3)]
         for of, counts in sum_counts(evaluate / PREDICTED_IMAGES, dict.fromkeys(("plain", "with CRF"), shape)).items():
             scores.append(scorer.mask_score("segmentation", of, counts, crf=of == "with CRF"))
-        write_json(evaluate / SCORES, [score.as_json() for score in scores])
+        write_json(evaluate / SCORES, [dataclasses.asdict(score) for score in scores])
         write_json(evaluate / CURVES, {})
         write_text(opened.run(name).config, experiment_text(resolved.config, resolved.origins))
         opened.record_outputs(name, outputs)

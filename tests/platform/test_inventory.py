@@ -2,6 +2,7 @@
 
 import json
 import os
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -43,7 +44,7 @@ def score(workspace: Workspace, name: str) -> None:
     ]  # fmt: skip
     same: Any = {"name": "any", "split": "val", "images": 6, "iou": {}, "figures": {}, "confusion": ()}
     same |= {"seed": 0, "recipe": "small", "weights": "none", "git": None}
-    scores = [Score(what=what, miou=miou, crf=crf, **same).as_json() for what, miou, crf in of_stage]
+    scores = [asdict(Score(what=what, miou=miou, crf=crf, **same)) for what, miou, crf in of_stage]
     write_json(workspace.outputs(name)["evaluate"] / SCORES, scores)
 
 

@@ -1,6 +1,7 @@
 """Scores: what they say of themselves, and that they are the same after a file."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def test_a_score_tells_every_value_that_applies_in_reading_order() -> None:
 
 
 def test_scores_are_the_same_after_a_file(tmp_path: Path) -> None:
-    (tmp_path / SCORES).write_text(json.dumps([score.as_json() for score in (MASKS, SEGMENTATION)]))
+    (tmp_path / SCORES).write_text(json.dumps([asdict(score) for score in (MASKS, SEGMENTATION)]))
     assert read_scores({"evaluate": tmp_path}) == [MASKS, SEGMENTATION]
     assert read_scores({}) == []
 
@@ -58,7 +59,7 @@ def test_scores_are_the_same_after_a_file(tmp_path: Path) -> None:
 )
 def test_a_damaged_or_older_file_is_named_with_what_to_do(tmp_path: Path, damage: dict[str, Any], words: str) -> None:
     file = tmp_path / SCORES
-    file.write_text(json.dumps([MASKS.as_json() | damage]))
+    file.write_text(json.dumps([asdict(MASKS) | damage]))
     with pytest.raises(UserError, match=words) as caught:
         read_scores({"evaluate": tmp_path})
     assert str(file) in caught.value.found

@@ -7,6 +7,7 @@ scored ones beside the score.
 
 import collections
 import contextlib
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -101,7 +102,7 @@ def run(config: Config, context: RunContext) -> StageResult:
             scores += evaluate_predictions(config, context, rows, split)
     if config.supervision == "tags":
         notes += falls_behind(scores, config, context)
-    write_json(context.part / SCORES, [score.as_json() for score in scores])
+    write_json(context.part / SCORES, list(map(dataclasses.asdict, scores)))
     write_json(context.part / CURVES, curves)
     return StageResult(notes=tuple(notes), counts={"scored": scored})
 
