@@ -35,7 +35,6 @@ def bootstrap_differences(
     Returns:
         Differences in points of percent, (resamples,); all NaN where fewer than two images have a scored pixel.
     """
-    seeds, other_seeds = len(first.both), len(second.both)
     scored = sum(np.asarray(part).sum(axis=(0, 2)) for prediction in (first, second) for part in prediction) > 0
     if scored.sum() < 2:
         return np.full(resamples, np.nan)
@@ -46,8 +45,8 @@ def bootstrap_differences(
         rows = np.arange(start, min(start + at_a_time, resamples))
         times = times_drawn(images, rows, seed)
         of_first, of_second = (_mious(times, prediction) for prediction in (first, second))
-        shares = seed_shares(seeds, rows, seed)
-        others = shares if paired else seed_shares(other_seeds, rows, seed, turn=seeds + 1)
+        shares = seed_shares(len(first.both), rows, seed)
+        others = shares if paired else seed_shares(len(second.both), rows, seed, turn=len(first.both) + 1)
         differences.append((of_second * others).sum(axis=1) - (of_first * shares).sum(axis=1))
     return np.concatenate(differences)
 

@@ -27,8 +27,6 @@ from mcis.platform.runs.progress import console
 from mcis.platform.runs.version import made_with
 from mcis.platform.runs.workspace import CACHE, Workspace
 
-_GIB = 2**30
-
 
 def decoded_cache(rows: pa.Table, size: int, context: RunContext, compute: ComputeConfig) -> Path | None:
     """The folder with the first of these images at size x size pixels, as many as compute.cache_gb allows.
@@ -43,13 +41,13 @@ def decoded_cache(rows: pa.Table, size: int, context: RunContext, compute: Compu
     Returns:
         None where not a single image fits, or the nodes share no disk.
     """
-    count = min(len(rows), int(compute.cache_gb * _GIB) // image_bytes(size))
+    bound = int(compute.cache_gb * 2**30)
+    count = min(len(rows), bound // image_bytes(size))
     if not count:
         return None
     rows = rows.slice(0, count)
     fill = functools.partial(map_table, rows, make_squares, (size,), label="decode", compute=compute, suffix="arrow")
-    name, bound = f"squash{size}-{_content(rows)}", int(compute.cache_gb * _GIB)
-    return cached(name, fill, context, count * image_bytes(size), bound)
+    return cached(f"squash{size}-{_content(rows)}", fill, context, count * image_bytes(size), bound)
 
 
 def features_cache(
@@ -70,7 +68,7 @@ def features_cache(
     Returns:
         None where those do not fit compute.cache_gb, or the nodes share no disk.
     """
-    shape, bound = features_shape(config), int(compute.cache_gb * _GIB)
+    shape, bound = features_shape(config), int(compute.cache_gb * 2**30)
     if images * features_bytes(shape) > bound:
         return None
     network = (config.backbone, config.channels, config.stride, config.input_size, content_digest(pretrained))

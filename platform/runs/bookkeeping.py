@@ -13,11 +13,11 @@ from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.resolve import Resolved
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.files import fingerprint, write_text
+from mcis.platform.runs.files import fingerprint, write_json, write_text
 from mcis.platform.runs.locks import hold_run
 from mcis.platform.runs.results import IndexResult
 from mcis.platform.runs.tracking import LogModel, Tracker, Watch
-from mcis.platform.runs.workspace import RunRecord, Workspace, now, write_record
+from mcis.platform.runs.workspace import RunRecord, Workspace, now
 
 
 @contextlib.contextmanager
@@ -35,7 +35,7 @@ def recorded(
             if earlier.kind != kind:
                 raise UserError(f"{name} is a {earlier.kind}", f"a name of no {earlier.kind}", "take another --name")
             began = dataclasses.replace(began, reached=earlier.reached, outputs=earlier.outputs)
-        write_record(workspace.run(name).record, began)
+        write_json(workspace.run(name).record, dataclasses.asdict(began))
         try:
             yield
         except BaseException as error:

@@ -27,12 +27,10 @@ VERDICT_SCHEMA = pa.schema(
         *VERDICT_FIELDS,
     ]
 )
-FILE_COLUMNS = ["uri", "size", "changed"]
-"""What a file is known by."""
 
 
 def image_files(uris: pa.ChunkedArray) -> pa.Table:
-    """The files at some URIs, as they are now: FILE_COLUMNS; size and time are -1 where a file does not exist."""
+    """The files at some URIs, as they are now: uri, size, changed; the last two are -1 where a file does not exist."""
     return stamps_of_column(uris).add_column(0, VERDICT_SCHEMA.field("uri"), uris)
 
 

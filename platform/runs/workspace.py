@@ -135,11 +135,6 @@ def read_record(file: Path) -> RunRecord | None:
     return read_record_of(file, RunRecord, expected, remedy) if file.exists() else None
 
 
-def write_record(file: Path, record: RunRecord) -> None:
-    """Writes a run's record."""
-    write_json(file, dataclasses.asdict(record))
-
-
 _SMALL = 2**20
 """Bytes of the files of runs that each machine has, where a workspace lies in a bucket."""
 
@@ -209,7 +204,7 @@ class Workspace:
     def update_record(self, name: str, **changes: Any) -> None:
         """Writes a run's record with other values of these fields."""
         record = self.record(name) or RunRecord(began=now())
-        write_record(self.run(name).record, dataclasses.replace(record, **changes))
+        write_json(self.run(name).record, dataclasses.asdict(dataclasses.replace(record, **changes)))
 
     def output(self, stage: str, key: str) -> Path:
         """The folder of a stage's output; it is finished once SUMMARY is there."""
