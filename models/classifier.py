@@ -119,7 +119,7 @@ class CoAttentionClassifier(nn.Module):
         """The features F of images from the backbone's outputs, (B, C, H, W) both, in one pass."""
         if not self.standardized:
             return outputs
-        return nn.functional.batch_norm(outputs, self.mean, self.deviation.square(), eps=0.0)
+        return nn.functional.batch_norm(outputs.to(self.mean.dtype), self.mean, self.deviation.square(), eps=0.0)
 
     def features(self, images: Tensor) -> Tensor:
         """The features F of normalized images (B, 3, H, W)."""
