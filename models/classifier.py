@@ -116,10 +116,8 @@ class CoAttentionClassifier(nn.Module):
         self.deviation.copy_(deviation.clamp(min=1e-6))
 
     def standard(self, outputs: Tensor) -> Tensor:
-        """The features F of images from the backbone's outputs, (B, C, H, W) both, in one pass."""
-        if not self.standardized:
-            return outputs
-        return nn.functional.batch_norm(outputs.to(self.mean.dtype), self.mean, self.deviation.square(), eps=0.0)
+        """The features F of images from the backbone's outputs, (B, C, H, W) both."""
+        return (outputs - self.mean[:, None, None]) / self.deviation[:, None, None] if self.standardized else outputs
 
     def features(self, images: Tensor) -> Tensor:
         """The features F of normalized images (B, 3, H, W)."""
@@ -186,8 +184,8 @@ class CoAttentionClassifier(nn.Module):
             return basic
         weight, bias = self.common_layer()
         contrastive = contrastive and self.attention == "co+contrastive"
-        layers = torch.cat([weight, self.w_b.weight]) if contrastive else weight
-        values_m, values_n = ((layers.flatten(1) @ image.flatten(2)).unflatten(2, image.shape[2:]) for image in (m, n))
+        layers = (torch.cat([weight, self.w_b.weight]) if contrastive else weight).flatten(1).expand(len(m), -1, -1)
+        values_m, values_n = (torch.bmm(layers, image.flatten(2)).unflatten(2, image.shape[2:]) for image in (m, n))
         w_p = self.affinity_weights(kind)
         if attended == "partner":
             common = self._coattend(m, n, w_p, values_m, values_n)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcis.datasets.classes import IGNORE
+from mcis.datasets.errors import UserError
 from mcis.datasets.registry import Registry
 from mcis.datasets.section import Section
 from mcis.models.crf import CrfParameters, dense_crf
@@ -62,9 +63,18 @@ class MaskRule:
     walks: bool = False
 
     def __call__(self, maps: TaggedMaps, values: Mapping[str, Any]) -> PseudoMask:
-        """The pseudo mask by the values that the rule takes, out of more."""
+        """The pseudo mask by the values that the rule takes, out of more; UserError where it is none, as rules may be
+        another package's."""
         taken = [p.name for p in inspect.signature(self.make).parameters.values() if p.kind == p.KEYWORD_ONLY]
-        return self.make(maps, **{name: values[name] for name in taken})
+        made, size = self.make(maps, **{name: values[name] for name in taken}), maps.scores.shape[1:]
+        if not all(part.dtype == np.uint8 and part.shape == size for part in made) or (made.labels == IGNORE).any():
+            kinds = ", ".join(f"{name} {part.dtype} {part.shape}" for name, part in made._asdict().items())
+            raise UserError(
+                f"the rule {self.make.__module__}.{self.make.__qualname__} made {kinds}",
+                f"uint8 {size}, and {IGNORE} in the mask alone",
+                "correct the package that adds it, or choose another pseudo_masks.background",
+            )
+        return made
 
 
 def _labels(winners: NDArray[np.int64], tags: NDArray[np.int64]) -> NDArray[np.uint8]:

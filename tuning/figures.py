@@ -73,9 +73,9 @@ def figures_of(case: Case, scores: Mapping[int, Mapping[str, Score]], val_map: M
     miou = {column: [of[column].miou for of in scores.values()] for column in reached}
     pixels = [np.array(of[COLUMNS[0]].confusion) for of in scores.values() if COLUMNS[0] in of]
     shares = {
-        "found, %": [100 * float(of[1:, 1:].sum() / max(of[1:].sum(), 1)) for of in pixels],
-        "exact, %": [100 * float(of[1:, 1:].sum() / max(of[:, 1:].sum(), 1)) for of in pixels],
-        "tags, mAP": [of for seed in scores if (of := val_map.get(seed)) is not None],
+        "found": [100 * float(of[1:, 1:].sum() / max(of[1:].sum(), 1)) for of in pixels],
+        "exact": [100 * float(of[1:, 1:].sum() / max(of[:, 1:].sum(), 1)) for of in pixels],
+        "mAP": [of for seed in scores if (of := val_map.get(seed)) is not None],
     }
     return Figures(case=case, seeds=list(scores), miou=miou, shares={name: of for name, of in shares.items() if of})
 

@@ -19,7 +19,7 @@ _HEADS = dict(zip(COLUMNS, ("maps", "pseudo masks", "segments", "with CRF"), str
 def cases_table(figures: Sequence[Figures], title: str) -> Table:
     """Mean and deviation of mIoU by case, a section a group; means of its shares; the paper's column."""
     columns, shares = reached(figures), list(dict.fromkeys(name for of in figures for name in of.shares))
-    numbers = [*(_HEADS[column] for column in columns), *shares, "paper, VOC"]
+    numbers = [*(_HEADS[column] for column in columns), *shares, "paper"]
     rows = []
     for of in figures:
         of_shares = (f"{mean(of.shares[name]):.1f}" if name in of.shares else "-" for name in shares)

@@ -122,7 +122,7 @@ def _unshared(rows: PairRows, tags: Tags) -> tuple[bool, bool]:
     return bool((tags_m & ~tags_n).any()), bool((tags_n & ~tags_m).any())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class MaskedImages:
     """Training images and their label masks.
 
@@ -146,7 +146,7 @@ class MaskedImages:
         return image, decode_labels(self.masks.rows(self.ids[position])["mask"][0].as_py())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CropDecoder:
     """Decodes random crops of the training images and of their masks.
 

@@ -19,7 +19,7 @@ from mcis.datasets.tables.memory_mapped import Features, Statistics
 from mcis.datasets.tags import Tags
 from mcis.models.augment import Augmentation
 from mcis.models.backbones import to_unit
-from mcis.models.classifier import Attended, BatchScores, CoAttentionClassifier
+from mcis.models.classifier import Attended, BatchScores, CoAttentionClassifier, pool
 from mcis.models.losses import PairScores, pair_losses
 from mcis.models.metrics import average_precision
 from mcis.models.networks import normalization_of
@@ -189,7 +189,7 @@ def val_scores(model: nn.Module, images: Tensor) -> Tensor:
     class activations (Eq. 1), (B, K)."""
     assert isinstance(model, CoAttentionClassifier)
     outputs = model.backbone(model.backbone.normalize(to_unit(images))) if images.dtype == torch.uint8 else images
-    return model.scores(model.standard(outputs.float())).float()
+    return pool(model.activations(model.standard(outputs.float())).float())  # means of bfloat16 would be few values
 
 
 _POSITIVES = 20

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mcis.datasets.classes import IGNORE
+from mcis.datasets.errors import UserError
 from mcis.models.crf import CrfParameters, dense_crf
-from mcis.models.pseudo_masks import PseudoMask, TaggedMaps, by_crf, by_saliency
+from mcis.models.pseudo_masks import MaskRule, PseudoMask, TaggedMaps, by_crf, by_saliency
 
 RECIPE: dict[str, Any] = {"floor": 0.3, "conflict": 0.99, "confident": 0.95, "doubt": 32, "smallest": 0.01}
 BLACK = np.zeros((1, 1, 3), np.uint8)
@@ -164,3 +165,12 @@ def test_the_crf_moves_the_mask_to_the_edge_of_the_picture() -> None:
     assert (blurred.mask[:, 9:15] == IGNORE).all()
     np.testing.assert_array_equal(refined.labels, np.broadcast_to(np.where(np.arange(24) < 12, 4, 0), (16, 24)))
     np.testing.assert_array_equal(refined.mask, refined.labels)
+
+
+@pytest.mark.parametrize("labels", [np.zeros((2, 3)), np.zeros((3, 2), np.uint8), np.full((2, 3), IGNORE, np.uint8)])
+def test_what_is_no_pseudo_mask_of_the_image_is_refused(labels: NDArray[Any]) -> None:
+    rule = MaskRule(make=lambda maps: PseudoMask(labels, labels))
+    with pytest.raises(
+        UserError, match=r"(?s)the rule .*lambda.* made labels .*expected: uint8 \(2, 3\), and 255 in the mask"
+    ):
+        rule(tagged(np.zeros((1, 2, 3), np.float32), np.array([0])), {})

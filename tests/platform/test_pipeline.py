@@ -335,3 +335,9 @@ def test_without_related_images_single_round_maps_are_the_maps(small: Any) -> No
     assert read_table(folder / "maps").equals(read_table(folder / "single"))
     assert read_table(folder / "single").equals(read_table(small.first.context.inputs["localize"] / "single"))
     assert [s.what for s in result.scores] == ["localization_maps", "baseline", "baseline"]
+
+
+def test_stages_have_the_hooks_that_they_need() -> None:
+    """One by another name would be left out in silence."""
+    without = {hook: [s.name for s in pipeline.STAGES if not hasattr(s.module, hook)] for hook in ("check", "inputs")}
+    assert without == {"check": ["index", "localize", "report"], "inputs": ["localize", "report"]}

@@ -61,7 +61,7 @@ def test_a_cases_figures_are_of_the_seeds_that_ended_well() -> None:
     scores = {seed: scores_by_column([score("pseudo_masks", m, related=3)], 3) for seed, m in ((7, 60.0), (9, 62.0))}
     expected = Figures(case=case("a"), seeds=[7, 9], miou={"pseudo masks": [60.0, 62.0]})
     assert figures_of(case("a"), scores, {7: None}) == expected
-    precise = replace(expected, shares={"tags, mAP": [90.0, 91.0]})
+    precise = replace(expected, shares={"mAP": [90.0, 91.0]})
     assert figures_of(case("a"), scores, {7: 90.0, 8: 1.0, 9: 91.0}) == precise
 
 

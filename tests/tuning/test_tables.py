@@ -33,8 +33,8 @@ EFFECT = [
 
 
 def test_the_table_has_mean_and_deviation_what_maps_decide_and_only_columns_that_were_reached() -> None:
-    head, *rows = lines(cases_table([replace(EFFECT[0], shares={"found, %": [12.0, 13.0]}), EFFECT[1]], "title"))
-    names = ["case", "maps by", "pseudo masks", "with CRF", "found, %", "paper, VOC"]
+    head, *rows = lines(cases_table([replace(EFFECT[0], shares={"found": [12.0, 13.0]}), EFFECT[1]], "title"))
+    names = ["case", "maps by", "pseudo masks", "with CRF", "found", "paper"]
     assert [text.strip() for text in head.split("┃")[1:-1]] == names
     assert [[text.strip() for text in row.split("│")[1:-1]] for row in rows] == [
         ["none-single", "by none-single", "11.00 ±1.41", "-", "12.5", "61.7"],
@@ -46,6 +46,10 @@ def test_the_table_has_mean_and_deviation_what_maps_decide_and_only_columns_that
 def test_a_narrow_terminal_cuts_no_name() -> None:
     few = [figures("co", "co-contrastive-wrong-class-r3", {"pseudo masks": [1.0]})]
     assert "…" not in "".join(lines(cases_table(few, "title"), width=50))
+    two = figures("co", "co-related", {"localization maps": [58.0, 59.0], "pseudo masks": [67.0, 68.0]})
+    shares = {name: [50.0] for name in ("found", "exact", "mAP")}
+    rows = (row.split("│")[1:3] for row in lines(cases_table([replace(two, shares=shares)], "title"), 80)[1:])
+    assert ["".join(map(str.strip, column)) for column in zip(*rows, strict=True)] == ["co-related", "byco-related"]
 
 
 def test_differences_have_their_own_deviation_a_sign_and_an_interval_which_says_none_where_it_holds_0() -> None:

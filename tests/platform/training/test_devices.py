@@ -23,7 +23,7 @@ from mcis.models.segmenters import predict
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.training import ClassifierConfig, EquivariantConfig
-from mcis.platform.engine.classifier_learner import ClassifierLearner
+from mcis.platform.engine.classifier_learner import ClassifierLearner, val_scores
 from mcis.platform.engine.learner import Learner, build_optimizer
 from mcis.platform.engine.loop import Trainer
 from mcis.platform.engine.step_log import Throughput
@@ -177,3 +177,12 @@ def test_predictions_and_walks_stay_on_their_device(device: torch.device) -> Non
             moved = maps.to(place), affinities.to(place)
             walked.append(random_walk(*moved, radius=net.radius, beta=8.0, steps=64).cpu())
         torch.testing.assert_close(*walked, rtol=1e-4, atol=1e-5)
+
+
+def test_precision_of_tags_in_bfloat16_is_of_scores_that_differ() -> None:
+    """Means of bfloat16 would be a few values, whose ties count as the worst order."""
+    learner = ClassifierLearner(config=RECIPES["small"]().classifier, seed=0, tags=TAGS, source=None, **NO_IMAGES)
+    network, images = learner.model().eval(), torch.from_numpy(RNG.integers(0, 256, (64, SIDE, SIDE, 3), np.uint8))
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+        scores = val_scores(network, images)
+    assert min(len(of.unique()) for of in scores.T) > 48
