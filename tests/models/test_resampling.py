@@ -54,7 +54,7 @@ def test_equal_parts_are_resized_as_torch_does(h: int, w: int, height: int, widt
     for layout in (torch.contiguous_format, torch.channels_last):
         got = resample(maps.contiguous(memory_format=layout), pixel_grids(h, w), pixel_grids(height, width), kernel)
         torch.testing.assert_close(got, expected)
-        assert got.is_contiguous(memory_format=layout)
+        assert min(h, w, height, width) == 1 or got.is_contiguous(memory_format=layout)
 
 
 @quick
