@@ -107,7 +107,7 @@ def with_intervals(of: PairedDifference, trial: Callable[[str, int], str], works
     pair = str(of.of.against), of.of.name
     runs = [",".join(trial(name, seed) for seed in of.seeds) for name in pair]
     try:
-        cases = open_cases(workspace.root, runs, what=("localization_maps", "pseudo_masks", "segmentation"))
+        cases = open_cases(workspace.root, runs)
         compared = compare(cases, Settings()).scores
     except UserError as error:
         console.print(f"note: no intervals of {' and '.join(pair)}: {error.found}", markup=False)

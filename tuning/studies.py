@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
 
 from pydantic_core import to_jsonable_python
@@ -12,6 +13,9 @@ from mcis.platform.config.keys import leaves
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.read_index import of_split
+from mcis.platform.reporting.compared_runs import open_cases
+from mcis.platform.reporting.comparison import Settings, compare
+from mcis.platform.reporting.comparison_page import compared_images, write_page
 from mcis.platform.runs.files import fingerprint, write_json, written_aside
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
@@ -115,17 +119,33 @@ def _run(study: Study, cases: Sequence[Case], title: str) -> list[Figures]:
         for of in figures:
             values = {f"miou.{column.replace(',', '')}.{of.case.name}": mean(own) for column, own in of.miou.items()}
             tracker.metrics(values)
-        for path in (folder.study, folder.study_picture):
+        page = _write_page(study, figures)
+        for path in (folder.study, folder.study_picture, *page):
             tracker.artifact(path)
         console.print(cases_table(figures, title))
         if compared:
             console.print(differences_table(compared, "differences of mIoU % over the same seeds"))
             console.print(INTERVALS, markup=False)
         console.print(below, markup=False)
-        console.print(f"figures: {folder.study}, {folder.study_picture.name} beside it", markup=False)
+        beside = ", ".join(path.name for path in (folder.study_picture, *page))
+        console.print(f"figures: {folder.study}, beside it {beside}", markup=False)
         if failure := outcome.failure():
             raise failure
     return figures
+
+
+def _write_page(study: Study, figures: Sequence[Figures]) -> list[Path]:
+    """Writes the page of `mcis compare` of the cases, the first of them as the baseline: its file, or none and why."""
+    runs = [",".join(study.trial_name(of.case.name, seed) for seed in of.seeds) for of in figures]
+    try:
+        opened = open_cases(study.workspace.root, runs)
+        named = [case._replace(label=of.case.name) for case, of in zip(opened, figures, strict=True)]
+        comparison = compare(named, Settings())
+        write_page(comparison, compared_images(comparison, count=8), study.folder.study_page)
+    except UserError as error:
+        console.print(f"note: no page of the cases: {error.found}", markup=False)
+        return []
+    return [study.folder.study_page]
 
 
 def _plan(study: Study, cases: Sequence[Case]) -> tuple[list[Trial], list[str]]:

@@ -27,7 +27,7 @@ def compare(
             show_default="comparisons/<runs>.html in the workspace of the first run",
         ),
     ] = None,
-    images: Annotated[int, typer.Option(min=0, max=200, help="Images that the page shows of each kind of mask.")] = 8,
+    images: Annotated[int, typer.Option(min=0, max=200, help="Images that the page shows of each kind.")] = 8,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the resamples and of the images at random.")] = 0,
 ) -> None:
     """Compare runs: configurations, scores, IoU per class, the same images, and whether there is a difference.
@@ -40,7 +40,7 @@ def compare(
         from mcis.platform.reporting import comparison_page
         from mcis.platform.reporting.compared_runs import open_cases
 
-        cases = open_cases(workspace, runs, what=("localization_maps", "pseudo_masks", "segmentation"))
+        cases = open_cases(workspace, runs)
         page = Path(os.path.expanduser(html)).absolute() if html else comparison_page.default_file(cases)
         if page.suffix != ".html":
             raise UserError(f"--html {page}", "a file *.html, which is written anew", "name the page so")

@@ -10,7 +10,7 @@ from mcis.datasets.index import shown
 from mcis.datasets.storage.folders import is_there
 from mcis.platform.config.experiment import read_experiment
 from mcis.platform.runs.results import IndexResult, read_result
-from mcis.platform.runs.scores import SCORES, Score, Scored, read_scores
+from mcis.platform.runs.scores import SCORES, Score, read_scores
 from mcis.platform.runs.workspace import RunFolder, Workspace
 
 _OF_A_SEED = ("seed", "compute.", "tracking.")
@@ -55,14 +55,13 @@ class Case(NamedTuple):
         return [run.scores[key] for run in self.runs if key in run.scores]
 
 
-def open_cases(root: Path, arguments: Sequence[str], *, what: Sequence[Scored]) -> list[Case]:
+def open_cases(root: Path, arguments: Sequence[str]) -> list[Case]:
     """Opens what is to be compared.
 
     Args:
         root: the workspace of runs that are given by their names.
         arguments: at least two; each the name of a run or the path of a run's folder in any workspace, or several of
             them joined by commas, which are the seeds of one configuration.
-        what: of the scores to read.
 
     Raises:
         UserError: fewer than two; a run is absent, is given twice, has no scores or other classes than the first; or
@@ -76,7 +75,7 @@ def open_cases(root: Path, arguments: Sequence[str], *, what: Sequence[Scored]) 
     if twice := [folder.path.name for i, folder in enumerate(flat) if folder in flat[:i]]:
         raise UserError(f"run {twice[0]!r} is given twice", "runs apart", "leave it out once")
     names = [folder.path.name for folder in flat]
-    opened = [[_opened(folder, names.count(folder.path.name) > 1, what) for folder in of_case] for of_case in folders]
+    opened = [[_opened(folder, names.count(folder.path.name) > 1) for folder in of_case] for of_case in folders]
     _check_classes([run for of_case in opened for run in of_case])
     return [_case(runs) for runs in opened]
 
@@ -119,7 +118,7 @@ def _folder(root: Path, text: str) -> RunFolder:
     return run
 
 
-def _opened(folder: RunFolder, is_shared: bool, what: Sequence[Scored]) -> Run:
+def _opened(folder: RunFolder, is_shared: bool) -> Run:
     """Reads a run; `is_shared` says whether another one has its name."""
     workspace, name = Workspace(folder.path.parent.parent, create=False), folder.path.name
     outputs = workspace.outputs(name)
@@ -133,7 +132,7 @@ def _opened(folder: RunFolder, is_shared: bool, what: Sequence[Scored]) -> Run:
         )
     scores: dict[str, Score] = {}
     for score in read_scores(outputs):
-        if score.what in what:
+        if score.what != "baseline":
             # Maps with related images come behind those of a single round, which are the run's where it has no others.
             scores[f"{score.title}, {score.name}" if score.what == "segmentation" else score.title] = score
     title = f"{name} in {workspace.root}" if is_shared else name

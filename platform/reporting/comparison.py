@@ -157,7 +157,7 @@ def compare(cases: Sequence[Case], settings: Settings) -> Comparison:
     runs are not scored on the same images; or the truth of an image is another one."""
     titles = list(cases[0].runs[0].scores)
     if not titles:
-        raise UserError(f"{cases[0].label} has no such score", "one to compare others with", "choose another first run")
+        raise UserError(f"{cases[0].label} has no score", "one to compare others with", "choose another first run")
     scores = [_compared(cases, title, settings) for title in titles]
     return Comparison(cases=cases, scores=scores, settings=settings)
 

@@ -1,8 +1,8 @@
 """The page of a comparison: configuration, scores, differences, IoU per class and images -> one self-contained file.
 
-Its images are those whose scores differ most between cases and some at random, with every case's mask. Names come from
-outside, so the template escapes everything and the page forbids itself, by its content security policy, to load or run
-anything.
+Its images are those whose scores differ most between cases and some at random, with every case's masks and maps. Names
+come from outside, so the template escapes everything and the page forbids itself, by its content security policy, to
+load or run anything.
 """
 
 import datetime
@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_labels, resize_labels
@@ -24,6 +23,7 @@ from mcis.datasets.sampling.keyed_random import Draw, uniforms
 from mcis.datasets.tables.shards import Shards
 from mcis.platform.outputs.counts import PLAIN, WITH_CRF
 from mcis.platform.outputs.read_index import truth_of_row
+from mcis.platform.outputs.tables import image_maps
 from mcis.platform.reporting.compared_runs import Case
 from mcis.platform.reporting.comparison import ComparedScore, Comparison
 from mcis.platform.reporting.html import render
@@ -35,27 +35,28 @@ _LONGEST_NAME = 120
 """Bytes of the runs' names in the name of a page's file."""
 _MAX_SIDE = 480
 """Pixels of the longer side at which images are read: twice what the page shows."""
-_MASKS = {
+_SHOWN = {
     "segmentation": ("Predictions", "predict", "predictions", "prediction"),
     "pseudo_masks": ("Pseudo masks", "pseudo_masks", "masks", "pseudo mask"),
+    "localization_maps": ("Localization maps", "localize", "maps", "localization map"),
 }
 """What is shown -> its title, the stage that made it, its table, and the column of panels that it takes."""
 
 
 def compared_images(comparison: Comparison, count: int) -> list[dict[str, Any]]:
-    """Images of which every case has a mask: half of them those that differ most, the others drawn by the seed.
+    """Images of which every case has a mask or maps: half of them those that differ most, others drawn by the seed.
 
     Args:
-        count: of images, at most, for the predictions and for the pseudo masks each; 0 = none.
+        count: of images, at most, for predictions, pseudo masks and localization maps each; 0 = none.
 
     Returns:
-        What the page shows of the predictions, and of the pseudo masks: how many images are in all cases (`common`),
-        and the chosen ones with cells for the photograph, the truth, and of each case the mask, of its first seed.
+        What the page shows of each of these: how many images are in all cases (`common`), and the chosen ones with
+        cells for the photograph, the truth, and of each case the mask or the maps, of its first seed.
 
     Raises:
         UserError: the baseline's index, a photograph or a ground-truth mask cannot be read.
     """
-    whats = [what for what in _MASKS if any(score.what == what for score in comparison.scores)]
+    whats = [what for what in _SHOWN if any(score.what == what for score in comparison.scores)]
     try:
         return [_gallery(comparison, what, count) for what in whats] if count else []
     except UserError as error:
@@ -84,7 +85,7 @@ def choose(
 
 
 def _gallery(comparison: Comparison, what: str, count: int) -> dict[str, Any]:
-    (title, stage, table, column), classes = _MASKS[what], _classes(comparison)
+    (title, stage, table, column), classes = _SHOWN[what], _classes(comparison)
     runs = [case.runs[0] for case in comparison.cases]
     if any(stage not in run.outputs for run in runs):
         return {"title": title, "common": 0, "images": []}
@@ -98,11 +99,10 @@ def _gallery(comparison: Comparison, what: str, count: int) -> dict[str, Any]:
         panel = panels[image_id]
         of_image = cells(panel, classes, CELL_HEIGHT)
         shown = [(name, of_image.get(name), "") for name in ("image", "truth")]
-        for case, masks_of_case, of in zip(comparison.cases, tables, mious, strict=True):
-            mask, which = _mask(masks_of_case, image_id)
-            added: dict[str, Any] = {column.replace(" ", "_"): resize_labels(mask, *panel.image.shape[:2])}
-            masked.append(replace(panel, **added))
-            cell = cells(masked[-1], classes, CELL_HEIGHT)[column]
+        for case, of_case, of in zip(comparison.cases, tables, mious, strict=True):
+            made, which = _with_made(panel, what, of_case)
+            masked.append(made)
+            cell = cells(made, classes, CELL_HEIGHT)[column]
             facts = ["" if len(case.runs) == 1 else case.runs[0].name, which]
             facts.append("" if math.isnan(of.get(image_id, math.nan)) else f"mIoU here {of[image_id]:.1f}")
             shown.append((case.label, cell._replace(alt=f"{case.label}: {cell.alt}"), ", ".join(filter(None, facts))))
@@ -113,9 +113,9 @@ def _gallery(comparison: Comparison, what: str, count: int) -> dict[str, Any]:
 
 
 def _mious(comparison: Comparison, what: str, run: str) -> Mapping[str, float]:
-    """A run's mIoU by image, of the masks that are shown: after the CRF where there is one."""
+    """A run's mIoU by image, of what is shown: after the CRF where there is one, of maps at the run's threshold."""
     scores = {score.title: score.image_mious for score in comparison.scores if score.what == what}
-    names = [f"segmentation, {WITH_CRF}", f"segmentation, {PLAIN}", "pseudo masks"]
+    names = [f"segmentation, {WITH_CRF}", f"segmentation, {PLAIN}", "pseudo masks", "localization maps"]
     return next((scores[name][run] for name in names if run in scores.get(name, {})), {})
 
 
@@ -134,13 +134,16 @@ def _panels(comparison: Comparison, image_ids: Sequence[str]) -> dict[str, Panel
     return panels
 
 
-def _mask(table: Shards, image_id: str) -> tuple[NDArray[np.uint8], str]:
-    """The labels of an image in a table of predictions or pseudo masks, and which of the former they are."""
-    rows = table.rows(image_id)
-    row = rows.to_pylist()[0]
-    if "labels" in row:
-        return decode_labels(row["labels"]), ""
-    return decode_labels(row["crf"] or row["plain"]), WITH_CRF if row["crf"] else PLAIN
+def _with_made(panel: Panel, what: str, table: Shards) -> tuple[Panel, str]:
+    """A panel with its image's row or maps of one of a run's tables, and which of the predictions it shows."""
+    if what == "localization_maps":
+        return replace(panel, maps=image_maps(table, panel.image_id)), ""
+    [row] = table.rows(panel.image_id).to_pylist()
+    labels = decode_labels(row["labels"] if what == "pseudo_masks" else row["crf"] or row["plain"])
+    mask = resize_labels(labels, *panel.image.shape[:2])
+    if what == "pseudo_masks":
+        return replace(panel, pseudo_mask=mask), ""
+    return replace(panel, prediction=mask), WITH_CRF if row["crf"] else PLAIN
 
 
 def default_file(cases: Sequence[Case]) -> Path:

@@ -80,6 +80,8 @@ class RunFolder:
     """The figures of a study."""
     study_picture = _Named("study.png")
     """The picture of a study."""
+    study_page = _Named("study.html")
+    """The page of a study's cases, compared."""
     search = _Named("search.db")
     """The trials of a search, in Optuna's store."""
     best = _Named("best.toml")

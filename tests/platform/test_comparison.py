@@ -23,10 +23,8 @@ from mcis.platform.reporting.compared_runs import open_cases
 from mcis.platform.reporting.comparison import Comparison, Difference, Settings, compare
 from mcis.platform.reporting.comparison_page import choose, compared_images
 from mcis.platform.reporting.panels import CELL_HEIGHT, Cell, Panel, cells
-from mcis.platform.runs.scores import Scored
 from mcis.platform.runs.workspace import Workspace
 
-ALL: tuple[Scored, ...] = ("localization_maps", "pseudo_masks", "segmentation")
 NAN = float("nan")
 CLASSES = ("cat", "dog")
 TITLES = ["pseudo masks", "segmentation, plain", "segmentation, with CRF"]
@@ -46,8 +44,8 @@ def root(scored: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) 
     return root
 
 
-def compared(root: Path, *arguments: str, what: tuple[Scored, ...] = ALL, **settings: float) -> Comparison:
-    cases = open_cases(root, arguments, what=what)
+def compared(root: Path, *arguments: str, **settings: float) -> Comparison:
+    cases = open_cases(root, arguments)
     return compare(cases, Settings(**{"resamples": 300} | settings))  # type: ignore[arg-type]
 
 
@@ -162,8 +160,9 @@ def test_a_score_that_a_run_lacks_is_not_compared(root: Path, tmp_path: Path) ->
     for arguments, label in ((("b-s0", "a-s0"), "a-s0"), (("b-s0", "a-s0,a-s1"), "a-s{0,1}")):
         last = compared(tmp_path / "workspace", *arguments).scores[-1]
         assert (last.title, last.left_out, last.differences) == (TITLES[2], {label: "a-s0 has none"}, [])
-    with pytest.raises(UserError, match="a-s0 has no such score"):
-        compared(root, "a-s0", "b-s0", what=("localization_maps",))
+    scores.write_text("[]")
+    with pytest.raises(UserError, match="a-s0 has no score"):
+        compared(tmp_path / "workspace", "a-s0", "b-s0")
 
 
 def test_another_truth_is_refused(root: Path) -> None:
@@ -192,7 +191,7 @@ def test_each_image_has_its_miou(root: Path) -> None:
 
 
 def shown(root: Path, *arguments: str, count: int = 4) -> list[dict[str, Any]]:
-    return compared_images(compared(root, *arguments, what=("pseudo_masks", "segmentation"), resamples=100), count)
+    return compared_images(compared(root, *arguments, resamples=100), count)
 
 
 IDS = [f"i{number}" for number in range(6)]

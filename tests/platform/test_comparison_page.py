@@ -13,14 +13,12 @@ from mcis.platform.cli import app
 from mcis.platform.reporting.compared_runs import open_cases
 from mcis.platform.reporting.comparison import Comparison, Settings, compare
 from mcis.platform.reporting.comparison_page import compared_images, default_file, write_page
-from mcis.platform.runs.scores import Scored
 from mcis.platform.runs.workspace import RunFolder
 
 HOSTILE = ("$\\frac$<script>alert('\"{&amp;", "[/x]</title>\u202e")
 """Names of classes."""
 FOLDER = "w<b>&\"'$x_y$"
 """Of a workspace, which names two runs of one name."""
-ALL: tuple[Scored, ...] = ("localization_maps", "pseudo_masks", "segmentation")
 Compared = tuple[Comparison, list[dict[str, Any]]]
 
 
@@ -41,7 +39,7 @@ def folder(scored: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="module")
 def compared(folder: Path) -> Compared:
     others = [str(folder / FOLDER / "runs" / name) for name in ("b", "train")]
-    cases = open_cases(folder / "workspace", ["b", *others, "a-s0,a-s1"], what=ALL)
+    cases = open_cases(folder / "workspace", ["b", *others, "a-s0,a-s1"])
     comparison = compare(cases, Settings(resamples=100))
     return comparison, compared_images(comparison, 8)
 
@@ -104,7 +102,7 @@ def test_the_command_prints_tables_and_says_where_the_page_lies(folder: Path, pa
     assert "lower" in invoke(folder, "a-s0", other, "--images", "0").output
     (line,) = [line for line in done.output.splitlines() if line.startswith("page: ")]
     written = Path(line.removeprefix("page:").strip())
-    assert written == default_file(open_cases(folder / "workspace", ["a-s0,a-s1", other], what=ALL))
+    assert written == default_file(open_cases(folder / "workspace", ["a-s0,a-s1", other]))
     assert written.parent == folder / "workspace" / "comparisons"
     page = parsed(written)
     assert len(page.pictures) == 3 + 2 * 3 * 4  # charts; cells of 3 images of pseudo masks and of segmentation
@@ -117,7 +115,7 @@ def test_the_command_prints_tables_and_says_where_the_page_lies(folder: Path, pa
 
 def test_a_page_has_a_file_of_its_own_for_each_choice_of_runs(folder: Path, compared: Compared) -> None:
     def file(*arguments: str) -> str:
-        return default_file(open_cases(folder / "workspace", arguments, what=ALL)).name
+        return default_file(open_cases(folder / "workspace", arguments)).name
 
     assert file("a-s0", "b") == "a-s0~b.html"
     assert file("a-s0,a-s1", "b") == "a-s0,a-s1~b.html"

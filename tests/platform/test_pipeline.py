@@ -14,9 +14,15 @@ from PIL import Image
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_labels
 from mcis.datasets.tables.shards import Shards
+from mcis.models.localization import score_maps
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import resolve
 from mcis.platform.engine.errors import user_error_in
+from mcis.platform.outputs.tables import image_maps
+from mcis.platform.reporting.compared_runs import open_cases
+from mcis.platform.reporting.comparison import Settings, compare
+from mcis.platform.reporting.comparison_page import compared_images
+from mcis.platform.reporting.panels import heat_picture
 from mcis.platform.runs.files import read_json, read_table
 from mcis.platform.runs.results import IndexResult, StageResult
 from mcis.platform.runs.workspace import Workspace
@@ -335,6 +341,19 @@ def test_without_related_images_single_round_maps_are_the_maps(small: Any) -> No
     assert read_table(folder / "maps").equals(read_table(folder / "single"))
     assert read_table(folder / "single").equals(read_table(small.first.context.inputs["localize"] / "single"))
     assert [s.what for s in result.scores] == ["localization_maps", "baseline", "baseline"]
+    # `mcis compare` shows the maps of both.
+    compared = compare(open_cases(small.workspace.root, ["first", "r0"]), Settings(resamples=10))
+    *_, gallery = compared_images(compared, 2)
+    assert (gallery["title"], gallery["common"], len(gallery["images"])) == ("Localization maps", 24, 2)
+    for image in gallery["images"]:
+        (_, photograph, _), _, *of_runs = image["cells"]
+        size = [64 * side // max(photograph.picture.size) for side in photograph.picture.size[::-1]]
+        for run, (name, cell, note) in zip((small.first, result), of_runs, strict=True):
+            maps = image_maps(Shards(run.context.inputs["localize"] / "maps"), image["id"])
+            heat = score_maps(torch.from_numpy(maps.maps), maps.grids, "maximum", *size).numpy()
+            expected = heat_picture(photograph.picture, heat, maps.classes + 1)
+            np.testing.assert_array_equal(np.asarray(cell.picture), np.asarray(expected))
+            assert (name, note[:10]) == (run.context.name, "mIoU here ")
 
 
 def test_stages_have_the_hooks_that_they_need() -> None:

@@ -73,6 +73,8 @@ def test_effects_beside_their_controls(ray_local: None, tmp_path: Path, small_vo
     assert len({str(values) for values in maps}) == len(maps) == 2 * len(figures)
     folder = workspace / "runs" / "study"
     assert (folder / "study.png").read_bytes()[:4] == b"\x89PNG"
+    page = (folder / "study.html").read_text()
+    assert all(page.count(f">{of.case.name}<") > 16 for of in figures), "both kinds of images, each with every case"
     written = json.loads((folder / "study.json").read_text())
     assert [of["miou"] for of in written["cases"]] == [of.miou for of in figures]
     assert written["cases"][1]["case"]["values"] == figures[1].case.values
@@ -87,8 +89,8 @@ def test_effects_beside_their_controls(ray_local: None, tmp_path: Path, small_vo
     assert (difference["seeds"], difference["miou"]["pseudo masks"]) == ([4, 5], expected)
     low, high = difference["intervals"]["pseudo masks"]
     both = [f"study-{case}-s4,study-{case}-s5" for case in ("co-alone-related", "co-related")]
-    compared = open_cases(workspace, both, what=["pseudo_masks"])
-    [found] = [of for of in compare(compared, Settings()).scores[0].differences if of.figure == "mIoU"]
+    compared = open_cases(workspace, both)
+    [found] = [of for of in compare(compared, Settings()).scores[1].differences if of.figure == "mIoU"]
     assert (found.low, found.high) == (low, high)
     assert low <= found.second - found.first <= high
     assert found.second - found.first == pytest.approx(mean(expected), abs=0.01)  # scores have two digits
@@ -134,7 +136,8 @@ def test_trials_share_the_classifier_are_children_of_one_run_and_may_fail(
     assert sorted((r.data.params["case"], r.data.params["related"]) for r in children) == [
         (f"r{r}", str(r)) for r in range(6)
     ]
-    assert [file.path for file in client.list_artifacts(parent.info.run_id)] == ["study.json", "study.png"]
+    artifacts = [file.path for file in client.list_artifacts(parent.info.run_id)]
+    assert artifacts == ["study.html", "study.json", "study.png"]
     assert sorted(r.data.params["localize.related"] for r in children) == [str(r) for r in range(6)]
     assert all(r.info.status == "FINISHED" for r in runs)
     files = [path for path in workspace.rglob("*") if path.is_file()]
