@@ -104,7 +104,7 @@ class Plain:
 
     def train_classifier(self) -> None:
         config, n = self.config.classifier, len(self.rows)
-        make = MakeFeatures(config, bundled_file(config.backbone), False)
+        make = MakeFeatures(config, bundled_file(config.backbone), False, 2)
         for first in range(0, n, SHARD):
             shard = self.folder / "features" / f"part-{first:08d}-{min(first + SHARD, n):08d}.arrow"
             write_table(shard, make(self.rows.slice(first, SHARD)))

@@ -97,16 +97,21 @@ def map_counts(truth: NDArray[np.uint8], maps: NDArray[np.float32], tags: NDArra
         tags: (T,) class indices.
         bins: number of intervals of equal width into which [0, 1] is divided.
     """
-    score, cells = maps[0], truth.astype(np.int32) * len(tags)
-    strongest = np.zeros(truth.shape, np.uint8)
-    for number in range(1, len(tags)):  # argmax over the first axis takes several times as long
-        strongest[maps[number] > score] = number
-        score = np.maximum(score, maps[number])
-    cells += strongest
+    (score, number), cells = strongest(maps), truth.astype(np.int32) * len(tags)
+    cells += number
     cells *= bins
     cells += intervals(score, bins)
     counts = _counted(cells, (256, len(tags), bins))
     return counts._replace(predicted=(tags[counts.predicted] + 1).astype(np.uint8))
+
+
+def strongest(scores: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
+    """The highest of at most 256 scores at each pixel, and which it is, the first of equal ones, both (H, W)."""
+    highest, number = scores[0], np.zeros(scores.shape[1:], np.uint8)
+    for each in range(1, len(scores)):  # argmax over the first axis takes several times as long
+        number[scores[each] > highest] = each
+        highest = np.maximum(highest, scores[each])
+    return highest, number
 
 
 def intervals(scores: NDArray[np.float32], bins: int) -> NDArray[np.int32]:

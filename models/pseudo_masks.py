@@ -12,6 +12,7 @@ from mcis.datasets.classes import IGNORE
 from mcis.datasets.errors import UserError
 from mcis.datasets.registry import Registry
 from mcis.datasets.section import Section
+from mcis.models.counts import strongest
 from mcis.models.crf import CrfParameters, dense_crf
 
 
@@ -77,8 +78,9 @@ class MaskRule:
         return made
 
 
-def _labels(winners: NDArray[np.int64], tags: NDArray[np.int64]) -> NDArray[np.uint8]:
-    return np.concatenate([[0], tags + 1]).astype(np.uint8)[winners]
+def _labels(scores: NDArray[np.float32], tags: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """The label of the highest score, of the background's and those of T tags (1 + T, H, W), at each pixel."""
+    return np.concatenate([[0], tags + 1]).astype(np.uint8)[strongest(scores)[1]]
 
 
 def by_saliency(
@@ -104,7 +106,7 @@ def by_saliency(
     background = 1 - maps.saliency.astype(np.float32) / 255
     scores = np.concatenate([background[None], classes])
     scores[scores < floor] = 0
-    labels = _labels(scores.argmax(axis=0), maps.tags)
+    labels = _labels(scores, maps.tags)
     mask = labels.copy()
     mask[(scores > conflict).sum(axis=0) >= 2] = IGNORE
     salient = np.maximum(maps.saliency, np.where((classes > confident).any(axis=0), 255, 0))
@@ -132,15 +134,13 @@ def by_crf(maps: TaggedMaps, *, threshold: float, background_threshold: float, c
         crf: parameters of the CRF.
     """
 
-    def guess(background: float) -> NDArray[np.float32]:
-        scores = np.concatenate([np.full((1, *maps.scores.shape[1:]), background, np.float32), maps.scores])
-        rest = (1 - _CERTAINTY) / max(len(scores) - 1, 1)
-        probabilities = np.full(scores.shape, rest, np.float32)
-        np.put_along_axis(probabilities, scores.argmax(axis=0)[None], _CERTAINTY, axis=0)
-        return probabilities
-
-    both = np.stack([guess(threshold), guess(background_threshold)])
-    labels, lower = (_labels(refined.argmax(axis=0), maps.tags) for refined in dense_crf(maps.read_rgb(), both, crf))
+    count, *size = maps.scores.shape
+    highest, number = strongest(maps.scores)
+    both = np.full((2, count + 1, *size), (1 - _CERTAINTY) / count, np.float32)
+    for probabilities, background in zip(both, (threshold, background_threshold), strict=True):
+        won = np.where(highest > background, number + 1, 0)
+        np.put_along_axis(probabilities, won[None], _CERTAINTY, axis=0)
+    labels, lower = (_labels(refined, maps.tags) for refined in dense_crf(maps.read_rgb(), both, crf))
     mask = np.where((labels == 0) & (lower > 0), IGNORE, labels)
     return PseudoMask(labels, mask)
 

@@ -59,9 +59,9 @@ class CachedRows:
         return {**self.__dict__, "opened": {}}
 
 
-def features_bytes(shape: tuple[int, int, int]) -> int:
-    """Bytes of the features of an image, of shape (C, H, W), and of its mirror image, float16."""
-    return 2 * 2 * int(np.prod(shape))
+def features_bytes(shape: tuple[int, int, int], views: int = 2) -> int:
+    """Bytes of an image's features (C, H, W), float16, and where it has two views of those of its mirror image."""
+    return 2 * views * int(np.prod(shape))
 
 
 class Statistics(NamedTuple):
@@ -76,13 +76,14 @@ class Features:
 
     Args:
         uris: of the N images, for messages.
-        folder: of the shards, each row (2, C, H, W) float16: of the image and of its mirror image.
+        folder: of the shards, each row (V, C, H, W) float16: of the image, and where V is 2 of its mirror image.
         shape: (C, H, W).
+        views: V.
     """
 
-    def __init__(self, uris: Sequence[str], folder: Path, shape: tuple[int, int, int]):
+    def __init__(self, uris: Sequence[str], folder: Path, shape: tuple[int, int, int], views: int = 2):
         self.uris, self.shape, self.folder = uris, shape, folder
-        self.cache = CachedRows(folder, (2, *shape))
+        self.cache = CachedRows(folder, (views, *shape))
 
     def __call__(self, positions: NDArray[np.int64], mirrored: NDArray[np.bool_] | None = None) -> NDArray[np.float16]:
         """The outputs of the images at N positions, (N, C, H, W).

@@ -174,7 +174,7 @@ def work_of(
     """A network, the samples of its step, and what does a step of n samples: of a recipe's `embedding` of images for
     their features, or of the training of its `classifier` or `segmenter`, which may be `over` several workers."""
     if network == "embedding":
-        c, samples = config.classifier, BATCH_ON_GPU if GPU else BATCH_ON_CPU
+        c, samples = config.classifier, (BATCH_ON_GPU if GPU else BATCH_ON_CPU) // 2
         backbone = move_channels_last(build_backbone(c), DEVICE).eval().requires_grad_(False)
         both = torch.randn(2 * samples, 3, c.input_size, c.input_size, device=DEVICE)  # each, and its mirror image
         both = both.contiguous(memory_format=torch.channels_last)

@@ -58,8 +58,10 @@ def features_cache(
     compute: ComputeConfig,
     *,
     images: int,
+    views: int = 2,
 ) -> Features | None:
-    """What the classifier's backbone, as it starts, makes of these images and of their mirror images.
+    """What the classifier's backbone, as it starts, makes of these images and, as the second view, of their mirror
+    images.
 
     Args:
         pretrained: file of the backbone's pretrained weights.
@@ -71,13 +73,13 @@ def features_cache(
     shape, bound = features_shape(config), int(compute.cache_gb * 2**30)
     if images * features_bytes(shape) > bound:
         return None
-    network = (config.backbone, config.channels, config.stride, config.input_size, content_digest(pretrained))
+    network = (views, config.backbone, config.channels, config.stride, config.input_size, content_digest(pretrained))
     of_network = fingerprint(network, made_with(MakeFeatures.__module__, compute.device))
-    arguments, name = (config, pretrained, compute.gpu), f"features-{of_network}-{_content(rows)}"
+    arguments, name = (config, pretrained, compute.gpu, views), f"features-{of_network}-{_content(rows)}"
     how: dict[str, Any] = {"label": "features", "compute": compute, "network": True, "suffix": "arrow"}
     fill = functools.partial(map_table, rows, MakeFeatures, arguments, **how)
-    folder = cached(name, fill, context, len(rows) * features_bytes(shape), bound)
-    return Features(Texts(rows["uri"]), folder, shape) if folder else None
+    folder = cached(name, fill, context, len(rows) * features_bytes(shape, views), bound)
+    return Features(Texts(rows["uri"]), folder, shape, views) if folder else None
 
 
 def _content(rows: pa.Table) -> str:

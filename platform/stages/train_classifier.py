@@ -118,17 +118,20 @@ def _squares(rows: pa.Table, size: int, cache: Path | None) -> Squares:
     return Squares(Texts(rows["uri"]), size, cache=cache, hashes=Texts(rows["content_hash"]))
 
 
-def _features(config: Config, context: RunContext, rows: pa.Table, images: int | None = None) -> Features | None:
+def _features(
+    config: Config, context: RunContext, rows: pa.Table, *, images: int | None = None, views: int = 2
+) -> Features | None:
     """What the backbone makes of images before its training; None where so many images' exceed the cache.
 
     Args:
         images: whose features are kept in all; None = all that a training reads, of train and val.
+        views: 1 where mirror images are not asked for.
     """
     pretrained = classifier_weights(config, context.workspace)
     assert pretrained is not None, "a configuration without pretrained weights uses no features of them"
     if images is None:
         images = sum(len(split_rows(context, split, tagged=True, columns=["tags"])) for split in ("train", "val"))
-    return features_cache(rows, config.classifier, pretrained, context, config.compute, images=images)
+    return features_cache(rows, config.classifier, pretrained, context, config.compute, images=images, views=views)
 
 
 def _statistics(config: Config, context: RunContext, rows: pa.Table) -> Statistics:
@@ -137,7 +140,7 @@ def _statistics(config: Config, context: RunContext, rows: pa.Table) -> Statisti
     sample = np.sort(permuted(Order.STATISTICS, config.seed, 0, len(rows), np.arange(count)))
     if config.classifier.from_features and (features := _features(config, context, rows)):
         return features.statistics(sample)
-    features = _features(config, context, rows.take(sample), count)
+    features = _features(config, context, rows.take(sample), images=count, views=1)
     if features is None:
         raise UserError(
             f"the backbone's outputs of {count} images exceed compute.cache_gb={config.compute.cache_gb:g} GiB",
@@ -153,7 +156,7 @@ def _validation(config: Config, context: RunContext, *, cached: int, every: int)
     rows = split_rows(context, "val", tagged=True)
     if not every or not len(rows):
         return None
-    features, cache = _features(config, context, rows) if c.from_features else None, None
+    features, cache = _features(config, context, rows, views=1) if c.from_features else None, None
     fits = (cached + len(rows)) * image_bytes(c.input_size) <= compute.cache_gb * 2**30
     if not features and fits:
         cache = decoded_cache(rows, c.input_size, context, compute)
