@@ -72,16 +72,11 @@ def test_texts_that_look_like_times_stay_texts(folder: Path) -> None:
     assert found.table["image_id"].to_pylist() == ["2020-01-01 00:00:00"]
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("cat;dog", ["cat", "dog"]),
-        ("cat, dog ,cow", ["cat", "cow", "dog"]),
-        (" cat | dog;;", ["cat", "dog"]),
-        ("potted plant", ["potted plant"]),
-        ("cat dog", ["cat dog"]),
-    ],
-)
+DIVIDED = {"cat;dog": ["cat", "dog"], "cat, dog ,cow": ["cat", "cow", "dog"], " cat | dog;;": ["cat", "dog"]}
+DIVIDED |= {"potted plant": ["potted plant"], "cat dog": ["cat dog"]}
+
+
+@pytest.mark.parametrize(("text", "names"), DIVIDED.items())
 def test_tags_are_divided_by_punctuation_and_never_by_spaces(folder: Path, text: str, names: list[str]) -> None:
     write_csv(folder / "t.csv", [{"image": "a", "tags": text}])
     assert list(list_tagged(folder / "t.csv").classes) == names
@@ -320,15 +315,11 @@ def test_the_tags_of_photographs_to_be_predicted(folder: Path, suffix: str) -> N
     assert found == {str(folder / "images/a.jpg"): [0, 2]}, "what has no tags is not known to be empty"
 
 
-@pytest.mark.parametrize(
-    ("rows", "found"),
-    [
-        ("a.jpg,dgo", "1 tag.s. are no class: dgo"),
-        ("a.jpg,dog\n./a.jpg,cat", "more than once"),
-        ("../a.jpg,dog", "outside of the table's folder"),
-        (",dog", "empty cell"),
-    ],
-)
+SLIPS = {"a.jpg,dgo": "1 tag.s. are no class: dgo", "a.jpg,dog\n./a.jpg,cat": "more than once"}
+SLIPS |= {"../a.jpg,dog": "outside of the table's folder", ",dog": "empty cell"}
+
+
+@pytest.mark.parametrize(("rows", "found"), SLIPS.items())
 def test_tags_that_cannot_be_given(tmp_path: Path, rows: str, found: str) -> None:
     (tmp_path / "t.csv").write_text(f"image,tags\n{rows}\n")
     with pytest.raises(UserError, match=found) as caught:
