@@ -2,8 +2,9 @@
 
 Of training images with a true mask, at the threshold at which a run's maps are scored: of the pixels of a tagged class
 the share that the maps find (recall), and of the pixels that the maps give it those that are the class's (precision),
-by how far they lie from where the class's map is highest, in sides of a square of the object's area. Runs that are
-joined by commas are seeds of one case, shown by their mean; the first case is the control of the others.
+by how far they lie from where the class's map is highest, in sides of a square of the class's area. Tags whose class
+the mask lacks are left out. Unlike a study's `found` and `exact`, which class it is counts. Runs that are joined by
+commas are seeds of one case, shown by their mean; the first case is the control of the others.
 """
 
 import argparse
@@ -29,7 +30,7 @@ EDGES = (0.0, 0.25, 0.5, 0.75, 1.0, np.inf)
 
 def shares(workspace: Workspace, name: str) -> NDArray[np.float64]:
     """Recall and precision of a run's maps by distance, percent, (2, len(EDGES) - 1)."""
-    config = resolve(file=workspace.run(name).path / "config.toml").config
+    config = resolve(file=workspace.run(name, create=False).path / "config.toml").config
     outputs, opened = workspace.outputs(name), open_index(workspace, name)
     score = [of for of in read_scores(outputs) if of.what == "localization_maps"][-1]
     maps, counts = Shards(outputs["localize"] / "maps"), np.zeros((3, len(EDGES) - 1))
@@ -62,7 +63,7 @@ def main() -> None:
         of_seeds = np.stack([shares(workspace, name) for name in case.split(",")])
         control = of_seeds if control is None else control
         more = of_seeds.mean(axis=0) - control.mean(axis=0)
-        for number, figure in enumerate(("found", "exact")):
+        for number, figure in enumerate(("recall", "precision")):
             both = zip(of_seeds[:, number].mean(axis=0), more[number], strict=True)
             print(f"{case}, {figure} %:", "  ".join(f"{share:.1f} ({difference:+.1f})" for share, difference in both))
 

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcis.datasets.classes import IGNORE
+from mcis.models.strongest import strongest
 
 MASK_PARTS = 4
 """Parts of a mask's pixels: 2 in the boundary region of the truth + 1 in that of the prediction."""
@@ -103,15 +104,6 @@ def map_counts(truth: NDArray[np.uint8], maps: NDArray[np.float32], tags: NDArra
     cells += intervals(score, bins)
     counts = _counted(cells, (256, len(tags), bins))
     return counts._replace(predicted=(tags[counts.predicted] + 1).astype(np.uint8))
-
-
-def strongest(scores: NDArray[np.float32]) -> tuple[NDArray[np.float32], NDArray[np.uint8]]:
-    """The highest of at most 256 scores at each pixel, and which it is, the first of equal ones, both (H, W)."""
-    highest, number = scores[0], np.zeros(scores.shape[1:], np.uint8)
-    for each in range(1, len(scores)):  # argmax over the first axis takes several times as long
-        number[scores[each] > highest] = each
-        highest = np.maximum(highest, scores[each])
-    return highest, number
 
 
 def intervals(scores: NDArray[np.float32], bins: int) -> NDArray[np.int32]:

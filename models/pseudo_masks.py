@@ -12,8 +12,8 @@ from mcis.datasets.classes import IGNORE
 from mcis.datasets.errors import UserError
 from mcis.datasets.registry import Registry
 from mcis.datasets.section import Section
-from mcis.models.counts import strongest
 from mcis.models.crf import CrfParameters, dense_crf
+from mcis.models.strongest import strongest
 
 
 class PseudoMask(NamedTuple):
@@ -32,7 +32,7 @@ class TaggedMaps(NamedTuple):
     """What a pseudo mask is made of.
 
     Attributes:
-        scores: of the tagged classes, (T, H, W) float32 in [0, 1].
+        scores: of the tagged classes, (T, H, W) float32 in [0, 1], T at least 1.
         tags: (T,) class indices.
         read_rgb: decodes the image, (H, W, 3) uint8.
         saliency: (H, W) uint8; None of an image without a saliency map, or where the rule reads none.

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import mean
 
 from pydantic_core import to_jsonable_python
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.storage.folders import remove
 from mcis.platform import pipeline
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.resolve import resolve
@@ -119,23 +119,25 @@ def _run(study: Study, cases: Sequence[Case], title: str) -> list[Figures]:
         for of in figures:
             values = {f"miou.{column.replace(',', '')}.{of.case.name}": mean(own) for column, own in of.miou.items()}
             tracker.metrics(values)
-        page = _write_page(study, figures)
-        for path in (folder.study, folder.study_picture, *page):
+        for path in (folder.study, folder.study_picture):
             tracker.artifact(path)
         console.print(cases_table(figures, title))
         if compared:
             console.print(differences_table(compared, "differences of mIoU % over the same seeds"))
             console.print(INTERVALS, markup=False)
         console.print(below, markup=False)
-        beside = ", ".join(path.name for path in (folder.study_picture, *page))
-        console.print(f"figures: {folder.study}, beside it {beside}", markup=False)
+        console.print(f"figures: {folder.study}, {folder.study_picture.name} beside it", markup=False)
+        remove(folder.study_page)  # an earlier call's, of other trials
         if failure := outcome.failure():
             raise failure
+        if len(figures) > 1 and _write_page(study, figures):
+            tracker.artifact(folder.study_page)
+            console.print(f"page:    {folder.study_page}", markup=False)
     return figures
 
 
-def _write_page(study: Study, figures: Sequence[Figures]) -> list[Path]:
-    """Writes the page of `mcis compare` of the cases, the first of them as the baseline: its file, or none and why."""
+def _write_page(study: Study, figures: Sequence[Figures]) -> bool:
+    """Writes the page of `mcis compare` of the cases, the first as the baseline; or says why there is none."""
     runs = [",".join(study.trial_name(of.case.name, seed) for seed in of.seeds) for of in figures]
     try:
         opened = open_cases(study.workspace.root, runs)
@@ -144,8 +146,8 @@ def _write_page(study: Study, figures: Sequence[Figures]) -> list[Path]:
         write_page(comparison, compared_images(comparison, count=8), study.folder.study_page)
     except UserError as error:
         console.print(f"note: no page of the cases: {error.found}", markup=False)
-        return []
-    return [study.folder.study_page]
+        return False
+    return True
 
 
 def _plan(study: Study, cases: Sequence[Case]) -> tuple[list[Trial], list[str]]:

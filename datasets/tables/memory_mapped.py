@@ -59,9 +59,9 @@ class CachedRows:
         return {**self.__dict__, "opened": {}}
 
 
-def features_bytes(shape: tuple[int, int, int], views: int = 2) -> int:
-    """Bytes of an image's features (C, H, W), float16, and where it has two views of those of its mirror image."""
-    return 2 * views * int(np.prod(shape))
+def features_bytes(shape: tuple[int, int, int]) -> int:
+    """Bytes of the features (C, H, W) of a view, an image or its mirror image: float16."""
+    return 2 * int(np.prod(shape))
 
 
 class Statistics(NamedTuple):

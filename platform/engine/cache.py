@@ -57,28 +57,28 @@ def features_cache(
     context: RunContext,
     compute: ComputeConfig,
     *,
-    images: int,
     views: int = 2,
+    beside: int = 0,
 ) -> Features | None:
     """What the classifier's backbone, as it starts, makes of these images and, as the second view, of their mirror
     images.
 
     Args:
         pretrained: file of the backbone's pretrained weights.
-        images: whose features a training keeps in all, these among them; so that none of them displace others.
+        beside: views of other images that are kept at the same time, so that none displace others.
 
     Returns:
         None where those do not fit compute.cache_gb, or the nodes share no disk.
     """
     shape, bound = features_shape(config), int(compute.cache_gb * 2**30)
-    if images * features_bytes(shape) > bound:
+    if (views * len(rows) + beside) * features_bytes(shape) > bound:
         return None
     network = (views, config.backbone, config.channels, config.stride, config.input_size, content_digest(pretrained))
     of_network = fingerprint(network, made_with(MakeFeatures.__module__, compute.device))
     arguments, name = (config, pretrained, compute.gpu, views), f"features-{of_network}-{_content(rows)}"
     how: dict[str, Any] = {"label": "features", "compute": compute, "network": True, "suffix": "arrow"}
     fill = functools.partial(map_table, rows, MakeFeatures, arguments, **how)
-    folder = cached(name, fill, context, len(rows) * features_bytes(shape, views), bound)
+    folder = cached(name, fill, context, views * len(rows) * features_bytes(shape), bound)
     return Features(Texts(rows["uri"]), folder, shape, views) if folder else None
 
 

@@ -6,13 +6,14 @@ from statistics import fmean, stdev
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
 from mcis.models.bootstrap import bootstrap_differences, percentile_interval
 from mcis.models.counts import Overlaps, overlaps
 from mcis.models.metrics import iou_of, mean
-from mcis.platform.outputs.counts import ImageCounts, read_counts
+from mcis.platform.outputs.counts import read_counts
 from mcis.platform.reporting.compared_runs import Case, Run, differing_keys, merged
 from mcis.platform.runs.files import read_json
 from mcis.platform.runs.scores import CURVES, Scored, grouped, headings_of, same_origin
@@ -20,6 +21,14 @@ from mcis.platform.runs.scores import CURVES, Scored, grouped, headings_of, same
 FIGURES = ("mIoU", "boundary mIoU")
 _Counted = tuple[Case, Mapping[str, Overlaps]]
 """A case and by figure its runs' overlaps by label of the images, (S, N, K + 1)."""
+
+
+class _OfRun(NamedTuple):
+    """A run's images, what their truth is known by, and by figure the overlaps of their labels, (N, K + 1)."""
+
+    image_ids: Sequence[str]
+    truth_crc: NDArray[np.uint32]
+    overlaps: Mapping[str, Overlaps]
 
 
 class Settings(NamedTuple):
@@ -164,12 +173,12 @@ def compare(cases: Sequence[Case], settings: Settings) -> Comparison:
 
 def _compared(cases: Sequence[Case], title: str, settings: Settings) -> ComparedScore:
     first, left_out = cases[0].runs[0], {}
-    counted = {run.name: _counts(run, title) for case in cases for run in case.runs if title in run.scores}
+    counted = {run.name: _of_run(run, title) for case in cases for run in case.runs if title in run.scores}
     compared: list[_Counted] = []
     for case in cases:
         reasons = (_why_incomparable(first, run, title, counted) for run in case.runs)
         if (reason := next(filter(None, reasons), None)) is None:
-            compared.append((case, _overlaps(case, title, counted)))
+            compared.append((case, _overlaps(case, counted)))
         elif case is not cases[0]:
             left_out[case.label] = reason
         else:
@@ -206,29 +215,27 @@ def _difference(first: _Counted, second: _Counted, title: str, figure: str, sett
     return Difference(what, figure, other.label, own.split, own.images, before, after, low, high)
 
 
-def _overlaps(case: Case, title: str, counted: Mapping[str, ImageCounts]) -> dict[str, Overlaps]:
-    """The overlaps by label of the images of a case's runs, (S, N, K + 1), by figure; of maps there is no boundary."""
-    runs = [(counted[run.name], run.scores[title]) for run in case.runs]
-    figures = {}
-    for boundary in (False, True) if runs[0][1].boundary_iou else (False,):
-        each = (overlaps(of.counts, of.images, len(of.image_ids), len(s.iou) - 1, boundary=boundary) for of, s in runs)
-        figures[FIGURES[boundary]] = Overlaps(*(np.stack(part) for part in zip(*each, strict=True)))
-    return figures
+def _overlaps(case: Case, counted: Mapping[str, _OfRun]) -> dict[str, Overlaps]:
+    """The overlaps by label of the images of a case's runs, (S, N, K + 1), by figure."""
+    runs = [counted[run.name].overlaps for run in case.runs]
+    stacked = {of: zip(*(figures[of] for figures in runs), strict=True) for of in runs[0]}
+    return {figure: Overlaps(*map(np.stack, parts)) for figure, parts in stacked.items()}
 
 
-def _counts(run: Run, title: str) -> ImageCounts:
-    """What was counted for a score; of localization maps at the run's own threshold, so that all are label masks."""
+def _of_run(run: Run, title: str) -> _OfRun:
+    """What was counted for a score; of localization maps at the run's own threshold, so that all are label masks, and
+    without boundaries."""
     score, output = run.scores[title], run.outputs["evaluate"]
-    counted = read_counts(output, score)
-    if score.what != "localization_maps":
-        return counted
-    thresholds, _ = read_json(output / CURVES)[score.name]
-    above = counted.counts.part >= thresholds.index(score.threshold)
-    predicted = np.where(above, counted.counts.predicted, 0).astype(np.uint8)
-    return counted._replace(counts=counted.counts._replace(predicted=predicted))
+    image_ids, truth_crc, counts, images = read_counts(output, score)
+    if score.what == "localization_maps":
+        thresholds, _ = read_json(output / CURVES)[score.name]
+        above = counts.part >= thresholds.index(score.threshold)
+        counts = counts._replace(predicted=np.where(above, counts.predicted, 0).astype(np.uint8))
+    of, sides = (counts, images, len(image_ids), len(score.iou) - 1), (False, True) if score.boundary_iou else (False,)
+    return _OfRun(image_ids, truth_crc, {FIGURES[boundary]: overlaps(*of, boundary=boundary) for boundary in sides})
 
 
-def _why_incomparable(first: Run, second: Run, title: str, counted: Mapping[str, ImageCounts]) -> str | None:
+def _why_incomparable(first: Run, second: Run, title: str, counted: Mapping[str, _OfRun]) -> str | None:
     """Why a run's score cannot be compared with that of the first one: it has none, or of other images. UserError where
     an image that both were scored on has another truth in one of them."""
     if title not in second.scores:

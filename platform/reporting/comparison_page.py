@@ -50,8 +50,9 @@ def compared_images(comparison: Comparison, count: int) -> list[dict[str, Any]]:
         count: of images, at most, for predictions, pseudo masks and localization maps each; 0 = none.
 
     Returns:
-        What the page shows of each of these: how many images are in all cases (`common`), and the chosen ones with
-        cells for the photograph, the truth, and of each case the mask or the maps, of its first seed.
+        What the page shows of each of these: how many images are in all cases that have them (`common`), which cases
+        have none (`without`), and the chosen images with cells for the photograph, the truth, and of each case the mask
+        or the maps, of its first seed.
 
     Raises:
         UserError: the baseline's index, a photograph or a ground-truth mask cannot be read.
@@ -86,8 +87,9 @@ def choose(
 
 def _gallery(comparison: Comparison, what: str, count: int) -> dict[str, Any]:
     (title, stage, table, column), classes = _SHOWN[what], _classes(comparison)
-    runs = [case.runs[0] for case in comparison.cases]
-    if any(stage not in run.outputs for run in runs):
+    cases = [case for case in comparison.cases if stage in case.runs[0].outputs]
+    runs = [case.runs[0] for case in cases]
+    if len(cases) < 2:
         return {"title": title, "common": 0, "images": []}
     tables = [Shards(run.outputs[stage] / table) for run in runs]
     common = sorted(set.intersection(*(set(of) for of in tables)))
@@ -99,7 +101,7 @@ def _gallery(comparison: Comparison, what: str, count: int) -> dict[str, Any]:
         panel = panels[image_id]
         of_image = cells(panel, classes, CELL_HEIGHT)
         shown = [(name, of_image.get(name), "") for name in ("image", "truth")]
-        for case, of_case, of in zip(comparison.cases, tables, mious, strict=True):
+        for case, of_case, of in zip(cases, tables, mious, strict=True):
             made, which = _with_made(panel, what, of_case)
             masked.append(made)
             cell = cells(made, classes, CELL_HEIGHT)[column]
@@ -109,7 +111,9 @@ def _gallery(comparison: Comparison, what: str, count: int) -> dict[str, Any]:
         tags = [label_of[classes.index(name) + 1] for name in panel.tags]
         why = f"{panel.split}, {'differs most' if differs_most else 'drawn at random'}"
         images.append({"id": image_id, "tags": tags, "why": why, "cells": shown})
-    return {"title": title, "common": len(common), "legend": legend(masked, classes), "images": images}
+    without = [case.label for case in comparison.cases if stage not in case.runs[0].outputs]
+    of_all = {"title": title, "common": len(common), "without": without}
+    return of_all | {"legend": legend(masked, classes), "images": images}
 
 
 def _mious(comparison: Comparison, what: str, run: str) -> Mapping[str, float]:

@@ -97,7 +97,7 @@ def _learner(config: Config, context: RunContext) -> tuple[ClassifierLearner, in
     if not len(rows):
         raise UserError("no training image has a tag", "images with tags to draw pairs of", "add tags")
     c = config.classifier.of_images(len(rows))
-    features = _features(config, context, rows) if c.from_features else None
+    features = _training_features(config, context, rows) if c.from_features else None
     cache = None
     if features is None and c.sizing != "random_crop":
         cache = decoded_cache(rows, c.input_size, context, config.compute)
@@ -118,29 +118,26 @@ def _squares(rows: pa.Table, size: int, cache: Path | None) -> Squares:
     return Squares(Texts(rows["uri"]), size, cache=cache, hashes=Texts(rows["content_hash"]))
 
 
-def _features(
-    config: Config, context: RunContext, rows: pa.Table, *, images: int | None = None, views: int = 2
-) -> Features | None:
-    """What the backbone makes of images before its training; None where so many images' exceed the cache.
+def _training_features(config: Config, context: RunContext, rows: pa.Table) -> Features | None:
+    """As `_features`, of the training images and their mirror images."""
+    return _features(config, context, rows, beside=len(split_rows(context, "val", tagged=True, columns=["tags"])))
 
-    Args:
-        images: whose features are kept in all; None = all that a training reads, of train and val.
-        views: 1 where mirror images are not asked for.
-    """
+
+def _features(config: Config, context: RunContext, rows: pa.Table, **views: int) -> Features | None:
+    """What the backbone makes of images before its training; None where the cache cannot hold it. `views` are those of
+    `features_cache`."""
     pretrained = classifier_weights(config, context.workspace)
     assert pretrained is not None, "a configuration without pretrained weights uses no features of them"
-    if images is None:
-        images = sum(len(split_rows(context, split, tagged=True, columns=["tags"])) for split in ("train", "val"))
-    return features_cache(rows, config.classifier, pretrained, context, config.compute, images=images, views=views)
+    return features_cache(rows, config.classifier, pretrained, context, config.compute, **views)
 
 
 def _statistics(config: Config, context: RunContext, rows: pa.Table) -> Statistics:
     """Of the backbone's channels before its training, over a sample of the training images."""
     count = min(_SAMPLE, len(rows))
     sample = np.sort(permuted(Order.STATISTICS, config.seed, 0, len(rows), np.arange(count)))
-    if config.classifier.from_features and (features := _features(config, context, rows)):
+    if config.classifier.from_features and (features := _training_features(config, context, rows)):
         return features.statistics(sample)
-    features = _features(config, context, rows.take(sample), images=count, views=1)
+    features = _features(config, context, rows.take(sample), views=1)
     if features is None:
         raise UserError(
             f"the backbone's outputs of {count} images exceed compute.cache_gb={config.compute.cache_gb:g} GiB",
@@ -156,7 +153,10 @@ def _validation(config: Config, context: RunContext, *, cached: int, every: int)
     rows = split_rows(context, "val", tagged=True)
     if not every or not len(rows):
         return None
-    features, cache = _features(config, context, rows, views=1) if c.from_features else None, None
+    features, cache = None, None
+    if c.from_features:
+        trained = len(split_rows(context, "train", tagged=True, columns=["tags"]))
+        features = _features(config, context, rows, views=1, beside=2 * trained)
     fits = (cached + len(rows)) * image_bytes(c.input_size) <= compute.cache_gb * 2**30
     if not features and fits:
         cache = decoded_cache(rows, c.input_size, context, compute)

@@ -262,6 +262,9 @@ def test_runs_that_made_no_masks_have_no_images(root: Path, tmp_path: Path) -> N
     workspace.record_outputs("b-s0", {s: path for s, path in workspace.outputs("b-s0").items() if s != "predict"})
     predictions, masks = shown(tmp_path / "workspace", "a-s0", "b-s0")
     assert (predictions["common"], predictions["images"], len(masks["images"])) == (0, [], 4)
+    predictions, _ = shown(tmp_path / "workspace", "a-s0", "b-s0", "a-s1")
+    assert (predictions["common"], predictions["without"], len(predictions["images"])) == (8, ["b-s0"], 4)
+    assert [run for run, _, _ in predictions["images"][0]["cells"]] == ["image", "truth", "a-s0", "a-s1"]
 
 
 def test_a_photograph_that_is_gone_is_named(root: Path) -> None:

@@ -151,5 +151,6 @@ def test_trials_share_the_classifier_are_children_of_one_run_and_may_fail(
         path.write_bytes(b"no picture")
     with pytest.raises(UserError, match="6 of 6 trials failed") as caught:
         defined(study, read_definition("references"))
+    assert not (workspace / "runs" / "study" / "study.html").exists()
     assert "then repeat the command" in caught.value.remedy
     assert json.loads((workspace / "runs" / "study" / "study.json").read_text())["cases"] == []

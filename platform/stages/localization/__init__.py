@@ -77,7 +77,7 @@ def _outputs(config: Config, context: RunContext, rows: pa.Table) -> Features | 
     pretrained = classifier_weights(config, context.workspace)
     if not config.classifier.from_features or pretrained is None:
         return None
-    return features_cache(rows, config.classifier, pretrained, context, config.compute, images=len(rows))
+    return features_cache(rows, config.classifier, pretrained, context, config.compute)
 
 
 def _map(config: Config, rows: pa.Table, worker: Any, arguments: tuple[Any, ...], table: Path, label: str) -> None:
