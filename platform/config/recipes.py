@@ -266,7 +266,7 @@ def photos_fast() -> Config:
             "pseudo_masks": config.pseudo_masks.model_copy(
                 update={"background": "crf", "threshold": 0.6, "background_threshold": 0.45}
             ),
-            "segmenter": config.segmenter.model_copy(update={"steps": 270, "epochs": 1.5, "crop": 192}),
+            "segmenter": config.segmenter.model_copy(update={"steps": 180, "epochs": 1.0, "crop": 192}),
             "predict": config.predict.model_copy(update={"mirror": False}),
         }
     )
