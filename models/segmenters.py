@@ -284,7 +284,7 @@ def labels_at(probabilities: Tensor, height: int, width: int) -> Tensor:
     the size of the image. Ties go to the lower label.
     """
     if probabilities.shape[1:] == (height, width):
-        return probabilities.max(0).indices.to(torch.uint8)  # argmax takes eight times as long
+        return probabilities.max(0).indices.to(torch.uint8)  # argmax takes several times as long
     count, rows, _ = probabilities.shape
     labels = torch.empty(height, width, dtype=torch.uint8)
     at = ((torch.arange(height, dtype=torch.float64) + 0.5) * rows / height - 0.5).clamp(0, rows - 1)

@@ -123,12 +123,18 @@ def _training_features(config: Config, context: RunContext, rows: pa.Table) -> F
     return _features(config, context, rows, beside=len(split_rows(context, "val", tagged=True, columns=["tags"])))
 
 
-def _features(config: Config, context: RunContext, rows: pa.Table, **views: int) -> Features | None:
-    """What the backbone makes of images before its training; None where the cache cannot hold it. `views` are those of
-    `features_cache`."""
+def _features(
+    config: Config, context: RunContext, rows: pa.Table, *, views: int = 2, beside: int = 0
+) -> Features | None:
+    """What the backbone makes of images before its training; None where the cache cannot hold it.
+
+    Args:
+        views: 1 where nobody asks for mirror images.
+        beside: views of other images that are kept at the same time.
+    """
     pretrained = classifier_weights(config, context.workspace)
     assert pretrained is not None, "a configuration without pretrained weights uses no features of them"
-    return features_cache(rows, config.classifier, pretrained, context, config.compute, **views)
+    return features_cache(rows, config.classifier, pretrained, context, config.compute, views=views, beside=beside)
 
 
 def _statistics(config: Config, context: RunContext, rows: pa.Table) -> Statistics:

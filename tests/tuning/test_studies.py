@@ -133,24 +133,26 @@ def test_trials_share_the_classifier_are_children_of_one_run_and_may_fail(
     runs = client.search_runs([experiment.experiment_id])
     parent = next(r for r in runs if r.info.run_name == "study")
     children = [r for r in runs if r.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
-    assert sorted((r.data.params["case"], r.data.params["related"]) for r in children) == [
-        (f"r{r}", str(r)) for r in range(6)
-    ]
-    artifacts = [file.path for file in client.list_artifacts(parent.info.run_id)]
-    assert artifacts == ["study.html", "study.json", "study.png"]
+    cases = sorted((r.data.params["case"], r.data.params["related"]) for r in children)
+    assert cases == [(f"r{r}", str(r)) for r in range(6)]
+    assert [of.path for of in client.list_artifacts(parent.info.run_id)] == ["study.html", "study.json", "study.png"]
     assert sorted(r.data.params["localize.related"] for r in children) == [str(r) for r in range(6)]
     assert all(r.info.status == "FINISHED" for r in runs)
     files = [path for path in workspace.rglob("*") if path.is_file()]
     assert any(path.name == "params.json" for path in files)
     assert not [path for path in files if b"correct horse" in path.read_bytes()]
-
     # Once more, with masks that none can be made of: the table is that of the trials that ended well.
     for path in (workspace / "store").glob("pseudo_masks-*"):
         shutil.rmtree(path)
-    for path in (tmp_path / "VOC2012" / "SaliencyMaps").iterdir():
+    kept = {path: path.read_bytes() for path in (tmp_path / "VOC2012" / "SaliencyMaps").iterdir()}
+    for path in kept:
         path.write_bytes(b"no picture")
     with pytest.raises(UserError, match="6 of 6 trials failed") as caught:
         defined(study, read_definition("references"))
     assert not (workspace / "runs" / "study" / "study.html").exists()
     assert "then repeat the command" in caught.value.remedy
     assert json.loads((workspace / "runs" / "study" / "study.json").read_text())["cases"] == []
+    for path, content in kept.items():
+        path.write_bytes(content)
+    assert len(defined(study, read_definition("references"))) == 6
+    assert (workspace / "runs" / "study" / "study.html").exists()
