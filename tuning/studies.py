@@ -102,11 +102,11 @@ def _run(study: Study, cases: Sequence[Case], title: str) -> list[Figures]:
             }
             for case in cases
         }
-        precisions = {
-            case.name: {seed: outcome.val_map.get(study.trial_name(case.name, seed)) for seed in study.each_seed}
+        figures = [
+            figures_of(case, own, {seed: outcome.val_map.get(study.trial_name(case.name, seed)) for seed in own})
             for case in cases
-        }
-        figures = [figures_of(case, scores[case.name], precisions[case.name]) for case in cases if scores[case.name]]
+            if (own := scores[case.name])
+        ]
         paired = paired_differences(figures)
         compared = [with_intervals(each, study.trial_name, study.workspace) for each in paired]
         means = meaning_of_columns([of_seed for of_case in scores.values() for of_seed in of_case.values()])

@@ -89,7 +89,8 @@ def show_runs(entries: Sequence["Entry"], workspace: "Workspace") -> None:
         name = f"  {entry.name}" if entry.study in studies and entry.kind == "run" else entry.name
         configuration = ", ".join(filter(None, (entry.setting, entry.recipe)))
         scores = [f"{entry.scores[name]:.2f}" if name in entry.scores else "" for name in MAIN_SCORES]
-        called = _local(entry.ended or entry.began)
+        time = entry.ended or entry.began  # of ISO 8601; shown as this place has it
+        called = f"{datetime.datetime.fromisoformat(time).astimezone():%Y-%m-%d %H:%M}" if time else ""
         size = decimal(entry.bytes) if entry.bytes else ""
         rows.append((name, configuration, called, _state(entry), *scores, size))
     numbers = (*MAIN_SCORES.values(), "points to")
@@ -106,11 +107,6 @@ def _state(entry: "Entry") -> str:
     reached = f"{entry.trials} trials" if entry.kind == "study" else entry.reached
     holder = entry.holder and f"host {entry.holder.host}, process {entry.holder.pid}"
     return ", ".join(filter(None, (entry.state, reached, holder)))
-
-
-def _local(time: str | None) -> str:
-    """A time of ISO 8601 as this place has it, to the minute."""
-    return f"{datetime.datetime.fromisoformat(time).astimezone():%Y-%m-%d %H:%M}" if time else ""
 
 
 def show_removal(plan: "Plan", workspace: "Workspace") -> None:

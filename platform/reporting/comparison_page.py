@@ -9,32 +9,40 @@ import datetime
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
+import torch
+from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_labels, resize_labels
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.sampling.keyed_random import Draw, uniforms
 from mcis.datasets.tables.shards import Shards
+from mcis.models.counts import EDGES, found_by_distance
+from mcis.models.localization import score_maps
 from mcis.platform.outputs.counts import PLAIN, WITH_CRF
 from mcis.platform.outputs.read_index import truth_of_row
 from mcis.platform.outputs.tables import image_maps
-from mcis.platform.reporting.compared_runs import Case
+from mcis.platform.reporting.compared_runs import Case, Run
 from mcis.platform.reporting.comparison import ComparedScore, Comparison
 from mcis.platform.reporting.html import render
 from mcis.platform.reporting.panels import CELL_HEIGHT, Panel, cells, labels, legend
-from mcis.platform.reporting.plots import MOST_BARS, THEMES, Bars, iou_chart
+from mcis.platform.reporting.plots import MOST_BARS, THEMES, Bars, distance_chart, iou_chart
 from mcis.platform.runs.files import fingerprint, read_table, write_text
 
 _LONGEST_NAME = 120
 """Bytes of the runs' names in the name of a page's file."""
 _MAX_SIDE = 480
 """Pixels of the longer side at which images are read: twice what the page shows."""
+_DISTANCE_IMAGES, _DISTANCE_SIDE = 500, 128
+"""So many images, spread evenly over all, at so many pixels of the longer side tell shares by distance to about a
+point."""
 _SHOWN = {
     "segmentation": ("Predictions", "predict", "predictions", "prediction"),
     "pseudo_masks": ("Pseudo masks", "pseudo_masks", "masks", "pseudo mask"),
@@ -52,7 +60,7 @@ def compared_images(comparison: Comparison, count: int) -> list[dict[str, Any]]:
     Returns:
         What the page shows of each of these: how many images are in all cases that have them (`common`), which cases
         have none (`without`), and the chosen images with cells for the photograph, the truth, and of each case the mask
-        or the maps, of its first seed.
+        or the maps, of its first seed. Of localization maps also what they find by distance (`_distances`).
 
     Raises:
         UserError: the baseline's index, a photograph or a ground-truth mask cannot be read.
@@ -112,8 +120,48 @@ def _gallery(comparison: Comparison, what: str, count: int) -> dict[str, Any]:
         why = f"{panel.split}, {'differs most' if differs_most else 'drawn at random'}"
         images.append({"id": image_id, "tags": tags, "why": why, "cells": shown})
     without = [case.label for case in comparison.cases if stage not in case.runs[0].outputs]
-    of_all = {"title": title, "common": len(common), "without": without}
+    of_all: dict[str, Any] = {"title": title, "common": len(common), "without": without}
+    if what == "localization_maps":
+        of_all |= _distances(next(score for score in comparison.scores if score.what == what))
     return of_all | {"legend": legend(masked, classes), "images": images}
+
+
+def _distances(score: ComparedScore) -> dict[str, Any]:
+    """What maps find by distance: the number of images, names of the intervals, shares by case, and their chart."""
+    images, shares = _shares_by_distance(score)
+    intervals = [f"over {low:g}" if high == np.inf else f"{low:g} to {high:g}" for low, high in pairwise(EDGES)]
+    return {"of": images, "intervals": intervals, "shares": shares, "distances": distance_chart(intervals, shares)}
+
+
+def _shares_by_distance(score: ComparedScore) -> tuple[int, dict[str, NDArray[np.float64]]]:
+    """The number of images, and of each case by its label recall and precision in percent, (2, D), the mean over its
+    seeds; maps count as their own threshold has them, and NaN stands where no pixel lies.
+
+    Raises:
+        UserError: a ground-truth mask cannot be read.
+    """
+    first = score.cases[0].runs[0]
+    ids = sorted(score.image_mious[first.name])
+    ids = [ids[i] for i in np.linspace(0, len(ids) - 1, min(_DISTANCE_IMAGES, len(ids))).astype(int)]
+    index = read_table(first.outputs["index"] / "index.parquet", ["image_id", "mask_uri", "height", "width"])
+    truths = {}
+    for row in index.filter(pc.is_in(index["image_id"], pc.cast(ids, "string"))).to_pylist():
+        truth = truth_of_row(row, len(first.scores[score.title].iou) - 1)
+        step = -(-max(truth.shape) // _DISTANCE_SIDE)
+        truths[row["image_id"]] = truth[step // 2 :: step, step // 2 :: step]
+    with np.errstate(invalid="ignore"):
+        of_cases = {case.label: [_shares(run, score.title, truths) for run in case.runs] for case in score.cases}
+    return len(ids), {label: np.mean(of_seeds, axis=0) for label, of_seeds in of_cases.items()}
+
+
+def _shares(run: Run, title: str, truths: Mapping[str, NDArray[np.uint8]]) -> NDArray[np.float64]:
+    maps, counts = Shards(run.outputs["localize"] / "maps"), np.zeros((3, len(EDGES) - 1))
+    scale, threshold = run.configuration["maps.scale"], run.scores[title].threshold or 0.0
+    for image_id, truth in truths.items():
+        found = image_maps(maps, image_id)
+        scores = score_maps(torch.from_numpy(found.maps), found.grids, scale, *truth.shape).numpy()
+        counts += found_by_distance(scores, found.classes, threshold, truth)
+    return 100 * counts[0] / counts[1:]
 
 
 def _mious(comparison: Comparison, what: str, run: str) -> Mapping[str, float]:

@@ -6,7 +6,6 @@ import itertools
 import os
 import pickle
 from collections.abc import Callable
-from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import RejectedImage, decode_picture, decode_square
 from mcis.datasets.images.squares import Squares, image_bytes, make_squares, read_rgb
 from mcis.datasets.storage.files import stamps
 from mcis.platform.runs.files import write_table
@@ -133,41 +131,3 @@ def test_a_file_that_was_replaced_is_noticed_though_size_and_time_are_the_same(t
     path.write_bytes(content)
     np.testing.assert_array_equal(images(np.array([3])), before)
     assert len(make_squares(SIZE)(rows)) == len(uris)
-
-
-# --- squares of bytes
-
-
-def encoded(image: Image.Image | NDArray[np.uint8], form: str = "PNG", **options: object) -> bytes:
-    stream = BytesIO()
-    (image if isinstance(image, Image.Image) else Image.fromarray(image)).save(stream, form, **options)
-    return stream.getvalue()
-
-
-@pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "CMYK", "1", "I;16"])
-def test_decoding_squashed_is_decoding_then_squashing(mode: str) -> None:
-    picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 70, 3), np.uint8))
-    if mode == "I;16":
-        picture = Image.fromarray(np.random.default_rng(0).integers(0, 65536, (50, 70), np.uint16))
-    else:
-        picture = picture.convert(mode)
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    data = encoded(picture, "TIFF" if mode == "CMYK" else "PNG", exif=exif)
-    whole = Image.fromarray(decode_picture(data).rgb).resize((33, 33), Image.Resampling.BILINEAR)
-    np.testing.assert_array_equal(decode_square(data, 33), np.asarray(whole))
-    with pytest.raises(RejectedImage, match=r"truncated|corrupt"):
-        decode_square(data[: len(data) // 2], 33)
-
-
-def test_a_square_forgets_the_aspect_ratio_and_averages() -> None:
-    left, right = np.zeros((30, 40, 3), np.uint8), np.full((30, 40, 3), 200, np.uint8)
-    squashed = decode_square(encoded(np.concatenate([left, right], 1)), 16)
-    assert squashed.shape == (16, 16, 3)
-    assert squashed.dtype == np.uint8
-    assert (squashed[:, :6] == 0).all()
-    assert (squashed[:, 10:] == 200).all()
-    checker = np.repeat((np.indices((64, 64)).sum(0) % 2 * 200)[..., None], 3, -1).astype(np.uint8)
-    assert np.abs(decode_square(encoded(checker), 16)[2:-2, 2:-2].astype(int) - 100).max() <= 2  # no aliasing
-    noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
-    np.testing.assert_array_equal(decode_square(encoded(noise), 40), noise)

@@ -91,15 +91,8 @@ def test_iou_precision_recall_and_losses_are_shares_of_pixels(seed: int, classes
 
 def labeled_at(threshold: float, maps: np.ndarray, tags: np.ndarray) -> NDArray[np.uint8]:
     """The strongest tag of each pixel where its score is at least the threshold, else background."""
-    out = np.zeros(maps.shape[1:], np.uint8)
-    for y, x in np.ndindex(*out.shape):
-        best = 0
-        for t in range(1, len(tags)):
-            if maps[t, y, x] > maps[best, y, x]:
-                best = t
-        if float(maps[best, y, x]) >= threshold:
-            out[y, x] = tags[best] + 1
-    return out
+    above = maps.max(axis=0).astype(np.float64) >= threshold
+    return np.where(above, tags[maps.argmax(axis=0)] + 1, 0).astype(np.uint8)
 
 
 @settings(deadline=None, max_examples=100)
@@ -123,6 +116,21 @@ def test_the_sweep_is_the_confusion_at_every_threshold(seed: int, classes: int, 
     for i in range(bins):
         expected = sum(counted(truth, labeled_at(i / bins, maps, tags), classes) for truth, maps, tags in images)
         np.testing.assert_array_equal(matrices[i], expected)
+
+
+@quick
+@given(seeds, st.integers(0, 128))
+def test_what_is_found_by_distance_is_counted_pixel_by_pixel(seed: int, of_128: int) -> None:
+    rng, tags, threshold = np.random.default_rng(seed), np.array([0, 2]), of_128 / 128
+    maps, truth = rng.random((2, 7, 11), np.float32), labels(rng, 3, (7, 11), ignored=True)
+    expected, given = np.zeros((3, len(counts.EDGES) - 1), int), labeled_at(threshold, maps, tags)
+    for k, own in zip(tags, maps, strict=True):
+        area, top = (truth == k + 1).sum(), np.argwhere(own == own.max())[0]
+        for at in np.ndindex(truth.shape) if area else ():
+            interval = sum(np.hypot(*(at - top)) / area**0.5 >= edge for edge in counts.EDGES) - 1
+            true, ours = truth[at] == k + 1, given[at] == k + 1 and truth[at] != IGNORE
+            expected[:, interval] += true and ours, true, ours
+    np.testing.assert_array_equal(counts.found_by_distance(maps, tags, threshold, truth), expected)
 
 
 # --- the baselines without a classifier

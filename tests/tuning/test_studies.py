@@ -75,6 +75,7 @@ def test_effects_beside_their_controls(ray_local: None, tmp_path: Path, small_vo
     assert (folder / "study.png").read_bytes()[:4] == b"\x89PNG"
     page = (folder / "study.html").read_text()
     assert all(page.count(f">{of.case.name}<") > 16 for of in figures), "both kinds of images, each with every case"
+    assert "By the distance from where a map is highest" in page
     written = json.loads((folder / "study.json").read_text())
     assert [of["miou"] for of in written["cases"]] == [of.miou for of in figures]
     assert written["cases"][1]["case"]["values"] == figures[1].case.values
