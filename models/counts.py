@@ -113,7 +113,8 @@ def found_by_distance(
 ) -> NDArray[np.int64]:
     """Pixels of an image's tagged classes that maps find, that there are, and that maps give them, (3, D).
 
-    An object is all of a class in the image. Tags whose class the truth lacks are left out, and ignored pixels.
+    An object is all of a class in the image. Tags whose class the truth lacks are left out, those whose map is the same
+    everywhere, and ignored pixels.
 
     Args:
         scores: (T, H, W), one map per tag.
@@ -122,10 +123,13 @@ def found_by_distance(
         truth: (H, W).
     """
     highest, number = strongest(scores)
-    labels, counts = np.where(highest >= threshold, classes[number] + 1, 0), np.zeros((3, len(EDGES) - 1), np.int64)
+    labels, counts = (
+        np.where(highest.astype(float) >= threshold, classes[number] + 1, 0),
+        np.zeros((3, len(EDGES) - 1), np.int64),
+    )
     for k, of_class in zip(classes, scores, strict=True):
         true, ours = truth == k + 1, (labels == k + 1) & (truth != IGNORE)
-        if true.any():
+        if true.any() and of_class.max() > of_class.min():
             row, column = np.unravel_index(of_class.argmax(), truth.shape)
             rows, columns = np.ogrid[: truth.shape[0], : truth.shape[1]]
             away = np.hypot(rows - row, columns - column) / true.sum() ** 0.5

@@ -33,7 +33,7 @@ from mcis.platform.reporting.compared_runs import Case, Run
 from mcis.platform.reporting.comparison import ComparedScore, Comparison
 from mcis.platform.reporting.html import render
 from mcis.platform.reporting.panels import CELL_HEIGHT, Panel, cells, labels, legend
-from mcis.platform.reporting.plots import MOST_BARS, THEMES, Bars, distance_chart, iou_chart
+from mcis.platform.reporting.plots import MOST_BARS, THEMES, Bars, Shares, distance_chart, iou_chart
 from mcis.platform.runs.files import fingerprint, read_table, write_text
 
 _LONGEST_NAME = 120
@@ -41,8 +41,8 @@ _LONGEST_NAME = 120
 _MAX_SIDE = 480
 """Pixels of the longer side at which images are read: twice what the page shows."""
 _DISTANCE_IMAGES, _DISTANCE_SIDE = 500, 128
-"""So many images, spread evenly over all, at so many pixels of the longer side tell shares by distance to about a
-point."""
+"""So many images, spread evenly over all, at so many pixels of the longer side tell shares by distance to a point or
+two."""
 _SHOWN = {
     "segmentation": ("Predictions", "predict", "predictions", "prediction"),
     "pseudo_masks": ("Pseudo masks", "pseudo_masks", "masks", "pseudo mask"),
@@ -122,46 +122,42 @@ def _gallery(comparison: Comparison, what: str, count: int) -> dict[str, Any]:
     without = [case.label for case in comparison.cases if stage not in case.runs[0].outputs]
     of_all: dict[str, Any] = {"title": title, "common": len(common), "without": without}
     if what == "localization_maps":
-        of_all |= _distances(next(score for score in comparison.scores if score.what == what))
+        of_all |= _distances(
+            next(s for s in comparison.scores if s.what == what), [case.label for case in comparison.cases]
+        )
     return of_all | {"legend": legend(masked, classes), "images": images}
 
 
-def _distances(score: ComparedScore) -> dict[str, Any]:
-    """What maps find by distance: the number of images, names of the intervals, shares by case, and their chart."""
-    images, shares = _shares_by_distance(score)
-    intervals = [f"over {low:g}" if high == np.inf else f"{low:g} to {high:g}" for low, high in pairwise(EDGES)]
-    return {"of": images, "intervals": intervals, "shares": shares, "distances": distance_chart(intervals, shares)}
-
-
-def _shares_by_distance(score: ComparedScore) -> tuple[int, dict[str, NDArray[np.float64]]]:
-    """The number of images, and of each case by its label recall and precision in percent, (2, D), the mean over its
-    seeds; maps count as their own threshold has them, and NaN stands where no pixel lies.
-
-    Raises:
-        UserError: a ground-truth mask cannot be read.
-    """
-    first = score.cases[0].runs[0]
+def _distances(score: ComparedScore, labels: Sequence[str]) -> dict[str, Any]:
+    """What maps find by the distance from where they are highest, each run's at its own threshold; `labels` are those
+    of all cases, for their colors. UserError where a ground-truth mask cannot be read."""
+    if len(score.cases) < 2:
+        return {}
+    first, truths, shares = score.cases[0].runs[0], {}, []
     ids = sorted(score.image_mious[first.name])
     ids = [ids[i] for i in np.linspace(0, len(ids) - 1, min(_DISTANCE_IMAGES, len(ids))).astype(int)]
     index = read_table(first.outputs["index"] / "index.parquet", ["image_id", "mask_uri", "height", "width"])
-    truths = {}
     for row in index.filter(pc.is_in(index["image_id"], pc.cast(ids, "string"))).to_pylist():
         truth = truth_of_row(row, len(first.scores[score.title].iou) - 1)
         step = -(-max(truth.shape) // _DISTANCE_SIDE)
-        truths[row["image_id"]] = truth[step // 2 :: step, step // 2 :: step]
-    with np.errstate(invalid="ignore"):
-        of_cases = {case.label: [_shares(run, score.title, truths) for run in case.runs] for case in score.cases}
-    return len(ids), {label: np.mean(of_seeds, axis=0) for label, of_seeds in of_cases.items()}
+        top, left = (min(step // 2, side // 2) for side in truth.shape)
+        truths[row["image_id"]] = truth[top::step, left::step]
+    for case in score.cases:
+        counts = np.sum([_found(run, score.title, truths) for run in case.runs], axis=0)
+        with np.errstate(invalid="ignore"):
+            shares.append(Shares(case.label, labels.index(case.label), *100 * counts[0] / counts[1:]))
+    intervals = [f"over {low:g}" if high == np.inf else f"{low:g} to {high:g}" for low, high in pairwise(EDGES)]
+    return {"of": len(ids), "intervals": intervals, "shares": shares, "distances": distance_chart(intervals, shares)}
 
 
-def _shares(run: Run, title: str, truths: Mapping[str, NDArray[np.uint8]]) -> NDArray[np.float64]:
-    maps, counts = Shards(run.outputs["localize"] / "maps"), np.zeros((3, len(EDGES) - 1))
-    scale, threshold = run.configuration["maps.scale"], run.scores[title].threshold or 0.0
+def _found(run: Run, title: str, truths: Mapping[str, NDArray[np.uint8]]) -> NDArray[np.int64]:
+    """What a run's maps find of images by the distance, (3, D); `truths` are their true masks by their ids."""
+    maps, score, total = Shards(run.outputs["localize"] / "maps"), run.scores[title], np.zeros((3, len(EDGES) - 1), int)
     for image_id, truth in truths.items():
         found = image_maps(maps, image_id)
-        scores = score_maps(torch.from_numpy(found.maps), found.grids, scale, *truth.shape).numpy()
-        counts += found_by_distance(scores, found.classes, threshold, truth)
-    return 100 * counts[0] / counts[1:]
+        scores = score_maps(torch.from_numpy(found.maps), found.grids, str(score.map_scale), *truth.shape).numpy()
+        total += found_by_distance(scores, found.classes, float(score.threshold or 0), truth)
+    return total
 
 
 def _mious(comparison: Comparison, what: str, run: str) -> Mapping[str, float]:

@@ -148,15 +148,24 @@ def threshold_chart(curves: Mapping[str, Curve]) -> Plot:
     return plot(480, 320 + 18 * len(curves), draw)
 
 
-def distance_chart(intervals: Sequence[str], shares: Mapping[str, NDArray[np.float64]]) -> Plot:
-    """Recall above precision, percent, (2, D) by label, over D intervals of distance; a line per label in each."""
+class Shares(NamedTuple):
+    """Recall and precision in percent by interval of distance, (D,), NaN where no pixel lies; color as of `Bars`."""
+
+    label: str
+    color: int
+    recall: NDArray[np.float64]
+    precision: NDArray[np.float64]
+
+
+def distance_chart(intervals: Sequence[str], shares: Sequence[Shares]) -> Plot:
+    """Recall above precision over the intervals of distance, a line per label in each."""
 
     def draw(figure: Figure, theme: Theme) -> None:
         for number, axes in enumerate(figure.subplots(2, 1, sharex=True)):
             axes.grid()
-            for label, values in shares.items():
-                name = None if number else f" {short(label, 60)}"
-                axes.plot(intervals, values[number], "o-", markersize=4, linewidth=1.6, label=name)
+            for label, color, *values in shares:
+                style = {"color": f"C{color}", "markersize": 4, "linewidth": 1.6}
+                axes.plot(intervals, values[number], "o-", **style, label=None if number else f" {short(label, 60)}")
             axes.set_title(f"{'precision' if number else 'recall'}, percent")
         axes.set_xlabel("distance, in sides of a square of the object's area")
         figure.legend(loc="outside upper left")

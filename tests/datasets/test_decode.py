@@ -369,9 +369,6 @@ def test_a_rejection_travels_between_processes():
     assert (type(rejected), rejected.reason) == (RejectedImage, "empty: 0 bytes")
 
 
-# --- squares
-
-
 @pytest.mark.parametrize("mode", ["RGB", "L", "P", "RGBA", "CMYK", "1", "I;16"])
 def test_decoding_squashed_is_decoding_then_squashing(mode: str) -> None:
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (50, 70, 3), np.uint8))

@@ -1,5 +1,4 @@
-"""Masks and saliency maps: labels whatever their colors, gray of any kind, and each way in which a file is wrong; SBD's
-MATLAB files against scipy's reader, and hostile ones, which are rejected."""
+"""Masks, PNG and SBD's MATLAB files, and saliency maps: labels and gray of any kind, each way in which one is wrong."""
 
 import resource
 import struct

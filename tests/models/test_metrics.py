@@ -119,16 +119,18 @@ def test_the_sweep_is_the_confusion_at_every_threshold(seed: int, classes: int, 
 
 
 @quick
-@given(seeds, st.integers(0, 128))
-def test_what_is_found_by_distance_is_counted_pixel_by_pixel(seed: int, of_128: int) -> None:
-    rng, tags, threshold = np.random.default_rng(seed), np.array([0, 2]), of_128 / 128
+@given(seeds, st.floats(0, 1))
+def test_what_is_found_by_distance_is_counted_pixel_by_pixel(seed: int, threshold: float) -> None:
+    rng, tags = np.random.default_rng(seed), np.array([0, 2])
     maps, truth = rng.random((2, 7, 11), np.float32), labels(rng, 3, (7, 11), ignored=True)
-    expected, given = np.zeros((3, len(counts.EDGES) - 1), int), labeled_at(threshold, maps, tags)
+    truth[truth == seed % 4] = 0
+    maps[1] *= seed % 3 > 0  # else flat
+    expected, made = np.zeros((3, len(counts.EDGES) - 1), int), labeled_at(threshold, maps, tags)
     for k, own in zip(tags, maps, strict=True):
         area, top = (truth == k + 1).sum(), np.argwhere(own == own.max())[0]
-        for at in np.ndindex(truth.shape) if area else ():
+        for at in np.ndindex(truth.shape) if area and own.any() else ():
             interval = sum(np.hypot(*(at - top)) / area**0.5 >= edge for edge in counts.EDGES) - 1
-            true, ours = truth[at] == k + 1, given[at] == k + 1 and truth[at] != IGNORE
+            true, ours = truth[at] == k + 1, made[at] == k + 1 and truth[at] != IGNORE
             expected[:, interval] += true and ours, true, ours
     np.testing.assert_array_equal(counts.found_by_distance(maps, tags, threshold, truth), expected)
 
