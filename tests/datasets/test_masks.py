@@ -1,9 +1,5 @@
-"""Masks, PNG and SBD's MATLAB files, and saliency maps: labels and gray of any kind, each way in which one is wrong."""
+"""Masks and saliency maps: labels whatever their colors, gray of any kind, and each way in which a file is wrong."""
 
-import resource
-import struct
-import time
-import zlib
 from io import BytesIO
 from pathlib import Path
 
@@ -25,8 +21,7 @@ from mcis.datasets.images.decode import (
     encode_labels,
     resize_labels,
 )
-from mcis.datasets.images.masks import decode_mask, read_saliency, read_truth, tags_of_mask
-from mcis.datasets.images.matlab import decode_mat_labels
+from mcis.datasets.images.masks import read_saliency, read_truth, tags_of_mask
 
 H, W = 40, 48
 RAMP = np.stack(np.broadcast_arrays(np.arange(H)[:, None] * 5, np.arange(W) * 4, 77), -1).astype(np.uint8)
@@ -189,91 +184,3 @@ def test_tags_of_a_mask_are_its_labels_less_one() -> None:
     assert tags_of_mask(np.zeros((2, 2), np.uint8), 20, "m.png") == []
     with pytest.raises(UserError, match=r"m\.png: label 21"):
         tags_of_mask(np.full((2, 2), 21, np.uint8), 20, "m.png")
-
-
-# --- MATLAB files
-
-
-def mat(labels: np.ndarray | None, name: str = "GTcls", **options: object) -> bytes:
-    """As SBD's files: sparse boundaries in a cell, the segmentation, the categories in it."""
-    boundaries = np.empty((20, 1), object)
-    for k in range(20):
-        boundaries[k, 0] = scipy.sparse.csc_matrix(np.eye(3, dtype=bool))
-    content: dict[str, object] = {"Boundaries": boundaries, "CategoriesPresent": np.array([[1.0], [7.0]])}
-    if labels is not None:
-        content = {"Boundaries": boundaries, "Segmentation": labels, "CategoriesPresent": np.array([[1.0]])}
-    stream = BytesIO()
-    scipy.io.savemat(stream, {"before": np.arange(5), name: content, "behind": "text"}, **options)
-    return stream.getvalue()
-
-
-@pytest.mark.parametrize("compressed", [False, True])
-def test_matlab_labels_equal_those_of_scipy(compressed: bool):
-    labels = np.random.default_rng(0).integers(0, 21, (33, 21)).astype(np.uint8)
-    data = mat(labels, do_compression=compressed)
-    found = decode_mat_labels(data)
-    assert found.dtype == np.uint8
-    assert found.flags.c_contiguous
-    np.testing.assert_array_equal(found, scipy.io.loadmat(BytesIO(data))["GTcls"]["Segmentation"].item())
-
-
-@pytest.mark.parametrize("size", [(1, 1), (1, 3), (2, 2), (5, 1)])
-def test_the_smallest_matlab_labels(size: tuple[int, int]):
-    labels = np.arange(size[0] * size[1], dtype=np.uint8).reshape(size)
-    np.testing.assert_array_equal(decode_mat_labels(mat(labels)), labels)
-
-
-@pytest.mark.parametrize(
-    ("data", "kind", "detail"),
-    [
-        (mat(None), "unsupported", "without GTcls.Segmentation"),
-        (mat(RAMP[..., 0], name="GTinst"), "unsupported", "without a variable GTcls"),
-        (mat(RAMP), "unsupported", "shape [40, 48, 3]"),
-        (mat(RAMP[..., 0] * 0.5), "unsupported", "no matrix of bytes"),
-        (mat(RAMP[..., 0] * 1j), "unsupported", "no matrix of bytes"),
-        (mat(np.array("text")), "unsupported", "no matrix of bytes"),
-        (mat(scipy.sparse.csc_matrix(RAMP[..., 0])), "unsupported", "no matrix of bytes"),
-        (mat(RAMP[..., 0])[:2000], "truncated", ""),
-        (encode_labels(RAMP[..., 0]), "not an image", "expected a MATLAB 5.0 file"),
-        (b"", "not an image", ""),
-    ],
-)
-@pytest.mark.filterwarnings("error")
-def test_a_matlab_file_that_holds_no_labels_is_rejected(data: bytes, kind: str, detail: str):
-    with pytest.raises(RejectedImage) as caught:
-        decode_mat_labels(data)
-    assert (caught.value.reason.partition(":")[0], detail in caught.value.reason) == (kind, True), caught.value.reason
-
-
-def test_a_mask_is_read_by_its_content():
-    labels = RAMP[..., 0]
-    np.testing.assert_array_equal(decode_mask(encode_labels(labels)), labels)
-    np.testing.assert_array_equal(decode_mask(mat(labels)), labels)
-    with pytest.raises(RejectedImage, match="not an image"):
-        decode_mask(b"<html>")
-
-
-def element(kind: int, content: bytes) -> bytes:
-    return struct.pack("<II", kind, len(content)) + content + bytes(-len(content) % 8)
-
-
-def matrix(kind: int, name: bytes, content: bytes) -> bytes:
-    flags = element(6, struct.pack("<II", kind, 0)) + element(5, struct.pack("<ii", 1, 1))
-    return element(14, flags + element(1, name) + content)
-
-
-def test_matlab_files_that_expand_or_nest_without_end_are_rejected() -> None:
-    head = mat(RAMP[..., 0])[:128]
-    bomb = zlib.compress(element(14, bytes(100 * 2**20)))
-    began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with pytest.raises(RejectedImage, match=r"too large: .* bytes"):
-        decode_mask(head + struct.pack("<II", 15, len(bomb)) + bomb)
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
-    nested = matrix(6, b"", element(9, bytes(8)))
-    for _ in range(5000):
-        nested = matrix(1, b"", nested)
-    with pytest.raises(RejectedImage):
-        decode_mask(head + matrix(1, b"GTcls", nested))
-    with pytest.raises(RejectedImage, match=r"too large: .* bytes"):
-        decode_mask(head + element(14, bytes(2**24 + 8)))
-    assert time.monotonic() - began < 10

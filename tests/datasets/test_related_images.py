@@ -193,15 +193,6 @@ def test_the_nearest_are_those_of_a_search_one_by_one(seed: int, alike: bool, re
         assert row.tolist() == one_by_one(tags, vectors, image, k, related)
 
 
-@pytest.mark.parametrize("alike", [False, True])
-def test_fewer_nearest_images_are_the_first_of_more(alike: bool) -> None:
-    """Also where many are equally near."""
-    tags, source, vectors = world(1, alike)
-    one, three, seven = (nearest(tags, source, vectors, r) for r in (1, 3, 7))
-    np.testing.assert_array_equal(three, seven[:, :3])
-    np.testing.assert_array_equal(one, seven[:, :1])
-
-
 def test_the_only_image_of_a_class_is_related_to_itself() -> None:
     tags = Tags.of_matrix(np.eye(3, dtype=bool))
     got = nearest(tags, np.zeros(3, bool), rounded(np.eye(3, dtype=np.float32)), 2)

@@ -1,11 +1,9 @@
 """Images at one size, from their files and from the cache: the same pixels, and clear words where there are none."""
 
-import contextlib
 import hashlib
 import itertools
 import os
 import pickle
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -94,18 +92,6 @@ def test_a_shard_that_made_room_is_decoded_and_a_damaged_one_is_named(tmp_path: 
     np.testing.assert_array_equal(images(np.array([0, 9])), expected(uris, [0, 9]))
     with pytest.raises(UserError, match=r"part-00000004-00000008\.arrow is damaged"):
         images(np.array([5]))
-
-
-NoMoreFiles = Callable[[], contextlib.AbstractContextManager[None]]
-
-
-def test_a_shard_that_cannot_be_opened_at_present_is_not_damaged(
-    tmp_path: Path, uris: list[str], no_pauses: None, no_more_files: NoMoreFiles
-) -> None:
-    images, wanted = Squares(uris, SIZE, cache=filled(tmp_path / "cache", uris, (0, 10))), expected(uris, [0])
-    with no_more_files(), pytest.raises(UserError, match=r"\.arrow could not be read, however often"):
-        images(np.array([0]))
-    np.testing.assert_array_equal(images(np.array([0])), wanted)
 
 
 def test_a_shard_is_mapped_not_read(tmp_path: Path, uris: list[str]) -> None:

@@ -5,12 +5,10 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mcis.datasets.sampling.class_balance import repeated_by_class
 from mcis.datasets.tags import Members, Tags
 
 quick = settings(deadline=None, max_examples=60)
@@ -82,41 +80,3 @@ def test_tags_survive_the_way_to_a_worker() -> None:
     assert tags.tagged == 4
     again = pickle.loads(pickle.dumps(tags))
     np.testing.assert_array_equal(again.matrix(np.arange(4)), np.eye(4, dtype=bool))
-
-
-# --- images of rare classes repeated: how often each class is shown, against counting by hand
-
-REPEATED = (900, 100, 30, 0)
-"""Of each class; behind them 7 images with all but the last class, and one without a tag."""
-
-
-@pytest.fixture(scope="module")
-def uneven() -> Tags:
-    rows = np.repeat(np.eye(4, dtype=bool), REPEATED, axis=0)
-    together = np.tile([[True, True, True, False]], (7, 1))
-    return Tags.of_matrix(np.concatenate([rows, together, np.zeros((1, 4), bool)]))
-
-
-def times(uneven: Tags, strength: float, seed: int = 0) -> NDArray[np.int64]:
-    return np.bincount(repeated_by_class(uneven, strength, seed), minlength=len(uneven))
-
-
-@pytest.mark.parametrize("strength", [0.0, 0.5, 1.0])
-def test_an_image_is_repeated_as_its_rarest_class_asks_for(uneven: Tags, strength: float) -> None:
-    shown, first = times(uneven, strength), np.cumsum([0, *REPEATED])
-    counts = np.array(REPEATED[:3]) + 7
-    for k, factor in enumerate((counts[0] / counts) ** strength):
-        of_class = shown[first[k] : first[k + 1]]
-        assert set(of_class.tolist()) <= {int(np.floor(factor)), int(np.ceil(factor))}
-        assert abs(of_class.mean() - factor) < 0.25, "fractions are drawn"
-    rarest = (counts[0] / counts[2]) ** strength
-    assert set(shown[-8:-1].tolist()) <= {int(np.floor(rarest)), int(np.ceil(rarest))}
-    assert shown[-1] == 1, "an image without a tag stands there once"
-    assert (shown == 1).all() == (strength == 0)
-
-
-def test_the_draws_are_the_seeds_own_and_positions_ascend(uneven: Tags) -> None:
-    once = repeated_by_class(uneven, 0.5, 3)
-    np.testing.assert_array_equal(once, repeated_by_class(uneven, 0.5, 3))
-    assert (np.diff(once) >= 0).all()
-    assert not np.array_equal(once, repeated_by_class(uneven, 0.5, 4))

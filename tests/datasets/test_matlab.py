@@ -1,0 +1,95 @@
+"""The MATLAB files of SBD's masks: against scipy's reader, and hostile ones, which are rejected."""
+
+import resource
+import struct
+import time
+import zlib
+from io import BytesIO
+
+import numpy as np
+import pytest
+import scipy.io
+
+from mcis.datasets.images.decode import RejectedImage, encode_labels
+from mcis.datasets.images.masks import decode_mask
+from mcis.datasets.images.matlab import decode_mat_labels
+
+H, W = 40, 48
+RAMP = np.stack(np.broadcast_arrays(np.arange(H)[:, None] * 5, np.arange(W) * 4, 77), -1).astype(np.uint8)
+
+
+def mat(labels: np.ndarray | None, name: str = "GTcls", **options: object) -> bytes:
+    """As SBD's files: sparse boundaries in a cell, the segmentation, the categories in it."""
+    boundaries = np.empty((20, 1), object)
+    for k in range(20):
+        boundaries[k, 0] = scipy.sparse.csc_matrix(np.eye(3, dtype=bool))
+    content: dict[str, object] = {"Boundaries": boundaries, "CategoriesPresent": np.array([[1.0], [7.0]])}
+    if labels is not None:
+        content = {"Boundaries": boundaries, "Segmentation": labels, "CategoriesPresent": np.array([[1.0]])}
+    stream = BytesIO()
+    scipy.io.savemat(stream, {"before": np.arange(5), name: content, "behind": "text"}, **options)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_matlab_labels_equal_those_of_scipy(compressed: bool):
+    labels = np.random.default_rng(0).integers(0, 21, (33, 21)).astype(np.uint8)
+    data = mat(labels, do_compression=compressed)
+    found = decode_mat_labels(data)
+    assert found.dtype == np.uint8
+    assert found.flags.c_contiguous
+    np.testing.assert_array_equal(found, scipy.io.loadmat(BytesIO(data))["GTcls"]["Segmentation"].item())
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 3), (2, 2), (5, 1)])
+def test_the_smallest_matlab_labels(size: tuple[int, int]):
+    labels = np.arange(size[0] * size[1], dtype=np.uint8).reshape(size)
+    np.testing.assert_array_equal(decode_mat_labels(mat(labels)), labels)
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "detail"),
+    [
+        (mat(None), "unsupported", "without GTcls.Segmentation"),
+        (mat(RAMP[..., 0], name="GTinst"), "unsupported", "without a variable GTcls"),
+        (mat(RAMP), "unsupported", "shape [40, 48, 3]"),
+        (mat(RAMP[..., 0] * 0.5), "unsupported", "no matrix of bytes"),
+        (mat(RAMP[..., 0] * 1j), "unsupported", "no matrix of bytes"),
+        (mat(np.array("text")), "unsupported", "no matrix of bytes"),
+        (mat(scipy.sparse.csc_matrix(RAMP[..., 0])), "unsupported", "no matrix of bytes"),
+        (mat(RAMP[..., 0])[:2000], "truncated", ""),
+        (encode_labels(RAMP[..., 0]), "not an image", "expected a MATLAB 5.0 file"),
+        (b"", "not an image", ""),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_a_matlab_file_that_holds_no_labels_is_rejected(data: bytes, kind: str, detail: str):
+    with pytest.raises(RejectedImage) as caught:
+        decode_mat_labels(data)
+    assert (caught.value.reason.partition(":")[0], detail in caught.value.reason) == (kind, True), caught.value.reason
+
+
+def element(kind: int, content: bytes) -> bytes:
+    return struct.pack("<II", kind, len(content)) + content + bytes(-len(content) % 8)
+
+
+def matrix(kind: int, name: bytes, content: bytes) -> bytes:
+    flags = element(6, struct.pack("<II", kind, 0)) + element(5, struct.pack("<ii", 1, 1))
+    return element(14, flags + element(1, name) + content)
+
+
+def test_matlab_files_that_expand_or_nest_without_end_are_rejected() -> None:
+    head = mat(RAMP[..., 0])[:128]
+    bomb = zlib.compress(element(14, bytes(100 * 2**20)))
+    began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with pytest.raises(RejectedImage, match=r"too large: .* bytes"):
+        decode_mask(head + struct.pack("<II", 15, len(bomb)) + bomb)
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024
+    nested = matrix(6, b"", element(9, bytes(8)))
+    for _ in range(5000):
+        nested = matrix(1, b"", nested)
+    with pytest.raises(RejectedImage):
+        decode_mask(head + matrix(1, b"GTcls", nested))
+    with pytest.raises(RejectedImage, match=r"too large: .* bytes"):
+        decode_mask(head + element(14, bytes(2**24 + 8)))
+    assert time.monotonic() - began < 10
