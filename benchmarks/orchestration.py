@@ -40,7 +40,7 @@ from mcis.platform.outputs.relations import VECTORS, draw_relations, read_vector
 from mcis.platform.runs.files import write_table
 from mcis.platform.runs.listing import listing
 from mcis.platform.stages import predict, pseudo_masks
-from mcis.platform.stages.evaluation.scoring import ScoreTrain, ScoreVal
+from mcis.platform.stages.evaluation.scoring import ScoreTrain, count_predictions
 from mcis.platform.stages.localization.workers import Embed, Relate, embed_rows, relate_rows
 from mcis.platform.stages.train_affinity import AffinityLearner, make_labels
 from mcis.platform.stages.train_segmenter import SegmenterLearner
@@ -182,7 +182,7 @@ class Plain:
             masks=masks,
         )
         score(self.rows.append_column("position", positions))
-        ScoreVal(classes=self.classes, predictions=Shards(self.folder / "predictions"))(self.val_rows)
+        count_predictions(self.classes, Shards(self.folder / "predictions"), self.val_rows)
 
 
 def plain_loop(config: Config, folder: Path) -> dict[str, float]:

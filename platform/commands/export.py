@@ -1,8 +1,7 @@
 """The commands `mcis export`, `import` and `import-weights`: files of other programs."""
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -48,17 +47,11 @@ def import_data_set(
 
     with plain_errors(), errors_name_keys({name: f"--{name}" for name in ("images", "split", "classes", "out")}):
         from mcis.datasets.formats import import_data_set
-        from mcis.platform.runs.progress import bar
-
-        def track(names: Sequence[str]) -> Iterator[str]:
-            with bar("import", len(names), "images") as progress:
-                for done, name in enumerate(names, 1):
-                    yield name
-                    progress.update(done)
+        from mcis.platform.runs.progress import counted
 
         wanted = [name.strip() for name in classes.split(",")] if classes else ()
-        of = {"images": images, "labels": labels}
-        for line in import_data_set(format, source, out, split=split, classes=wanted, track=track, **of):
+        of: Any = {"images": images, "labels": labels, "track": lambda names: counted(names, "import", len(names))}
+        for line in import_data_set(format, source, out, split=split, classes=wanted, **of):
             typer.echo(line)
 
 

@@ -8,13 +8,13 @@ import textwrap
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tomlkit
 from pydantic import BaseModel
 
 from mcis.datasets.errors import UserError, unquoted
-from mcis.platform.config.keys import Values, leaves
+from mcis.platform.config.keys import Values, flat, leaves
 from mcis.platform.config.sections import Config
 
 _WIDTH = 118
@@ -55,18 +55,10 @@ def read_experiment(path: Path) -> Experiment:
     if not (isinstance(unset, list) and all(isinstance(key, str) for key in unset)):
         problems.append(f"unset: Input should be a list of keys (found {unset!r})")
         unset = []
-    values = dict(_flat(tree))
+    values = dict(flat(tree))
     problems += [f"{key} is in the list unset and has a value" for key in unset if key in values]
     texts: dict[str, str] = {key: name for key, name in names.items() if isinstance(name, str)}
     return Experiment(texts, {**dict.fromkeys(unset), **values}, problems)
-
-
-def _flat(tree: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def experiment_text(config: Config, origins: dict[str, str]) -> str:

@@ -70,6 +70,15 @@ def nested(flat: Values) -> dict[str, Any]:
     return tree
 
 
+def flat(tree: Mapping[str, Any], joint: str = ".") -> Iterator[tuple[str, Any]]:
+    """The values of dictionaries within dictionaries, with the names that lead to them."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{name}{joint}{below}", of) for below, of in flat(value, joint))
+        else:
+            yield name, value
+
+
 def value_of(section: BaseModel, key: str) -> Any:
     """The value of a dotted key."""
     return functools.reduce(getattr, key.split("."), section)

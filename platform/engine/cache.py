@@ -1,9 +1,7 @@
 """The workspace's cache of decoded images and features: made in parallel when first asked for, bounded, of all runs."""
 
 import contextlib
-import functools
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +14,11 @@ from mcis.datasets.storage.folders import remove
 from mcis.datasets.tables.large_tables import Texts
 from mcis.datasets.tables.memory_mapped import Features, features_bytes
 from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.config.training import ClassifierConfig
+from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.runtime import is_one_node
 from mcis.platform.networks.features import MakeFeatures, features_shape
+from mcis.platform.networks.pretrained import classifier_weights
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import bytes_in, content_digest, disk_errors, fingerprint, rename_folder
 from mcis.platform.runs.locks import hold_stage
@@ -46,39 +45,32 @@ def decoded_cache(rows: pa.Table, size: int, context: RunContext, compute: Compu
     if not count:
         return None
     rows = rows.slice(0, count)
-    fill = functools.partial(map_table, rows, make_squares, (size,), label="decode", compute=compute, suffix="arrow")
-    return cached(f"squash{size}-{_content(rows)}", fill, context, count * image_bytes(size), bound)
+    name, work = f"squash{size}-{_content(rows)}", (rows, make_squares, (size,))
+    return _cached(name, work, context, compute, count * image_bytes(size), label="decode")
 
 
 def features_cache(
-    rows: pa.Table,
-    config: ClassifierConfig,
-    pretrained: Path,
-    context: RunContext,
-    compute: ComputeConfig,
-    *,
-    views: int = 2,
-    beside: int = 0,
+    rows: pa.Table, config: Config, context: RunContext, *, views: int = 2, beside: int = 0
 ) -> Features | None:
     """What the classifier's backbone, as it starts, makes of these images and, as the second view, of their mirror
     images.
 
     Args:
-        pretrained: file of the backbone's pretrained weights.
+        views: 1 where nobody asks for mirror images.
         beside: views of other images that are kept at the same time, so that none displace others.
 
     Returns:
-        None where those do not fit compute.cache_gb, or the nodes share no disk.
+        None where it starts without pretrained weights, those do not fit compute.cache_gb, or the nodes share no disk.
     """
-    shape, bound = features_shape(config), int(compute.cache_gb * 2**30)
-    if (views * len(rows) + beside) * features_bytes(shape) > bound:
+    c, compute, pretrained = config.classifier, config.compute, classifier_weights(config, context.workspace)
+    shape, bound = features_shape(c), int(compute.cache_gb * 2**30)
+    if pretrained is None or (views * len(rows) + beside) * features_bytes(shape) > bound:
         return None
-    network = (views, config.backbone, config.channels, config.stride, config.input_size, content_digest(pretrained))
+    network = (views, c.backbone, c.channels, c.stride, c.input_size, content_digest(pretrained))
     of_network = fingerprint(network, made_with(MakeFeatures.__module__, compute.device))
-    arguments, name = (config, pretrained, compute.gpu, views), f"features-{of_network}-{_content(rows)}"
-    how: dict[str, Any] = {"label": "features", "compute": compute, "network": True, "suffix": "arrow"}
-    fill = functools.partial(map_table, rows, MakeFeatures, arguments, **how)
-    folder = cached(name, fill, context, views * len(rows) * features_bytes(shape), bound)
+    arguments, name = (c, pretrained, compute.gpu, views), f"features-{of_network}-{_content(rows)}"
+    work, size = (rows, MakeFeatures, arguments), views * len(rows) * features_bytes(shape)
+    folder = _cached(name, work, context, compute, size, label="features", network=True)
     return Features(Texts(rows["uri"]), folder, shape, views) if folder else None
 
 
@@ -86,15 +78,11 @@ def _content(rows: pa.Table) -> str:
     return fingerprint(RULES, rows["content_hash"].to_pylist())
 
 
-def cached(name: str, fill: Callable[[Path], object], context: RunContext, size: int, bound: int) -> Path | None:
-    """A folder of the cache, of about `size` bytes, that `fill` writes now if there is none; after a kill it goes on.
-
-    Args:
-        bound: bytes of the whole cache, for which the least recently used folders are removed.
-
-    Returns:
-        None where the nodes share no disk.
-    """
+def _cached(
+    name: str, work: tuple[pa.Table, Any, Any], context: RunContext, compute: ComputeConfig, size: int, **how: Any
+) -> Path | None:
+    """A folder of the cache, of about `size` bytes, that `map_table` writes now if there is none; None where the nodes
+    share no disk."""
     workspace, folder = context.workspace, context.workspace.cache / name
     if workspace.uri and ("RAY_ADDRESS" in os.environ or not is_one_node()):  # nodes may come later
         console.print("note: the nodes share no disk, so images are decoded each time", markup=False)
@@ -106,9 +94,9 @@ def cached(name: str, fill: Callable[[Path], object], context: RunContext, size:
             return folder
         part = folder.with_suffix(".part")
         with workspace.lock("cache", "size"):
-            _evict(workspace, bound - size, part)
+            _evict(workspace, int(compute.cache_gb * 2**30) - size, part)
             part.mkdir(exist_ok=True)
-        fill(part)
+        map_table(*work, part, compute=compute, suffix="arrow", **how)
         with workspace.lock("cache", "size"):  # names change while nobody adds up sizes
             rename_folder(part, folder)
     return folder

@@ -37,7 +37,7 @@ from mcis.platform.reporting.files import csv_table, labels_table, names_of, row
 from mcis.platform.reporting.html import encode
 from mcis.platform.reporting.panels import heat_picture
 from mcis.platform.runs.files import write_json
-from mcis.platform.runs.progress import bar
+from mcis.platform.runs.progress import counted
 from mcis.platform.runs.workspace import Workspace
 
 _Labelled = tuple[dict[str, Any], str, NDArray[np.uint8]]
@@ -254,12 +254,10 @@ def _labelled(workspace: Workspace, name: str, what: str, out: Path) -> Iterator
     table = table_of(workspace, name, *_LABELS[what][1:])
     names = names_of((row["image_id"] for row in rows_of(table, ["image_id"])), out)
     images = {row["image_id"]: row for row in open_index(workspace, name).index.to_pylist()}
-    with bar(f"export {what}", len(names), "images") as progress:
-        for done, row in enumerate(rows_of(table), 1):
-            image = images[row["image_id"]]
-            labels = decode_labels(row.get("mask") or row.get("crf") or row["plain"])
-            yield image, names[row["image_id"]], resize_labels(labels, image["height"], image["width"])
-            progress.update(done)
+    for row in counted(rows_of(table), f"export {what}", len(names)):
+        image = images[row["image_id"]]
+        labels = decode_labels(row.get("mask") or row.get("crf") or row["plain"])
+        yield image, names[row["image_id"]], resize_labels(labels, image["height"], image["width"])
 
 
 def _regions(labels: NDArray[np.uint8]) -> Iterator[tuple[int, NDArray[np.bool_]]]:

@@ -13,7 +13,7 @@ from mcis.datasets.index import shown
 from mcis.datasets.sources.lists import name_below
 from mcis.datasets.storage.threads import in_threads
 from mcis.platform.runs.files import read_table, shards_in, written_aside
-from mcis.platform.runs.progress import bar
+from mcis.platform.runs.progress import counted
 from mcis.platform.runs.workspace import Workspace
 
 _AT_ONCE = 4
@@ -71,15 +71,8 @@ def write_all(rows: Iterable[Any], write: Callable[[Any], int], *, label: str, t
 
     Rows are taken as they are written, so that few of them are in memory.
     """
-    written = 0
-    with (
-        bar(label, total, "images") as progress,
-        contextlib.closing(in_threads(write, rows, threads=_AT_ONCE)) as counts,
-    ):
-        for done, count in enumerate(counts, 1):
-            written += count
-            progress.update(done)
-    return written
+    with contextlib.closing(in_threads(write, rows, threads=_AT_ONCE)) as counts:
+        return sum(counted(counts, label, total))
 
 
 def labels_table(classes: Sequence[str]) -> bytes:

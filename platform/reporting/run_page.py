@@ -8,7 +8,7 @@ pictures of localization maps and never HTML; without it the page is whole but f
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from math import isfinite
@@ -19,6 +19,7 @@ from typing import Any, TypeAlias, Union
 
 import numpy as np
 
+from mcis.platform.config.keys import flat
 from mcis.platform.reporting import plots
 from mcis.platform.reporting.files import write_bytes
 from mcis.platform.reporting.html import printable, render, script
@@ -141,7 +142,7 @@ def _view(data: ReportData) -> dict[str, Any]:
         "steps": lost,
         "lost": list(LOST),
         "label_of": {label.name: label for label in labels(data.classes).values()},
-        "counts": list(_flat(data.counts)),
+        "counts": list(flat(data.counts, " → ")),
         **plots.THEMES,
     }
 
@@ -229,12 +230,3 @@ def _training_view(network: str, log: plots.TrainingLog) -> dict[str, Any]:
         alt += f"; terms: {', '.join(terms)}"
     shown = {"network": network, "facts": facts, "plot": _training_name(network), "alt": alt}
     return shown | {"broken": not all(map(isfinite, losses))}
-
-
-def _flat(counts: Counts, above: str = "") -> Iterator[tuple[str, float]]:
-    """Counts with the names that lead to them, joined by arrows."""
-    for name, value in counts.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{above}{name} → ")
-        else:
-            yield above + name, value

@@ -25,7 +25,7 @@ from mcis.platform.reporting.panels import CELL_HEIGHT, Panel, cells, labels, le
 from mcis.platform.reporting.photographs import predict_photographs
 from mcis.platform.reporting.plots import THEMES
 from mcis.platform.runs.files import read_table
-from mcis.platform.runs.progress import bar
+from mcis.platform.runs.progress import counted
 from mcis.platform.runs.workspace import Workspace
 
 
@@ -71,12 +71,10 @@ def suggestions(workspace: Workspace, name: str, predictor: Predictor, count: in
         return confusion(labels, prediction.labels(), classes)
 
     unshared, taught = list[NDArray[np.int64]](), np.zeros(classes, np.int64)
-    with bar("suggest", len(rows), "images") as progress:
-        for row, matrix in zip(rows, predictor.map(read(), compare), strict=True):
-            taught += matrix.sum(axis=1)[1:]
-            apart = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * matrix.diagonal()
-            unshared.append(apart[np.array(row["tags"]) + 1])
-            progress.update(len(unshared))
+    for row, matrix in counted(zip(rows, predictor.map(read(), compare), strict=True), "suggest", len(rows)):
+        taught += matrix.sum(axis=1)[1:]
+        apart = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * matrix.diagonal()
+        unshared.append(apart[np.array(row["tags"]) + 1])
     needs = [pixels / taught[row["tags"]].clip(min=1) for row, pixels in zip(rows, unshared, strict=True)]
     order = np.argsort([-need.sum() for need in needs], kind="stable")[:count]
     return [Suggestion(rows[i], float(needs[i].sum()), rows[i]["tags"][int(needs[i].argmax())]) for i in order.tolist()]

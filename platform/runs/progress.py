@@ -4,9 +4,9 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
@@ -14,6 +14,8 @@ from rich.text import Text
 
 from mcis.datasets.errors import UserError, printable
 from mcis.datasets.storage.folders import fetched
+
+Item = TypeVar("Item")
 
 
 class _PrintableConsole(Console):
@@ -71,6 +73,14 @@ def bar(label: str, total: int, unit: str) -> Iterator[Bar]:
     )
     with Progress(*columns, console=console) as progress:
         yield Bar(label, total, unit, progress)
+
+
+def counted(items: Iterable[Item], label: str, total: int) -> Iterator[Item]:
+    """Images, with a bar over the work on each."""
+    with bar(label, total, "images") as progress:
+        for done, item in enumerate(items, 1):
+            yield item
+            progress.update(done)
 
 
 def read_records(path: Path, skip: int = 0) -> list[dict[str, Any]]:

@@ -64,8 +64,8 @@ def run(config: Config, context: RunContext) -> StageResult:
     """
     if trained := classifier_file(config):
         return _take_trained(config, context, trained)
-    learner, cached = _learner(config, context)
-    validation = _validation(config, context, cached=cached, every=learner.config.val_every)
+    learner = _learner(config, context)
+    validation = _validation(config, context, learner)
     about = classifier_description(config.classifier, context.classes)
     compute, tracker = config.compute, context.tracker
     result = fit(learner, context.part, compute, tracker, label="classifier", about=about, validation=validation)
@@ -88,29 +88,27 @@ def _take_trained(config: Config, context: RunContext, path: Path) -> StageResul
     return StageResult(counts={"steps": 0}, notes=(f"the classifier was not trained but taken from {path}",))
 
 
-def _learner(config: Config, context: RunContext) -> tuple[ClassifierLearner, int]:
-    """What is trained, and how many training images may take space in the cache of decoded images.
-
-    UserError where no training image has a tag.
-    """
+def _learner(config: Config, context: RunContext) -> ClassifierLearner:
+    """What is trained; UserError where no training image has a tag."""
     rows = split_rows(context, "train", tagged=True)
     if not len(rows):
         raise UserError("no training image has a tag", "images with tags to draw pairs of", "add tags")
     c = config.classifier.of_images(len(rows))
-    features = _training_features(config, context, rows) if c.from_features else None
-    cache = None
+    features, cache = None, None
+    if c.from_features:
+        beside = len(split_rows(context, "val", tagged=True, columns=["tags"]))
+        features = features_cache(rows, config, context, beside=beside)
     if features is None and c.sizing != "random_crop":
         cache = decoded_cache(rows, c.input_size, context, config.compute)
-    learner = ClassifierLearner(
+    return ClassifierLearner(
         config=c,
         seed=config.seed,
         tags=Tags.of_index(rows["tags"], len(context.classes)),
         source=of_source(rows),
         images=features or _squares(rows, c.input_size, cache),
         pretrained=classifier_weights(config, context.workspace),
-        statistics=_statistics(config, context, rows) if c.standardize else None,
+        statistics=_statistics(config, context, rows, features) if c.standardize else None,
     )
-    return learner, 0 if cache is None else len(rows)
 
 
 def _squares(rows: pa.Table, size: int, cache: Path | None) -> Squares:
@@ -118,32 +116,13 @@ def _squares(rows: pa.Table, size: int, cache: Path | None) -> Squares:
     return Squares(Texts(rows["uri"]), size, cache=cache, hashes=Texts(rows["content_hash"]))
 
 
-def _training_features(config: Config, context: RunContext, rows: pa.Table) -> Features | None:
-    """As `_features`, of the training images and their mirror images."""
-    return _features(config, context, rows, beside=len(split_rows(context, "val", tagged=True, columns=["tags"])))
-
-
-def _features(
-    config: Config, context: RunContext, rows: pa.Table, *, views: int = 2, beside: int = 0
-) -> Features | None:
-    """What the backbone makes of images before its training; None where the cache cannot hold it.
-
-    Args:
-        views: 1 where nobody asks for mirror images.
-        beside: views of other images that are kept at the same time.
-    """
-    pretrained = classifier_weights(config, context.workspace)
-    assert pretrained is not None, "a configuration without pretrained weights uses no features of them"
-    return features_cache(rows, config.classifier, pretrained, context, config.compute, views=views, beside=beside)
-
-
-def _statistics(config: Config, context: RunContext, rows: pa.Table) -> Statistics:
-    """Of the backbone's channels before its training, over a sample of the training images."""
+def _statistics(config: Config, context: RunContext, rows: pa.Table, features: Features | None) -> Statistics:
+    """Of the backbone's channels before its training, over a sample of the training images; `features` are of all."""
     count = min(_SAMPLE, len(rows))
     sample = np.sort(permuted(Order.STATISTICS, config.seed, 0, len(rows), np.arange(count)))
-    if config.classifier.from_features and (features := _training_features(config, context, rows)):
+    if features is not None:
         return features.statistics(sample)
-    features = _features(config, context, rows.take(sample), views=1)
+    features = features_cache(rows.take(sample), config, context, views=1)
     if features is None:
         raise UserError(
             f"the backbone's outputs of {count} images exceed compute.cache_gb={config.compute.cache_gb:g} GiB",
@@ -153,16 +132,16 @@ def _statistics(config: Config, context: RunContext, rows: pa.Table) -> Statisti
     return features.statistics(np.arange(count))
 
 
-def _validation(config: Config, context: RunContext, *, cached: int, every: int) -> Validation | None:
-    """The tagged val images, decoded once where the cache holds them beside the `cached` training images."""
-    c, compute = config.classifier, config.compute
+def _validation(config: Config, context: RunContext, learner: ClassifierLearner) -> Validation | None:
+    """The tagged val images, decoded once where the cache holds them beside the training images."""
+    c, compute, trained = learner.config, config.compute, len(learner.tags)
     rows = split_rows(context, "val", tagged=True)
-    if not every or not len(rows):
+    if not c.val_every or not len(rows):
         return None
     features, cache = None, None
     if c.from_features:
-        trained = len(split_rows(context, "train", tagged=True, columns=["tags"]))
-        features = _features(config, context, rows, views=1, beside=2 * trained)
+        features = features_cache(rows, config, context, views=1, beside=2 * trained)
+    cached = trained if learner.images.cache.shards else 0
     fits = (cached + len(rows)) * image_bytes(c.input_size) <= compute.cache_gb * 2**30
     if not features and fits:
         cache = decoded_cache(rows, c.input_size, context, compute)
@@ -170,7 +149,7 @@ def _validation(config: Config, context: RunContext, *, cached: int, every: int)
         images=features or _squares(rows, c.input_size, cache),
         tags=Tags.of_index(rows["tags"], len(context.classes)),
         scores=val_scores,
-        every=every,
+        every=c.val_every,
     )
 
 

@@ -36,7 +36,7 @@ from mcis.platform.runs.files import read_table, write_json, write_table, write_
 from mcis.platform.runs.results import IndexResult, write_result
 from mcis.platform.runs.scores import CURVES, SCORES
 from mcis.platform.runs.workspace import Workspace
-from mcis.platform.stages.evaluation.scoring import Scorer, ScoreVal
+from mcis.platform.stages.evaluation.scoring import Scorer, count_predictions
 
 _NETWORKS = "classifier.channels=24 classifier.input_size=64 classifier.batch=8 segmenter.channels=24"
 TINY = [
@@ -217,7 +217,7 @@ def scored() -> Callable[..., Path]:
         predictions, evaluate = outputs["predict"] / "predictions", outputs["evaluate"]
         for folder, schema in ((predictions, PREDICTIONS_SCHEMA), (outputs["pseudo_masks"] / "masks", MASKS_SCHEMA)):
             write_table(folder / "part-0.parquet", pa.Table.from_pylist(tables[folder.name], schema=schema))
-        of_predictions = ScoreVal(classes=len(classes), predictions=Shards(predictions))(index)
+        of_predictions = count_predictions(len(classes), Shards(predictions), index)
         write_table(evaluate / PREDICTED_IMAGES / "part-0.parquet", of_predictions)
         of_masks = pa.Table.from_pylist(counted, schema=COUNTS_SCHEMA)
         write_table(evaluate / TRAINING_IMAGES / "part-0.parquet", of_masks)

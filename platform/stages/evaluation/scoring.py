@@ -86,30 +86,23 @@ class Scorer:
         return {label: None if np.isnan(value) else round(value, 2) for label, value in named}
 
 
-@dataclass(frozen=True, kw_only=True)
-class ScoreVal:
+def count_predictions(classes: int, predictions: Shards, rows: pa.Table) -> pa.Table:
     """Rows of predicted images -> the counts of their pixels (COUNTS_SCHEMA); `classes` is K."""
-
-    classes: int
-    predictions: Shards
-
-    def __call__(self, rows: pa.Table) -> pa.Table:
-        out: list[dict[str, Any]] = []
-        for row in rows.to_pylist():
-            truth = truth_of_row(row, self.classes)
-            prediction = self.predictions.rows(row["image_id"])
-            pngs = {PLAIN: prediction["plain"][0].as_py(), WITH_CRF: prediction["crf"][0].as_py()}
-            masks = {scored: decode_labels(png) for scored, png in pngs.items() if png is not None}
-            out += mask_rows(row["image_id"], truth, masks, self.classes)
-        return pa.Table.from_pylist(out, schema=COUNTS_SCHEMA)
+    out: list[dict[str, Any]] = []
+    for row in rows.to_pylist():
+        prediction = predictions.rows(row["image_id"])
+        pngs = {PLAIN: prediction["plain"][0].as_py(), WITH_CRF: prediction["crf"][0].as_py()}
+        masks = {scored: decode_labels(png) for scored, png in pngs.items() if png is not None}
+        out += mask_rows(row["image_id"], truth_of_row(row, classes), masks, classes)
+    return pa.Table.from_pylist(out, schema=COUNTS_SCHEMA)
 
 
 def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, split: str) -> list[Score]:
     """Scores the predictions of images with ground truth."""
     classes = len(context.classes)
-    worker = functools.partial(ScoreVal, classes=classes, predictions=Shards(context.inputs["predict"] / "predictions"))
     part = context.part / PREDICTED_IMAGES
-    map_table(rows, worker, (), part, label="score predictions", compute=config.compute)
+    work = (count_predictions, classes, Shards(context.inputs["predict"] / "predictions"))
+    map_table(rows, functools.partial, work, part, label="score predictions", compute=config.compute)
     scored = (PLAIN, WITH_CRF) if config.predict.crf.iterations else (PLAIN,)
     counts = sum_counts(part, dict.fromkeys(scored, (MASK_PARTS, classes + 1, classes + 1)))
     scorer = Scorer(config=config, classes=context.classes, split=split, images=len(rows))

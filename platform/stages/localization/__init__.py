@@ -16,13 +16,11 @@ import pyarrow.compute as pc
 from mcis.datasets.errors import UserError
 from mcis.datasets.sampling.related_images import RELATED, Relations
 from mcis.datasets.storage.folders import copy_folder, names_in, remove
-from mcis.datasets.tables.memory_mapped import Features
 from mcis.datasets.tags import Tags
 from mcis.platform.config.maps import LocalizeConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.cache import features_cache
 from mcis.platform.engine.mapping import map_table, shards_of
-from mcis.platform.networks.pretrained import classifier_weights
 from mcis.platform.outputs.read_index import of_source, split_rows
 from mcis.platform.outputs.relations import VECTORS, draw_relations, read_vectors
 from mcis.platform.runs.context import RunContext
@@ -45,7 +43,9 @@ def run(config: Config, context: RunContext) -> StageResult:
     tags, part = Tags.of_index(rows["tags"], len(context.classes)), context.part
     counts, notes = dict[str, Any](), tuple[str, ...]()
     network = config, context.inputs["train_classifier"], len(context.classes), config.compute.gpu
-    embedded, outputs = part / EMBEDDED, _outputs(config, context, rows)
+    embedded, outputs = part / EMBEDDED, None
+    if config.classifier.from_features:
+        outputs = features_cache(rows, config, context)
     shards = shards_of(len(rows), config.compute.shard_rows)
     made = [name for table in ("single", VECTORS) for name in names_in(embedded / table)]
     if any(name.startswith("part-") and name not in shards for name in made):
@@ -70,14 +70,6 @@ def run(config: Config, context: RunContext) -> StageResult:
     maps = int(pc.sum(pc.list_value_length(rows["tags"])).as_py())
     counts = {"images": len(rows), "images without tags": all_images - len(rows), "maps": maps} | counts
     return StageResult(counts=counts, notes=notes)
-
-
-def _outputs(config: Config, context: RunContext, rows: pa.Table) -> Features | None:
-    """What the frozen backbone makes of the images, where its outputs are kept."""
-    pretrained = classifier_weights(config, context.workspace)
-    if not config.classifier.from_features or pretrained is None:
-        return None
-    return features_cache(rows, config.classifier, pretrained, context, config.compute)
 
 
 def _map(config: Config, rows: pa.Table, worker: Any, arguments: tuple[Any, ...], table: Path, label: str) -> None:
