@@ -110,7 +110,7 @@ def with_intervals(of: PairedDifference, trial: Callable[[str, int], str], works
         cases = open_cases(workspace.root, runs)
         compared = compare(cases, Settings()).scores
     except UserError as error:
-        console.print(f"note: no intervals of {' and '.join(pair)}: {error.found}", markup=False)
+        console.print(f"note: no intervals of {' and '.join(pair)}: {error.found}")
         return of
     intervals = {
         column: [found.low, found.high]

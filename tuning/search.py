@@ -54,14 +54,14 @@ def run_search(search: Search) -> Found:
         _keep(search, trials, tracker)
     console.print(_table(found, search.goal.about, list(search.axes)))
     minutes = (time.monotonic() - began) / 60
-    console.print(f"{len(found.tried)} trials: {found.counts()}; {minutes:.1f} min of this command", markup=False)
+    console.print(f"{len(found.tried)} trials: {found.counts()}; {minutes:.1f} min of this command")
     for tried in found.tried:
         if tried.cause:
-            console.print(f"  {search.trial_name(tried.number)} failed: {tried.cause}", markup=False)
+            console.print(f"  {search.trial_name(tried.number)} failed: {tried.cause}")
     if found.best is None:
         raise UserError(f"no trial of {search.name} came to its end", "at least one", "see why; repeat it with more")
     best = search.trial_name(found.best.number)
-    console.print(f"best: {best}; mcis run --config {search.folder.best} --name NAME", markup=False)
+    console.print(f"best: {best}; mcis run --config {search.folder.best} --name NAME")
     return found
 
 
@@ -111,7 +111,7 @@ def _close(search: Search, number: int, why: str) -> None:
     try:
         end_run(search.workspace, name, "KILLED", {"stopped": why})
     except UserError as error:
-        console.print(f"note: the MLflow run of {name} stays open: {error.found}", markup=False)
+        console.print(f"note: the MLflow run of {name} stays open: {error.found}")
 
 
 def _keep(search: Search, trials: SearchTrials, tracker: Tracker) -> None:

@@ -124,15 +124,15 @@ def _run(study: Study, cases: Sequence[Case], title: str) -> list[Figures]:
         console.print(cases_table(figures, title))
         if compared:
             console.print(differences_table(compared, "differences of mIoU % over the same seeds"))
-            console.print(INTERVALS, markup=False)
-        console.print(below, markup=False)
-        console.print(f"figures: {folder.study}, {folder.study_picture.name} beside it", markup=False)
+            console.print(INTERVALS)
+        console.print(below)
+        console.print(f"figures: {folder.study}, {folder.study_picture.name} beside it")
         remove(folder.study_page)  # an earlier call's, of other trials
         if failure := outcome.failure():
             raise failure
         if len(figures) > 1 and _write_page(study, figures):
             tracker.artifact(folder.study_page)
-            console.print(f"page:    {folder.study_page}", markup=False)
+            console.print(f"page:    {folder.study_page}")
     return figures
 
 
@@ -145,7 +145,7 @@ def _write_page(study: Study, figures: Sequence[Figures]) -> bool:
         comparison = compare(named, Settings())
         write_page(comparison, compared_images(comparison, count=8), study.folder.study_page)
     except UserError as error:
-        console.print(f"note: no page of the cases: {error.found}", markup=False)
+        console.print(f"note: no page of the cases: {error.found}")
         return False
     return True
 
@@ -154,7 +154,7 @@ def _plan(study: Study, cases: Sequence[Case]) -> tuple[list[Trial], list[str]]:
     """The trials, seed by seed, and the keys whose values differ between them."""
     trials = [_trial(study, case, seed) for seed in study.each_seed for case in cases]
     configs = _check_trials(study, trials)
-    console.print(f"study:   {_price(trials, configs)}", markup=False)
+    console.print(f"study:   {_price(trials, configs)}")
     of_trials = [dict(leaves(config)) for config in configs]
     keys = dict.fromkeys(key for values in of_trials for key in values)
     varied = [key for key in keys if len({str(values.get(key)) for values in of_trials}) > 1]

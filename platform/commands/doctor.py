@@ -54,7 +54,7 @@ def doctor(
 
         with plain_errors(resumes=False), disk_errors(out):
             write_json(out, [check._asdict() for check in results])
-        console.print(f"file: {out.resolve()}", markup=False)
+        console.print(f"file: {out.resolve()}")
     if any(check.state == "bad" for check in results):
         raise typer.Exit(1)
 

@@ -62,8 +62,8 @@ def predict(
             )
             known = photograph_tags(tags, trained.classes, allow_absolute=allow) if tags else {}
         for line in notes:
-            console.print(line, markup=False)
-        console.print(f"photographs are predicted at up to {trained.max_side} pixels (data.max_side)", markup=False)
+            console.print(line)
+        console.print(f"photographs are predicted at up to {trained.max_side} pixels (data.max_side)")
 
         from mcis.platform.reporting.photographs import predict_photographs
 

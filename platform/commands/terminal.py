@@ -1,7 +1,4 @@
-"""What commands print: the table of scores, an index in figures.
-
-Paths, names and values come from outside: all of them are escaped, or `[/x]` in a path would end in an error of rich.
-"""
+"""What commands print: the table of scores, an index in figures."""
 
 import datetime
 from collections.abc import Collection, Iterable, Sequence
@@ -11,8 +8,8 @@ import pyarrow as pa
 from rich import box
 from rich.console import Console
 from rich.filesize import decimal
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from mcis.platform.reporting.index_facts import index_facts
 from mcis.platform.runs.progress import console
@@ -60,12 +57,12 @@ def show_result(result: "RunResult") -> None:
         meanings.append(f"{score.title}, {score.name}: {made}")
     if rows:
         console.print(table_of(f"Scores of {context.name}", columns, rows, numbers=columns[3:]))
-        console.print("\n".join(meanings), markup=False)
+        console.print("\n".join(meanings))
     computed = sum(s for stage, s in context.seconds.items() if context.computed[stage])
     console.print(f"{computed:.0f} s in stages that were computed")
-    console.print(f"report:  {context.folder.report}", markup=False)
-    console.print(f"scores:  {context.folder.scores}", markup=False)
-    console.print(f"MLflow:  mcis ui --workspace {context.workspace.root}", markup=False)
+    console.print(f"report:  {context.folder.report}")
+    console.print(f"scores:  {context.folder.scores}")
+    console.print(f"MLflow:  mcis ui --workspace {context.workspace.root}")
 
 
 def show_outlook(config: "Config", listing: "Listing") -> None:
@@ -73,7 +70,7 @@ def show_outlook(config: "Config", listing: "Listing") -> None:
     from mcis.platform.reporting.expectations import expectations
 
     for line in expectations(config, listing):
-        console.print(line, markup=False)
+        console.print(line)
 
 
 def show_runs(entries: Sequence["Entry"], workspace: "Workspace") -> None:
@@ -81,7 +78,7 @@ def show_runs(entries: Sequence["Entry"], workspace: "Workspace") -> None:
     from mcis.platform.runs.inventory import MAIN_SCORES
 
     if not entries:
-        console.print(f"no runs in {workspace.root}", markup=False)
+        console.print(f"no runs in {workspace.root}")
         return
     studies = {entry.name for entry in entries if entry.kind == "study"}
     rows = []
@@ -99,7 +96,7 @@ def show_runs(entries: Sequence["Entry"], workspace: "Workspace") -> None:
     for entry in (each for each in entries if each.problem and not each.holder):
         console.print(f"{plain(entry.name)}: {plain(entry.problem or '')}")
     words = ", ".join(f"{short} = {name}" for name, short in MAIN_SCORES.items() if name != short)
-    console.print(f"mIoU % ({words}), and the disk that each points to, which runs may share", markup=False)
+    console.print(f"mIoU % ({words}), and the disk that each points to, which runs may share")
 
 
 def _state(entry: "Entry") -> str:
@@ -117,7 +114,7 @@ def show_removal(plan: "Plan", workspace: "Workspace") -> None:
         title = f"To be removed from {workspace.root}"
         console.print(table_of(title, ("what", "why", "size"), rows, numbers=("size",)))
     for note in plan.notes:
-        console.print(f"[yellow]note[/yellow]  {plain(note)}")
+        console.print(Text.assemble(("note", "yellow"), f"  {plain(note)}"))
 
 
 def show_index(
@@ -135,9 +132,9 @@ def show_index(
     console.print(f"rejected: {len(rejects)}")
     console.print(f"copies of an earlier image: {facts.repeats}")
     for note in notes:
-        console.print(f"[yellow]note[/yellow]  {plain(note)}")
+        console.print(Text.assemble(("note", "yellow"), f"  {plain(note)}"))
 
 
 def plain(text: str) -> str:
-    """Text from outside as one line: no markup, no control characters that would move the cursor."""
-    return escape("".join(c if c.isprintable() else " " for c in text))
+    """Text from outside as one line, without control characters that would move the cursor."""
+    return "".join(c if c.isprintable() else " " for c in text)

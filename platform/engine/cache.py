@@ -85,7 +85,7 @@ def _cached(
     share no disk."""
     workspace, folder = context.workspace, context.workspace.cache / name
     if workspace.uri and ("RAY_ADDRESS" in os.environ or not is_one_node()):  # nodes may come later
-        console.print("note: the nodes share no disk, so images are decoded each time", markup=False)
+        console.print("note: the nodes share no disk, so images are decoded each time")
         return None
     context.caches.append(folder.name)
     with hold_stage(workspace, "cache", folder.name, run=context.name), disk_errors(folder):

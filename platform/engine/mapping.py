@@ -212,7 +212,7 @@ def _map_on_gpus(
                 if started == 1:
                     raise
                 if not dropped:
-                    console.print(f"note: {work.label}: a GPU's memory ran out; fewer processes share it", markup=False)
+                    console.print(f"note: {work.label}: a GPU's memory ran out; fewer processes share it")
                 waiting.appendleft(str(name))
                 started, dropped = started - 1, dropped + 1
                 continue

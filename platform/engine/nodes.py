@@ -25,7 +25,7 @@ def check_gpus(compute: ComputeConfig) -> None:
 
     gpus = int(ray.cluster_resources().get("GPU", 0))
     if gpus and not compute.gpu:
-        console.print(f"note: {gpus} GPU(s) are not used; compute.gpu=true uses them", markup=False)
+        console.print(f"note: {gpus} GPU(s) are not used; compute.gpu=true uses them")
     if compute.gpu and not os.environ.get("RAY_ADDRESS"):
         wait_for_nodes([{"GPU": compute.gpu_share}] * compute.least_workers, 0, "compute.gpu=true")
 
@@ -69,11 +69,11 @@ def _missing(bundles: Sequence[Bundle], minutes: float, what: str) -> Iterator[l
                     raise _lacking(bundles, missing, minutes, what)
                 if missing and not before:
                     text = f"waiting for nodes of the cluster: {what} needs {_bundle_text(missing)} more"
-                    console.print(text, markup=False)
+                    console.print(text)
                 if missing:  # asked again each time, as the autoscaler keeps the last wish of all programs alone
                     request_resources(bundles=[dict(bundle) for bundle in bundles])
                 elif before:
-                    console.print(f"the cluster has the nodes that {what} needs", markup=False)
+                    console.print(f"the cluster has the nodes that {what} needs")
                     ask_for_no_nodes()
             yield missing
     finally:

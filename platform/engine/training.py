@@ -55,7 +55,7 @@ def fit(
         return _finished(folder)
     wait_for_nodes(_reserved(compute), compute.wait_minutes, f"the {label}'s training")
     if drop_damaged(folder):
-        console.print(f"note: the checkpoint of the {label} was damaged: its training begins again", markup=False)
+        console.print(f"note: the checkpoint of the {label} was damaged: its training begins again")
     job = TrainingJob(
         learner=learner,
         compute=compute,
@@ -93,7 +93,7 @@ def _train(job: TrainingJob[Any], tracker: Tracker) -> None:
                 if isinstance(user_error, MemoryRanOut) and (fewer := _fewer(job)):
                     job = dataclasses.replace(job, fewer=fewer)
                     told = f"goes on with {fewer} samples of a batch at a time, in each of its workers"
-                    console.print(f"note: {what}: memory ran out; it {told}", markup=False)
+                    console.print(f"note: {what}: memory ran out; it {told}")
                     continue
                 if user_error:
                     raise user_error from None
@@ -104,8 +104,7 @@ def _train(job: TrainingJob[Any], tracker: Tracker) -> None:
                 goes_on = "from its last checkpoint" if newest else "from its beginning"
                 console.print(
                     f"note: {what} was cut ({_cause(error)}) and goes on {goes_on}; failure {failures} of at most "
-                    f"{compute.max_failures} without a new one",
-                    markup=False,
+                    f"{compute.max_failures} without a new one"
                 )
 
 

@@ -46,7 +46,7 @@ def hold_run(workspace: Workspace, name: str) -> Iterator[None]:
     where another process holds the name; others as of `disk_errors`."""
     if workspace.uri:
         note = f"note: locks of {workspace.uri} hold on this machine alone: start its runs on one machine"
-        console.print(note, markup=False)
+        console.print(note)
     with _held(workspace.lock_file("run", name), f"run {name}"):
         with _held(workspace.lock_file("workspace", "all"), f"run {name}", waits="the run begins when this has ended"):
             pass
@@ -122,7 +122,7 @@ def _held(file: Path, who: str, *, waits: str | None = None) -> Iterator[None]:
         except Timeout:
             if waits is None:
                 raise _refusal(_last_holder(file)) from None
-            console.print(f"waiting for {_last_holder(file)}: {waits}", markup=False)
+            console.print(f"waiting for {_last_holder(file)}: {waits}")
             lock.acquire()
     try:
         yield

@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 
 
 class _PrintableConsole(Console):
-    """A console whose lines hold nothing that a terminal obeys: classes and files have their names from outside."""
+    """A console whose lines hold nothing that a terminal obeys, and `[/x]` as it stands: names come from outside."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         super().print(*(printable(each) if isinstance(each, str) else each for each in objects), **options)
@@ -27,7 +27,7 @@ class _PrintableConsole(Console):
 
 LOG_SECONDS = 10.0
 """Least time between two lines of one piece of work in a log, of which there are 100 at most."""
-console = _PrintableConsole(highlight=False, soft_wrap=True)
+console = _PrintableConsole(highlight=False, markup=False, soft_wrap=True)
 
 
 class _Rate(ProgressColumn):
@@ -54,7 +54,7 @@ class Bar:
             self.told, self.next, rate = now, done + self.total / 100, done / max(now - self.began, 1e-6)
             left = (self.total - done) / max(rate, 1e-6)
             line = f"  {self.label}: {done}/{self.total} {rate:.1f} {self.unit}/s, {left:.0f} s left {note}"
-            console.print(line, markup=False)
+            console.print(line)
 
 
 @contextlib.contextmanager

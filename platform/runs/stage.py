@@ -11,7 +11,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from mcis.datasets.errors import printable
 from mcis.datasets.section import Section
 from mcis.datasets.storage.folders import is_there, remove
 from mcis.platform.config.sections import Config
@@ -77,9 +76,9 @@ def run_stage(stage: Stage, config: Config, context: RunContext, *, recompute: b
     seconds = time.monotonic() - began
     context = context.after(stage.name, folder, seconds=seconds, computed=computed)
     workspace.record_outputs(context.name, context.inputs)
-    console.print(f"[bold]{stage.name}[/bold]: {f'{seconds:.1f} s' if computed else 'is there already'}")
+    console.print(f"[bold]{stage.name}[/bold]: {f'{seconds:.1f} s' if computed else 'is there already'}", markup=True)
     for remark in context.result(stage.name, StageResult).remarks() if computed else ():
-        console.print(f"note: {printable(remark)}", markup=False)
+        console.print(f"note: {remark}")
     return context
 
 
@@ -107,7 +106,7 @@ def _compute(stage: Stage, config: Config, context: RunContext, folder: Path, *,
         if (lacks := flaw(folder)) is None:
             return False
         if is_there(folder / SUMMARY):
-            console.print(f"note: {folder.name} is computed again: {lacks}", markup=False)
+            console.print(f"note: {folder.name} is computed again: {lacks}")
             remove(folder)
         caches = list[str]()
         with disk_errors(folder):

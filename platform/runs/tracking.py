@@ -167,7 +167,7 @@ class Tracker:
                     earlier.upload(self.client, workspace, name, log_model)
                 elif earlier and not earlier.sent:
                     note = f"note: an earlier run of this name stays incomplete in MLflow: {self.uri} lacks it"
-                    console.print(note, markup=False)
+                    console.print(note)
                 run = self.client.create_run(self.experiment_id, run_name=name, tags=_origin(parent))
                 self._tracked = Tracked(uri=self.uri, identity=identity, run_id=run.info.run_id)
         self.run_id = self._tracked.run_id
@@ -232,7 +232,7 @@ class Tracker:
             except UserError as error:
                 if not self._was_away:
                     found = f"note: {error.found}\n      the run goes on; what is logged is sent later"
-                    console.print(found, markup=False)
+                    console.print(found)
                 self._was_away = True
 
         if not (self._sender and self._sender.is_alive()):
@@ -274,8 +274,7 @@ class Tracker:
         except UserError as error:
             console.print(
                 f"note: MLflow lacks the last of this run: {error.found}; its files in the workspace are complete, and "
-                "repeating the command sends what is missing",
-                markup=False,
+                "repeating the command sends what is missing"
             )
 
 

@@ -164,7 +164,7 @@ def test_terminal_tells_the_same_figures() -> None:
     index = random_index()
     facts = index_facts(index, rejects_of(["truncated: x"]), CLASSES)
     stream = StringIO()
-    rejects, wide = rejects_of(["truncated: x"]), Console(file=stream, width=200)
+    rejects, wide = rejects_of(["truncated: x"]), Console(file=stream, width=200, markup=False)
     show_index(index, rejects, (HOSTILE, *CLASSES[1:]), ["a [red]note"], wide)
     text = stream.getvalue()
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if "│" in line]
@@ -175,5 +175,5 @@ def test_terminal_tells_the_same_figures() -> None:
     assert "a [red]note" in text
     assert "\x1b" not in text
     stream = StringIO()
-    show_index(INDEX_SCHEMA.empty_table(), NO_REJECTS, CLASSES, [], Console(file=stream, width=200))
+    show_index(INDEX_SCHEMA.empty_table(), NO_REJECTS, CLASSES, [], Console(file=stream, width=200, markup=False))
     assert "rejected: 0" in stream.getvalue()
