@@ -41,8 +41,7 @@ _LONGEST_NAME = 120
 _MAX_SIDE = 480
 """Pixels of the longer side at which images are read: twice what the page shows."""
 _DISTANCE_IMAGES, _DISTANCE_SIDE = 500, 128
-"""So many images, spread evenly over all, at so many pixels of the longer side tell shares by distance to a point or
-two."""
+"""Most images, spread evenly over all, and pixels of their longer side, which change shares by half a point."""
 _SHOWN = {
     "segmentation": ("Predictions", "predict", "predictions", "prediction"),
     "pseudo_masks": ("Pseudo masks", "pseudo_masks", "masks", "pseudo mask"),
