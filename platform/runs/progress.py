@@ -21,13 +21,16 @@ Item = TypeVar("Item")
 class _PrintableConsole(Console):
     """A console whose lines hold nothing that a terminal obeys, and `[/x]` as it stands: names come from outside."""
 
+    def __init__(self, **options: Any):
+        super().__init__(highlight=False, markup=False, emoji=False, **options)
+
     def print(self, *objects: Any, **options: Any) -> None:
         super().print(*(printable(each) if isinstance(each, str) else each for each in objects), **options)
 
 
 LOG_SECONDS = 10.0
 """Least time between two lines of one piece of work in a log, of which there are 100 at most."""
-console = _PrintableConsole(highlight=False, markup=False, soft_wrap=True)
+console = _PrintableConsole(soft_wrap=True)
 
 
 class _Rate(ProgressColumn):

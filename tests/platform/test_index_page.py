@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from PIL import Image
-from rich.console import Console
 
 from mcis.datasets.index import INDEX_SCHEMA, REJECTS_SCHEMA, verify
 from mcis.datasets.sources.voc import list_voc
@@ -17,6 +16,7 @@ from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.commands.terminal import show_index
 from mcis.platform.reporting.index_facts import index_facts
 from mcis.platform.reporting.index_page import browse_page
+from mcis.platform.runs.progress import console
 
 CLASSES = ("circle", "square", "star", "never")
 HOSTILE = "$\\frac$<script>alert('\"{&amp;</title>\x00\x1b[31m[red]\u202e"
@@ -164,7 +164,7 @@ def test_terminal_tells_the_same_figures() -> None:
     index = random_index()
     facts = index_facts(index, rejects_of(["truncated: x"]), CLASSES)
     stream = StringIO()
-    rejects, wide = rejects_of(["truncated: x"]), Console(file=stream, width=200, markup=False)
+    rejects, wide = rejects_of(["truncated: x"]), type(console)(file=stream, width=200)
     show_index(index, rejects, (HOSTILE, *CLASSES[1:]), ["a [red]note"], wide)
     text = stream.getvalue()
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if "│" in line]
@@ -175,5 +175,5 @@ def test_terminal_tells_the_same_figures() -> None:
     assert "a [red]note" in text
     assert "\x1b" not in text
     stream = StringIO()
-    show_index(INDEX_SCHEMA.empty_table(), NO_REJECTS, CLASSES, [], Console(file=stream, width=200, markup=False))
+    show_index(INDEX_SCHEMA.empty_table(), NO_REJECTS, CLASSES, [], type(console)(file=stream, width=200))
     assert "rejected: 0" in stream.getvalue()

@@ -24,11 +24,11 @@ def test_no_line_holds_what_a_terminal_obeys(tmp_path: Path, capsys: pytest.Capt
     (tmp_path / "t.csv").write_text("image,tags\na.jpg,cat\x1b[31m\x07\nb.jpg,d\u202eog\n", encoding="utf-8")
     for line in expectations(resolve("voc", "small").config, list_tagged(tmp_path / "t.csv")):
         progress.console.print(line)
-    progress.console.print("[bold]note[/bold]: \x9b31m\n\tmore [/x]")
+    progress.console.print("[bold]note[/bold]: \x9b31m\n\tmore [/x] :cat:")
     shown = capsys.readouterr().out
     assert "cat?[31m? (1), d?og (1)" in shown
     assert "[bold]note[/bold]: ?31m\n" in shown
-    assert "more [/x]" in shown
+    assert "more [/x] :cat:" in shown
     assert all(c.isprintable() or c == "\n" for c in shown.expandtabs())
 
 

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from rich.console import Console
 
 from mcis.platform.commands import terminal
 from mcis.platform.runs.scores import Score
@@ -19,7 +18,7 @@ HOSTILE = "photos[/x][red]"
 def printed(monkeypatch: pytest.MonkeyPatch) -> StringIO:
     """What the module prints on a wide terminal."""
     stream = StringIO()
-    monkeypatch.setattr(terminal, "console", Console(file=stream, width=400, markup=False))
+    monkeypatch.setattr(terminal, "console", type(terminal.console)(file=stream, width=400))
     return stream
 
 
@@ -46,7 +45,7 @@ def test_scores_are_shown_with_what_they_mean_and_paths_as_they_are(printed: Str
 def test_a_table_that_is_too_wide_is_a_line_for_each_row(printed: StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
     terminal.show_table("wide", ("run", "what", "mIoU"), [("a" * 50, "b" * 50, "1.0"), ("c", "", "2.0")], ["mIoU"])
     assert "- run" not in printed.getvalue()
-    monkeypatch.setattr(terminal, "console", Console(file=printed, width=80, markup=False))
+    monkeypatch.setattr(terminal, "console", type(terminal.console)(file=printed, width=80))
     terminal.show_table("wide", ("run", "what", "mIoU"), [("a" * 50, "b" * 50, "1.0"), ("c", "", "2.0")], ["mIoU"])
     assert printed.getvalue().endswith("\n- run c, mIoU 2.0\n")
 
