@@ -35,9 +35,7 @@ class UserError(Exception):
     """
 
     def __init__(self, found: str, expected: str, remedy: str):
-        legible = map(printable, (found, expected, remedy))
-        texts = (text if len(text) <= _MOST else f"{text[: _MOST - 3]}..." for text in legible)
-        self.found, self.expected, self.remedy = texts
+        self.found, self.expected, self.remedy = (_legible(text) for text in (found, expected, remedy))
         super().__init__(self.found, self.expected, self.remedy)
 
     def __str__(self) -> str:
@@ -51,3 +49,9 @@ def printable(text: str) -> str:
 
 class BadFile(UserError):
     """A file whose content is at fault, not the way to it: it is damaged, or not what its reader takes."""
+
+
+def _legible(text: str) -> str:
+    """A text that is printable and of bounded length."""
+    text = printable(text)
+    return text if len(text) <= _MOST else f"{text[: _MOST - 3]}..."

@@ -40,12 +40,14 @@ def _absolute_or_remote(location: str) -> str:
     return location if is_remote(location) else str(_absolute(Path(location)))
 
 
+def _absolute_or_word(location: str) -> str:
+    return location if location in ("none", "download", "bundled") else _absolute_or_remote(location)
+
+
 # Relative to where the command is given; absolute from then on, as trials and workers have folders of their own.
 LocalPath = Annotated[Path, AfterValidator(_absolute)]
 PathOrUri = Annotated[str, AfterValidator(_absolute_or_remote)]
-WeightsFile = Annotated[str, AfterValidator(lambda at: at if at in _WEIGHTS else _absolute_or_remote(at))]
-_WEIGHTS = ("none", "download", "bundled")
-"""Of no file."""
+WeightsFile = Annotated[str, AfterValidator(_absolute_or_word)]
 
 
 class Contradictions(ValueError):

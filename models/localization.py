@@ -138,10 +138,14 @@ def _normalize_range(maps: Tensor) -> Tensor:
     return (maps - low) / (maps.amax(dim=(-2, -1), keepdim=True) - low).clamp(min=1e-6)
 
 
+def _signed_logarithm(maps: Tensor) -> Tensor:
+    return ((1 + maps.sign() * maps.abs().log1p() / 7) / 2).clamp(0, 1)
+
+
 SCALES: dict[str, Callable[[Tensor], Tensor]] = {
     "maximum": normalize_maps,
     "range": _normalize_range,
-    "logarithm": lambda maps: ((1 + maps.sign() * maps.abs().log1p() / 7) / 2).clamp(0, 1),
+    "logarithm": _signed_logarithm,
 }
 
 

@@ -122,9 +122,14 @@ class PixelCorrelation(nn.Module):
         features = torch.cat(
             [colors, functional.relu(self.f8_3(low.detach())), functional.relu(self.f8_4(high.detach()))], dim=1
         )
-        positive = functional.relu(activations.detach())
-        maps = functional.relu(positive - _SMALL) / (positive.amax(dim=(2, 3), keepdim=True) + _SMALL)  # in [0, 1]
-        return propagated(strongest(maps), self.f9(features))
+        scores = strongest(_relative(activations.detach()))
+        return propagated(scores, self.f9(features))
+
+
+def _relative(maps: Tensor) -> Tensor:
+    """Maps (B, T, H, W) clipped at 0 and divided by their maximum -> [0, 1]."""
+    positive = functional.relu(maps)
+    return functional.relu(positive - _SMALL) / (positive.amax(dim=(2, 3), keepdim=True) + _SMALL)
 
 
 def propagated(scores: Tensor, features: Tensor) -> Tensor:

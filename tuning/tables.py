@@ -40,8 +40,8 @@ def differences_table(differences: Sequence[PairedDifference], title: str) -> Ta
     rows = []
     for each in differences:
         rows.append((f"{each.of.name} - {each.of.against}", each.of.shows, *_texts(each.miou, columns, sign="+")))
-        ends = [each.intervals.get(column, (nan, nan)) for column in columns]
-        rows.append(("", "", *("" if isnan(a) else f"{'none: ' * (a <= 0 <= b)}{a:+.1f} to {b:+.1f}" for a, b in ends)))
+        of_columns = (each.intervals.get(column, (nan, nan)) for column in columns)
+        rows.append(("", "", *(_interval(*interval) for interval in of_columns)))
     numbers = [_HEADS[column] for column in columns]
     return table_of(title, ("case - control", "shows", *numbers), rows, numbers=numbers)
 
@@ -54,6 +54,10 @@ def _texts(miou: dict[str, list[float]], columns: Sequence[str], sign: str = "")
         else "-"
         for column in columns
     ]
+
+
+def _interval(low: float, high: float) -> str:
+    return "" if isnan(low) else f"{'none: ' if low <= 0 <= high else ''}{low:+.1f} to {high:+.1f}"
 
 
 def cases_picture(figures: Sequence[Figures], path: Path, title: str, below: str) -> None:

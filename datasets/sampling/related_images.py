@@ -139,6 +139,11 @@ def _of_class(asked: Asked) -> NDArray[np.int64]:
     return related
 
 
+def _itself(asked: Asked) -> NDArray[np.int64]:
+    """Each image alone, once, whatever R."""
+    return asked.image[:, None][:, : asked.related]
+
+
 def _of_wrong_class(asked: Asked) -> NDArray[np.int64]:
     """R images that lack each map's class, drawn from (seed, image, class): a control of related images.
 
@@ -248,9 +253,7 @@ RELATED = Registry[RelatedRule](
     {
         "class": RelatedRule(draw=_of_class),
         "nearest": RelatedRule(draw=_nearest, words=", nearest images", vectors=True),
-        "itself": RelatedRule(
-            draw=lambda asked: asked.image[:, None][:, : asked.related], words=" with itself", control=True
-        ),
+        "itself": RelatedRule(draw=_itself, words=" with itself", control=True),
         "wrong_class": RelatedRule(
             draw=_of_wrong_class,
             words=" with wrong-class images",

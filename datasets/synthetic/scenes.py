@@ -60,7 +60,7 @@ def draw_scene(seed: int, split: str, index: int, *, size: int = 96, classes: in
         canvas.add(make, k + 1, count() if position == 0 else range(10))
     if rng.random() < 0.3:
         canvas.add(_clutter, BACKGROUND, range(3))  # in front of the objects
-    labels = np.where(_border(canvas.labels), IGNORE, canvas.labels).astype(np.uint8)
+    labels = canvas.labels_with_border()
     tags = tuple(int(label) - 1 for label in np.unique(labels) if label not in (BACKGROUND, IGNORE))
     return Scene(rgb=canvas.rgb(), labels=labels, saliency=canvas.saliency(), tags=tags)
 
@@ -151,6 +151,9 @@ class _Canvas:
 
     def rgb(self) -> np.ndarray:
         return (self.colors.clip(0, 1) * 255).round().astype(np.uint8)
+
+    def labels_with_border(self) -> np.ndarray:
+        return np.where(_border(self.labels), IGNORE, self.labels).astype(np.uint8)
 
     def saliency(self) -> np.ndarray:
         """(H, W) uint8: blurred and blotchy; one object in ten is missing, one piece of clutter in eight is salient."""

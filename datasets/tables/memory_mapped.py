@@ -19,6 +19,10 @@ def cache_table(rows: NDArray[Any]) -> pa.Table:
     return pa.table({"rows": pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows[0].size)})
 
 
+def _mapped(path: Path) -> pa.RecordBatch:
+    return pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
+
+
 class CachedRows:
     """Reads rows by their positions in the index; can be pickled.
 
@@ -45,11 +49,8 @@ class CachedRows:
         return None if rows is None else rows[position - self.spans[shard][0]]
 
     def _open(self, path: Path) -> NDArray[Any] | None:
-        def mapped(file: Path) -> pa.RecordBatch:
-            return pa.ipc.open_file(pa.memory_map(str(file))).get_batch(0)
-
         try:
-            batch = read_file(path, mapped, "a shard of the cache", "remove its folder and repeat the command")
+            batch = read_file(path, _mapped, "a shard of the cache", "remove its folder and repeat the command")
         except FileNotFoundError:
             return None
         return batch.column(0).flatten().to_numpy(zero_copy_only=True).reshape(-1, *self.shape)

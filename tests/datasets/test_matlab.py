@@ -69,6 +69,14 @@ def test_a_matlab_file_that_holds_no_labels_is_rejected(data: bytes, kind: str, 
     assert (caught.value.reason.partition(":")[0], detail in caught.value.reason) == (kind, True), caught.value.reason
 
 
+def test_a_mask_is_read_by_its_content():
+    labels = RAMP[..., 0]
+    np.testing.assert_array_equal(decode_mask(encode_labels(labels)), labels)
+    np.testing.assert_array_equal(decode_mask(mat(labels)), labels)
+    with pytest.raises(RejectedImage, match="not an image"):
+        decode_mask(b"<html>")
+
+
 def element(kind: int, content: bytes) -> bytes:
     return struct.pack("<II", kind, len(content)) + content + bytes(-len(content) % 8)
 

@@ -108,6 +108,17 @@ def test_contrastive_round_is_the_class_layer_on_contrastive_features(case: Roun
     torch.testing.assert_close(got, torch.stack(maps).flatten(1), atol=1e-9, rtol=0)
 
 
+def test_each_related_image_may_meet_a_query_of_its_own() -> None:
+    rng = np.random.default_rng(7)
+    target, related, w_p, weight = normal(rng, 3, 2, 3), normal(rng, 2, 3, 2, 2), normal(rng, 2, 3, 3), normal(rng, 3)
+    query = affinity_query(target, w_p, scale=2.0)
+    assert query.shape == (2, 6, 3)
+    maps: list[Tensor] = []
+    for one, of_one in zip(w_p, related.split(1), strict=True):
+        maps += multi_round(affinity_query(target, one, scale=2.0), of_one, weight, None)
+    torch.testing.assert_close(multi_round(query, related, weight, None), torch.stack(maps))
+
+
 def test_a_related_images_activation_has_the_same_bits_whatever_the_others_are() -> None:
     """Also where the positions are no multiple of what a processor computes at a time; both rounds, both forms."""
     rng = np.random.default_rng(6)

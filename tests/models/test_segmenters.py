@@ -194,6 +194,13 @@ def test_the_head_is_torchvisions_with_group_norm() -> None:
         torch.testing.assert_close(model.head(features), original(features))
 
 
+def test_logits_of_the_pyramid_lie_on_its_positions() -> None:
+    """Without padding every eighth pixel is a position's own logit."""
+    model, images = deeplabv3().eval(), picture(33, 49, batch=2)
+    logits = model(images)
+    torch.testing.assert_close(logits[:, :, ::8, ::8], model.head(model.backbone(images)), atol=1e-5, rtol=1e-4)
+
+
 def test_logits_of_the_pyramid_do_not_depend_on_the_batch() -> None:
     """In training, too, where units behind the pyramid are dropped."""
     model, images = deeplabv3().train(), picture(24, 16, batch=3)
