@@ -128,8 +128,9 @@ def _gallery(comparison: Comparison, what: str, count: int) -> dict[str, Any]:
 
 
 def _distances(score: ComparedScore, labels: Sequence[str]) -> dict[str, Any]:
-    """What maps find by the distance from where they are highest, each run's at its own threshold; `labels` are those
-    of all cases, for their colors. UserError where a ground-truth mask cannot be read."""
+    """What maps find by the distance from where they are highest, each run's at its own threshold, as the page's
+    template takes it; nothing of a case alone. `labels` are those of all cases, for their colors. UserError where a
+    ground-truth mask cannot be read."""
     if len(score.cases) < 2:
         return {}
     first, truths, shares = score.cases[0].runs[0], {}, []
