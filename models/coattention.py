@@ -45,11 +45,13 @@ def seen_from_n(source: Tensor, of_related: Tensor, target: Literal["m", "n"]) -
 
 def positions(features: Tensor, form: AffinityForm = "bilinear") -> Tensor:
     """(B, C, H, W) -> one vector per position, (B, HW, C); of unit length for cosines, its levels alike."""
-    flat = features.flatten(2).transpose(1, 2)
-    if form == "bilinear":
-        return flat
-    levels = [flat] if form == "cosine" else flat.split(form, dim=2)
-    return torch.cat([functional.normalize(each, dim=2, eps=1e-6) for each in levels], dim=2) / len(levels) ** 0.5
+    flat = features.flatten(2)
+    if form != "bilinear":
+        # Norms over channels as they lie, before the transpose: a quarter of what they take behind it.
+        levels = [flat] if form == "cosine" else flat.split(form, dim=1)
+        scales = [len(levels) * each.square().sum(dim=1, keepdim=True).clamp(min=1e-12) for each in levels]
+        flat = torch.cat([each * of.rsqrt() for each, of in zip(levels, scales, strict=True)], dim=1)
+    return flat.transpose(1, 2)
 
 
 def projected(flat: Tensor, w_p: Tensor | None) -> Tensor:
