@@ -17,7 +17,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import MAX_PIXELS, RejectedImage, decode_picture, one_line, size_problem
 from mcis.datasets.storage.faults import access_refused, error_text, retry_io
 from mcis.datasets.storage.files import read_bytes
-from mcis.datasets.tables.large_tables import hashes, repeated, whole
+from mcis.datasets.tables.large_tables import hashes, repeated
 
 INDEX_SCHEMA = pa.schema(
     [
@@ -127,7 +127,7 @@ def within_bounds(verdicts: pa.Table, min_side: int, max_pixels: int) -> pa.Tabl
         return verdicts
     sizes = zip(height[beyond].tolist(), width[beyond].tolist(), strict=True)
     rejected = pa.array([size_problem(h, w, min_side, max_pixels) for h, w in sizes], pa.string())
-    reasons = pc.replace_with_mask(whole(verdicts["reason"]), pa.array(beyond), rejected)
+    reasons = pc.replace_with_mask(verdicts["reason"].combine_chunks(), pa.array(beyond), rejected)
     return verdicts.set_column(verdicts.schema.get_field_index("reason"), VERDICT_FIELDS.field("reason"), reasons)
 
 

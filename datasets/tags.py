@@ -7,8 +7,6 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mcis.datasets.tables.large_tables import whole
-
 Numbers = NDArray[np.uint32]
 """Positions of images and of tags, of which there are fewer than 2^31, as Arrow counts them."""
 
@@ -27,7 +25,7 @@ class Tags:
     @classmethod
     def of_index(cls, column: pa.ChunkedArray, classes: int) -> "Tags":
         """Reads the column `tags` of an index, list<uint16>."""
-        lists = whole(column)
+        lists = column.combine_chunks()
         values, offsets = lists.flatten().to_numpy(), lists.offsets.to_numpy()
         return cls(values=values, start=(offsets - offsets[0]).astype(np.uint32), classes=classes)
 

@@ -68,12 +68,17 @@ class CoAttentionClassifier(nn.Module):
         phi_std: standard deviation of phi's weights at the start; None = sqrt(2 / K) (RELEASED_RECIPE, "Classifier").
         correlated: whether there are the layers of pixel correlation, which equivariant attention trains.
 
+    Attributes:
+        through_attention: of the last backward pass of a batch, the share of the features' gradient, along itself, that
+            came through the attention's weights, (); None where the backbone does not learn, or nothing attends.
+
     Raises:
         UserError: the backbone has no layers that pixel correlation compares.
     """
 
     mean: Tensor
     deviation: Tensor
+    through_attention: Tensor | None = None
 
     def __init__(
         self,
@@ -167,6 +172,7 @@ class CoAttentionClassifier(nn.Module):
         attend: bool = True,
         attended: Attended = "partner",
         contrastive: bool = True,
+        compared: Sequence[Tensor] | None = None,
     ) -> PairScores:
         """Scores of B pairs from features (B, C, H, W): own (Eq. 1), shared (Eq. 6) and unshared semantics (Eq. 10).
 
@@ -178,6 +184,7 @@ class CoAttentionClassifier(nn.Module):
             attend: whether shared semantics are scored, if the classifier has co-attention.
             attended: what an image of a pair attends to: its partner, or, as a control of what partners bring, itself.
             contrastive: whether unshared semantics are scored, too, if it has such a term.
+            compared: m and n as the affinity reads them, where their gradient is told apart.
         """
         basic = PairScores(self.scores(m), self.scores(n))
         if self.attention == "none" or not attend:
@@ -187,6 +194,7 @@ class CoAttentionClassifier(nn.Module):
         layers = (torch.cat([weight, self.w_b.weight]) if contrastive else weight).flatten(1).expand(len(m), -1, -1)
         values_m, values_n = (torch.bmm(layers, image.flatten(2)).unflatten(2, image.shape[2:]) for image in (m, n))
         w_p = self.affinity_weights(kind)
+        m, n = compared or (m, n)
         if attended == "partner":
             common = self._coattend(m, n, w_p, values_m, values_n)
         else:
@@ -296,7 +304,9 @@ class CoAttentionClassifier(nn.Module):
         with self.backbone.watching(*(self.backbone.middle if equivariance else ())) as middle:
             features = self.standard(both if embedded else self.backbone(both))
         m, n = features.chunk(2)
-        pairs = self.pair_scores(m, n, kind, attend=attend, attended=attended)
+        attends = attend and self.attention != "none"
+        compared = self._watched(features).chunk(2) if attends and features.requires_grad else None
+        pairs = self.pair_scores(m, n, kind, attend=attend, attended=attended, compared=compared)
         # m is of the domain source in kind 1 alone; a self pair is of kind 0 or 1, by the domain of m.
         self_kind = None if kind is None else (kind == 1).long()
         selves = []
@@ -306,6 +316,17 @@ class CoAttentionClassifier(nn.Module):
         if equivariance is None:
             return BatchScores(pairs, selves)
         return BatchScores(pairs, selves, *self._of_copies(both, features, middle, equivariance))
+
+    def _watched(self, features: Tensor) -> Tensor:
+        """The features once more; a backward pass through both sets `through_attention` to the copy's share."""
+        copy, through = features.view_as(features), list[Tensor]()
+
+        def share(whole: Tensor) -> None:
+            self.through_attention = (sum(through, torch.zeros_like(whole)) * whole).sum() / whole.square().sum()
+
+        copy.register_hook(through.append)
+        features.register_hook(share)
+        return copy
 
     def _of_copies(
         self, images: Tensor, features: Tensor, middle: list[Tensor], equivariance: Equivariance

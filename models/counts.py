@@ -123,10 +123,8 @@ def found_by_distance(
         truth: (H, W).
     """
     highest, number = strongest(scores)
-    labels, counts = (
-        np.where(highest.astype(float) >= threshold, classes[number] + 1, 0),
-        np.zeros((3, len(EDGES) - 1), np.int64),
-    )
+    labels = np.where(highest.astype(float) >= threshold, classes[number] + 1, 0)
+    counts = np.zeros((3, len(EDGES) - 1), np.int64)
     for k, of_class in zip(classes, scores, strict=True):
         true, ours = truth == k + 1, (labels == k + 1) & (truth != IGNORE)
         if true.any() and of_class.max() > of_class.min():

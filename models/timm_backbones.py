@@ -42,16 +42,10 @@ class TimmBackbone(Backbone):
     """
 
     def __init__(
-        self,
-        body: nn.Module,
-        *,
-        indices: tuple[int, ...],
-        patch: int | None,
-        head: Mapping[str, nn.Module],
-        **facts: Any,
+        self, body: nn.Module, *, indices: tuple[int, ...], patch: int | None, head: dict[str, nn.Module], **facts: Any
     ):
         super().__init__(body, **facts)
-        self.indices, self.patch, self.head = indices, patch, dict(head)
+        self.indices, self.patch, self.head = indices, patch, head
 
     def forward(self, images: Tensor) -> Tensor:
         if self.patch is not None:

@@ -38,13 +38,11 @@ def read_rgb(
         UserError: the file is gone, damaged or replaced since the index was made, or cannot be read at present.
     """
 
+    as_indexed = "the file as it was indexed", "restore it, or repeat `index`"
+
     def decode(data: bytes) -> NDArray[np.uint8]:
         if content_hash is not None and hashlib.sha256(data).hexdigest() != content_hash:
-            raise UserError(
-                f"{uri} was replaced or changed since it was indexed",
-                "the file as it was indexed",
-                "restore it, or repeat `index`",
-            )
+            raise UserError(f"{uri} was replaced or changed since it was indexed", *as_indexed)
         if size is None:
             return decode_picture(data, min_side=1, max_pixels=MOST_PIXELS, max_side=max_side).rgb
         return decode_square(data, size, max_pixels=MOST_PIXELS)
@@ -52,9 +50,7 @@ def read_rgb(
     try:
         return read_decoded(uri, decode)
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{uri} cannot be read any more ({error})", "the file as it was indexed", "restore it, or repeat `index`"
-        ) from None
+        raise UserError(f"{uri} cannot be read any more ({error})", *as_indexed) from None
 
 
 def read_squares(rows: pa.Table, size: int) -> NDArray[np.uint8]:

@@ -46,11 +46,6 @@ def pieces(column: pa.ChunkedArray, rows: int = SHARD_ROWS) -> Iterator[pa.Array
     return (chunk.slice(first, rows) for chunk in column.chunks for first in range(0, len(chunk), rows))
 
 
-def whole(column: pa.ChunkedArray) -> pa.Array:
-    """A column without chunks."""
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-
-
 def take(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
     """Some rows of a table, (N,), in any order.
 
@@ -84,7 +79,7 @@ def digest(tables: Iterable[pa.Table]) -> str:
         of_shard = hashlib.sha256()
         for field in shard.schema:
             of_shard.update(f"{field.name} {field.type} {len(shard)}\n".encode())
-            _hash_values(of_shard, whole(shard[field.name]))
+            _hash_values(of_shard, shard[field.name].combine_chunks())
         of_shards.update(of_shard.digest())
     return of_shards.hexdigest()[:16]
 
@@ -138,7 +133,7 @@ class Texts(Sequence[str]):
     """
 
     def __init__(self, column: pa.ChunkedArray):
-        self._texts = whole(column.cast(pa.large_string()))
+        self._texts = column.cast(pa.large_string()).combine_chunks()
 
     def __len__(self) -> int:
         return len(self._texts)

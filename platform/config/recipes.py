@@ -166,7 +166,7 @@ def small() -> Config:
     )
 
 
-def photos() -> Config:
+def photos(backbone: str = "timm/tf_efficientnet_lite2") -> Config:
     """Photographs of any size and their tags, no saliency maps, no GPU needed.
 
     ImageNet features that come with the installation are computed once and left as they are; the classifier trains phi
@@ -180,10 +180,6 @@ def photos() -> Config:
     for 1,700 photographs of 400 pixels on two cores. Expected mIoU: 77 of the pseudo masks and 74 to 78 of the
     segmentation network on photographs of six animals, 71 where classes are uneven (docs/results.md).
     """
-    return _photos("timm/tf_efficientnet_lite2")
-
-
-def _photos(backbone: str) -> Config:
     crf = PseudoMasksCrf(iterations=5, bilateral_std=30.0, color_std=8.0, max_side=200)
     return Config(
         recipe="photos",
@@ -257,7 +253,7 @@ def photos_fast() -> Config:
     photographs of 400 pixels on two cores. Expected mIoU: 66 to 68 of the pseudo masks and 59 to 65 of the segmentation
     network, 3 more with its dense CRF, on photographs of six animals (docs/results.md).
     """
-    config = _photos("timm/tf_efficientnet_lite0")
+    config = photos("timm/tf_efficientnet_lite0")
     return config.model_copy(
         update={
             "recipe": "photos_fast",

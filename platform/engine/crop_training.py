@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.sampling.batch_stream import WorkerShard
@@ -108,6 +108,9 @@ class CropLearner:
     @property
     def rests_parameters(self) -> bool:
         return False
+
+    def figures(self, network: nn.Module) -> dict[str, Tensor]:
+        return {}
 
     def decoder(self, shard: WorkerShard) -> CropDecoder:
         c = self.config

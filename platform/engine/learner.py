@@ -79,6 +79,9 @@ class Learner(Protocol[AnyBatch]):
         The whole batch's loss is the sum of these over its parts and the workers, divided by that of `count`.
         """
 
+    def figures(self, network: nn.Module) -> dict[str, Tensor]:
+        """What the log has of an update beside its losses, of the first worker's samples."""
+
     def count(self, batch: AnyBatch) -> int:
         """How many terms a batch's losses are sums of: pairs, labeled pixels."""
 

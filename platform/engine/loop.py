@@ -276,6 +276,7 @@ class Trainer(Generic[AnyBatch]):
             "epoch": round(done / self.schedule.steps_per_epoch, 4),
             **dict(zip(losses, values.tolist(), strict=True)),
             "learning_rate": self.schedule.learning_rate(step),
+            **{name: float(value) for name, value in self.learner.figures(self.network).items()},
             **self.throughput.record(done),
         }
         if validate and (validation := self.job.validation):

@@ -68,8 +68,7 @@ def _missing(bundles: Sequence[Bundle], minutes: float, what: str) -> Iterator[l
                 if missing and now >= since + 60 * minutes:
                     raise _lacking(bundles, missing, minutes, what)
                 if missing and not before:
-                    text = f"waiting for nodes of the cluster: {what} needs {_bundle_text(missing)} more"
-                    console.print(text)
+                    console.print(f"waiting for nodes of the cluster: {what} needs {_bundle_text(missing)} more")
                 if missing:  # asked again each time, as the autoscaler keeps the last wish of all programs alone
                     request_resources(bundles=[dict(bundle) for bundle in bundles])
                 elif before:

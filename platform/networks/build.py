@@ -86,10 +86,11 @@ def build_segmenter(config: SegmenterConfig, classes: int) -> nn.Module:
     return network
 
 
-def load_trained(network: Network, folder: Path) -> Network:
-    """A network with the weights that a finished stage, or `write_pretrained`, left in a folder, in evaluation mode."""
+def load_trained(network: Network, folder: Path, device: torch.device | None = None) -> Network:
+    """A network with the weights that a finished stage, or `write_pretrained`, left in a folder, in evaluation mode;
+    where a device is named, there (`move_channels_last`)."""
     load_weights(network, weights_in(folder))
-    return network.eval()
+    return (move_channels_last(network, device) if device else network).eval()
 
 
 def move_channels_last(network: Network, device: torch.device) -> Network:

@@ -20,7 +20,7 @@ from mcis.models.pseudo_masks import TaggedMaps
 from mcis.models.random_walk import random_walk
 from mcis.models.resampling import resample
 from mcis.platform.config.sections import Config
-from mcis.platform.networks.build import build_affinity_net, load_trained, move_channels_last
+from mcis.platform.networks.build import build_affinity_net, load_trained
 from mcis.platform.outputs.tables import ImageMaps, image_maps
 
 
@@ -35,8 +35,7 @@ class Walk:
     def __init__(self, config: Config, weights: Path, gpu: bool):
         self.scale, self.max_side, self.walk = config.maps.scale, config.data.max_side, config.pseudo_masks.walk
         self.device = torch.device("cuda" if gpu else "cpu")
-        model = load_trained(build_affinity_net(config.affinity_net), weights)
-        self.model = move_channels_last(model, self.device)
+        self.model = load_trained(build_affinity_net(config.affinity_net), weights, self.device)
         self.normalize = normalization_of(config.affinity_net.backbone)
 
     @torch.inference_mode()

@@ -24,7 +24,7 @@ from mcis.models.networks import normalization_of
 from mcis.models.segmenters import among_tags, labels_at, predict
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
-from mcis.platform.networks.build import build_segmenter, load_trained, move_channels_last
+from mcis.platform.networks.build import build_segmenter, load_trained
 from mcis.platform.networks.refiner import Refiner
 from mcis.platform.outputs.read_index import of_split, open_index
 from mcis.platform.runs.workspace import Workspace
@@ -106,8 +106,7 @@ class Predictor:
         self.config, self.min_side, self.max_pixels = config.predict, config.data.min_side, config.data.max_pixels
         self.processes = processes
         self.device = torch.device("cuda" if (torch.cuda.is_available() if gpu is None else gpu) else "cpu")
-        model = load_trained(build_segmenter(config.segmenter, len(self.classes)), trained.weights)
-        self.model = move_channels_last(model, self.device)
+        self.model = load_trained(build_segmenter(config.segmenter, len(self.classes)), trained.weights, self.device)
         self.normalize = normalization_of(config.segmenter.backbone)
         self.refiner = Refiner(self.config.crf, processes) if self.config.crf.iterations else None
 

@@ -13,9 +13,11 @@ from mcis.datasets.index import shown
 from mcis.models.bootstrap import bootstrap_differences, percentile_interval
 from mcis.models.counts import Overlaps, overlaps
 from mcis.models.metrics import iou_of, mean
+from mcis.platform.engine.classifier_learner import COUNTED
 from mcis.platform.outputs.counts import read_counts
 from mcis.platform.reporting.compared_runs import Case, Run, differing_keys, merged
 from mcis.platform.runs.files import read_json
+from mcis.platform.runs.results import StageResult, read_result
 from mcis.platform.runs.scores import CURVES, Scored, grouped, headings_of, same_origin
 
 FIGURES = ("mIoU", "boundary mIoU")
@@ -106,7 +108,7 @@ class Comparison:
     settings: Settings
 
     def tables(self) -> list[Table]:
-        """Configuration, scores and differences, as the terminal and the page show them."""
+        """Configuration, scores, trained classifiers and differences, as the terminal and the page show them."""
         labels, keys, scores, differences = [case.label for case in self.cases], differing_keys(self.cases), [], []
         for score in self.scores:
             scores += [_row(case, score.title, self._same_origin()) for case in score.cases]
@@ -117,9 +119,11 @@ class Comparison:
         right = tuple(f"{figure} %" for figure in FIGURES)
         numbers = ("images", "baseline", "compared", "difference", "interval")
         columns = ("score", "figure", "run", "verdict", "split", *numbers)
+        classifiers = [row for row in map(_classifier, self.cases) if set(row[1:]) != {"-"}]
         return [
             Table("Configuration", ("key", *labels), [(key, *values) for key, values in keys.items()]),
             Table("Scores", ("score", "run", "which", "split", "meaning", *right), scores, right),
+            *([Table("Classifiers", ("run", *COUNTED), classifiers, COUNTED)] if classifiers else []),
             Table(f"Differences to {labels[0]}", columns, differences, numbers),
         ]
 
@@ -153,6 +157,13 @@ def _row(case: Case, title: str, same: Mapping[str, str]) -> list[str]:
     boundary = [score.boundary_miou for score in scores if score.boundary_miou is not None]
     figures = (_figure([score.miou for score in scores]), _figure(boundary))
     return [title, case.label, merged(score.name for score in scores), scores[0].split, ", ".join(made), *figures]
+
+
+def _classifier(case: Case) -> list[str]:
+    """A case's row in the table of classifiers."""
+    outputs = [run.outputs["train_classifier"] for run in case.runs if "train_classifier" in run.outputs]
+    counts = [read_result(output, StageResult).counts for output in outputs]
+    return [case.label, *(_figure([of[name] for of in counts if of.get(name) is not None]) for name in COUNTED)]
 
 
 def _figure(values: Sequence[float]) -> str:
@@ -257,6 +268,5 @@ def _why_incomparable(first: Run, second: Run, title: str, counted: Mapping[str,
         return None
     alone = [sorted(mine.keys() - others.keys()) for mine, others in (truths, truths[::-1])]
     lists = [f"{len(a)} of {run.name} alone ({shown(a)})" for a, run in zip(alone, (first, second), strict=True) if a]
-    return f"scored on {len(truths[1])} images of {scores[1].split}, {first.name} on {len(truths[0])}: " + "; ".join(
-        lists
-    )
+    of_each = f"scored on {len(truths[1])} images of {scores[1].split}, {first.name} on {len(truths[0])}"
+    return f"{of_each}: {'; '.join(lists)}"

@@ -121,9 +121,8 @@ def _gallery(comparison: Comparison, what: str, count: int) -> dict[str, Any]:
     without = [case.label for case in comparison.cases if stage not in case.runs[0].outputs]
     of_all: dict[str, Any] = {"title": title, "common": len(common), "without": without}
     if what == "localization_maps":
-        of_all |= _distances(
-            next(s for s in comparison.scores if s.what == what), [case.label for case in comparison.cases]
-        )
+        score = next(score for score in comparison.scores if score.what == what)
+        of_all |= _distances(score, [case.label for case in comparison.cases])
     return of_all | {"legend": legend(masked, classes), "images": images}
 
 

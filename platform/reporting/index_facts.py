@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mcis.datasets.tables.large_tables import hashes, whole
+from mcis.datasets.tables.large_tables import hashes
 from mcis.datasets.tags import Tags
 
 _ORDER = ("target", "source", "web", "train", "val", "test")
@@ -49,7 +49,8 @@ def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> I
     cells = tags.values.astype(np.int32) * len(groups) + np.repeat(group, np.diff(tags.start))
     per_class = np.bincount(cells, minlength=len(classes) * len(groups)).reshape(len(classes), len(groups))
     del cells
-    reasons = pc.value_counts(pc.list_element(pc.split_pattern(whole(rejects["reason"]), ":", max_splits=1), 0))
+    kinds = pc.list_element(pc.split_pattern(rejects["reason"].combine_chunks(), ":", max_splits=1), 0)
+    reasons = pc.value_counts(kinds)
     return IndexFacts(
         groups=groups,
         images=np.bincount(group, minlength=len(groups)),
@@ -62,9 +63,9 @@ def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> I
 
 def _groups(index: pa.Table) -> tuple[NDArray[np.int32], tuple[str, ...]]:
     """The group of each image, (N,), and the groups in their order."""
-    named = whole(index["split"])
+    named = index["split"].combine_chunks()
     if len(index["domain"].unique()) > 1:
-        named = pc.binary_join_element_wise(whole(index["domain"]), named, " ")
+        named = pc.binary_join_element_wise(index["domain"].combine_chunks(), named, " ")
     encoded = named.dictionary_encode()
     names = encoded.dictionary.to_pylist()
     ordered = sorted(names, key=lambda name: [(*_ORDER, word).index(word) for word in name.split(" ")])

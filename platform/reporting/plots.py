@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from mcis.platform.engine.classifier_learner import THROUGH_ATTENTION
 from mcis.platform.reporting.losses import LOST, Step
 from mcis.platform.runs.scores import Curve, Scored
 
@@ -41,7 +42,9 @@ THEMES = {
 }  # fmt: skip
 MOST_BARS = 40
 """Labels that the chart of IoU holds; with more, some are drawn."""
-_NO_TERMS = ("step", "epoch", "loss", "val_map", "learning_rate", "images_per_second", "waiting", "time")
+_NO_TERMS = (
+    *("step", "epoch", "loss", "val_map", THROUGH_ATTENTION, "learning_rate", "images_per_second", "waiting", "time"),
+)
 """Columns of a step log that are no terms of the loss."""
 _SMOOTH_FROM = 60
 """Records from which on a loss is drawn as a mean over 1/30 of them over its faint self."""
@@ -182,6 +185,8 @@ def training_chart(log: TrainingLog) -> Plot:
     charts = {"loss and its terms" if len(losses) > 1 else "loss": losses}
     if np.isfinite(log["val_map"]).any():
         charts["mean average precision on val tags, percent"] = {"": log["val_map"]}
+    if np.isfinite(log[THROUGH_ATTENTION]).any():
+        charts["gradient through attention, percent"] = {"": 100 * log[THROUGH_ATTENTION]}
     charts["learning rate"] = {"": log["learning_rate"]}
     charts["waiting for data, percent of the time"] = {"": 100 * log["waiting"]}
 

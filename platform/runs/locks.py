@@ -45,8 +45,7 @@ def hold_run(workspace: Workspace, name: str) -> Iterator[None]:
     """Holds the name of a run or study while the block runs; where `mcis gc` is removing, that is waited for. UserError
     where another process holds the name; others as of `disk_errors`."""
     if workspace.uri:
-        note = f"note: locks of {workspace.uri} hold on this machine alone: start its runs on one machine"
-        console.print(note)
+        console.print(f"note: locks of {workspace.uri} hold on this machine alone: start its runs on one machine")
     with _held(workspace.lock_file("run", name), f"run {name}"):
         with _held(workspace.lock_file("workspace", "all"), f"run {name}", waits="the run begins when this has ended"):
             pass

@@ -56,8 +56,7 @@ class Bar:
         elif (now := time.monotonic()) >= self.told + LOG_SECONDS and done >= self.next:
             self.told, self.next, rate = now, done + self.total / 100, done / max(now - self.began, 1e-6)
             left = (self.total - done) / max(rate, 1e-6)
-            line = f"  {self.label}: {done}/{self.total} {rate:.1f} {self.unit}/s, {left:.0f} s left {note}"
-            console.print(line)
+            console.print(f"  {self.label}: {done}/{self.total} {rate:.1f} {self.unit}/s, {left:.0f} s left {note}")
 
 
 @contextlib.contextmanager

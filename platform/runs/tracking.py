@@ -166,8 +166,7 @@ class Tracker:
                 if earlier and there and not earlier.sent:
                     earlier.upload(self.client, workspace, name, log_model)
                 elif earlier and not earlier.sent:
-                    note = f"note: an earlier run of this name stays incomplete in MLflow: {self.uri} lacks it"
-                    console.print(note)
+                    console.print(f"note: an earlier run of this name stays incomplete in MLflow: {self.uri} lacks it")
                 run = self.client.create_run(self.experiment_id, run_name=name, tags=_origin(parent))
                 self._tracked = Tracked(uri=self.uri, identity=identity, run_id=run.info.run_id)
         self.run_id = self._tracked.run_id
@@ -231,8 +230,7 @@ class Tracker:
                     self._tracked.upload_figures(self.client, self._workspace, self._sent)
             except UserError as error:
                 if not self._was_away:
-                    found = f"note: {error.found}\n      the run goes on; what is logged is sent later"
-                    console.print(found)
+                    console.print(f"note: {error.found}\n      the run goes on; what is logged is sent later")
                 self._was_away = True
 
         if not (self._sender and self._sender.is_alive()):

@@ -1,6 +1,7 @@
 """Stage 2: tagged training images -> weights.pt of the co-attention classifier, steps.jsonl (section 3.2)."""
 
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,16 @@ from mcis.datasets.tables.memory_mapped import Features, Statistics
 from mcis.datasets.tags import Tags
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.cache import decoded_cache, features_cache
-from mcis.platform.engine.classifier_learner import ClassifierLearner, chance, val_scores
+from mcis.platform.engine.classifier_learner import (
+    THROUGH,
+    THROUGH_ATTENTION,
+    VAL_MAP,
+    ClassifierLearner,
+    chance,
+    val_scores,
+)
 from mcis.platform.engine.loop import Validation
-from mcis.platform.engine.step_log import loss_trend
+from mcis.platform.engine.step_log import STEPS, loss_trend
 from mcis.platform.engine.training import fit
 from mcis.platform.networks.build import build_backbone, build_classifier, freeze
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
@@ -32,6 +40,7 @@ from mcis.platform.networks.pretrained import (
 from mcis.platform.outputs.read_index import of_source, split_rows
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import content_digest
+from mcis.platform.runs.progress import read_records
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.workspace import Workspace
 
@@ -73,7 +82,10 @@ def run(config: Config, context: RunContext) -> StageResult:
     precision = round(sum(precisions) / len(precisions), 2) if precisions else None
     counts: dict[str, Any] = {"steps": learner.schedule.steps}
     if validation is not None:
-        counts["val mAP"] = precision
+        counts[VAL_MAP] = precision
+    records = read_records(context.part / STEPS)
+    if shares := [record[THROUGH_ATTENTION] for record in records if THROUGH_ATTENTION in record]:
+        counts[THROUGH] = round(100 * fmean(shares), 2)
     return StageResult(
         counts=counts,
         notes=result.notes("classifier") + _notes(config, learner, validation),
@@ -94,34 +106,35 @@ def _learner(config: Config, context: RunContext) -> ClassifierLearner:
     if not len(rows):
         raise UserError("no training image has a tag", "images with tags to draw pairs of", "add tags")
     c = config.classifier.of_images(len(rows))
-    features, cache = None, None
-    if c.from_features:
-        beside = len(split_rows(context, "val", tagged=True, columns=["tags"]))
-        features = features_cache(rows, config, context, beside=beside)
-    if features is None and c.sizing != "random_crop":
-        cache = decoded_cache(rows, c.input_size, context, config.compute)
+    beside = len(split_rows(context, "val", tagged=True, columns=["tags"])) if c.from_features else 0
+    images = _images(config, context, rows, cached=c.sizing != "random_crop", beside=beside)
     return ClassifierLearner(
         config=c,
         seed=config.seed,
         tags=Tags.of_index(rows["tags"], len(context.classes)),
         source=of_source(rows),
-        images=features or _squares(rows, c.input_size, cache),
+        images=images,
         pretrained=classifier_weights(config, context.workspace),
-        statistics=_statistics(config, context, rows, features) if c.standardize else None,
+        statistics=_statistics(config, context, rows, images) if c.standardize else None,
     )
 
 
-def _squares(rows: pa.Table, size: int, cache: Path | None) -> Squares:
-    """The images of an index's rows, each the file that was indexed."""
-    return Squares(Texts(rows["uri"]), size, cache=cache, hashes=Texts(rows["content_hash"]))
+def _images(config: Config, context: RunContext, rows: pa.Table, *, cached: bool, **how: int) -> Squares | Features:
+    """What a frozen backbone makes of the images of an index's rows, where the cache holds that; else the images, each
+    the file that was indexed, decoded once where they are `cached`. `how`: as of `features_cache`."""
+    c = config.classifier
+    if c.from_features and (features := features_cache(rows, config, context, **how)):
+        return features
+    cache = decoded_cache(rows, c.input_size, context, config.compute) if cached else None
+    return Squares(Texts(rows["uri"]), c.input_size, cache=cache, hashes=Texts(rows["content_hash"]))
 
 
-def _statistics(config: Config, context: RunContext, rows: pa.Table, features: Features | None) -> Statistics:
-    """Of the backbone's channels before its training, over a sample of the training images; `features` are of all."""
+def _statistics(config: Config, context: RunContext, rows: pa.Table, images: Squares | Features) -> Statistics:
+    """Of the backbone's channels before its training, over a sample of the training images; `images` are all."""
     count = min(_SAMPLE, len(rows))
     sample = np.sort(permuted(Order.STATISTICS, config.seed, 0, len(rows), np.arange(count)))
-    if features is not None:
-        return features.statistics(sample)
+    if isinstance(images, Features):
+        return images.statistics(sample)
     features = features_cache(rows.take(sample), config, context, views=1)
     if features is None:
         raise UserError(
@@ -138,15 +151,10 @@ def _validation(config: Config, context: RunContext, learner: ClassifierLearner)
     rows = split_rows(context, "val", tagged=True)
     if not c.val_every or not len(rows):
         return None
-    features, cache = None, None
-    if c.from_features:
-        features = features_cache(rows, config, context, views=1, beside=2 * trained)
     cached = trained if learner.images.cache.shards else 0
     fits = (cached + len(rows)) * image_bytes(c.input_size) <= compute.cache_gb * 2**30
-    if not features and fits:
-        cache = decoded_cache(rows, c.input_size, context, compute)
     return Validation(
-        images=features or _squares(rows, c.input_size, cache),
+        images=_images(config, context, rows, cached=fits, views=1, beside=2 * trained),
         tags=Tags.of_index(rows["tags"], len(context.classes)),
         scores=val_scores,
         every=c.val_every,

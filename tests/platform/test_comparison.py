@@ -23,6 +23,7 @@ from mcis.platform.reporting.compared_runs import open_cases
 from mcis.platform.reporting.comparison import Comparison, Difference, Settings, compare
 from mcis.platform.reporting.comparison_page import choose, compared_images
 from mcis.platform.reporting.panels import CELL_HEIGHT, Cell, Panel, cells
+from mcis.platform.runs.results import StageResult, write_result
 from mcis.platform.runs.workspace import Workspace
 
 NAN = float("nan")
@@ -111,6 +112,17 @@ def test_rows_tell_what_scores_mean(root: Path) -> None:
         assert second["meaning"].endswith("seed 1")
         for heading, text in of_run.made().items():
             assert f"{heading} {text}" in second["meaning"]
+
+
+def test_trained_classifiers_have_a_table(root: Path, scored: Callable[..., Path]) -> None:
+    for seed, counts in enumerate(({"val mAP": 80.0, "gradient through attention, %": 2.5}, {"val mAP": 90.0})):
+        workspace = Workspace(scored(root, f"c-s{seed}", f"seed={seed}", data=root / "data").parent.parent)
+        trained = workspace.output("train_classifier", f"c{seed}")
+        write_result(trained, StageResult(counts=counts), key="c")
+        workspace.record_outputs(f"c-s{seed}", workspace.outputs(f"c-s{seed}") | {"train_classifier": trained})
+    title, columns, rows, _ = compared(root, "b-s1", "c-s0,c-s1").tables()[2]
+    assert (title, columns[1:]) == ("Classifiers", ("val mAP", "gradient through attention, %"))
+    assert rows == [["c-s{0,1}", "85.00 ± 7.07", "2.50"]]
 
 
 def test_what_all_scores_share_of_their_origin_is_told_once(root: Path, scored: Callable[..., Path]) -> None:

@@ -20,7 +20,7 @@ from mcis.models.coattention import pair_kinds, seen_from_n
 from mcis.models.localization import embed, released_map
 from mcis.models.resampling import resample
 from mcis.platform.config.sections import Config
-from mcis.platform.networks.build import build_classifier, load_trained, move_channels_last
+from mcis.platform.networks.build import build_classifier, load_trained
 from mcis.platform.networks.features import features_shape
 from mcis.platform.outputs.relations import VECTORS
 from mcis.platform.outputs.tables import map_rows
@@ -83,8 +83,7 @@ class Embed:
 
     def __init__(self, config: Config, weights: Path, classes: int, gpu: bool, outputs: Features | None, folder: Path):
         self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
-        model = load_trained(build_classifier(config.classifier, classes), weights)
-        self.model = move_channels_last(model, self.device)
+        self.model = load_trained(build_classifier(config.classifier, classes), weights, self.device)
         self.outputs, self.folder, how = outputs, folder, config.localize
         self.features = how.related > 0
         self.selves = self.features and how.method.name == "released"
@@ -197,8 +196,7 @@ class Relate:
         self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
         self.source = torch.from_numpy(source).to(self.device)
         self.domains = torch.tensor([False, True] if source.any() else [False], device=self.device)
-        model = load_trained(build_classifier(config.classifier, classes), weights)
-        self.model = move_channels_last(model, self.device)
+        self.model = load_trained(build_classifier(config.classifier, classes), weights, self.device)
         shape = features_shape(config.classifier)
         self.features = CachedRows(folder / "features", shape)
         released = config.localize.method.name == "released"

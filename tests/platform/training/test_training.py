@@ -143,6 +143,7 @@ def test_workers_and_micro_batches_train_the_same_weights(
         assert record["loss"] == pytest.approx(sum(expected.values()), rel=1e-4)
         assert {name: record[name] for name in expected} == pytest.approx(expected, rel=1e-3, abs=1e-6)
         assert record["epoch"] == pytest.approx(record["step"] * batch / 24, abs=1e-3)
+        assert 0 < abs(record["through_attention"]) < 1
     tracker.finish("FINISHED")
     logged = tracker.client.get_metric_history(tracker.run_id, "classifier.loss")
     assert [(m.step, m.value) for m in logged] == [(r["step"], r["loss"]) for r in records]
