@@ -69,8 +69,9 @@ class CoAttentionClassifier(nn.Module):
         correlated: whether there are the layers of pixel correlation, which equivariant attention trains.
 
     Attributes:
-        through_attention: of the last backward pass of a batch, the share of the features' gradient, along itself, that
-            came through the attention's weights, (); None where the backbone does not learn, or nothing attends.
+        through_attention: of the backward passes since it was None, two sums over the images, (2,): of the features'
+            gradient that came through the attention's weights, along the whole one, and of the whole one's square. It
+            stays None where the backbone does not learn, or nothing attends.
 
     Raises:
         UserError: the backbone has no layers that pixel correlation compares.
@@ -311,21 +312,24 @@ class CoAttentionClassifier(nn.Module):
         self_kind = None if kind is None else (kind == 1).long()
         selves = []
         for name in self_transforms:
-            of = m, self.features(transform(images_m if plain_m is None else plain_m, name)), self_kind
-            selves.append(self.pair_scores(*of, attend=attend, attended=attended, contrastive=False))
+            tau = self.features(transform(images_m if plain_m is None else plain_m, name))
+            of, told = (m, tau, self_kind), compared and (compared[0], tau)
+            selves.append(self.pair_scores(*of, attend=attend, attended=attended, contrastive=False, compared=told))
         if equivariance is None:
             return BatchScores(pairs, selves)
         return BatchScores(pairs, selves, *self._of_copies(both, features, middle, equivariance))
 
     def _watched(self, features: Tensor) -> Tensor:
-        """The features once more; a backward pass through both sets `through_attention` to the copy's share."""
+        """The features once more; a backward pass adds to `through_attention` what comes through this copy of them."""
         copy, through = features.view_as(features), list[Tensor]()
 
-        def share(whole: Tensor) -> None:
-            self.through_attention = (sum(through, torch.zeros_like(whole)) * whole).sum() / whole.square().sum()
+        def add(whole: Tensor) -> None:
+            part = (through.pop() * whole).sum() if through else whole.new_zeros(())
+            sums = torch.stack([part, whole.square().sum()])
+            self.through_attention = sums if self.through_attention is None else self.through_attention + sums
 
         copy.register_hook(through.append)
-        features.register_hook(share)
+        features.register_hook(add)
         return copy
 
     def _of_copies(

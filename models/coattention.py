@@ -44,13 +44,15 @@ def seen_from_n(source: Tensor, of_related: Tensor, target: Literal["m", "n"]) -
 
 
 def positions(features: Tensor, form: AffinityForm = "bilinear") -> Tensor:
-    """(B, C, H, W) -> one vector per position, (B, HW, C); of unit length for cosines, its levels alike."""
+    """(B, C, H, W) -> one vector per position, (B, HW, C); of unit length for cosines, its levels alike. Squares of
+    features' lengths are beyond float16's range."""
     flat = features.flatten(2)
     if form != "bilinear":
         # Norms over channels as they lie, before the transpose: a quarter of what they take behind it.
         levels = [flat] if form == "cosine" else flat.split(form, dim=1)
         scales = [len(levels) * each.square().sum(dim=1, keepdim=True).clamp(min=1e-12) for each in levels]
-        flat = torch.cat([each * of.rsqrt() for each, of in zip(levels, scales, strict=True)], dim=1)
+        units = [each * of.rsqrt() for each, of in zip(levels, scales, strict=True)]
+        flat = torch.cat(units, dim=1) if len(units) > 1 else units[0]
     return flat.transpose(1, 2)
 
 

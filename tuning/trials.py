@@ -16,6 +16,7 @@ from mcis.platform import pipeline
 from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import Resolved, resolve
+from mcis.platform.engine.classifier_learner import VAL_MAP
 from mcis.platform.engine.errors import user_error_in
 from mcis.platform.engine.nodes import ask_for_no_nodes, wait_for_nodes
 from mcis.platform.engine.runtime import ray_session
@@ -238,7 +239,7 @@ def _run_trial(
     # Tune writes what is reported into files of JSON.
     report: dict[str, Any] = {"ended": True}
     if "train_classifier" in result.context.inputs:
-        report["val_map"] = result.context.result("train_classifier", StageResult).counts.get("val mAP")
+        report["val_map"] = result.context.result("train_classifier", StageResult).counts.get(VAL_MAP)
     if objective:
         report["objective"] = objective(report.get("val_map"), result.scores)
     tune.report(report)

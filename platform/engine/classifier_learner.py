@@ -30,9 +30,9 @@ from mcis.platform.networks.build import build_classifier, freeze
 from mcis.platform.networks.pretrained import load_backbone
 
 THROUGH_ATTENTION = "through_attention"
-"""Of a record of the log: the share of the backbone's gradient that came through the attention's weights."""
-COUNTED = VAL_MAP, THROUGH = "val mAP", "gradient through attention, %"
-"""A training's figures among the counts of its stage."""
+"""Of a record of the log: the share of the features' gradient, along itself, that passed the attention's weights."""
+COUNTED = VAL_MAP, THROUGH = "val mAP", "gradient through attention"
+"""A training's figures among the counts of its stage, percent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,8 +143,8 @@ class ClassifierLearner:
 
     def figures(self, network: nn.Module) -> dict[str, Tensor]:
         assert isinstance(network, CoAttentionClassifier)
-        share = network.through_attention
-        return {} if share is None else {THROUGH_ATTENTION: share}
+        sums, network.through_attention = network.through_attention, None
+        return {} if sums is None else {THROUGH_ATTENTION: sums}
 
     def _images(self, batch: PairBatch, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
         """Augmented images m and n, (B, 3, S, S), and m with its own colors where self pairs need it.

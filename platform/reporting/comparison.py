@@ -119,11 +119,12 @@ class Comparison:
         right = tuple(f"{figure} %" for figure in FIGURES)
         numbers = ("images", "baseline", "compared", "difference", "interval")
         columns = ("score", "figure", "run", "verdict", "split", *numbers)
+        counted = tuple(f"{name} %" for name in COUNTED)
         classifiers = [row for row in map(_classifier, self.cases) if set(row[1:]) != {"-"}]
         return [
             Table("Configuration", ("key", *labels), [(key, *values) for key, values in keys.items()]),
             Table("Scores", ("score", "run", "which", "split", "meaning", *right), scores, right),
-            *([Table("Classifiers", ("run", *COUNTED), classifiers, COUNTED)] if classifiers else []),
+            *([Table("Classifiers", ("run", *counted), classifiers, counted)] if classifiers else []),
             Table(f"Differences to {labels[0]}", columns, differences, numbers),
         ]
 
@@ -160,10 +161,11 @@ def _row(case: Case, title: str, same: Mapping[str, str]) -> list[str]:
 
 
 def _classifier(case: Case) -> list[str]:
-    """A case's row in the table of classifiers."""
+    """A case's row in the table of classifiers: figures that all of its runs have."""
     outputs = [run.outputs["train_classifier"] for run in case.runs if "train_classifier" in run.outputs]
     counts = [read_result(output, StageResult).counts for output in outputs]
-    return [case.label, *(_figure([of[name] for of in counts if of.get(name) is not None]) for name in COUNTED)]
+    values = [[of[name] for of in counts if of.get(name) is not None] for name in COUNTED]
+    return [case.label, *(_figure(of if len(of) == len(case.runs) else []) for of in values)]
 
 
 def _figure(values: Sequence[float]) -> str:

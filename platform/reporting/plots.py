@@ -42,9 +42,8 @@ THEMES = {
 }  # fmt: skip
 MOST_BARS = 40
 """Labels that the chart of IoU holds; with more, some are drawn."""
-_NO_TERMS = (
-    *("step", "epoch", "loss", "val_map", THROUGH_ATTENTION, "learning_rate", "images_per_second", "waiting", "time"),
-)
+_OF_TRAINING = ("val_map", THROUGH_ATTENTION, "learning_rate", "images_per_second", "waiting")
+_NO_TERMS = ("step", "epoch", "loss", *_OF_TRAINING, "time")
 """Columns of a step log that are no terms of the loss."""
 _SMOOTH_FROM = 60
 """Records from which on a loss is drawn as a mean over 1/30 of them over its faint self."""

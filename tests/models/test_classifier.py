@@ -123,7 +123,9 @@ def test_the_share_of_the_gradient_through_the_attention_is_told(options: dict[s
     share = (whole - values).flatten() @ whole.flatten() / whole.square().sum()
     assert abs(share) > 1e-3
     assert model.through_attention is not None
-    torch.testing.assert_close(model.through_attention, share)
+    part, of_whole = model.through_attention
+    torch.testing.assert_close(part / of_whole, share)
+    torch.testing.assert_close(of_whole, whole.square().sum())
 
 
 def test_pairs_may_be_scored_without_attention() -> None:
