@@ -52,15 +52,15 @@ def table(paths: list[str]) -> tuple[pa.Table, Tags]:
     return pa.table({**columns, "tags": [sorted(classes) for classes in tags]}), Tags.of_matrix(matrix)
 
 
-def ours(config: Config, folder: Path, rows: pa.Table, tags: Tags, gpu: bool) -> tuple[float, list[torch.Tensor]]:
+def ours(config: Config, folder: Path, rows: pa.Table, tags: Tags) -> tuple[float, list[torch.Tensor]]:
     """Seconds, and the maps."""
     no_source = np.zeros(len(rows), bool)
     relations = draw_relations(config.localize, config.seed, tags, no_source)
-    embed = Embed(config, folder, CLASSES, gpu, None, folder)
+    embed = Embed(config, folder, CLASSES, None, folder)
     to_embed, to_relate = embed_rows(rows), relate_rows(rows, relations)
     began = time.perf_counter()
     embed(to_embed)
-    relate = Relate(config, folder, CLASSES, gpu, folder, no_source, 1)
+    relate = Relate(config, folder, CLASSES, folder, no_source, 1)
     maps = [image_map for row in to_relate.to_pylist() for image_map in relate.maps(row).cpu()]
     return time.perf_counter() - began, maps
 
@@ -119,14 +119,15 @@ def main() -> None:
         folder = Path(name)
         rows, tags = table(photos.make(folder / "images", arguments.images))
         for recipe, target in TARGETS.items():
-            config = resolve("voc", recipe, {}, [f"localize.batch={arguments.images if not gpu else 32}"]).config
+            values = [f"localize.batch={32 if gpu else arguments.images}", f"compute.gpu={str(gpu).lower()}"]
+            config = resolve("voc", recipe, {}, values).config
             torch.manual_seed(0)
             model = build_classifier(config.classifier, CLASSES).eval()
             save(model.state_dict(), folder / WEIGHTS)
             model.to(device)
             measured: dict[str, list[float]] = {"ours": [], "pairs": []}
             for _ in range(arguments.rounds):
-                seconds, maps = ours(config, folder, rows, tags, gpu)
+                seconds, maps = ours(config, folder, rows, tags)
                 measured["ours"].append(seconds)
                 seconds, expected = pair_by_pair(config, model, rows, tags, device)
                 measured["pairs"].append(seconds)

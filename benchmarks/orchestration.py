@@ -123,7 +123,7 @@ class Plain:
     def localize(self) -> None:
         config, folder, rows = self.config, self.folder, self.rows
         no_source = np.zeros(len(rows), bool)
-        network = config, folder / "classifier", self.classes, False
+        network = config, folder / "classifier", self.classes
         embed = Embed(*network, self.features, folder)
         write_table(folder / "single" / "part-000000.parquet", embed(embed_rows(rows)))
         vectors = read_vectors(folder / VECTORS)
@@ -165,7 +165,7 @@ class Plain:
 
     def predict(self) -> None:
         names = tuple(f"class {k}" for k in range(self.classes))
-        predicted = predict.PredictRows(self.config, self.folder / "segmenter", names, False)(self.val_rows)
+        predicted = predict.PredictRows(self.config, self.folder / "segmenter", names)(self.val_rows)
         write_table(self.folder / "predictions" / "part-000000.parquet", predicted)
 
     def evaluate(self) -> None:

@@ -202,11 +202,8 @@ def _check_objective(search: Search) -> None:
     if goal.crf and not config.predict.crf.iterations:
         raise UserError("--objective segmentation-crf with predict.crf.iterations=0", "at least 1", another)
     if config.supervision == "full" and goal.until != "evaluate":
-        raise UserError(
-            f"--objective {search.objective} with supervision=full, which trains no classifier",
-            "supervision=tags, or the objective segmentation",
-            another,
-        )
+        found = f"--objective {search.objective} with supervision=full, which trains no classifier"
+        raise UserError(found, "supervision=tags, or the objective segmentation", another)
     images = listing(config).table.select(["split", "mask_uri", "tags"])
     masks = of_split(images, "train", tagged=True)["mask_uri"]
     if goal.what is not None and masks.null_count == len(masks):

@@ -3,6 +3,7 @@
 import collections
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import Any, SupportsIndex
 
 import numpy as np
@@ -106,11 +107,8 @@ def hashes(texts: pa.ChunkedArray) -> NDArray[np.int64]:
 
     Of ten million different texts, two have the same one in three of a million cases.
     """
-    out, done = np.empty(len(texts), np.int64), 0
-    for piece in pieces(texts, _TEXTS):
-        out[done : done + len(piece)] = np.fromiter(map(hash, piece.to_pylist()), np.int64, len(piece))
-        done += len(piece)
-    return out
+    of_pieces = (map(hash, piece.to_pylist()) for piece in pieces(texts, _TEXTS))
+    return np.fromiter(chain.from_iterable(of_pieces), np.int64, len(texts))
 
 
 def repeated(texts: pa.ChunkedArray) -> list[str]:

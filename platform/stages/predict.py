@@ -26,13 +26,12 @@ class PredictRows:
     Args:
         weights: the folder of the trained network.
         classes: the K class names.
-        gpu: whether the network runs on one.
     """
 
-    def __init__(self, config: Config, weights: Path, classes: tuple[str, ...], gpu: bool):
+    def __init__(self, config: Config, weights: Path, classes: tuple[str, ...]):
         self.max_side = config.data.max_side
         trained = TrainedRun(config, weights, classes, self.max_side)
-        self.predictor = Predictor(trained, gpu=gpu)
+        self.predictor = Predictor(trained, gpu=config.compute.gpu)
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         images = rows.select(["image_id", "uri", "height", "width", "content_hash"]).to_pylist()
@@ -71,7 +70,7 @@ def run(config: Config, context: RunContext) -> PredictResult:
     map_table(
         rows,
         PredictRows,
-        (config, context.inputs["train_segmenter"], context.classes, config.compute.gpu),
+        (config, context.inputs["train_segmenter"], context.classes),
         context.part / "predictions",
         label="predict",
         compute=config.compute,

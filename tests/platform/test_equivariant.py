@@ -118,7 +118,7 @@ def test_maps_are_refined_image_by_image(tmp_path: Path) -> None:
     columns = {"image_id": list("abc"), "uri": uris, "content_hash": hashes}
     rows = pa.table({**columns, "domain": ["target"] * 3, "tags": tags})
     to_embed = embed_rows(rows)
-    table = Embed(settings, tmp_path, K, False, None, tmp_path)(to_embed)
+    table = Embed(settings, tmp_path, K, None, tmp_path)(to_embed)
     assert table["class"].to_pylist() == [tag for row in tags for tag in row]
     maps = iter(table["map"].to_pylist())
     with torch.inference_mode():

@@ -38,7 +38,7 @@ def test_an_images_features_do_not_depend_on_the_other_images_of_its_batch(local
     seen: set[int] = set()
     for path, count in zip(folders, (4, 1), strict=True):
         weights, classes = context.inputs["train_classifier"], len(context.classes)
-        work = Embed(config, weights, classes, False, None, path)
+        work = Embed(config, weights, classes, None, path)
         work.model.backbone.register_forward_hook(lambda module, inputs, output: seen.add(len(inputs[0])))
         table = embed_rows(rows)
         parts.append(pa.concat_tables(work(table.slice(first, count)) for first in range(0, 30, count)))

@@ -213,7 +213,7 @@ def test_in_float32_maps_differ_by_rounding_alone(localizable: Any, tmp_path: Pa
         images = IMAGENET(to_unit(pixels))
         features = embed(model.backbone, model.standard, images, extra_scales=how.extra_scales, mirror=how.mirror)
     write_rows(tmp_path / "features", 0, features.numpy())
-    relate = Relate(config, weights, classes, False, tmp_path, source, 1)
+    relate = Relate(config, weights, classes, tmp_path, source, 1)
     expected = literal_maps(config, context)
     taken: list[torch.Tensor] = []
     for row in relate_rows(rows, relations).to_pylist():

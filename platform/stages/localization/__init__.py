@@ -42,7 +42,7 @@ def run(config: Config, context: RunContext) -> StageResult:
         raise UserError(f"none of {all_images} training images has a tag", "tagged images to localize", "add tags")
     tags, part = Tags.of_index(rows["tags"], len(context.classes)), context.part
     counts, notes = dict[str, Any](), tuple[str, ...]()
-    network = config, context.inputs["train_classifier"], len(context.classes), config.compute.gpu
+    network = config, context.inputs["train_classifier"], len(context.classes)
     embedded, outputs = part / EMBEDDED, None
     if config.classifier.from_features:
         outputs = features_cache(rows, config, context)

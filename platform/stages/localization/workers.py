@@ -81,8 +81,8 @@ class Embed:
             where the nearest images are related.
     """
 
-    def __init__(self, config: Config, weights: Path, classes: int, gpu: bool, outputs: Features | None, folder: Path):
-        self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
+    def __init__(self, config: Config, weights: Path, classes: int, outputs: Features | None, folder: Path):
+        self.config, self.device = config, torch.device(config.compute.device)
         self.model = load_trained(build_classifier(config.classifier, classes), weights, self.device)
         self.outputs, self.folder, how = outputs, folder, config.localize
         self.features = how.related > 0
@@ -190,10 +190,8 @@ class Relate:
         hop: of `localize.hops`, from 1.
     """
 
-    def __init__(
-        self, config: Config, weights: Path, classes: int, gpu: bool, folder: Path, source: NDArray[np.bool_], hop: int
-    ):
-        self.config, self.device = config, torch.device("cuda" if gpu else "cpu")
+    def __init__(self, config: Config, weights: Path, classes: int, folder: Path, source: NDArray[np.bool_], hop: int):
+        self.config, self.device = config, torch.device(config.compute.device)
         self.source = torch.from_numpy(source).to(self.device)
         self.domains = torch.tensor([False, True] if source.any() else [False], device=self.device)
         self.model = load_trained(build_classifier(config.classifier, classes), weights, self.device)
