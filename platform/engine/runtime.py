@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import PLACE
 from mcis.platform.config.compute import ComputeConfig
 
@@ -77,15 +78,20 @@ def ray_session(compute: ComputeConfig, *, shared: bool = False, verbose: bool =
             blocks.callback(ray.shutdown)
             # A token of this process and its children; else Ray writes one into the home directory, readable by all.
             os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-            ray.init(
-                address="local",
-                # Trainers, decoders and drivers share the cores, of which there may be but two.
-                num_cpus=compute.cpus or max(4, os.cpu_count() or 1),
-                object_store_memory=int(compute.object_store_gb * 2**30),
-                include_dashboard=False,
-                _temp_dir=folder,
-                **logs,
-            )
+            try:
+                ray.init(
+                    address="local",
+                    # Trainers, decoders and drivers share the cores, of which there may be but two.
+                    num_cpus=compute.cpus or max(4, os.cpu_count() or 1),
+                    object_store_memory=int(compute.object_store_gb * 2**30),
+                    include_dashboard=False,
+                    _temp_dir=folder,
+                    **logs,
+                )
+            except Exception as error:  # of no narrower type
+                needed = "memory for compute.object_store_gb, and a core to spare: its processes have half a minute"
+                remedy = "lower compute.object_store_gb, or repeat the command when less runs"
+                raise UserError(f"Ray did not start: {error}", needed, remedy) from error
         _quiet_libraries(verbose=verbose)
         blocks.enter_context(_termination_interrupts())
         loading.join()

@@ -163,11 +163,8 @@ class Workspace:
         self.verdicts = self.cache / f"verdicts-{RULES}"
         self.tracking_store, self.tracking_artifacts = self.root / "mlflow.db", self.root / "mlflow"
         if not create and not is_there(self.runs):
-            raise UserError(
-                f"{self.uri or self.root} is no workspace",
-                "a folder that `mcis run` has written",
-                "name it by --workspace DIR",
-            )
+            found = f"{self.uri or self.root} is no workspace"
+            raise UserError(found, "a folder that `mcis run` has written", "name it by --workspace DIR")
         if create:
             with disk_errors(self.root):
                 for folder in (self.store, self.runs, self.cache, self.data, self.weights):

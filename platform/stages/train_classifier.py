@@ -137,11 +137,8 @@ def _statistics(config: Config, context: RunContext, rows: pa.Table, images: Squ
         return images.statistics(sample)
     features = features_cache(rows.take(sample), config, context, views=1)
     if features is None:
-        raise UserError(
-            f"the backbone's outputs of {count} images exceed compute.cache_gb={config.compute.cache_gb:g} GiB",
-            "space for what the channels' statistics are taken of",
-            "raise compute.cache_gb",
-        )
+        found = f"the backbone's outputs of {count} images exceed compute.cache_gb={config.compute.cache_gb:g} GiB"
+        raise UserError(found, "space for what the channels' statistics are taken of", "raise compute.cache_gb")
     return features.statistics(np.arange(count))
 
 

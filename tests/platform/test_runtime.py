@@ -9,8 +9,9 @@ import sys
 import pytest
 
 from mcis.datasets.errors import UserError
+from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.nodes import wait_for_nodes
-from mcis.platform.engine.runtime import ALLOCATOR, allocator_variables
+from mcis.platform.engine.runtime import ALLOCATOR, allocator_variables, ray_session
 
 IN_A_TASK = """
 import json, os, ray
@@ -27,6 +28,15 @@ def test_an_allocator_that_the_user_sets_is_left() -> None:
     assert allocator_variables({"HOME": "/"}) == ALLOCATOR
     assert allocator_variables({"MALLOC_ARENA_MAX": "2"}) == {}
     assert allocator_variables({"LD_PRELOAD": "libjemalloc.so"}) == {}
+
+
+@pytest.mark.slow
+def test_a_ray_that_cannot_start_says_so() -> None:
+    with (
+        pytest.raises(UserError, match=r"Ray did not start: .*memory"),
+        ray_session(ComputeConfig(object_store_gb=1e6)),
+    ):
+        pass
 
 
 @pytest.mark.slow
