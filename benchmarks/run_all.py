@@ -12,7 +12,7 @@ HERE = Path(__file__).resolve().parent
 RESULTS = HERE.parent / "docs" / "results.md"
 BEGIN, END = "<!-- benchmarks -->", "<!-- /benchmarks -->"
 HEAD = ["| what | ratio | target | |", "| --- | --- | --- | --- |"]
-NOT_BENCHMARKS = ("gradients", "literal", "machine", "masks", "photos", "run_all", "semi_weak")
+NOT_BENCHMARKS = ("literal", "machine", "masks", "photos", "run_all", "semi_weak")
 FIGURE = re.compile(r"ratio (\S+) target (at most )?(\S+?)(?:: (.+))?")
 
 

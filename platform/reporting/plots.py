@@ -176,7 +176,7 @@ def distance_chart(intervals: Sequence[str], shares: Sequence[Shares]) -> Plot:
 
 
 def training_chart(log: TrainingLog) -> Plot:
-    """Loss and its terms, mean average precision, learning rate, share of time waiting for data, over the epochs.
+    """Loss and its terms, mean average precision, gradient through attention, learning rate, time waiting, by epoch.
 
     `log` holds at least one record.
     """
