@@ -43,6 +43,7 @@ PREDICTIONS_SCHEMA = pa.schema(
         pa.field("image_id", pa.string(), nullable=False),
         pa.field("plain", pa.binary(), nullable=False, metadata={"about": "PNG, labels without CRF"}),
         pa.field("crf", pa.binary(), metadata={"about": "PNG, labels after the CRF, or null"}),
+        pa.field("absent_tags", pa.list_(pa.uint16()), metadata={"about": "the image's tags that are not predicted"}),
     ]
 )
 _LARGEST = float(np.finfo(np.float16).max)

@@ -1,21 +1,24 @@
 """Stage 7: segmentation network + images of a split -> labels, plain and after the dense CRF (PREDICTIONS_SCHEMA)."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import Picture, encode_labels
 from mcis.datasets.images.squares import read_rgb
-from mcis.datasets.index import Listing
+from mcis.datasets.index import Listing, shown
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.networks.predictor import Photo, Prediction, Predictor, TrainedRun
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.outputs.tables import PREDICTIONS_SCHEMA
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.files import read_table
 from mcis.platform.runs.results import IndexResult, PredictResult
 from mcis.platform.runs.workspace import Workspace
 
@@ -34,21 +37,24 @@ class PredictRows:
         self.predictor = Predictor(trained, gpu=config.compute.gpu)
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        images = rows.select(["image_id", "uri", "height", "width", "content_hash"]).to_pylist()
+        images = rows.select(["image_id", "uri", "height", "width", "content_hash", "tags"]).to_pylist()
         predictions = list(self.predictor.map(map(self._read, images), _as_row))
         return pa.Table.from_pylist(predictions, schema=PREDICTIONS_SCHEMA)
 
-    def _read(self, row: dict[str, Any]) -> Photo[str]:
+    def _read(self, row: dict[str, Any]) -> Photo[dict[str, Any]]:
         rgb = read_rgb(row["uri"], max_side=self.max_side, content_hash=row["content_hash"])
-        return Photo(row["image_id"], Picture(rgb, row["height"], row["width"]))
+        return Photo(row, Picture(rgb, row["height"], row["width"]))
 
 
-def _as_row(image_id: str, prediction: Prediction) -> dict[str, Any]:
-    """An image's labels as PNG, without the CRF and with it."""
+def _as_row(row: dict[str, Any], prediction: Prediction) -> dict[str, Any]:
+    """An image's labels as PNG, without the CRF and with it, and the tags that the last of these lack."""
+    plain = prediction.labels(plain=True)
+    labels = plain if prediction.refined is None else prediction.labels()
     return {
-        "image_id": image_id,
-        "plain": encode_labels(prediction.labels(plain=True)),
-        "crf": None if prediction.refined is None else encode_labels(prediction.labels()),
+        "image_id": row["image_id"],
+        "plain": encode_labels(plain),
+        "crf": None if prediction.refined is None else encode_labels(labels),
+        "absent_tags": [tag for tag in row["tags"] if not (labels == tag + 1).any()],
     }
 
 
@@ -78,7 +84,24 @@ def run(config: Config, context: RunContext) -> PredictResult:
         shard_rows=min(config.compute.shard_rows, 32),
         lower="data.max_side, predict.crop or the largest of predict.scales",
     )
-    return PredictResult(split=split, counts={"images": len(rows)})
+    absent = read_table(context.part / "predictions", ["absent_tags"])["absent_tags"]
+    notes = lost_tags(rows["tags"], absent, context.classes, split)
+    return PredictResult(split=split, counts={"images": len(rows)}, notes=notes)
+
+
+def lost_tags(tags: pa.ChunkedArray, absent: pa.ChunkedArray, classes: Sequence[str], split: str) -> tuple[str, ...]:
+    """A note on the classes that are not found in most images with their tag, which needs no true mask."""
+    of, gone = (np.bincount(pc.list_flatten(lists), minlength=len(classes)).tolist() for lists in (tags, absent))
+    lost = [f"{name} ({g} of {n})" for name, n, g in zip(classes, of, gone, strict=True) if n >= _FEW and 2 * g > n]
+    if not lost:
+        return ()
+    return (
+        f"predictions lack these classes in most {split} images tagged with them: {shown(lost)}; try more photographs "
+        "of them, or more segmenter.epochs; where tags are known, `mcis predict --tags` keeps other classes out",
+    )
+
+
+_FEW = 5  # images with a tag that tell whether it is found
 
 
 def _predicted_split(config: Config, images: Mapping[str, int]) -> str:

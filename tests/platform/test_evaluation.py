@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
 
@@ -18,6 +19,7 @@ from mcis.platform.runs.scores import SCORES, read_scores
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages import evaluation
 from mcis.platform.stages.evaluation import falls_behind
+from mcis.platform.stages.predict import lost_tags
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = 12
@@ -104,6 +106,14 @@ def test_classes_of_which_the_network_loses_much_of_its_masks_are_named(first: R
     assert "try segmenter.class_balance=1, more" in note
     assert "class_balance" not in falls_behind([masks, low], balanced, first)[0], "what is set is no remedy"
     assert falls_behind([low], config, first) == [], "a run on the truth has no pseudo masks"
+
+
+def test_a_class_that_most_predictions_lack_is_named() -> None:
+    tags = pa.chunked_array([[[0, 1]] * 6, [[2]] * 4, [[]]], pa.list_(pa.uint16()))
+    missed = pa.chunked_array([[[1], [0, 1], [1], [0], [1, 0], []], [[2]] * 4, [[]]], tags.type)
+    (note,) = lost_tags(tags, missed, ("cat", "cow", "dog"), "val")
+    assert ": cow (4 of 6);" in note, "half of the cats are there, and four dogs tell little"
+    assert lost_tags(tags, pa.chunked_array([[[]] * 11], tags.type), ("cat", "cow", "dog"), "val") == ()
 
 
 def test_another_truth_has_another_checksum() -> None:

@@ -62,7 +62,9 @@ def test_labels_come_back_at_the_files_size(
     model = Halves()
     monkeypatch.setattr(predictor, "load_trained", lambda *given: model)
     config = resolve("voc", "small", assignments=[f"data.max_side={max_side or 'null'}", "predict.mirror=false"]).config
-    (row,) = predict.PredictRows(config, Path("none"), ("a",))(rows).to_pylist()
+    rows = rows.drop_columns("tags").append_column("tags", pa.array([[0, 1]]))
+    (row,) = predict.PredictRows(config, Path("none"), ("a", "b"))(rows).to_pylist()
+    assert row["absent_tags"] == [1]
     assert model.seen == [seen]
     for column in ("plain", "crf"):
         labels = decode_labels(row[column])
