@@ -167,7 +167,7 @@ def small() -> Config:
 
 
 def photos(backbone: str = "timm/tf_efficientnet_lite2") -> Config:
-    """Photographs of any size and their tags, no saliency maps, no GPU needed.
+    """Photographs of any size, read at up to 400 pixels a side, and their tags, no saliency maps, no GPU needed.
 
     ImageNet features that come with the installation are computed once and left as they are; the classifier trains phi
     on them alone, with co-attention in the last quarter of its epochs. Maps are related to the nearest images of the
@@ -183,7 +183,7 @@ def photos(backbone: str = "timm/tf_efficientnet_lite2") -> Config:
     crf = PseudoMasksCrf(iterations=5, bilateral_std=30.0, color_std=8.0, max_side=200)
     return Config(
         recipe="photos",
-        data=DataConfig(max_side=1024),
+        data=DataConfig(max_side=400),  # that of the photographs by which crops, walk and CRF were chosen
         weights=WeightsConfig(backbone="bundled"),
         classifier=ClassifierConfig(
             backbone=backbone,
