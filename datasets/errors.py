@@ -47,6 +47,12 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t\N{NARROW NO-BREAK SPACE}" else "?" for c in text)
 
 
+def one_line(text: str, most: int = 10_000) -> str:
+    """A text of unknown origin as one line of at most so many characters, which terminals and fonts take."""
+    line = "".join(c if c.isprintable() else " " if c.isspace() else "?" for c in text)
+    return line if len(line) <= most else f"{line[: most - 3]}..."
+
+
 class BadFile(UserError):
     """A file whose content is at fault, not the way to it: it is damaged, or not what its reader takes."""
 

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import MAX_PIXELS, RejectedImage, decode_picture, one_line, size_problem
+from mcis.datasets.errors import UserError, one_line
+from mcis.datasets.images.decode import MAX_PIXELS, MAX_REASON, RejectedImage, decode_picture, size_problem
 from mcis.datasets.storage.faults import access_refused, error_text, retry_io
 from mcis.datasets.storage.files import read_bytes
 from mcis.datasets.tables.large_tables import hashes, repeated
@@ -143,7 +143,7 @@ def _verify_file(uri: str, min_side: int, max_pixels: int) -> Verdict:
     except PermissionError as error:  # says nothing of the image
         raise access_refused(uri, error) from None
     except (OSError, ValueError) as error:  # ValueError: no path, as it holds a null byte
-        return Verdict(0, 0, content_hash, one_line(f"cannot be read: {error_text(error)}"))
+        return Verdict(0, 0, content_hash, one_line(f"cannot be read: {error_text(error)}", MAX_REASON))
     return Verdict(height, width, content_hash, None)
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from mcis.datasets.classes import palette
-from mcis.datasets.errors import unquoted
+from mcis.datasets.errors import one_line, unquoted
 
 FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
 """The formats that are tried, by Pillow's names; a file's name does not matter. JPEG includes MPO."""
@@ -43,7 +43,7 @@ versions have kept of them is not used."""
 _OTHERS = {b"<": "HTML, XML or SVG", b"%PDF": "a PDF", b"%!PS": "PostScript", b"PK\3\4": "a ZIP archive"}
 """How files begin that often lie where an image is expected. What a file holds is never quoted: it may be a secret."""
 
-_MAX_REASON = 400
+MAX_REASON = 400
 """Longest reason of a rejection, characters."""
 
 _UPRIGHT = {
@@ -73,14 +73,8 @@ class RejectedImage(ValueError):
     """
 
     def __init__(self, reason: str):
-        self.reason = one_line(reason)
+        self.reason = one_line(reason, MAX_REASON)
         super().__init__(self.reason)
-
-
-def one_line(text: str) -> str:
-    """A text of unknown origin as one short line without control characters: decoders quote what they were given."""
-    line = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
-    return line if len(line) <= _MAX_REASON else line[: _MAX_REASON - 3] + "..."
 
 
 def fitted(height: int, width: int, max_side: int | None) -> tuple[int, int]:

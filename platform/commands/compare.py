@@ -45,7 +45,8 @@ def compare(
         if page.suffix != ".html":
             raise UserError(f"--html {page}", "a file *.html, which is written anew", "name the page so")
 
-        from mcis.platform.commands.terminal import console, plain, show_table
+        from mcis.datasets.errors import one_line
+        from mcis.platform.commands.terminal import console, show_table
         from mcis.platform.reporting.comparison import Settings
         from mcis.platform.reporting.comparison import compare as compare_cases
 
@@ -54,6 +55,6 @@ def compare(
         for table in comparison.tables():
             show_table(table.title, table.columns, table.rows, table.numbers)
         for remark in comparison.remarks():
-            console.print(plain(remark))
+            console.print(one_line(remark))
         comparison_page.write_page(comparison, shown, page)
         typer.echo(f"page:  {page}")

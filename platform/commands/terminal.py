@@ -11,6 +11,7 @@ from rich.filesize import decimal
 from rich.table import Table
 from rich.text import Text
 
+from mcis.datasets.errors import one_line
 from mcis.platform.reporting.index_facts import index_facts
 from mcis.platform.runs.progress import console
 
@@ -26,12 +27,12 @@ def table_of(
     title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Collection[str] = ()
 ) -> Table:
     """A table whose cells are shown as they are, with the columns of numbers to the right."""
-    table = Table(title=plain(title), title_justify="left")
+    table = Table(title=one_line(title), title_justify="left")
     for column in columns:
         right = column in numbers
-        table.add_column(plain(column), justify="right" if right else "left", overflow="fold", no_wrap=right)
+        table.add_column(one_line(column), justify="right" if right else "left", overflow="fold", no_wrap=right)
     for row in rows:
-        table.add_row(*(plain(str(cell)) for cell in row))
+        table.add_row(*(one_line(str(cell)) for cell in row))
     return table
 
 
@@ -43,7 +44,7 @@ def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[objec
         console.print(table)
     else:
         lines = (", ".join(f"{c} {v}" for c, v in zip(columns, row, strict=True) if v) for row in rows)
-        console.print("\n- ".join(map(plain, [title, *lines])))
+        console.print("\n- ".join(map(one_line, [title, *lines])))
 
 
 def show_result(result: "RunResult") -> None:
@@ -94,7 +95,7 @@ def show_runs(entries: Sequence["Entry"], workspace: "Workspace") -> None:
     columns = ("name", "of", "last call", "state", *numbers)
     show_table(f"Runs of {workspace.root}", columns, rows, numbers)
     for entry in (each for each in entries if each.problem and not each.holder):
-        console.print(f"{plain(entry.name)}: {plain(entry.problem or '')}")
+        console.print(f"{one_line(entry.name)}: {one_line(entry.problem or '')}")
     words = ", ".join(f"{short} = {name}" for name, short in MAIN_SCORES.items() if name != short)
     console.print(f"mIoU % ({words}), and the disk that each points to, which runs may share")
 
@@ -114,7 +115,7 @@ def show_removal(plan: "Plan", workspace: "Workspace") -> None:
         title = f"To be removed from {workspace.root}"
         console.print(table_of(title, ("what", "why", "size"), rows, numbers=("size",)))
     for note in plan.notes:
-        console.print(Text.assemble(("note", "yellow"), f"  {plain(note)}"))
+        console.print(Text.assemble(("note", "yellow"), f"  {one_line(note)}"))
 
 
 def show_index(
@@ -132,9 +133,4 @@ def show_index(
     console.print(f"rejected: {len(rejects)}")
     console.print(f"copies of an earlier image: {facts.repeats}")
     for note in notes:
-        console.print(Text.assemble(("note", "yellow"), f"  {plain(note)}"))
-
-
-def plain(text: str) -> str:
-    """Text from outside as one line, without control characters that would move the cursor."""
-    return "".join(c if c.isprintable() else " " for c in text)
+        console.print(Text.assemble(("note", "yellow"), f"  {one_line(note)}"))

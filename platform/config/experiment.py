@@ -13,7 +13,7 @@ from typing import NamedTuple
 import tomlkit
 from pydantic import BaseModel
 
-from mcis.datasets.errors import UserError, unquoted
+from mcis.datasets.errors import UserError, one_line, unquoted
 from mcis.platform.config.keys import Values, flat, leaves
 from mcis.platform.config.sections import Config
 
@@ -98,7 +98,7 @@ def _lines(section: BaseModel, prefix: str, origins: dict[str, str]) -> Iterator
             yield f"# {name} is None"
             continue
         plain = list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
-        line = "".join(character if character.isprintable() else " " for character in origins[key])
+        line = one_line(origins[key])
         origin = "" if line == "default" else f"  # {line}"
         yield f"{name} = {tomlkit.item(plain).as_string()}{origin}"
     yield from below

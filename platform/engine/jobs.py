@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from mcis.datasets.errors import UserError, printable
+from mcis.datasets.errors import UserError, one_line, printable
 from mcis.datasets.storage.faults import PATIENCE, with_timeout
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ def _patiently(
             may_pass = unanswered or re.search("No available agent|status code 50[234]", str(error))
             if not may_pass or time.monotonic() > end:
                 found, expected, remedy = refused
-                raise UserError(f"{found}: {' '.join(str(error).split())[:300]}", expected, remedy) from None
+                raise UserError(f"{found}: {one_line(str(error), 300)}", expected, remedy) from None
         time.sleep(_PAUSE)
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, one_line
 from mcis.datasets.sampling.batch_stream import DecodeIn
 from mcis.datasets.storage.folders import file_system, files_below, is_there, remove
 from mcis.datasets.storage.threads import in_background
@@ -117,8 +117,7 @@ def _fewer(job: TrainingJob[Any]) -> int | None:
 def _cause(error: Exception) -> str:
     """What a person reads of an error of Ray: its type, and the last line of its text, which has the cause."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    text = f"{type(error).__name__}: {lines[-1] if lines else ''}"
-    return "".join(character for character in text[:200] if character.isprintable())
+    return one_line(f"{type(error).__name__}: {lines[-1] if lines else ''}", 200)
 
 
 def _reserved(compute: ComputeConfig) -> list[Bundle]:

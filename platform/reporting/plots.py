@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
+from mcis.datasets.errors import one_line
 from mcis.platform.engine.classifier_learner import THROUGH_ATTENTION
 from mcis.platform.reporting.losses import LOST, Step
 from mcis.platform.runs.scores import Curve, Scored
@@ -99,9 +100,9 @@ def iou_chart(names: Sequence[str], bars: Sequence[Bars]) -> Plot:
         for i, (label, iou, miou, number) in enumerate(bars):
             values = np.nan_to_num(np.array([iou.get(name) for name in names], np.float64))
             centers = np.arange(len(names)) + (i - (len(bars) - 1) / 2) * thickness
-            axes.barh(centers, values, thickness * 0.86, color=f"C{number}", label=f" {short(label, 60)}")
+            axes.barh(centers, values, thickness * 0.86, color=f"C{number}", label=f" {one_line(label, 60)}")
             axes.axvline(miou, color=f"C{number}", linewidth=1, linestyle=(0, (4, 3)), zorder=0.5)
-        _name_rows(axes, theme, [short(name, 24) for name in names])
+        _name_rows(axes, theme, [one_line(name, 24) for name in names])
         axes.set_xlabel("IoU in percent, dashed: mIoU")
         figure.legend(loc="outside upper left")
 
@@ -122,7 +123,7 @@ def loss_chart(steps: Sequence[Step]) -> Plot:
             points = np.array([step.lost[number] for step in steps])
             axes.barh(rows, points, 0.62, left=start, color=f"C{3 + number}", label=name)
             start = start + points
-        _name_rows(axes, theme, [f"{short(step.name, 34)}\n{short(step.images, 40)}" for step in steps])
+        _name_rows(axes, theme, [f"{one_line(step.name, 34)}\n{one_line(step.images, 40)}" for step in steps])
         axes.set_xlabel("mIoU, and points lost")
         figure.legend(loc="outside upper left", ncols=3)
 
@@ -136,7 +137,7 @@ def threshold_chart(curves: Mapping[str, Curve]) -> Plot:
         axes = figure.add_subplot()
         axes.grid()
         for i, (label, curve) in enumerate(curves.items()):
-            color, text = f"C{i}", short(label, 40)
+            color, text = f"C{i}", one_line(label, 40)
             known = [(threshold, miou) for threshold, miou in zip(*curve, strict=True) if math.isfinite(miou)]
             if best := max(known, key=lambda point: point[1], default=None):
                 axes.axvline(best[0], color=color, linewidth=0.8, alpha=0.5)
@@ -167,7 +168,7 @@ def distance_chart(intervals: Sequence[str], shares: Sequence[Shares]) -> Plot:
             axes.grid()
             for label, color, *values in shares:
                 style = {"color": f"C{color}", "markersize": 4, "linewidth": 1.6}
-                axes.plot(intervals, values[number], "o-", **style, label=None if number else f" {short(label, 60)}")
+                axes.plot(intervals, values[number], "o-", **style, label=None if number else f" {one_line(label, 60)}")
             axes.set_title(f"{'precision' if number else 'recall'}, percent")
         axes.set_xlabel("distance, in sides of a square of the object's area")
         figure.legend(loc="outside upper left")
@@ -201,7 +202,7 @@ def training_chart(log: TrainingLog) -> Plot:
                     axes.plot(epoch, values, color=color, linewidth=0.6, alpha=0.25)
                     values = _smoothed(values)
                 marker = "o" if len(values) < 2 else None
-                label = f" {short(name, 30)}" if name else None
+                label = f" {one_line(name, 30)}" if name else None
                 axes.plot(epoch, values, color=color, linewidth=1.6, marker=marker, label=label)
             axes.set_title(title)
             axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
@@ -218,16 +219,6 @@ def _smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
     total = np.convolve(np.where(finite, values, 0), kernel, "same")
     count = np.convolve(finite, kernel, "same")
     return np.where(finite, total / np.maximum(count, 1), np.nan)
-
-
-def short(text: str, limit: int) -> str:
-    """A text from outside as one line of at most `limit` characters that font renderers take.
-
-    They take no line breaks, control characters or lone surrogates.
-    """
-    text = text[:400].encode("utf-8", "backslashreplace").decode()
-    text = "".join(c if c.isprintable() else " " for c in text)
-    return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
 def _png(width: int, height: int, draw: Draw, name: str) -> bytes:

@@ -101,7 +101,7 @@ def test_why_a_run_failed_is_shown_as_it_is(workspace: Workspace) -> None:
         raise ValueError
     record = workspace.run("first").record
     record.write_text(record.read_text().replace("ValueError", "photos[/x]\\u001b[2J"))
-    assert ": photos[/x] [2J" in shown(workspace)
+    assert ": photos[/x]?[2J" in shown(workspace)
 
 
 def test_trials_stand_below_their_study_and_share_what_they_point_to(workspace: Workspace) -> None:
