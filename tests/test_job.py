@@ -142,7 +142,6 @@ def test_a_jobs_command_names_places_of_the_nodes_and_takes_experiments_along(tm
         ["predict", "/photos", "--out", "predicted"],
         ["predict", "/photos", "more", "--out", "/predicted"],
         ["index", "tags", "photos.csv"],
-        ["index", "voc", "/data", "--sbd", "sbd"],
         ["index", "browse", "--out=page.html"],
         ["index", "nothing"],
         ["voc", "--vox", "/data"],

@@ -180,7 +180,6 @@ SINGLE = Source(
     help="Folder of single-label images: ImageNet CLS-LOC (by synset), Caltech-256, or `<class>/<image>`.",
     example="single ILSVRC/Data/CLS-LOC/train",
     record=SingleConfig,
-    options={"classes": "data.single.classes"},
     domain="source",
 )
 WEB = Source(
@@ -189,6 +188,5 @@ WEB = Source(
     help="Folder of crawled images, `<class>/<file>`; the folder is the tag.",
     example="web bing",
     record=WebConfig,
-    options={"classes": "data.classes"},
     domain="web",
 )

@@ -21,7 +21,6 @@ class Source:
         example: of a command that indexes it, without `mcis index`.
         record: its section of the configuration, `data.<name>`; None = all its values are those of `data` itself.
         of_data: arguments that are fields of the section `data` itself, and these.
-        options: of `mcis index <name>`, and the keys of the configuration that they give.
         domain: of its images, as in INDEX_SCHEMA.
         names_classes: it brings class names of its own, so a run has at most one such source.
         curated: every file is expected to be an image, and every class to have a training image.
@@ -35,7 +34,6 @@ class Source:
     where: Literal["DIR", "FILE"] = "DIR"
     record: type[Section] | None = None
     of_data: Mapping[str, str] = field(default_factory=dict)
-    options: Mapping[str, str] = field(default_factory=dict)
     domain: Literal["target", "source", "web"] = "target"
     names_classes: bool = False
     curated: bool = False

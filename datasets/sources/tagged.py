@@ -299,7 +299,6 @@ TAGS = Source(
     where="FILE",
     record=TagsConfig,
     of_data={"classes": "classes"},
-    options={"classes": "data.classes"},
     names_classes=True,
     recipe="photos",
 )

@@ -1,6 +1,5 @@
 """The commands `mcis index <source>|show|browse`: the first stage of a run, and a look at its index."""
 
-import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -8,16 +7,7 @@ import typer
 
 from mcis.datasets.sources import SOURCES
 from mcis.datasets.sources.source import Source
-from mcis.platform.commands.options import (
-    DEFAULT_WORKSPACE,
-    Assignments,
-    Verbose,
-    WorkspaceFolder,
-    grouped,
-    plain_errors,
-)
-from mcis.platform.config.keys import meanings
-from mcis.platform.config.sections import Config
+from mcis.platform.commands.options import DEFAULT_WORKSPACE, Assignments, Verbose, WorkspaceFolder, plain_errors
 
 if TYPE_CHECKING:
     from mcis.platform.runs.workspace import Workspace
@@ -41,17 +31,12 @@ def _show_index(workspace: "Workspace", name: str, *, noted: bool = False) -> No
 def _add_command(source: str, about: Source) -> None:
     """The command `mcis index <source>`, which builds an index as the first stage of a run, and shows it.
 
-    It takes where the images are and the options of all sources; a run of the same configuration takes its index over.
+    A run of the same configuration takes its index over.
     """
-    keys, about_keys = {"location": about.keys(source)[about.location], **about.options}, meanings(Config())
-    kind: Any = Path if about.where == "DIR" else str
-    place = typer.Argument(metavar=about.where, help=about.help)
-    taken: list[tuple[str, Any, Any]] = [("location", Annotated[kind, place], ...)]  # which typer takes for no default
-    for option, key in about.options.items():
-        taken.append((option, Annotated[Path | None, typer.Option(f"--{option}", help=about_keys[key])], None))
+    key = about.keys(source)[about.location]
 
     def command(
-        given: Any,
+        location: Any,
         run: Index = f"index-{source}",
         workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
         assignments: Assignments = None,
@@ -61,13 +46,13 @@ def _add_command(source: str, about: Source) -> None:
             from mcis.platform import api
             from mcis.platform.config.resolve import resolve
 
-            options = {keys[name]: str(value) for name, value in vars(given).items() if value is not None}
-            resolved = resolve(source, None, options, assignments or [])
+            resolved = resolve(source, None, {key: str(location)}, assignments or [])
             result = api.run(resolved, run, workspace=workspace, until="index", verbose=verbose)
             _show_index(result.context.workspace, run, noted=result.context.computed["index"])
 
-    command.__annotations__["given"] = dataclasses.make_dataclass("Given", taken)
-    index_app.command(source, help=about.help, epilog=f"Example: `mcis index {about.example}`")(grouped(command))
+    kind: Any = Path if about.where == "DIR" else str
+    command.__annotations__["location"] = Annotated[kind, typer.Argument(metavar=about.where, help=about.help)]
+    index_app.command(source, help=about.help, epilog=f"Example: `mcis index {about.example}`")(command)
 
 
 for _source, _about in SOURCES.items():

@@ -19,7 +19,7 @@ def test_an_index_is_built_shown_and_taken_over_by_a_run(ray_local: None, tmp_pa
     root = tmp_path / "VOCdevkit" / "VOC2012"
     synthetic.draw(root, train=6, val=2, size=64, classes=2)
     given = ["--workspace", str(tmp_path / "ws"), "--set", "data.min_side=40"]
-    done = runner.invoke(app, ["index", "voc", str(root), "--classes", str(root / "classes.txt"), *given])
+    done = runner.invoke(app, ["index", "voc", str(root), "--set", f"data.classes={root / 'classes.txt'}", *given])
     assert done.exit_code == 0, done.output
     words = ["run", "voc", "--voc", str(root), "--set", f"data.classes={root / 'classes.txt'}", *given]
     walked = runner.invoke(app, [*words, "--name", "NAME", "--recipe", "small", "--until", "index"])
