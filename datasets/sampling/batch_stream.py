@@ -87,7 +87,7 @@ def batches(
         return iter(())
     if decode_in == "threads":
         steps = (np.array([step]) for step in range(shard.steps))
-        return in_threads(decode, steps, threads=threads, name="decode")
+        return in_threads(decode, steps, threads=threads)
     return by_tasks(decode, batch=batch, shard=shard)
 
 

@@ -125,7 +125,7 @@ def stamps(uris: Sequence[str]) -> list[Stamp | None]:
     """As `stamp` of each file, in many threads, each of which asks for some hundred one after the other."""
     count = min(2**9, -(-len(uris) // _PARALLEL) or 1)
     parts = (uris[first : first + count] for first in range(0, len(uris), count))
-    found = in_threads(lambda part: list(map(stamp, part)), parts, threads=_PARALLEL, name="stamps")
+    found = in_threads(lambda part: list(map(stamp, part)), parts, threads=_PARALLEL)
     return [each for part in found for each in part]
 
 

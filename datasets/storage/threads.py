@@ -10,14 +10,12 @@ _Item = TypeVar("_Item")
 _T = TypeVar("_T")
 
 
-def in_threads(
-    act: Callable[[_Item], _T], items: Iterable[_Item], *, threads: int, ahead: int = 4, name: str = "mcis"
-) -> Generator[_T, None, None]:
+def in_threads(act: Callable[[_Item], _T], items: Iterable[_Item], *, threads: int, ahead: int = 4) -> Generator[_T]:
     """What `act` makes of each item, in order; the threads end with the generator.
 
     Each thread is at most so many items `ahead` of the reader, so that neither items nor results pile up.
     """
-    pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
+    pool = ThreadPoolExecutor(threads)
     coming: deque[Future[_T]] = deque()
     try:
         for item in items:

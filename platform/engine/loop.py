@@ -78,7 +78,7 @@ class Validation:
         read: Callable[[NDArray[np.int64]], NDArray[Any]] = self.images
         model.eval()
         with torch.inference_mode():
-            for chunk, values in zip(chunks, in_threads(read, chunks, threads=threads, name="decode"), strict=True):
+            for chunk, values in zip(chunks, in_threads(read, chunks, threads=threads), strict=True):
                 images = torch.from_numpy(values).to(device, non_blocking=True)
                 with autocast():
                     scores[torch.from_numpy(chunk).to(device)] = self.scores(model, images).float()
