@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pyarrow.fs as pafs
     from selenium.webdriver import Chrome
 
-hypothesis.settings.register_profile("mcis", deadline=None)  # that a machine is busy is no fault
+hypothesis.settings.register_profile("mcis", deadline=None, max_examples=60)  # that a machine is busy is no fault
 hypothesis.settings.load_profile("mcis")
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("datasets", "models", "platform", "tuning")

@@ -5,13 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mcis.datasets.sampling.crops import random_crop
 
-quick = settings(deadline=None, max_examples=60)
 PADDING = [124, 116, 104]
 Array = NDArray[np.uint8]
 
@@ -49,7 +48,6 @@ def crop(rgb: Array, labels: Array, size: int, draws: Sequence[float], **options
 draws_in_unit = st.floats(0, 1 - 2**-53)
 
 
-@quick
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 12), draws_in_unit, draws_in_unit, draws_in_unit)
 def test_a_crop_is_the_references(height: int, width: int, size: int, turn: float, top: float, left: float) -> None:
     rgb, labels = picture(height, width)
@@ -72,7 +70,6 @@ def test_every_position_of_a_crop_is_taken(side: int, positions: int) -> None:
         assert crop(rgb, labels, 5, [0, 0, end, 0])[1].tobytes() in found
 
 
-@quick
 @given(st.integers(2, 9), st.integers(2, 9), st.sampled_from([0.5, 0.7, 1.3, 2.0]), st.booleans())
 def test_scaled_crops_are_bilinear_and_labels_nearest(height: int, width: int, scale: float, mirrored: bool) -> None:
     """Against the triangle filter and nearest centers in float64; the crop is as large as the scaled image."""

@@ -5,13 +5,12 @@ from typing import cast
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mcis.datasets.sampling.keyed_random import Draw, Order, generator_seeds, permuted, uniforms
 
-quick = settings(deadline=None, max_examples=60)
 small = st.integers(0, 2**40)
 
 
@@ -45,7 +44,6 @@ def test_the_reference_is_splitmix() -> None:
     assert [splitmix(i * 0x9E3779B97F4A7C15 % 2**64) for i in range(3)] == published
 
 
-@quick
 @given(st.integers(0, 9), small, small, st.lists(small, max_size=4), st.integers(1, 8))
 def test_draws_are_the_references(purpose: int, seed: int, first: int, second: list[int], count: int) -> None:
     drawn = uniforms(draw(purpose), seed, first, np.array(second, np.int64), count=count)
@@ -137,7 +135,6 @@ def test_an_order_of_nothing() -> None:
     assert permuted(Order.IMAGES, 0, 0, 0, np.arange(0)).shape == (0,)
 
 
-@quick
 @given(st.integers(1, 3000), small, small, st.data())
 def test_an_order_is_the_same_asked_for_in_parts(count: int, seed: int, turn: int, data: st.DataObject) -> None:
     positions = np.array(data.draw(st.lists(st.integers(0, count - 1), max_size=20)), np.int64)

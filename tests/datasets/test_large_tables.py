@@ -6,14 +6,13 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mcis.datasets.tables import large_tables
 from mcis.datasets.tables.large_tables import Texts, digest, in_shards, repeated, take
 
 SCHEMA = pa.schema({"text": pa.string(), "tags": pa.list_(pa.uint16()), "number": pa.int64()})
-quick = settings(deadline=None, max_examples=60)
 COLUMNS = {"text": st.text(max_size=4), "tags": st.lists(st.integers(0, 3), max_size=3), "number": st.integers(-2, 2)}
 table_rows = st.fixed_dictionaries({name: st.none() | values for name, values in COLUMNS.items()})
 tables = st.lists(table_rows, max_size=12).map(lambda rows: pa.Table.from_pylist(rows, SCHEMA))
@@ -25,7 +24,6 @@ def cut(table: pa.Table, at: list[int]) -> list[pa.Table]:
     return [table.slice(first, last - first) for first, last in pairwise(ends)]
 
 
-@quick
 @given(tables, st.lists(st.integers(0, 12), max_size=4), st.integers(1, 5))
 def test_neither_rows_nor_digest_depend_on_chunks(table: pa.Table, at: list[int], rows: int) -> None:
     parts = cut(table, at)
@@ -36,7 +34,6 @@ def test_neither_rows_nor_digest_depend_on_chunks(table: pa.Table, at: list[int]
     assert [row for shard in shards for row in shard.to_pylist()] == table.to_pylist()
 
 
-@quick
 @given(tables, tables)
 def test_tables_of_other_values_have_another_digest(one: pa.Table, other: pa.Table) -> None:
     assert (digest([one]) == digest([other])) == (one.to_pylist() == other.to_pylist())
@@ -52,7 +49,6 @@ def test_a_digest_has_names_types_and_shards(monkeypatch: pytest.MonkeyPatch) ->
     assert of_shards != digests[0], "the shards' digests are digested"
 
 
-@quick
 @given(st.lists(st.text("ab", max_size=2), max_size=12), st.lists(st.integers(0, 12), max_size=3))
 def test_repeated_texts_are_found_in_their_order(texts: list[str], at: list[int]) -> None:
     whole = pa.table({"text": pa.array(texts, pa.string())})
@@ -60,7 +56,6 @@ def test_repeated_texts_are_found_in_their_order(texts: list[str], at: list[int]
     assert found == [text for text in dict.fromkeys(texts) if texts.count(text) > 1]
 
 
-@quick
 @given(tables, st.lists(st.integers(0, 12), max_size=4), st.data())
 def test_rows_are_taken_in_any_order_from_any_chunks(table: pa.Table, at: list[int], data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.integers(0, max(0, len(table) - 1)), max_size=9)) if len(table) else []

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import scipy.io
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image
@@ -76,7 +76,6 @@ def test_a_mask_without_labels_and_a_map_with_color_or_alpha_are_rejected(decode
         decode(data)
 
 
-@settings(max_examples=50, deadline=None)
 @given(arrays(np.uint8, array_shapes(min_dims=2, max_dims=2, max_side=40)))
 def test_labels_survive_the_round_trip(labels: np.ndarray):
     np.testing.assert_array_equal(decode_labels(encode_labels(labels)), labels)
@@ -111,7 +110,6 @@ def test_saliency_of_every_kind_of_gray():
     assert decode_saliency(encoded(np.full((1, 1), 9, np.uint8))).tolist() == [[9]]
 
 
-@settings(max_examples=50, deadline=None)
 @given(arrays(np.uint8, array_shapes(min_dims=2, max_dims=2, max_side=20)), st.integers(1, 50), st.integers(1, 50))
 def test_resized_labels_are_the_nearest(labels: np.ndarray, height: int, width: int):
     resized = resize_labels(labels, height, width)

@@ -14,7 +14,6 @@ from mcis.datasets.sampling.keyed_random import Draw, Order, permuted, uniforms
 from mcis.datasets.sampling.pairs import SOURCE_SOURCE, TARGET_SOURCE, TARGET_TARGET, PairRows, PairSampler, epoch_rows
 from mcis.datasets.tags import Tags
 
-quick = settings(deadline=None, max_examples=60)
 Matrix = NDArray[np.bool_]
 
 TAGS = np.zeros((7, 4), bool)
@@ -94,7 +93,7 @@ def slow_row(case: Case, row: int) -> tuple[int, int, int, int]:
     return m, n, epoch, kinds_of_domains[is_source[m], is_source[n]]
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(cases())
 def test_rows_are_the_references(case: Case) -> None:
     sampler, last = case.sampler(), 40
@@ -111,7 +110,6 @@ def test_rows_are_the_references(case: Case) -> None:
             assert (case.tags[:, common].sum(axis=0) == 1).any(), "itself, though its class has another image"
 
 
-@quick
 @given(matrices(), st.integers(0, 9))
 def test_each_tagged_image_is_m_once_per_epoch(tags: Matrix, seed: int) -> None:
     sampler = PairSampler(Tags.of_matrix(tags), seed=seed)
@@ -124,7 +122,6 @@ def test_each_tagged_image_is_m_once_per_epoch(tags: Matrix, seed: int) -> None:
         assert (rows.kind == TARGET_TARGET).all()
 
 
-@quick
 @given(cases(), st.lists(st.integers(0, 60), max_size=6))
 def test_cuts_add_up_to_the_whole(case: Case, cuts: list[int]) -> None:
     """A share of a batch, and a start in the middle, are parts of the same stream."""

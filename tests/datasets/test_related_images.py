@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from mcis.datasets.sampling.related_images import RELATED, Asked, Relations, draw, rounded
 from mcis.datasets.tags import Tags
 
-quick = settings(deadline=None, max_examples=60)
 Matrix = NDArray[np.bool_]
 
 
@@ -34,7 +33,6 @@ def matrices(draw: st.DrawFn) -> Matrix:
     return matrix
 
 
-@quick
 @given(matrices(), st.integers(0, 9), st.integers(1, 8), st.booleans(), st.sampled_from(["class", "wrong_class"]))
 def test_related_images_are_candidates_and_repeat_only_where_they_must(
     matrix: Matrix, seed: int, related: int, may_repeat: bool, by: str
@@ -55,7 +53,6 @@ def test_related_images_are_candidates_and_repeat_only_where_they_must(
             assert max(Counter(row).values()) == -(-related // len(candidates))
 
 
-@quick
 @given(matrices(), st.sampled_from(["class", "wrong_class"]))
 def test_maps_of_related_images_have_their_numbers(matrix: Matrix, by: str) -> None:
     relations = drawn_by(matrix, related_by=by)
@@ -119,7 +116,6 @@ def test_images_of_the_wrong_class_are_drawn_for_each_key_anew() -> None:
     assert not (base == other).all(axis=1).any()
 
 
-@quick
 @given(matrices(), st.integers(1, 4))
 def test_a_control_needs_what_it_draws(matrix: Matrix, related: int) -> None:
     """An image itself, or images without the class; where there are none, those of the class."""
@@ -143,7 +139,6 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-@quick
 @given(matrices(), st.sampled_from(WAYS), st.integers(0, 9))
 def test_fewer_related_images_are_the_first_of_more(matrix: Matrix, how: dict[str, Any], seed: int) -> None:
     tags, source = Tags.of_matrix(matrix), np.arange(len(matrix)) % 3 == 0

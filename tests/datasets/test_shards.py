@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -22,7 +22,6 @@ from mcis.datasets.tables.shards import Shards
 from mcis.models.grids import Grid
 from mcis.platform.outputs.tables import MAPS_SCHEMA, image_maps, map_rows
 
-quick = settings(deadline=None, max_examples=40)
 GRID = Grid(0.01, 0.1, 3)  # its count is that of the maps
 
 
@@ -41,7 +40,6 @@ def shards(tmp_path: Path) -> Shards:
     return Shards(tmp_path)
 
 
-@quick
 @given(st.data())
 def test_map_rows_hold_the_maps_in_float16(data: st.DataObject) -> None:
     shape = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 5)))

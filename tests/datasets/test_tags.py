@@ -5,13 +5,12 @@ from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from mcis.datasets.tags import Members, Tags
 
-quick = settings(deadline=None, max_examples=60)
 CLASSES = 5
 tag_lists = st.lists(st.lists(st.integers(0, CLASSES - 1), max_size=CLASSES, unique=True).map(sorted), max_size=12)
 
@@ -28,7 +27,6 @@ def matrix_of(lists: list[list[int]]) -> NDArray[np.bool_]:
     return np.array([[k in row for k in range(CLASSES)] for row in lists], bool).reshape(len(lists), CLASSES)
 
 
-@quick
 @given(tag_lists, st.lists(st.integers(0, 12), max_size=3))
 def test_tags_of_an_index_and_of_a_matrix_are_the_lists(lists: list[list[int]], cuts: list[int]) -> None:
     for tags in (Tags.of_index(column(lists, cuts), CLASSES), Tags.of_matrix(matrix_of(lists))):
@@ -38,7 +36,6 @@ def test_tags_of_an_index_and_of_a_matrix_are_the_lists(lists: list[list[int]], 
         assert tags.tagged == sum(map(bool, lists))
 
 
-@quick
 @given(tag_lists, st.data())
 def test_the_matrix_of_some_images(lists: list[list[int]], data: st.DataObject) -> None:
     lists_of_positions = st.lists(st.integers(0, len(lists) - 1), max_size=8) if lists else st.just([])
@@ -48,7 +45,6 @@ def test_the_matrix_of_some_images(lists: list[list[int]], data: st.DataObject) 
     np.testing.assert_array_equal(matrix, matrix_of(lists)[positions])
 
 
-@quick
 @given(tag_lists, st.data())
 def test_members_are_the_images_of_each_class(lists: list[list[int]], data: st.DataObject) -> None:
     flags = data.draw(st.lists(st.booleans(), min_size=len(lists), max_size=len(lists)))

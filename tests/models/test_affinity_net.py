@@ -61,7 +61,7 @@ def test_a_line_is_unbroken(direction: tuple[int, int]) -> None:
     assert all(max(abs(b - a) for a, b in zip(p, q, strict=True)) == 1 for p, q in itertools.pairwise(points))
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 99), radius=st.integers(2, 4))
 def test_losses_are_means_over_the_three_kinds_of_pairs_and_sums_over_images(seed: int, radius: int) -> None:
     rng = np.random.default_rng(seed)

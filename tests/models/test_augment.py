@@ -6,13 +6,12 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from mcis.models.augment import Augmentation, augment, color_jitter
 
-quick = settings(deadline=None, max_examples=50)
 seeds = st.integers(0, 2**32 - 1)
 side = st.integers(1, 5)
 STRONG = Augmentation(color_jitter=(0.3, 0.3, 0.3, 0.1), flip=True, shift=2)
@@ -47,7 +46,6 @@ def jittered(image: Tensor, strength: tuple[float, ...], draws: list[float]) -> 
     return out
 
 
-@quick
 @given(seeds, side, side, st.tuples(*[st.sampled_from([0.0, 0.1, 0.4])] * 3, st.sampled_from([0.0, 0.1, 0.5])))
 def test_color_jitter(seed: int, height: int, width: int, strength: tuple[float, float, float, float]) -> None:
     images, draws = drawn(seed, 2, height, width)
@@ -74,7 +72,6 @@ def test_no_strength_and_no_deviation_are_the_identity() -> None:
     torch.testing.assert_close(augment(images, STRONG, middle), images, atol=1e-5, rtol=0)  # hue is in float32
 
 
-@quick
 @given(seeds, side, side)
 def test_an_image_is_mirrored_where_its_draw_is_below_one_half(seed: int, height: int, width: int) -> None:
     images, draws = drawn(seed, 4, height, width)
@@ -84,7 +81,6 @@ def test_an_image_is_mirrored_where_its_draw_is_below_one_half(seed: int, height
         assert torch.equal(out, image.flip(2) if image_draws[5] < 0.5 else image)
 
 
-@quick
 @given(seeds, side, side, st.integers(1, 7))
 def test_shifting_repeats_the_edges(seed: int, height: int, width: int, most: int) -> None:
     images, draws = drawn(seed, 3, height, width)
@@ -96,7 +92,6 @@ def test_shifting_repeats_the_edges(seed: int, height: int, width: int, most: in
             assert torch.equal(out[:, y, x], image[:, from_y, from_x])
 
 
-@quick
 @given(seeds, st.integers(2, 4), side, side)
 def test_an_image_does_not_depend_on_its_batch(seed: int, batch: int, height: int, width: int) -> None:
     images, draws = drawn(seed, batch, height, width)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
@@ -12,7 +12,6 @@ from mcis.datasets.sampling.keyed_random import Draw, uniforms
 from mcis.models.bootstrap import bootstrap_differences, percentile_interval, seed_shares, times_drawn
 from mcis.models.counts import Counts, Overlaps, overlaps
 
-quick = settings(deadline=None, max_examples=30)
 seeds = st.integers(0, 2**31 - 1)
 
 
@@ -38,7 +37,6 @@ def mean_iou(of: Overlaps, images: Sequence[int]) -> float:
     return sum(values) / len(values)
 
 
-@quick
 @given(seeds, st.integers(2, 12), st.integers(1, 4), st.integers(1, 4), st.booleans())
 def test_seeds_are_weighed_beside_images(seed: int, images: int, one: int, other: int, paired: bool) -> None:
     """Against loops: the same images for every seed, and the weighted mean of their mIoU."""
@@ -141,7 +139,6 @@ def test_images_without_a_scored_pixel_are_left_out_of_the_draws() -> None:
     assert np.isnan(bootstrap_differences(*one, paired=True, resamples=10, seed=1)).all()
 
 
-@quick
 @given(seeds)
 def test_overlaps_are_the_pixels_of_each_image(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
@@ -12,7 +12,6 @@ from mcis.models.coattention import AffinityForm, affinity, coattend, coattend_f
 
 Array = NDArray[np.float64]
 FORMS: tuple[AffinityForm, ...] = ("bilinear", "cosine")
-quick = settings(deadline=None, max_examples=40)
 side = st.integers(1, 3)
 sizes = st.fixed_dictionaries({"batch": side, "c": side, "m": st.tuples(side, side), "n": st.tuples(side, side)})
 seeds = st.integers(0, 2**32 - 1)
@@ -45,7 +44,6 @@ def softmax(p: Array) -> Array:
 # --- values
 
 
-@quick
 @given(seeds, sizes, st.sampled_from([1.0, 0.25, 15.0]))
 def test_affinity_is_equation_2(seed: int, size: dict, scale: float) -> None:
     f_m, f_n, w_p = drawn(seed, size)
@@ -54,7 +52,6 @@ def test_affinity_is_equation_2(seed: int, size: dict, scale: float) -> None:
         np.testing.assert_allclose(got, scale * matrix(one_m).T @ w_p.numpy() @ matrix(one_n), atol=1e-12)
 
 
-@quick
 @given(seeds, sizes)
 def test_the_cosine_form_compares_directions(seed: int, size: dict) -> None:
     f_m, f_n, _ = drawn(seed, size)
@@ -75,7 +72,6 @@ def test_a_position_without_features_has_cosine_0_and_a_finite_gradient() -> Non
     assert f.grad.isfinite().all()
 
 
-@quick
 @given(seeds, sizes)
 def test_summaries_are_equations_3_and_4(seed: int, size: dict) -> None:
     f_m, f_n, w_p = drawn(seed, size)
@@ -89,7 +85,6 @@ def test_summaries_are_equations_3_and_4(seed: int, size: dict) -> None:
         np.testing.assert_allclose(matrix(common.n[b]), m @ softmax(p), atol=1e-10)
 
 
-@quick
 @given(seeds, sizes, st.booleans())
 def test_contrastive_features_are_equations_7_to_9(seed: int, size: dict, with_bias: bool) -> None:
     f, _, _ = drawn(seed, size)
@@ -105,7 +100,6 @@ def test_contrastive_features_are_equations_7_to_9(seed: int, size: dict, with_b
 # --- properties
 
 
-@quick
 @given(seeds, sizes, st.sampled_from(FORMS))
 def test_swapping_the_images_and_transposing_w_p_swaps_the_outputs(seed: int, size: dict, form: AffinityForm) -> None:
     f_m, f_n, w_p = drawn(seed, size)
@@ -127,7 +121,6 @@ def test_large_affinities_pick_one_position_and_stay_finite() -> None:
 # --- the fused form
 
 
-@quick
 @given(seeds, sizes, st.integers(1, 5), st.sampled_from(FORMS))
 def test_the_fused_form_is_the_same_attention(seed: int, size: dict, width: int, form: AffinityForm) -> None:
     f_m, f_n, w_p = drawn(seed, size)

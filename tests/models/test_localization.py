@@ -8,7 +8,7 @@ from typing import NamedTuple, get_args
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -29,7 +29,6 @@ from mcis.models.localization import (
 from mcis.platform.config.maps import MapsConfig
 
 FORMS: tuple[AffinityForm, ...] = ("bilinear", "cosine")
-quick = settings(deadline=None, max_examples=40)
 side = st.integers(1, 3)
 seeds = st.integers(0, 2**32 - 1)
 
@@ -81,7 +80,6 @@ def rounds(draw: st.DrawFn) -> Round:
     return Round(target, others, *weights, draw(st.sampled_from(FORMS)), draw(st.sampled_from([0.5, 1.0, 15.0])))
 
 
-@quick
 @given(rounds())
 def test_multi_round_is_the_class_layer_on_co_attentive_features(case: Round) -> None:
     target, related, w_p, _, weight, bias, form, scale = case
@@ -92,7 +90,6 @@ def test_multi_round_is_the_class_layer_on_co_attentive_features(case: Round) ->
     np.testing.assert_allclose(got, np.array(maps), atol=1e-9)
 
 
-@quick
 @given(rounds())
 def test_contrastive_round_is_the_class_layer_on_contrastive_features(case: Round) -> None:
     """Eq. 2-4 and 7-9 as they stand, one other image at a time, each seen from m as the target."""
@@ -139,7 +136,6 @@ def test_a_related_images_activation_has_the_same_bits_whatever_the_others_are()
 # --- normalized, combined and resized
 
 
-@quick
 @given(seeds, st.sampled_from([(2, 3), (4, 2, 3), (2, 2, 2, 3)]), st.sampled_from([-3.0, 0.0, 3.0]))
 def test_normalized_maps_are_clipped_and_have_the_maximum_one(seed: int, shape: tuple[int, ...], offset: float) -> None:
     raw = normal(np.random.default_rng(seed), *shape) + offset
@@ -160,7 +156,6 @@ def test_a_released_map_counts_where_the_sigmoid_of_its_mean_is_above_a_tenth(me
     torch.testing.assert_close(released_map(raw, always=True), expected)
 
 
-@quick
 @given(seeds, side, side, st.integers(1, 7), st.integers(1, 7), st.sampled_from(sorted(SCALES)))
 def test_scores_are_maps_at_pixels_then_scaled(seed: int, h: int, w: int, height: int, width: int, scale: str) -> None:
     """Where positions divide the image into equal parts, this is torch's bicubic resizing."""
@@ -228,7 +223,6 @@ def test_maps_are_scaled_by_their_maximum_or_their_range() -> None:
     torch.testing.assert_close(scale_maps(torch.full((1, 2, 2), 3.0), "range"), torch.zeros(1, 2, 2))
 
 
-@quick
 @given(
     st.lists(st.floats(-1e5, 1e5) | st.sampled_from([0.0, -1.0, math.e - 1, math.e**7, 20.0]), min_size=4, max_size=4)
 )

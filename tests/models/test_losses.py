@@ -5,14 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from mcis.datasets.classes import IGNORE
 from mcis.models.losses import LossReduction, PairScores, pair_losses, pixel_ce, presence_ce, sigmoid_ce
 
-quick = settings(deadline=None, max_examples=40)
 seeds = st.integers(0, 2**32 - 1)
 TERMS = ["basic", "common", "contrastive_m", "contrastive_n"]
 
@@ -42,7 +41,6 @@ def test_sigmoid_ce_of_certain_scores_is_finite_and_linear() -> None:
     assert scores.grad.tolist() == [[0, 0], [-0.5, 0.5]]
 
 
-@quick
 @given(seeds, st.integers(1, 4), st.integers(1, 5), st.sampled_from(["paper", "released"]))
 def test_the_terms_are_equations_1_6_and_10(seed: int, batch: int, classes: int, reduction: LossReduction) -> None:
     s, tags_m, tags_n = drawn(seed, batch, classes)
@@ -94,7 +92,6 @@ def test_each_score_is_pulled_by_probability_minus_label(reduction: LossReductio
 # --- the segmenter's
 
 
-@quick
 @given(seeds, st.integers(1, 2), st.integers(2, 4))
 def test_pixel_ce_sums_over_the_labeled_pixels(seed: int, batch: int, labels: int) -> None:
     """Its gradient is probability minus label, and zero where there is none."""
@@ -116,7 +113,6 @@ def test_pixel_ce_sums_over_the_labeled_pixels(seed: int, batch: int, labels: in
     torch.testing.assert_close(logits.grad, gradient)
 
 
-@quick
 @given(seeds, st.integers(1, 3), st.integers(1, 4))
 def test_presence_ce_is_that_of_the_classes_that_a_crop_holds(seed: int, batch: int, classes: int) -> None:
     rng = np.random.default_rng(seed)

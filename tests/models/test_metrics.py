@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from mcis.datasets.classes import IGNORE
 from mcis.models import counts, metrics
 
-quick = settings(deadline=None, max_examples=60)
 seeds = st.integers(0, 2**32 - 1)
 side = st.integers(1, 5)
 
@@ -31,7 +30,6 @@ def counted(truth: np.ndarray, prediction: np.ndarray, classes: int) -> NDArray[
 # --- confusion and IoU
 
 
-@quick
 @given(seeds, st.integers(1, 4), side, side)
 def test_confusion_counts_each_scored_pixel(seed: int, classes: int, height: int, width: int) -> None:
     rng = np.random.default_rng(seed)
@@ -69,7 +67,6 @@ def shares(truth: np.ndarray, prediction: np.ndarray, label: int) -> tuple[float
     return percent(hits, predicted), percent(hits, true), of_union
 
 
-@quick
 @given(seeds, st.integers(1, 4))
 def test_iou_precision_recall_and_losses_are_shares_of_pixels(seed: int, classes: int) -> None:
     rng = np.random.default_rng(seed)
@@ -95,7 +92,7 @@ def labeled_at(threshold: float, maps: np.ndarray, tags: np.ndarray) -> NDArray[
     return np.where(above, tags[maps.argmax(axis=0)] + 1, 0).astype(np.uint8)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(seeds, st.integers(1, 5), st.sampled_from([2, 3, 7, 10, 16, 49, 64, 100]), st.data())
 def test_the_sweep_is_the_confusion_at_every_threshold(seed: int, classes: int, bins: int, data: st.DataObject) -> None:
     """Over two images, with scores at and beside the thresholds, where rounding would show."""
@@ -118,7 +115,6 @@ def test_the_sweep_is_the_confusion_at_every_threshold(seed: int, classes: int, 
         np.testing.assert_array_equal(matrices[i], expected)
 
 
-@quick
 @given(seeds, st.integers(0, 8))
 def test_what_is_found_by_distance_is_counted_pixel_by_pixel(seed: int, eighths: int) -> None:
     rng, tags, threshold = np.random.default_rng(seed), np.array([0, 2]), eighths / 8
@@ -146,7 +142,6 @@ def test_a_random_tag_covers_the_salient_pixels() -> None:
         assert mask.tolist() == [[tag + 1, 0], [0, tag + 1]]
 
 
-@quick
 @given(seeds, st.integers(1, 4))
 def test_the_best_tag_is_the_true_one_on_each_salient_pixel(seed: int, classes: int) -> None:
     rng = np.random.default_rng(seed)
@@ -168,7 +163,6 @@ def test_the_best_tag_is_the_true_one_on_each_salient_pixel(seed: int, classes: 
 # --- average precision
 
 
-@quick
 @given(seeds, st.integers(1, 8), st.integers(1, 3))
 def test_average_precision_is_the_mean_precision_at_the_hits(seed: int, count: int, classes: int) -> None:
     rng = np.random.default_rng(seed)
@@ -213,7 +207,6 @@ def eroded_edge(mask: NDArray[np.bool_], width: int) -> NDArray[np.bool_]:
     return mask & ~inner[1:-1, 1:-1]
 
 
-@quick
 @given(seeds, long_side, long_side)
 def test_a_region_is_each_mask_less_its_erosion(seed: int, height: int, width: int) -> None:
     labels = blocks(np.random.default_rng(seed), height, width, [0, 1, 2, IGNORE])
@@ -225,7 +218,6 @@ def test_a_region_is_each_mask_less_its_erosion(seed: int, height: int, width: i
         np.testing.assert_array_equal(region & (labels == label), eroded_edge(labels == label, distance))
 
 
-@quick
 @given(seeds, st.integers(1, 3))
 def test_boundary_iou_is_that_of_the_regions_of_scored_pixels_summed_over_images(seed: int, classes: int) -> None:
     rng = np.random.default_rng(seed)

@@ -75,7 +75,7 @@ LIMITS = {
 }
 
 
-@settings(deadline=None, max_examples=200)
+@settings(max_examples=200)
 @given(scenes(), st.just(RECIPE) | st.fixed_dictionaries(LIMITS))
 def test_the_rules_of_the_recipe_and_other_limits(scene: TaggedMaps, limits: dict[str, Any]) -> None:
     got, expected = by_saliency(scene, **limits), by_the_recipe(scene, **limits)

@@ -49,7 +49,7 @@ def test_slices_pair_each_position_with_its_partner(direction: tuple[int, int]) 
     assert positions[here].shape[0] * positions[here].shape[1] == expected
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     h=st.integers(1, 9), w=st.integers(1, 9), radius=st.integers(2, 5), beta=st.floats(0.5, 10), seed=st.integers(0, 99)
 )

@@ -5,14 +5,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
 from mcis.models.grids import Grid, Grids, Layout, pixel_grids, pixels
 from mcis.models.resampling import Kernel, resample
 
-quick = settings(deadline=None, max_examples=60)
 counts = st.integers(1, 7)
 grids = st.builds(Grid, st.floats(-0.2, 0.6), st.floats(0.02, 0.5), counts)
 
@@ -34,7 +33,6 @@ def value_at(values: list[float], source: Grid, target: Grid, index: int, kernel
     return sum(weigh(at - n) * values[min(max(n, 0), last)] for n in taps)
 
 
-@quick
 @given(st.integers(0, 2**32 - 1), grids, grids, st.sampled_from(["bilinear", "bicubic"]))
 def test_values_are_the_kernels(seed: int, source: Grid, target: Grid, kernel: Kernel) -> None:
     values = np.random.default_rng(seed).normal(size=source.positions)
@@ -46,7 +44,6 @@ def test_values_are_the_kernels(seed: int, source: Grid, target: Grid, kernel: K
         np.testing.assert_allclose(got.flatten(), expected, atol=1e-9)
 
 
-@quick
 @given(counts, counts, counts, counts, st.sampled_from(["bilinear", "bicubic"]))
 def test_equal_parts_are_resized_as_torch_does(h: int, w: int, height: int, width: int, kernel: Kernel) -> None:
     maps = torch.randn(2, 3, h, w, generator=torch.Generator().manual_seed(h * w), dtype=torch.float64)
@@ -57,7 +54,6 @@ def test_equal_parts_are_resized_as_torch_does(h: int, w: int, height: int, widt
         assert min(h, w, height, width) == 1 or got.is_contiguous(memory_format=layout)
 
 
-@quick
 @given(st.integers(0, 2**32 - 1), grids, grids, grids, grids)
 def test_an_exported_network_resamples_alike(seed: int, rows: Grid, columns: Grid, to_rows: Grid, to: Grid) -> None:
     """To the same positions as well, and maps of any number of leading dimensions."""

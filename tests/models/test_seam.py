@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
@@ -24,7 +24,6 @@ from mcis.models.seam import (
 
 Array = NDArray[np.float64]
 E = 1e-5
-quick = settings(deadline=None, max_examples=40)
 TAGS = torch.tensor([[0, 1, 0, 1, 0], [0, 0, 0, 0, 1]], dtype=torch.float64)
 
 
@@ -81,7 +80,6 @@ def test_maps_of_tags_are_the_tagged_classes_in_order() -> None:
     assert of_tags(activations, torch.zeros(2, 5), 1).shape == (2, 1, 3, 4)
 
 
-@quick
 @given(st.integers(0, 999), st.integers(1, 4))
 def test_maps_are_stretched_and_the_strongest_kept(seed: int, classes: int) -> None:
     maps = drawn(seed, 1, classes, 3, 4) + 0.5
@@ -90,7 +88,6 @@ def test_maps_are_stretched_and_the_strongest_kept(seed: int, classes: int) -> N
     np.testing.assert_allclose(strongest(stretched(maps))[0], alone(expected), atol=1e-12)
 
 
-@quick
 @given(st.integers(0, 999))
 def test_scores_go_to_positions_that_look_alike(seed: int) -> None:
     scores, features = drawn(seed, 1, 3, 3, 4), drawn(seed + 1, 1, 5, 3, 4)

@@ -20,8 +20,6 @@ from mcis.models.networks import BACKBONES
 from mcis.models.segmenters import DeepLabV3, LargeFov, Pyramid, _windows, among_tags, labels_at, predict
 from mcis.models.timm_backbones import timm_backbone
 
-quick = settings(deadline=None, max_examples=60)
-
 
 def convolutions(model: LargeFov) -> list[nn.Conv2d]:
     """The head's three."""
@@ -61,7 +59,7 @@ class Windowed(nn.Module):
 # --- windows
 
 
-@settings(deadline=None, max_examples=300)
+@settings(max_examples=300)
 @given(st.integers(1, 700), st.integers(1, 420))
 def test_windows_cover_every_pixel_with_at_most_two_thirds_between_them(length: int, crop: int) -> None:
     starts = _windows(length, crop)
@@ -74,7 +72,6 @@ def test_windows_cover_every_pixel_with_at_most_two_thirds_between_them(length: 
     assert _windows(750, 401) == [0, 268, 349], "the recipe's"
 
 
-@quick
 @given(st.integers(1, 14), st.integers(1, 14), st.integers(1, 9))
 def test_overlapping_windows_are_averaged(height: int, width: int, crop: int) -> None:
     image, model = picture(height, width), Windowed()
@@ -323,7 +320,6 @@ def test_among_tags_only_these_classes_are_left_and_the_rest_sums_to_one(tags: l
     assert kept[:, 0, 0].isfinite().all()
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(1, 40), st.integers(1, 40), st.integers(4, 2000))
 def test_labels_are_of_probabilities_resized_once(rows: int, columns: int, height: int, width: int, strip: int) -> None:
     """In strips of any number of bytes, against all probabilities at the image's size in float64."""

@@ -218,7 +218,7 @@ def test_the_largest_differences_come_first_then_others_at_random() -> None:
     assert [image_id for image_id, _ in choose(IDS, [first, second, third], 6, seed=0)][:3] == ["i4", "i2", "i5"]
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 9), st.integers(0, 999), st.lists(st.sampled_from([0.0, 1.0, 2.0, NAN]), min_size=6, max_size=6))
 def test_a_choice_has_each_image_once_and_is_the_same_in_every_call(count: int, seed: int, values: list[float]) -> None:
     mious = [dict(zip(IDS, values, strict=True)), dict.fromkeys(IDS, 0.0)]

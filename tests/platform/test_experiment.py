@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 from hypothesis import given
-from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 
 from mcis.datasets.errors import UserError
@@ -52,7 +51,6 @@ def test_changes_are_read_as_they_were_written(recipe: str, change: str, tmp_pat
     assert resolve("voc", recipe, again.changed()).config == again.config
 
 
-@settings_of_hypothesis(deadline=None, max_examples=60)
 @given(st.text(st.characters(exclude_categories=["Cs"])))
 def test_any_text_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
     resolved = resolve("voc", "paper", {"data.train_list": text})
