@@ -26,8 +26,9 @@ from mcis.platform.reporting.comparison import Settings, compare
 from mcis.platform.reporting.comparison_page import compared_images, write_page
 from mcis.platform.reporting.panels import heat_picture
 from mcis.platform.runs.files import read_json, read_table
-from mcis.platform.runs.results import IndexResult, StageResult
+from mcis.platform.runs.results import IndexResult, PredictResult, StageResult
 from mcis.platform.runs.workspace import Workspace
+from mcis.platform.stages import predict
 
 
 def computed(run: pipeline.RunResult) -> list[str]:
@@ -128,6 +129,18 @@ def test_from_a_stage_on_all_is_computed_again_and_ends_the_same(small: Any) -> 
 
 def bytes_of(path: Path) -> dict[str, bytes]:
     return {name: value.numpy().tobytes() for name, value in torch.load(path, weights_only=True)["state_dict"].items()}
+
+
+def test_what_predictions_lack_of_the_tags_is_counted_and_noted(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(predict, "_FEW", 1)
+    context = small.run("noted", "predict.scales=[0.5]").context
+    tags = split_rows(context, "val", columns=["tags"])["tags"]
+    predictions = read_table(context.inputs["predict"] / "predictions")
+    for row, own in zip(predictions.to_pylist(), tags.to_pylist(), strict=True):
+        seen = set(np.unique(decode_labels(row["crf"] or row["plain"])).tolist())
+        assert row["absent_tags"] == [tag for tag in own if tag + 1 not in seen]
+    notes = context.result("predict", PredictResult).notes
+    assert notes == predict.lost_tags(tags, predictions["absent_tags"], context.classes, "val") != ()
 
 
 def test_truth_cannot_reach_training(small: Any, tmp_path: Path) -> None:
