@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -28,6 +28,7 @@ COLUMNS = ("images_m", "images_n", "m", "n", "epoch", "kind", "row", "unshared_m
 SIZE = 24
 
 
+@settings(max_examples=100)
 @given(st.integers(1, 20), st.integers(1, 20))
 def test_shards_of_a_batch_add_up_and_differ_by_one_at_most(batch: int, world_size: int) -> None:
     positions = [WorkerShard(rank, world_size, 0, 1).positions(batch) for rank in range(world_size)]

@@ -9,7 +9,7 @@ from io import BytesIO
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageFile
 
@@ -169,6 +169,7 @@ def test_alpha_is_laid_on_white():
 # --- decode_picture: pictures that are made smaller
 
 
+@settings(max_examples=100)
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 3000))
 def test_a_picture_is_fitted_with_its_shape(height: int, width: int, most: int):
     fit = fitted(height, width, most)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image
 
@@ -115,6 +115,7 @@ def test_a_fault_in_a_json_is_named(coco: Path, part: str, number: int, key: str
     assert not (coco.parent / "out" / "photos.csv").exists()
 
 
+@settings(max_examples=100)
 @given(arrays(np.bool_, array_shapes(min_dims=2, max_dims=2, max_side=40)))
 def test_run_lengths_are_the_pixels_that_pycocotools_wrote(pixels: np.ndarray) -> None:
     compressed = library("pycocotools.mask").encode(np.asfortranarray(pixels, np.uint8))["counts"].decode()

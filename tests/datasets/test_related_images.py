@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
@@ -179,6 +179,7 @@ def one_by_one(tags: Tags, vectors: NDArray[np.float32], image: int, k: int, rel
     return [others[r % min(len(others), related)] if others else image for r in range(related)]
 
 
+@settings(max_examples=100)
 @given(seed=st.integers(0, 30), alike=st.booleans(), related=st.sampled_from([1, 4, 64]))
 def test_the_nearest_are_those_of_a_search_one_by_one(seed: int, alike: bool, related: int) -> None:
     tags, source, vectors = world(seed, alike)
