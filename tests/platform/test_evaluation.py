@@ -18,7 +18,7 @@ from mcis.platform.runs.results import write_result
 from mcis.platform.runs.scores import SCORES, read_scores
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages import evaluation
-from mcis.platform.stages.evaluation import falls_behind
+from mcis.platform.stages.evaluation import counted_as_zero, falls_behind
 from mcis.platform.stages.predict import lost_tags
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,6 +106,14 @@ def test_classes_of_which_the_network_loses_much_of_its_masks_are_named(first: R
     assert "try segmenter.class_balance=1, more" in note
     assert "class_balance" not in falls_behind([masks, low], balanced, first)[0], "what is set is no remedy"
     assert falls_behind([low], config, first) == [], "a run on the truth has no pseudo masks"
+    there = dataclasses.replace(low, figures={"recall": at})
+    unseen = dataclasses.replace(low, figures={"recall": at | {far: None}})
+    assert len(falls_behind([masks, there], config, first)) == 1
+    assert falls_behind([masks, unseen], config, first) == [], "no true mask has the class"
+    (note,) = counted_as_zero(dataclasses.replace(unseen, miou=57.1, iou=at | {far: 0.0, near: None}))
+    assert note.startswith("1 labels are in no true mask")
+    assert note.endswith(f"57.1, which is 60.0 over the labels that are there: {far}")
+    assert not counted_as_zero(there)
 
 
 def test_a_class_that_most_predictions_lack_is_named() -> None:

@@ -9,6 +9,7 @@ import collections
 import contextlib
 import dataclasses
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,8 @@ def run(config: Config, context: RunContext) -> StageResult:
             scores += evaluate_predictions(config, context, rows, split)
     if config.supervision == "tags":
         notes += falls_behind(scores, config, context)
+    if scores:
+        notes += counted_as_zero(scores[-1])
     write_json(context.part / SCORES, list(map(dataclasses.asdict, scores)))
     write_json(context.part / CURVES, curves)
     return StageResult(notes=tuple(notes), counts={"scored": scored})
@@ -122,7 +125,8 @@ def falls_behind(scores: Sequence[Score], config: Config, context: RunContext) -
     lost = []
     for label, name in enumerate(context.classes):
         taught, found = masks[0].iou[name], predictions[-1].iou[name]
-        if taught is not None and found is not None and taught - found > _FAR:
+        there = predictions[-1].figures["recall"][name] is not None
+        if there and taught is not None and found is not None and taught - found > _FAR:
             lost.append(f"{name} ({images[label]} images; {taught:.1f} in masks, {found:.1f} in predictions)")
     if not lost:
         return []
@@ -131,6 +135,19 @@ def falls_behind(scores: Sequence[Score], config: Config, context: RunContext) -
         f"the network falls far behind its masks on {len(lost)} of {len(context.classes)} classes: {shown(lost)}; try "
         f"{balance}more segmenter.epochs, more photographs of these, or, where it is known what is in photographs, "
         "`mcis predict --tags`"
+    ]
+
+
+def counted_as_zero(score: Score) -> list[str]:
+    """A note on labels that no true mask has and some prediction has, each an IoU of 0 in the mean, as is usual."""
+    recalls = score.figures["recall"]
+    false = [name for name, iou in score.iou.items() if iou is not None and recalls[name] is None]
+    if not false:
+        return []
+    there = fmean(iou for name, iou in score.iou.items() if iou is not None and name not in false)
+    return [
+        f"{len(false)} labels are in no true mask of {score.split} but in {score.title} and count as 0 in their mIoU "
+        f"of {score.miou:.1f}, which is {there:.1f} over the labels that are there: {shown(false)}"
     ]
 
 
