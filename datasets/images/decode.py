@@ -36,7 +36,7 @@ scan goes over the whole picture, 2 to 12 ns a pixel, however few bytes it has; 
 _MARKER = re.compile(rb"\xff([^\xff\0\xd0-\xd7])")
 """A marker behind entropy-coded data, in which 0xff is followed by 0 or begins a restart marker (ITU T.81, B.1.1)."""
 
-RULES = 2
+RULES = 3
 """Version of the decoders, raised when the same bytes give other pixels or another verdict, so that what earlier
 versions have kept of them is not used."""
 
@@ -150,8 +150,9 @@ def lies_upright_as_jpeg(data: bytes) -> bool:
 
 def decode_square(data: bytes, size: int, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """A picture at size x size pixels, (size, size, 3) uint8, without its aspect ratio: bilinear, averaging where it
-    shrinks; RejectedImage as of `decode_picture`."""
+    shrinks, a JPEG as in `decode_picture`; RejectedImage as there."""
     with _opened(data, FORMATS, 1, max_pixels) as image:
+        image.draft(None, (size, size))  # of other formats than JPEG this changes nothing
         image = _upright(image)
         if image.mode != "RGB" or image.has_transparency_data:
             image = Image.fromarray(_rgb(image))

@@ -194,6 +194,8 @@ def test_a_large_picture_is_read_smaller_and_upright(form: str, orientation: int
     assert smaller.shape == (*fitted(height, width, 100), 3)
     wanted = np.asarray(Image.fromarray(whole).resize(smaller.shape[1::-1], Image.Resampling.BILINEAR))
     assert np.abs(smaller.astype(int) - wanted).max() <= (6 if form == "JPEG" else 0)
+    square = np.asarray(Image.fromarray(whole).resize((60, 60), Image.Resampling.BILINEAR))
+    assert np.abs(decode_square(data, 60).astype(int) - square).max() <= (6 if form == "JPEG" else 0)
     np.testing.assert_array_equal(decode_rgb(data, max_side=450), whole)
     for side in (100, 450):
         assert decode_picture(data, max_side=side)[1:] == whole.shape[:2]
