@@ -71,7 +71,7 @@ def read_classes(path: Path | str) -> tuple[str, ...]:
 
 def check_classes(where: Path | str, names: Sequence[str]) -> None:
     """Raises a UserError where a file or a table names background as a class, or more than MAX_CLASSES classes."""
-    if "background" in names:
+    if any(name.casefold() == "background" for name in names):
         raise UserError(
             f"{where} names background as a class",
             "things alone: background is label 0 in every mask, the first class is label 1",

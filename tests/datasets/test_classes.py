@@ -29,7 +29,7 @@ def test_read_classes_keeps_the_order_of_lines(tmp_path: Path, text: str):
 
 WRONG = {b"": "is empty", b" \n\n": "is empty", b"cat\n\xff\xfe\n": "cannot read"}
 WRONG |= {b"cat\n\ndog\n": "line 2 of .* is blank", b"\ncat\n": "line 1 of .* is blank"}
-WRONG |= {b"cat\ndog\ncat \n": "names cat more than once", b"background\ncat\n": "names background as a class"}
+WRONG |= {b"cat\ndog\ncat \n": "names cat more than once", b"Background\ncat\n": "names background as a class"}
 WRONG |= {"\n".join(map(str, range(255))).encode(): "names 255 classes"}
 
 
