@@ -33,7 +33,7 @@ from mcis.platform.reporting.compared_runs import Case, Run
 from mcis.platform.reporting.comparison import ComparedScore, Comparison
 from mcis.platform.reporting.html import render
 from mcis.platform.reporting.panels import CELL_HEIGHT, Panel, cells, labels, legend
-from mcis.platform.reporting.plots import MOST_BARS, THEMES, Bars, Shares, distance_chart, iou_chart
+from mcis.platform.reporting.plots import MOST_BARS, THEME, Bars, Shares, distance_chart, iou_chart
 from mcis.platform.runs.files import fingerprint, read_table, write_text
 
 _LONGEST_NAME = 120
@@ -216,7 +216,7 @@ def write_page(comparison: Comparison, galleries: Sequence[Mapping[str, Any]], f
         "most_bars": MOST_BARS,
         "label_of": {label.name: label for label in labels(_classes(comparison)).values()},
         "galleries": galleries,
-        **THEMES,
+        "theme": THEME,
     }
     write_text(file, render("comparison_page.html.j2", view))
 

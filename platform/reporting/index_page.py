@@ -22,7 +22,7 @@ from mcis.datasets.tags import Tags
 from mcis.platform.reporting.html import render
 from mcis.platform.reporting.index_facts import index_facts
 from mcis.platform.reporting.panels import labels
-from mcis.platform.reporting.plots import THEMES
+from mcis.platform.reporting.plots import THEME
 
 _MOST_ROWS, _MOST_REASONS = 500, 50
 """Rows of the list of rejects and contents of that of copies; kinds of reasons."""
@@ -52,7 +52,7 @@ def browse_page(index: pa.Table, rejects: pa.Table, classes: Sequence[str], *, n
         "most_rows": _MOST_ROWS,
         "rejects": rejects.slice(0, _MOST_ROWS).to_pylist(),
         "most_reasons": _MOST_REASONS,
-        **THEMES,
+        "theme": THEME,
     }
     return render("index_page.html.j2", view)
 

@@ -31,16 +31,10 @@ class Theme(NamedTuple):
     series: tuple[str, ...]
 
 
-THEMES = {
-    "light": Theme(
-        "#ffffff", "#16181d", "#5c6370", "#e3e6ea",
-        ("#d98200", "#2467c9", "#009e73", "#c2408b", "#7a52c7", "#8a6d3b", "#3aa3c4", "#d1495b"),
-    ),
-    "dark": Theme(
-        "#171a21", "#e8eaee", "#9aa3b0", "#2c313b",
-        ("#f2ac3c", "#6ba6ff", "#2fc79a", "#f07fbf", "#b295f5", "#cdb07a", "#6fd0ec", "#ff8a94"),
-    ),
-}  # fmt: skip
+THEME = Theme(
+    "#ffffff", "#16181d", "#5c6370", "#e3e6ea",
+    ("#d98200", "#2467c9", "#009e73", "#c2408b", "#7a52c7", "#8a6d3b", "#3aa3c4", "#d1495b"),
+)  # fmt: skip
 MOST_BARS = 40
 """Labels that the chart of IoU holds; with more, some are drawn."""
 _OF_TRAINING = ("val_map", THROUGH_ATTENTION, "learning_rate", "images_per_second", "waiting")
@@ -50,7 +44,7 @@ _SMOOTH_FROM = 60
 """Records from which on a loss is drawn as a mean over 1/30 of them over its faint self."""
 _PIXEL = 1 / 96
 """Inches of a CSS pixel."""
-Draw = Callable[[Figure, Theme], None]
+Draw = Callable[[Figure], None]
 
 
 TrainingLog = Mapping[str, NDArray[np.float64]]
@@ -69,17 +63,21 @@ def loss_terms(log: TrainingLog) -> list[str]:
 
 
 class Plot(NamedTuple):
-    """A plot as PNG for a light and a dark page, at twice the density; width and height in CSS pixels."""
+    """A plot as PNG, at twice the density; width and height in CSS pixels."""
 
-    light: bytes
-    dark: bytes
+    png: bytes
     width: int
     height: int
 
 
 def plot(width: int, height: int, draw: Draw) -> Plot:
-    """What `draw` draws, for a light and a dark page."""
-    return Plot(_png(width, height, draw, "light"), _png(width, height, draw, "dark"), width, height)
+    """What `draw` draws."""
+    buffer = BytesIO()
+    with rc_context(_style()):
+        figure = Figure(figsize=(width * _PIXEL, height * _PIXEL), layout="constrained")
+        draw(figure)
+        figure.savefig(buffer, format="png", dpi=2 / _PIXEL)
+    return Plot(buffer.getvalue(), width, height)
 
 
 class Bars(NamedTuple):
@@ -95,14 +93,14 @@ def iou_chart(names: Sequence[str], bars: Sequence[Bars]) -> Plot:
     """Horizontal bars, a group per name in the order given from the top; dashed lines are the means."""
     thickness = 0.78 / len(bars)
 
-    def draw(figure: Figure, theme: Theme) -> None:
+    def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         for i, (label, iou, miou, number) in enumerate(bars):
             values = np.nan_to_num(np.array([iou.get(name) for name in names], np.float64))
             centers = np.arange(len(names)) + (i - (len(bars) - 1) / 2) * thickness
             axes.barh(centers, values, thickness * 0.86, color=f"C{number}", label=f" {one_line(label, 60)}")
             axes.axvline(miou, color=f"C{number}", linewidth=1, linestyle=(0, (4, 3)), zorder=0.5)
-        _name_rows(axes, theme, [one_line(name, 24) for name in names])
+        _name_rows(axes, [one_line(name, 24) for name in names])
         axes.set_xlabel("IoU in percent, dashed: mIoU")
         figure.legend(loc="outside upper left")
 
@@ -112,18 +110,18 @@ def iou_chart(names: Sequence[str], bars: Sequence[Bars]) -> Plot:
 def loss_chart(steps: Sequence[Step]) -> Plot:
     """Stacked horizontal bars of 100 points, a step each: its mIoU, and how it lost the others."""
 
-    def draw(figure: Figure, theme: Theme) -> None:
+    def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         rows, mious = np.arange(len(steps)), np.array([step.miou for step in steps])
         axes.barh(rows, mious, 0.62, color=[f"C{STAGE_COLORS[step.what]}" for step in steps])
         for row, miou in enumerate(mious):
-            axes.text(miou - 1, row, f"{miou:.1f}", color=theme.paper, va="center", ha="right")
+            axes.text(miou - 1, row, f"{miou:.1f}", color=THEME.paper, va="center", ha="right")
         start = mious
         for number, name in enumerate(LOST):
             points = np.array([step.lost[number] for step in steps])
             axes.barh(rows, points, 0.62, left=start, color=f"C{3 + number}", label=name)
             start = start + points
-        _name_rows(axes, theme, [f"{one_line(step.name, 34)}\n{one_line(step.images, 40)}" for step in steps])
+        _name_rows(axes, [f"{one_line(step.name, 34)}\n{one_line(step.images, 40)}" for step in steps])
         axes.set_xlabel("mIoU, and points lost")
         figure.legend(loc="outside upper left", ncols=3)
 
@@ -133,7 +131,7 @@ def loss_chart(steps: Sequence[Step]) -> Plot:
 def threshold_chart(curves: Mapping[str, Curve]) -> Plot:
     """mIoU in percent over the background threshold, a line per label, with a dot at its best point."""
 
-    def draw(figure: Figure, theme: Theme) -> None:
+    def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         axes.grid()
         for i, (label, curve) in enumerate(curves.items()):
@@ -141,7 +139,7 @@ def threshold_chart(curves: Mapping[str, Curve]) -> Plot:
             known = [(threshold, miou) for threshold, miou in zip(*curve, strict=True) if math.isfinite(miou)]
             if best := max(known, key=lambda point: point[1], default=None):
                 axes.axvline(best[0], color=color, linewidth=0.8, alpha=0.5)
-                axes.plot(*best, "o", color=color, markersize=8, markeredgecolor=theme.paper, zorder=3)
+                axes.plot(*best, "o", color=color, markersize=8, markeredgecolor=THEME.paper, zorder=3)
                 text += f": best {best[1]:.1f} at {best[0]:.3g}"
             axes.plot(*curve, color=color, linewidth=1.8, label=f" {text}")
         axes.set_xlabel("threshold of the background")
@@ -163,7 +161,7 @@ class Shares(NamedTuple):
 def distance_chart(intervals: Sequence[str], shares: Sequence[Shares]) -> Plot:
     """Recall above precision over the intervals of distance, a line per label in each."""
 
-    def draw(figure: Figure, theme: Theme) -> None:
+    def draw(figure: Figure) -> None:
         for number, axes in enumerate(figure.subplots(2, 1, sharex=True)):
             axes.grid()
             for label, color, *values in shares:
@@ -190,12 +188,12 @@ def training_chart(log: TrainingLog) -> Plot:
     charts["learning rate"] = {"": log["learning_rate"]}
     charts["waiting for data, percent of the time"] = {"": 100 * log["waiting"]}
 
-    def draw(figure: Figure, theme: Theme) -> None:
+    def draw(figure: Figure) -> None:
         all_axes = figure.subplots(len(charts), 1, sharex=True, height_ratios=(3, *[1] * (len(charts) - 1)))
         for axes, (title, lines) in zip(all_axes, charts.items(), strict=True):
             axes.grid(axis="y")
             for i, (name, values) in enumerate(lines.items()):
-                color = f"C{i - 1}" if i else theme.ink
+                color = f"C{i - 1}" if i else THEME.ink
                 known = np.isfinite(values) if lines is not losses else np.ones(len(values), bool)
                 epoch, values = log["epoch"][known], values[known]
                 if lines is losses and len(values) > _SMOOTH_FROM:
@@ -221,36 +219,27 @@ def _smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(finite, total / np.maximum(count, 1), np.nan)
 
 
-def _png(width: int, height: int, draw: Draw, name: str) -> bytes:
-    theme, buffer = THEMES[name], BytesIO()
-    with rc_context(_style(theme)):
-        figure = Figure(figsize=(width * _PIXEL, height * _PIXEL), layout="constrained")
-        draw(figure, theme)
-        figure.savefig(buffer, format="png", dpi=2 / _PIXEL)
-    return buffer.getvalue()
-
-
-def _style(theme: Theme) -> Any:
-    """The settings of matplotlib that a theme's plots have in common; "$" in a name is a dollar."""
+def _style() -> Any:
+    """The settings of matplotlib that all plots have in common; "$" in a name is a dollar."""
     no_spines = {f"axes.spines.{side}": False for side in ("left", "right", "top")}
     no_ticks = {f"{axis}tick.major.size": 0 for axis in "xy"}
     colors = {
-        theme.paper: ("figure.facecolor", "savefig.facecolor", "axes.facecolor"),
-        theme.ink: ("text.color", "axes.titlecolor"),
-        theme.muted: ("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"),
-        theme.line: ("axes.edgecolor", "grid.color"),
+        THEME.paper: ("figure.facecolor", "savefig.facecolor", "axes.facecolor"),
+        THEME.ink: ("text.color", "axes.titlecolor"),
+        THEME.muted: ("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"),
+        THEME.line: ("axes.edgecolor", "grid.color"),
     }
     return {
         **no_spines, **no_ticks, **{key: color for color, keys in colors.items() for key in keys},
         "text.parse_math": False, "font.size": 9, "axes.titlesize": 9.5, "axes.titlelocation": "left",
-        "axes.prop_cycle": cycler(color=theme.series), "axes.axisbelow": True, "legend.frameon": False,
+        "axes.prop_cycle": cycler(color=THEME.series), "axes.axisbelow": True, "legend.frameon": False,
         "legend.fontsize": 9, "legend.handlelength": 1.2, "legend.columnspacing": 1.4,
     }  # fmt: skip
 
 
-def _name_rows(axes: Axes, theme: Theme, names: Sequence[str]) -> None:
+def _name_rows(axes: Axes, names: Sequence[str]) -> None:
     """Names the rows of horizontal bars, percent, from the top."""
     axes.grid(axis="x")
     axes.set_yticks(range(len(names)), names)
-    axes.tick_params("y", labelcolor=theme.ink)
+    axes.tick_params("y", labelcolor=THEME.ink)
     axes.set(xlim=(0, 100), ylim=(len(names) - 0.45, -0.55))

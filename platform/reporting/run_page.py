@@ -82,7 +82,7 @@ class ReportData:
 def write_report(data: ReportData, folder: RunFolder) -> Path:
     """Writes the report and its pictures into a run's folder, in place of those of an earlier one; returns the page."""
     view = _view(data)
-    content = {f"{name}.png": plot.light for name, plot in view["plots"].items()}
+    content = {f"{name}.png": plot.png for name, plot in view["plots"].items()}
     for name, png in content.items():
         write_bytes(folder.pictures / name, png)
     for path in folder.pictures.glob("*.png"):
@@ -143,7 +143,7 @@ def _view(data: ReportData) -> dict[str, Any]:
         "lost": list(LOST),
         "label_of": {label.name: label for label in labels(data.classes).values()},
         "counts": list(flat(data.counts, " → ")),
-        **plots.THEMES,
+        "theme": plots.THEME,
     }
 
 

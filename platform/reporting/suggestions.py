@@ -23,7 +23,7 @@ from mcis.platform.reporting.files import csv_table, names_of, table_of, write_b
 from mcis.platform.reporting.html import render
 from mcis.platform.reporting.panels import CELL_HEIGHT, Panel, cells, labels, legend
 from mcis.platform.reporting.photographs import predict_photographs
-from mcis.platform.reporting.plots import THEMES
+from mcis.platform.reporting.plots import THEME
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.progress import counted
 from mcis.platform.runs.workspace import Workspace
@@ -127,5 +127,5 @@ def _page(
         about = {"image_id": row["image_id"], "split": "train", "tags": tuple(classes[tag] for tag in row["tags"])}
         panels.append(Panel(**about, image=image, pseudo_mask=both[0], prediction=both[1]))
     shown = [(*each, panel, cells(panel, classes, CELL_HEIGHT)) for each, panel in zip(found, panels, strict=True)]
-    view = {"name": name, "labels": labels(classes), "legend": legend(panels, classes), "shown": shown, **THEMES}
+    view = {"name": name, "labels": labels(classes), "legend": legend(panels, classes), "shown": shown, "theme": THEME}
     return render("suggestions_page.html.j2", view)

@@ -10,7 +10,7 @@ from PIL import Image, ImageColor
 
 from mcis.platform.reporting.losses import Step
 from mcis.platform.reporting.plots import (
-    THEMES,
+    THEME,
     Bars,
     Plot,
     TrainingLog,
@@ -58,19 +58,18 @@ def records(count: int = 12, **more: Any) -> list[dict[str, Any]]:
     ],
     ids=["iou", "thresholds", "losses", "training"],
 )
-def test_plots_are_drawn_twice_as_dense_for_a_light_and_a_dark_page(plot: Plot) -> None:
-    for name, png in (("light", plot.light), ("dark", plot.dark)):
-        shown = pixels(png)
-        assert shown.shape == (2 * plot.height, 2 * plot.width, 3)
-        for color in (THEMES[name].paper, THEMES[name].ink):
-            assert (shown == ImageColor.getrgb(color)).all(axis=2).any()
-        assert np.median(shown.reshape(-1, 3), axis=0).tolist() == list(ImageColor.getrgb(THEMES[name].paper))
+def test_plots_are_drawn_twice_as_dense(plot: Plot) -> None:
+    shown = pixels(plot.png)
+    assert shown.shape == (2 * plot.height, 2 * plot.width, 3)
+    for color in (THEME.paper, THEME.ink):
+        assert (shown == ImageColor.getrgb(color)).all(axis=2).any()
+    assert np.median(shown.reshape(-1, 3), axis=0).tolist() == list(ImageColor.getrgb(THEME.paper))
 
 
 def test_bars_of_losses_are_stacked_to_a_hundred() -> None:
     step = Step("segmentation", "with CRF", "val, 6 images", 40.0, [30.0, 20.0, 10.0], None, [], [])
-    shown = pixels(loss_chart([step, step]).light)
-    colors = [ImageColor.getrgb(color) for color in (THEMES["light"].series[1], *THEMES["light"].series[3:6])]
+    shown = pixels(loss_chart([step, step]).png)
+    colors = [ImageColor.getrgb(color) for color in (THEME.series[1], *THEME.series[3:6])]
     widths = np.array([(shown == color).all(axis=2).sum(axis=1).max() for color in colors])
     np.testing.assert_allclose(widths / widths.sum(), [0.4, 0.3, 0.2, 0.1], atol=0.01)
 
@@ -82,14 +81,14 @@ def test_names_that_begin_with_an_underscore_are_in_legends() -> None:
         (threshold_chart({"_R": curve}), threshold_chart({"": curve})),
         (iou_chart(["circle"], [BARS._replace(label="_run")]), iou_chart(["circle"], [BARS._replace(label="")])),
     ):
-        assert ((pixels(named.light) < 100).sum() - (pixels(unnamed.light) < 100).sum()) > 100
+        assert ((pixels(named.png) < 100).sum() - (pixels(unnamed.png) < 100).sum()) > 100
 
 
 def test_terms_of_the_loss_are_what_remains_of_a_record() -> None:
     assert loss_terms(training()) == ["basic", "contrastive"]
     assert not loss_terms(log_columns([{"step": 1, "epoch": 0.1, "loss": 1.0, "val_map": 50.0}]))
     without_time = [{key: value for key, value in record.items() if key != "time"} for record in records()]
-    assert training_chart(training()).light == training_chart(log_columns(without_time)).light
+    assert training_chart(training()).png == training_chart(log_columns(without_time)).png
 
 
 @pytest.mark.filterwarnings("error")
@@ -98,6 +97,6 @@ def test_gaps_in_the_records_are_gaps_in_the_curves() -> None:
     for i in range(50, 150):
         gaps[i] |= {"loss": NAN, "basic": NAN}
         del gaps[i]["waiting"], gaps[i]["learning_rate"]
-    ink = (pixels(training_chart(log_columns(gaps)).light)[:500] == ImageColor.getrgb(THEMES["light"].ink)).all(axis=2)
+    ink = (pixels(training_chart(log_columns(gaps)).png)[:500] == ImageColor.getrgb(THEME.ink)).all(axis=2)
     drawn = np.flatnonzero(ink.any(axis=0))
     assert 300 < np.diff(drawn).max() < 600  # half of 960 pixels less the margins
