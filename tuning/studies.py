@@ -154,7 +154,7 @@ def _plan(study: Study, cases: Sequence[Case]) -> tuple[list[Trial], list[str]]:
     """The trials, seed by seed, and the keys whose values differ between them."""
     trials = [_trial(study, case, seed) for seed in study.each_seed for case in cases]
     configs = _check_trials(study, trials)
-    console.print(f"study:   {_price(trials, configs)}")
+    console.print(f"study:   {len(trials)} trials; a stage that several agree in is computed once")
     of_trials = [dict(leaves(config)) for config in configs]
     keys = dict.fromkeys(key for values in of_trials for key in values)
     varied = [key for key in keys if len({str(values.get(key)) for values in of_trials}) > 1]
@@ -163,21 +163,6 @@ def _plan(study: Study, cases: Sequence[Case]) -> tuple[list[Trial], list[str]]:
         trial._replace(varied=trial.varied | {short[key]: values[key] for key in varied if key in values})
         for trial, values in zip(trials, of_trials, strict=True)
     ], varied
-
-
-def _price(trials: Sequence[Trial], configs: Sequence[Config]) -> str:
-    """How often each stage is computed where the workspace has nothing of it yet: trials share what they agree in."""
-    counts, sections = [], set[str]()
-    for number, stage in enumerate(pipeline.STAGES):
-        sections |= set(stage.sections)
-        reached = [
-            config
-            for trial, config in zip(trials, configs, strict=True)
-            if stage.kept and stage.takes_part(config) and number <= pipeline.STAGE_NAMES.index(trial.until)
-        ]
-        different = {str([getattr(config, name) for name in sorted(sections)]) for config in reached}
-        counts += [f"{len(different)} {stage.name}"] if different else []
-    return f"{len(trials)} trials; stages to compute, at most: {', '.join(counts)}"
 
 
 def _trial(study: Study, case: Case, seed: int) -> Trial:
