@@ -191,7 +191,6 @@ def photos(backbone: str = "timm/tf_efficientnet_lite2") -> Config:
             standardize=True,
             input_size=384,
             attention_epochs=2,
-            contrastive_weight=3.0,
             phi_std=0.03,
             affinity=Affinity(form="cosine_by_level", scale=60.0, w_p="identity"),
             batch=16,
@@ -235,7 +234,7 @@ def photos(backbone: str = "timm/tf_efficientnet_lite2") -> Config:
             scales=(0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
             color_jitter=(0.3, 0.3, 0.3, 0.0),
             batch=16,
-            steps=500,
+            steps=700,
             epochs=4.0,
             optimizer=_adamw(SegmenterOptimizer, 0.0003, faster=3.3, precision="float32"),  # bf16: docs/howto/gpu.md
         ),

@@ -88,8 +88,8 @@ class CropSection(BackboneSection):
     steps: Positive = 16000
     """Updates at least."""
     epochs: float = Field(default=0.0, ge=0, exclude_if=lambda epochs: not epochs)
-    """Passes at least over the training images, with those that are repeated (`segmenter.class_balance`); of many
-    images these take more updates than `steps`."""
+    """So many images at least as this many passes over the training images show; of many images these take more
+    updates than `steps`. Images that `segmenter.class_balance` repeats are among them, and prolong nothing."""
     mirror: bool = True
     """Mirror each training image with probability 1/2."""
     optimizer: SegmenterOptimizer = SegmenterOptimizer()

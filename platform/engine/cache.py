@@ -63,8 +63,15 @@ def features_cache(
         None where it starts without pretrained weights, those do not fit compute.cache_gb, or the nodes share no disk.
     """
     c, compute, pretrained = config.classifier, config.compute, classifier_weights(config, context.workspace)
-    shape, bound = features_shape(c), int(compute.cache_gb * 2**30)
-    if pretrained is None or (views * len(rows) + beside) * features_bytes(shape) > bound:
+    if pretrained is None:
+        return None
+    shape = features_shape(c)
+    gb = (views * len(rows) + beside) * features_bytes(shape) / 2**30
+    if gb > compute.cache_gb:
+        console.print(
+            f"note: the backbone's outputs of {len(rows):,} images take {gb:.1f} GiB and exceed compute.cache_gb="
+            f"{compute.cache_gb:g}, so they are computed each time that they are needed"
+        )
         return None
     network = (views, c.backbone, c.channels, c.stride, c.input_size, content_digest(pretrained))
     of_network = fingerprint(network, made_with(MakeFeatures.__module__, compute.device))

@@ -43,8 +43,10 @@ def crops(
 ) -> dict[str, Any]:
     """What a `CropLearner` is made of: the images of some rows of the index, their masks, and pretrained weights."""
     ids, uris, hashes = (Texts(rows[column]) for column in ("image_id", "uri", "content_hash"))
+    section = getattr(config, network)
+    updates = section.updates(pc.count_distinct(rows["image_id"]).as_py())  # which repeated images do not prolong
     return {
-        "config": getattr(config, network),
+        "config": section.model_copy(update={"steps": updates, "epochs": 0.0}),
         "seed": config.seed,
         "masked": MaskedImages(ids, uris, masks, config.data.max_side, hashes),
         "pretrained": later_weights(config, network, context.workspace),

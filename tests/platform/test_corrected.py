@@ -83,7 +83,7 @@ def test_corrected_masks_teach_as_they_are_and_are_not_scored(small: Any, tmp_pa
     values = (
         f"data.corrected={folder}", "pseudo_masks.background=affinity", "affinity_net.backbone=small",
         "affinity_net.steps=2", "affinity_net.batch=4", "affinity_net.crop=64", "affinity_net.trained=all",
-        "predict.split=train",
+        "segmenter.steps=2", "segmenter.epochs=0.5", "segmenter.batch=4", "predict.split=train",
     )  # fmt: skip
     result = small.run("corrected", *values)
     assert not {"index", "train_classifier", "localize"} & set(computed(result))
@@ -100,6 +100,7 @@ def test_corrected_masks_teach_as_they_are_and_are_not_scored(small: Any, tmp_pa
     assert {"pseudo_masks", "segmentation"} <= {score.what for score in result.scores}
     taught = result.context.result("train_segmenter", StageResult).counts
     assert taught["images of an epoch, rare classes and corrected masks repeated"] == 24 + 2 * 3
+    assert taught["steps"] == 3, "as many as half of 24 images ask for, not of 30"
     (folder / "elsewhere.png").write_bytes((folder / names[0]).read_bytes())
     with pytest.raises(UserError, match=r"1 of 3 masks in .*corrected are of no tagged training image"):
         pipeline.check(small.settings(*values).config, small.workspace, "any")
