@@ -64,12 +64,11 @@ def pixel_ce(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def presence_ce(in_image: Tensor, labels: Tensor) -> Tensor:
-    """Sigmoid cross entropy of which classes a crop's labels hold, summed over the K classes and the crops.
+    """Sigmoid cross entropy of which classes a crop's labels hold, mean over the K classes, summed over the crops.
 
     Args:
         in_image: logits of each class being there, (B, K).
         labels: (B, H, W), 0 = background, k + 1 = class k, 255 where unlabeled.
     """
     there = in_image.new_zeros(len(labels), 256).scatter_(1, labels.flatten(1).long(), 1.0)
-    there = there[:, 1 : in_image.shape[1] + 1]
-    return functional.binary_cross_entropy_with_logits(in_image, there, reduction="sum")
+    return sigmoid_ce(in_image, there[:, 1 : in_image.shape[1] + 1]).sum()

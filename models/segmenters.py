@@ -286,7 +286,7 @@ def labels_at(probabilities: Tensor, height: int, width: int) -> Tensor:
     if probabilities.shape[1:] == (height, width):
         return probabilities.max(0).indices.to(torch.uint8)  # argmax takes several times as long
     least = 0.99 * probabilities.sum(0).min() / len(probabilities)  # the likeliest has more, between positions too
-    likely = (probabilities.flatten(1).amax(1) > least).nonzero()[:, 0]
+    likely = (~(probabilities.flatten(1).amax(1) < least)).nonzero()[:, 0]
     probabilities = probabilities[likely]
     count, rows, _ = probabilities.shape
     labels = torch.empty(height, width, dtype=torch.uint8)

@@ -228,7 +228,7 @@ def photos(backbone: str = "timm/tf_efficientnet_lite2") -> Config:
             width=128,
             dilation=1,
             dropout=0.1,
-            image_loss=0.05,
+            image_loss=0.3,
             class_balance=1.0,
             crop=256,
             scales=(0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
@@ -274,7 +274,7 @@ def photos_best() -> Config:
     and mIoU: not measured; that it runs was shown with random weights alone.
     """
     config, backbone = photos(), "timm/convnext_tiny.fb_in22k"
-    larger = {"backbone": backbone, "width": 256, "crop": 384, "epochs": 30.0, "steps": 3000, "trained": "all"}
+    larger = {"backbone": backbone, "width": 256, "crop": 384, "epochs": 30.0, "steps": 5000, "trained": "all"}
     larger["optimizer"] = _adamw(SegmenterOptimizer, 0.0001, faster=10.0)
     return config.model_copy(
         update={

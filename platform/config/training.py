@@ -243,8 +243,8 @@ class SegmenterConfig(CropSection):
     scales: tuple[Rate, ...] = (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3)
     """Factors of the image's size, one drawn for each training image."""
     image_loss: NonNegative = 0.0
-    """Factor of the loss of the image-level head of pyramid, which says which classes a crop holds: each class of an
-    image counts as so many labeled pixels as a crop has, times this."""
+    """Factor of the loss of the image-level head of pyramid, which says which classes a crop holds: of an image, six
+    classes count as so many labeled pixels as a crop has, times this."""
     corrected_weight: Positive = 4
     """How often an epoch shows an image with a corrected mask (`data.corrected`) for once of another alike."""
     class_balance: Fraction = 0.0

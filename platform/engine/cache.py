@@ -1,6 +1,7 @@
 """The workspace's cache of decoded images and features: made in parallel when first asked for, bounded, of all runs."""
 
 import contextlib
+import functools
 import os
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from mcis.platform.runs.locks import hold_stage
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.version import made_with
 from mcis.platform.runs.workspace import CACHE, Workspace
+
+_say_once = functools.cache(console.print)
 
 
 def decoded_cache(rows: pa.Table, size: int, context: RunContext, compute: ComputeConfig) -> Path | None:
@@ -68,10 +71,7 @@ def features_cache(
     shape = features_shape(c)
     gb = (views * len(rows) + beside) * features_bytes(shape) / 2**30
     if gb > compute.cache_gb:
-        console.print(
-            f"note: the backbone's outputs of {len(rows):,} images take {gb:.1f} GiB and exceed compute.cache_gb="
-            f"{compute.cache_gb:g}, so they are computed each time that they are needed"
-        )
+        _say_once(f"note: the backbone's outputs, {gb:.3g} GiB, exceed compute.cache_gb and are computed each time")
         return None
     network = (views, c.backbone, c.channels, c.stride, c.input_size, content_digest(pretrained))
     of_network = fingerprint(network, made_with(MakeFeatures.__module__, compute.device))

@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL.Image import Image
-from PIL.ImageOps import exif_transpose
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import Picture, RejectedImage, fit_picture
@@ -152,8 +151,8 @@ class Predictor:
         """Labels of one image, (H, W) uint8: 0 is background, k + 1 is `classes[k]`.
 
         Args:
-            image: path or URI of a file, or an image of Pillow, whose EXIF orientation is applied; or RGB (H, W, 3)
-                uint8.
+            image: path or URI of a file, whose EXIF orientation is applied; or, as its pixels lie, one of Pillow, or
+                RGB (H, W, 3) uint8.
             tags: the names of the classes that are in it, where they are known: it is given no other label.
 
         Raises:
@@ -162,7 +161,7 @@ class Predictor:
         """
         known = None if tags is None else self._indices([tags] if isinstance(tags, str) else tags)
         if isinstance(image, Image):
-            image = np.array(exif_transpose(image).convert("RGB"))
+            image = np.array(image.convert("RGB"))
         if isinstance(image, np.ndarray):
             picture = fit_picture(np.ascontiguousarray(image), self.max_side)
         elif not isinstance(image, str | Path):

@@ -1,4 +1,4 @@
-"""Plots of the pages: IoU per class, losses, thresholds, trainings; for light and dark pages."""
+"""Plots of the pages: IoU per class, losses, thresholds, trainings."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -24,17 +24,16 @@ STAGE_COLORS: dict[Scored, int] = {"localization_maps": 0, "pseudo_masks": 2, "s
 class Theme(NamedTuple):
     """Colors of a plot; the style sheet of the pages is made of them too."""
 
-    paper: str
-    ink: str
-    muted: str
-    line: str
-    series: tuple[str, ...]
+    paper: str = "#ffffff"
+    ink: str = "#16181d"
+    muted: str = "#5c6370"
+    line: str = "#e3e6ea"
+    series: tuple[str, ...] = (
+        "#d98200", "#2467c9", "#009e73", "#c2408b", "#7a52c7", "#8a6d3b", "#3aa3c4", "#d1495b",
+    )  # fmt: skip
 
 
-THEME = Theme(
-    "#ffffff", "#16181d", "#5c6370", "#e3e6ea",
-    ("#d98200", "#2467c9", "#009e73", "#c2408b", "#7a52c7", "#8a6d3b", "#3aa3c4", "#d1495b"),
-)  # fmt: skip
+THEME = Theme()
 MOST_BARS = 40
 """Labels that the chart of IoU holds; with more, some are drawn."""
 _OF_TRAINING = ("val_map", THROUGH_ATTENTION, "learning_rate", "images_per_second", "waiting")

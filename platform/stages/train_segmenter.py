@@ -68,9 +68,10 @@ def run(config: Config, context: RunContext) -> StageResult:
         raise UserError(f"{len(masks)} masks of {len(tagged)} images in {folder}", "one of each", AGAIN)
     rows = taught_rows(tagged, useful, lacking)
     tags = Tags.of_index(rows["tags"], len(classes))
-    repeated = repeated_by_class(tags, config.segmenter.class_balance, config.seed)
+    c = config.segmenter
+    repeated = repeated_by_class(tags, c.class_balance, config.seed, most=c.updates(len(rows)) * c.batch)
     corrected = pc.is_in(rows["image_id"], masks.filter(pc.equal(masks["cue"], CORRECTED))["image_id"].combine_chunks())
-    times = np.where(corrected.to_numpy()[repeated], config.segmenter.corrected_weight, 1)
+    times = np.where(corrected.to_numpy()[repeated], c.corrected_weight, 1)
     shown = take(rows, np.repeat(repeated, times))
     made_of, backbone = crops("segmenter", config, context, shown, Shards(folder, ["mask"])), None
     if config.segmenter.init == "classifier":
@@ -125,5 +126,5 @@ class SegmenterLearner(CropLearner):
         if not c.image_loss:
             return {"pixel": pixel_ce(model(images).float(), labels)}
         logits, in_image = model(images, image_level=True)
-        weight = c.image_loss * c.crop**2
+        weight = c.image_loss * c.crop**2 * self.classes / 6  # which `presence_ce` is a mean over
         return {"pixel": pixel_ce(logits.float(), labels), "image": weight * presence_ce(in_image.float(), labels)}

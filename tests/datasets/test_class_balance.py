@@ -18,8 +18,8 @@ def tags() -> Tags:
     return Tags.of_matrix(np.concatenate([rows, together, np.zeros((1, 4), bool)]))
 
 
-def times(tags: Tags, strength: float, seed: int = 0) -> NDArray[np.int64]:
-    return np.bincount(repeated_by_class(tags, strength, seed), minlength=len(tags))
+def times(tags: Tags, strength: float, seed: int = 0, most: int = 10**6) -> NDArray[np.int64]:
+    return np.bincount(repeated_by_class(tags, strength, seed, most), minlength=len(tags))
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.5, 1.0])
@@ -36,8 +36,18 @@ def test_an_image_is_repeated_as_its_rarest_class_asks_for(tags: Tags, strength:
     assert (shown == 1).all() == (strength == 0)
 
 
+def test_there_are_no_more_repeats_than_a_training_shows(tags: Tags) -> None:
+    """The rarest classes lose first, and each image stays."""
+    free, bounded, none = (times(tags, 1.0, most=most) for most in (10**6, 1800, 5))
+    assert 1750 < bounded.sum() < 1850 < free.sum()
+    assert bounded.max() < free.max()
+    np.testing.assert_array_equal(np.minimum(free, bounded), bounded)
+    assert (bounded[:900] == 1).all()
+    assert (none == 1).all()
+
+
 def test_the_draws_are_the_seeds_own_and_positions_ascend(tags: Tags) -> None:
-    once = repeated_by_class(tags, 0.5, 3)
-    np.testing.assert_array_equal(once, repeated_by_class(tags, 0.5, 3))
+    once = repeated_by_class(tags, 0.5, 3, 10**6)
+    np.testing.assert_array_equal(once, repeated_by_class(tags, 0.5, 3, 10**6))
     assert (np.diff(once) >= 0).all()
-    assert not np.array_equal(once, repeated_by_class(tags, 0.5, 4))
+    assert not np.array_equal(once, repeated_by_class(tags, 0.5, 4, 10**6))

@@ -220,6 +220,9 @@ def test_a_large_jpeg_is_not_decoded_at_its_full_size(monkeypatch: pytest.Monkey
     monkeypatch.setattr("mcis.datasets.images.decode._rgb", watch)
     decode_rgb(data, max_side=200)
     assert sizes == [(225, 150)]
+    monkeypatch.setattr("mcis.datasets.images.decode._upright", lambda image: Image.fromarray(watch(image)))
+    decode_square(data, 100)
+    assert sizes[1:] == [(225, 150)]
 
 
 # --- decode_picture: what is rejected

@@ -325,7 +325,7 @@ class Page(HTMLParser):
             assert tag != "th" or attrs["scope"] in {"col", "row", "rowgroup"}
             for name, value in attrs.items():
                 assert not name.startswith("on")
-                if name == "src" or (name == "href" and tag != "a"):
+                if name in {"src", "srcset"} or (name == "href" and tag != "a"):
                     assert value.startswith("data:"), (tag, name)
                 elif name == "href":
                     assert LINK.fullmatch(value)

@@ -14,7 +14,7 @@ from mcis.platform.outputs.counts import crc_of_truth, read_counts
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_json
-from mcis.platform.runs.results import write_result
+from mcis.platform.runs.results import StageResult, write_result
 from mcis.platform.runs.scores import SCORES, read_scores
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages import evaluation
@@ -111,9 +111,11 @@ def test_classes_of_which_the_network_loses_much_of_its_masks_are_named(first: R
     assert len(falls_behind([masks, there], config, first)) == 1
     assert falls_behind([masks, unseen], config, first) == [], "no true mask has the class"
     (note,) = counted_as_zero(dataclasses.replace(unseen, miou=57.1, iou=at | {far: 0.0, near: None}))
-    assert note.startswith("1 labels are in no true mask")
+    assert note.startswith("1 label(s) of segmentation are in no true mask")
     assert note.endswith(f"57.1, which is 60.0 over the labels that are there: {far}")
     assert not counted_as_zero(there)
+    assert set(counted_as_zero(refined)) < set(first.result("evaluate", StageResult).notes)
+    assert counted_as_zero(refined), "some label of the small run"
 
 
 def test_a_class_that_most_predictions_lack_is_named() -> None:

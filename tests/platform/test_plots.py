@@ -1,4 +1,4 @@
-"""Plots of the page: drawn for light and dark, true to their numbers, also with gaps and odd names."""
+"""Plots of the page: true to their numbers, also with gaps and odd names."""
 
 from io import BytesIO
 from typing import Any

@@ -25,7 +25,7 @@ def test_the_library_goes_with_its_recipes() -> None:
             related = ["localize.related=3"] if recipe == "small" else []  # which has single rounds
             cases = cases_of(definition, resolve(setting, recipe, assignments=related), "evaluate")
             names = [case.name for case in cases]
-            assert len(cases) == len(definition.cases)
+            assert len(cases) == len(definition.cases) == len({str(case.values) for case in cases})
             assert all(case.against in names for case in cases if case.against)
 
 

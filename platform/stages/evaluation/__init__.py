@@ -103,8 +103,8 @@ def run(config: Config, context: RunContext) -> StageResult:
             scores += evaluate_predictions(config, context, rows, split)
     if config.supervision == "tags":
         notes += falls_behind(scores, config, context)
-    if scores:
-        notes += counted_as_zero(scores[-1])
+    for score in [score for score in scores if score.what in ("pseudo_masks", "segmentation")][-1:]:
+        notes += counted_as_zero(score)
     write_json(context.part / SCORES, list(map(dataclasses.asdict, scores)))
     write_json(context.part / CURVES, curves)
     return StageResult(notes=tuple(notes), counts={"scored": scored})
@@ -146,8 +146,8 @@ def counted_as_zero(score: Score) -> list[str]:
         return []
     there = fmean(iou for name, iou in score.iou.items() if iou is not None and name not in false)
     return [
-        f"{len(false)} labels are in no true mask of {score.split} but in {score.title} and count as 0 in their mIoU "
-        f"of {score.miou:.1f}, which is {there:.1f} over the labels that are there: {shown(false)}"
+        f"{len(false)} label(s) of {score.title} are in no true mask of {score.split} and count as 0 in the mIoU of "
+        f"{score.miou:.1f}, which is {there:.1f} over the labels that are there: {shown(false)}"
     ]
 
 
