@@ -15,7 +15,7 @@ from mcis.tuning.definition import Case
 
 COLUMNS = ("localization maps", "pseudo masks", "segmentation, no CRF", "segmentation, CRF")
 INTERVALS = (
-    "below each difference: 95 % interval over 2000 resamples of the images, and over seeds by Student's t; none = it "
+    "in brackets: the 95 % interval over 2000 resamples of the images, and over seeds by Student's t; none = it "
     "contains 0. Of one seed it does not tell what another would change; of many, 5 in 100 leave out 0 by chance."
 )
 """What the intervals are, in words."""

@@ -9,6 +9,7 @@ from pydantic_core import to_jsonable_python
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import remove
 from mcis.platform import pipeline
+from mcis.platform.commands.terminal import show_table
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
@@ -109,6 +110,9 @@ def _run(study: Study, cases: Sequence[Case], title: str) -> list[Figures]:
         ]
         paired = paired_differences(figures)
         compared = [with_intervals(each, study.trial_name, study.workspace) for each in paired]
+        tables = {title: cases_table(figures)}
+        if compared:
+            tables["differences of mIoU % over the same seeds"] = differences_table(compared)
         means = meaning_of_columns([of_seed for of_case in scores.values() for of_seed in of_case.values()])
         folder, below = study.folder, caption(means)
         about = {"study": study.kind, "setting": config.setting, "recipe": config.recipe, "changed": changed}
@@ -121,9 +125,9 @@ def _run(study: Study, cases: Sequence[Case], title: str) -> list[Figures]:
             tracker.metrics(values)
         for path in (folder.study, folder.study_picture):
             tracker.artifact(path)
-        console.print(cases_table(figures, title))
+        for of_table, (heads, rows) in tables.items():
+            show_table(of_table, heads, rows, heads[2:])
         if compared:
-            console.print(differences_table(compared, "differences of mIoU % over the same seeds"))
             console.print(INTERVALS)
         console.print(below)
         console.print(f"figures: {folder.study}, {folder.study_picture.name} beside it")

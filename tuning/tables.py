@@ -8,42 +8,39 @@ from textwrap import fill
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich.table import Table
 
-from mcis.platform.commands.terminal import table_of
 from mcis.tuning.figures import COLUMNS, Figures, PairedDifference, reached
 
 _HEADS = dict(zip(COLUMNS, ("maps", "pseudo masks", "segments", "with CRF"), strict=True))  # eighty characters are few
 
 
-def cases_table(figures: Sequence[Figures], title: str) -> Table:
-    """Mean and deviation of mIoU by case, a section a group; means of its shares; the paper's column."""
+Cells = tuple[tuple[str, ...], list[tuple[str, ...]]]
+"""A table's heads, all but the first two above numbers, and its rows."""
+
+
+def cases_table(figures: Sequence[Figures]) -> Cells:
+    """Mean and deviation of mIoU by case; means of its shares; the paper's column."""
     columns, shares = reached(figures), list(dict.fromkeys(name for of in figures for name in of.shares))
-    numbers = [*(_HEADS[column] for column in columns), *shares, "paper"]
     rows = []
     for of in figures:
         of_shares = (f"{mean(of.shares[name]):.1f}" if name in of.shares else "-" for name in shares)
         paper = "-" if of.case.paper is None else f"{of.case.paper:.1f}"
         rows.append((of.case.name, of.case.inference, *_texts(of.miou, columns), *of_shares, paper))
-    table = table_of(title, ("case", "maps by", *numbers), rows, numbers=numbers)
-    for row, of, following in zip(table.rows, figures, figures[1:], strict=False):
-        row.end_section = of.case.group != following.case.group
-    return table
+    return ("case", "maps by", *(_HEADS[column] for column in columns), *shares, "paper"), rows
 
 
-def differences_table(differences: Sequence[PairedDifference], title: str) -> Table:
-    """Mean and deviation of the differences between cases over the seeds that both have, and below them the interval.
+def differences_table(differences: Sequence[PairedDifference]) -> Cells:
+    """Mean and deviation of the differences between cases over the seeds that both have, and in brackets the interval.
 
     Where that contains 0 it says `none`.
     """
-    columns = reached(differences)
-    rows = []
+    columns, rows = reached(differences), []
     for each in differences:
-        rows.append((f"{each.of.name} - {each.of.against}", each.of.shows, *_texts(each.miou, columns, sign="+")))
-        of_columns = (each.intervals.get(column, (nan, nan)) for column in columns)
-        rows.append(("", "", *(_interval(*interval) for interval in of_columns)))
-    numbers = [_HEADS[column] for column in columns]
-    return table_of(title, ("case - control", "shows", *numbers), rows, numbers=numbers)
+        intervals = (_interval(*each.intervals.get(column, (nan, nan))) for column in columns)
+        cells = zip(_texts(each.miou, columns, sign="+"), intervals, strict=True)
+        name = f"{each.of.name} - {each.of.against}"
+        rows.append((name, each.of.shows, *(" ".join(cell).rstrip() for cell in cells)))
+    return ("case - control", "shows", *(_HEADS[column] for column in columns)), rows
 
 
 def _texts(miou: dict[str, list[float]], columns: Sequence[str], sign: str = "") -> list[str]:
@@ -57,7 +54,7 @@ def _texts(miou: dict[str, list[float]], columns: Sequence[str], sign: str = "")
 
 
 def _interval(low: float, high: float) -> str:
-    return "" if isnan(low) else f"{'none: ' if low <= 0 <= high else ''}{low:+.1f} to {high:+.1f}"
+    return "" if isnan(low) else f"({'none: ' if low <= 0 <= high else ''}{low:+.1f} to {high:+.1f})"
 
 
 def cases_picture(figures: Sequence[Figures], path: Path, title: str, below: str) -> None:

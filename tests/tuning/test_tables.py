@@ -4,9 +4,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
-from rich.table import Table
 
+from mcis.platform.commands import terminal
 from mcis.tuning.definition import Case
 from mcis.tuning.figures import Figures, PairedDifference, caption
 from mcis.tuning.tables import cases_picture, cases_table, differences_table
@@ -18,14 +19,6 @@ def figures(group: str, name: str, miou: dict[str, list[float]], related: int = 
     return Figures(case=Case(name=name, group=group, related=related, **how), seeds=seeds, miou=miou)
 
 
-def lines(table: Table, width: int = 200) -> list[str]:
-    """The table's head and rows."""
-    console = Console(width=width)
-    with console.capture() as capture:
-        console.print(table)
-    return [line for line in capture.get().splitlines() if "┃" in line or "│" in line]
-
-
 EFFECT = [
     figures("none", "none-single", {"pseudo masks": [10.0, 12.0]}, paper=61.7),
     figures("co", "co-itself", {"pseudo masks": [20.0, 20.0], "segmentation, CRF": [30.0, 33.0]}, related=1),
@@ -33,23 +26,26 @@ EFFECT = [
 
 
 def test_the_table_has_mean_and_deviation_what_maps_decide_and_only_columns_that_were_reached() -> None:
-    head, *rows = lines(cases_table([replace(EFFECT[0], shares={"found": [12.0, 13.0]}), EFFECT[1]], "title"))
-    names = ["case", "maps by", "pseudo masks", "with CRF", "found", "paper"]
-    assert [text.strip() for text in head.split("┃")[1:-1]] == names
-    assert [[text.strip() for text in row.split("│")[1:-1]] for row in rows] == [
-        ["none-single", "by none-single", "11.00 ±1.41", "-", "12.5", "61.7"],
-        ["co-itself", "by co-itself", "20.00 ±0.00", "31.50 ±2.12", "-", "-"],
+    heads, rows = cases_table([replace(EFFECT[0], shares={"found": [12.0, 13.0]}), EFFECT[1]])
+    assert heads == ("case", "maps by", "pseudo masks", "with CRF", "found", "paper")
+    assert rows == [
+        ("none-single", "by none-single", "11.00 ±1.41", "-", "12.5", "61.7"),
+        ("co-itself", "by co-itself", "20.00 ±0.00", "31.50 ±2.12", "-", "-"),
     ]
-    assert "found" not in lines(cases_table(EFFECT, "title"))[0]
+    assert "found" not in cases_table(EFFECT)[0]
 
 
-def test_a_narrow_terminal_cuts_no_name() -> None:
-    few = [figures("co", "co-contrastive-wrong-class-r3", {"pseudo masks": [1.0]})]
-    assert "…" not in "".join(lines(cases_table(few, "title"), width=50))
-    two = figures("co", "co-related", {"localization maps": [58.0, 59.0], "pseudo masks": [67.0, 68.0]})
+def test_a_narrow_terminal_loses_no_name_and_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the columns do not fit, a case is a line."""
+    narrow = Console(width=80)
+    monkeypatch.setattr(terminal, "console", narrow)
+    masks = {"localization maps": [58.0, 59.0], "pseudo masks": [67.0, 68.0], "segmentation, CRF": [60.0, 62.0]}
     shares = {name: [50.0] for name in ("found", "exact", "mAP")}
-    rows = (row.split("│")[1:3] for row in lines(cases_table([replace(two, shares=shares)], "title"), 80)[1:])
-    assert ["".join(map(str.strip, column)) for column in zip(*rows, strict=True)] == ["co-related", "byco-related"]
+    with narrow.capture() as capture:
+        heads, rows = cases_table([replace(figures("co", "co-related", masks), shares=shares)])
+        terminal.show_table("title", heads, rows, heads[2:])
+    shown = " ".join(capture.get().split())
+    assert "case co-related, maps by by co-related, maps 58.50 ±0.71, pseudo masks 67.50 ±0.71, with CRF 61" in shown
 
 
 def test_differences_have_their_own_deviation_a_sign_and_an_interval_which_says_none_where_it_holds_0() -> None:
@@ -59,12 +55,11 @@ def test_differences_have_their_own_deviation_a_sign_and_an_interval_which_says_
     intervals_of = {masks: [0.25, 2.75], maps: [-0.5, 1.5]}
     miou = {masks: [1.0, 2.0], maps: [0.5, 0.5]}
     found = PairedDifference(of=case, seeds=[0, 1], miou=miou, intervals=intervals_of)
-    head, row, intervals = lines(differences_table([found], "title"))
-    assert "with CRF" not in head
-    assert [text.strip() for text in row.split("│")[1:-1]] == [
-        "co-r3 - co-itself", "other images", "+0.50 ±0.00", "+1.50 ±0.71",
-    ]  # fmt: skip
-    assert [text.strip() for text in intervals.split("│")[1:-1]] == ["", "", "none: -0.5 to +1.5", "+0.2 to +2.8"]
+    heads, rows = differences_table([found])
+    assert "with CRF" not in heads
+    assert rows == [
+        ("co-r3 - co-itself", "other images", "+0.50 ±0.00 (none: -0.5 to +1.5)", "+1.50 ±0.71 (+0.2 to +2.8)")
+    ]
 
 
 def test_a_picture_has_a_plot_a_column(tmp_path: Path) -> None:
