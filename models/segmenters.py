@@ -139,6 +139,7 @@ class Pyramid(Segmenter):
     The features pass a 1x1 and a depthwise separable 3x3 convolution, and their mean over the image is added to each
     position: what the whole image shows. Then, from coarse to fine, they are resized to the positions of each of the
     backbone's levels, meet it there, reduced by a 1x1, and pass a separable 3x3. Group norm follows each convolution.
+    Norms even out how strongly an image shows a class, so logits of a 3x3 and a 1x1 convolution without them are added.
 
     A linear layer says which classes are in the image at all, on the mean of what the pretrained network makes its own
     classes of. The log of that chance is added to the class's logits everywhere: what a part looks like is weighed with
@@ -172,13 +173,17 @@ class Pyramid(Segmenter):
         self.merge = nn.ModuleList(nn.Sequential(*_separable(width + _REDUCED, width)) for _ in self.finer)
         self.last = nn.Sequential(SampleDropout(dropout, channels=True), nn.Conv2d(width, labels, 1))
         self.image_head = nn.Sequential(SampleDropout(dropout), nn.Linear(backbone.keep_head(), labels - 1))
+        hidden = nn.Conv2d(backbone.channels, width, 3, padding=1), nn.ReLU(inplace=True)
+        self.coarse = nn.Sequential(*hidden, SampleDropout(dropout, channels=True), nn.Conv2d(width, labels, 1))
         _initialize(self.last)
+        _initialize(self.coarse)
 
     def decode(self, images: Tensor) -> Decoded:
         """As of `Segmenter`, at the positions of the finest level."""
         with self.backbone.watching(*self.finer) as levels:
             features = self.backbone(images)
         merged, source = self.head(features), self.backbone.grids(images, features)
+        logits, of_features = self.coarse(features), source
         merged = merged + self.whole(features.mean(dim=(2, 3), keepdim=True))
         for n in reversed(range(len(self.finer))):
             target = self.finer[n].layout.grids(images.shape, levels[n].shape)
@@ -186,7 +191,8 @@ class Pyramid(Segmenter):
             source = target
         in_image = self.image_head(self.backbone.of_image(features))
         chances = functional.pad(functional.logsigmoid(in_image), (1, 0))  # background may be in any image
-        return Decoded(self.last(merged) + chances[:, :, None, None], source, in_image)
+        logits = self.last(merged) + resample(logits, of_features, source)
+        return Decoded(logits + chances[:, :, None, None], source, in_image)
 
 
 _REDUCED = 48  # channels of a level in the decoder, as in DeepLab-v3+

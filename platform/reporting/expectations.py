@@ -5,7 +5,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mcis.datasets.index import Listing, shown
-from mcis.platform.config.sections import Config, later_networks
+from mcis.platform.config.sections import Config
 from mcis.platform.outputs.read_index import of_split
 
 _FEW = 10
@@ -22,7 +22,7 @@ def expectations(config: Config, listing: Listing) -> list[str]:
         f"images:  {len(tagged):,} of {len(train):,} in train with a tag, {len(tagged_val):,} of {len(val):,} in val; "
         f"{len(names)} classes; {single:.0%} of the tagged train images have one tag"
     ]
-    sentences = _few_images(tagged, names) + _unseen(config, len(tagged)) + _scores(config, listing)
+    sentences = _few_images(tagged, names) + _scores(config, listing)
     return lines + [f"expect:  {sentence}" for sentence in sentences]
 
 
@@ -33,15 +33,6 @@ def _few_images(tagged: pa.Table, names: tuple[str, ...]) -> list[str]:
     if not few:
         return []
     return [f"poor masks of {len(few)} of {len(names)} classes, with fewer than {_FEW} training images: {shown(few)}"]
-
-
-def _unseen(config: Config, images: int) -> list[str]:
-    """The trainings that do not see all of so many images in their steps."""
-    return [
-        f"the {name} sees at most {seen:,} of {images:,} training images; {name}.epochs=1 shows it each of them once"
-        for name, section in later_networks(config).items()
-        if (seen := section.updates(images) * section.batch) < images
-    ]
 
 
 def _scores(config: Config, listing: Listing) -> list[str]:

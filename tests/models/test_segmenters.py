@@ -254,7 +254,13 @@ def test_a_pyramids_logits_lie_on_the_positions_of_its_finest_level() -> None:
         assert isinstance(linear, nn.Linear)
         in_image = features.mean((2, 3)) @ linear.weight.T + linear.bias
         chances = torch.cat([torch.ones(1, 1), 1 / (1 + torch.exp(-in_image))], dim=1)
-        x = last(x) + chances.log()[:, :, None, None]
+        first, *_, second = model.coarse.children()
+        assert isinstance(first, nn.Conv2d)
+        assert isinstance(second, nn.Conv2d)
+        coarse = torch.relu(functional.conv2d(features, first.weight, first.bias, padding=1))
+        coarse = functional.conv2d(coarse, second.weight, second.bias)
+        x = last(x) + functional.interpolate(coarse, size=(9, 13), mode="bilinear", align_corners=True)
+        x = x + chances.log()[:, :, None, None]
         torch.testing.assert_close(model(image, image_level=True)[1], in_image, atol=1e-4, rtol=1e-3)
         torch.testing.assert_close(model(image)[:, :, ::4, ::4], x, atol=1e-4, rtol=1e-3)
 
@@ -282,13 +288,13 @@ def test_a_dot_moves_with_its_pixel_through_the_pyramid(backbone: str, dot_offse
         for layer in model.modules():
             if isinstance(layer, nn.Conv2d):
                 layer.weight.copy_(layer.weight.mean(dim=(2, 3), keepdim=True).expand_as(layer.weight))
-        for layer in (*list(model.head)[1:], *model.merge.modules(), *model.last):
+        for layer in (*list(model.head)[1:], *model.merge.modules(), *model.last, *model.coarse):
             if isinstance(layer, nn.Conv2d):
                 layer.weight.abs_()  # so that what a dot raises stays above zero
         for name in ("whole.weight", "whole.bias"):
             model.get_parameter(name).zero_()
         names = [name for name, _ in model.named_parameters()]
-        for silent in (["head.0.weight"], [name for name in names if name.startswith("reduce")]):
+        for silent in (["head.0.weight", "coarse.0.weight"], [name for name in names if name.startswith("reduce")]):
             weights = [model.get_parameter(name) for name in silent]
             kept = [weight.clone() for weight in weights]
             for weight in weights:

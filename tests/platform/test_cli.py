@@ -167,11 +167,9 @@ def test_a_run_says_what_to_expect_at_first(root: Path, tmp_path: Path, monkeypa
 
     monkeypatch.setattr("mcis.platform.api.ray_session", no_ray)
     arguments = ["run", "voc", "--voc", str(root), "--recipe", "small", "--name", "x", "--workspace", str(tmp_path)]
-    arguments += ["--set", f"data.classes={root / 'classes.txt'}", "--set", "segmenter.steps=1"]
-    done = runner.invoke(app, [*arguments, "--set", "segmenter.batch=2"], env={"COLUMNS": "200"})
-    assert "here Ray would start" in done.output
-    assert "expect:  the segmenter sees at most 2 of " in done.output
-    assert "images:  " in done.output
+    arguments += ["--set", f"data.classes={root / 'classes.txt'}"]
+    done = runner.invoke(app, arguments, env={"COLUMNS": "200"})
+    assert "images:  " in done.output[: done.output.index("here Ray would start")]
 
 
 def test_doctor_finds_a_disk_too_small_and_makes_no_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
