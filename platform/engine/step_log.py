@@ -85,8 +85,9 @@ class Throughput:
 def loss_trend(folder: Path, term: str) -> tuple[bool, str] | None:
     """Whether a term of the loss fell in the log of a training's folder, and the figures, for messages.
 
-    The means over the first and the last tenth of the log's records are compared. It fell where their difference is
-    more than twice its standard error, whose deviation is taken from successive records, which a trend hardly changes.
+    The means over the first and the last tenth of the log's records, five at least, are compared: a record is of one
+    batch. It fell where their difference is more than twice its standard error, whose deviation is taken from
+    successive records, which a trend hardly changes.
 
     Returns:
         None where the log is too short to tell.
@@ -94,11 +95,11 @@ def loss_trend(folder: Path, term: str) -> tuple[bool, str] | None:
     values = np.array([record[term] for record in read_records(folder / STEPS)])
     if len(values) < _RECORDS:
         return None
-    tenth = len(values) // 10
-    first, last = float(values[:tenth].mean()), float(values[-tenth:].mean())
-    error = float(np.sqrt(np.square(np.diff(values)).mean() / 2) * np.sqrt(2 / tenth))
+    few = max(len(values) // 10, 5)
+    first, last = float(values[:few].mean()), float(values[-few:].mean())
+    error = float(np.sqrt(np.square(np.diff(values)).mean() / 2) * np.sqrt(2 / few))
     fell = first - last > 2 * error
     return fell, (
-        f"the loss was {first:.4g} in the first tenth of the steps and {last:.4g} in the last, "
+        f"the loss was {first:.4g} in the first {few} of {len(values)} records and {last:.4g} in the last, "
         f"{'a fall' if fell else 'no fall'} by more than twice the standard error of {error:.2g}"
     )
