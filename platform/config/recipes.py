@@ -178,7 +178,7 @@ def photos(backbone: str = "timm/tf_efficientnet_lite2") -> Config:
 
     Command: `mcis run tags --tags photos.csv --name NAME`; it is the default recipe of the setting tags. Hours: 0.42
     for 1,700 photographs of 400 pixels on two cores. Expected mIoU: 77 of the pseudo masks and 74 to 78 of the
-    segmentation network on photographs of six animals, 69 to 71 where classes are uneven (docs/results.md).
+    segmentation network on photographs of six animals, 69 to 72 where classes are uneven (docs/results.md).
     """
     crf = PseudoMasksCrf(iterations=5, bilateral_std=30.0, color_std=8.0, max_side=200)
     return Config(
