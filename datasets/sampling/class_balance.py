@@ -7,7 +7,7 @@ from mcis.datasets.sampling.keyed_random import Draw, uniforms
 from mcis.datasets.tags import Tags
 
 MOST_TIMES = 16.0
-"""Of an image: more repeats teach the pixels of few images, and make epochs of many classes endless."""
+"""Of an image: more repeats teach the pixels of few images."""
 
 
 def repeated_by_class(tags: Tags, strength: float, seed: int, most: int) -> NDArray[np.int64]:

@@ -249,7 +249,7 @@ class SegmenterConfig(CropSection):
     """How often an epoch shows an image with a corrected mask (`data.corrected`) for once of another alike."""
     class_balance: Fraction = 0.0
     """How often an epoch shows images of rare classes: each (m / c)^class_balance times, for c images of its rarest
-    class and m of the most frequent one, 16 at most. 0 = all once; 1 = classes equally often, up to that."""
+    class and m of the most frequent one, 16 at most, and no more than leave room for each image. 0 = all once."""
 
 
 class AffinityNetConfig(CropSection):

@@ -126,5 +126,5 @@ class SegmenterLearner(CropLearner):
         if not c.image_loss:
             return {"pixel": pixel_ce(model(images).float(), labels)}
         logits, in_image = model(images, image_level=True)
-        weight = c.image_loss * c.crop**2 * self.classes / 6  # which `presence_ce` is a mean over
+        weight = c.image_loss * c.crop**2 * self.classes / 6  # of six: see `image_loss`
         return {"pixel": pixel_ce(logits.float(), labels), "image": weight * presence_ce(in_image.float(), labels)}

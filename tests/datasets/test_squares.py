@@ -4,6 +4,7 @@ import hashlib
 import itertools
 import os
 import pickle
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -13,11 +14,31 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.images.decode import decode_square
 from mcis.datasets.images.squares import Squares, image_bytes, make_squares, read_rgb
 from mcis.datasets.storage.files import stamps
 from mcis.platform.runs.files import write_table
 
 SIZE = 20
+
+
+def squashed(pixels: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
+    stream = BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return decode_square(stream.getvalue(), size)
+
+
+def test_a_square_forgets_the_aspect_ratio_and_averages() -> None:
+    left, right = np.zeros((30, 40, 3), np.uint8), np.full((30, 40, 3), 200, np.uint8)
+    square = squashed(np.concatenate([left, right], 1), 16)
+    assert square.shape == (16, 16, 3)
+    assert square.dtype == np.uint8
+    assert (square[:, :6] == 0).all()
+    assert (square[:, 10:] == 200).all()
+    checker = np.repeat((np.indices((64, 64)).sum(0) % 2 * 200)[..., None], 3, -1).astype(np.uint8)
+    assert np.abs(squashed(checker, 16)[2:-2, 2:-2].astype(int) - 100).max() <= 2  # no aliasing
+    noise = np.random.default_rng(0).integers(0, 256, (40, 40, 3), np.uint8)
+    np.testing.assert_array_equal(squashed(noise, 40), noise)
 
 
 def test_a_file_that_is_gone_or_no_image_any_more_is_named(tmp_path: Path) -> None:
