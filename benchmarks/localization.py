@@ -49,7 +49,7 @@ def table(paths: list[str]) -> tuple[pa.Table, Tags]:
         matrix[index, classes] = True
     read = {name: photos.rows(paths)[name] for name in ("uri", "content_hash")}
     columns: dict[str, Any] = {"image_id": paths, **read, "domain": ["target"] * len(paths)}
-    return pa.table({**columns, "tags": [sorted(classes) for classes in tags]}), Tags.of_matrix(matrix)
+    return pa.table({**columns, "tags": [sorted(classes) for classes in tags]}), Tags.from_matrix(matrix)
 
 
 def ours(config: Config, folder: Path, rows: pa.Table, tags: Tags) -> tuple[float, list[torch.Tensor]]:

@@ -99,7 +99,7 @@ class Plain:
         listed = listing(config)
         verified = verify(listed.table, min_side=config.data.min_side)
         rows, val_rows = (verified.filter(pc.equal(verified["split"], split)) for split in ("train", "val"))
-        tags = Tags.of_index(rows["tags"], len(listed.classes))
+        tags = Tags.from_index(rows["tags"], len(listed.classes))
         return cls(config=config, folder=folder, classes=len(listed.classes), rows=rows, val_rows=val_rows, tags=tags)
 
     def train_classifier(self) -> None:

@@ -38,7 +38,7 @@ def tags_of(images: int) -> Tags:
     matrix[np.arange(images), rng.integers(0, CLASSES, images)] = True
     second = rng.random(images) < 0.5
     matrix[second, rng.integers(0, CLASSES, second.sum())] = True
-    return Tags.of_matrix(matrix)
+    return Tags.from_matrix(matrix)
 
 
 def load(path: str) -> np.ndarray:

@@ -152,7 +152,7 @@ def _tags(folder: Path) -> tuple[Any, Any]:
 
     file = Workspace(folder / "workspace", create=False).outputs(NAME)["index"] / "index.parquet"
     rows = split_rows(file, "train", tagged=True, columns=["tags", "domain"])
-    return Tags.of_index(rows["tags"], CLASSES), of_source(rows)
+    return Tags.from_index(rows["tags"], CLASSES), of_source(rows)
 
 
 def pairs(folder: Path, rows: int) -> None:

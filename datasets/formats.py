@@ -23,8 +23,8 @@ from mcis.datasets.classes import IGNORE, check_classes, read_classes
 from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.images.decode import decode_picture, encode_labels
 from mcis.datasets.index import shown
-from mcis.datasets.outlines import coco_pixels, cvat_pixels, library, polygon_pixels
-from mcis.datasets.sources.lists import files_below, inside, left_out, nearest
+from mcis.datasets.outlines import coco_pixels, cvat_pixels, polygon_pixels, require_module
+from mcis.datasets.sources.lists import did_you_mean, files_below, inside, left_out
 from mcis.datasets.sources.tagged import SPLITS
 from mcis.datasets.storage.files import read_bytes
 from mcis.datasets.storage.folders import written_aside
@@ -180,7 +180,7 @@ def _check_names(source: Path, names: Sequence[str], wrong: set[str], known: set
     if wrong or not names:
         occur = shown(sorted(known := known - wrong), 20)
         expected = f"names without ; , | of classes that occur ({occur}), the same as in other splits"
-        remedy = f"{nearest(wrong, sorted(known))}rename them, choose by `classes`, or begin with the split of all"
+        remedy = f"{did_you_mean(wrong, sorted(known))}rename them, choose by `classes`, or begin with the split of all"
         found = f"{len(wrong)} class(es): {shown(sorted(wrong))}" if wrong else "no object of any class"
         raise UserError(f"{source}: {found}", expected, remedy)
     check_classes(source, names)
@@ -222,7 +222,7 @@ def _yolo(source: Path, images: Path | None, link: Path, split: str, left: Left)
     """a folder with data.yaml or classes.txt, images/... and labels/...; `images` is that of the split, if data.yaml
     does not say it and it is not images/SPLIT"""
     places = [source / name for name in ("data.yaml", "dataset.yaml", "classes.txt")] if source.is_dir() else [source]
-    about, yaml = next((place for place in places if place.exists()), places[-1]), library("yaml")
+    about, yaml = next((place for place in places if place.exists()), places[-1]), require_module("yaml")
     of_yaml, source = about.suffix in (".yaml", ".yml"), about.parent
     told = yaml.safe_load(about.read_text("utf-8")) if of_yaml else {"names": read_classes(about)}
     names = told["names"] if isinstance(told["names"], dict) else dict(enumerate(told["names"]))
@@ -284,7 +284,7 @@ def _files(folder: Path, left: Left) -> list[str]:
 def _huggingface(source: Path, images: Path | None, link: Path, split: str, left: Left) -> Found:
     """a folder that `load_from_disk` or `load_dataset` of the library `datasets` takes, with columns image and label or
     labels; val may be called validation"""
-    load, features = library("datasets.load"), library("datasets.features")
+    load, features = require_module("datasets.load"), require_module("datasets.features")
     if link.is_symlink():  # the copies would go into another data set
         link.unlink()
     saved = (source / "state.json").exists() or (source / "dataset_dict.json").exists()

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw
 from mcis.datasets.errors import UserError
 
 
-def library(name: str) -> Any:
+def require_module(name: str) -> Any:
     """A module of the libraries that the extra `formats` installs; UserError where it is not there."""
     try:
         return importlib.import_module(name)
@@ -29,7 +29,7 @@ def coco_pixels(outline: Any, size: tuple[int, int], height: int, width: int) ->
     polygons = [np.clip(np.reshape(np.array(p, float), (-1, 2)), 0, (width, height)) for p in outline]
     if any(len(polygon) < 3 or not np.isfinite(polygon).all() for polygon in polygons):
         raise ValueError("a polygon without three corners")
-    masks = library("pycocotools.mask")
+    masks = require_module("pycocotools.mask")
     drawn = masks.frPyObjects([polygon.ravel().tolist() for polygon in polygons], height, width)
     return np.asarray(masks.decode(masks.merge(drawn)), bool)
 

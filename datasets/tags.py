@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-Numbers = NDArray[np.uint32]
+Positions = NDArray[np.uint32]
 """Positions of images and of tags, of which there are fewer than 2^31, as Arrow counts them."""
 
 
@@ -17,20 +17,20 @@ class Tags:
 
     values: NDArray[np.uint16]
     """(T,) class indices from 0, image by image."""
-    start: Numbers
+    start: Positions
     """(N + 1,) where each image's tags begin, and where the last one's end."""
     classes: int
     """K"""
 
     @classmethod
-    def of_index(cls, column: pa.ChunkedArray, classes: int) -> "Tags":
+    def from_index(cls, column: pa.ChunkedArray, classes: int) -> "Tags":
         """Reads the column `tags` of an index, list<uint16>."""
         lists = column.combine_chunks()
         values, offsets = lists.flatten().to_numpy(), lists.offsets.to_numpy()
         return cls(values=values, start=(offsets - offsets[0]).astype(np.uint32), classes=classes)
 
     @classmethod
-    def of_matrix(cls, matrix: NDArray[np.bool_]) -> "Tags":
+    def from_matrix(cls, matrix: NDArray[np.bool_]) -> "Tags":
         """Reads a matrix (N, K) of bool: image n has class k."""
         values = np.nonzero(matrix)[1]
         start = np.concatenate([[0], np.cumsum(matrix.sum(axis=1))]).astype(np.uint32)
@@ -41,7 +41,7 @@ class Tags:
         return len(self.start) - 1
 
     @functools.cached_property
-    def tagged(self) -> int:
+    def num_tagged(self) -> int:
         """Number of images with at least one tag."""
         return int(np.count_nonzero(self.start[1:] > self.start[:-1]))
 
@@ -57,19 +57,19 @@ class Tags:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Members:
+class ClassMembers:
     """The images of each class: those of class k are images[start[k]:start[k + 1]].
 
     Positions ascend within a class and domain.
     """
 
-    images: Numbers
+    images: Positions
     """(T,) positions in the index, class by class, in each class those of the domain target first."""
     start: NDArray[np.int64]
     """(K + 1,) where each class begins in `images`, and where the last one ends."""
 
     @classmethod
-    def of(cls, tags: Tags, source: NDArray[np.bool_] | None = None) -> "Members":
+    def from_tags(cls, tags: Tags, source: NDArray[np.bool_] | None = None) -> "ClassMembers":
         """Sorts the images by class.
 
         Args:

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from mcis.datasets.images.decode import fitted
+from mcis.datasets.images.decode import fitted_size
 from mcis.datasets.section import NonNegative, Rate, Section
 
 _Float32 = NDArray[np.float32]
@@ -51,7 +51,7 @@ def dense_crf(rgb: NDArray[np.uint8], probabilities: _Float32, parameters: CrfPa
 def shrunk(rgb: NDArray[np.uint8], probabilities: _Float32, max_side: int | None) -> tuple[NDArray[np.uint8], _Float32]:
     """An image (H, W, 3) and its probabilities (..., H, W), made to fit where the longer side exceeds `max_side`."""
     height, width = probabilities.shape[-2:]
-    size = fitted(height, width, max_side)
+    size = fitted_size(height, width, max_side)
     if size == (height, width):
         return rgb, probabilities
     smaller = _resized(np.ascontiguousarray(rgb.transpose(2, 0, 1), np.float32), size)

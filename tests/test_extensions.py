@@ -56,7 +56,7 @@ def list_coco(annotations: Path, *, images: Path) -> Listing:
 
 COCO = Source(
     lister=list_coco, location="annotations", help="A COCO file.", example="coco instances.json",
-    where="FILE", record=CocoConfig, names_classes=True, recipe="small",
+    location_kind="FILE", record=CocoConfig, defines_classes=True, recipe="small",
 )
 
 

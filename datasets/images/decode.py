@@ -27,7 +27,7 @@ MAX_PIXELS = 50_000_000
 """Largest width x height that is decoded where nothing else is asked for: 150 MB as RGB, and at most 20 bytes a pixel,
 1 GB, while it is decoded and transparency is removed."""
 
-MOST_PIXELS = 178_956_970
+PILLOW_MAX_PIXELS = 178_956_970
 """Largest width x height that Pillow decodes, for files that an index has let in under a limit of its own."""
 
 _MAX_SCANS, _MAX_WORK = 20, 1_000_000_000
@@ -36,7 +36,7 @@ scan goes over the whole picture, 2 to 12 ns a pixel, however few bytes it has; 
 _MARKER = re.compile(rb"\xff([^\xff\0\xd0-\xd7])")
 """A marker behind entropy-coded data, in which 0xff is followed by 0 or begins a restart marker (ITU T.81, B.1.1)."""
 
-RULES = 3
+DECODER_VERSION = 3
 """Version of the decoders, raised when the same bytes give other pixels or another verdict, so that what earlier
 versions have kept of them is not used."""
 
@@ -77,7 +77,7 @@ class RejectedImage(ValueError):
         super().__init__(self.reason)
 
 
-def fitted(height: int, width: int, max_side: int | None) -> tuple[int, int]:
+def fitted_size(height: int, width: int, max_side: int | None) -> tuple[int, int]:
     """Height and width of a picture once its longer side is at most `max_side` pixels; None = as it is."""
     longest = max(height, width)
     if max_side is None or longest <= max_side:
@@ -104,7 +104,7 @@ def fit_picture(rgb: np.ndarray, max_side: int | None) -> Picture:
     if rgb.ndim != 3 or rgb.shape[2] != 3 or rgb.dtype != np.uint8 or not rgb.size:
         raise ValueError(f"an image is {rgb.dtype} of shape {rgb.shape}; expected uint8 (H, W, 3), not empty")
     height, width = rgb.shape[:2]
-    smaller = fitted(height, width, max_side)
+    smaller = fitted_size(height, width, max_side)
     return Picture(rgb if smaller == (height, width) else _resized(rgb, *smaller), height, width)
 
 
@@ -120,9 +120,9 @@ def decode_picture(
     Args:
         data: the content of a file in one of FORMATS.
         min_side: least width and height, pixels.
-        max_pixels: greatest width x height, checked before decoding (Pillow's own limit, MOST_PIXELS, holds as well).
-        max_side: longest side, pixels; a larger picture is made to fit (`fitted`), bilinear, averaging. A JPEG is then
-            decoded at 1/2, 1/4 or 1/8 of its size, where that is no smaller.
+        max_pixels: greatest width x height, checked before decoding; PILLOW_MAX_PIXELS also applies.
+        max_side: longest side, pixels; a larger picture is resized to fit (`fitted_size`), bilinear, averaging. A JPEG
+            is then decoded at 1/2, 1/4 or 1/8 of its size, where that is no smaller.
 
     Raises:
         RejectedImage: for any content that gives no such array.
@@ -130,7 +130,7 @@ def decode_picture(
     """
     with _opened(data, FORMATS, min_side, max_pixels) as image:
         width, height = image.size
-        smaller = fitted(height, width, max_side)
+        smaller = fitted_size(height, width, max_side)
         if smaller == (height, width):
             rgb = _rgb(_upright(image))
             return Picture(rgb, *rgb.shape[:2])
@@ -140,10 +140,10 @@ def decode_picture(
         return Picture(_resized(_rgb(upright), *smaller[::turn]), *(height, width)[::turn])
 
 
-def lies_upright_as_jpeg(data: bytes) -> bool:
+def is_upright_jpeg(data: bytes) -> bool:
     """Whether bytes are a JPEG in gray or RGB without an EXIF orientation, which any reader shows alike; RejectedImage
     where they have no header of a picture."""
-    with _opened(data, FORMATS, 1, MOST_PIXELS) as image:
+    with _opened(data, FORMATS, 1, PILLOW_MAX_PIXELS) as image:
         upright = image.getexif().get(_ORIENTATION, 1) not in _UPRIGHT
         return image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB") and upright
 

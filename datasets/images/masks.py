@@ -9,13 +9,13 @@ from PIL import Image
 
 from mcis.datasets.classes import BACKGROUND, IGNORE
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import MAX_PIXELS, MOST_PIXELS, decode_labels, decode_saliency
+from mcis.datasets.images.decode import MAX_PIXELS, PILLOW_MAX_PIXELS, decode_labels, decode_saliency
 from mcis.datasets.images.matlab import MAT_START, decode_mat_labels
 from mcis.datasets.storage.faults import error_text
 from mcis.datasets.storage.files import read_decoded
 
 _LABELS = "a palette PNG, or a MATLAB file of SBD"
-SALIENT = 128
+SALIENCY_THRESHOLD = 128
 """Saliency, of 255, from which a pixel counts as salient in scores."""
 
 
@@ -65,7 +65,7 @@ def _read(
     what: str, uri: str, decode: Callable[..., NDArray[np.uint8]], expected: str, shape: tuple[int, int] | None
 ) -> NDArray[np.uint8]:
     try:
-        pixels = read_decoded(uri, functools.partial(decode, max_pixels=MOST_PIXELS))
+        pixels = read_decoded(uri, functools.partial(decode, max_pixels=PILLOW_MAX_PIXELS))
     except OSError as error:
         raise UserError(f"no {what} {uri} ({error_text(error)})", expected, "add it, or do without") from None
     except ValueError as error:  # RejectedImage is one

@@ -14,7 +14,14 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import MAX_PIXELS, MOST_PIXELS, Picture, RejectedImage, decode_picture, decode_square
+from mcis.datasets.images.decode import (
+    MAX_PIXELS,
+    PILLOW_MAX_PIXELS,
+    Picture,
+    RejectedImage,
+    decode_picture,
+    decode_square,
+)
 from mcis.datasets.storage.faults import error_text
 from mcis.datasets.storage.files import read_decoded
 from mcis.datasets.tables.memory_mapped import CachedRows, cache_table
@@ -44,8 +51,8 @@ def read_rgb(
         if content_hash is not None and hashlib.sha256(data).hexdigest() != content_hash:
             raise UserError(f"{uri} was replaced or changed since it was indexed", *as_indexed)
         if size is None:
-            return decode_picture(data, min_side=1, max_pixels=MOST_PIXELS, max_side=max_side).rgb
-        return decode_square(data, size, max_pixels=MOST_PIXELS)
+            return decode_picture(data, min_side=1, max_pixels=PILLOW_MAX_PIXELS, max_side=max_side).rgb
+        return decode_square(data, size, max_pixels=PILLOW_MAX_PIXELS)
 
     try:
         return read_decoded(uri, decode)

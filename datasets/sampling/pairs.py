@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcis.datasets.sampling.keyed_random import Draw, Order, permuted, uniforms
-from mcis.datasets.tags import Members, Numbers, Tags
+from mcis.datasets.tags import ClassMembers, Positions, Tags
 
 TARGET_TARGET, SOURCE_SOURCE, TARGET_SOURCE = 0, 1, 2
 """Kinds of a pair: the domains of m and n. Each has its own W_P (end of section 3.2)."""
@@ -75,10 +75,10 @@ class PairSampler:
     ):
         self.tags, self.seed, self.partner_may_be_itself = tags, seed, partner_may_be_itself
         self.class_balance, self.wrong_class = class_balance, wrong_class
-        self.members = Members.of(tags, source)
+        self.members = ClassMembers.from_tags(tags, source)
         self._source = source if source is not None and source.any() else None
         self._tagged = _tagged(tags, self._source)
-        self._pairs = epoch_pairs or tags.tagged
+        self._pairs = epoch_pairs or tags.num_tagged
 
     def __len__(self) -> int:
         """E, pairs per epoch."""
@@ -88,8 +88,8 @@ class PairSampler:
         """Rows first .. last - 1 of the endless stream of pairs."""
         number = np.arange(first, last)
         epoch, position = np.divmod(number, self._pairs)
-        turn, within = np.divmod(number, self.tags.tagged)
-        m = permuted(Order.IMAGES, self.seed, turn, self.tags.tagged, within)
+        turn, within = np.divmod(number, self.tags.num_tagged)
+        m = permuted(Order.IMAGES, self.seed, turn, self.tags.num_tagged, within)
         half = self._half(turn, m if self._tagged is None else self._tagged[m].astype(np.int64))
         if self.class_balance:
             self._balance(half, epoch, position)
@@ -150,9 +150,9 @@ class PairSampler:
         return n
 
 
-def _tagged(tags: Tags, source: NDArray[np.bool_] | None) -> Numbers | None:
+def _tagged(tags: Tags, source: NDArray[np.bool_] | None) -> Positions | None:
     """Positions of the images with a tag, those of the domain target first; None if these are simply all images."""
-    if source is None and tags.tagged == len(tags):
+    if source is None and tags.num_tagged == len(tags):
         return None
     tagged = np.flatnonzero(tags.start[1:] > tags.start[:-1]).astype(np.uint32)
     return tagged if source is None else np.concatenate([tagged[~source[tagged]], tagged[source[tagged]]])

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from mcis.datasets.registry import Registry
 from mcis.datasets.sampling.keyed_random import Draw, uniforms
-from mcis.datasets.tags import Members, Tags
+from mcis.datasets.tags import ClassMembers, Tags
 
 _MAPS_AT_ONCE, _COMBINED_AT_ONCE = 2**18, 2**13
 """Maps for which numbers are drawn, and images whose maps are combined with one another, at a time."""
@@ -123,7 +123,7 @@ def _of_class(asked: Asked) -> NDArray[np.int64]:
     The image itself is not among them and none comes twice while the class has enough; then the row repeats. The only
     image of a class is related to itself. The cost does not depend on the sizes of the classes.
     """
-    members = Members.of(asked.tags, asked.source)
+    members = ClassMembers.from_tags(asked.tags, asked.source)
     related = np.empty((len(asked.tag), asked.related), np.int64)
     for first in range(0, len(related), _MAPS_AT_ONCE):
         part = slice(first, first + _MAPS_AT_ONCE)
@@ -149,7 +149,7 @@ def _of_wrong_class(asked: Asked) -> NDArray[np.int64]:
 
     None comes twice while there are enough; then the row repeats. Where every image has the class, images of the class.
     """
-    members, related = Members.of(asked.tags), _of_class(asked)
+    members, related = ClassMembers.from_tags(asked.tags), _of_class(asked)
     for k in np.unique(asked.tag):
         maps, (begin, end) = np.flatnonzero(asked.tag == k), members.start[k : k + 2]
         lacking = np.delete(np.arange(len(asked.tags)), members.images[begin:end])
@@ -194,7 +194,7 @@ def _nearest(asked: Asked) -> NDArray[np.int64]:
     image of a class is related to itself.
     """
     assert asked.vectors is not None
-    members, out = Members.of(asked.tags, asked.source), np.empty((len(asked.tag), asked.related), np.int64)
+    members, out = ClassMembers.from_tags(asked.tags, asked.source), np.empty((len(asked.tag), asked.related), np.int64)
     for k in np.unique(asked.tag):
         of_class, (begin, end) = np.flatnonzero(asked.tag == k), members.start[k : k + 2]
         candidates = np.sort(members.images[begin:end].astype(np.int64))

@@ -14,7 +14,15 @@ from typing import Literal
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.section import LocalPath, Section
-from mcis.datasets.sources.lists import left_out, listing_table, maps_below, nearest, read_lines, scan, source_folder
+from mcis.datasets.sources.lists import (
+    did_you_mean,
+    left_out,
+    listing_table,
+    map_paths,
+    read_lines,
+    scan,
+    source_folder,
+)
 from mcis.datasets.sources.source import Source
 
 _BELOW = ("Data/CLS-LOC/train", "CLS-LOC/train", "train", "256_ObjectCategories", ".")
@@ -133,7 +141,7 @@ def _list(
     present = set(classes)
     if absent := [name for k, name in enumerate(names) if k not in present]:
         notes.append(f"{what}: none of class {shown(absent, len(absent))}")
-    maps, stems = maps_below(saliency, "saliency map"), [os.path.splitext(image)[0] for image in images]
+    maps, stems = map_paths(saliency, "saliency map"), [os.path.splitext(image)[0] for image in images]
     count = collections.Counter(stems)
     uris = [maps.get(stem) if count[stem] == 1 else None for stem in stems]
     if saliency and (shared := sum(count[stem] > 1 for stem in stems)):
@@ -169,7 +177,7 @@ def _read_class_file(path: Path, names: tuple[str, ...]) -> dict[str, str]:
             raise UserError(f"{path}, line {number}: {folder} a second time", "each folder once", "delete one")
         table[folder] = name
     if unknown := sorted(set(table.values()) - set(names)):
-        remedy = f"{nearest(unknown, names)}correct {path.name}, or leave those folders off"
+        remedy = f"{did_you_mean(unknown, names)}correct {path.name}, or leave those folders off"
         raise UserError(f"{path} names unknown classes: {shown(unknown)}", f"some of {', '.join(names)}", remedy)
     return table
 

@@ -17,7 +17,7 @@ from mcis.datasets.sources.lists import (
     files_below,
     lacking_masks,
     listing_table,
-    maps_below,
+    map_paths,
     read_tag_list,
     source_folder,
 )
@@ -70,7 +70,7 @@ def list_lid(
     """
     root = source_folder(root, "the folder of the challenge's images", "name it by `root`")
     names = read_classes(root / classes)
-    truth = maps_below(root / masks if masks else None, "ground-truth mask")
+    truth = map_paths(root / masks if masks else None, "ground-truth mask")
     files = frozenset(files_below(root, collections.Counter()))
     lists = {"train": root / train_list, "val": root / val_list} | ({"test": root / test_list} if test_list else {})
     correct = "name the right class file by `classes`, or say by `first_index` whether indices count from 0 or 1"
@@ -107,6 +107,6 @@ LID = Source(
     help="Folder of the LID challenge (200 classes), or of any data set with list files of class indices.",
     example="lid LID --set data.lid.masks=val_masks",
     record=LidConfig,
-    names_classes=True,
+    defines_classes=True,
     recipe="lid",
 )

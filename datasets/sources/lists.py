@@ -78,7 +78,7 @@ def inside(path: str) -> str | None:
     return None if path == ".." or path.startswith(("/", "../")) or "\0" in path else path
 
 
-def name_below(path: str) -> str | None:
+def relative_name(path: str) -> str | None:
     """A relative path for an absolute one or a URI, to name files after it; None where it would lead out."""
     return inside(path.replace("://", "/").lstrip("/"))
 
@@ -151,7 +151,7 @@ def files_below(root: Path, left: collections.Counter[str], leave_out: Path | No
                 waiting.append(f"{below}{name}/")
 
 
-def maps_below(folder: Path | None, what: str) -> dict[str, str]:
+def map_paths(folder: Path | None, what: str) -> dict[str, str]:
     """The PNGs of a folder, by the relative path of the image that each goes with, without suffix; no folder: none.
 
     Args:
@@ -202,7 +202,7 @@ def left_out(what: str, left: collections.Counter[str]) -> list[str]:
     return [f"{what}: left out {count} {reason}" for reason, count in sorted(left.items()) if count]
 
 
-def nearest(names: Iterable[str], choices: Sequence[str]) -> str:
+def did_you_mean(names: Iterable[str], choices: Sequence[str]) -> str:
     """A hint at what misspelled names may mean, `did you mean cat? `, or an empty text."""
     matches = {match: None for name in names for match in difflib.get_close_matches(name, choices, 1)}
     return f"did you mean {shown(list(matches))}? " if matches else ""

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
-from mcis.datasets.sources.lists import files_below, inside, is_text, left_out, name_below
+from mcis.datasets.sources.lists import files_below, inside, is_text, left_out, relative_name
 from mcis.datasets.sources.user_table import READERS, read_user_table
 from mcis.datasets.storage.uris import credentials_refused, holds_credentials, is_remote, without_credentials
 
@@ -89,7 +89,7 @@ def _names(uri: str, short: str) -> tuple[str, ...]:
     """Names of a photograph, each telling more than the one before."""
     stem, dot, _ = short.rpartition(".")
     without = stem if dot and not stem.endswith("/") and stem else short
-    return without, short, name_below(uri) or short
+    return without, short, relative_name(uri) or short
 
 
 def _told_apart(names: dict[str, tuple[str, ...]]) -> dict[str, str]:

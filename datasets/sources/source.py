@@ -13,16 +13,16 @@ class Source:
     """A source of images; `--<name>`, `mcis index <name>` and the section `data.<name>` come of it.
 
     Attributes:
-        lister: reads lists and names, opens no image. Its arguments are the fields of `record` and of `of_data`; that
+        lister: reads lists and names, opens no image. Its arguments are the fields of `record` and of `data_keys`; that
             of a source that does not name its classes takes their `names` as well.
         location: the lister's first argument, where the images are.
-        where: what the location is: a folder of this machine, or a file, which may be a URI.
+        location_kind: what the location is: a folder of this machine, or a file, which may be a URI.
         help: what that argument has to be, for messages and the command line.
         example: of a command that indexes it, without `mcis index`.
         record: its section of the configuration, `data.<name>`; None = all its values are those of `data` itself.
-        of_data: arguments that are fields of the section `data` itself, and these.
+        data_keys: arguments that are fields of the section `data` itself, and these.
         domain: of its images, as in INDEX_SCHEMA.
-        names_classes: it brings class names of its own, so a run has at most one such source.
+        defines_classes: it brings class names of its own, so a run has at most one such source.
         curated: every file is expected to be an image, and every class to have a training image.
         recipe: of a setting that names its classes by it, where none is given.
     """
@@ -31,16 +31,16 @@ class Source:
     location: str
     help: str
     example: str
-    where: Literal["DIR", "FILE"] = "DIR"
+    location_kind: Literal["DIR", "FILE"] = "DIR"
     record: type[Section] | None = None
-    of_data: Mapping[str, str] = field(default_factory=dict)
+    data_keys: Mapping[str, str] = field(default_factory=dict)
     domain: Literal["target", "source", "web"] = "target"
-    names_classes: bool = False
+    defines_classes: bool = False
     curated: bool = False
     recipe: str = "paper"
 
     def keys(self, name: str) -> dict[str, str]:
         """The lister's arguments, `names` aside, and the keys of the configuration that give them."""
         fields: Sequence[str] = tuple(self.record.model_fields) if self.record else ()
-        of_data = {argument: f"data.{key}" for argument, key in self.of_data.items()}
-        return of_data | {argument: f"data.{name}.{argument}" for argument in fields}
+        data_keys = {argument: f"data.{key}" for argument, key in self.data_keys.items()}
+        return data_keys | {argument: f"data.{name}.{argument}" for argument in fields}

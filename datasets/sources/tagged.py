@@ -24,7 +24,7 @@ from mcis.datasets.classes import check_classes, read_classes
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.section import PathOrUri, Section
-from mcis.datasets.sources.lists import lacking_masks, listing_table, nearest, repeated_value
+from mcis.datasets.sources.lists import did_you_mean, lacking_masks, listing_table, repeated_value
 from mcis.datasets.sources.source import Source
 from mcis.datasets.sources.user_table import UserTable, read_user_table, trimmed
 from mcis.datasets.storage.uris import is_remote
@@ -127,7 +127,7 @@ def photograph_tags(table: str, classes: Sequence[str], *, allow_absolute: bool 
         raise UserError(
             f"{rows.path}: {len(others)} tag(s) are no class: {shown(others)}",
             f"the classes of the trained run, {', '.join(classes)}",
-            f"{nearest(others, classes)}correct the table",
+            f"{did_you_mean(others, classes)}correct the table",
         )
     indices = [row for chunk in pieces(cells) for row in _indices(chunk, classes).to_pylist()]
     said = "tags" not in rows.columns  # by columns of 0 and 1 it is known that there is none
@@ -187,7 +187,7 @@ def _tagged(
         raise UserError(
             f"{rows.path}: {len(others)} tag(s) are no class: {shown(others)}",
             f"the {len(names)} classes of {classes}",
-            f"{nearest(others, names)}correct the table or the class file, or leave such tags out by "
+            f"{did_you_mean(others, names)}correct the table or the class file, or leave such tags out by "
             "`ignore_others=true`",
         )
     indices = pa.chunked_array([_indices(chunk, names) for chunk in pieces(cells)], pa.list_(pa.uint16()))
@@ -296,9 +296,9 @@ TAGS = Source(
     location="table",
     help="Your own images and tags: path or URI of a .csv, .jsonl or .parquet table.",
     example="tags photos.csv",
-    where="FILE",
+    location_kind="FILE",
     record=TagsConfig,
-    of_data={"classes": "classes"},
-    names_classes=True,
+    data_keys={"classes": "classes"},
+    defines_classes=True,
     recipe="photos",
 )

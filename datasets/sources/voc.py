@@ -288,7 +288,7 @@ VOC = Source(
     location="root",
     help="Folder VOC2012 of a PASCAL VOC 2012 devkit.",
     example="voc VOCdevkit/VOC2012",
-    of_data={"root": "voc"} | {name: name for name in inspect.signature(list_voc).parameters if name != "root"},
-    names_classes=True,
+    data_keys={"root": "voc"} | {name: name for name in inspect.signature(list_voc).parameters if name != "root"},
+    defines_classes=True,
     curated=True,
 )

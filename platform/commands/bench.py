@@ -206,7 +206,7 @@ def _classifier(config: Config) -> tuple[Learner[Any], Any]:
     noise: Any = _noise(c.batch, *(images.shape if isinstance(images, Features) else (size, size, 3)))
     noise = noise.astype(np.float16) if c.from_features else noise
     index, classes = np.arange(c.batch), _classes(config)
-    tags = Tags.of_matrix((_noise(2 * c.batch, classes) < 256 / classes) | (np.arange(classes) == 0))
+    tags = Tags.from_matrix((_noise(2 * c.batch, classes) < 256 / classes) | (np.arange(classes) == 0))
     batch = PairBatch(
         images_m=noise, images_n=noise, m=index, n=index + c.batch, epoch=0 * index, row=index,
         kind=index.astype(np.uint8), unshared_m=index >= 0, unshared_n=index >= 0,

@@ -50,8 +50,8 @@ def _add_command(source: str, about: Source) -> None:
             result = api.run(resolved, run, workspace=workspace, until="index", verbose=verbose)
             _show_index(result.context.workspace, run, noted=result.context.computed["index"])
 
-    kind: Any = Path if about.where == "DIR" else str
-    command.__annotations__["location"] = Annotated[kind, typer.Argument(metavar=about.where, help=about.help)]
+    kind: Any = Path if about.location_kind == "DIR" else str
+    command.__annotations__["location"] = Annotated[kind, typer.Argument(metavar=about.location_kind, help=about.help)]
     index_app.command(source, help=about.help, epilog=f"Example: `mcis index {about.example}`")(command)
 
 

@@ -61,7 +61,7 @@ _T = TypeVar("_T")
 def _with_locations(cls: type[_T]) -> type[_T]:
     """Adds an option of each source, `--<name>`, to a class that is to be a dataclass."""
     for name, source in SOURCES.items():
-        kind: Any = Path if source.where == "DIR" else str
+        kind: Any = Path if source.location_kind == "DIR" else str
         cls.__annotations__[name] = Annotated[kind | None, typer.Option(f"--{name}", help=source.help)]
         setattr(cls, name, None)
     return cls
@@ -77,7 +77,7 @@ class Configuration:
         str | None,
         typer.Option(
             help=f"Preset: {', '.join(RECIPES)}.",
-            show_default=", ".join(f"{of.recipe} of {name}" for name, of in SOURCES.items() if of.names_classes),
+            show_default=", ".join(f"{of.recipe} of {name}" for name, of in SOURCES.items() if of.defines_classes),
         ),
     ] = None
     config: Annotated[

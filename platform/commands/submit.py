@@ -16,7 +16,7 @@ from mcis.platform.commands.options import Verbose, plain_errors
 
 _COMMANDS = ("run", "study", "index", "predict")
 """Commands that may stand in front of the arguments; `run` where none does. All of them take --name and --workspace."""
-_PLACES = ("location", "images", *(name for name, source in SOURCES.items() if source.where == "FILE"))
+_PLACES = ("location", "images", *(name for name, source in SOURCES.items() if source.location_kind == "FILE"))
 """Parameters that name a place, beside those that are paths."""
 _TAKEN_ALONG = {"config": "experiment.toml", "study": "study.toml"}
 """Parameters that name a file of this machine, and the name of its copy in the folder of a job."""

@@ -15,7 +15,7 @@ from pydantic_core import ErrorDetails
 from mcis.datasets.errors import UserError
 from mcis.datasets.section import Contradictions
 from mcis.datasets.sources import SOURCES
-from mcis.datasets.sources.lists import nearest
+from mcis.datasets.sources.lists import did_you_mean
 from mcis.datasets.storage.uris import holds_credentials, without_credentials
 from mcis.platform.config.experiment import Experiment, read_experiment
 from mcis.platform.config.keys import Values, explicit, leaves, nested
@@ -160,7 +160,7 @@ def setting_values(setting: str) -> Config:
 
 def _known_recipe(recipe: str) -> str:
     if recipe not in RECIPES:
-        hint = nearest([recipe], [*RECIPES]) or "choose one of them"
+        hint = did_you_mean([recipe], [*RECIPES]) or "choose one of them"
         raise UserError(f"unknown recipe {recipe!r}", f"one of {', '.join(RECIPES)}", hint.strip())
     return recipe
 

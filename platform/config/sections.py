@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from mcis.datasets.errors import UserError
 from mcis.datasets.section import Contradictions, Rate, Section
 from mcis.datasets.sources import SOURCES
-from mcis.datasets.sources.lists import nearest
+from mcis.datasets.sources.lists import did_you_mean
 from mcis.models.crf import CrfParameters
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.data import DataConfig, WeightsConfig
@@ -21,7 +21,7 @@ from mcis.platform.config.keys import value_of
 from mcis.platform.config.maps import LocalizeConfig, MapsConfig, PseudoMasksConfig
 from mcis.platform.config.training import AffinityNetConfig, ClassifierConfig, SegmenterConfig
 
-_WITH_CLASSES = tuple(name for name, source in SOURCES.items() if source.names_classes)
+_WITH_CLASSES = tuple(name for name, source in SOURCES.items() if source.defines_classes)
 SETTINGS = (*_WITH_CLASSES, *(f"{_WITH_CLASSES[0]}+{name}" for name in SOURCES if name not in _WITH_CLASSES))
 """The usual ones; any sources that go together make one."""
 
@@ -136,7 +136,7 @@ def sources_of(setting: str) -> tuple[str, ...]:
     names = tuple(setting.split("+"))
     unknown = [name for name in names if name not in SOURCES]
     if unknown:
-        hint = nearest([setting], SETTINGS) or nearest(unknown[:1], [*SOURCES]) or "choose one of them"
+        hint = did_you_mean([setting], SETTINGS) or did_you_mean(unknown[:1], [*SOURCES]) or "choose one of them"
         if setting in ("coco", "yolo", "cvat", "labelstudio") or "." in setting:
             hint = "mcis run tags --tags TABLE; mcis import makes a table of data sets such as COCO's"
         expected = f"{', '.join(SETTINGS)}, or other sources ({', '.join(SOURCES)}) by +"

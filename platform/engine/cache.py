@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 from filelock import Timeout
 
-from mcis.datasets.images.decode import RULES
+from mcis.datasets.images.decode import DECODER_VERSION
 from mcis.datasets.images.squares import image_bytes, make_squares
 from mcis.datasets.storage.folders import remove
 from mcis.datasets.tables.large_tables import Texts
@@ -82,7 +82,7 @@ def features_cache(
 
 
 def _content(rows: pa.Table) -> str:
-    return fingerprint(RULES, rows["content_hash"].to_pylist())
+    return fingerprint(DECODER_VERSION, rows["content_hash"].to_pylist())
 
 
 def _cached(

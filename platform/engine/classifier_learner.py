@@ -58,7 +58,7 @@ class ClassifierLearner:
     @property
     def schedule(self) -> Schedule:
         c = self.config
-        steps_per_epoch = (c.epoch_pairs or self.tags.tagged) / c.batch
+        steps_per_epoch = (c.epoch_pairs or self.tags.num_tagged) / c.batch
         schedule_steps = math.ceil(c.epochs * steps_per_epoch)
         return Schedule(
             batch=c.batch,

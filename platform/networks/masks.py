@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mcis.datasets.images.decode import fitted
+from mcis.datasets.images.decode import fitted_size
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.tables.shards import Shards
 from mcis.models.backbones import to_unit
@@ -73,7 +73,7 @@ def tagged_maps(
     """
     scale, side = config.maps.scale, config.data.max_side
     maps = image_maps(table, row["image_id"])
-    size = fitted(row["height"], row["width"], side)
+    size = fitted_size(row["height"], row["width"], side)
     scores = walk(row, maps, size) if walk else score_maps(torch.from_numpy(maps.maps), maps.grids, scale, *size)
     return TaggedMaps(
         scores.numpy(),

@@ -9,9 +9,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import fitted, resize_labels
+from mcis.datasets.images.decode import fitted_size, resize_labels
 from mcis.datasets.index import shown
-from mcis.datasets.sources.lists import maps_below, name_below
+from mcis.datasets.sources.lists import map_paths, relative_name
 from mcis.platform.outputs.read_index import truth_of_row
 
 CORRECTED = "corrected"
@@ -27,10 +27,10 @@ def with_corrected(rows: pa.Table, folder: Path | None) -> pa.Table:
     Raises:
         UserError: the folder is missing, or holds a mask that is of none of the images.
     """
-    files = maps_below(folder, "corrected mask")
+    files = map_paths(folder, "corrected mask")
     if folder and not files:
         raise UserError(f"no PNG in {folder}", "corrected masks, <image id>.png", "name their folder by --masks")
-    ids = [name_below(image_id) or "" for image_id in rows["image_id"].to_pylist()] if files else []
+    ids = [relative_name(image_id) or "" for image_id in rows["image_id"].to_pylist()] if files else []
     paths = [PurePosixPath(name) for name in ids]
     alike = collections.Counter(path.stem for path in paths)
     of = files.get
@@ -47,4 +47,4 @@ def with_corrected(rows: pa.Table, folder: Path | None) -> pa.Table:
 def given_mask(row: dict[str, Any], uri: str, classes: int, max_side: int | None) -> NDArray[np.uint8]:
     """A true mask, labels 0..K and 255, by nearest neighbor at its image's size as read; errors as of `read_truth`."""
     mask = truth_of_row({**row, "mask_uri": uri}, classes)
-    return resize_labels(mask, *fitted(row["height"], row["width"], max_side))
+    return resize_labels(mask, *fitted_size(row["height"], row["width"], max_side))

@@ -65,5 +65,5 @@ def relations_of_run(config: Config, context: RunContext) -> MapRelations | None
     rows = split_rows(context, "train", tagged=True)
     asked = RELATED[config.localize.related_by].vectors
     vectors = read_vectors(context.inputs["localize"] / VECTORS) if asked else None
-    tags = Tags.of_index(rows["tags"], len(context.classes))
+    tags = Tags.from_index(rows["tags"], len(context.classes))
     return MapRelations(rows, draw_relations(config.localize, config.seed, tags, of_source(rows), vectors))

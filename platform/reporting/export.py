@@ -24,9 +24,9 @@ from scipy import ndimage
 
 from mcis.datasets.classes import BACKGROUND, IGNORE
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import decode_labels, encode_labels, lies_upright_as_jpeg, resize_labels
+from mcis.datasets.images.decode import decode_labels, encode_labels, is_upright_jpeg, resize_labels
 from mcis.datasets.images.squares import read_rgb
-from mcis.datasets.outlines import library
+from mcis.datasets.outlines import require_module
 from mcis.datasets.storage.files import read_bytes
 from mcis.datasets.tables.shards import Shards
 from mcis.models.localization import score_maps
@@ -155,7 +155,7 @@ def _write_image(row: dict[str, Any], path: Path) -> None:
     """An image as a JPEG that lies as its mask does: readers apply no EXIF orientation."""
     with contextlib.suppress(OSError, ValueError):  # where it cannot be read, or was changed, `read_rgb` says so
         content = read_bytes(row["uri"])
-        if lies_upright_as_jpeg(content) and hashlib.sha256(content).hexdigest() == row["content_hash"]:
+        if is_upright_jpeg(content) and hashlib.sha256(content).hexdigest() == row["content_hash"]:
             write_bytes(path, content)
             return
     stream, image = BytesIO(), Image.fromarray(read_rgb(row["uri"], content_hash=row["content_hash"]))
@@ -171,7 +171,7 @@ def _file_name(row: dict[str, Any], named: str) -> str:
 
 def export_coco(classes: Sequence[str], labelled: Iterable[_Labelled], out: Path) -> int:
     """Writes `annotations.json`: objects in run lengths; `file_name` is as of `_file_name`."""
-    runs_of, images, objects = library("pycocotools.mask"), list[dict[str, Any]](), list[dict[str, Any]]()
+    runs_of, images, objects = require_module("pycocotools.mask"), list[dict[str, Any]](), list[dict[str, Any]]()
     for row, named, labels in labelled:
         image = {"id": len(images) + 1, "file_name": _file_name(row, named)}
         images.append(image | {"height": row["height"], "width": row["width"]})

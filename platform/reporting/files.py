@@ -10,7 +10,7 @@ from typing import Any
 from mcis.datasets.classes import palette
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
-from mcis.datasets.sources.lists import name_below
+from mcis.datasets.sources.lists import relative_name
 from mcis.datasets.storage.threads import in_threads
 from mcis.platform.runs.files import read_table, shards_in, written_aside
 from mcis.platform.runs.progress import counted
@@ -48,7 +48,7 @@ def names_of(image_ids: Iterable[str], out: Path, what: str = "image id(s)") -> 
         UserError: an id would lead out of `out`, two lead to the same file, one leads below another's file, or one
             cannot stand in a list of lines.
     """
-    names = {image_id: name_below(image_id) for image_id in image_ids}
+    names = {image_id: relative_name(image_id) for image_id in image_ids}
     inside = {image_id: name for image_id, name in names.items() if name is not None}
     first: dict[str, str] = {}
     same = [image_id for image_id, name in inside.items() if first.setdefault(name.casefold(), image_id) != image_id]

@@ -45,7 +45,7 @@ def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> I
     repeats = len(contents) - len(np.unique(contents))
     del contents
     group, groups = _groups(index)
-    tags = Tags.of_index(index["tags"], len(classes))
+    tags = Tags.from_index(index["tags"], len(classes))
     cells = tags.values.astype(np.int32) * len(groups) + np.repeat(group, np.diff(tags.start))
     per_class = np.bincount(cells, minlength=len(classes) * len(groups)).reshape(len(classes), len(groups))
     del cells

@@ -13,7 +13,7 @@ import pyarrow as pa
 from PIL import Image
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import MOST_PIXELS, RejectedImage
+from mcis.datasets.images.decode import PILLOW_MAX_PIXELS, RejectedImage
 from mcis.datasets.images.squares import read_picture
 from mcis.datasets.index import duplicates
 from mcis.datasets.sampling.keyed_random import Draw, uniforms
@@ -67,7 +67,7 @@ def _choose_pictures(index: pa.Table, classes: Sequence[str]) -> dict[str, Any] 
     """
     if not len(index):
         return None
-    of_images = Tags.of_index(index["tags"], len(classes))
+    of_images = Tags.from_index(index["tags"], len(classes))
     counts = np.diff(of_images.start).astype(np.int64)
     untagged = np.flatnonzero(counts == 0)
     rows = np.concatenate([np.repeat(np.arange(len(index)), counts), untagged])
@@ -105,7 +105,7 @@ def _thumbnails(index: pa.Table, rows: list[int], classes: Sequence[str]) -> dic
 def _open(uri: str) -> tuple[Image.Image | None, str | None]:
     """A small picture, or why there is none."""
     try:
-        return Image.fromarray(read_picture(uri, max_pixels=MOST_PIXELS, max_side=_SIDE).rgb), None
+        return Image.fromarray(read_picture(uri, max_pixels=PILLOW_MAX_PIXELS, max_side=_SIDE).rgb), None
     except RejectedImage as error:
         return None, error.reason
     except UserError as error:  # one file must not end the page

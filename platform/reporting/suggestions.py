@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import Picture, decode_labels, resize_labels
 from mcis.datasets.images.squares import read_rgb
-from mcis.datasets.outlines import library
+from mcis.datasets.outlines import require_module
 from mcis.datasets.sources.photographs import Photograph
 from mcis.datasets.tables.shards import Shards
 from mcis.models.counts import confusion
@@ -96,7 +96,7 @@ def write_suggestions(
         there = f"{place} is there, and may hold masks that were corrected"
         raise UserError(there, "a folder without it", "name another --out, or move it away")
     if format == "coco":
-        library("pycocotools.mask")  # before the network is at work for minutes
+        require_module("pycocotools.mask")  # before the network is at work for minutes
     found = suggestions(workspace, name, predictor, count)
     names = names_of((each.row["image_id"] for each in found), out)
     photographs = [Photograph(each.row["uri"], names[each.row["image_id"]]) for each in found]

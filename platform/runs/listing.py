@@ -44,7 +44,7 @@ def _list(name: str, config: Config, names: tuple[str, ...]) -> Listing:
     arguments = {argument: value_of(config, key) for argument, key in keys.items()}
     if arguments[source.location] is None:
         raise UserError(f"setting {config.setting} without the images of {name}", source.help, f"add --{name} PATH")
-    if not source.names_classes:
+    if not source.defines_classes:
         arguments["names"] = names
     keys |= {source.location: f"--{name}"}
     with errors_name_keys(keys):

@@ -29,7 +29,7 @@ from filelock import FileLock
 from pydantic import AfterValidator, Field
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import RULES
+from mcis.datasets.images.decode import DECODER_VERSION
 from mcis.datasets.storage.folders import ASIDE, fetch_below, is_there, names_in, uri_of
 from mcis.platform.runs.files import disk_errors, read_record_of, write_json
 
@@ -160,7 +160,7 @@ class Workspace:
         self.store, self.runs, self.data = self.root / "store", self.root / "runs", self.root / "data"
         self.weights, self.comparisons = self.root / "weights", self.root / "comparisons"
         self.cache = self.root / "cache"
-        self.verdicts = self.cache / f"verdicts-{RULES}"
+        self.verdicts = self.cache / f"verdicts-{DECODER_VERSION}"
         self.tracking_store, self.tracking_artifacts = self.root / "mlflow.db", self.root / "mlflow"
         if not create and not is_there(self.runs):
             found = f"{self.uri or self.root} is no workspace"

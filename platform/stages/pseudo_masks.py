@@ -15,7 +15,7 @@ from PIL import Image
 
 from mcis.datasets.classes import IGNORE
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import decode_labels, encode_labels, fitted
+from mcis.datasets.images.decode import decode_labels, encode_labels, fitted_size
 from mcis.datasets.images.masks import read_saliency, tags_of_mask
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.storage.files import stamp
@@ -104,7 +104,7 @@ class MakeMasks:
     def _saliency(self, row: dict[str, Any]) -> NDArray[np.uint8]:
         """The saliency map of an image at the size of its mask, (H, W), bilinear, averaging."""
         saliency = read_saliency(row["saliency_uri"], (row["height"], row["width"]))
-        height, width = fitted(row["height"], row["width"], self.config.data.max_side)
+        height, width = fitted_size(row["height"], row["width"], self.config.data.max_side)
         return np.array(Image.fromarray(saliency).resize((width, height), Image.Resampling.BILINEAR))
 
 

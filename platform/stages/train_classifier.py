@@ -111,7 +111,7 @@ def _learner(config: Config, context: RunContext) -> ClassifierLearner:
     return ClassifierLearner(
         config=c,
         seed=config.seed,
-        tags=Tags.of_index(rows["tags"], len(context.classes)),
+        tags=Tags.from_index(rows["tags"], len(context.classes)),
         source=of_source(rows),
         images=images,
         pretrained=classifier_weights(config, context.workspace),
@@ -152,7 +152,7 @@ def _validation(config: Config, context: RunContext, learner: ClassifierLearner)
     fits = (cached + len(rows)) * image_bytes(c.input_size) <= compute.cache_gb * 2**30
     return Validation(
         images=_images(config, context, rows, cached=fits, views=1, beside=2 * trained),
-        tags=Tags.of_index(rows["tags"], len(context.classes)),
+        tags=Tags.from_index(rows["tags"], len(context.classes)),
         scores=val_scores,
         every=c.val_every,
     )

@@ -67,7 +67,7 @@ def run(config: Config, context: RunContext) -> StageResult:
     if len(masks) != len(tagged):
         raise UserError(f"{len(masks)} masks of {len(tagged)} images in {folder}", "one of each", AGAIN)
     rows = taught_rows(tagged, useful, lacking)
-    tags = Tags.of_index(rows["tags"], len(classes))
+    tags = Tags.from_index(rows["tags"], len(classes))
     c = config.segmenter
     repeated = repeated_by_class(tags, c.class_balance, config.seed, most=c.updates(len(rows)) * c.batch)
     corrected = pc.is_in(rows["image_id"], masks.filter(pc.equal(masks["cue"], CORRECTED))["image_id"].combine_chunks())

@@ -46,7 +46,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
 
 
 def decoder(listing: pa.Table, shard: WorkerShard, batch: int = 5) -> PairDecoder:
-    sampler = PairSampler(Tags.of_index(listing["tags"], 4), seed=1)
+    sampler = PairSampler(Tags.from_index(listing["tags"], 4), seed=1)
     return PairDecoder(Squares(listing["uri"].to_pylist(), SIZE), sampler, batch=batch, shard=shard)
 
 
@@ -68,7 +68,7 @@ def same(found: Sequence[PairBatch], expected: Sequence[PairBatch]) -> None:
 
 
 def test_decoded_pairs_are_the_samplers_and_their_pixels_the_files(drawn: pa.Table) -> None:
-    rows = PairSampler(Tags.of_index(drawn["tags"], 4), seed=1).rows(15, 25)
+    rows = PairSampler(Tags.from_index(drawn["tags"], 4), seed=1).rows(15, 25)
     (batch,) = [decoder(drawn, WorkerShard(0, 1, 3, 5))(np.arange(2))]
     for name in ("m", "n", "epoch"):
         np.testing.assert_array_equal(getattr(batch, name), getattr(rows, name))
@@ -96,7 +96,7 @@ def test_the_workers_rows_make_up_the_batch(drawn: pa.Table, world: int) -> None
 def test_a_worker_knows_of_unshared_labels_in_the_whole_batch(drawn: pa.Table, rank: int) -> None:
     """Against sets, pair by pair, the pairs of other workers too; a worker's own rows alone say something else."""
     tags = [set(each) for each in drawn["tags"].to_pylist()]
-    sampler = PairSampler(Tags.of_index(drawn["tags"], 4), seed=1)
+    sampler = PairSampler(Tags.from_index(drawn["tags"], 4), seed=1)
     seen, own = [], []
     for step, batch in enumerate(decoded(drawn, WorkerShard(rank, 3, 0, 60), batch=3)):
         rows = sampler.rows(3 * step, 3 * step + 3)
@@ -111,7 +111,7 @@ def test_a_worker_knows_of_unshared_labels_in_the_whole_batch(drawn: pa.Table, r
 
 
 def test_an_image_that_is_twice_in_an_epoch_is_cropped_twice(drawn: pa.Table) -> None:
-    sampler = PairSampler(Tags.of_index(drawn["tags"], 4), seed=1, class_balance=1.0)
+    sampler = PairSampler(Tags.from_index(drawn["tags"], 4), seed=1, class_balance=1.0)
     squares = Squares(drawn["uri"].to_pylist(), SIZE)
     decode = PairDecoder(squares, sampler, batch=24, shard=WorkerShard(0, 1, 0, 1), crop_scales=(1.0, 1.5))
     batch = decode(np.array([0]))

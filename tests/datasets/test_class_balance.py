@@ -15,7 +15,7 @@ IMAGES = (900, 100, 30, 0)
 def tags() -> Tags:
     rows = np.repeat(np.eye(4, dtype=bool), IMAGES, axis=0)
     together = np.tile([[True, True, True, False]], (7, 1))
-    return Tags.of_matrix(np.concatenate([rows, together, np.zeros((1, 4), bool)]))
+    return Tags.from_matrix(np.concatenate([rows, together, np.zeros((1, 4), bool)]))
 
 
 def times(tags: Tags, strength: float, seed: int = 0, most: int = 10**6) -> NDArray[np.int64]:

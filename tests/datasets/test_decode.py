@@ -21,8 +21,8 @@ from mcis.datasets.images.decode import (
     decode_saliency,
     decode_square,
     fit_picture,
-    fitted,
-    lies_upright_as_jpeg,
+    fitted_size,
+    is_upright_jpeg,
 )
 from mcis.datasets.images.masks import decode_mask
 from mcis.datasets.images.matlab import decode_mat_labels
@@ -172,10 +172,10 @@ def test_alpha_is_laid_on_white():
 @settings(max_examples=100)
 @given(st.integers(1, 5000), st.integers(1, 5000), st.integers(1, 3000))
 def test_a_picture_is_fitted_with_its_shape(height: int, width: int, most: int):
-    fit = fitted(height, width, most)
-    assert fitted(width, height, most) == fit[::-1]
+    fit = fitted_size(height, width, most)
+    assert fitted_size(width, height, most) == fit[::-1]
     if max(height, width) <= most:
-        assert fit == (height, width) == fitted(height, width, None)
+        assert fit == (height, width) == fitted_size(height, width, None)
     else:
         assert max(fit) == most
         assert all(abs(a - b * most / max(height, width)) <= 1 for a, b in zip(fit, (height, width), strict=True))
@@ -191,7 +191,7 @@ def test_a_large_picture_is_read_smaller_and_upright(form: str, orientation: int
     data = encoded(picture, form, exif=exif)
     whole, smaller = decode_rgb(data), decode_rgb(data, max_side=100)
     height, width, _ = whole.shape
-    assert smaller.shape == (*fitted(height, width, 100), 3)
+    assert smaller.shape == (*fitted_size(height, width, 100), 3)
     wanted = np.asarray(Image.fromarray(whole).resize(smaller.shape[1::-1], Image.Resampling.BILINEAR))
     assert np.abs(smaller.astype(int) - wanted).max() <= (6 if form == "JPEG" else 0)
     square = Image.fromarray(whole).resize((60, 60), Image.Resampling.BILINEAR)
@@ -302,7 +302,7 @@ def with_scans(scans: int, side: int = 300) -> bytes:
 def test_a_jpeg_of_many_scans_is_rejected_before_it_is_decoded():
     """50,000 scans of 90,000 pixels would take ten seconds, those of a large picture hours."""
     began = time.monotonic()
-    for decode in (decode_rgb, decode_saliency, lies_upright_as_jpeg):
+    for decode in (decode_rgb, decode_saliency, is_upright_jpeg):
         reason = rejection(decode, with_scans(50_000)).reason
         assert reason == "too large: 50000 scans of 300x300 pixels, more than 11111"
     assert time.monotonic() - began < 2

@@ -15,7 +15,7 @@ from PIL import Image
 from mcis.datasets.errors import UserError
 from mcis.datasets.formats import import_data_set
 from mcis.datasets.images.decode import decode_labels
-from mcis.datasets.outlines import library, pixels_of_runs
+from mcis.datasets.outlines import pixels_of_runs, require_module
 from mcis.datasets.sources.tagged import list_tagged
 
 SQUARE = [[2.0, 2.0, 12.0, 2.0, 12.0, 12.0, 2.0, 12.0]]
@@ -118,7 +118,7 @@ def test_a_fault_in_a_json_is_named(coco: Path, part: str, number: int, key: str
 @settings(max_examples=100)
 @given(arrays(np.bool_, array_shapes(min_dims=2, max_dims=2, max_side=40)))
 def test_run_lengths_are_the_pixels_that_pycocotools_wrote(pixels: np.ndarray) -> None:
-    compressed = library("pycocotools.mask").encode(np.asfortranarray(pixels, np.uint8))["counts"].decode()
+    compressed = require_module("pycocotools.mask").encode(np.asfortranarray(pixels, np.uint8))["counts"].decode()
     np.testing.assert_array_equal(pixels_of_runs(compressed, *pixels.shape), pixels)
 
 
@@ -197,7 +197,7 @@ def test_tags_of_label_studio_are_those_of_the_last_annotation_that_counts(coco:
 
 @pytest.mark.parametrize("labels", [[1, 0], [[0, 1], []], ["cat", "dog"]], ids=["one", "several", "text"])
 def test_a_data_set_of_hugging_face(coco: Path, tmp_path: Path, labels: list[Any]) -> None:
-    hf = library("datasets")
+    hf = require_module("datasets")
     one = hf.Value("string") if labels[0] == "cat" else hf.ClassLabel(names=["dog", "cat"])
     features = {"image": hf.Image(), "label": hf.List(one) if isinstance(labels[0], list) else one}
     content = {"image": [str(tmp_path / "a.png"), str(tmp_path / "b.png")], "label": labels}

@@ -28,7 +28,7 @@ class Case(NamedTuple):
     options: dict[str, Any]
 
     def sampler(self) -> PairSampler:
-        return PairSampler(Tags.of_matrix(self.tags), **self.options)
+        return PairSampler(Tags.from_matrix(self.tags), **self.options)
 
 
 @st.composite
@@ -112,7 +112,7 @@ def test_rows_are_the_references(case: Case) -> None:
 
 @given(matrices(), st.integers(0, 9))
 def test_each_tagged_image_is_m_once_per_epoch(tags: Matrix, seed: int) -> None:
-    sampler = PairSampler(Tags.of_matrix(tags), seed=seed)
+    sampler = PairSampler(Tags.from_matrix(tags), seed=seed)
     tagged = [i for i in range(len(tags)) if tags[i].any()]
     assert len(sampler) == len(tagged)
     for epoch in range(4):
@@ -134,14 +134,14 @@ def test_cuts_add_up_to_the_whole(case: Case, cuts: list[int]) -> None:
 
 
 def test_a_jump_far_ahead_needs_no_walk() -> None:
-    sampler = PairSampler(Tags.of_matrix(TAGS), seed=0)
+    sampler = PairSampler(Tags.from_matrix(TAGS), seed=0)
     rows = sampler.rows(6 * 10**9, 6 * 10**9 + 6)
     assert (rows.epoch == 10**9).all()
     assert sorted(rows.m) == [0, 1, 2, 4, 5, 6]
 
 
 def test_epochs_and_seeds_come_in_other_orders() -> None:
-    one_class = Tags.of_matrix(np.ones((40, 1), bool))
+    one_class = Tags.from_matrix(np.ones((40, 1), bool))
     sampler = PairSampler(one_class, seed=0)
     rows, of_seed_1 = sampler.rows(0, 80), PairSampler(one_class, seed=1).rows(0, 40)
     assert rows.m[:40].tolist() != rows.m[40:].tolist()
@@ -160,7 +160,7 @@ def chi_square(counts: NDArray[np.int64], chances: NDArray[np.float64]) -> float
 @pytest.mark.parametrize("itself", [False, True])
 def test_chances_are_exact(itself: bool) -> None:
     """P(n | m): the mean over m's classes of 1 / (number of candidates in the class), counted over 6,000 epochs."""
-    sampler = PairSampler(Tags.of_matrix(TAGS), seed=2, partner_may_be_itself=itself)
+    sampler = PairSampler(Tags.from_matrix(TAGS), seed=2, partner_may_be_itself=itself)
     rows = sampler.rows(0, 6000 * len(sampler))
     for m in np.unique(rows.m):
         chance, tags_of_m = np.zeros(len(TAGS)), np.flatnonzero(TAGS[m])
@@ -187,7 +187,7 @@ def test_the_domains_change_nothing_but_the_sides() -> None:
     """The partner is any other of the class; of two domains the target's is m."""
     tags = np.ones((9, 1), bool)
     source = np.arange(9) < 4
-    sampler = PairSampler(Tags.of_matrix(tags), seed=0, source=source)
+    sampler = PairSampler(Tags.from_matrix(tags), seed=0, source=source)
     rows = sampler.rows(0, 90_000)
     np.testing.assert_array_equal(source[rows.m], rows.kind == SOURCE_SOURCE)
     np.testing.assert_array_equal(source[rows.n], rows.kind != TARGET_TARGET)
@@ -203,7 +203,7 @@ def test_the_domains_change_nothing_but_the_sides() -> None:
 def test_the_chance_of_a_class_to_be_the_common_one(balance: float) -> None:
     """Classes of 2, 10 and 48 images of one tag: by their sizes, the same for each, or between as the share says."""
     of_class = np.repeat([0, 1, 2], [2, 10, 48])
-    tags = Tags.of_matrix(of_class[:, None] == np.arange(4))  # class 3 has no image
+    tags = Tags.from_matrix(of_class[:, None] == np.arange(4))  # class 3 has no image
     rows = PairSampler(tags, seed=0, class_balance=balance).rows(0, 60_000)
     np.testing.assert_array_equal(of_class[rows.m], of_class[rows.n])
     chance = balance / 3 + (1 - balance) * np.array([2, 10, 48]) / 60

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.sources.lists import name_below
+from mcis.datasets.sources.lists import relative_name
 from mcis.datasets.sources.photographs import list_photographs
 
 
@@ -96,5 +96,5 @@ def test_what_holds_no_photograph_is_an_error(root: Path, given: str, found: str
 def test_a_name_lies_below_the_folder_or_nowhere() -> None:
     names = {"2007_000032": "2007_000032", "web/cat/a.jpg": "web/cat/a.jpg", "/data/a.jpg": "data/a.jpg"}
     names |= {"s3://bucket/key.jpg": "s3/bucket/key.jpg", "a/../b": "b"}
-    assert {path: name_below(path) for path in names} == names
-    assert [name_below(path) for path in ("../b", "/../b", "s3://../../b")] == [None] * 3
+    assert {path: relative_name(path) for path in names} == names
+    assert [relative_name(path) for path in ("../b", "/../b", "s3://../../b")] == [None] * 3

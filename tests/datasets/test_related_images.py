@@ -17,7 +17,7 @@ Matrix = NDArray[np.bool_]
 
 
 def drawn_by(matrix: Matrix, related: int = 3, **options: Any) -> Relations:
-    return draw(Tags.of_matrix(matrix), np.zeros(len(matrix), bool), related=related, **{"seed": 0, **options})
+    return draw(Tags.from_matrix(matrix), np.zeros(len(matrix), bool), related=related, **{"seed": 0, **options})
 
 
 def related_of(matrix: Matrix, image: int, count: int, **options: Any) -> list[int]:
@@ -141,7 +141,7 @@ WAYS: list[dict[str, Any]] = [
 
 @given(matrices(), st.sampled_from(WAYS), st.integers(0, 9))
 def test_fewer_related_images_are_the_first_of_more(matrix: Matrix, how: dict[str, Any], seed: int) -> None:
-    tags, source = Tags.of_matrix(matrix), np.arange(len(matrix)) % 3 == 0
+    tags, source = Tags.from_matrix(matrix), np.arange(len(matrix)) % 3 == 0
     if how.get("related_by") == "nearest":
         alike = np.random.default_rng(seed).integers(-1, 2, (len(matrix), 3))  # whole numbers make many ties
         how = {**how, "vectors": rounded(alike.astype(np.float32))}
@@ -161,7 +161,7 @@ def world(seed: int, alike: bool = False) -> tuple[Tags, NDArray[np.bool_], NDAr
     matrix = rng.random((N, K)) < 0.4
     matrix[:, 0] |= ~matrix.any(axis=1)
     vectors = rng.integers(-1, 2, (N, C)) if alike else rng.normal(size=(N, C))  # whole numbers make many ties
-    return Tags.of_matrix(matrix), rng.random(N) < 0.3, rounded(vectors.astype(np.float32))
+    return Tags.from_matrix(matrix), rng.random(N) < 0.3, rounded(vectors.astype(np.float32))
 
 
 def every_tag(tags: Tags) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -190,7 +190,7 @@ def test_the_nearest_are_those_of_a_search_one_by_one(seed: int, alike: bool, re
 
 
 def test_the_only_image_of_a_class_is_related_to_itself() -> None:
-    tags = Tags.of_matrix(np.eye(3, dtype=bool))
+    tags = Tags.from_matrix(np.eye(3, dtype=bool))
     got = nearest(tags, np.zeros(3, bool), rounded(np.eye(3, dtype=np.float32)), 2)
     assert got.tolist() == [[0, 0], [1, 1], [2, 2]]
 

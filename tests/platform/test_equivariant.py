@@ -42,7 +42,7 @@ def config(*assignments: str) -> Config:
 
 
 def learner(section: ClassifierConfig) -> ClassifierLearner:
-    tags, images = Tags.of_matrix(TAGS), Squares([f"{n}.png" for n in range(3)], 32)
+    tags, images = Tags.from_matrix(TAGS), Squares([f"{n}.png" for n in range(3)], 32)
     return ClassifierLearner(config=section, seed=0, tags=tags, source=None, images=images, pretrained=None)
 
 

@@ -52,7 +52,7 @@ def test_a_rising_loss_does_not_fall_and_a_short_log_tells_nothing(tmp_path: Pat
 def test_random_rankings_stay_below_what_chance_reaches_at_most(images: int) -> None:
     rng = np.random.default_rng(images)
     matrix = rng.random((images, 5)) < 0.3
-    by_chance = chance(Tags.of_matrix(matrix), seed=0)
+    by_chance = chance(Tags.from_matrix(matrix), seed=0)
     assert by_chance is not None
     mean, most = by_chance
     reached = [float(np.nanmean(average_precision(rng.random(matrix.shape), matrix))) for _ in range(200)]
@@ -64,11 +64,11 @@ def test_random_rankings_stay_below_what_chance_reaches_at_most(images: int) -> 
 
 def test_a_dozen_images_are_too_few_to_tell() -> None:
     matrix = np.eye(4, dtype=bool)[np.arange(12) % 4]
-    assert chance(Tags.of_matrix(matrix), seed=0) is None
+    assert chance(Tags.from_matrix(matrix), seed=0) is None
 
 
 def test_classes_of_every_image_are_noted() -> None:
     matrix = np.array([[1, 1], [1, 0]], bool)
-    learner: Any = SimpleNamespace(tags=Tags.of_matrix(matrix), images=None)
+    learner: Any = SimpleNamespace(tags=Tags.from_matrix(matrix), images=None)
     (note, _) = _notes(Config(), learner, None)[::-1]
     assert note == "1 of 2 class(es) are in every tagged training image: add images with other tags"

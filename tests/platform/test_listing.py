@@ -43,7 +43,7 @@ def devkit(tmp_path: Path) -> dict[str, Path]:
 @pytest.mark.parametrize("source", SOURCES)
 def test_every_argument_of_a_lister_has_a_key_of_its_own(source: str) -> None:
     arguments = list(inspect.signature(SOURCES[source].lister).parameters)
-    given_by_the_first_source = [] if SOURCES[source].names_classes else ["names"]
+    given_by_the_first_source = [] if SOURCES[source].defines_classes else ["names"]
     assert sorted(arguments) == sorted([*SOURCES[source].keys(source), *given_by_the_first_source])
     assert arguments[0] == SOURCES[source].location
 

@@ -31,7 +31,7 @@ from mcis.platform.stages.localization.workers import Relate, relate_rows, write
 def relations_of(config: Config, context: RunContext) -> tuple[Relations, NDArray[np.bool_]]:
     rows = split_rows(context, "train", tagged=True)
     source = np.array(rows["domain"].to_pylist()) == "source"
-    tags = Tags.of_index(rows["tags"], len(context.classes))
+    tags = Tags.from_index(rows["tags"], len(context.classes))
     return draw_relations(config.localize, config.seed, tags, source), source
 
 

@@ -22,7 +22,7 @@ K = 20
 
 def learner(recipe: str) -> ClassifierLearner:
     """Ten images, so that an epoch has two steps."""
-    tags = Tags.of_matrix(np.eye(10, K, dtype=bool) | np.eye(10, K, k=1, dtype=bool))
+    tags = Tags.from_matrix(np.eye(10, K, dtype=bool) | np.eye(10, K, k=1, dtype=bool))
     config, images = resolve("voc", recipe).config.classifier, Squares([f"{i}.jpg" for i in range(10)], 256)
     return ClassifierLearner(config=config, seed=0, tags=tags, source=None, images=images, pretrained=None)
 

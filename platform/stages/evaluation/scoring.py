@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from mcis.datasets.images.decode import decode_labels, resize_labels
-from mcis.datasets.images.masks import SALIENT, read_saliency
+from mcis.datasets.images.masks import SALIENCY_THRESHOLD, read_saliency
 from mcis.datasets.sampling.keyed_random import Draw, uniforms
 from mcis.datasets.tables.shards import Shards
 from mcis.models.counts import MASK_PARTS, Counts, map_counts
@@ -152,7 +152,7 @@ class ScoreTrain:
             mask = self.masks.rows(row["image_id"])
             yield PSEUDO_MASKS, resize_labels(decode_labels(mask["labels"][0].as_py()), *truth.shape)
         if row["saliency_uri"]:
-            salient = read_saliency(row["saliency_uri"], truth.shape) >= SALIENT
+            salient = read_saliency(row["saliency_uri"], truth.shape) >= SALIENCY_THRESHOLD
             tags = np.array(row["tags"], np.int64)
             draw = float(uniforms(Draw.RANDOM_TAG, self.seed, 0, np.array([row["position"]]))[0, 0])
             yield RANDOM_TAG, random_tag_mask(salient, tags, draw)
@@ -246,6 +246,6 @@ def pseudo_masks(scorer: Scorer, counts: NDArray[np.int64], context: RunContext,
 
 def baselines(scorer: Scorer, counts: Mapping[str, NDArray[np.int64]]) -> Iterator[Score]:
     """What tags and saliency maps reach without a classifier: with a tag at random, and with the best one."""
-    cue = f"saliency >= {SALIENT}"
+    cue = f"saliency >= {SALIENCY_THRESHOLD}"
     for name in (RANDOM_TAG, BEST_TAG):
         yield scorer.mask_score("baseline", name, counts[name], background_cue=cue)

@@ -40,7 +40,7 @@ def run(config: Config, context: RunContext) -> StageResult:
     rows, all_images = split_rows(context, "train", tagged=True), len(split_rows(context, "train", columns=["tags"]))
     if not len(rows):
         raise UserError(f"none of {all_images} training images has a tag", "tagged images to localize", "add tags")
-    tags, part = Tags.of_index(rows["tags"], len(context.classes)), context.part
+    tags, part = Tags.from_index(rows["tags"], len(context.classes)), context.part
     counts, notes = dict[str, Any](), tuple[str, ...]()
     network = config, context.inputs["train_classifier"], len(context.classes)
     embedded, outputs = part / EMBEDDED, None

@@ -28,7 +28,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> ClassifierLearner:
         color_jitter=(0.3, 0.3, 0.3, 0.1), flip=True, shift=2, batch=5, epochs=4,
         optimizer=Optimizer(learning_rate=0.1, schedule="step", step_epochs=(3,), bias_rate=2, new_layer_rate=1.5),
     )  # fmt: skip
-    tags, images = Tags.of_index(rows["tags"], 4), Squares(rows["uri"].to_pylist(), config.input_size)
+    tags, images = Tags.from_index(rows["tags"], 4), Squares(rows["uri"].to_pylist(), config.input_size)
     return ClassifierLearner(config=config, seed=3, tags=tags, source=None, images=images, pretrained=None)
 
 

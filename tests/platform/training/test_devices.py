@@ -39,7 +39,7 @@ INDEX = np.arange(BATCH)
 JITTER = {"color_jitter": (0.3, 0.3, 0.3, 0.1)}
 NO_IMAGES: Any = {"images": SimpleNamespace(uris=[""] * 8), "pretrained": None}
 NO_MASKS: Any = {"masked": SimpleNamespace(uris=[""] * BATCH), "pretrained": None}
-TAGS = Tags.of_matrix(RNG.random((8, CLASSES)) < 0.6)
+TAGS = Tags.from_matrix(RNG.random((8, CLASSES)) < 0.6)
 
 
 @pytest.fixture(params=["meta", pytest.param("cuda", marks=pytest.mark.skipif(not GPU, reason="there is no GPU"))])

@@ -235,7 +235,7 @@ def test_what_is_validated_changes_no_weights_and_is_the_average_precision(
     root = Path(tiny.images.uris[0]).parents[1]
     val = list_voc(root, classes=root / "classes.txt").table.slice(24)
     images = Squares(val["uri"].to_pylist(), tiny.config.input_size)
-    validation = Validation(images=images, tags=Tags.of_index(val["tags"], 4), scores=val_scores, every=2)
+    validation = Validation(images=images, tags=Tags.from_index(val["tags"], 4), scores=val_scores, every=2)
     learner = tiny
     weights, _ = plain_loop(learner)
     val_maps = {}
