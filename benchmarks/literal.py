@@ -20,7 +20,7 @@ def co_attentive(model: CoAttentionClassifier, f_m: Tensor, f_n: Tensor) -> CoAt
 def pair_scores(
     model: CoAttentionClassifier, images_m: Tensor, images_n: Tensor, *, contrastive: bool = True
 ) -> PairScores:
-    """All scores of pairs of images, (B, K) each (Eq. 1, 6, 10)."""
+    """All scores of pairs of images, (B, K) each (Eq. 1, 5, 9)."""
     f_m, f_n = model.backbone(images_m), model.backbone(images_n)
     weight, bias = model.common_layer()
 

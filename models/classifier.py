@@ -175,7 +175,7 @@ class CoAttentionClassifier(nn.Module):
         contrastive: bool = True,
         compared: Sequence[Tensor] | None = None,
     ) -> PairScores:
-        """Scores of B pairs from features (B, C, H, W): own (Eq. 1), shared (Eq. 6) and unshared semantics (Eq. 10).
+        """Scores of B pairs from features (B, C, H, W): own (Eq. 1), shared (Eq. 5) and unshared semantics (Eq. 9).
 
         All layers on the features are linear, so they are applied before attention: the values that attention averages
         are the K class activations and the output of W_B.

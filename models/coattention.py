@@ -1,4 +1,4 @@
-"""Co-attention between two images: affinity, both normalizations, attention summaries, contrast (Eq. 2-4, 7-9).
+"""Co-attention between two images: affinity, both normalizations, attention summaries, contrast (Eq. 2-4, 6-8).
 
 Plain functions on tensors. m and n may differ in spatial size. Names follow section 3.1: F_m, F_n (B, C, H, W), W_P
 (C, C), P (B, HW_m, HW_n). What attention averages, `values` (B, V, H, W), are the features themselves or anything
@@ -120,7 +120,7 @@ def _spatial(flat: Tensor, like: Tensor) -> Tensor:
 
 
 def unshared(values: Tensor, gate: Tensor) -> Tensor:
-    """values * (1 - sigmoid(gate)), (B, V, H, W): the part of an image that the pair does not share (Eq. 7-9).
+    """values * (1 - sigmoid(gate)), (B, V, H, W): the part of an image that the pair does not share (Eq. 6-8).
 
     Args:
         values: the image's features F, which give F^{m\\n}, or anything linear in them without a bias.

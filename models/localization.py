@@ -107,7 +107,7 @@ def multi_round(
 def contrastive_round(
     query: Tensor, others: Tensor, w_b: Tensor, values: Tensor, bias: Tensor | None, *, form: AffinityForm = "bilinear"
 ) -> Tensor:
-    """The target's contrastive activations of one class with each of other images (Eq. 7-10; section 4.5).
+    """The target's contrastive activations of one class with each of other images (Eq. 6-8; section 4.5).
 
     W_B F^{n∩q} is attention over W_B F_q, one value per position, and the class layer on F_n * (1 - B) is the class
     layer on F_n times (1 - B), so neither feature is laid out.

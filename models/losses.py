@@ -1,4 +1,4 @@
-"""Losses of the classifier (Eq. 1, 6, 10) and of the segmenter, per sample or as a sum.
+"""Losses of the classifier (Eq. 1, 5, 9) and of the segmenter, per sample or as a sum.
 
 A worker sees a part of the batch. Sums over its samples, divided by the count of the whole batch, add up over workers
 to the loss of the whole batch for any number of workers: gradients weigh samples, not workers.
@@ -33,7 +33,7 @@ def sigmoid_ce(scores: Tensor, tags: Tensor) -> Tensor:
 def pair_losses(
     scores: PairScores, tags_m: Tensor, tags_n: Tensor, *, loss_reduction: LossReduction
 ) -> dict[str, Tensor]:
-    """The loss terms of each pair of a batch, (B,) per term; their means over the batch's pairs are the terms of Eq. 5.
+    """The loss terms of each pair of a batch, (B,) per term; their means over the batch are the terms of Eq. 10.
 
     Args:
         scores: of the pairs.
@@ -44,8 +44,8 @@ def pair_losses(
 
     Returns:
         `basic`: L_CE(s_m, l_m) + L_CE(s_n, l_n) (Eq. 1). `common`: the same of the common scores against l_m ∩ l_n
-        (Eq. 6). `contrastive_m` and `contrastive_n`: s^{m\\n} against l_m \\ l_n, and s^{n\\m} against l_n \\ l_m
-        (Eq. 10). A term without scores is absent.
+        (Eq. 5). `contrastive_m` and `contrastive_n`: s^{m\\n} against l_m \\ l_n, and s^{n\\m} against l_n \\ l_m
+        (Eq. 9). A term without scores is absent.
     """
     half = 0.5 if loss_reduction == "released" else 1.0
     common = tags_m * tags_n

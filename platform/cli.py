@@ -28,7 +28,7 @@ app.command(
 )(run)
 app.command(epilog="Example: `mcis demo`, then open the report that it names, or `mcis ui`.")(demo)
 app.command(epilog="Examples: `mcis runs` · `mcis runs --json`")(runs)
-app.command(epilog="Examples: `mcis gc` · `mcis gc --run first --run table7 --delete`")(gc)
+app.command(epilog="Examples: `mcis gc` · `mcis gc --run first --run table5 --delete`")(gc)
 app.command(
     epilog="Examples: `mcis compare first second third` · `mcis compare first other/runs/second` · "
     "`mcis compare a-s0,a-s1,a-s2 b-s0,b-s1,b-s2 --html seeds.html`"
@@ -53,7 +53,7 @@ app.command()(ui)
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     epilog="Examples: `mcis submit voc --voc /mnt/mcis/data/VOC2012 --workspace /mnt/mcis/workspace --name first "
-    "--address http://127.0.0.1:8265` · `mcis submit study run references --voc DIR --workspace DIR --name table7 "
+    "--address http://127.0.0.1:8265` · `mcis submit study run references --voc DIR --workspace DIR --name table5 "
     "--address URL`",
 )(submit)
 app.add_typer(config_app, name="config")

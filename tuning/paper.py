@@ -1,4 +1,4 @@
-"""The study of the data settings (tables 1 to 3), whose cases depend on the configuration."""
+"""The study of the data settings (tables 1a to 1c), whose cases depend on the configuration."""
 
 from mcis.platform.config.sections import sources_of
 from mcis.tuning.definition import CaseDefinition, Definition
@@ -11,12 +11,12 @@ _PAPER_SETTINGS = {
     ("voc+web", "VGG-16"): 65.0,
     ("voc+web", "ResNet-101"): 67.7,
 }
-"""mIoU in percent on VOC 2012 val by setting and backbone of the segmentation network (tables 1 to 3)."""
+"""mIoU in percent on VOC 2012 val by setting and backbone of the segmentation network (tables 1a to 1c)."""
 
 
 def settings_definition(setting: str, backbone: str) -> Definition:
-    """The data settings (tables 1 to 3): the first source alone, with each of the others, with all; the paper's figures
-    of that backbone of the segmentation network."""
+    """The data settings (tables 1a to 1c): the first source alone, with each of the others, with all; the paper's
+    figures of that backbone of the segmentation network."""
     first, *others = sources_of(setting)
     settings = [first, *(f"{first}+{other}" for other in others), *([setting] if len(others) > 1 else [])]
     network = "VGG-16" if backbone == "vgg16_largefov" else "ResNet-101"
@@ -30,4 +30,4 @@ def settings_definition(setting: str, backbone: str) -> Definition:
         )
         for each in settings
     ]
-    return Definition(about="What further sources of images bring (tables 1 to 3)", case=tuple(cases))
+    return Definition(about="What further sources of images bring (tables 1a to 1c)", case=tuple(cases))

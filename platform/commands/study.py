@@ -22,7 +22,7 @@ Parallel = Annotated[int, typer.Option(min=1, help="Trials at a time.")]
 
 @study_app.command(
     name="run",
-    epilog="Examples: `mcis study run references --voc VOCdevkit/VOC2012 --name table7 --recipe small` · "
+    epilog="Examples: `mcis study run references --voc VOCdevkit/VOC2012 --name table5 --recipe small` · "
     "`mcis study run effect tags --tags photos.csv --name effect --until localize --seeds 3`",
 )
 @grouped
@@ -30,7 +30,7 @@ def run_study(
     study: Annotated[
         str,
         typer.Argument(
-            help="effect (tables 5, 6), inference (4), references (7), settings (1 to 3), domains, hops, segmenter, "
+            help="effect (tables 2, 4), inference (2), references (5), settings (1a to 1c), domains, hops, segmenter, "
             "lid, or your own TOML file."
         ),
     ],

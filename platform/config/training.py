@@ -114,7 +114,7 @@ class ClassifierConfig(BackboneSection):
     input_size: Positive = 256
     """Images are squashed to this square, pixels (RELEASED_RECIPE, "Classifier")."""
     attention: Literal["none", "co", "co+contrastive"] = "co+contrastive"
-    """Loss terms: basic alone, with co-attention, with both (table 6)."""
+    """Loss terms: basic alone, with co-attention, with both (table 4)."""
     attended: Literal["partner", "itself", "wrong_class"] = "partner"
     """What the images of a pair attend to in training: their partners; or, as controls of what these bring, each to
     itself, or to partners that lack the class."""
@@ -133,7 +133,7 @@ class ClassifierConfig(BackboneSection):
     )  # where it is left out, its values change no result and are no part of a stage's key
     """Equivariant attention, beside co-attention."""
     contrastive_weight: Rate = 1.0
-    """Factor of the contrastive term in the loss, which in the paper is the plain sum of its terms (Eq. 5). Beside the
+    """Factor of the contrastive term in the loss, which in the paper is the plain sum of its terms (Eq. 10). Beside the
     basic term the gradient of the contrastive one is small."""
     contrastive_from_epoch: int = Field(default=0, ge=0)
     """First epoch, from 0, with the contrastive term; the released code has 2 (RELEASED_RECIPE, "Classifier")."""

@@ -106,7 +106,7 @@ class ClassifierLearner:
         return len(batch)
 
     def losses(self, model: Network, batch: PairBatch, step: int, device: torch.device) -> dict[str, Tensor]:
-        """The terms `basic`, `common`, `contrastive` of the pairs (Eq. 5), and `self_*` of the self pairs.
+        """The terms `basic`, `common`, `contrastive` of the pairs (Eq. 10), and `self_*` of the self pairs.
 
         With equivariant attention `basic` is the mean over images and copies, and `equivariant` and `cross` are the
         terms of their maps.

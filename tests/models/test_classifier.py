@@ -74,7 +74,7 @@ def section_3_1(model: CoAttentionClassifier, f_m: Array, f_n: Array) -> dict[st
         return scores
     for name, f, common in (("exclusive_m", f_m, common_m), ("exclusive_n", f_n, common_n)):
         gate = weights["w_b.weight"][:, :, 0, 0] @ common + weights.get("w_b.bias", 0.0)
-        scores[name] = head(f * (1 - 1 / (1 + np.exp(-gate)))).mean(axis=1)  # Eq. 7-9
+        scores[name] = head(f * (1 - 1 / (1 + np.exp(-gate)))).mean(axis=1)  # Eq. 6-8
     return scores
 
 
@@ -284,7 +284,7 @@ def test_the_transformations_of_self_pairs() -> None:
 @pytest.mark.parametrize("options", FORMS[:3], ids=str)
 @pytest.mark.parametrize("tag", [0, K - 1])
 def test_maps_are_activations_of_co_attentive_and_contrastive_features(options: dict[str, Any], tag: int) -> None:
-    """Eq. 2-4 and 7-9 from either side of a pair, with each pair's own W_P, here one other image at a time."""
+    """Eq. 2-4 and 6-8 from either side of a pair, with each pair's own W_P, here one other image at a time."""
     model = of_kinds(**options)
     target, others = features(5, 1, 2, 3), features(6, 3, 3, 2)
     kind, target_is_n = torch.tensor([1, 2, 1]), torch.tensor([False, True, False])

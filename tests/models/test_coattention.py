@@ -1,4 +1,4 @@
-"""Co-attention against Eq. 2-4 and 7-9 on matrices in float64, its symmetries and its gradients."""
+"""Co-attention against Eq. 2-4 and 6-8 on matrices in float64, its symmetries and its gradients."""
 
 import numpy as np
 import pytest

@@ -92,7 +92,7 @@ def test_multi_round_is_the_class_layer_on_co_attentive_features(case: Round) ->
 
 @given(rounds())
 def test_contrastive_round_is_the_class_layer_on_contrastive_features(case: Round) -> None:
-    """Eq. 2-4 and 7-9 as they stand, one other image at a time, each seen from m as the target."""
+    """Eq. 2-4 and 6-8 as they stand, one other image at a time, each seen from m as the target."""
     target, others, w_p, w_b, weight, bias, form, scale = case
     query = affinity_query(target, w_p, form=form, scale=scale)
     got = contrastive_round(query, others, w_b, weight @ target.flatten(1), bias, form=form)

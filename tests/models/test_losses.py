@@ -1,4 +1,4 @@
-"""Losses against Eq. 1, 6 and 10 written as loops in float64, their gradients, and sums that any split adds up to."""
+"""Losses against Eq. 1, 5 and 9 written as loops in float64, their gradients, and sums that any split adds up to."""
 
 import math
 
