@@ -109,7 +109,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         paths = masks.find_or_draw(given.masks, given.images, Path(folder) / "masks")
         context = masks.evaluable(Path(folder) / "workspace", paths)
-        config = resolve("voc", "small").config
+        config = resolve("voc", "scratch").config
         with ray_session(config.compute):
             evaluation.run(config, context)
         scores = read_json(context.part / SCORES)

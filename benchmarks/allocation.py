@@ -1,6 +1,6 @@
 """A training step on CPUs in a process that keeps what tensors free, times faster than with glibc's own settings.
 
-Two networks: the classifier of recipe `small` on its batch of pairs, and the bundled EfficientNet-Lite0, whose many
+Two networks: the classifier of recipe `scratch` on its batch of pairs, and the bundled EfficientNet-Lite0, whose many
 thin layers compute little for what they write, on 16 images of 256 pixels. A step is forward, loss, gradients and
 update, in a thread as Ray Train runs it. Each side runs in fresh processes, in turn.
 """
@@ -29,8 +29,8 @@ Loss = Callable[[], Tensor]
 
 
 def small() -> tuple[nn.Module, Loss]:
-    """The classifier of recipe `small`, and its loss of a batch of pairs."""
-    config = resolve("voc", "small").config.classifier
+    """The classifier of recipe `scratch`, and its loss of a batch of pairs."""
+    config = resolve("voc", "scratch").config.classifier
     model = build_classifier(config, CLASSES)
     images_m, images_n = (images(config.batch, config.input_size) for _ in range(2))
     tags_m, tags_n = ((torch.rand(config.batch, CLASSES) < 0.1).float() for _ in range(2))

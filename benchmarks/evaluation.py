@@ -51,7 +51,7 @@ def _count(work: tuple[dict[str, Path], Path]) -> np.ndarray:
 def stage(context: RunContext, part: Path) -> float:
     """Seconds of the stage."""
     began = time.perf_counter()
-    evaluation.run(resolve("voc", "small").config, dataclasses.replace(context, part=part))
+    evaluation.run(resolve("voc", "scratch").config, dataclasses.replace(context, part=part))
     seconds = time.perf_counter() - began
     shutil.rmtree(part)
     return seconds
@@ -67,7 +67,7 @@ def main() -> None:
         paths = masks.find_or_draw(given.masks, given.images, Path(folder) / "masks")
         context = masks.evaluable(Path(folder) / "workspace", paths)
         shards = sorted((context.inputs["predict"] / "predictions").glob("*.parquet"))
-        with ray_session(resolve("voc", "small").config.compute):
+        with ray_session(resolve("voc", "scratch").config.compute):
             stage(context, Path(folder) / "warm-up")  # Ray starts its processes at the first task
             sides = {"bare": lambda: bare(paths, shards), "stage": lambda: stage(context, Path(folder) / "part")}
             measured = machine.in_turn(sides, given.rounds)

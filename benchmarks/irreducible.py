@@ -39,8 +39,8 @@ def main() -> None:
         values = {
             "data.voc": str(voc),
             "data.classes": str(voc / "classes.txt"),
-            "segmenter.steps": arguments.steps,
-            "segmenter.epochs": 0.0,
+            "segmenter.min_steps": arguments.steps,
+            "segmenter.min_epochs": 0.0,
             "classifier.val_every": 0,
         }
         parts = Plain.index(resolve("voc", "photos_fast", values).config, plain)

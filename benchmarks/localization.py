@@ -102,7 +102,7 @@ def _self_maps(model: CoAttentionClassifier, image: torch.Tensor, name: str, tag
     """Maps of a self pair, both of them for the flip, from one forward for all classes, (T, H, W)."""
     own, seen = literal.co_maps(model, image, transform(image[None], name)[0])
     theirs = torch.stack([released_map(seen[tag]) for tag in tags])
-    if name == "flip":
+    if name == "hflip":
         return torch.stack([released_map(own[tag], always=True) for tag in tags]) + theirs.flip(2)
     source, target = (pixel_grids(*maps.shape[1:]) for maps in (theirs, own))  # VGG-16's positions divide the image
     return resample(theirs, source, target, "bicubic").clamp(0, 1)

@@ -149,7 +149,7 @@ class Plain:
         return MaskedImages(ids, uris, masks, self.config.data.max_side)
 
     def pseudo_masks(self) -> None:
-        affinities = self.folder / "affinity_net" if self.config.walks else None
+        affinities = self.folder / "affinity_net" if self.config.uses_random_walk else None
         make = pseudo_masks.MakeMasks(self.config, self.classes, Shards(self.folder / "maps"), affinities, False)
         write_table(self.folder / "masks" / "part-000000.parquet", make(self.rows))
 

@@ -21,8 +21,8 @@ from mcis.datasets.images.decode import Picture
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks.build import build_segmenter
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
+from mcis.platform.networks.crf_pool import CrfPool
 from mcis.platform.networks.predictor import Photo, Prediction, Predictor, TrainedRun
-from mcis.platform.networks.refiner import Refiner
 
 TARGET, OF_LIMIT = 0.85, 0.9
 CLASSES = tuple(f"class {k}" for k in range(20))
@@ -32,14 +32,14 @@ TRIED = 4
 
 
 def predictor(weights: Path, *assignments: str, processes: int = 0) -> Predictor:
-    """The network of recipe `small` on 20 classes."""
-    config = resolve("voc", "small", assignments=assignments).config
+    """The network of recipe `scratch` on 20 classes."""
+    config = resolve("voc", "scratch", assignments=assignments).config
     return Predictor(TrainedRun(config, weights, CLASSES, None), gpu=False, processes=processes)
 
 
-def crf(side: int) -> Refiner:
-    """The CRF of recipe `small` at some size, in the process that calls it."""
-    return Refiner(resolve("voc", "small", assignments=[f"predict.crf.max_side={side}"]).config.predict.crf)
+def crf(side: int) -> CrfPool:
+    """The CRF of recipe `scratch` at some size, in the process that calls it."""
+    return CrfPool(resolve("voc", "scratch", assignments=[f"predict.crf.max_side={side}"]).config.predict.crf)
 
 
 def predicted(labeler: Predictor, pictures: list[Picture]) -> list[Prediction]:
@@ -47,7 +47,7 @@ def predicted(labeler: Predictor, pictures: list[Picture]) -> list[Prediction]:
     return list(labeler.map((Photo(None, picture) for picture in pictures), lambda _, prediction: prediction))
 
 
-def refined(refiner: Refiner, predictions: list[Prediction]) -> None:
+def refined(refiner: CrfPool, predictions: list[Prediction]) -> None:
     """The CRF alone, in this process."""
     for prediction in predictions:
         refiner(prediction.picture.rgb, prediction.plain)
@@ -56,7 +56,7 @@ def refined(refiner: Refiner, predictions: list[Prediction]) -> None:
 class Apart:
     """The CRF of predictions that lie ready, in a process of its own that nothing is handed to."""
 
-    def __init__(self, refiner: Refiner, predictions: list[Prediction]):
+    def __init__(self, refiner: CrfPool, predictions: list[Prediction]):
         context = multiprocessing.get_context("spawn")
         self.pool = ProcessPoolExecutor(1, context, _keep, (refiner, predictions))
         self.pool.submit(_refine_kept, 1).result()
@@ -68,10 +68,10 @@ class Apart:
         refining.result()
 
 
-_kept: list[tuple[Refiner, list[Prediction]]] = []
+_kept: list[tuple[CrfPool, list[Prediction]]] = []
 
 
-def _keep(refiner: Refiner, predictions: list[Prediction]) -> None:
+def _keep(refiner: CrfPool, predictions: list[Prediction]) -> None:
     _kept.append((refiner, predictions))
 
 
@@ -94,7 +94,7 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        network = build_segmenter(resolve("voc", "small").config.segmenter, len(CLASSES))
+        network = build_segmenter(resolve("voc", "scratch").config.segmenter, len(CLASSES))
         save_weights(network, folder / WEIGHTS, {})
         plain = predictor(folder, "predict.crf.iterations=0")
         pictures = [plain.read(path) for path in photos.make(folder / "images", arguments.images)]

@@ -32,8 +32,8 @@ def command(workspace: Path, voc: Path, weights: Path, *words: str) -> float:
     """Seconds of a command of mcis, which has to succeed."""
     values = (
         f"weights.classifier={weights}",
-        "weights.backbone=none",
-        "weights.segmenter=none",
+        "weights.classifier_backbone=none",
+        "weights.segmenter_backbone=none",
         "report.panels=0",
         "compute.gpu=false",
         f"compute.shard_rows={SHARD}",

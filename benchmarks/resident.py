@@ -53,7 +53,7 @@ def main() -> None:
     """Trains both ways in turn and prints the ratio of the medians."""
     arguments = machine.arguments(__doc__, images=600, steps=120, rounds=4).parse_args()
     print(machine.describe())
-    config = resolve("voc", "small").config.classifier
+    config = resolve("voc", "scratch").config.classifier
     with tempfile.TemporaryDirectory() as folder:
         paths = photos.make(Path(folder) / "images", arguments.images)
         cache = Path(folder) / "cache"

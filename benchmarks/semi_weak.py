@@ -81,7 +81,7 @@ def main() -> None:
                     target = folder / f"{name}.png"
                     target.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(masks[image_id], target)
-                score = run(f"seed{seed}-{way}-{count}", "--masks", str(folder))
+                score = run(f"seed{seed}-{way}-{count}", "--corrected-masks", str(folder))
                 found.setdefault((way, count), []).append(score)
                 print(f"seed {seed}, {count} masks by {way}: {score:.2f}", flush=True)
     print(machine.describe())

@@ -116,7 +116,7 @@ def keys(folder: Path, rows: int) -> None:
 def verdicts(folder: Path, rows: int) -> None:
     """Keeps verdicts on made-up files, as many at a time as the index does, and finds them all."""
     from mcis.datasets.tables.large_tables import take
-    from mcis.platform.runs.verdicts import VERDICT_SCHEMA, KeptVerdicts, keep_verdicts
+    from mcis.platform.runs.image_checks import VERDICT_SCHEMA, KeptVerdicts, keep_verdicts
     from mcis.platform.runs.workspace import Workspace
 
     workspace = Workspace(folder / "verdicts")

@@ -18,7 +18,7 @@ from mcis.models.seam import Equivariance, EquivariantMaps, PixelCorrelation, Re
 Attention = Literal["none", "co", "co+contrastive"]
 Head = Literal["shared", "own"]
 Attended = Literal["partner", "itself"]
-SELF_TRANSFORMS = ("flip", "x0.75", "x2")
+SELF_TRANSFORMS = ("hflip", "x0.75", "x2")
 MOST_ENTRIES = 2**26
 """Most entries of P, over a batch, for which P is laid out on a CPU: 256 MiB in float32."""
 
@@ -42,8 +42,8 @@ def pool(activations: Tensor) -> Tensor:
 
 
 def transform(images: Tensor, name: str) -> Tensor:
-    """tau(I) of the self pairs: `flip` left-right, `x0.75` or `x2` bilinear scaling; (B, 3, H, W)."""
-    if name == "flip":
+    """tau(I) of the self pairs: `hflip` left-right, `x0.75` or `x2` bilinear scaling; (B, 3, H, W)."""
+    if name == "hflip":
         return images.flip(3)
     size = [round(s * float(name[1:])) for s in images.shape[2:]]
     return nn.functional.interpolate(images, size=size, mode="bilinear", align_corners=False)
@@ -106,7 +106,7 @@ class CoAttentionClassifier(nn.Module):
             self.register_buffer("mean", torch.zeros(c))
             self.register_buffer("deviation", torch.ones(c))
         if attention != "none":
-            if affinity.w_p == "learnt":
+            if affinity.w_p == "learned":
                 self.w_p = nn.Parameter(_initial_w_p(c, kinds, affinity.init))
             if head == "own":
                 self.common_head = nn.Conv2d(c, classes, 1, bias=False)

@@ -47,7 +47,7 @@ class Affinity(Section):
     """Form of P; `cosine` compares vectors of unit length, `cosine_by_level` those of each level of the features."""
     scale: Rate = 1.0
     """Factor of P before the softmax."""
-    w_p: Literal["learnt", "identity"] = "learnt"
+    w_p: Literal["learned", "identity"] = "learned"
     """W_P: trained with the classifier, or the identity, which maps can be made with whatever the training."""
     init: float | None = None
     """W_P at the start as a multiple of the identity; None = uniform in +-1/sqrt(C) (RELEASED_RECIPE, "Classifier")."""

@@ -55,13 +55,13 @@ class MaskRule:
             the rule's own record.
         record: class of the section `pseudo_masks.<name of the rule>`; None for a rule without values of its own.
         reads_saliency: whether each image has to have a saliency map.
-        walks: whether maps walk over learnt affinities first.
+        uses_random_walk: whether maps walk over learnt affinities first.
     """
 
     make: Callable[..., PseudoMask]
     record: type[Section] | None = None
     reads_saliency: bool = False
-    walks: bool = False
+    uses_random_walk: bool = False
 
     def __call__(self, maps: TaggedMaps, values: Mapping[str, Any]) -> PseudoMask:
         """The pseudo mask by the values that the rule takes, out of more; UserError where it is none, as rules may be
@@ -73,7 +73,7 @@ class MaskRule:
             raise UserError(
                 f"the rule {self.make.__module__}.{self.make.__qualname__} made {kinds}",
                 f"uint8 {size}, and {IGNORE} in the mask alone",
-                "correct the package that adds it, or choose another pseudo_masks.background",
+                "correct the package that adds it, or choose another pseudo_masks.rule",
             )
         return made
 
@@ -84,18 +84,24 @@ def _labels(scores: NDArray[np.float32], tags: NDArray[np.int64]) -> NDArray[np.
 
 
 def by_saliency(
-    maps: TaggedMaps, *, floor: float, conflict: float, confident: float, doubt: int, smallest: float
+    maps: TaggedMaps,
+    *,
+    score_floor: float,
+    conflict_threshold: float,
+    foreground_confidence: float,
+    max_background_saliency: int,
+    min_foreground_fraction: float,
 ) -> PseudoMask:
     """Pseudo mask in which 1 - saliency is the score of the background (RELEASED_RECIPE, "Pseudo masks").
 
     Each map is min-max normalized first; maps that share a scale compete as they are.
 
     Args:
-        floor: scores below it count as 0.
-        conflict: a pixel where two or more scores exceed it is ignored.
-        confident: a background pixel where a map exceeds it is ignored.
-        doubt: a background pixel whose saliency is at least this, of 255, is ignored.
-        smallest: an image whose foreground covers less than this fraction is ignored as a whole.
+        score_floor: scores below it count as 0.
+        conflict_threshold: a pixel where two or more scores exceed it is ignored.
+        foreground_confidence: a background pixel where a map exceeds it is ignored.
+        max_background_saliency: a background pixel whose saliency is at least this, of 255, is ignored.
+        min_foreground_fraction: an image whose foreground covers less than this fraction is ignored as a whole.
     """
     assert maps.saliency is not None
     classes = maps.scores
@@ -105,13 +111,13 @@ def by_saliency(
         classes = (classes - low) / np.maximum(high - low, 1e-6)
     background = 1 - maps.saliency.astype(np.float32) / 255
     scores = np.concatenate([background[None], classes])
-    scores[scores < floor] = 0
+    scores[scores < score_floor] = 0
     labels = _labels(scores, maps.tags)
     mask = labels.copy()
-    mask[(scores > conflict).sum(axis=0) >= 2] = IGNORE
-    salient = np.maximum(maps.saliency, np.where((classes > confident).any(axis=0), 255, 0))
-    mask[(labels == 0) & (salient >= doubt)] = IGNORE
-    if (labels > 0).mean() < smallest:
+    mask[(scores > conflict_threshold).sum(axis=0) >= 2] = IGNORE
+    salient = np.maximum(maps.saliency, np.where((classes > foreground_confidence).any(axis=0), 255, 0))
+    mask[(labels == 0) & (salient >= max_background_saliency)] = IGNORE
+    if (labels > 0).mean() < min_foreground_fraction:
         mask[:] = IGNORE
     return PseudoMask(labels, mask)
 
@@ -150,7 +156,7 @@ MASK_RULES = Registry[MaskRule](
     {
         "saliency": MaskRule(make=by_saliency, reads_saliency=True),
         "crf": MaskRule(make=by_crf),
-        "affinity": MaskRule(make=by_crf, walks=True),
+        "affinity": MaskRule(make=by_crf, uses_random_walk=True),
     },
 )
-"""What the values of `pseudo_masks.background` mean; packages add to them by entry points of `mcis.mask_rules`."""
+"""What the values of `pseudo_masks.rule` mean; packages add to them by entry points of `mcis.mask_rules`."""

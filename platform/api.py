@@ -30,7 +30,7 @@ __all__ = ["Predictor", "index", "panel", "run", "scores"]
 
 
 def run(
-    setting: str | Resolved | None,
+    sources: str | Resolved | None,
     name: str,
     *,
     workspace: Path | str | None = None,
@@ -48,23 +48,25 @@ def run(
     Errors are those of `resolve`, `pipeline.check` and `pipeline.run`.
 
     Args:
-        setting, recipe, config, assignments, locations: see `resolve`, whose `file` is `config`; or what it returned.
+        sources, recipe, config, assignments, locations: see `resolve`, whose `file` is `config`; or what it returned.
         until, start: see `pipeline.run`.
-        show: what to call before the run with the configuration and what the sources hold.
+        show: what to call before the run with the configuration and what the listed hold.
     """
-    if not isinstance(setting, Resolved):
-        setting = resolve(setting, recipe, location_values(locations), assignments, file=config)
+    if isinstance(sources, Resolved):
+        resolved = sources
+    else:
+        resolved = resolve(sources, recipe, location_values(locations), assignments, file=config)
     opened = Workspace(local_path(str(workspace or os.environ.get("MCIS_WORKSPACE", "mcis-workspace"))))
-    sources = pipeline.check(setting.config, opened, name, until=until)
+    listed = pipeline.check(resolved.config, opened, name, until=until)
     if show:
-        show(setting.config, sources.look())
-    with ray_session(setting.config.compute, verbose=verbose):
-        return pipeline.run(setting, opened, name, until=until, start=start, sources=sources)
+        show(resolved.config, listed.listing())
+    with ray_session(resolved.config.compute, verbose=verbose):
+        return pipeline.run(resolved, opened, name, until=until, start=start, sources=listed)
 
 
-def index(setting: str | Resolved | None, name: str, **given: Any) -> OpenedIndex:
+def index(sources: str | Resolved | None, name: str, **given: Any) -> OpenedIndex:
     """The index of some images, without any training; it takes what `run` takes."""
-    context = run(setting, name, **given, until="index").context
+    context = run(sources, name, **given, until="index").context
     return open_index(context.workspace, name)
 
 

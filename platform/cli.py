@@ -20,7 +20,7 @@ app = typer.Typer(
     epilog="Start with `mcis demo`, then `mcis doctor`, then `mcis run tags --tags photos.csv --name mine`.",
 )
 app.command(
-    epilog="Examples: `mcis run voc --voc VOCdevkit/VOC2012 --set data.sbd=DIR --name first --recipe small` · "
+    epilog="Examples: `mcis run voc --voc VOCdevkit/VOC2012 --set data.sbd=DIR --name first --recipe scratch` · "
     "`mcis run voc+web --voc DIR --web DIR --name web` · `mcis run tags --tags photos.csv --name mine` · "
     "`mcis run voc --voc DIR --name first --until pseudo_masks` · "
     "`mcis run voc --voc DIR --name r5 --set localize.related=5 --set seed=1` · "

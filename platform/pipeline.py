@@ -7,8 +7,8 @@ from mcis.platform.config.resolve import Resolved
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.nodes import check_gpus
 from mcis.platform.engine.step_log import STEPS
-from mcis.platform.networks.served import log_segmenter
-from mcis.platform.runs.bookkeeping import OfStudy, bookkept, index_is_made
+from mcis.platform.networks.hub import log_segmenter
+from mcis.platform.runs.bookkeeping import OfStudy, index_is_made, run_lifecycle
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.listing import Sources
 from mcis.platform.runs.locks import refuse_if_running
@@ -30,7 +30,7 @@ from mcis.platform.stages import (
 )
 
 STAGES = (
-    Stage(name="index", module=index, sections=("data", "setting"), networks=False),
+    Stage(name="index", module=index, sections=("data", "sources"), networks=False),
     Stage(
         name="train_classifier",
         module=train_classifier,
@@ -50,7 +50,7 @@ STAGES = (
         module=train_affinity,
         needs=("index", "localize"),
         sections=("seed", "maps", "affinity_net"),
-        takes_part=lambda config: config.walks,
+        takes_part=lambda config: config.uses_random_walk,
     ),
     Stage(
         name="pseudo_masks",
@@ -102,7 +102,7 @@ def check(config: Config, workspace: Workspace, name: str, *, until: str | None 
     for stage in STAGES:
         runs = stage.name in reached or set(stage.runs_once_reached) & set(reached)
         if runs and stage.takes_part(config) and hasattr(stage.module, "check"):
-            stage.module.check(config, sources.look(), workspace)
+            stage.module.check(config, sources.listing(), workspace)
     return sources
 
 
@@ -135,7 +135,7 @@ def run(
     if last:  # no network has a part in the index
         check_gpus(config.compute)
     whole = last >= STAGE_NAMES.index("evaluate")
-    with bookkept(
+    with run_lifecycle(
         resolved, workspace, name, whole=whole, recompute=bool(recompute), study=study, log_model=log_segmenter
     ) as tracker:
         context = RunContext(
@@ -163,13 +163,13 @@ def run(
 def _teaches_nothing(stage: Stage, config: Config, context: RunContext) -> UserError | None:
     """Why the output of a stage teaches nothing, where a run is to end for that."""
     problem = context.result(stage.name, StageResult).problem if stage.kept else None
-    if problem is None or not config.compute.stop_if_nothing_is_learnt:
+    if problem is None or not config.compute.stop_if_not_learning:
         return None
     found, expected, remedy = problem
     return UserError(
         f"{found}; the run ends here, and {context.folder.report} shows what it came to",
         expected,
-        f"{remedy}; or go on all the same with --set compute.stop_if_nothing_is_learnt=false",
+        f"{remedy}; or go on all the same with --set compute.stop_if_not_learning=false",
     )
 
 

@@ -113,7 +113,7 @@ def test_the_rule_of_the_page_on_extensions_makes_masks() -> None:
     exec(block, made)
     scores = np.array([[[0.5, 0.2, 0.05, 0.3]], [[0.4, 0.1, 0.10, 0.31]]], np.float32)
     maps = TaggedMaps(scores, np.array([4, 9]), lambda: np.zeros((1, 4, 3), np.uint8))
-    labels, mask = made["THRESHOLDS"](maps, {"threshold": 0.3, "background_threshold": 0.1, "floor": 0.3})
+    labels, mask = made["THRESHOLDS"](maps, {"threshold": 0.3, "background_threshold": 0.1, "score_floor": 0.3})
     assert labels.tolist() == [[5, 0, 0, 10]]
     assert mask.tolist() == [[5, 255, 0, 10]]
 

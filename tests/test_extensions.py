@@ -56,7 +56,7 @@ def list_coco(annotations: Path, *, images: Path) -> Listing:
 
 COCO = Source(
     lister=list_coco, location="annotations", help="A COCO file.", example="coco instances.json",
-    location_kind="FILE", record=CocoConfig, defines_classes=True, recipe="small",
+    location_kind="FILE", record=CocoConfig, defines_classes=True, recipe="scratch",
 )
 
 
@@ -113,7 +113,7 @@ def mcis(package: dict[str, str], *arguments: str) -> str:
 
 
 def test_what_a_package_adds_is_a_choice_like_the_projects_own(package: dict[str, str]) -> None:
-    shown = mcis(package, "config", "show", "coco", "--coco", "a.json", "--set", "pseudo_masks.background=strict")
+    shown = mcis(package, "config", "show", "coco", "--coco", "a.json", "--set", "pseudo_masks.rule=strict")
     assert "data.coco.images" in shown
     assert "pseudo_masks.strict.sure" in shown
     assert "--coco" in mcis(package, "run", "--help")
@@ -145,9 +145,9 @@ def test_a_run_uses_what_a_package_adds(package: dict[str, str], tmp_path: Path)
         "annotations": [{"image_id": number, "category_id": tag} for number, row in rows for tag in row["tags"]],
     }
     (tmp_path / "coco.json").write_text(json.dumps(content))
-    values = ["pseudo_masks.background=strict", "pseudo_masks.strict.sure=0.3", "localize.related_by=next"]
-    values += ["localize.related=2", "classifier.epochs=1", "classifier.input_size=64", "segmenter.steps=2"]
-    values += [f"data.coco.images={root / 'JPEGImages'}", "compute.stop_if_nothing_is_learnt=false"]
+    values = ["pseudo_masks.rule=strict", "pseudo_masks.strict.sure=0.3", "localize.related_by=next"]
+    values += ["localize.related=2", "classifier.epochs=1", "classifier.input_size=64", "segmenter.min_steps=2"]
+    values += [f"data.coco.images={root / 'JPEGImages'}", "compute.stop_if_not_learning=false"]
     assignments = [text for value in values for text in ("--set", value)]
     out = tmp_path / "work"
     run = ["run", "coco", "--coco", str(tmp_path / "coco.json"), "--name", "a", "--workspace", str(out)]

@@ -32,8 +32,8 @@ PORT, DASHBOARD = 26379, 28265  # outside the range that Ray takes for its worke
 RAY = str(Path(sys.executable).parent / "ray")
 TINY = (
     "classifier.epochs=1", "classifier.channels=24", "classifier.input_size=64", "classifier.batch=8",
-    "segmenter.channels=24", "segmenter.steps=2", "segmenter.batch=4", "segmenter.width=16", "segmenter.crop=64",
-    "pseudo_masks.smallest=0",
+    "segmenter.channels=24", "segmenter.min_steps=2", "segmenter.batch=4", "segmenter.width=16", "segmenter.crop=64",
+    "pseudo_masks.min_foreground_fraction=0",
 )  # fmt: skip
 
 
@@ -54,7 +54,7 @@ def cluster(ray_head: Callable[..., Any], tmp_path: Path) -> Iterator[dict[str, 
 def submitted(root: Path, workspace: Path, *more: str) -> list[str]:
     """`mcis submit` of a tiny run."""
     command = [sys.executable, "-m", "mcis.platform.cli", "submit", "voc", "--name", "job", "--voc", str(root)]
-    command += ["--recipe", "small", "--workspace", str(workspace), "--address", f"http://127.0.0.1:{DASHBOARD}"]
+    command += ["--recipe", "scratch", "--workspace", str(workspace), "--address", f"http://127.0.0.1:{DASHBOARD}"]
     return [*command, *(f"--set={value}" for value in (*TINY, f"data.classes={root / 'classes.txt'}", *more))]
 
 
@@ -76,7 +76,7 @@ def test_a_submitted_run_is_followed_found_again_stopped_and_goes_on(cluster: di
     assert without.returncode == 1
     assert "takes no job" in without.stderr
 
-    call = submitted(root, workspace, "classifier.epochs=400", "compute.stop_if_nothing_is_learnt=false")
+    call = submitted(root, workspace, "classifier.epochs=400", "compute.stop_if_not_learning=false")
     with subprocess.Popen(call, **how) as following:
         wait_for(lambda: any((workspace / "store").glob("train_classifier-*/steps.jsonl")), following)
         following.send_signal(signal.SIGINT)

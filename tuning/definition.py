@@ -35,7 +35,7 @@ class CaseDefinition(_Strict):
     Attributes:
         name: in the names of its trials and metrics.
         group: of cases that stand together in the table, such as those of one training.
-        setting: the data setting, of sources that the study's setting has; None = the study's.
+        sources: image sources, a subset of the study's; None = the study's.
         values: what makes the case, by dotted key, beside what all cases of the study share; `set` in the file.
         until: its last stage, where the study's own is no earlier one; None = the study's.
         paper: mIoU in percent of the segmentation network in the paper's tables.
@@ -45,7 +45,7 @@ class CaseDefinition(_Strict):
 
     name: str = Field(pattern=_NAME)
     group: str = ""
-    setting: str | None = None
+    sources: str | None = None
     values: dict[str, Any] = Field(default_factory=dict, alias="set")
     until: str | None = None
     paper: float | None = None
@@ -61,7 +61,7 @@ class Case(CaseDefinition):
         related: number of related images R.
     """
 
-    setting: str
+    sources: str
     until: str
     inference: str
     related: int
@@ -125,14 +125,14 @@ def read_definition(study: str) -> Definition:
     return definition
 
 
-def trial_values(resolved: Resolved, values: Values, setting: str | None = None) -> Values:
+def trial_values(resolved: Resolved, values: Values, sources: str | None = None) -> Values:
     """What a trial changes of its recipe: what the user changed, and `values` of its case.
 
     Where these take another method of localization, the values of the user's own have no place; nor has a contrast in
-    a single round, or where its setting leaves out sources of the user's, their values.
+    a single round, or where its sources leave out some of the user's, their values.
     """
     method = resolved.config.localize.method.name
-    without = set(sources_of(resolved.config.setting)) - set(sources_of(setting or resolved.config.setting))
+    without = set(sources_of(resolved.config.sources)) - set(sources_of(sources or resolved.config.sources))
     left_out = [f"data.{source}" for source in without]
     if values.get("localize.method.name", method) != method:
         left_out.append("localize.method.")
@@ -141,42 +141,42 @@ def trial_values(resolved: Resolved, values: Values, setting: str | None = None)
     return {key: value for key, value in resolved.changed().items() if not key.startswith(tuple(left_out))} | values
 
 
-def configured(resolved: Resolved, values: Values, setting: str | None = None) -> Resolved:
+def configured(resolved: Resolved, values: Values, sources: str | None = None) -> Resolved:
     """The configuration of a trial; UserError where values contradict each other."""
-    setting = setting or resolved.config.setting
-    return resolve(setting, resolved.config.recipe, trial_values(resolved, values, setting))
+    sources = sources or resolved.config.sources
+    return resolve(sources, resolved.config.recipe, trial_values(resolved, values, sources))
 
 
 def cases_of(definition: Definition, resolved: Resolved, until: str) -> list[Case]:
     """The cases of a study of this configuration; UserError for values that the configuration does not take, or that
-    are not a case's; an unknown last stage, or a setting of sources that it does not have."""
+    are not a case's; an unknown last stage, or image sources that the study does not have."""
     return [_case(case, resolved, until) for case in definition.all_cases()]
 
 
 def _case(definition: CaseDefinition, resolved: Resolved, until: str) -> Case:
-    if shared := sorted({"setting", "recipe", "seed"} & set(definition.values)):
+    if shared := sorted({"sources", "recipe", "seed"} & set(definition.values)):
         raise UserError(
             f"case {definition.name} sets {' and '.join(shared)}",
             "values of other keys",
-            "give a case its `setting` beside `set`; run a study for each recipe; choose seeds by --seeds",
+            "give a case its `sources` beside `set`; run a study for each recipe; choose seeds by --seeds",
         )
     stages = pipeline.STAGE_NAMES[pipeline.STAGE_NAMES.index("localize") : -1]
     if definition.until not in (None, *stages):
         raise UserError(f"{definition.name}: until = {definition.until}", f"one of {', '.join(stages)}", "correct it")
-    whole = resolved.config.setting
-    setting = definition.setting or whole
-    if missing := sorted(set(sources_of(setting)) - set(sources_of(whole))):
+    whole = resolved.config.sources
+    sources = definition.sources or whole
+    if missing := sorted(set(sources_of(sources)) - set(sources_of(whole))):
         raise UserError(
-            f"case {definition.name} is of setting {setting}, the study of {whole}",
-            "a setting that has all sources of its cases",
+            f"case {definition.name} is of sources {sources}, the study of {whole}",
+            "sources that include those of all cases",
             f"run the study of {'+'.join([whole, *missing])}, and name the folders of these sources",
         )
-    config = configured(resolved, definition.values, setting).config
+    config = configured(resolved, definition.values, sources).config
     inference = config.localize.description() if config.localize.related else "single round"
     own = {
-        "setting": config.setting,
+        "sources": config.sources,
         "until": min(definition.until or until, until, key=pipeline.STAGE_NAMES.index),
-        "inference": inference + _ATTENDED[config.classifier.attended],
+        "inference": inference + _ATTENDED[config.classifier.attention_partner],
         "related": config.localize.related,
     }
     return Case(**dict(definition) | own)

@@ -101,7 +101,7 @@ def paired_differences(figures: Sequence[Figures]) -> Iterator[PairedDifference]
 def with_intervals(of: PairedDifference, trial: Callable[[str, int], str], workspace: Workspace) -> PairedDifference:
     """A difference with the interval of each column, as `mcis compare` has it of the same runs.
 
-    A column whose scores are of other images in the two cases, such as those of training images in another setting,
+    A column whose scores are of other images in the two cases, such as those of training images from other sources,
     has none; nor have runs that cannot be compared, which is said. `trial` names the run of a case and a seed.
     """
     pair = str(of.of.against), of.of.name

@@ -23,7 +23,7 @@ from mcis.tuning.trials import Sweep, Trial, short_names
 _FORM = re.compile(r"\s*([\w.]+)\s*=\s*(\w+)\((.*)\)\s*")
 _EXAMPLE = "write for example --axis 'classifier.optimizer.learning_rate=loguniform(1e-4,1e-2)'"
 _FORMS = "uniform(low,high), loguniform(low,high), integer(low,high), logint(low,high) or choice(a,b,...)"
-_NAMES_DATA = ("setting", "recipe", "data.")
+_NAMES_DATA = ("sources", "recipe", "data.")
 """Keys of what trials of one search have in common begin so."""
 
 
@@ -145,7 +145,7 @@ class Search(Sweep):
     def about(self) -> Values:
         """What it is, in plain values, for its file."""
         config, axes = self.resolved.config, {key: repr(axis) for key, axis in self.axes.items()}
-        of_all = {"setting": config.setting, "recipe": config.recipe, "changed": self.resolved.changed()}
+        of_all = {"sources": config.sources, "recipe": config.recipe, "changed": self.resolved.changed()}
         return {**of_all, "objective": self.goal.about, "axes": axes, "halving": self.halving}
 
     def identity(self) -> str:
@@ -162,7 +162,7 @@ class Search(Sweep):
         with contextlib.suppress(UserError):  # of values that contradict each other, which the trial says
             changed = configured(self.resolved, values).changed()  # paths are this process's
         varied = {short: values[key] for key, short in short_names(list(self.axes)).items()}
-        return Trial(self.trial_name(number), self.resolved.config.setting, changed, self.goal.until, varied)
+        return Trial(self.trial_name(number), self.resolved.config.sources, changed, self.goal.until, varied)
 
 
 def check_search(search: Search) -> None:

@@ -92,7 +92,7 @@ def _run(study: Study, cases: Sequence[Case], title: str) -> list[Figures]:
     refuse_if_running(study.workspace, study.name)
     trials, varied = _plan(study, cases)
     config, changed = study.resolved.config, study.resolved.changed()
-    identity = fingerprint(study.name, study.kind, changed, config.recipe, config.setting)
+    identity = fingerprint(study.name, study.kind, changed, config.recipe, config.sources)
     with tracked(study, identity=identity, varied=varied) as tracker:
         outcome = run_trials(study, trials, tracker.run_id)
         scores = {
@@ -115,7 +115,7 @@ def _run(study: Study, cases: Sequence[Case], title: str) -> list[Figures]:
             tables["differences of mIoU % over the same seeds"] = differences_table(compared)
         means = meaning_of_columns([of_seed for of_case in scores.values() for of_seed in of_case.values()])
         folder, below = study.folder, caption(means)
-        about = {"study": study.kind, "setting": config.setting, "recipe": config.recipe, "changed": changed}
+        about = {"study": study.kind, "sources": config.sources, "recipe": config.recipe, "changed": changed}
         of_cases = to_jsonable_python({"cases": figures, "differences": compared}, by_alias=False)
         write_json(folder.study, {**about, "means": means, **of_cases})
         with written_aside(folder.study_picture) as aside:
@@ -171,18 +171,18 @@ def _plan(study: Study, cases: Sequence[Case]) -> tuple[list[Trial], list[str]]:
 
 def _trial(study: Study, case: Case, seed: int) -> Trial:
     # Paths are this process's: a trial's has a folder of its own.
-    changed = configured(study.resolved, {**case.values, "seed": seed}, case.setting).changed()
-    return Trial(study.trial_name(case.name, seed), case.setting, changed, case.until, {"case": case.name})
+    changed = configured(study.resolved, {**case.values, "seed": seed}, case.sources).changed()
+    return Trial(study.trial_name(case.name, seed), case.sources, changed, case.until, {"case": case.name})
 
 
 def _check_trials(study: Study, trials: Sequence[Trial]) -> list[Config]:
     """Finds what would end a trial before the first one has trained; returns their configurations."""
-    configs = [resolve(trial.setting, study.resolved.config.recipe, trial.values).config for trial in trials]
+    configs = [resolve(trial.sources, study.resolved.config.recipe, trial.values).config for trial in trials]
     checked = set()
     for trial, config in zip(trials, configs, strict=True):
         # How maps are inferred, and seeds, ask for nothing that another trial of the same training does not.
         asked = {k: v for k, v in trial.values.items() if k != "seed" and not k.startswith("localize.")}
-        kind = str([trial.setting, trial.until, sorted(asked.items())])
+        kind = str([trial.sources, trial.until, sorted(asked.items())])
         if kind not in checked:
             pipeline.check(config, study.workspace, trial.name, until=trial.until)
         checked.add(kind)

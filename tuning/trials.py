@@ -20,7 +20,7 @@ from mcis.platform.engine.classifier_learner import VAL_MAP
 from mcis.platform.engine.errors import user_error_in
 from mcis.platform.engine.nodes import ask_for_no_nodes, wait_for_nodes
 from mcis.platform.engine.runtime import ray_session
-from mcis.platform.runs.bookkeeping import OfStudy, recorded
+from mcis.platform.runs.bookkeeping import OfStudy, run_record
 from mcis.platform.runs.files import write_text
 from mcis.platform.runs.progress import Bar, bar
 from mcis.platform.runs.results import StageResult
@@ -42,14 +42,14 @@ class Trial(NamedTuple):
 
     Attributes:
         name: of the run.
-        setting: the data setting.
+        sources: the data sources.
         values: what its configuration changes of the recipe, by dotted key.
         until: its last stage.
         varied: what tells it from the study's other trials, by short names.
     """
 
     name: str
-    setting: str
+    sources: str
     values: Values
     until: str
     varied: Values
@@ -118,7 +118,7 @@ def tracked(sweep: Sweep, *, identity: str, varied: Collection[str]) -> Iterator
     """
     config, compute = sweep.resolved.config, sweep.resolved.config.compute
     with (
-        recorded(sweep.workspace, sweep.name, whole=True, kind="study"),
+        run_record(sweep.workspace, sweep.name, whole=True, kind="study"),
         ray_session(compute, shared=sweep.parallel > 1, verbose=sweep.verbose),
     ):
         if sweep.parallel > 1:
@@ -126,7 +126,7 @@ def tracked(sweep: Sweep, *, identity: str, varied: Collection[str]) -> Iterator
             wait_for_nodes([*workers, {"CPU": 1.0}], compute.wait_minutes, f"{sweep.parallel} trials at a time")
         tracker = Tracker(sweep.workspace, sweep.name, identity=identity)
         with tracker.running():
-            tags = {"setting": config.setting, "recipe": config.recipe, "study": sweep.name, "study.kind": sweep.kind}
+            tags = {"sources": config.sources, "recipe": config.recipe, "study": sweep.name, "study.kind": sweep.kind}
             tracker.describe({key: value for key, value in leaves(config) if key not in varied}, tags)
             write_text(sweep.folder.config, experiment_text(config, sweep.resolved.origins))
             yield tracker
@@ -230,7 +230,7 @@ def _run_trial(
     os.environ.update(environment)
     os.environ.setdefault("TUNE_FUNCTION_THREAD_TIMEOUT_S", "60")  # a slow machine may take long to hand over
     result = pipeline.run(
-        resolve(trial.setting, recipe, trial.values),
+        resolve(trial.sources, recipe, trial.values),
         Workspace(Path(workspace)),
         trial.name,
         until=trial.until,

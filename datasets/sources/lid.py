@@ -37,7 +37,7 @@ class LidConfig(Section):
     """Likewise; None = no test split."""
     classes: Path = Path("classes.txt")
     """File with one class name per line, inside root or absolute."""
-    masks: Path | None = None
+    truth_masks: Path | None = None
     """Folder of ground-truth masks <path of the image>.png, inside root or absolute."""
     first_index: int = Field(default=0, ge=0, le=1)
     """Number of the first class in the lists."""
@@ -50,7 +50,7 @@ def list_lid(
     val_list: Path,
     classes: Path,
     test_list: Path | None = None,
-    masks: Path | None = None,
+    truth_masks: Path | None = None,
     first_index: int = 0,
 ) -> Listing:
     """Reads the lists and the names of all files below the root, each folder once; no image is opened.
@@ -70,7 +70,7 @@ def list_lid(
     """
     root = source_folder(root, "the folder of the challenge's images", "name it by `root`")
     names = read_classes(root / classes)
-    truth = map_paths(root / masks if masks else None, "ground-truth mask")
+    truth = map_paths(root / truth_masks if truth_masks else None, "ground-truth mask")
     files = frozenset(files_below(root, collections.Counter()))
     lists = {"train": root / train_list, "val": root / val_list} | ({"test": root / test_list} if test_list else {})
     correct = "name the right class file by `classes`, or say by `first_index` whether indices count from 0 or 1"
@@ -96,7 +96,7 @@ def list_lid(
         )
         tables.append(table)
     check_once((path, table["image_id"].to_pylist()) for path, table in zip(lists.values(), tables, strict=True))
-    if not masks:
+    if not truth_masks:
         notes = ["no folder of ground-truth masks: nothing is scored"]
     return Listing(pa.concat_tables(tables), names, tuple(notes))
 
@@ -105,7 +105,7 @@ LID = Source(
     lister=list_lid,
     location="root",
     help="Folder of the LID challenge (200 classes), or of any data set with list files of class indices.",
-    example="lid LID --set data.lid.masks=val_masks",
+    example="lid LID --set data.lid.truth_masks=val_masks",
     record=LidConfig,
     defines_classes=True,
     recipe="lid",

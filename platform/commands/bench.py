@@ -28,7 +28,7 @@ from mcis.datasets.tags import Tags
 from mcis.models.classifier import CoAttentionClassifier
 from mcis.models.dropout import number_samples
 from mcis.platform.commands.doctor import Check, checked
-from mcis.platform.config.recipes import lid, paper, photos, photos_fast, released, small
+from mcis.platform.config.recipes import lid, paper, photos, photos_fast, released, scratch
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.classifier_learner import ClassifierLearner
 from mcis.platform.engine.errors import is_out_of_memory
@@ -142,7 +142,7 @@ def agreement() -> Found:
     """Networks in float32 against the same ones on the CPU, which without a GPU are in float64."""
     next(precisions())
     torch.manual_seed(0)
-    config, kind = small(), torch.float32 if GPU else torch.float64
+    config, kind = scratch(), torch.float32 if GPU else torch.float64
     classifier, segmenter = build_classifier(config.classifier, _CLASSES), build_segmenter(config.segmenter, _CLASSES)
     apart = {
         name: difference(copy.deepcopy(network).to(DEVICE), network.to(kind), torch.randn(4, 3, 96, 96))

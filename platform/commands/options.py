@@ -14,7 +14,7 @@ import typer
 from mcis.datasets.sources import SOURCES
 from mcis.platform.config.keys import StageName
 from mcis.platform.config.recipes import RECIPES
-from mcis.platform.config.sections import SETTINGS
+from mcis.platform.config.sections import SOURCE_COMBINATIONS
 
 if TYPE_CHECKING:
     from mcis.platform.config.resolve import Resolved
@@ -72,7 +72,9 @@ def _with_locations(cls: type[_T]) -> type[_T]:
 class Configuration:
     """The arguments and options that say what to run; commands take them as one, see `grouped`."""
 
-    setting: Annotated[str | None, typer.Argument(help=f"Sources: {', '.join(SETTINGS)}, or others joined by +")] = None
+    sources: Annotated[
+        str | None, typer.Argument(help=f"Sources: {', '.join(SOURCE_COMBINATIONS)}, or others joined by +")
+    ] = None
     recipe: Annotated[
         str | None,
         typer.Option(
@@ -84,18 +86,22 @@ class Configuration:
         Path | None,
         typer.Option("--config", metavar="FILE", help="Experiment, as a run or `mcis config show --save` wrote it."),
     ] = None
-    masks: Annotated[Path | None, typer.Option(metavar="DIR", help="Corrected masks of some training images.")] = None
+    corrected_masks: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Corrected masks of some training images.")
+    ] = None
     assignments: Assignments = None
 
     def resolve(self, default: str | None = None) -> "Resolved":
-        """The configuration that they come to; `default` is the setting where neither an argument nor a file names one.
+        """The configuration that they come to; `default` names the sources where neither an argument nor a file does.
         Errors as of `config.resolve.resolve`."""
         from mcis.platform.config.resolve import location_values, resolve
 
         return resolve(
-            self.setting or (None if self.config else default),
+            self.sources or (None if self.config else default),
             self.recipe,
-            location_values({name: getattr(self, name) for name in SOURCES} | {"data.corrected": self.masks}),
+            location_values(
+                {name: getattr(self, name) for name in SOURCES} | {"data.corrected_masks": self.corrected_masks}
+            ),
             self.assignments or [],
             file=self.config,
         )

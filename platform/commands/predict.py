@@ -43,8 +43,8 @@ def predict(
         from mcis.datasets.sources.photographs import list_photographs
         from mcis.datasets.sources.tagged import photograph_tags
         from mcis.platform.config.keys import errors_name_keys, value_of
+        from mcis.platform.networks.hub import pretrained
         from mcis.platform.networks.predictor import Predictor, trained_run
-        from mcis.platform.networks.served import pretrained
         from mcis.platform.runs.progress import console
         from mcis.platform.runs.workspace import Workspace
 
@@ -87,8 +87,8 @@ def suggest(
     """Name the training images whose masks to correct first: where the network disagrees most with its pseudo masks.
 
     OUT/suggested.html shows them. Correct the PNGs in OUT/masks (labels of OUT/labels.csv, 255 = unsure), remove those
-    that you leave, and train again by the run's command with --masks OUT/masks. What another tool corrected, of
-    --format, comes back by `mcis import ... --labels OUT/labels.csv`.
+    that you leave, and train again by the run's command with --corrected-masks OUT/masks. What another tool
+    corrected, of --format, comes back by `mcis import ... --labels OUT/labels.csv`.
     """
     with plain_errors(resumes=False):
         from mcis.platform.networks.predictor import Predictor, trained_run

@@ -85,18 +85,18 @@ def demo_configuration(workspace: Path, assignments: Sequence[str] = ()) -> "Res
         "data.voc": str(root),
         "data.classes": str(root / "classes.txt"),
         "classifier.input_size": 256,
-        "classifier.steps": 480,
+        "classifier.min_steps": 480,
         "affinity_net.crop": 160,
         "segmenter.crop": 160,
-        "segmenter.steps": 200,
-        "segmenter.trained": 4,
+        "segmenter.min_steps": 200,
+        "segmenter.trainable_stages": 4,
     }
     return resolve("voc", "photos", options, assignments)
 
 
 @config_app.command(
     epilog="Examples: `mcis config show voc --recipe released --set localize.related=5` · "
-    "`mcis config show voc --voc DIR --recipe small --save exp.toml`"
+    "`mcis config show voc --voc DIR --recipe scratch --save exp.toml`"
 )
 @grouped
 def show(

@@ -22,7 +22,7 @@ Parallel = Annotated[int, typer.Option(min=1, help="Trials at a time.")]
 
 @study_app.command(
     name="run",
-    epilog="Examples: `mcis study run references --voc VOCdevkit/VOC2012 --name table5 --recipe small` · "
+    epilog="Examples: `mcis study run references --voc VOCdevkit/VOC2012 --name table5 --recipe scratch` · "
     "`mcis study run effect tags --tags photos.csv --name effect --until localize --seeds 3`",
 )
 @grouped
@@ -49,12 +49,12 @@ def run_study(
     with plain_errors(verbose):
         from mcis.platform.runs.workspace import Workspace
         from mcis.tuning.definition import read_definition
-        from mcis.tuning.paper import settings_definition
+        from mcis.tuning.paper import sources_definition
         from mcis.tuning.studies import Study, defined
 
         resolved = configuration.resolve("lid" if study == "lid" else "voc")
         if study == "settings":
-            definition = settings_definition(resolved.config.setting, resolved.config.segmenter.backbone)
+            definition = sources_definition(resolved.config.sources, resolved.config.segmenter.backbone)
         else:
             definition = read_definition(study)
         asked = Study(

@@ -85,7 +85,7 @@ def show_runs(entries: Sequence["Entry"], workspace: "Workspace") -> None:
     rows = []
     for entry in entries:
         name = f"  {entry.name}" if entry.study in studies and entry.kind == "run" else entry.name
-        configuration = ", ".join(filter(None, (entry.setting, entry.recipe)))
+        configuration = ", ".join(filter(None, (entry.sources, entry.recipe)))
         scores = [f"{entry.scores[name]:.2f}" if name in entry.scores else "" for name in MAIN_SCORES]
         time = entry.ended or entry.began  # of ISO 8601; shown as this place has it
         called = f"{datetime.datetime.fromisoformat(time).astimezone():%Y-%m-%d %H:%M}" if time else ""

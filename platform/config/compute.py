@@ -50,7 +50,7 @@ class ComputeConfig(Section):
     """Failures of a training, such as nodes that are lost, after which it goes on from its last checkpoint, between one
     checkpoint and the next. A training that gets on survives any number of them; one that fails again and again before
     it has written another checkpoint ends."""
-    stop_if_nothing_is_learnt: bool = True
+    stop_if_not_learning: bool = True
     """End a run, with its report, behind a training that learnt nothing or pseudo masks that teach nothing; else a note
     says so and the run goes on. Tags that are no better ranked than by chance are judged from 20 tags of val images on,
     a loss that does not fall from 20 records of its log on."""

@@ -29,9 +29,9 @@ class DataConfig(Section):
     auto = lists, else XML (RELEASED_RECIPE, "Tags")."""
     saliency: str = "SaliencyMaps"
     """Folder of class-agnostic saliency maps <id>.png, inside the devkit or absolute; it may be absent."""
-    masks: str = "SegmentationClassAug"
+    truth_masks: str = "SegmentationClassAug"
     """Folder of ground-truth masks <id>.png, inside the devkit or absolute; for scoring alone, and it may be absent."""
-    corrected: LocalPath | None = Field(default=None, exclude=True)  # the index does not depend on it
+    corrected_masks: LocalPath | None = Field(default=None, exclude=True)  # the index does not depend on it
     """Folder of true masks of some training images, drawn or corrected by people: <id>.png, as `mcis export masks`
     names them, or <image file>.png. Affinities and segmentation network learn from them in place of these images'
     pseudo masks; the images are not scored."""
@@ -52,17 +52,17 @@ class DataConfig(Section):
 class WeightsConfig(Section):
     """Pretrained weights."""
 
-    backbone: WeightsFile = "none"
+    classifier_backbone: WeightsFile = "none"
     """The classifier's: `none` = from scratch; `download` = torchvision's or timm's weights; `bundled` = those of
     timm/tf_efficientnet_lite0, lite1 or lite2, which are installed with mcis; else a state_dict file."""
     classifier: WeightsFile | None = None
     """A trained classifier, as `mcis import-weights` or an earlier run wrote it, which is not trained again."""
-    segmenter: WeightsFile | None = None
-    """The segmenter's, likewise; None = as `backbone`, for a word, and for a file that fits both."""
-    affinity_net: WeightsFile | None = None
+    segmenter_backbone: WeightsFile | None = None
+    """The segmenter's, likewise; None = as `classifier_backbone`, for a word, and for a file that fits both."""
+    affinity_net_backbone: WeightsFile | None = None
     """The affinity network's, likewise."""
 
     def origin(self, network: str) -> str:
         """Where the pretrained weights of the `segmenter` or the `affinity_net` come from."""
-        origin: str = getattr(self, network) or self.backbone
+        origin: str = getattr(self, f"{network}_backbone") or self.classifier_backbone
         return origin

@@ -1,6 +1,6 @@
 """An experiment as a TOML file: every value of a configuration, with its meaning and where it came from.
 
-TOML has no null. A value that is None is left out, and where recipe, setting or defaults have another value in its
+TOML has no null. A value that is None is left out, and where recipe, sources or defaults have another value in its
 place, the list `unset` names its key.
 """
 
@@ -28,7 +28,7 @@ class Experiment(NamedTuple):
     """What a file says.
 
     Attributes:
-        names: `setting` and `recipe`, where the file has them.
+        names: `sources` and `recipe`, where the file has them.
         values: all others by dotted key.
         problems: what is wrong with the file's form, one text each.
     """
@@ -48,7 +48,7 @@ def read_experiment(path: Path) -> Experiment:
         raise UserError(f"{path} cannot be read ({error.strerror})", expected, "name a file by --config") from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is no TOML: {unquoted(error)}", expected, "correct that line") from None
-    names = {key: tree.pop(key) for key in ("setting", "recipe") if key in tree}
+    names = {key: tree.pop(key) for key in ("sources", "recipe") if key in tree}
     told = "Input should be a text"
     problems = [f"{key}: {told} (found {of!r})" for key, of in names.items() if not isinstance(of, str)]
     unset = tree.pop("unset", [])
@@ -73,7 +73,7 @@ def experiment_text(config: Config, origins: dict[str, str]) -> str:
     unset = [key for key, value in leaves(config) if value is None and origins[key] != "default"]
     head = [f"# {line}" for line in _HEAD]
     if unset:
-        head += ["", "# Keys that are None where recipe, setting or defaults may have a value."]
+        head += ["", "# Keys that are None where recipe, sources or defaults may have a value."]
         head.append(f"unset = {tomlkit.item(unset).as_string()}")
     text = "\n".join([*head, "", *_lines(config, "", origins)]) + "\n"
     try:

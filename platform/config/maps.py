@@ -19,12 +19,12 @@ class MethodConfig(Section):
     that and four maps of self pairs (RELEASED_RECIPE, "Localization maps")."""
     contrastive: bool = False
     """Average in the contrastive activations against the related images of an image's other tags (section 4.5)."""
-    affinity: Literal["trained", "identity"] = "trained"
+    w_p: Literal["learned", "identity"] = "learned"
     """W_P: as the classifier has it, or the identity, a control that needs no training of co-attention."""
     target: Literal["m", "n"] = "m"
     """Which image of its pairs a map is of; W_P of an image n is transposed (Eq. 2). The paper's text takes n, the
     released code m (RELEASED_RECIPE, "Localization maps"). Of pairs of two domains m is always the one of the domain
-    target; with affinity=identity both are the same."""
+    target; with w_p=identity both are the same."""
 
     def description(self) -> str:
         """How a map is made of related images, as scores name it."""
@@ -32,13 +32,13 @@ class MethodConfig(Section):
             form = "released"
         else:
             form = "co-attention" + (
-                " (W_P = I)" if self.affinity == "identity" else " (target n)" if self.target == "n" else ""
+                " (W_P = I)" if self.w_p == "identity" else " (target n)" if self.target == "n" else ""
             )
         return form + (" + contrastive" if self.contrastive else "")
 
     def problems(self) -> Iterator[str]:
         """What goes with co_attention alone."""
-        for key in ("affinity", "target"):
+        for key in ("w_p", "target"):
             value, default = getattr(self, key), type(self).model_fields[key].default
             if self.name == "released" and value != default:
                 found, only = str(value).lower(), str(default).lower()
@@ -72,7 +72,7 @@ class LocalizeConfig(Section):
     (RELEASED_RECIPE, "Localization maps")."""
     extra_scales: tuple[Rate, ...] = ()
     """Further factors of the input size at which an image is embedded; its features are averaged over all."""
-    mirror: bool = False
+    hflip: bool = False
     """Average the features with those of the mirror image, mirrored back."""
     batch: Positive = 32
     """Images embedded at a time, at most `compute.shard_rows`."""
@@ -139,20 +139,20 @@ class WalkConfig(Section):
 class PseudoMasksConfig(Section):
     """Pseudo masks from localization maps and a background cue."""
 
-    background: Annotated[str, AfterValidator(MASK_RULES.choice("auto"))] = "auto"
+    rule: Annotated[str, AfterValidator(MASK_RULES.choice("auto"))] = "auto"
     """The rule by which masks are made, and what tells background from foreground. `saliency`: saliency maps, which
     every tagged training image must have; `crf`: thresholds refined by the dense CRF; `affinity`: the same, of maps
     that have walked over the affinities of `affinity_net`, which is trained for it; `auto`: saliency for images with a
     map, crf for those without; or another rule of `models/pseudo_masks.py`."""
-    floor: Fraction = 0.3
+    score_floor: Fraction = 0.3
     """Scores below it count as 0 (RELEASED_RECIPE, "Pseudo masks")."""
-    conflict: Fraction = 0.99
+    conflict_threshold: Fraction = 0.99
     """A pixel where two or more scores exceed it is ignored (RELEASED_RECIPE, "Pseudo masks")."""
-    confident: Fraction = 0.95
+    foreground_confidence: Fraction = 0.95
     """Background is ignored where a map exceeds it (RELEASED_RECIPE, "Pseudo masks")."""
-    doubt: int = Field(default=32, ge=0, le=256)
+    max_background_saliency: int = Field(default=32, ge=0, le=256)
     """Background is ignored where saliency is at least this, of 255 (RELEASED_RECIPE, "Pseudo masks"); 256 = never."""
-    smallest: Fraction = 0.01
+    min_foreground_fraction: Fraction = 0.01
     """An image with a smaller fraction of foreground is ignored whole (RELEASED_RECIPE, "Pseudo masks")."""
     threshold: Fraction = 0.3
     """Cues `crf` and `affinity`: background score against which foreground must win. What suits depends on the maps;
@@ -168,12 +168,12 @@ class PseudoMasksConfig(Section):
     @property
     def reads_saliency(self) -> bool:
         """Whether saliency maps are a cue, where there are any."""
-        return self.background == "auto" or MASK_RULES[self.background].reads_saliency
+        return self.rule == "auto" or MASK_RULES[self.rule].reads_saliency
 
     @property
-    def walks(self) -> bool:
+    def uses_random_walk(self) -> bool:
         """Whether maps walk over learnt affinities first."""
-        return self.background != "auto" and MASK_RULES[self.background].walks
+        return self.rule != "auto" and MASK_RULES[self.rule].uses_random_walk
 
     def problems(self) -> Iterator[str]:
         """A threshold for certain background above the one for background."""

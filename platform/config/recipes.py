@@ -58,8 +58,8 @@ def paper_coco() -> Config:
     which are fetched, and GPUs. Hours: not measured. Expected mIoU: not known.
     """
     config = paper()
-    masks = PseudoMasksConfig(background="crf")
-    segmenter = config.segmenter.model_copy(update={"steps": 100_000})
+    masks = PseudoMasksConfig(rule="crf")
+    segmenter = config.segmenter.model_copy(update={"min_steps": 100_000})
     return config.model_copy(update={"recipe": "paper_coco", "pseudo_masks": masks, "segmenter": segmenter})
 
 
@@ -77,11 +77,11 @@ def released() -> Config:
         classifier=ClassifierConfig(
             head="own",
             loss_reduction="released",
-            self_pairs=("flip", "x0.75", "x2"),
+            self_pairs=("hflip", "x0.75", "x2"),
             partner_may_be_itself=True,
             contrastive_from_epoch=2,
             contrastive_needs_unshared=True,
-            keep_epoch=10,
+            stop_epoch=10,
             color_jitter=(0.3, 0.3, 0.3, 0.1),
             optimizer=Optimizer(
                 nesterov=True, step_epochs=(5, 10), new_layer_rate=10.0, bias_rate=2.0, precision="float32"
@@ -95,10 +95,10 @@ def _published(recipe: str, classifier: ClassifierConfig, localize: LocalizeConf
     return Config(
         recipe=recipe,
         compute=ComputeConfig(gpu=True),
-        weights=WeightsConfig(backbone="download"),
+        weights=WeightsConfig(classifier_backbone="download"),
         classifier=classifier,
         localize=localize,
-        pseudo_masks=PseudoMasksConfig(background="saliency"),
+        pseudo_masks=PseudoMasksConfig(rule="saliency"),
         segmenter=SegmenterConfig(optimizer=SegmenterOptimizer(precision="float32")),
     )
 
@@ -120,18 +120,18 @@ def _adamw(kind: type[_O], rate: float, faster: float = 1.0, precision: Literal[
     )
 
 
-def small() -> Config:
+def scratch() -> Config:
     """Trains from scratch on a CPU; the cosine affinity is the better one without pretrained weights.
 
     Its maps are of a single round: features of so short a training tell no objects apart, and related images take from
     its maps (docs/results.md). The paper's are `localize.related=3`.
 
-    Command: `mcis run voc --voc DIR --name NAME --recipe small`, for images of about 160 pixels such as the embedded
+    Command: `mcis run voc --voc DIR --name NAME --recipe scratch`, for images of about 160 pixels such as the embedded
     data's. Hours: 0.2 for 2,400 training images on two cores. Expected mIoU: 70 of the pseudo masks of such a drawn set
     with painted saliency maps (docs/results.md).
     """
     return Config(
-        recipe="small",
+        recipe="scratch",
         data=DataConfig(min_side=16),
         classifier=ClassifierConfig(
             backbone="small",
@@ -139,11 +139,11 @@ def small() -> Config:
             affinity=Affinity(form="cosine", scale=15.0, init=1.0),
             batch=16,
             epochs=10,
-            flip=True,
+            hflip=True,
             shift=8,
             optimizer=_adamw(Optimizer, 0.001),
         ),
-        localize=LocalizeConfig(related=0, extra_scales=(0.5, 0.75, 1.25, 1.5), mirror=True),
+        localize=LocalizeConfig(related=0, extra_scales=(0.5, 0.75, 1.25, 1.5), hflip=True),
         maps=MapsConfig(scale="logarithm"),
         pseudo_masks=PseudoMasksConfig(
             threshold=0.66,
@@ -159,7 +159,7 @@ def small() -> Config:
             crop=128,
             color_jitter=(0.3, 0.3, 0.3, 0.0),
             batch=16,
-            steps=2000,
+            min_steps=2000,
             optimizer=_adamw(SegmenterOptimizer, 0.002),
         ),
         predict=PredictConfig(scales=(1.0,), crop=None, crf=CrfParameters(bilateral_std=30.0, color_std=8.0)),
@@ -176,7 +176,7 @@ def photos(backbone: str = "timm/tf_efficientnet_lite2") -> Config:
     segmentation network trains the last three stages of a backbone whose last one stays at stride 32, on images of rare
     classes more often.
 
-    Command: `mcis run tags --tags photos.csv --name NAME`; it is the default recipe of the setting tags. Hours: 0.42
+    Command: `mcis run tags --tags photos.csv --name NAME`; it is the default recipe of the source tags. Hours: 0.42
     for 1,700 photographs of 400 pixels on two cores. Expected mIoU: 77 of the pseudo masks and 74 to 78 of the
     segmentation network on photographs of six animals, 69 to 72 where classes are uneven (docs/results.md).
     """
@@ -184,10 +184,10 @@ def photos(backbone: str = "timm/tf_efficientnet_lite2") -> Config:
     return Config(
         recipe="photos",
         data=DataConfig(max_side=400),  # that of the photographs by which crops, walk and CRF were chosen
-        weights=WeightsConfig(backbone="bundled"),
+        weights=WeightsConfig(classifier_backbone="bundled"),
         classifier=ClassifierConfig(
             backbone=backbone,
-            trained="neck",
+            trainable_stages=0,
             standardize=True,
             input_size=384,
             attention_epochs=2,
@@ -195,12 +195,12 @@ def photos(backbone: str = "timm/tf_efficientnet_lite2") -> Config:
             affinity=Affinity(form="cosine_by_level", scale=60.0, w_p="identity"),
             batch=16,
             epochs=8,
-            steps=800,
-            class_balance=1.0,
-            flip=True,
+            min_steps=800,
+            class_balanced_fraction=1.0,
+            hflip=True,
             optimizer=_adamw(Optimizer, 0.003),
         ),
-        localize=LocalizeConfig(related=24, related_by="nearest", mirror=True),
+        localize=LocalizeConfig(related=24, related_by="nearest", hflip=True),
         affinity_net=AffinityNetConfig(
             kind="boundaries",
             backbone=backbone,
@@ -209,12 +209,12 @@ def photos(backbone: str = "timm/tf_efficientnet_lite2") -> Config:
             crf=crf,
             crop=256,
             batch=16,
-            steps=100,
-            epochs=0.9,
+            min_steps=100,
+            min_epochs=0.9,
             optimizer=_adamw(SegmenterOptimizer, 0.003),
         ),
         pseudo_masks=PseudoMasksConfig(
-            background="affinity",
+            rule="affinity",
             threshold=0.47,
             background_threshold=0.35,
             crf=crf,
@@ -223,19 +223,19 @@ def photos(backbone: str = "timm/tf_efficientnet_lite2") -> Config:
         segmenter=SegmenterConfig(
             network="pyramid",
             backbone=backbone,
-            trained=3,
+            trainable_stages=3,
             stride=32,
             width=128,
             dilation=1,
             dropout=0.1,
-            image_loss=0.3,
-            class_balance=1.0,
+            image_loss_weight=0.3,
+            class_balance_exponent=1.0,
             crop=256,
             scales=(0.5, 0.6, 0.7, 0.8, 0.9, 1.0),
             color_jitter=(0.3, 0.3, 0.3, 0.0),
             batch=16,
-            steps=700,
-            epochs=4.0,
+            min_steps=700,
+            min_epochs=4.0,
             optimizer=_adamw(SegmenterOptimizer, 0.0003, faster=3.3, precision="float32"),  # bf16: docs/howto/gpu.md
         ),
         predict=PredictConfig(
@@ -259,30 +259,39 @@ def photos_fast() -> Config:
             "classifier": config.classifier.model_copy(update={"input_size": 320}),
             "localize": config.localize.model_copy(update={"related": 4, "hops": 4}),
             "pseudo_masks": config.pseudo_masks.model_copy(
-                update={"background": "crf", "threshold": 0.6, "background_threshold": 0.45}
+                update={"rule": "crf", "threshold": 0.6, "background_threshold": 0.45}
             ),
-            "segmenter": config.segmenter.model_copy(update={"steps": 200, "epochs": 1.1, "crop": 192}),
-            "predict": config.predict.model_copy(update={"mirror": False}),
+            "segmenter": config.segmenter.model_copy(update={"min_steps": 200, "min_epochs": 1.1, "crop": 192}),
+            "predict": config.predict.model_copy(update={"hflip": False}),
         }
     )
 
 
-def photos_best() -> Config:
+def photos_large() -> Config:
     """`photos` for a GPU: ConvNeXt in the place of EfficientNet-Lite2, larger images, a segmenter that trains longer.
 
-    Command: `mcis run tags --tags photos.csv --name NAME --recipe photos_best`, and a connection to timm's hub. Hours
+    Command: `mcis run tags --tags photos.csv --name NAME --recipe photos_large`, and a connection to timm's hub. Hours
     and mIoU: not measured; that it runs was shown with random weights alone.
     """
     config, backbone = photos(), "timm/convnext_tiny.fb_in22k"
-    larger = {"backbone": backbone, "width": 256, "crop": 384, "epochs": 30.0, "steps": 5000, "trained": "all"}
+    larger = {
+        "backbone": backbone,
+        "width": 256,
+        "crop": 384,
+        "min_epochs": 30.0,
+        "min_steps": 5000,
+        "trainable_stages": "all",
+    }
     larger["optimizer"] = _adamw(SegmenterOptimizer, 0.0001, faster=10.0)
     return config.model_copy(
         update={
-            "recipe": "photos_best",
+            "recipe": "photos_large",
             "compute": ComputeConfig(gpu=True),
-            "weights": WeightsConfig(backbone="download"),
+            "weights": WeightsConfig(classifier_backbone="download"),
             "classifier": config.classifier.model_copy(update={"backbone": backbone, "input_size": 448}),
-            "affinity_net": config.affinity_net.model_copy(update={"backbone": backbone, "steps": 500, "epochs": 3.0}),
+            "affinity_net": config.affinity_net.model_copy(
+                update={"backbone": backbone, "min_steps": 500, "min_epochs": 3.0}
+            ),
             "segmenter": config.segmenter.model_copy(update=larger),
         }
     )
@@ -295,24 +304,25 @@ def lid() -> Config:
     trained stages, faster new layers, min-max normalized maps, walk; of the segmentation network it is DeepLab-V3's and
     the defaults.
 
-    Command: `mcis run lid --lid DIR --name NAME --set weights.backbone=resnet38.pth`, with PSA's ImageNet weights as a
-    file of torch, and GPUs; it is the default recipe of the setting lid. Hours: not measured by this project. Expected
+    Command: `mcis run lid --lid DIR --name NAME --set weights.classifier_backbone=resnet38.pth`, with PSA's
+    ImageNet weights as a file of torch, and GPUs; it is the default recipe of the source lid. Hours: not
+    measured by this project. Expected
     mIoU: the paper reports 46.2 on val and 45.1 on test.
     """
     return Config(
         recipe="lid",
         compute=ComputeConfig(gpu=True),
         data=DataConfig(max_side=512),
-        weights=WeightsConfig(backbone="download", segmenter="download"),
+        weights=WeightsConfig(classifier_backbone="download", segmenter_backbone="download"),
         classifier=ClassifierConfig(
             backbone="resnet38",
-            trained=5,
+            trainable_stages=5,
             input_size=448,
             sizing="random_crop",
             crop_scales=(0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5),
             equivariant=EquivariantConfig(weight=1.0),
             color_jitter=(0.3, 0.3, 0.3, 0.1),
-            flip=True,
+            hflip=True,
             batch=8,
             epochs=15,
             optimizer=Optimizer(
@@ -324,7 +334,7 @@ def lid() -> Config:
         affinity_net=AffinityNetConfig(
             kind="features",
             backbone="resnet38",
-            trained=5,
+            trainable_stages=5,
             width=128,
             embedding=448,
             finest=8,
@@ -335,11 +345,11 @@ def lid() -> Config:
             scales=(0.9, 1.0, 1.1, 1.2, 1.3, 1.4, 1.5),
             color_jitter=(0.3, 0.3, 0.3, 0.1),
             batch=8,
-            steps=349_319,  # 8 epochs
+            min_steps=349_319,  # 8 epochs
             optimizer=SegmenterOptimizer(learning_rate=0.1, weight_decay=5e-4, bias_rate=1.0),
         ),
         pseudo_masks=PseudoMasksConfig(
-            background="affinity", threshold=0.2, background_threshold=0.2, crf=PseudoMasksCrf(iterations=0)
+            rule="affinity", threshold=0.2, background_threshold=0.2, crf=PseudoMasksCrf(iterations=0)
         ),
         segmenter=SegmenterConfig(
             network="deeplabv3",
@@ -348,7 +358,7 @@ def lid() -> Config:
             stride=16,
             dropout=0.5,
             batch=48,
-            steps=727_748,  # 100 epochs of 349,319 images
+            min_steps=727_748,  # 100 epochs of 349,319 images
             optimizer=SegmenterOptimizer(
                 learning_rate=0.007, weight_decay=1e-4, new_layer_rate=1.0, bias_rate=1.0, precision="float32"
             ),
@@ -357,5 +367,5 @@ def lid() -> Config:
 
 
 RECIPES: dict[str, Callable[[], Config]] = {
-    make.__name__: make for make in (paper, paper_coco, released, small, photos, photos_fast, photos_best, lid)
+    make.__name__: make for make in (paper, paper_coco, released, scratch, photos, photos_fast, photos_large, lid)
 }

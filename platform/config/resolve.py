@@ -1,6 +1,6 @@
 """The layers that a run's configuration is put together from, each value with its origin.
 
-Later layers win: defaults < recipe < setting < file of an experiment < command line options < `--set key=value`.
+Later layers win: defaults < recipe < sources < file of an experiment < command line options < `--set key=value`.
 """
 
 import difflib
@@ -20,10 +20,11 @@ from mcis.datasets.storage.uris import holds_credentials, without_credentials
 from mcis.platform.config.experiment import Experiment, read_experiment
 from mcis.platform.config.keys import Values, explicit, leaves, nested
 from mcis.platform.config.recipes import RECIPES
-from mcis.platform.config.sections import SETTINGS, Config, sources_of
+from mcis.platform.config.renamed import RENAMED_RECIPES, current_assignment
+from mcis.platform.config.sections import SOURCE_COMBINATIONS, Config, sources_of
 from mcis.platform.config.training import ClassifierConfig
 
-_NAMES = ("setting", "recipe")
+_NAMES = ("sources", "recipe")
 Layer = tuple[str, Values]
 """Where values come from, and these by dotted key."""
 
@@ -35,8 +36,8 @@ class Resolved(NamedTuple):
     origins: dict[str, str]
 
     def changed(self) -> Values:
-        """The values that neither defaults, recipe nor setting brought, by dotted key."""
-        brought = ("default", f"recipe {self.config.recipe}", f"setting {self.config.setting}")
+        """The values that neither defaults, recipe nor sources brought, by dotted key."""
+        brought = ("default", f"recipe {self.config.recipe}", f"sources {self.config.sources}")
         return {
             key: value if isinstance(value, int | float | str | list | tuple | None) else str(value)
             for key, value in leaves(self.config)
@@ -45,7 +46,7 @@ class Resolved(NamedTuple):
 
 
 def resolve(
-    setting: str | None = None,
+    sources: str | None = None,
     recipe: str | None = None,
     options: Values | None = None,
     assignments: Sequence[str] = (),
@@ -55,22 +56,22 @@ def resolve(
     """Puts the layers together and validates the result once.
 
     Args:
-        setting, recipe: None = as `file` says; without one, that of the source which names the classes.
+        sources, recipe: None = as `file` says; without one, that of the source which names the classes.
         options: values by dotted key that command line options such as `--voc` set.
         assignments: `key=value` texts of `--set`.
         file: an experiment, see `experiment`.
 
     Raises:
-        UserError: every unknown key, wrong type and contradiction, in one message; or a setting or recipe that is
+        UserError: every unknown key, wrong type and contradiction, in one message; or sources or a recipe that are
             unknown, or not the file's.
     """
     experiment = read_experiment(file) if file else Experiment({}, {})
-    given = {key: name for key, name in (("setting", setting), ("recipe", recipe)) if name is not None}
+    given = {key: name for key, name in (("sources", sources), ("recipe", recipe)) if name is not None}
     names = _names(given, experiment, file)
     assigned = parse_assignments(assignments)
     layers: list[Layer] = [
         (f"recipe {names['recipe']}", explicit(RECIPES[names["recipe"]]())),
-        (f"setting {names['setting']}", explicit(setting_values(names["setting"]))),
+        (f"sources {names['sources']}", explicit(source_values(names["sources"]))),
         (str(file), experiment.names | experiment.values),
         ("command line", given | (options or {})),
         ("--set", {key: value for key, value in assigned.items() if key not in _NAMES}),
@@ -105,9 +106,8 @@ def _merged(
             if key in known:
                 values[key], origins[key] = value, origin
             else:
-                near = difflib.get_close_matches(key, known, 3, 0.5)
-                hint = f"; did you mean {' or '.join(near)}?" if near else ""
-                problems.append(f"{file}: " * (origin == str(file)) + f"unknown key {key!r}{hint}")
+                prefix = f"{file}: " if origin == str(file) else ""
+                problems.append(prefix + _unknown_key(key, value, known))
     try:
         return Config.model_validate(nested(values | names)), origins
     except ValidationError as error:
@@ -116,6 +116,16 @@ def _merged(
             origin = next((origin for each, origin in origins.items() if f"{key}.".startswith(f"{each}.")), "")
             problems += [f"{file}: " * (origin == str(file)) + text for text in _error_texts(key, item)]
         return None, origins
+
+
+def _unknown_key(key: str, value: object, known: Sequence[str]) -> str:
+    """The problem with an unknown key, with its current name if it was renamed, or else the most similar keys."""
+    renamed = current_assignment(key, value)
+    if renamed:
+        return f"key {key!r} was renamed: write {renamed}"
+    similar = difflib.get_close_matches(key, known, 3, 0.5)
+    hint = f"; did you mean {' or '.join(similar)}?" if similar else ""
+    return f"unknown key {key!r}{hint}"
 
 
 def _error_texts(key: str, error: ErrorDetails) -> Sequence[str]:
@@ -128,12 +138,12 @@ def _error_texts(key: str, error: ErrorDetails) -> Sequence[str]:
 
 
 def _names(given: Mapping[str, str], experiment: Experiment, file: Path | None) -> dict[str, str]:
-    """Setting and recipe, as given or as a file says, the setting's sources in their order."""
+    """Sources and recipe, as given or as a file says, the sources in their order."""
     names: dict[str, str] = {}
     for origin, named in ((f"{file}: ", experiment.names), ("", given)):
         for key, name in named.items():
             try:
-                known = "+".join(sources_of(name)) if key == "setting" else _known_recipe(name)
+                known = "+".join(sources_of(name)) if key == "sources" else _known_recipe(name)
             except UserError as error:
                 raise UserError(f"{origin}{error.found}", error.expected, error.remedy) from None
             if names.setdefault(key, known) != known:
@@ -142,23 +152,34 @@ def _names(given: Mapping[str, str], experiment: Experiment, file: Path | None) 
                     f"a single {key}",
                     f"leave {key} {known} out, or change `{key}` in a copy of the file",
                 )
-    if "setting" not in names:
+    if "setting" in experiment.values and "sources" not in names:
+        value = experiment.values["setting"]
         raise UserError(
-            f"{file} without a setting" if file else "no setting",
-            f"one of {', '.join(SETTINGS)}, or other sources joined by +",
+            f"{file} was written by an earlier version of mcis: it has the key 'setting'",
+            "the key 'sources'",
+            f"write sources = {value!r} in a copy of the file; further renamed keys are then reported together",
+        )
+    if "sources" not in names:
+        raise UserError(
+            f"{file} without sources" if file else "no sources",
+            f"one of {', '.join(SOURCE_COMBINATIONS)}, or other sources joined by +",
             "name it as the first argument, or name a file that has one by --config",
         )
-    return {"recipe": SOURCES[sources_of(names["setting"])[0]].recipe, **names}
+    return {"recipe": SOURCES[sources_of(names["sources"])[0]].recipe, **names}
 
 
-def setting_values(setting: str) -> Config:
-    """What a setting changes: single-label images beside others are another domain, with affinities of its own."""
-    sources = sources_of(setting)
-    several_domains = len(sources) > 1 and any(SOURCES[source].domain == "source" for source in sources)
-    return Config(classifier=ClassifierConfig(kinds=3)) if several_domains else Config()
+def source_values(sources: str) -> Config:
+    """Values that a combination of sources changes: single-label images next to others are a second domain with its own
+    affinities (section 3.2)."""
+    names = sources_of(sources)
+    several_domains = len(names) > 1 and any(SOURCES[name].domain == "source" for name in names)
+    return Config(classifier=ClassifierConfig(num_domain_affinities=3)) if several_domains else Config()
 
 
 def _known_recipe(recipe: str) -> str:
+    if recipe in RENAMED_RECIPES:
+        current = RENAMED_RECIPES[recipe]
+        raise UserError(f"recipe {recipe!r} was renamed", f"recipe {current}", f"use {current}")
     if recipe not in RECIPES:
         hint = did_you_mean([recipe], [*RECIPES]) or "choose one of them"
         raise UserError(f"unknown recipe {recipe!r}", f"one of {', '.join(RECIPES)}", hint.strip())

@@ -22,7 +22,7 @@ from mcis.platform.config.maps import LocalizeConfig, MapsConfig, PseudoMasksCon
 from mcis.platform.config.training import AffinityNetConfig, ClassifierConfig, SegmenterConfig
 
 _WITH_CLASSES = tuple(name for name, source in SOURCES.items() if source.defines_classes)
-SETTINGS = (*_WITH_CLASSES, *(f"{_WITH_CLASSES[0]}+{name}" for name in SOURCES if name not in _WITH_CLASSES))
+SOURCE_COMBINATIONS = (*_WITH_CLASSES, *(f"{_WITH_CLASSES[0]}+{name}" for name in SOURCES if name not in _WITH_CLASSES))
 """The usual ones; any sources that go together make one."""
 
 
@@ -31,7 +31,7 @@ class PredictConfig(Section):
 
     scales: tuple[Rate, ...] = (0.5, 0.75, 1.0, 1.25, 1.5)
     """Factors of the image's size, probabilities averaged."""
-    mirror: bool = True
+    hflip: bool = True
     """Average with the mirror image."""
     split: Literal["auto", "train", "val", "test"] = "auto"
     """Images that are predicted; auto = val, or train where there is no val."""
@@ -66,7 +66,7 @@ class TrackingConfig(Section):
 class Config(Section):
     """A run from tags to masks."""
 
-    setting: str = "voc"
+    sources: str = "voc"
     """Which image sources are used, joined by +."""
     recipe: str = "paper"
     """Which recipe the values come from, where nothing else changed them."""
@@ -75,7 +75,7 @@ class Config(Section):
     supervision: Literal["tags", "full"] = "tags"
     """What the segmentation network learns from. `full`: the training images' ground-truth masks in place of pseudo
     masks, an upper bound that tags can be compared with; nothing of ground truth reaches a training without that word
-    but the masks of `data.corrected`."""
+    but the masks of `data.corrected_masks`."""
     data: DataConfig = DataConfig()
     """Images, tags, saliency maps."""
     weights: WeightsConfig = WeightsConfig()
@@ -87,7 +87,7 @@ class Config(Section):
     maps: MapsConfig = MapsConfig()
     """Stages pseudo_masks and evaluate."""
     affinity_net: AffinityNetConfig = AffinityNetConfig()
-    """Stage train_affinity, which takes part where `pseudo_masks.background` is affinity."""
+    """Stage train_affinity, which takes part where `pseudo_masks.rule` is affinity."""
     pseudo_masks: PseudoMasksConfig = PseudoMasksConfig()
     """Stage pseudo_masks."""
     segmenter: SegmenterConfig = SegmenterConfig()
@@ -104,9 +104,9 @@ class Config(Section):
     """What MLflow is given; changes no result."""
 
     @property
-    def walks(self) -> bool:
+    def uses_random_walk(self) -> bool:
         """Whether maps walk over learnt affinities, which a network is trained for."""
-        return self.supervision == "tags" and self.pseudo_masks.walks
+        return self.supervision == "tags" and self.pseudo_masks.uses_random_walk
 
     def problems(self) -> Iterator[str]:
         """What contradicts itself, within the sections and between them."""
@@ -114,7 +114,7 @@ class Config(Section):
             section = getattr(self, name)
             if isinstance(section, Section):
                 yield from section.problems()
-        yield from _sources_that_the_setting_lacks(self)
+        yield from _locations_of_unused_sources(self)
         yield from _corrected_masks_beside_the_truth(self)
         yield from _related_images_without_co_attention(self)
         yield from _contrastive_maps_without_their_training(self)
@@ -130,44 +130,48 @@ class Config(Section):
         return self
 
 
-def sources_of(setting: str) -> tuple[str, ...]:
-    """The image sources of a setting: its parts between +, the one that names the classes first; UserError for an
+def sources_of(sources: str) -> tuple[str, ...]:
+    """The image sources of a combination: its parts between +, the one that names the classes first; UserError for an
     unknown source, one twice, or two that each have classes of their own."""
-    names = tuple(setting.split("+"))
+    names = tuple(sources.split("+"))
     unknown = [name for name in names if name not in SOURCES]
     if unknown:
-        hint = did_you_mean([setting], SETTINGS) or did_you_mean(unknown[:1], [*SOURCES]) or "choose one of them"
-        if setting in ("coco", "yolo", "cvat", "labelstudio") or "." in setting:
+        hint = (
+            did_you_mean([sources], SOURCE_COMBINATIONS)
+            or did_you_mean(unknown[:1], [*SOURCES])
+            or "choose one of them"
+        )
+        if sources in ("coco", "yolo", "cvat", "labelstudio") or "." in sources:
             hint = "mcis run tags --tags TABLE; mcis import makes a table of data sets such as COCO's"
-        expected = f"{', '.join(SETTINGS)}, or other sources ({', '.join(SOURCES)}) by +"
-        raise UserError(f"unknown setting {setting!r}", expected, hint.strip())
+        expected = f"{', '.join(SOURCE_COMBINATIONS)}, or other sources ({', '.join(SOURCES)}) by +"
+        raise UserError(f"unknown sources {sources!r}", expected, hint.strip())
     if len(set(names)) < len(names) or len(set(names).intersection(_WITH_CLASSES)) > 1:
         raise UserError(
-            f"setting {setting!r}",
+            f"sources {sources!r}",
             f"each source once, and one of {', '.join(_WITH_CLASSES)} at most, since each has classes of its own",
             "run them one by one, or write one table for the source tags",
         )
     return tuple(sorted(names, key=[*_WITH_CLASSES, *SOURCES].index))
 
 
-def _sources_that_the_setting_lacks(config: Config) -> Iterator[str]:
+def _locations_of_unused_sources(config: Config) -> Iterator[str]:
     for name, source in SOURCES.items():
         location = value_of(config, source.keys(name)[source.location])
-        if location is not None and name not in config.setting.split("+"):
+        if location is not None and name not in config.sources.split("+"):
             yield (
-                f"setting {config.setting} has no source {name}, but {location} is given for it; "
-                f"use setting {config.setting}+{name}, or leave it out"
+                f"sources {config.sources} have no source {name}, but {location} is given for it; "
+                f"use {config.sources}+{name}, or leave it out"
             )
 
 
 def _related_images_without_co_attention(config: Config) -> Iterator[str]:
     localize = config.localize
-    learnt = config.classifier.affinity.w_p == "learnt" and localize.method.affinity == "trained"
+    learnt = config.classifier.affinity.w_p == "learned" and localize.method.w_p == "learned"
     if config.classifier.attention == "none" and localize.related and learnt:
         yield (
             f"localize.related is {localize.related} but classifier.attention is none, which trains no W_P to relate "
             "images by; set localize.related=0, classifier.attention=co, or what needs none: "
-            "classifier.affinity.w_p=identity, or localize.method.affinity=identity of "
+            "classifier.affinity.w_p=identity, or localize.method.w_p=identity of "
             "localize.method.name=co_attention"
         )
 
@@ -197,13 +201,16 @@ def _a_scale_of_activations_for_scores(config: Config) -> Iterator[str]:
 
 
 def _corrected_masks_beside_the_truth(config: Config) -> Iterator[str]:
-    if config.data.corrected and config.supervision == "full":
-        yield "data.corrected is set but supervision is full, which has the masks of all images; leave one of them out"
+    if config.data.corrected_masks and config.supervision == "full":
+        yield (
+            "data.corrected_masks is set but supervision is full, which trains on all ground-truth masks; "
+            "leave one of them out"
+        )
 
 
-def later_networks(config: Config) -> dict[str, SegmenterConfig | AffinityNetConfig]:
+def downstream_networks(config: Config) -> dict[str, SegmenterConfig | AffinityNetConfig]:
     """The networks behind the classifier that take part, by the names of their sections."""
-    return {"segmenter": config.segmenter, **({"affinity_net": config.affinity_net} if config.walks else {})}
+    return {"segmenter": config.segmenter, **({"affinity_net": config.affinity_net} if config.uses_random_walk else {})}
 
 
 def _a_segmenter_unlike_its_classifier(config: Config) -> Iterator[str]:
@@ -226,28 +233,35 @@ def _a_segmenter_unlike_its_classifier(config: Config) -> Iterator[str]:
 
 def _a_frozen_backbone_without_weights(config: Config) -> Iterator[str]:
     c, weights = config.classifier, config.weights
-    if weights.backbone == "none" and weights.classifier is None:
-        for key, value, without in (("trained", c.trained, "all"), ("standardize", c.standardize, False)):
+    if weights.classifier_backbone == "none" and weights.classifier is None:
+        for key, value, without in (
+            ("trainable_stages", c.trainable_stages, "all"),
+            ("standardize", c.standardize, False),
+        ):
             if value != without:
                 yield (
-                    f"classifier.{key} is {str(value).lower()} but weights.backbone is none, which leaves the backbone "
-                    "as it is drawn; set weights.backbone=bundled, download or a file, or "
+                    f"classifier.{key} is {str(value).lower()} but weights.classifier_backbone is none, which leaves "
+                    "the backbone at its random initialization; set weights.classifier_backbone=bundled, download or "
+                    "a file, or "
                     f"classifier.{key}={str(without).lower()}"
                 )
-    if c.trained == "neck" and c.backbone == "vgg16" and weights.classifier is None:
+    if c.trainable_stages == 0 and c.backbone == "vgg16" and weights.classifier is None:
         yield (
-            "classifier.trained is neck but classifier.backbone is vgg16, whose last layers are new: they would stay "
-            "random; set classifier.trained=1, which trains these"
+            "classifier.trainable_stages is 0 but classifier.backbone is vgg16, whose last layers are new: they would "
+            "stay random; set classifier.trainable_stages=1, which trains these"
         )
-    for name, network in later_networks(config).items():
+    for name, network in downstream_networks(config).items():
         starts_from_classifier = isinstance(network, SegmenterConfig) and network.init == "classifier"
-        if network.trained != "all" and not starts_from_classifier and weights.origin(name) == "none":
-            yield (f"{name}.trained is {network.trained} but weights.{name} is none: what is not trained stays random")
+        if network.trainable_stages != "all" and not starts_from_classifier and weights.origin(name) == "none":
+            yield (
+                f"{name}.trainable_stages is {network.trainable_stages} but weights.{name}_backbone is none, "
+                f"which leaves its frozen stages random; set weights.{name}_backbone=bundled, download or a file"
+            )
 
 
 def _workers_without_a_sample(config: Config) -> Iterator[str]:
     workers = config.compute.workers
-    batches = {name: network.batch for name, network in later_networks(config).items()}
+    batches = {name: network.batch for name, network in downstream_networks(config).items()}
     for name, batch in {"classifier": config.classifier.batch, **batches}.items():
         if batch < workers:
             yield (

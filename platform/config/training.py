@@ -11,6 +11,8 @@ from mcis.models.networks import SEGMENTERS, Affinity, check_backbone
 from mcis.platform.config.maps import PseudoMasksCrf
 
 Schedule = Literal["step", "poly", "cosine"]
+TrainableStages = Literal["all"] | Annotated[int, Field(ge=0)]
+"""Stages of the backbone that are trained, counted from its end; 0 = only the layers on top of the backbone."""
 BackboneName = Annotated[str, AfterValidator(check_backbone)]
 
 
@@ -85,19 +87,19 @@ class CropSection(BackboneSection):
     """Side of a training crop, pixels."""
     batch: Positive = 10
     """Images per step, over all workers."""
-    steps: Positive = 16000
+    min_steps: Positive = 16000
     """Updates at least."""
-    epochs: float = Field(default=0.0, ge=0, exclude_if=lambda epochs: not epochs)
-    """So many images at least as this many passes over the training images show; of many images these take more
-    updates than `steps`. Images that `segmenter.class_balance` repeats are among them, and prolong nothing."""
-    mirror: bool = True
+    min_epochs: float = Field(default=0.0, ge=0, exclude_if=lambda min_epochs: not min_epochs)
+    """Minimum number of passes over the training set; large data sets then take more than `min_steps` steps. Images
+    that `segmenter.class_balance_exponent` repeats count once and do not prolong training."""
+    hflip: bool = True
     """Mirror each training image with probability 1/2."""
     optimizer: SegmenterOptimizer = SegmenterOptimizer()
     """Update rule, rates and schedule."""
 
     def updates(self, images: int) -> int:
         """The updates of a training on so many images."""
-        return max(self.steps, math.ceil(self.epochs * images / self.batch))
+        return max(self.min_steps, math.ceil(self.min_epochs * images / self.batch))
 
 
 class ClassifierConfig(BackboneSection):
@@ -106,7 +108,7 @@ class ClassifierConfig(BackboneSection):
     backbone: BackboneName = "vgg16"
     """Embedding of the images (section 3.3: VGG-16 + three 3x3 convolutions): a name of `models/networks.py`, or
     timm/NAME, a convolutional network or vision transformer by timm's name."""
-    trained: Literal["all", "neck"] | Positive = "all"
+    trainable_stages: TrainableStages = "all"
     """What is trained: all; `neck` = the layers behind the backbone alone; N = the backbone's last N stages, too."""
     standardize: bool = False
     """Standardize the backbone's channels, by their mean and deviation over training images before training, which are
@@ -115,7 +117,7 @@ class ClassifierConfig(BackboneSection):
     """Images are squashed to this square, pixels (RELEASED_RECIPE, "Classifier")."""
     attention: Literal["none", "co", "co+contrastive"] = "co+contrastive"
     """Loss terms: basic alone, with co-attention, with both (table 4)."""
-    attended: Literal["partner", "itself", "wrong_class"] = "partner"
+    attention_partner: Literal["partner", "itself", "wrong_class"] = "partner"
     """What the images of a pair attend to in training: their partners; or, as controls of what these bring, each to
     itself, or to partners that lack the class."""
     head: Literal["shared", "own"] = "shared"
@@ -143,7 +145,7 @@ class ClassifierConfig(BackboneSection):
     loss_reduction: Literal["paper", "released"] = "paper"
     """`paper`: both images' terms are added; `released`: means over the 2B images of basic and common terms
     (RELEASED_RECIPE, "Classifier")."""
-    self_pairs: tuple[Literal["flip", "x0.75", "x2"], ...] = ()
+    self_pairs: tuple[Literal["hflip", "x0.75", "x2"], ...] = ()
     """Transformations tau: a step also runs (m, tau m), basic and common terms (RELEASED_RECIPE, "Classifier")."""
     partner_may_be_itself: bool = False
     """Whether an image may be drawn as its own partner, as in the released code (RELEASED_RECIPE, "Classifier").
@@ -153,23 +155,23 @@ class ClassifierConfig(BackboneSection):
     random_crop shows a part, or all of it with padding. Localization always sees the whole image, squashed."""
     crop_scales: tuple[Rate, ...] = (1.0,)
     """Factors of the image's size for random_crop, one drawn for each image."""
-    kinds: Literal[1, 3] = 1
+    num_domain_affinities: Literal[1, 3] = 1
     """Number of W_P: 1, or one for each of target-target, source-source and target-source pairs (section 3.2)."""
     epoch_pairs: int | None = Field(default=None, gt=0)
     """Pairs per epoch; None = as many as images with a tag."""
-    class_balance: Fraction = 0.0
+    class_balanced_fraction: Fraction = 0.0
     """Fraction of the pairs in which a class is drawn first, all with the same chance, and then m out of its images."""
     batch: Positive = 5
     """Pairs per step, over all workers (section 3.3)."""
     epochs: Positive = 15
     """Passes over the training images as m; the length of the schedule."""
-    steps: int = Field(default=0, ge=0, exclude_if=lambda steps: not steps)
+    min_steps: int = Field(default=0, ge=0, exclude_if=lambda min_steps: not min_steps)
     """Updates at least: of few images the training has as many times the `epochs` as these take, and so has all that is
     counted in epochs."""
-    keep_epoch: int | None = Field(default=None, ge=0)
+    stop_epoch: int | None = Field(default=None, ge=0)
     """The weights after this epoch, from 0, are used, and training ends there; None = the last. The released code has
     10 (RELEASED_RECIPE, "Classifier")."""
-    flip: bool = False
+    hflip: bool = False
     """Mirror each image with probability 1/2."""
     shift: int = Field(default=0, ge=0)
     """Shift each image by up to so many pixels in both directions, edges repeated."""
@@ -180,14 +182,14 @@ class ClassifierConfig(BackboneSection):
     """Update rule, rates and schedule."""
 
     def of_images(self, images: int) -> "ClassifierConfig":
-        """With epochs enough for the `steps`, of so many training images."""
-        times = math.ceil(self.steps * self.batch / (self.epochs * (self.epoch_pairs or images)))
+        """With epochs enough for the `min_steps`, of so many training images."""
+        times = math.ceil(self.min_steps * self.batch / (self.epochs * (self.epoch_pairs or images)))
         if times <= 1:
             return self
         counted = ("epochs", "attention_epochs", "contrastive_from_epoch", "val_every")
         more: dict[str, Any] = {name: value * times for name in counted if (value := getattr(self, name))}
-        if self.keep_epoch is not None:
-            more["keep_epoch"] = (self.keep_epoch + 1) * times - 1
+        if self.stop_epoch is not None:
+            more["stop_epoch"] = (self.stop_epoch + 1) * times - 1
         step_epochs = tuple(epoch * times for epoch in self.optimizer.step_epochs)
         optimizer = self.optimizer.model_copy(update={"step_epochs": step_epochs})
         return self.model_copy(update={**more, "optimizer": optimizer})
@@ -195,7 +197,7 @@ class ClassifierConfig(BackboneSection):
     @property
     def trained_epochs(self) -> int:
         """Epochs until training ends, which may be before the schedule does."""
-        return self.epochs if self.keep_epoch is None else self.keep_epoch + 1
+        return self.epochs if self.stop_epoch is None else self.stop_epoch + 1
 
     @property
     def attention_begins(self) -> int:
@@ -208,16 +210,21 @@ class ClassifierConfig(BackboneSection):
     def from_features(self) -> bool:
         """Whether training reads what the backbone makes of images, computed once, rather than the images."""
         changed = self.self_pairs or any(self.color_jitter) or self.shift or self.sizing != "squash"
-        return self.trained == "neck" and not changed and not self.equivariant.weight
+        return self.trainable_stages == 0 and not changed and not self.equivariant.weight
 
     def problems(self) -> Iterator[str]:
         """A kept epoch that training never reaches, and contradictions of the affinity."""
         if self.affinity.init is not None and self.affinity.w_p == "identity":
-            yield "classifier.affinity.init is set but classifier.affinity.w_p is identity; set w_p=learnt or init=null"
-        if self.keep_epoch is not None and self.keep_epoch >= self.epochs:
-            yield f"classifier.keep_epoch {self.keep_epoch} is not before classifier.epochs {self.epochs}"
-        if self.attended != "partner" and self.attention == "none":
-            yield f"classifier.attended is {self.attended} but classifier.attention is none, which attends to nothing"
+            yield (
+                "classifier.affinity.init is set but classifier.affinity.w_p is identity; set w_p=learned or init=null"
+            )
+        if self.stop_epoch is not None and self.stop_epoch >= self.epochs:
+            yield f"classifier.stop_epoch {self.stop_epoch} is not before classifier.epochs {self.epochs}"
+        if self.attention_partner != "partner" and self.attention == "none":
+            yield (
+                f"classifier.attention_partner is {self.attention_partner} but classifier.attention is none, "
+                "which uses no attention"
+            )
 
 
 class SegmenterConfig(CropSection):
@@ -228,10 +235,10 @@ class SegmenterConfig(CropSection):
     decoder that goes down a pyramid of the backbone's levels, for small backbones of a coarse stride."""
     backbone: BackboneName = "resnet101"
     """Features that the head reads, named as the classifier's; vgg16_largefov is DeepLab-LargeFOV's VGG-16."""
-    trained: Literal["all", "head"] | Positive = "all"
+    trainable_stages: TrainableStages = "all"
     """What is trained: all; `head` = the layers behind the backbone alone; N = the backbone's last N stages, too."""
     init: Literal["pretrained", "classifier"] = "pretrained"
-    """Start from `weights.backbone`, or from the trained classifier's backbone (same backbone and width)."""
+    """Start from `weights.classifier_backbone`, or from the trained classifier's backbone (same backbone and width)."""
     width: Positive = 1024
     """Channels of the head."""
     dilation: Positive = 12
@@ -242,25 +249,25 @@ class SegmenterConfig(CropSection):
     torchvision), before the last layer of pyramid."""
     scales: tuple[Rate, ...] = (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3)
     """Factors of the image's size, one drawn for each training image."""
-    image_loss: NonNegative = 0.0
+    image_loss_weight: NonNegative = 0.0
     """Factor of the loss of the image-level head of pyramid, which says which classes a crop holds: of an image, six
     classes count as so many labeled pixels as a crop has, times this."""
     corrected_weight: Positive = 4
-    """How often an epoch shows an image with a corrected mask (`data.corrected`) for once of another alike."""
-    class_balance: Fraction = 0.0
-    """How often an epoch shows images of rare classes: each (m / c)^class_balance times, for c images of its rarest
-    class and m of the most frequent one, 16 at most, and no more than leave room for each image. 0 = all once."""
+    """How often an epoch shows an image with a corrected mask (`data.corrected_masks`) for once of another alike."""
+    class_balance_exponent: Fraction = 0.0
+    """How often an epoch shows images of rare classes: each (m / c)^class_balance_exponent times, for c images of its
+    rarest class and m of the most frequent one, at most 16, and so that each image is shown. 0 = all once."""
 
 
 class AffinityNetConfig(CropSection):
     """Affinities between neighboring positions, learnt from the confident labels of localization maps, for
-    `pseudo_masks.background=affinity`."""
+    `pseudo_masks.rule=affinity`."""
 
     kind: Literal["boundaries", "features"] = "features"
     """What tells two positions apart: the distance of `features` (AffinityNet), or `boundaries` between them (IRN)."""
     backbone: BackboneName = "resnet50"
     """Its levels and features are read; named as the classifier's."""
-    trained: Literal["all", "head"] | Positive = "head"
+    trainable_stages: TrainableStages = 0
     """What is trained: all; `head` = the layers on the backbone alone, as in IRN; N = its last N stages, too."""
     width: int = Field(default=32, gt=0, multiple_of=4)
     """Channels that each level is reduced to."""
@@ -280,7 +287,7 @@ class AffinityNetConfig(CropSection):
     """Factors of the image's size, one drawn for each training image."""
     batch: Positive = 16
     """Images per step, over all workers."""
-    steps: Positive = 2000
+    min_steps: Positive = 2000
     """Updates at least."""
 
     def problems(self) -> Iterator[str]:

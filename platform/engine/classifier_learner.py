@@ -63,7 +63,7 @@ class ClassifierLearner:
         return Schedule(
             batch=c.batch,
             images_per_sample=2,
-            steps=schedule_steps if c.keep_epoch is None else math.ceil((c.keep_epoch + 1) * steps_per_epoch),
+            steps=schedule_steps if c.stop_epoch is None else math.ceil((c.stop_epoch + 1) * steps_per_epoch),
             schedule_steps=schedule_steps,
             steps_per_epoch=steps_per_epoch,
             seed=self.seed,
@@ -71,9 +71,9 @@ class ClassifierLearner:
         )
 
     @property
-    def rests_parameters(self) -> bool:
+    def has_unused_parameters(self) -> bool:
         c = self.config
-        of_attention = c.attention == "co+contrastive" or c.head == "own" or c.affinity.w_p == "learnt"
+        of_attention = c.attention == "co+contrastive" or c.head == "own" or c.affinity.w_p == "learned"
         return c.attention != "none" and c.attention_begins > 0 and of_attention
 
     def model(self) -> CoAttentionClassifier:
@@ -91,13 +91,13 @@ class ClassifierLearner:
             self.tags,
             seed=self.seed,
             partner_may_be_itself=c.partner_may_be_itself,
-            wrong_class=c.attended == "wrong_class",
+            wrong_class=c.attention_partner == "wrong_class",
             source=self.source,
             epoch_pairs=c.epoch_pairs,
-            class_balance=c.class_balance,
+            class_balance=c.class_balanced_fraction,
         )
         scales = c.crop_scales if c.sizing == "random_crop" else None
-        return PairDecoder(self.images, sampler, batch=c.batch, shard=shard, crop_scales=scales, mirror=c.flip)
+        return PairDecoder(self.images, sampler, batch=c.batch, shard=shard, crop_scales=scales, mirror=c.hflip)
 
     def image_uris(self, batch: PairBatch) -> list[str]:
         return [self.images.uris[index] for pair in zip(batch.m, batch.n, strict=True) for index in pair]
@@ -112,9 +112,9 @@ class ClassifierLearner:
         terms of their maps.
         """
         c = self.config
-        kind = torch.from_numpy(batch.kind.astype(np.int64)).to(device) if c.kinds > 1 else None
+        kind = torch.from_numpy(batch.kind.astype(np.int64)).to(device) if c.num_domain_affinities > 1 else None
         attend = self.schedule.epoch(step) >= c.attention_begins
-        attended: Attended = "itself" if c.attended == "itself" else "partner"
+        attended: Attended = "itself" if c.attention_partner == "itself" else "partner"
         tags = [self.tags.matrix(index) for index in (batch.m, batch.n)]
         tags_m, tags_n = (torch.from_numpy(matrix).to(device, torch.float32) for matrix in tags)
         if isinstance(self.images, Features):
@@ -153,7 +153,7 @@ class ClassifierLearner:
         """
         c = self.config
         normalize = normalization_of(c.backbone)
-        augmentation = Augmentation(color_jitter=c.color_jitter, flip=c.flip, shift=c.shift)
+        augmentation = Augmentation(color_jitter=c.color_jitter, flip=c.hflip, shift=c.shift)
         draws_m = uniforms(Draw.AUGMENT_M, self.seed, batch.row, batch.m, count=Augmentation.DRAWS)
         draws_n = uniforms(Draw.AUGMENT_N, self.seed, batch.row, batch.n, count=Augmentation.DRAWS)
         images_m = device_images(batch.images_m, draws_m, augmentation, normalize, device)

@@ -46,7 +46,7 @@ def crops(
     section = getattr(config, network)
     updates = section.updates(pc.count_distinct(rows["image_id"]).as_py())  # which repeated images do not prolong
     return {
-        "config": section.model_copy(update={"steps": updates, "epochs": 0.0}),
+        "config": section.model_copy(update={"min_steps": updates, "min_epochs": 0.0}),
         "seed": config.seed,
         "masked": MaskedImages(ids, uris, masks, config.data.max_side, hashes),
         "pretrained": later_weights(config, network, context.workspace),
@@ -108,7 +108,7 @@ class CropLearner:
         )
 
     @property
-    def rests_parameters(self) -> bool:
+    def has_unused_parameters(self) -> bool:
         return False
 
     def figures(self, network: nn.Module) -> dict[str, Tensor]:
@@ -117,7 +117,7 @@ class CropLearner:
     def decoder(self, shard: WorkerShard) -> CropDecoder:
         c = self.config
         return CropDecoder(
-            self.masked, seed=self.seed, batch=c.batch, shard=shard, size=c.crop, scales=c.scales, mirror=c.mirror
+            self.masked, seed=self.seed, batch=c.batch, shard=shard, size=c.crop, scales=c.scales, mirror=c.hflip
         )
 
     def image_uris(self, batch: CropBatch) -> list[str]:

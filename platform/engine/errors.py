@@ -89,12 +89,12 @@ def is_out_of_memory(error: RuntimeError) -> bool:
 
 
 @contextlib.contextmanager
-def memory_errors(what: str, lower: str) -> Iterator[None]:
+def memory_errors(what: str, memory_hint: str) -> Iterator[None]:
     """Turns torch's errors of a GPU, or a machine, without memory for an array into one that says what to lower.
 
     Args:
         what: what is computed in the block, in words.
-        lower: keys of the configuration, in words, by which less is computed at a time.
+        memory_hint: keys of the configuration, in words, by which less is computed at a time.
 
     Raises:
         MemoryRanOut: it did. The same work again would end in the same way.
@@ -107,5 +107,5 @@ def memory_errors(what: str, lower: str) -> Iterator[None]:
         raise MemoryRanOut(
             f"{what}: memory ran out ({str(error).strip().partition(chr(10))[0][:300]})",
             "memory, of the GPU where there is one, for what is computed at a time",
-            f"lower {lower}, or end what else uses the memory; then repeat the command: what is finished is kept",
+            f"lower {memory_hint}, or end what else uses the memory; then repeat the command: what is finished is kept",
         ) from None

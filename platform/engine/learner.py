@@ -64,7 +64,7 @@ class Learner(Protocol[AnyBatch]):
         """The updates of the training."""
 
     @property
-    def rests_parameters(self) -> bool:
+    def has_unused_parameters(self) -> bool:
         """Whether some updates make no use of some parameters, which DDP has to be told."""
 
     def model(self) -> nn.Module:

@@ -99,7 +99,7 @@ class TrainingJob(Generic[AnyBatch]):
         about: what a reader of the weights has to know, in plain values; kept in their file.
         validation: what is scored while the network trains, or None.
         decode_in: where images are decoded.
-        fewer: samples that a worker puts through the network at a time, where memory ran out with more; else None.
+        oom_micro_batch: micro-batch size after memory ran out with a larger one; None if it did not.
     """
 
     learner: Learner[AnyBatch]
@@ -109,7 +109,7 @@ class TrainingJob(Generic[AnyBatch]):
     about: Mapping[str, Any]
     validation: Validation | None
     decode_in: DecodeIn
-    fewer: int | None = None
+    oom_micro_batch: int | None = None
 
 
 class FitResult(NamedTuple):
@@ -139,8 +139,8 @@ def train_worker(settings: dict[str, Any]) -> None:
     """Trains as one worker of Ray Train; `settings["job"]` is the `TrainingJob`."""
     job: TrainingJob[Any] = settings["job"]
     size = "input_size" if job.label == "classifier" else "crop"
-    lower = f"compute.micro_batch, which changes no result, or {job.label}.batch or {job.label}.{size}"
-    memory = memory_errors(f"training the {job.label}", lower)
+    memory_hint = f"compute.micro_batch, which changes no result, or {job.label}.batch or {job.label}.{size}"
+    memory = memory_errors(f"training the {job.label}", memory_hint)
     with disk_errors(job.folder), memory:
         Trainer(job).train()
 
@@ -177,7 +177,7 @@ class Trainer(Generic[AnyBatch]):
         self.optimizer = build_optimizer(self.network, self.schedule.optimizer)
         start = resume(job.folder, self.network, self.optimizer, self.device)
         self.model: Any = ray.train.torch.prepare_model(
-            self.network, parallel_strategy_kwargs={"find_unused_parameters": self.learner.rests_parameters}
+            self.network, parallel_strategy_kwargs={"find_unused_parameters": self.learner.has_unused_parameters}
         )
         self.model.train()
 
@@ -190,7 +190,7 @@ class Trainer(Generic[AnyBatch]):
             decoder, batch=self.schedule.batch, shard=self.shard, decode_in=how, threads=self.threads
         )
         self.val_ap: NDArray[np.float64] | None = None
-        self.micro_batch = job.fewer or job.compute.micro_batch
+        self.micro_batch = job.oom_micro_batch or job.compute.micro_batch
         self.figures: dict[str, Tensor] = {}
         self.unchecked: list[tuple[int, dict[str, Tensor], list[str]]] = []
         self.throughput = Throughput(start, self.schedule.images_per_step)
@@ -296,7 +296,7 @@ class Trainer(Generic[AnyBatch]):
     def _write_result(self) -> None:
         save_weights(self.network, self.job.folder / WEIGHTS, self.job.about)
         val_ap = None if self.val_ap is None else [None if np.isnan(v) else round(float(v), 2) for v in self.val_ap]
-        result = FitResult(self.shard.steps, self.job.fewer, self.precision, val_ap)
+        result = FitResult(self.shard.steps, self.job.oom_micro_batch, self.precision, val_ap)
         write_json(self.job.folder / FIT, result._asdict())
 
     def _autocast(self) -> Any:

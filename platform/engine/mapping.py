@@ -50,7 +50,7 @@ class _Work(NamedTuple):
     arguments: tuple[Any, ...]
     folder: Path
     label: str
-    lower: str
+    memory_hint: str
 
 
 def shards_of(rows: int, shard_rows: int, suffix: str = "parquet") -> dict[str, ShardRows]:
@@ -71,7 +71,7 @@ def map_table(
     shard_rows: int | None = None,
     suffix: str = "parquet",
     reject: Reject | None = None,
-    lower: str = "compute.cpus",
+    memory_hint: str = "compute.cpus",
 ) -> int:
     """Maps every shard of `table` and writes `folder/part-<first row>-<behind the last row>.<suffix>`.
 
@@ -85,7 +85,7 @@ def map_table(
         suffix: format of the shards, see `workspace.write_table`.
         reject: makes the output row of an image, a table of one row, that ends its process by a signal, and of what
             happened in words. A shard whose process dies is then mapped row by row; else it ends the mapping.
-        lower: keys of the configuration, in words, by which a worker takes less memory.
+        memory_hint: keys of the configuration, in words, by which a worker takes less memory.
 
     Returns:
         How many rows it mapped.
@@ -98,7 +98,7 @@ def map_table(
 
     folder.mkdir(parents=True, exist_ok=True)
     missing = _missing_shards(folder, shards_of(len(table), shard_rows or compute.shard_rows, suffix))
-    work = _Work(make, arguments, folder, label, lower)
+    work = _Work(make, arguments, folder, label, memory_hint)
     finished = mapped = len(table) - sum(part.rows for part in missing.values())
     with bar(label, len(table), "images") as progress, user_errors():
         progress.update(finished)
@@ -280,7 +280,7 @@ class _ShardMapper:
         import ray
 
         try:
-            with memory_errors(self.work.label, self.work.lower):
+            with memory_errors(self.work.label, self.work.memory_hint):
                 if self.worker is None:
                     self.worker = self.work.make(*self.work.arguments)
                     if "torch" in sys.modules:  # each process has a core

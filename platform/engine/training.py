@@ -90,9 +90,9 @@ def _train(job: TrainingJob[Any], tracker: Tracker) -> None:
                 return
             except Exception as error:
                 user_error = user_error_in(error)
-                if isinstance(user_error, MemoryRanOut) and (fewer := _fewer(job)):
-                    job = dataclasses.replace(job, fewer=fewer)
-                    told = f"goes on with {fewer} samples of a batch at a time, in each of its workers"
+                if isinstance(user_error, MemoryRanOut) and (oom_micro_batch := _oom_micro_batch(job)):
+                    job = dataclasses.replace(job, oom_micro_batch=oom_micro_batch)
+                    told = f"goes on with {oom_micro_batch} samples of a batch at a time, in each of its workers"
                     console.print(f"note: {what}: memory ran out; it {told}")
                     continue
                 if user_error:
@@ -108,9 +108,9 @@ def _train(job: TrainingJob[Any], tracker: Tracker) -> None:
                 )
 
 
-def _fewer(job: TrainingJob[Any]) -> int | None:
+def _oom_micro_batch(job: TrainingJob[Any]) -> int | None:
     """Half as many samples at a time as a training had; None where it had one, or as many as the configuration says."""
-    size = job.fewer or math.ceil(job.learner.schedule.batch / job.compute.least_workers)
+    size = job.oom_micro_batch or math.ceil(job.learner.schedule.batch / job.compute.least_workers)
     return None if job.compute.micro_batch or size == 1 else math.ceil(size / 2)
 
 

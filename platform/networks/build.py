@@ -26,15 +26,15 @@ def build_backbone(config: NetworkConfig) -> Backbone:
 
 def freeze(network: nn.Module, config: NetworkConfig) -> None:
     """Freezes what is not trained of a network's backbone, before its optimizer is made; errors as of `train_last`."""
-    if config.trained != "all":
+    if config.trainable_stages != "all":
         assert isinstance(network.backbone, Backbone)
         with errors_name_keys(backbone_keys(config)):
-            train_last(network.backbone, 0 if isinstance(config.trained, str) else config.trained)
+            train_last(network.backbone, 0 if isinstance(config.trainable_stages, str) else config.trainable_stages)
 
 
 def backbone_keys(config: NetworkConfig) -> dict[str, str]:
     """The configuration keys that errors of a network's backbone name."""
-    keys = {name: f"{NETWORKS[type(config)]}.{name}" for name in ("backbone", "network", "stride", "trained")}
+    keys = {name: f"{NETWORKS[type(config)]}.{name}" for name in ("backbone", "network", "stride", "trainable_stages")}
     return keys | {"correlated": "classifier.equivariant.weight"}
 
 
@@ -50,7 +50,7 @@ def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClass
             attention=config.attention,
             head=config.head,
             affinity=config.affinity,
-            kinds=config.kinds,
+            kinds=config.num_domain_affinities,
             phi_std=config.phi_std,
             correlated=config.equivariant.weight > 0,
         )
@@ -76,11 +76,11 @@ def build_segmenter(config: SegmenterConfig, classes: int) -> nn.Module:
         network = networks.SEGMENTERS[config.network](
             backbone, labels=classes + 1, width=config.width, dilation=config.dilation, dropout=config.dropout
         )
-    if config.image_loss and getattr(network, "image_head", None) is None:
+    if config.image_loss_weight and getattr(network, "image_head", None) is None:
         raise UserError(
-            f"segmenter.image_loss with the network {config.network}, which says nothing of the image as a whole",
+            f"segmenter.image_loss_weight is set for network {config.network}, which has no image-level head",
             "a network with such a head, as pyramid",
-            "set segmenter.network=pyramid or segmenter.image_loss=0",
+            "set segmenter.network=pyramid or segmenter.image_loss_weight=0",
         )
     assert isinstance(network, nn.Module)
     return network

@@ -13,8 +13,8 @@ from mcis.datasets.errors import UserError
 from mcis.models.backbones import Normalization, to_unit
 from mcis.models.networks import normalization_of
 from mcis.platform.networks.build import build_segmenter, load_trained
+from mcis.platform.networks.hub import write_pretrained
 from mcis.platform.networks.predictor import trained_run
-from mcis.platform.networks.served import write_pretrained
 from mcis.platform.runs.files import written_aside
 from mcis.platform.runs.workspace import Workspace
 

@@ -54,7 +54,7 @@ class MakeFeatures:
             raise UserError(
                 f"features beyond float16's range among the images {shown(rows['image_id'].to_pylist())}",
                 "outputs of a sound backbone",
-                "choose another backbone or other weights, or train all of it (classifier.trained=all)",
+                "choose another backbone or other weights, or train all of it (classifier.trainable_stages=all)",
             )
         return cache_table(features.numpy())
 

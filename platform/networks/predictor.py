@@ -25,7 +25,7 @@ from mcis.models.segmenters import among_tags, labels_at, predict
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import build_segmenter, load_trained
-from mcis.platform.networks.refiner import Refiner
+from mcis.platform.networks.crf_pool import CrfPool
 from mcis.platform.outputs.read_index import of_split, open_index
 from mcis.platform.runs.workspace import Workspace
 
@@ -108,7 +108,7 @@ class Predictor:
         self.device = torch.device("cuda" if (torch.cuda.is_available() if gpu is None else gpu) else "cpu")
         self.model = load_trained(build_segmenter(config.segmenter, len(self.classes)), trained.weights, self.device)
         self.normalize = normalization_of(config.segmenter.backbone)
-        self.refiner = Refiner(self.config.crf, processes) if self.config.crf.iterations else None
+        self.refiner = CrfPool(self.config.crf, processes) if self.config.crf.iterations else None
 
     @classmethod
     def load(cls, run: Path | str, assignments: Sequence[str] = (), *, processes: int = 0) -> "Predictor":
@@ -135,13 +135,13 @@ class Predictor:
         Raises:
             UserError: there is none, it is damaged, its weights are of another network, or other keys are set.
         """
-        from mcis.platform.networks.served import pretrained  # which imports this module
+        from mcis.platform.networks.hub import pretrained  # which imports this module
 
         return cls(pretrained(source, assignments, revision=revision), processes=processes)
 
     def save_pretrained(self, folder: Path | str) -> None:
         """Writes model.safetensors, config.json and a model card, from which `from_pretrained` predicts the same."""
-        from mcis.platform.networks.served import write_pretrained
+        from mcis.platform.networks.hub import write_pretrained
 
         write_pretrained(self.trained, Path(folder))
 
@@ -198,7 +198,7 @@ class Predictor:
         """Probabilities (K + 1, H, W) of an image (H, W, 3), before the CRF."""
         c = self.config
         image = self.normalize(to_unit(torch.tensor(photo.picture.rgb, device=self.device)[None]))[0]
-        probabilities = predict(self.model, image, scales=c.scales, mirror=c.mirror, crop=c.crop)
+        probabilities = predict(self.model, image, scales=c.scales, mirror=c.hflip, crop=c.crop)
         if photo.tags is not None:
             probabilities = among_tags(probabilities, photo.tags)
         return np.asarray(probabilities.cpu().numpy())

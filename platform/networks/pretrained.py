@@ -29,7 +29,7 @@ def classifier_weights(config: Config, workspace: Workspace) -> Path | None:
     trained from scratch, or a file has all of its weights."""
     if config.weights.classifier:
         return None
-    return backbone_weights(config.weights.backbone, config.classifier.backbone, workspace)
+    return backbone_weights(config.weights.classifier_backbone, config.classifier.backbone, workspace)
 
 
 def later_weights(config: Config, network: Literal["segmenter", "affinity_net"], workspace: Workspace) -> Path | None:
@@ -42,7 +42,7 @@ def later_weights(config: Config, network: Literal["segmenter", "affinity_net"],
 def load_backbone(network: Literal["classifier", "segmenter", "affinity_net"], backbone: Backbone, path: Path) -> None:
     """Loads pretrained weights into the backbone of one of the networks; errors as of `load_pretrained`, with the
     configuration keys of the network."""
-    weights_key = "weights.backbone" if network == "classifier" else f"weights.{network}"
+    weights_key = f"weights.{network}_backbone"
     with errors_name_keys({"path": weights_key, "backbone": f"{network}.backbone"}):
         load_pretrained(backbone, fetched(path))
 
@@ -63,7 +63,7 @@ def backbone_weights(origin: str, backbone: str, workspace: Workspace) -> Path |
             raise UserError(
                 f"no weights of {backbone} are bundled with mcis",
                 f"one of the backbones {', '.join(BUNDLED)}",
-                "choose one (classifier.backbone, segmenter.backbone), or --set weights.backbone=download",
+                "choose one (classifier.backbone, segmenter.backbone), or --set weights.classifier_backbone=download",
             )
         return bundled_file(backbone)
     if origin == "download":
@@ -76,7 +76,7 @@ def backbone_weights(origin: str, backbone: str, workspace: Workspace) -> Path |
         raise UserError(
             f"weights of {backbone}: {path} is no file",
             "`none`, `download`, `bundled`, or a state_dict file of torchvision's, timm's or, of resnet38, PSA's",
-            "name the file, for example --set weights.backbone=/path/to/weights.pth",
+            "name the file, for example --set weights.classifier_backbone=/path/to/weights.pth",
         )
     return path
 
@@ -89,8 +89,9 @@ def _place(backbone: str, workspace: Workspace) -> Path:
         raise UserError(
             f"there are no pretrained weights of the backbone {backbone} to download",
             f"one of {', '.join(PRETRAINED)}, or timm/NAME, or a file",
-            "name a state_dict file by --set weights.backbone=PATH (of resnet38 PSA's ImageNet weights, converted to "
-            "torch), choose such a backbone, or --set weights.backbone=none to train from scratch",
+            "name a state_dict file by --set weights.classifier_backbone=PATH (for resnet38: PSA's ImageNet weights, "
+            "converted to torch), choose such a backbone, or "
+            "--set weights.classifier_backbone=none to train from scratch",
         )
     return workspace.weights / pretrained_url(backbone).rsplit("/", 1)[1]
 
@@ -117,11 +118,12 @@ def _download(backbone: str, path: Path) -> None:
             f"the weights of {backbone} cannot be downloaded ({error})",
             f"a connection, or the file {path}",
             f"fetch {path.name} from {hub} on a machine with a connection and put it at {path}, "
-            "or name a file by --set weights.backbone=PATH (the segmenter's: weights.segmenter=PATH)",
+            "or name a file by --set weights.classifier_backbone=PATH (for the segmenter: "
+            "weights.segmenter_backbone=PATH)",
         ) from None
 
 
-_DESCRIBED = {"backbone", "stride", "standardize", "attention", "head", "affinity", "kinds"}
+_DESCRIBED = {"backbone", "stride", "standardize", "attention", "head", "affinity", "num_domain_affinities"}
 
 
 def classifier_description(config: ClassifierConfig, classes: Sequence[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""True masks that people have drawn or corrected of some training images (`data.corrected`): which image has which."""
+"""Masks of training images that people drew or corrected (`data.corrected_masks`), matched to the images."""
 
 import collections
 from pathlib import Path, PurePosixPath
@@ -29,7 +29,9 @@ def with_corrected(rows: pa.Table, folder: Path | None) -> pa.Table:
     """
     files = map_paths(folder, "corrected mask")
     if folder and not files:
-        raise UserError(f"no PNG in {folder}", "corrected masks, <image id>.png", "name their folder by --masks")
+        raise UserError(
+            f"no PNG in {folder}", "corrected masks, <image id>.png", "name their folder by --corrected-masks"
+        )
     ids = [relative_name(image_id) or "" for image_id in rows["image_id"].to_pylist()] if files else []
     paths = [PurePosixPath(name) for name in ids]
     alike = collections.Counter(path.stem for path in paths)

@@ -46,7 +46,7 @@ class ReportData:
     """What the page shows. Scores and IoU are in percent, shares in [0, 1], times in seconds.
 
     Attributes:
-        name, setting, recipe, created (ISO 8601), git: what ran, when, and from which commit.
+        name, sources, recipe, created (ISO 8601), git: what ran, when, and from which commit.
         classes: K names; class index k is label k + 1.
         notes: warnings in plain words.
         counts: by stage.
@@ -60,7 +60,7 @@ class ReportData:
     """
 
     name: str
-    setting: str
+    sources: str
     recipe: str
     created: str
     git: str | None

@@ -21,7 +21,7 @@ from mcis.platform.runs.workspace import RunRecord, Workspace, now
 
 
 @contextlib.contextmanager
-def recorded(
+def run_record(
     workspace: Workspace, name: str, *, whole: bool, study: str | None = None, kind: Literal["run", "study"] = "run"
 ) -> Iterator[None]:
     """Holds a run's name (`hold_run`) while the block runs, and writes down when that began and how it ended.
@@ -87,7 +87,7 @@ class OfStudy(NamedTuple):
 
 
 @contextlib.contextmanager
-def bookkept(
+def run_lifecycle(
     resolved: Resolved,
     workspace: Workspace,
     name: str,
@@ -107,7 +107,7 @@ def bookkept(
     """
     config, folder, values = resolved.config, workspace.run(name, create=False), dict(leaves(resolved.config))
     parent = study.parent if study else None
-    with recorded(workspace, name, whole=whole, study=study.name if study else None):
+    with run_record(workspace, name, whole=whole, study=study.name if study else None):
         if not workspace.outputs(name):
             write_text(folder.config, experiment_text(config, resolved.origins))
         for key, value in leaves(config.weights):  # which may be another run's
@@ -124,7 +124,7 @@ def bookkept(
             log_model=log_model,
         )
         with tracker.running():
-            tags = {"setting": config.setting, "recipe": config.recipe, "seed": str(config.seed)}
+            tags = {"sources": config.sources, "recipe": config.recipe, "seed": str(config.seed)}
             tags |= {"study": study.name} if study else {}
             tracker.describe({**values, **(study.varied if study else {})}, tags)
             yield tracker
@@ -136,7 +136,7 @@ def index_is_made(resolved: Resolved, context: RunContext) -> None:
     Until then the outputs that the run's record names are those of an earlier call.
     """
     if context.sources:
-        context.sources.forget()
+        context.sources.release()
     give_back()
     write_text(context.folder.config, experiment_text(resolved.config, resolved.origins))
     index = context.result("index", IndexResult)

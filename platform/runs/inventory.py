@@ -41,7 +41,7 @@ class Entry:
         name: of the folder below runs/.
         kind: None of what is damaged or foreign.
         study: the study that a run is a trial of.
-        setting, recipe: of the configuration.
+        sources, recipe: of the configuration.
         began, ended: of the last call, UTC, ISO 8601.
         holder: the process that runs it.
         reached: the last finished stage of the last call.
@@ -55,7 +55,7 @@ class Entry:
     name: str
     kind: Literal["run", "study"] | None = None
     study: str | None = None
-    setting: str | None = None
+    sources: str | None = None
     recipe: str | None = None
     began: str | None = None
     ended: str | None = None
@@ -128,7 +128,7 @@ def _entry(workspace: Workspace, name: str, record: RunRecord | UserError | None
             name=name,
             kind=record.kind,
             study=record.study,
-            setting=names.get("setting"),
+            sources=names.get("sources"),
             recipe=names.get("recipe"),
             began=record.began,
             ended=record.ended,

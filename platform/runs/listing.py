@@ -16,12 +16,12 @@ class Sources:
         self._config = config
         self._listing: Listing | None = listing(config)
 
-    def look(self) -> Listing:
+    def listing(self) -> Listing:
         """What they hold."""
         self._listing = self._listing or listing(self._config)
         return self._listing
 
-    def forget(self) -> None:
+    def release(self) -> None:
         """Gives its memory back; it would be listed again."""
         self._listing = None
 
@@ -31,7 +31,7 @@ def listing(config: Config) -> Listing:
     UserError where a source is not named, or its lists are contradictory; it names configuration keys and flags."""
     listings: list[Listing] = []
     names = read_classes(config.data.classes) if config.data.classes else VOC_CLASSES
-    for source in sources_of(config.setting):
+    for source in sources_of(config.sources):
         listings.append(_list(source, config, names))
         names = listings[0].classes
     return merge(*listings)
@@ -43,7 +43,7 @@ def _list(name: str, config: Config, names: tuple[str, ...]) -> Listing:
     keys = source.keys(name)
     arguments = {argument: value_of(config, key) for argument, key in keys.items()}
     if arguments[source.location] is None:
-        raise UserError(f"setting {config.setting} without the images of {name}", source.help, f"add --{name} PATH")
+        raise UserError(f"sources {config.sources} without the images of {name}", source.help, f"add --{name} PATH")
     if not source.defines_classes:
         arguments["names"] = names
     keys |= {source.location: f"--{name}"}

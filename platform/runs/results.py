@@ -88,7 +88,8 @@ Result = TypeVar("Result", bound=StageResult)
 def write_result(folder: Path, result: StageResult, *, key: str, caches: Sequence[str] = ()) -> None:
     """Finishes a stage's output: writes its result, once all names in its folder are on the disk.
 
-    Beside the result stand the caches that it read, and by name the bytes of its files, which `flaw` goes by.
+    Beside the result stand the caches that it read, and the size in bytes of each of its files, which
+    `find_missing_files` checks.
     """
     record = dataclasses.asdict(result) | {"identity": result.identity or key}
     about = {"caches": list(dict.fromkeys(caches))}
@@ -100,7 +101,7 @@ def write_result(folder: Path, result: StageResult, *, key: str, caches: Sequenc
     write_json(folder / SUMMARY, about | record | {"files": files})
 
 
-def flaw(folder: Path) -> str | None:
+def find_missing_files(folder: Path) -> str | None:
     """What a finished output lacks of the files that its summary lists, in words; None where they all have their size.
 
     Files are listed, not read.

@@ -59,7 +59,7 @@ class Score:
         map_scale: how activations became scores in [0, 1] (`maps.scale`).
         related: number of related images that each map was made with.
         method: how maps were made of related images, or refined, or what was known of segmented images, in words.
-        scales, mirror: of the images that were segmented, and whether they were also mirrored.
+        scales, hflip: of the images that were segmented, and whether they were also mirrored.
         crf: whether the dense CRF refined the segmentation.
         ignored_share: of its pixels that a pseudo mask ignores in training, mean over the images, in [0, 1]; they are
             scored all the same.
@@ -89,7 +89,7 @@ class Score:
     scales: tuple[float, ...] | None = field(
         default=None, metadata=_heading("scales", lambda scales: ", ".join(f"{scale:g}" for scale in scales))
     )
-    mirror: bool | None = field(default=None, metadata=_heading("mirror", _yes))
+    hflip: bool | None = field(default=None, metadata=_heading("horizontal flip", _yes))
     crf: bool | None = field(default=None, metadata=_heading("CRF", _yes))
     ignored_share: float | None = field(default=None, metadata=_heading("ignored share", percent))
     trained_on: str | None = field(default=None, metadata=_heading("trained on"))

@@ -19,7 +19,7 @@ from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import disk_errors, fingerprint
 from mcis.platform.runs.locks import hold_stage
 from mcis.platform.runs.progress import console
-from mcis.platform.runs.results import StageResult, flaw, write_result
+from mcis.platform.runs.results import StageResult, find_missing_files, write_result
 from mcis.platform.runs.version import made_with
 from mcis.platform.runs.workspace import SUMMARY
 
@@ -97,13 +97,13 @@ def key_parts(stage: Stage, config: Config, context: RunContext) -> dict[str, An
 
 def _compute(stage: Stage, config: Config, context: RunContext, folder: Path, *, again: bool) -> bool:
     """Computes a stage if its output is absent or not whole, or is to be made `again`; True if it did."""
-    if not again and flaw(folder) is None:
+    if not again and find_missing_files(folder) is None:
         return False
     workspace, key = context.workspace, folder.name.removeprefix(f"{stage.name}-")
     with hold_stage(workspace, stage.name, key, run=context.name):
         if again:
             remove(folder)
-        if (lacks := flaw(folder)) is None:
+        if (lacks := find_missing_files(folder)) is None:
             return False
         if is_there(folder / SUMMARY):
             console.print(f"note: {folder.name} is computed again: {lacks}")

@@ -173,7 +173,7 @@ class Tracker:
         self._write(status="KILLED")
 
     def describe(self, parameters: Mapping[str, Any], tags: Mapping[str, str]) -> None:
-        """Logs parameters as text, lists as `a, b`, and tags such as setting and recipe. MLflow cuts long ones."""
+        """Logs parameters as text, lists as `a, b`, and tags such as sources and recipe. MLflow cuts long ones."""
         from mlflow.entities import Param, RunTag
 
         texts = {k: ", ".join(map(str, v)) if isinstance(v, list | tuple) else str(v) for k, v in parameters.items()}

@@ -33,8 +33,8 @@ from mcis.platform.config.sections import Config, sources_of
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import file_stamps, fingerprint, read_parts, read_table, write_batches, write_table
+from mcis.platform.runs.image_checks import KeptVerdicts, image_files, keep_verdicts
 from mcis.platform.runs.results import IndexResult
-from mcis.platform.runs.verdicts import KeptVerdicts, image_files, keep_verdicts
 
 _SHARD_ROWS = 256  # a fifth of a second's work of a core
 _BLOCK = 2**20
@@ -45,7 +45,7 @@ _OPENED = ["uri", *Verdict._fields]
 def inputs(config: Config, context: RunContext) -> Any:
     """What the index depends on beside the configuration: the lists, and the stamps of every image."""
     assert context.sources is not None
-    listed = context.sources.look()
+    listed = context.sources.listing()
     return [digest([listed.table]), listed.classes, file_stamps(listed.table["uri"])]
 
 
@@ -59,9 +59,9 @@ def run(config: Config, context: RunContext) -> IndexResult:
     if context.recompute:
         remove(context.workspace.verdicts)
     assert context.sources is not None
-    table, classes, notes = context.sources.look()
+    table, classes, notes = context.sources.listing()
     images = len(table)
-    context.sources.forget()
+    context.sources.release()
     verified, opened = _verify(table, config, context)
     del table  # the shards that are to come have the only one
     rejected: list[pa.Table] = []
@@ -173,7 +173,7 @@ def _check_rejects(config: Config, rejects: pa.Table, images: int) -> None:
     """Raises where more images are unreadable than the run is to go on without."""
     allowed, counted, which = config.data.max_rejected, rejects, ""
     if allowed is None:
-        curated = [name for name in sources_of(config.setting) if SOURCES[name].curated]
+        curated = [name for name in sources_of(config.sources) if SOURCES[name].curated]
         domains = pa.array([SOURCES[name].domain for name in curated], pa.string())
         allowed, counted = 0, rejects.filter(pc.is_in(rejects["domain"], domains))
         which = f" of the curated images of {shown(curated)}"
@@ -194,7 +194,7 @@ def _check_classes(config: Config, images: int, trained: Mapping[str, int], reje
     if not images:
         raise UserError(f"no readable image in split train: {_reasons(rejects)}", "at least one", "correct the paths")
     empty = [name for name, count in trained.items() if not count]
-    if empty and any(SOURCES[name].curated for name in sources_of(config.setting)):
+    if empty and any(SOURCES[name].curated for name in sources_of(config.sources)):
         raise UserError(
             f"no readable training image of class {shown(empty)}",
             "at least one for each class",

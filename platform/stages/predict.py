@@ -82,7 +82,7 @@ def run(config: Config, context: RunContext) -> PredictResult:
         compute=config.compute,
         network=True,
         shard_rows=min(config.compute.shard_rows, 32),
-        lower="data.max_side, predict.crop or the largest of predict.scales",
+        memory_hint="data.max_side, predict.crop or the largest of predict.scales",
     )
     absent = read_table(context.part / "predictions", ["absent_tags"])["absent_tags"]
     notes = lost_tags(rows["tags"], absent, context.classes, split)
@@ -97,7 +97,7 @@ def lost_tags(tags: pa.ChunkedArray, absent: pa.ChunkedArray, classes: Sequence[
         return ()
     return (
         f"predictions lack these classes in most {split} images tagged with them: {shown(lost)}; try more photographs "
-        "of them, or more segmenter.epochs; where tags are known, `mcis predict --tags` keeps other classes out",
+        "of them, or more segmenter.min_epochs; where tags are known, `mcis predict --tags` keeps other classes out",
     )
 
 

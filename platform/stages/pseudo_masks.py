@@ -48,17 +48,17 @@ def background_cue(config: PseudoMasksConfig, rows: pa.Table) -> str:
     """
     without = rows["saliency_uri"].null_count
     if not config.reads_saliency:
-        return config.background
-    if config.background != "auto":
+        return config.rule
+    if config.rule != "auto":
         if not without:
-            return config.background
+            return config.rule
         lacking = rows.filter(rows["saliency_uri"].is_null())["image_id"].to_pylist()
         raise UserError(
-            f"pseudo_masks.background is {config.background}, but {without} of {len(rows)} training images have no "
+            f"pseudo_masks.rule is {config.rule}, but {without} of {len(rows)} training images have no "
             f"saliency map: {shown(lacking)}",
             "a saliency map for each tagged training image, as the recipes paper and released have it",
-            "add the maps; or --set pseudo_masks.background=auto, which makes the masks of images without a map with "
-            "the dense CRF; or --set pseudo_masks.background=crf, which makes all masks so and reads no saliency map",
+            "add the maps; or --set pseudo_masks.rule=auto, which makes the masks of images without a map with "
+            "the dense CRF; or --set pseudo_masks.rule=crf, which makes all masks so and reads no saliency map",
         )
     if without == len(rows):
         return "crf"
@@ -92,7 +92,7 @@ class MakeMasks:
         if row.get(CORRECTED):
             return _given_row(row, row[CORRECTED], self.classes, self.config.data.max_side, CORRECTED)
         masks = self.config.pseudo_masks
-        cue = masks.background
+        cue = masks.rule
         if cue == "auto":
             cue = "saliency" if row["saliency_uri"] is not None else "crf"
         rule = MASK_RULES[cue]
@@ -139,7 +139,7 @@ def _given_row(row: dict[str, Any], uri: str, classes: int, max_side: int | None
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     """Raises UserError where tagged training images lack what masks are made of: saliency maps that are asked for and
     are no ground truth, or, where supervision is full, ground-truth masks."""
-    rows = with_corrected(of_split(listing.table, "train", tagged=True), config.data.corrected)
+    rows = with_corrected(of_split(listing.table, "train", tagged=True), config.data.corrected_masks)
     if config.supervision == "full":
         there = [uri is not None and stamp(uri) is not None for uri in rows["mask_uri"].to_pylist()]
         without = rows.filter(pa.array([not mask for mask in there]))["image_id"].to_pylist()
@@ -167,13 +167,13 @@ def check_saliency_is_no_truth(rows: pa.Table) -> None:
         raise UserError(
             f"saliency maps of {len(same)} of {len(rows)} training images are their ground-truth masks: {shown(same)}",
             "saliency maps that know no ground truth, which is for scores alone",
-            "name other saliency maps, or none: --set pseudo_masks.background=crf reads none",
+            "name other saliency maps, or none: --set pseudo_masks.rule=crf reads none",
         )
 
 
 def inputs(config: Config, context: RunContext) -> Any:
     """The size of the masks, and stamps of saliency maps that are a cue, corrected masks, truth (supervision full)."""
-    rows = with_corrected(split_rows(context, "train", tagged=True), config.data.corrected)
+    rows = with_corrected(split_rows(context, "train", tagged=True), config.data.corrected_masks)
     files: Any = None
     if config.supervision == "full":
         files = file_stamps(rows["mask_uri"])
@@ -188,13 +188,13 @@ def run(config: Config, context: RunContext) -> MasksResult:
     Raises:
         UserError: a saliency map or a mask is missing, unreadable or of another size.
     """
-    rows = with_corrected(split_rows(context, "train", tagged=True), config.data.corrected)
+    rows = with_corrected(split_rows(context, "train", tagged=True), config.data.corrected_masks)
     full = config.supervision == "full"
     cue = GROUND_TRUTH if full else background_cue(config.pseudo_masks, rows)
     worker: Callable[..., Worker] = functools.partial
     made_of: tuple[Any, ...] = (copy_truth, len(context.classes), config.data.max_side)
     if not full:
-        maps, gpu = Shards(context.inputs["localize"] / "maps"), config.walks and config.compute.gpu
+        maps, gpu = Shards(context.inputs["localize"] / "maps"), config.uses_random_walk and config.compute.gpu
         worker, made_of = MakeMasks, (config, len(context.classes), maps, context.inputs.get("train_affinity"), gpu)
     map_table(
         rows,
@@ -203,8 +203,8 @@ def run(config: Config, context: RunContext) -> MasksResult:
         context.part / "masks",
         label="pseudo masks",
         compute=config.compute,
-        network=config.walks,
-        lower="data.max_side or compute.cpus",
+        network=config.uses_random_walk,
+        memory_hint="data.max_side or compute.cpus",
     )
     masks = read_table(context.part / "masks", ["ignored", "foreground", "cue"])
     ignored, foreground = (float(pc.mean(masks[name]).as_py()) for name in ("ignored", "foreground"))
@@ -212,7 +212,7 @@ def run(config: Config, context: RunContext) -> MasksResult:
     notes = []
     if full:
         notes.append(FULL_SUPERVISION)
-    elif config.pseudo_masks.background == "auto":
+    elif config.pseudo_masks.rule == "auto":
         why = {"saliency": "there are saliency maps", "crf": "there are no saliency maps"}
         notes.append(f"background cue: {cue}, because {why.get(cue, 'the others have no saliency map')}")
     if whole:
@@ -257,5 +257,6 @@ def _problem(masks: int, foreground: float, ignored: float) -> tuple[str, str, s
         f"{percent(background)} background and {percent(ignored)} ignored",
         f"at least {percent(_LEAST)} of both foreground and background",
         "look at the localization maps in the report and at the saliency maps; then try other thresholds "
-        "(pseudo_masks.threshold, background_threshold, smallest), another maps.scale, or pseudo_masks.background",
+        "(pseudo_masks.threshold, background_threshold, min_foreground_fraction), another maps.scale, or "
+        "pseudo_masks.rule",
     )

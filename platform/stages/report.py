@@ -68,7 +68,7 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
     relations = relations_of_run(config, context) if any(panel.maps for panel in panels) else None
     return ReportData(
         name=context.name,
-        setting=config.setting,
+        sources=config.sources,
         recipe=config.recipe,
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         git=git_revision(),

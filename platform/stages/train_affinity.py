@@ -1,6 +1,6 @@
 """Stage 4: localization maps -> confident labels, and weights.pt of an affinity network that learnt from them.
 
-It takes part where `pseudo_masks.background` is affinity (Ahn and Kwak, CVPR 2018; Ahn et al., CVPR 2019).
+It takes part where `pseudo_masks.rule` is affinity (Ahn and Kwak, CVPR 2018; Ahn et al., CVPR 2019).
 """
 
 import functools
@@ -50,7 +50,7 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
 def inputs(config: Config, context: RunContext) -> Any:
     """The content of the pretrained weights' file, the size at which images are read, and the corrected masks."""
     path = later_weights(config, "affinity_net", context.workspace)
-    rows = with_corrected(split_rows(context, "train", tagged=True, columns=["image_id"]), config.data.corrected)
+    rows = with_corrected(split_rows(context, "train", tagged=True, columns=["image_id"]), config.data.corrected_masks)
     return path and content_digest(path), config.data.max_side, file_stamps(rows[CORRECTED])
 
 
@@ -73,7 +73,7 @@ def run(config: Config, context: RunContext) -> StageResult:
     Raises:
         UserError: there is no confident label, or the loss is not finite.
     """
-    rows = with_corrected(split_rows(context, "train", tagged=True), config.data.corrected)
+    rows = with_corrected(split_rows(context, "train", tagged=True), config.data.corrected_masks)
     maps, labels, c = Shards(context.inputs["localize"] / "maps"), context.part / "labels", config.affinity_net
     work = (make_labels, config, len(context.classes), maps)
     map_table(rows, functools.partial, work, labels, label="confident labels", compute=config.compute)
@@ -98,7 +98,7 @@ def run(config: Config, context: RunContext) -> StageResult:
             "share of confident pixels": round(float(pc.mean(confident["confident"]).as_py()), 4),
         },
         remedy="look at the localization maps in the report; try another affinity_net.optimizer.learning_rate, more "
-        "affinity_net.steps, or --set pseudo_masks.background=crf, which needs no such network",
+        "affinity_net.min_steps, or --set pseudo_masks.rule=crf, which needs no such network",
     )
 
 

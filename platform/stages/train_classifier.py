@@ -197,5 +197,6 @@ def _problem(
         f"the classifier learnt nothing: {'; '.join(figures)}",
         "images ranked by their tags better than by chance, and a loss that falls",
         "look at the loss curve, and whether the tags fit the images (mcis index browse); try pretrained weights "
-        "(weights.backbone), another classifier.optimizer.learning_rate, more classifier.epochs, or another recipe",
+        "(weights.classifier_backbone), another classifier.optimizer.learning_rate, more classifier.epochs, or another "
+        "recipe",
     )

@@ -60,7 +60,8 @@ def run(config: Config, context: RunContext) -> StageResult:
     lacking = UserError(
         f"all {len(masks)} pseudo masks are ignored whole",
         "foreground in some of them",
-        "look at the localization maps in the report; train the classifier longer, or lower pseudo_masks.smallest",
+        "look at the localization maps in the report; train the classifier longer, or lower "
+        "pseudo_masks.min_foreground_fraction",
     )
     useful = masks.filter(pc.less(masks["ignored"], 1.0))
     tagged = split_rows(context, "train", tagged=True)
@@ -69,7 +70,7 @@ def run(config: Config, context: RunContext) -> StageResult:
     rows = taught_rows(tagged, useful, lacking)
     tags = Tags.from_index(rows["tags"], len(classes))
     c = config.segmenter
-    repeated = repeated_by_class(tags, c.class_balance, config.seed, most=c.updates(len(rows)) * c.batch)
+    repeated = repeated_by_class(tags, c.class_balance_exponent, config.seed, most=c.updates(len(rows)) * c.batch)
     corrected = pc.is_in(rows["image_id"], masks.filter(pc.equal(masks["cue"], CORRECTED))["image_id"].combine_chunks())
     times = np.where(corrected.to_numpy()[repeated], c.corrected_weight, 1)
     shown = take(rows, np.repeat(repeated, times))
@@ -89,7 +90,7 @@ def run(config: Config, context: RunContext) -> StageResult:
             "without a useful mask": len(masks) - len(rows),
         },
         remedy="look at the pseudo masks in the report; try another segmenter.optimizer.learning_rate, more "
-        "segmenter.steps, pretrained weights (weights.backbone), or another recipe",
+        "segmenter.min_steps, pretrained weights (weights.classifier_backbone), or another recipe",
     )
 
 
@@ -123,8 +124,8 @@ class SegmenterLearner(CropLearner):
         """The terms `pixel`, cross entropy over the labeled pixels, and `image`, of which classes a crop holds."""
         labels = torch.from_numpy(np.array(batch.labels)).to(device)
         images, c = self.images(batch, Draw.SEGMENTER_JITTER, device), self.config
-        if not c.image_loss:
+        if not c.image_loss_weight:
             return {"pixel": pixel_ce(model(images).float(), labels)}
         logits, in_image = model(images, image_level=True)
-        weight = c.image_loss * c.crop**2 * self.classes / 6  # of six: see `image_loss`
+        weight = c.image_loss_weight * c.crop**2 * self.classes / 6  # of six: see `image_loss`
         return {"pixel": pixel_ce(logits.float(), labels), "image": weight * presence_ce(in_image.float(), labels)}

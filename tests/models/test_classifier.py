@@ -131,7 +131,7 @@ def test_the_share_of_the_gradient_through_the_attention_is_told(options: dict[s
 def test_pairs_may_be_scored_without_attention() -> None:
     model = classifier()
     pair = images(1, 2), images(2, 2)
-    alone, whole = model(*pair, ("flip",), attend=False), model(*pair, ("flip",))
+    alone, whole = model(*pair, ("hflip",), attend=False), model(*pair, ("hflip",))
     for without, scores in zip([alone.pairs, *alone.selves], [whole.pairs, *whole.selves], strict=True):
         assert list(present(without)) == ["basic_m", "basic_n"]
         assert torch.equal(without.basic_m, scores.basic_m)
@@ -158,7 +158,7 @@ def test_each_kind_of_pair_has_its_own_affinity() -> None:
         three.pair_scores(f_m, f_n)
 
 
-@pytest.mark.parametrize("name", ["flip", "x2"])
+@pytest.mark.parametrize("name", ["hflip", "x2"])
 def test_a_self_pair_has_the_affinity_of_ms_domain(name: str) -> None:
     three, one = of_kinds(), classifier()
     m, n, kind = images(1, 3), images(2, 3), torch.tensor([0, 1, 2])
@@ -210,7 +210,7 @@ def test_every_weight_has_a_gradient_in_every_form(options: dict[str, Any]) -> N
     """DistributedDataParallel waits for each; one without hangs or raises there."""
     model = classifier(**options)
     tags = torch.eye(K, dtype=torch.float64)
-    scores, selves, *_ = model(images(1, 4), images(2, 4), ("flip",))
+    scores, selves, *_ = model(images(1, 4), images(2, 4), ("hflip",))
     terms = [
         *pair_losses(scores, tags, tags.flip(0), loss_reduction="paper").values(),
         *pair_losses(selves[0], tags, tags, loss_reduction="paper").values(),
@@ -233,8 +233,8 @@ def standardized(**options: Any) -> CoAttentionClassifier:
     return model
 
 
-@pytest.mark.parametrize("w_p", ["learnt", "identity"])
-def test_positions_are_compared_by_standardized_channels_of_the_backbone(w_p: Literal["learnt", "identity"]) -> None:
+@pytest.mark.parametrize("w_p", ["learned", "identity"])
+def test_positions_are_compared_by_standardized_channels_of_the_backbone(w_p: Literal["learned", "identity"]) -> None:
     model = standardized(affinity=Affinity(form="cosine", scale=7.0, w_p=w_p))
     outputs = features(8, 2, 2, 3)
     generator = torch.Generator().manual_seed(1)
@@ -243,14 +243,14 @@ def test_positions_are_compared_by_standardized_channels_of_the_backbone(w_p: Li
     got = model.standard(outputs)
     torch.testing.assert_close(got, standard)
     f_m, f_n = standard.split(1)
-    p = affinity(f_m, f_n, model.w_p if w_p == "learnt" else None, form="cosine", scale=7.0)
+    p = affinity(f_m, f_n, model.w_p if w_p == "learned" else None, form="cosine", scale=7.0)
     common = coattend(f_m, f_n, p)
     scores = model.pair_scores(*got.split(1))
     torch.testing.assert_close(scores.basic_m, model.phi(f_m).mean(dim=(2, 3)))
     for common_scores, of_image in ((scores.common_m, common.m), (scores.common_n, common.n)):
         torch.testing.assert_close(common_scores, model.phi(of_image).mean(dim=(2, 3)))
     torch.testing.assert_close(model.co_maps(model.query(got[0]), got[0], got[1:], 1), model.phi(common.m)[:, 1])
-    assert ("w_p" in model.state_dict()) is (w_p == "learnt")
+    assert ("w_p" in model.state_dict()) is (w_p == "learned")
     assert {"mean", "deviation"} <= set(model.state_dict())  # so that a file of weights holds them
 
 
@@ -268,7 +268,7 @@ def test_embedded_images_score_as_the_images_do() -> None:
 
 def test_the_transformations_of_self_pairs() -> None:
     ramp = torch.arange(8.0).view(1, 1, 1, 8).expand(1, 3, 4, 8)
-    assert transform(ramp, "flip")[0, 0, 0].tolist() == [7, 6, 5, 4, 3, 2, 1, 0]
+    assert transform(ramp, "hflip")[0, 0, 0].tolist() == [7, 6, 5, 4, 3, 2, 1, 0]
     double = transform(ramp, "x2")
     assert double.shape == (1, 3, 8, 16)
     assert double[0, 0, 0, :4].tolist() == [0, 0.25, 0.75, 1.25]  # half-pixel centers

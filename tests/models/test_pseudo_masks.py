@@ -13,7 +13,13 @@ from mcis.datasets.errors import UserError
 from mcis.models.crf import CrfParameters, dense_crf
 from mcis.models.pseudo_masks import MaskRule, PseudoMask, TaggedMaps, by_crf, by_saliency
 
-RECIPE: dict[str, Any] = {"floor": 0.3, "conflict": 0.99, "confident": 0.95, "doubt": 32, "smallest": 0.01}
+RECIPE: dict[str, Any] = {
+    "score_floor": 0.3,
+    "conflict_threshold": 0.99,
+    "foreground_confidence": 0.95,
+    "max_background_saliency": 32,
+    "min_foreground_fraction": 0.01,
+}
 BLACK = np.zeros((1, 1, 3), np.uint8)
 
 
@@ -24,7 +30,13 @@ def tagged(
 
 
 def by_the_recipe(
-    maps: TaggedMaps, *, floor: float, conflict: float, confident: float, doubt: int, smallest: float
+    maps: TaggedMaps,
+    *,
+    score_floor: float,
+    conflict_threshold: float,
+    foreground_confidence: float,
+    max_background_saliency: int,
+    min_foreground_fraction: float,
 ) -> PseudoMask:
     """The rules of (RELEASED_RECIPE, "Pseudo masks"), pixel by pixel."""
     saliency = maps.saliency
@@ -38,16 +50,16 @@ def by_the_recipe(
     foreground = 0
     for y, x in np.ndindex(*saliency.shape):
         scores = [1 - int(saliency[y, x]) / 255, *(one[y, x] for one in scaled)]
-        scores = [0 if s < floor else s for s in scores]
+        scores = [0 if s < score_floor else s for s in scores]
         best = scores.index(max(scores))
         labels[y, x] = mask[y, x] = 0 if best == 0 else maps.tags[best - 1] + 1
         foreground += best > 0
-        if sum(s > conflict for s in scores) >= 2:
+        if sum(s > conflict_threshold for s in scores) >= 2:
             mask[y, x] = IGNORE
-        seen = max(int(saliency[y, x]), *(255 if one[y, x] > confident else 0 for one in scaled))
-        if best == 0 and seen >= doubt:
+        seen = max(int(saliency[y, x]), *(255 if one[y, x] > foreground_confidence else 0 for one in scaled))
+        if best == 0 and seen >= max_background_saliency:
             mask[y, x] = IGNORE
-    if foreground / labels.size < smallest:
+    if foreground / labels.size < min_foreground_fraction:
         mask[:] = IGNORE
     return PseudoMask(labels, mask)
 
@@ -67,11 +79,11 @@ def scenes(draw: st.DrawFn) -> TaggedMaps:
 
 
 LIMITS = {
-    "floor": st.sampled_from([0.3, 0.1, 0.6]),
-    "conflict": st.sampled_from([0.99, 0.2, 0.595]),
-    "confident": st.sampled_from([0.95, 0.28, 0.97]),
-    "doubt": st.sampled_from([32, 0, 3, 255, 256]),
-    "smallest": st.sampled_from([0.01, 0.0, 0.25, 0.5]),
+    "score_floor": st.sampled_from([0.3, 0.1, 0.6]),
+    "conflict_threshold": st.sampled_from([0.99, 0.2, 0.595]),
+    "foreground_confidence": st.sampled_from([0.95, 0.28, 0.97]),
+    "max_background_saliency": st.sampled_from([32, 0, 3, 255, 256]),
+    "min_foreground_fraction": st.sampled_from([0.01, 0.0, 0.25, 0.5]),
 }
 
 
@@ -109,7 +121,7 @@ def test_one_pixel(pixel: tuple[float, float, int], label: int, mask: int, why: 
     """Score of tag 4, score of tag 9 and saliency, behind pixels of 0 and 1, so that normalizing changes nothing."""
     table = np.array([(0, 0, 255), (1, 1, 0), pixel], np.float64).T
     scene = tagged(table[:2, None].astype(np.float32), np.array([4, 9]), table[2][None].astype(np.uint8))
-    got = by_saliency(scene, **RECIPE | {"smallest": 0.0})
+    got = by_saliency(scene, **RECIPE | {"min_foreground_fraction": 0.0})
     assert (got.labels[0, 2], got.mask[0, 2]) == (label, mask), why
 
 

@@ -41,8 +41,8 @@ from mcis.platform.stages.evaluation.scoring import Scorer, count_predictions
 _NETWORKS = "classifier.channels=24 classifier.input_size=64 classifier.batch=8 segmenter.channels=24"
 TINY = [
     *_NETWORKS.split(),
-    *["classifier.epochs=2", "localize.related=3", "pseudo_masks.smallest=0", "report.panels=4"],
-    *["segmenter.steps=6", "segmenter.batch=4", "segmenter.width=16", "segmenter.crop=64"],
+    *["classifier.epochs=2", "localize.related=3", "pseudo_masks.min_foreground_fraction=0", "report.panels=4"],
+    *["segmenter.min_steps=6", "segmenter.batch=4", "segmenter.width=16", "segmenter.crop=64"],
     *["compute.shard_rows=8", "compute.threads=1"],
 ]
 LOCALIZABLE = [
@@ -74,11 +74,11 @@ class Small:
         synthetic.draw(folder / "VOC2012", train=24, val=val, size=64, classes=3)
         return folder / "VOC2012"
 
-    def settings(self, *assignments: str, root: Path | None = None, recipe: str = "small") -> Resolved:
+    def settings(self, *assignments: str, root: Path | None = None, recipe: str = "scratch") -> Resolved:
         """The configuration with `key=value` texts more, of this devkit or another one."""
         root = root or self.root
         options = {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
-        return resolve("voc", recipe, options, [*(TINY if recipe == "small" else []), *assignments])
+        return resolve("voc", recipe, options, [*(TINY if recipe == "scratch" else []), *assignments])
 
     def run(self, name: str, *assignments: str, root: Path | None = None, **options: Any) -> pipeline.RunResult:
         """Runs the pipeline with `settings`; `options` are those of `pipeline.run`."""
@@ -121,7 +121,7 @@ class Localizable:
     def config(self, *assignments: str) -> Config:
         """The configuration with `key=value` texts more."""
         options = {"data.voc": str(self.root), "data.classes": str(self.root / "classes.txt")}
-        return resolve("voc", "small", options, [*LOCALIZABLE, *assignments]).config
+        return resolve("voc", "scratch", options, [*LOCALIZABLE, *assignments]).config
 
     def into(self, part: Path) -> RunContext:
         """The context of the stage, which writes into `part`."""
@@ -156,7 +156,7 @@ def localizable(ray_local: None, tmp_path_factory: pytest.TempPathFactory) -> Lo
     root = folder / "VOC2012"
     synthetic.draw(root, train=30, val=4, size=64, classes=4)
     options = {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
-    resolved = resolve("voc", "small", options, LOCALIZABLE)
+    resolved = resolve("voc", "scratch", options, LOCALIZABLE)
     run = pipeline.run(resolved, Workspace(folder / "workspace"), "run", until="train_classifier")
     return Localizable(root, run.context)
 
@@ -179,7 +179,7 @@ def scored() -> Callable[..., Path]:
         split: str = "val",
         error: float = 0.2,
         truths: int = 0,
-        recipe: str = "small",
+        recipe: str = "scratch",
     ) -> Path:
         opened, resolved = Workspace(workspace), resolve("voc", recipe, assignments=assignments)
         rng = np.random.default_rng([zlib.crc32(name.encode()), resolved.config.seed])
@@ -250,7 +250,7 @@ def trained(tmp_path: Path) -> Callable[..., Path]:
         write_table(index / "rejects.parquet", REJECTS_SCHEMA.empty_table())
         names = tuple(f"class {k}" for k in range(classes))
         write_result(index, IndexResult(classes=names, counts={"images": {}}), key="drawn")
-        resolved = resolve("voc", "small", assignments=assignments)
+        resolved = resolve("voc", "scratch", assignments=assignments)
         torch.manual_seed(0)
         network = build_segmenter(resolved.config.segmenter, classes)
         layers: Any = getattr(network, "last", network.head)

@@ -17,7 +17,7 @@ from mcis.models.dropout import SampleDropout
 from mcis.platform.cli import app
 from mcis.platform.commands import bench
 from mcis.platform.commands.bench import BOUND, Bench, difference, operations_of
-from mcis.platform.config.recipes import lid, photos_fast, released, small
+from mcis.platform.config.recipes import lid, photos_fast, released, scratch
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import build_classifier, build_segmenter
 
@@ -26,13 +26,13 @@ PARTS = {"agreement", "matrices", "decoders"}
 
 def tiny(config: Config, **changes: Any) -> Config:
     classifier = config.classifier.model_copy(update={"input_size": 64, "batch": 2, **changes})
-    segmenter = small().segmenter.model_copy(update={"crop": 64, "batch": 2})
+    segmenter = scratch().segmenter.model_copy(update={"crop": 64, "batch": 2})
     return config.model_copy(update={"classifier": classifier, "segmenter": segmenter})
 
 
 @pytest.fixture
 def sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    recipes = (tiny(small()), tiny(photos_fast()), lid(), released())
+    recipes = (tiny(scratch()), tiny(photos_fast()), lid(), released())
     sized = functools.partial(Bench, recipes=recipes, seconds=0.0, side=64)
     monkeypatch.setattr(bench, "Bench", sized)
 
@@ -81,7 +81,7 @@ def test_a_part_that_fails_is_a_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize("build", [build_classifier, build_segmenter])
 def test_a_wrong_network_is_beyond_the_bound(build: Any) -> None:
     torch.manual_seed(0)
-    network = build(small().classifier if build is build_classifier else small().segmenter, 3)
+    network = build(scratch().classifier if build is build_classifier else scratch().segmenter, 3)
     wrong, images = copy.deepcopy(network), torch.randn(2, 3, 64, 64)
     with torch.no_grad():
         for weight in wrong.parameters():

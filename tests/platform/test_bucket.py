@@ -22,11 +22,21 @@ from mcis.platform.reporting.files import csv_table
 from mcis.platform.runs.listing import listing
 
 TINY = (
-    "classifier.epochs=2", "classifier.batch=4", "classifier.channels=24", "classifier.input_size=64",
-    "localize.related=2", "segmenter.channels=24", "segmenter.steps=4", "segmenter.batch=4", "segmenter.width=16",
-    "segmenter.crop=64", "report.panels=2", "compute.shard_rows=8", "compute.threads=1",
-    "compute.stop_if_nothing_is_learnt=false",
-)  # fmt: skip
+    "classifier.epochs=2",
+    "classifier.batch=4",
+    "classifier.channels=24",
+    "classifier.input_size=64",
+    "localize.related=2",
+    "segmenter.channels=24",
+    "segmenter.min_steps=4",
+    "segmenter.batch=4",
+    "segmenter.width=16",
+    "segmenter.crop=64",
+    "report.panels=2",
+    "compute.shard_rows=8",
+    "compute.threads=1",
+    "compute.stop_if_not_learning=false",
+)
 S3 = {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
 S3 |= dict.fromkeys(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), "test")
 RAY_PORT = 26479
@@ -62,7 +72,7 @@ def _fill(system: pafs.FileSystem) -> None:
         root = Path(folder) / "VOC2012"
         synthetic.draw(root, train=20, val=4, size=64, classes=3)
         options = {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
-        drawn = listing(resolve("voc", "small", options).config)
+        drawn = listing(resolve("voc", "scratch", options).config)
         system.create_dir("bucket")
         rows = []
         for row in drawn.table.to_pylist():
@@ -82,7 +92,7 @@ def mcis(*arguments: str) -> list[str]:
 
 def run_in(workspace: str, *more: str) -> list[str]:
     """The command of a tiny run on the bucket's photographs."""
-    command = mcis("run", "tags", "--tags", "s3://bucket/photos/photos.csv", "--recipe", "small", "--name", "a")
+    command = mcis("run", "tags", "--tags", "s3://bucket/photos/photos.csv", "--recipe", "scratch", "--name", "a")
     command += ["--workspace", workspace]
     return [*command, *(f"--set={value}" for value in (*TINY, *more))]
 

@@ -27,12 +27,12 @@ def test_a_backbone_has_the_stride_that_is_configured_or_its_own(backbone: str, 
     [
         *((SegmenterConfig(backbone=name, stride=5), "stride") for name in ("small", "resnet50", "timm/resnet18")),
         (SegmenterConfig(backbone="timm/vit_tiny_patch16_224", network="pyramid"), "network"),
-        (SegmenterConfig(backbone=LITE0, trained=6), "trained"),
+        (SegmenterConfig(backbone=LITE0, trainable_stages=6), "trainable_stages"),
     ],
     ids=str,
 )
 def test_what_a_backbone_does_not_have_names_its_key(config: SegmenterConfig, key: str) -> None:
-    found = {"stride": "with stride 5", "network": "pyramid", "trained": "has 5"}[key]
+    found = {"stride": "with stride 5", "network": "pyramid", "trainable_stages": "has 5"}[key]
     with torch.device("meta"), pytest.raises(UserError, match=found) as raised:
         freeze(build_segmenter(config, 3), config)
     assert f"segmenter.{key}" in raised.value.remedy
@@ -45,9 +45,9 @@ def test_a_normalization_is_known_without_building(name: str) -> None:
     assert (normalization_of(name) == IMAGENET) == (name == "vgg16")
 
 
-@pytest.mark.parametrize(("trained", "stages"), [("all", 5), ("neck", 0), (2, 2)])
-def test_as_much_is_trained_as_configured(trained: str | int, stages: int) -> None:
-    config = ClassifierConfig.model_validate({"backbone": LITE0, "trained": trained})
+@pytest.mark.parametrize(("trainable_stages", "stages"), [("all", 5), (0, 0), (2, 2)])
+def test_as_much_is_trained_as_configured(trainable_stages: str | int, stages: int) -> None:
+    config = ClassifierConfig.model_validate({"backbone": LITE0, "trainable_stages": trainable_stages})
     with torch.device("meta"):
         model = build_classifier(config, 3)
     freeze(model, config)

@@ -33,7 +33,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ("command", "said"),
     [
         (["--help"], ["demo", "run", "study", "predict", "export", "config", "doctor", "ui", "runs", "gc"]),
-        (["config", "show", "voc", "--recipe", "small"], ["│ seed "]),
+        (["config", "show", "voc", "--recipe", "scratch"], ["│ seed "]),
         (["runs", "--workspace"], ["no runs in"]),
         (["gc", "--workspace"], ["nothing to remove"]),
     ],
@@ -51,19 +51,19 @@ def test_a_look_imports_neither_ray_nor_torch(command: list[str], said: list[str
 
 def test_an_experiment_is_saved_shown_and_changed(root: Path, tmp_path: Path) -> None:
     path = tmp_path / "exp.toml"
-    given = ["--voc", str(root), "--recipe", "small", "--set", "localize.related=5"]
+    given = ["--voc", str(root), "--recipe", "scratch", "--set", "localize.related=5"]
     given += ["--set", "data.train_list=[/red]"]  # no markup
     done = runner.invoke(app, ["config", "show", "voc", *given, "--save", str(path)])
     assert (done.exit_code, done.output) == (0, f"experiment: {path}\n")
     shown = runner.invoke(app, ["config", "show", "--config", str(path), "--set", "seed=7"], env={"COLUMNS": "400"})
     lines = {line.split("│")[1].strip(): line for line in shown.output.splitlines() if line.count("│") > 4}
-    assert {key for key, _ in leaves(resolve("voc", "small").config)} <= set(lines)
+    assert {key for key, _ in leaves(resolve("voc", "scratch").config)} <= set(lines)
     for key, value, origin in (
         ("seed", "7", "--set"),
         ("localize.related", "5", str(path)),
         ("data.train_list", "[/red]", str(path)),
         ("data.voc", str(root), str(path)),
-        ("recipe", "small", str(path)),
+        ("recipe", "scratch", str(path)),
     ):
         assert value in lines[key]
         assert origin in lines[key]
@@ -117,16 +117,19 @@ def test_the_shell_completes_the_pipelines_stages() -> None:
     assert get_args(StageName) == pipeline.STAGE_NAMES
 
 
-SMALL = ["run", "voc", "--name", "x", "--recipe", "small"]
+SMALL = ["run", "voc", "--name", "x", "--recipe", "scratch"]
 BAD = {
-    "unknown setting": (["run", "vox", "--name", "x"], "did you mean voc"),
+    "unknown sources": (["run", "vox", "--name", "x"], "did you mean voc"),
     "a data set of another tool": (["run", "coco", "--name", "x"], "mcis import makes a table"),
     "a file that is none": (["run", "--name", "x", "--config", "nowhere.toml"], "nowhere.toml cannot be read"),
     "wrong type": (["run", "voc", "--name", "x", "--set", "classifier.epochs=many"], "classifier.epochs"),
     "no data": (SMALL, "--voc"),
     "missing folder": ([*SMALL, "--voc", "nowhere"], "no folder"),
-    "name with a slash": (["run", "voc", "--name", "../x", "--recipe", "small", "--voc", "ROOT"], "run name"),
-    "weights that are no file": ([*SMALL, "--voc", "ROOT", "--set", "weights.backbone=w.pth"], "w.pth is no file"),
+    "name with a slash": (["run", "voc", "--name", "../x", "--recipe", "scratch", "--voc", "ROOT"], "run name"),
+    "weights that are no file": (
+        [*SMALL, "--voc", "ROOT", "--set", "weights.classifier_backbone=w.pth"],
+        "w.pth is no file",
+    ),
     "more workers than CPUs": ([*SMALL, "--voc", "ROOT", "--set", "compute.workers=40"], "compute.workers"),
     "workspace that is a file": ([*SMALL, "--voc", "ROOT", "--workspace", "FILE"], "workspace"),
 }
@@ -158,7 +161,7 @@ def test_a_recipe_offline_says_which_file_it_needs(root: Path, tmp_path: Path, m
     done = runner.invoke(app, [*arguments, "--set", f"data.classes={root / 'classes.txt'}"])
     assert done.exit_code == 1
     assert str(tmp_path / "weights" / "vgg16-397923af.pth") in done.output
-    assert "weights.backbone=PATH" in done.output
+    assert "weights.classifier_backbone=PATH" in done.output
 
 
 def test_a_run_says_what_to_expect_at_first(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,7 +169,7 @@ def test_a_run_says_what_to_expect_at_first(root: Path, tmp_path: Path, monkeypa
         raise UserError("here Ray would start", "", "")
 
     monkeypatch.setattr("mcis.platform.api.ray_session", no_ray)
-    arguments = ["run", "voc", "--voc", str(root), "--recipe", "small", "--name", "x", "--workspace", str(tmp_path)]
+    arguments = ["run", "voc", "--voc", str(root), "--recipe", "scratch", "--name", "x", "--workspace", str(tmp_path)]
     arguments += ["--set", f"data.classes={root / 'classes.txt'}"]
     done = runner.invoke(app, arguments, env={"COLUMNS": "200"})
     assert "images:  " in done.output[: done.output.index("here Ray would start")]

@@ -20,8 +20,8 @@ def root(scored: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) 
     root, data = folder / "workspace", folder / "data"
     for seed in range(3):
         scored(root, f"a-s{seed}", f"seed={seed}", data=data)
-    scored(root, "b", "segmenter.steps=7", "compute.threads=2", data=data)
-    scored(folder / "other", "b", "segmenter.steps=9", data=data)
+    scored(root, "b", "segmenter.min_steps=7", "compute.threads=2", data=data)
+    scored(folder / "other", "b", "segmenter.min_steps=9", data=data)
     return root
 
 
@@ -40,10 +40,10 @@ def test_runs_of_one_name_are_called_by_their_workspace(root: Path) -> None:
 def test_keys_that_differ_are_told_with_their_values(root: Path) -> None:
     cases = open_cases(root, ["a-s0", "b", "a-s1"])
     rows = differing_keys(cases)
-    assert rows.keys() == {"seed", "segmenter.steps", "compute.threads"}
+    assert rows.keys() == {"seed", "segmenter.min_steps", "compute.threads"}
     assert rows["seed"] == ["0", "0", "1"]
-    assert rows["segmenter.steps"][1] == "7"
-    assert rows["segmenter.steps"][0] == rows["segmenter.steps"][2]
+    assert rows["segmenter.min_steps"][1] == "7"
+    assert rows["segmenter.min_steps"][0] == rows["segmenter.min_steps"][2]
     assert rows["compute.threads"][1] == "2"
     assert differing_keys(cases[:1]) == {}
 
@@ -67,7 +67,7 @@ def test_seeds_of_one_configuration_are_one_case(root: Path) -> None:
         (["a-s0", "./absent"], "./absent is no folder of a run"),
         (["a-s0", "a-s1", "a-s0"], "run 'a-s0' is given twice"),
         (["a-s0,a-s1", "a-s1,b"], "run 'a-s1' is given twice"),
-        (["a-s0", "a-s1,b"], "a-s1, b differ in segmenter.steps"),
+        (["a-s0", "a-s1,b"], "a-s1, b differ in segmenter.min_steps"),
     ],
 )
 def test_what_is_no_choice_of_runs_is_refused(root: Path, arguments: list[str], found: str) -> None:

@@ -38,7 +38,7 @@ def root(scored: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) 
     root, data = folder / "workspace", folder / "data"
     for seed in range(3):
         scored(root, f"a-s{seed}", f"seed={seed}", data=data)
-        scored(root, f"b-s{seed}", f"seed={seed}", "segmenter.steps=7", data=data, error=0.4)
+        scored(root, f"b-s{seed}", f"seed={seed}", "segmenter.min_steps=7", data=data, error=0.4)
     scored(root, "fewer", data=data, images=6)
     scored(root, "train", data=data, split="train")
     scored(root, "repainted", data=data, truths=1)
@@ -127,7 +127,7 @@ def test_trained_classifiers_have_a_table(root: Path, scored: Callable[..., Path
 
 def test_what_all_scores_share_of_their_origin_is_told_once(root: Path, scored: Callable[..., Path]) -> None:
     shared, _ = compared(root, "a-s0", "b-s0").remarks()
-    assert shared.startswith("all scores: seed 0, recipe small, weights ")
+    assert shared.startswith("all scores: seed 0, recipe scratch, weights ")
     scored(root, "paper", data=root.parent / "data", recipe="paper")
     assert not any("recipe" in remark for remark in compared(root, "a-s1", "paper").remarks())
 

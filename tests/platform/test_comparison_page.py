@@ -31,7 +31,7 @@ def folder(scored: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
         scored(folder / "workspace", f"a-s{seed}", f"seed={seed}", data=data, classes=HOSTILE)
     scored(folder / "workspace", "b", data=data, classes=HOSTILE)
     hostile = "data.voc=/nowhere/<script>alert(1)</script>&"
-    scored(folder / FOLDER, "b", hostile, "segmenter.steps=7", data=data, classes=HOSTILE, error=0.5)
+    scored(folder / FOLDER, "b", hostile, "segmenter.min_steps=7", data=data, classes=HOSTILE, error=0.5)
     scored(folder / FOLDER, "train", data=data, classes=HOSTILE, split="train")
     return folder
 

@@ -42,7 +42,7 @@ IMPOSSIBLE: list[tuple[str, str, Any]] = [
     ("classifier", "color_jitter", [0.3, 0.3, 0.3, 0.6]),
     ("localize", "related_by", "random"),
     ("segmenter", "scales", [1.0, 0]),
-    ("pseudo_masks", "background", "none"),
+    ("pseudo_masks", "rule", "none"),
     ("classifier", "optimizer", {"precision": "fp16"}),
 ]
 
@@ -62,7 +62,7 @@ def test_impossible_values_are_refused(section: str, key: str, value: Any) -> No
             {"localize": {"method": {"contrastive": True, "name": "released"}, "related": 0}},
             "localize.method.contrastive is set but localize.related is 0",
         ),
-        ({"data": {"web": {"root": "/crawled"}}}, "setting voc has no source web, but /crawled is given for it"),
+        ({"data": {"web": {"root": "/crawled"}}}, "sources voc has no source web, but /crawled is given for it"),
         (
             {"classifier": {"attention": "co"}, "localize": {"method": {"name": "co_attention", "contrastive": True}}},
             "contrastive is set but .* is co,",
@@ -75,7 +75,7 @@ def test_impossible_values_are_refused(section: str, key: str, value: Any) -> No
             {"maps": {"scale": "logarithm"}, "localize": {"method": {"name": "released"}}},
             "maps.scale is logarithm but localize.method.name is released",
         ),
-        ({"classifier": {"epochs": 5, "keep_epoch": 5}}, "keep_epoch 5 is not before classifier.epochs 5"),
+        ({"classifier": {"epochs": 5, "stop_epoch": 5}}, "stop_epoch 5 is not before classifier.epochs 5"),
         ({"segmenter": {"init": "classifier"}}, "backbone resnet101 .* is not the classifier's vgg16"),
         ({"compute": {"workers": 2, "min_workers": 3}}, "min_workers 3 is more than workers 2"),
         ({"compute": {"workers": 2, "gpu_share": 0.5}}, "gpu_share is 0.5 for 2 workers"),
@@ -90,10 +90,10 @@ def test_contradictions_are_refused(values: dict[str, Any], said: str) -> None:
 
 
 def test_contradictions_between_sections_are_said_together() -> None:
-    values = {"classifier": {"attention": "none", "keep_epoch": 20}, "compute": {"workers": 11}}
+    values = {"classifier": {"attention": "none", "stop_epoch": 20}, "compute": {"workers": 11}}
     with pytest.raises(ValidationError) as caught:
         Config.model_validate(values)
-    for said in ("localize.related", "keep_epoch 20", "classifier.batch is 5", "segmenter.batch is 10"):
+    for said in ("localize.related", "stop_epoch 20", "classifier.batch is 5", "segmenter.batch is 10"):
         assert said in str(caught.value)
 
 
@@ -112,7 +112,7 @@ def test_a_segmenter_starts_from_a_classifier_of_the_same_shape() -> None:
 def test_what_is_just_possible_passes() -> None:
     Config.model_validate({"classifier": {"attention": "none"}, "localize": {"related": 0}})
     Config.model_validate({"classifier": {"attention": "none"}, "localize": {"method": {"affinity": "identity"}}})
-    Config.model_validate({"classifier": {"epochs": 5, "keep_epoch": 4}})
+    Config.model_validate({"classifier": {"epochs": 5, "stop_epoch": 4}})
     Config.model_validate({"maps": {"scale": "range"}, "localize": {"method": {"name": "released"}}})
     Config.model_validate({"compute": {"workers": 5, "min_workers": 1}})
     PseudoMasksConfig(threshold=0.2, background_threshold=0.2)
@@ -121,14 +121,19 @@ def test_what_is_just_possible_passes() -> None:
 def test_few_images_are_seen_more_often_so_that_the_updates_do() -> None:
     """All that is counted in epochs grows alike, so that the schedule over the updates is the same."""
     plain = ClassifierConfig(
-        batch=16, epochs=8, steps=800, attention_epochs=2, contrastive_from_epoch=1, keep_epoch=6,
+        batch=16,
+        epochs=8,
+        min_steps=800,
+        attention_epochs=2,
+        contrastive_from_epoch=1,
+        stop_epoch=6,
         optimizer=Optimizer(step_epochs=(3, 6)),
-    )  # fmt: skip
+    )
     assert plain.of_images(1600) is plain
     few = plain.of_images(400)
     assert (few.epochs, few.attention_epochs, few.contrastive_from_epoch, few.val_every) == (32, 8, 4, 4)
     assert (few.trained_epochs, few.attention_begins) == (4 * plain.trained_epochs, 4 * plain.attention_begins)
     assert few.optimizer.step_epochs == (12, 24)
-    assert few.epochs * 400 / few.batch >= plain.steps
+    assert few.epochs * 400 / few.batch >= plain.min_steps
     assert plain.model_copy(update={"epoch_pairs": 1600}).of_images(400).epochs == 8
     assert ClassifierConfig(epochs=8).of_images(3).epochs == 8

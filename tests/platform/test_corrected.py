@@ -55,7 +55,7 @@ def test_masks_with_the_labels_of_other_classes_show_before_the_trainings(small:
         other = np.where((labels > 0) & (labels < 255), labels % 3 + 1, labels).astype(np.uint8)
         (tmp_path / path.name).write_bytes(encode_labels(other))
     with pytest.raises(UserError, match="corrected masks hold no tag of their images, or others"):
-        pipeline.check(small.settings(f"data.corrected={tmp_path}").config, small.workspace, "any")
+        pipeline.check(small.settings(f"data.corrected_masks={tmp_path}").config, small.workspace, "any")
 
 
 @pytest.mark.slow
@@ -63,7 +63,7 @@ def test_an_image_with_a_corrected_mask_is_scored_no_more_although_maps_stay(sma
     assert small.run("scored", until="localize").scores[0].images == 24
     name = "train_000003.png"
     (tmp_path / name).write_bytes((small.root / "SegmentationClassAug" / name).read_bytes())
-    again = small.run("scored", f"data.corrected={tmp_path}", until="localize")
+    again = small.run("scored", f"data.corrected_masks={tmp_path}", until="localize")
     assert computed(again) == ["evaluate", "report"]
     assert again.scores[0].images == 23
 
@@ -81,10 +81,18 @@ def test_corrected_masks_teach_as_they_are_and_are_not_scored(small: Any, tmp_pa
     wrong = (mask < 255).astype(np.uint8)
     (folder / names[1]).write_bytes(encode_labels(wrong))
     values = (
-        f"data.corrected={folder}", "pseudo_masks.background=affinity", "affinity_net.backbone=small",
-        "affinity_net.steps=2", "affinity_net.batch=4", "affinity_net.crop=64", "affinity_net.trained=all",
-        "segmenter.steps=2", "segmenter.epochs=0.5", "segmenter.batch=4", "predict.split=train",
-    )  # fmt: skip
+        f"data.corrected_masks={folder}",
+        "pseudo_masks.rule=affinity",
+        "affinity_net.backbone=small",
+        "affinity_net.min_steps=2",
+        "affinity_net.batch=4",
+        "affinity_net.crop=64",
+        "affinity_net.trainable_stages=all",
+        "segmenter.min_steps=2",
+        "segmenter.min_epochs=0.5",
+        "segmenter.batch=4",
+        "predict.split=train",
+    )
     result = small.run("corrected", *values)
     assert not {"index", "train_classifier", "localize"} & set(computed(result))
     for stage, table in (("pseudo_masks", "masks"), ("train_affinity", "labels")):
@@ -137,4 +145,4 @@ def test_the_masks_to_correct_first_are_those_that_the_network_contradicts(small
     shown = [page.index(f"<bdi>{line['image']}</bdi>") for line in table]
     assert (shown, page.count("<img")) == (sorted(shown), 3 * 5)
     assert [Path(task["data"]["image"]).stem for task in tasks] == [line["image"] for line in table]
-    pipeline.check(small.settings(f"data.corrected={out / 'masks'}").config, small.workspace, "any")
+    pipeline.check(small.settings(f"data.corrected_masks={out / 'masks'}").config, small.workspace, "any")

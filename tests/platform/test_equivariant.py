@@ -37,8 +37,8 @@ ON = ("classifier.equivariant.weight=2", "classifier.equivariant.scale=0.5", "ma
 
 def config(*assignments: str) -> Config:
     small = ["classifier.channels=6", "segmenter.channels=6", "classifier.input_size=32"]
-    small += ["classifier.flip=false", "classifier.shift=0"]
-    return resolve("voc", "small", assignments=[*small, *ON, *assignments]).config
+    small += ["classifier.hflip=false", "classifier.shift=0"]
+    return resolve("voc", "scratch", assignments=[*small, *ON, *assignments]).config
 
 
 def learner(section: ClassifierConfig) -> ClassifierLearner:
@@ -51,9 +51,16 @@ def pairs() -> PairBatch:
     rng = np.random.default_rng(0)
     images_m, images_n = rng.integers(0, 256, (2, 2, 32, 32, 3), np.uint8)
     return PairBatch(
-        images_m=images_m, images_n=images_n, m=np.array([0, 2]), n=np.array([1, 1]), epoch=np.zeros(2, np.int64),
-        kind=np.zeros(2, np.uint8), row=np.arange(2), unshared_m=np.ones(2, bool), unshared_n=np.ones(2, bool),
-    )  # fmt: skip
+        images_m=images_m,
+        images_n=images_n,
+        m=np.array([0, 2]),
+        n=np.array([1, 1]),
+        epoch=np.zeros(2, np.int64),
+        kind=np.zeros(2, np.uint8),
+        row=np.arange(2),
+        unshared_m=np.ones(2, bool),
+        unshared_n=np.ones(2, bool),
+    )
 
 
 def terms(section: ClassifierConfig, model: CoAttentionClassifier, batch: PairBatch) -> dict[str, Tensor]:
@@ -109,7 +116,7 @@ def test_maps_are_refined_image_by_image(tmp_path: Path) -> None:
     rng, uris = np.random.default_rng(0), [str(tmp_path / f"{n}.png") for n in range(3)]
     for uri in uris:
         Image.fromarray(rng.integers(0, 256, (40, 56, 3), np.uint8)).save(uri)
-    settings = config("localize.mirror=true", "localize.extra_scales=[0.5]", "localize.batch=2")
+    settings = config("localize.hflip=true", "localize.extra_scales=[0.5]", "localize.batch=2")
     torch.manual_seed(0)
     model = build_classifier(settings.classifier, K).eval()
     save_weights(model, tmp_path / WEIGHTS, {})

@@ -50,7 +50,7 @@ def evaluated(workspace: Workspace, paths: list[Path], name: str, seed: int) -> 
     import masks
 
     context = masks.evaluable(workspace.root, paths, name=name, seed=seed)
-    config = resolve("voc", "small", assignments=["compute.shard_rows=5"]).config
+    config = resolve("voc", "scratch", assignments=["compute.shard_rows=5"]).config
     write_result(context.part, evaluation.run(config, context), key=name)
     done = dataclasses.replace(context, inputs={**context.inputs, "evaluate": context.part})
     workspace.record_outputs(name, done.inputs)
@@ -96,14 +96,14 @@ def test_classes_of_which_the_network_loses_much_of_its_masks_are_named(first: R
     far, near, absent = first.classes[:3]
     masks = dataclasses.replace(plain, what="pseudo_masks", iou=at | {absent: None})
     low = dataclasses.replace(refined, iou=at | {far: 44.9, near: 45.0, absent: 10.0})
-    config = resolve("voc", "small").config
-    balanced = resolve("voc", "small", assignments=["segmenter.class_balance=1"]).config
+    config = resolve("voc", "scratch").config
+    balanced = resolve("voc", "scratch", assignments=["segmenter.class_balance_exponent=1"]).config
     (note,) = falls_behind([masks, plain, low], config, first)
     tags = split_rows(first, "train", columns=["tags"])["tags"].to_pylist()
     images = sum(0 in of for of in tags)
     assert f"behind its masks on 1 of 20 classes: {far} ({images} images; 60.0 in masks, 44.9" in note
     assert falls_behind([masks, dataclasses.replace(low, iou=at)], config, first) == []
-    assert "try segmenter.class_balance=1, more" in note
+    assert "try segmenter.class_balance_exponent=1, more" in note
     assert "class_balance" not in falls_behind([masks, low], balanced, first)[0], "what is set is no remedy"
     assert falls_behind([low], config, first) == [], "a run on the truth has no pseudo masks"
     there = dataclasses.replace(low, figures={"recall": at})

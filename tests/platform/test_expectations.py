@@ -18,7 +18,7 @@ def listing(train: list[list[int]], val: list[list[int]], *, masks: bool) -> Lis
 
 
 def told(listed: Listing, *assignments: str) -> list[str]:
-    return expectations(resolve("voc", "small", assignments=assignments).config, listed)
+    return expectations(resolve("voc", "scratch", assignments=assignments).config, listed)
 
 
 def test_good_images_are_told_in_figures_alone() -> None:

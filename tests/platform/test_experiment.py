@@ -13,7 +13,7 @@ from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import leaves, meanings
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.resolve import Resolved, resolve
-from mcis.platform.config.sections import SETTINGS
+from mcis.platform.config.sections import SOURCE_COMBINATIONS
 
 
 def written(resolved: Resolved, folder: Path) -> Path:
@@ -25,7 +25,7 @@ def written(resolved: Resolved, folder: Path) -> Path:
 CHANGES: dict[str, dict[str, Any]] = {
     "nothing": {},
     "a path that is no plain text": {"data.train_list": 'a "list"\\ \x7f\t[é] ü 🙂\n#'},
-    "None in place of a recipe's value": {"classifier.keep_epoch": None, "classifier.affinity.init": None},
+    "None in place of a recipe's value": {"classifier.stop_epoch": None, "classifier.affinity.init": None},
     "None in place of a default": {"predict.crop": None},
     "numbers": {"segmenter.optimizer.learning_rate": 1e-300, "seed": 2**31 - 1, "segmenter.scales": [1]},
     "another method": {"localize.method.name": "co_attention", "localize.method.target": "n"},
@@ -33,9 +33,9 @@ CHANGES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("recipe", "setting"), [*itertools.product(RECIPES, SETTINGS)])
-def test_every_preset_is_read_as_it_was_written(recipe: str, setting: str, tmp_path: Path) -> None:
-    resolved = resolve(setting, recipe)
+@pytest.mark.parametrize(("recipe", "sources"), [*itertools.product(RECIPES, SOURCE_COMBINATIONS)])
+def test_every_preset_is_read_as_it_was_written(recipe: str, sources: str, tmp_path: Path) -> None:
+    resolved = resolve(sources, recipe)
     assert resolve(file=written(resolved, tmp_path)).config == resolved.config
 
 
@@ -64,7 +64,7 @@ def test_text_that_is_no_utf8_is_refused_by_name() -> None:
 
 
 def test_a_file_names_every_key_with_its_meaning_and_its_origin(tmp_path: Path) -> None:
-    resolved = resolve("voc", "small", assignments=["localize.related=5"])
+    resolved = resolve("voc", "scratch", assignments=["localize.related=5"])
     text = written(resolved, tmp_path).read_text()
     plain = " ".join(line.removeprefix("# ") for line in text.splitlines())
     assert all(meaning.replace("\n", " ") in plain for meaning in meanings(resolved.config).values())
@@ -77,11 +77,11 @@ def test_a_file_names_every_key_with_its_meaning_and_its_origin(tmp_path: Path) 
 def test_a_file_lies_between_setting_and_command_line(tmp_path: Path) -> None:
     path = tmp_path / "exp.toml"
     path.write_text("""
-        setting = "voc+single"
-        recipe = "small"
+        sources = "voc+single"
+        recipe = "scratch"
         seed = 3
         unset = ["classifier.affinity.init"]
-        classifier.kinds = 1
+        classifier.num_domain_affinities = 1
         [classifier.optimizer]
         momentum = 0.5
         weight_decay = 0.5
@@ -89,36 +89,46 @@ def test_a_file_lies_between_setting_and_command_line(tmp_path: Path) -> None:
         """)
     found = resolve(None, None, {"seed": 4}, ["classifier.optimizer.momentum=0.25"], file=path)
     flat = dict(leaves(found.config))
-    assert (flat["setting"], flat["recipe"], flat["seed"], flat["classifier.kinds"]) == ("voc+single", "small", 4, 1)
+    assert (flat["sources"], flat["recipe"], flat["seed"], flat["classifier.num_domain_affinities"]) == (
+        "voc+single",
+        "scratch",
+        4,
+        1,
+    )
     assert flat["classifier.affinity.init"] is None
     expected = {
-        "setting": str(path), "recipe": str(path), "seed": "command line", "classifier.kinds": str(path),
-        "classifier.optimizer.momentum": "--set", "classifier.optimizer.weight_decay": str(path),
-        "classifier.optimizer.name": "recipe small", "classifier.affinity.init": str(path),
-    }  # fmt: skip
+        "sources": str(path),
+        "recipe": str(path),
+        "seed": "command line",
+        "classifier.num_domain_affinities": str(path),
+        "classifier.optimizer.momentum": "--set",
+        "classifier.optimizer.weight_decay": str(path),
+        "classifier.optimizer.name": "recipe scratch",
+        "classifier.affinity.init": str(path),
+    }
     assert {key: found.origins[key] for key in expected} == expected
-    assert resolve("single+voc", "small", file=path).config == resolve(file=path).config
+    assert resolve("single+voc", "scratch", file=path).config == resolve(file=path).config
 
 
 @pytest.mark.parametrize(
-    ("setting", "recipe", "said"),
+    ("sources", "recipe", "said"),
     [
-        ("voc+web", None, r"setting voc\+web is given .*exp.toml, which is of setting voc"),
+        ("voc+web", None, r"sources voc\+web is given .*exp.toml, which is of sources voc"),
         (None, "paper", "recipe paper"),
     ],
 )
 def test_another_setting_or_recipe_beside_a_file_is_refused(
-    setting: str | None, recipe: str | None, said: str, tmp_path: Path
+    sources: str | None, recipe: str | None, said: str, tmp_path: Path
 ) -> None:
-    path = written(resolve("voc", "small"), tmp_path)
+    path = written(resolve("voc", "scratch"), tmp_path)
     with pytest.raises(UserError, match=said):
-        resolve(setting, recipe, file=path)
+        resolve(sources, recipe, file=path)
 
 
 def test_everything_wrong_with_a_file_is_told_together(tmp_path: Path) -> None:
     path = tmp_path / "exp.toml"
     path.write_text("""
-        setting = "voc"
+        sources = "voc"
         recipe = 3
         sede = 1
         seed = "x"
@@ -156,13 +166,13 @@ def test_everything_wrong_with_a_file_is_told_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"setting = ", "is no TOML"),
+        (b"sources = ", "is no TOML"),
         (b"seed = 1\nseed = 2", "is no TOML"),
         (b"\xff\xfe", "is no TOML"),
         (b"a = " + b"[" * 100000, "is no TOML"),
-        (b"seed = 1", "without a setting"),
-        (b'setting = "vox"', "exp.toml: unknown setting 'vox'"),
-        (b'setting = "voc"\nrecipe = "smal"', "exp.toml: unknown recipe 'smal'"),
+        (b"seed = 1", "without a sources"),
+        (b'sources = "vox"', "exp.toml: unknown sources 'vox'"),
+        (b'sources = "voc"\nrecipe = "smal"', "exp.toml: unknown recipe 'smal'"),
         (None, "cannot be read"),
         ("folder", "Is a directory"),
     ],

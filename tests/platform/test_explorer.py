@@ -49,10 +49,14 @@ def image_of(image_id: str, seed: int, *, tags: tuple[int, ...] = (0, 2), truth:
     maps = (6 * random.standard_normal((len(tags), 7, 7))).astype(np.float16).astype(np.float32)
     known = random.choice(np.array([0, 1, 2, 3, IGNORE], np.uint8), (40, 57), p=[0.5, 0.2, 0.1, 0.1, 0.1])
     return Panel(
-        image_id=image_id, split="train", tags=(), image=random.integers(0, 256, (40, 57, 3), np.uint8),
-        truth=known if truth else None, full_size=(40, 57),
+        image_id=image_id,
+        split="train",
+        tags=(),
+        image=random.integers(0, 256, (40, 57, 3), np.uint8),
+        truth=known if truth else None,
+        full_size=(40, 57),
         maps=ImageMaps(np.array(tags), maps, Grids(Grid(0.05, 0.14, 7), Grid(0.09, 0.13, 7))),
-    )  # fmt: skip
+    )
 
 
 def kept(image: Panel) -> ImageMaps:
@@ -64,19 +68,45 @@ def page_of(folder: Path, images: list[Panel], scale: str, classes: tuple[str, .
     """A report with these images; its curve is best at threshold 9 / 32."""
     mious = [float("nan"), *(40 - abs(9 - i) for i in range(1, BINS))]
     score = Score(
-        what="localization_maps", name="R = 3", split="train", images=2, miou=40.0, iou={}, figures={},
-        confusion=(), threshold=9 / BINS, related=3, seed=0, recipe="small", weights="none", git=None,
-    )  # fmt: skip
+        what="localization_maps",
+        name="R = 3",
+        split="train",
+        images=2,
+        miou=40.0,
+        iou={},
+        figures={},
+        confusion=(),
+        threshold=9 / BINS,
+        related=3,
+        seed=0,
+        recipe="scratch",
+        weights="none",
+        git=None,
+    )
     panels = [replace(image, tags=tuple(classes[k] for k in kept(image).classes)) for image in images]
     curves = {"R = 3": Curve([i / BINS for i in range(BINS)], mious)}
     settings = [f"maps.scale={scale}", f"evaluate.thresholds={BINS}", "localize.related=3"]
-    config = resolve("voc", "small", assignments=settings).config
+    config = resolve("voc", "scratch", assignments=settings).config
     data = ReportData(
-        name="drawn", setting="voc", recipe="small", created="2025-03-01T12:00:00+00:00", git=None, classes=classes,
-        scores=[score], counts={}, rejected=0, notes=[], seconds={}, computed={}, training={},
-        curves=curves, config=[], environment={}, panels=panels,
+        name="drawn",
+        sources="voc",
+        recipe="scratch",
+        created="2025-03-01T12:00:00+00:00",
+        git=None,
+        classes=classes,
+        scores=[score],
+        counts={},
+        rejected=0,
+        notes=[],
+        seconds={},
+        computed={},
+        training={},
+        curves=curves,
+        config=[],
+        environment={},
+        panels=panels,
         explorer=explorer_data(config, classes, panels, None, scores=[score], curves=curves),
-    )  # fmt: skip
+    )
     return write_report(data, RunFolder(folder))
 
 

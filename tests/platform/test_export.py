@@ -291,7 +291,7 @@ def test_an_exported_network_predicts_without_mcis(trained: Callable[..., Path],
     done = subprocess.run([*command, str(tmp_path / "labels")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["classes"] == [f"class {k}" for k in range(5)]
-    plain = ["predict.scales=[1.0]", "predict.mirror=false", "predict.crop=null", "predict.crf.iterations=0"]
+    plain = ["predict.scales=[1.0]", "predict.hflip=false", "predict.crop=null", "predict.crf.iterations=0"]
     predictor = Predictor.load(run, plain)
     for number, picture in enumerate(pictures):
         wanted = predictor(picture)

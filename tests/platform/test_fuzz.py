@@ -133,7 +133,7 @@ def texts(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
     from mcis.platform.config.resolve import resolve
     from mcis.tuning.definition import LIBRARY, read_definition
 
-    resolved = resolve("voc", "small", {"data.voc": str(folder)})
+    resolved = resolve("voc", "scratch", {"data.voc": str(folder)})
     short = experiment_text(resolved.config, resolved.origins).encode()
     return {
         "configuration": (short, "e.toml", lambda path: resolve(file=path)),

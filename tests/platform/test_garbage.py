@@ -14,17 +14,17 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import ASIDE, aside_of, remove
 from mcis.platform.cli import app
 from mcis.platform.config.resolve import resolve
-from mcis.platform.runs.bookkeeping import recorded
+from mcis.platform.runs.bookkeeping import run_record
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import bytes_in, write_json
 from mcis.platform.runs.inventory import entries, plan_removal
 from mcis.platform.runs.locks import hold_run
-from mcis.platform.runs.results import StageResult, flaw
+from mcis.platform.runs.results import StageResult, find_missing_files
 from mcis.platform.runs.stage import Stage, run_stage
 from mcis.platform.runs.workspace import Workspace
 
 runner = CliRunner()
-CONFIG = resolve("voc", "small").config
+CONFIG = resolve("voc", "scratch").config
 SCORE = {"miou": 50.0, "crf": None}
 
 
@@ -56,7 +56,7 @@ def run(
 ) -> list[str]:
     """A run of two stages, with an output for each value; returns which of them it computed."""
     names = ("index", "localize")[: len(values)]
-    with recorded(workspace, name, whole=True, study=study):
+    with run_record(workspace, name, whole=True, study=study):
         context = RunContext(workspace=workspace, name=name, part=Path(), tracker=None, origins={})  # type: ignore[arg-type]
         write_config(workspace, name)
         for stage, value in zip(names, values, strict=True):
@@ -67,7 +67,7 @@ def run(
 
 
 def write_config(workspace: Workspace, name: str) -> None:
-    workspace.run(name).config.write_text('setting = "voc"\nrecipe = "small"\n')
+    workspace.run(name).config.write_text('sources = "voc"\nrecipe = "scratch"\n')
 
 
 def gc(workspace: Workspace, *arguments: str) -> Any:
@@ -135,7 +135,7 @@ def test_a_study_goes_with_its_trials_and_a_run_of_a_like_name_stays(workspace: 
     for name in ("table7-r0", "table7-r1"):
         run(workspace, name, "a", name[-1], study="table7")
     run(workspace, "table7-mine", "a", "c")
-    with recorded(workspace, "table7", whole=True, kind="study"):
+    with run_record(workspace, "table7", whole=True, kind="study"):
         pass
     listed = {entry.name: entry for entry in entries(workspace)}
     assert list(listed) == ["table7", "table7-r0", "table7-r1", "table7-mine"]
@@ -153,7 +153,7 @@ def test_work_that_a_run_can_continue_stays(workspace: Workspace) -> None:
     for name, values in (("first", ("c",)), ("second", ("a", "d"))):
         with pytest.raises(ValueError, match="half way"):
             run(workspace, name, *values, error=ValueError("half way"))
-    parts = [path for path in workspace.store.glob("[a-z]*") if flaw(path)]
+    parts = [path for path in workspace.store.glob("[a-z]*") if find_missing_files(path)]
     assert len(parts) == 2
     assert planned(workspace) == []
     assert gc(workspace, "--delete").exit_code == 0

@@ -22,7 +22,7 @@ def test_an_index_is_built_shown_and_taken_over_by_a_run(ray_local: None, tmp_pa
     done = runner.invoke(app, ["index", "voc", str(root), "--set", f"data.classes={root / 'classes.txt'}", *given])
     assert done.exit_code == 0, done.output
     words = ["run", "voc", "--voc", str(root), "--set", f"data.classes={root / 'classes.txt'}", *given]
-    walked = runner.invoke(app, [*words, "--name", "NAME", "--recipe", "small", "--until", "index"])
+    walked = runner.invoke(app, [*words, "--name", "NAME", "--recipe", "scratch", "--until", "index"])
     assert walked.exit_code == 0, walked.output
     indexed, run = (json.loads((tmp_path / "ws/runs" / n / "record.json").read_text()) for n in ("index-voc", "NAME"))
     assert indexed["reached"]["index"] == run["reached"]["index"]

@@ -18,9 +18,9 @@ from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.read_index import open_index
 from mcis.platform.runs.files import read_table
+from mcis.platform.runs.image_checks import KeptVerdicts
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.results import IndexResult, read_result
-from mcis.platform.runs.verdicts import KeptVerdicts
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages import index
 from mcis.platform.stages.index import open_images
@@ -41,7 +41,7 @@ def photos(tmp_path: Path) -> Path:
 
 def indexed(photos: Path, *assignments: str) -> tuple[list[str], dict[str, str], int]:
     """What `mcis index tags` leaves: the images, the reasons of those that are rejected, and how many were opened."""
-    resolved = resolve("tags", "small", {"data.tags.table": str(photos)}, ["compute.shard_rows=4", *assignments])
+    resolved = resolve("tags", "scratch", {"data.tags.table": str(photos)}, ["compute.shard_rows=4", *assignments])
     result = pipeline.run(resolved, Workspace(photos.parent / "workspace"), "index-tags", until="index")
     found = open_index(Workspace(photos.parent / "workspace"), "index-tags")
     rejects = dict(zip(found.rejects["image_id"].to_pylist(), found.rejects["reason"].to_pylist(), strict=True))
@@ -149,11 +149,11 @@ def test_the_sources_are_listed_once_in_a_call(photos: Path, ray_local: None, mo
     asked: list[str] = []
 
     def counted(config: Config) -> Listing:
-        asked.append(config.setting)
+        asked.append(config.sources)
         return listing(config)
 
     monkeypatch.setattr("mcis.platform.runs.listing.listing", counted)
-    resolved = resolve("tags", "small", {"data.tags.table": str(photos)})
+    resolved = resolve("tags", "scratch", {"data.tags.table": str(photos)})
     workspace = Workspace(photos.parent / "workspace")
     for calls in (1, 2):
         sources = pipeline.check(resolved.config, workspace, "index-tags", until="index")

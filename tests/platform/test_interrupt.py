@@ -19,16 +19,19 @@ import torch
 from filelock import FileLock, Timeout
 
 from mcis.datasets.synthetic import devkit as synthetic
-from mcis.platform.runs.results import flaw
+from mcis.platform.runs.results import find_missing_files
 
 SMALL = (
-    "classifier.channels=24", "segmenter.channels=24", "classifier.input_size=64", "classifier.batch=8",
+    "classifier.channels=24",
+    "segmenter.channels=24",
+    "classifier.input_size=64",
+    "classifier.batch=8",
     "compute.threads=1",
-)  # fmt: skip
+)
 
 
 def command(root: Path, workspace: Path, *assignments: str) -> list[str]:
-    out = [sys.executable, "-m", "mcis.platform.cli", "run", "voc", "--name", "run", "--recipe", "small"]
+    out = [sys.executable, "-m", "mcis.platform.cli", "run", "voc", "--name", "run", "--recipe", "scratch"]
     out += ["--voc", str(root), "--workspace", str(workspace), "--set", f"data.classes={root / 'classes.txt'}"]
     return [*out, *(f"--set={value}" for value in (*SMALL, *assignments))]
 
@@ -52,7 +55,7 @@ def tracked(workspace: Path) -> list[Any]:
 @pytest.mark.slow
 def test_a_killed_study_that_is_repeated_is_one_parent_with_its_trials(root: Path, tmp_path: Path) -> None:
     workspace = tmp_path / "workspace"
-    call = command(root, workspace, "classifier.epochs=150", "compute.stop_if_nothing_is_learnt=false")
+    call = command(root, workspace, "classifier.epochs=150", "compute.stop_if_not_learning=false")
     study = tmp_path / "study.toml"
     study.write_text("""about = "related images"
 [[case]]
@@ -77,10 +80,17 @@ set = { "localize.related" = 1 }
 
 
 QUICK = (
-    "classifier.epochs=400", "segmenter.steps=60", "segmenter.batch=4", "segmenter.width=16", "segmenter.crop=64",
-    "pseudo_masks.smallest=0", "report.panels=2", "compute.shard_rows=4",
-    "compute.stop_if_nothing_is_learnt=false", "tracking.model=false",
-)  # fmt: skip
+    "classifier.epochs=400",
+    "segmenter.min_steps=60",
+    "segmenter.batch=4",
+    "segmenter.width=16",
+    "segmenter.crop=64",
+    "pseudo_masks.min_foreground_fraction=0",
+    "report.panels=2",
+    "compute.shard_rows=4",
+    "compute.stop_if_not_learning=false",
+    "tracking.model=false",
+)
 """A whole run of seconds, whose classifier is trained for 800 steps."""
 
 
@@ -140,7 +150,7 @@ def steps_logged(workspace: Path) -> int:
 
 def half_written(workspace: Path) -> list[str]:
     """What is under a temporary name, or unfinished, once a run has ended."""
-    unfinished = [path for path in workspace.glob("store/[a-z]*") if flaw(path)]
+    unfinished = [path for path in workspace.glob("store/[a-z]*") if find_missing_files(path)]
     found = [*unfinished, *(path for path in workspace.glob("**/.*.*") if path.suffix != ".lock")]
     return sorted(str(path.relative_to(workspace)) for path in found)
 
@@ -205,7 +215,7 @@ def test_a_run_that_is_killed_in_each_stage_ends_the_same(root: Path, workspace:
     assert not (workspace / "runs" / "run" / "report.html").exists()
     finished = [path for path in (workspace / "store").iterdir() if (path / "summary.json").exists()]
     assert len(finished) == len(KEPT)
-    assert [flaw(path) for path in finished] == [None] * len(KEPT)
+    assert [find_missing_files(path) for path in finished] == [None] * len(KEPT)
     last = run_to_the_end(call)
     assert last.stdout.count("is there already") == len(KEPT)
     assert scores(workspace) == undisturbed

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from mcis.datasets.storage.folders import aside_of
 from mcis.platform.cli import app
-from mcis.platform.runs.bookkeeping import point_to, recorded
+from mcis.platform.runs.bookkeeping import point_to, run_record
 from mcis.platform.runs.files import write_json
 from mcis.platform.runs.inventory import Entry, entries
 from mcis.platform.runs.locks import hold_run
@@ -22,7 +22,7 @@ runner = CliRunner()
 
 def finished(workspace: Workspace, name: str, evaluate: int = 500, **sizes: int) -> None:
     """A run with outputs of these stages and sizes in bytes, and scores."""
-    with recorded(workspace, name, whole=True):
+    with run_record(workspace, name, whole=True):
         reach(workspace, name, **sizes, evaluate=evaluate)
         score(workspace, name)
 
@@ -34,16 +34,20 @@ def reach(workspace: Workspace, name: str, **sizes: int) -> None:
         outputs[stage].mkdir(exist_ok=True)
         (outputs[stage] / "file").write_bytes(bytes(size))
     workspace.record_outputs(name, outputs)
-    workspace.run(name).config.write_text('setting = "voc+web"\nrecipe = "small"\n')
+    workspace.run(name).config.write_text('sources = "voc+web"\nrecipe = "scratch"\n')
 
 
 def score(workspace: Workspace, name: str) -> None:
     of_stage: list[tuple[Scored, float, bool | None]] = [
-        ("localization_maps", 40.0, None), ("localization_maps", 45.5, None), ("pseudo_masks", 50.0, None),
-        ("baseline", 99.0, None), ("segmentation", 51.25, False), ("segmentation", float("nan"), True),
-    ]  # fmt: skip
+        ("localization_maps", 40.0, None),
+        ("localization_maps", 45.5, None),
+        ("pseudo_masks", 50.0, None),
+        ("baseline", 99.0, None),
+        ("segmentation", 51.25, False),
+        ("segmentation", float("nan"), True),
+    ]
     same: Any = {"name": "any", "split": "val", "images": 6, "iou": {}, "figures": {}, "confusion": ()}
-    same |= {"seed": 0, "recipe": "small", "weights": "none", "git": None}
+    same |= {"seed": 0, "recipe": "scratch", "weights": "none", "git": None}
     scores = [asdict(Score(what=what, miou=miou, crf=crf, **same)) for what, miou, crf in of_stage]
     write_json(workspace.outputs(name)["evaluate"] / SCORES, scores)
 
@@ -62,10 +66,12 @@ def test_a_finished_run_has_its_configuration_scores_and_size(workspace: Workspa
     finished(workspace, "first", index=1000, evaluate=500)
     found = entry(workspace, "first")
     assert (found.kind, found.state, found.reached) == ("run", "finished", "evaluate")
-    assert (found.setting, found.recipe) == ("voc+web", "small")
+    assert (found.sources, found.recipe) == ("voc+web", "scratch")
     assert {name: value for name, value in found.scores.items() if name != "with CRF"} == {
-        "maps": 45.5, "masks": 50.0, "segmentation": 51.25,
-    }  # fmt: skip
+        "maps": 45.5,
+        "masks": 50.0,
+        "segmentation": 51.25,
+    }
     own = sum(path.stat().st_size for path in (workspace.runs / "first").iterdir())
     assert found.bytes == 1500 + own + (workspace.outputs("first")["evaluate"] / SCORES).stat().st_size
     (row,) = shown(workspace, "--json")
@@ -77,7 +83,7 @@ def test_a_finished_run_has_its_configuration_scores_and_size(workspace: Workspa
 
 
 def test_a_run_in_progress_is_told_from_one_that_was_killed(workspace: Workspace) -> None:
-    with recorded(workspace, "first", whole=True):
+    with run_record(workspace, "first", whole=True):
         reach(workspace, "first", index=10)
         record = workspace.run("first").record.read_text()
         found = entry(workspace, "first")
@@ -92,12 +98,12 @@ def test_a_run_in_progress_is_told_from_one_that_was_killed(workspace: Workspace
 
 def test_scores_of_an_earlier_call_are_not_shown_as_those_of_this_one(workspace: Workspace) -> None:
     finished(workspace, "first", index=10)
-    with recorded(workspace, "first", whole=True):
+    with run_record(workspace, "first", whole=True):
         assert entry(workspace, "first").scores == {}
 
 
 def test_why_a_run_failed_is_shown_as_it_is(workspace: Workspace) -> None:
-    with pytest.raises(ValueError), recorded(workspace, "first", whole=True):  # noqa: PT011
+    with pytest.raises(ValueError), run_record(workspace, "first", whole=True):  # noqa: PT011
         raise ValueError
     record = workspace.run("first").record
     record.write_text(record.read_text().replace("ValueError", "photos[/x]\\u001b[2J"))
@@ -107,9 +113,9 @@ def test_why_a_run_failed_is_shown_as_it_is(workspace: Workspace) -> None:
 def test_trials_stand_below_their_study_and_share_what_they_point_to(workspace: Workspace) -> None:
     finished(workspace, "table", index=5000)
     for name in ("table7-r0", "table7-r1"):
-        with recorded(workspace, name, whole=True, study="table7"):
+        with run_record(workspace, name, whole=True, study="table7"):
             reach(workspace, name, index=5000)
-    with recorded(workspace, "table7", whole=True, kind="study"):
+    with run_record(workspace, "table7", whole=True, kind="study"):
         assert entry(workspace, "table7").state == "running"
     rows = entries(workspace)
     assert [row.name for row in rows] == ["table", "table7", "table7-r0", "table7-r1"]
@@ -123,7 +129,7 @@ def test_trials_stand_below_their_study_and_share_what_they_point_to(workspace: 
 DAMAGED = {
     "record.json": ["", "[]", '{"began": "x"}', '{"began": "2026-01-01", "outputs": 3}'],
     "scores.json": ["{", "{}", "[3]", '[{"what": []}]'],
-    "config.toml": ["[", "setting = ["],
+    "config.toml": ["[", "sources = ["],
 }
 
 

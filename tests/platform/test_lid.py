@@ -20,14 +20,26 @@ from mcis.platform.runs.results import MasksResult, StageResult
 from mcis.platform.runs.workspace import Workspace
 
 TINY = (
-    "pseudo_masks.smallest=0", "pseudo_masks.crf.iterations=1", "report.panels=4", "compute.shard_rows=16",
-    "compute.threads=1", "compute.stop_if_nothing_is_learnt=false",
-)  # fmt: skip
+    "pseudo_masks.min_foreground_fraction=0",
+    "pseudo_masks.crf.iterations=1",
+    "report.panels=4",
+    "compute.shard_rows=16",
+    "compute.threads=1",
+    "compute.stop_if_not_learning=false",
+)
 SHRUNK = (
-    "compute.gpu=false", "classifier.input_size=64", "classifier.epoch_pairs=4", "classifier.batch=2",
-    "classifier.epochs=1", "affinity_net.crop=64", "affinity_net.batch=2", "affinity_net.steps=2",
-    "segmenter.crop=65", "segmenter.batch=2", "segmenter.steps=2",
-)  # fmt: skip
+    "compute.gpu=false",
+    "classifier.input_size=64",
+    "classifier.epoch_pairs=4",
+    "classifier.batch=2",
+    "classifier.epochs=1",
+    "affinity_net.crop=64",
+    "affinity_net.batch=2",
+    "affinity_net.min_steps=2",
+    "segmenter.crop=65",
+    "segmenter.batch=2",
+    "segmenter.min_steps=2",
+)
 """Of recipe `lid`: images, their size, steps, and no GPU."""
 
 
@@ -46,7 +58,7 @@ def draw_challenge(root: Path, *, train: int, val: int, classes: int = 3) -> dic
     for split, listed in lines.items():
         (lid / f"{split}.txt").write_text("\n".join(listed) + "\n")
     shutil.copy(devkit / "classes.txt", lid)
-    return {"data.lid.root": str(lid), "data.lid.masks": "masks"}
+    return {"data.lid.root": str(lid), "data.lid.truth_masks": "masks"}
 
 
 def run(recipe: str | None, folder: Path, options: dict[str, str], *assignments: str) -> Any:
@@ -109,4 +121,4 @@ def test_weights_that_cannot_be_downloaded_are_asked_for_before_the_run(tmp_path
     resolved = resolve("lid", options=draw_challenge(tmp_path, train=4, val=1))
     with pytest.raises(UserError, match="no pretrained weights of the backbone resnet38 to download") as raised:
         pipeline.check(resolved.config, Workspace(tmp_path / "workspace"), "run")
-    assert "weights.backbone=PATH" in raised.value.remedy
+    assert "weights.classifier_backbone=PATH" in raised.value.remedy

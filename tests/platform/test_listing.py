@@ -15,8 +15,8 @@ from mcis.platform.config.resolve import resolve
 from mcis.platform.runs.listing import listing
 
 
-def listed(setting: str, options: dict[str, Any]) -> Listing:
-    return listing(resolve(setting, "small", {key: str(value) for key, value in options.items()}).config)
+def listed(sources: str, options: dict[str, Any]) -> Listing:
+    return listing(resolve(sources, "scratch", {key: str(value) for key, value in options.items()}).config)
 
 
 def fill(folder: Path, *names: str) -> Path:
@@ -26,10 +26,10 @@ def fill(folder: Path, *names: str) -> Path:
     return folder
 
 
-def remedy(found: str, setting: str, options: dict[str, Any]) -> str:
+def remedy(found: str, sources: str, options: dict[str, Any]) -> str:
     """The remedy of the error that these sources end in."""
     with pytest.raises(UserError, match=found) as caught:
-        listed(setting, options)
+        listed(sources, options)
     return caught.value.remedy
 
 
@@ -50,7 +50,7 @@ def test_every_argument_of_a_lister_has_a_key_of_its_own(source: str) -> None:
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_a_source_without_its_images_names_its_flag(source: str) -> None:
-    with pytest.raises(UserError, match=f"setting {source} without the images of {source}") as caught:
+    with pytest.raises(UserError, match=f"sources {source} without the images of {source}") as caught:
         listed(source, {})
     assert f"--{source} " in caught.value.remedy
     assert caught.value.expected == SOURCES[source].help
@@ -74,7 +74,7 @@ def test_lists_of_the_challenge_lie_inside_its_folder_or_elsewhere(tmp_path: Pat
     (root / "classes.txt").write_text("cat\n")
     (tmp_path / "val.txt").write_text("b.JPEG\n")
     fill(tmp_path / "masks", "b.png")
-    options = {"data.lid.val_list": tmp_path / "val.txt", "data.lid.masks": tmp_path / "masks"}
+    options = {"data.lid.val_list": tmp_path / "val.txt", "data.lid.truth_masks": tmp_path / "masks"}
     found = listed("lid", {"data.lid.root": root, **options})
     assert found.table["mask_uri"].to_pylist() == [None, str(tmp_path / "masks/b.png")]
 

@@ -47,12 +47,12 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
     def features(image: int) -> torch.Tensor:
         pixels = torch.from_numpy(read_rgb(uris[image], config.classifier.input_size))[None]
         images, how = IMAGENET(to_unit(pixels)), config.localize
-        return embed(model.backbone, model.standard, images, extra_scales=how.extra_scales, mirror=how.mirror)
+        return embed(model.backbone, model.standard, images, extra_scales=how.extra_scales, mirror=how.hflip)
 
     def attended(image: int, other: int, values: torch.Tensor) -> torch.Tensor:
         target, seen = features(image), features(other)
         kind = [[0, 2], [2, 1]][int(source[image])][int(source[other])]
-        if method.affinity == "identity":
+        if method.w_p == "identity":
             w_p = torch.eye(24)
         else:
             w_p = model.w_p if model.w_p.ndim == 2 else model.w_p[kind]
@@ -146,7 +146,7 @@ def maps_of(folder: Path, context: RunContext) -> list[torch.Tensor]:
     return out
 
 
-UNTRAINED = ("localize.method.affinity=identity", "localize.related_by=wrong_class", "classifier.attention=none")
+UNTRAINED = ("localize.method.w_p=identity", "localize.related_by=wrong_class", "classifier.attention=none")
 
 
 @pytest.mark.parametrize(
@@ -183,7 +183,7 @@ def test_maps_are_those_of_pairs_one_by_one(localizable: Any, tmp_path: Path, as
 def test_released_maps_are_those_of_pairs_one_by_one(localizable: Any, tmp_path: Path, head: str) -> None:
     """To a level of 8 bits, at few positions; also where the bound on a map's mean leaves some of the parts out."""
     released = ("localize.method.name=released", "localize.related_may_repeat=true", "maps.scale=maximum")
-    as_it_is = ("localize.extra_scales=[]", "localize.mirror=false", f"classifier.head={head}")
+    as_it_is = ("localize.extra_scales=[]", "localize.hflip=false", f"classifier.head={head}")
     config = localizable.config(*released, *as_it_is)
     changes = {"phi.bias": localizable.state["phi.bias"] - 2} if head == "shared" else {}
     context = localizable.classified(config, tmp_path, **changes).into(tmp_path / "part")
@@ -211,7 +211,7 @@ def test_in_float32_maps_differ_by_rounding_alone(localizable: Any, tmp_path: Pa
     pixels = torch.from_numpy(np.stack([read_rgb(uri, size) for uri in rows["uri"].to_pylist()]))
     with torch.inference_mode():
         images = IMAGENET(to_unit(pixels))
-        features = embed(model.backbone, model.standard, images, extra_scales=how.extra_scales, mirror=how.mirror)
+        features = embed(model.backbone, model.standard, images, extra_scales=how.extra_scales, mirror=how.hflip)
     write_rows(tmp_path / "features", 0, features.numpy())
     relate = Relate(config, weights, classes, tmp_path, source, 1)
     expected = literal_maps(config, context)
@@ -226,7 +226,7 @@ def test_in_float32_maps_differ_by_rounding_alone(localizable: Any, tmp_path: Pa
 def test_related_images_of_either_domain_are_met_by_their_affinity(localizable: Any, tmp_path: Path) -> None:
     """Every third image is of the source domain; the three W_P are far from each other."""
     made = localizable.with_index(tmp_path, lambda n: {"domain": "target" if n % 3 else "source"})
-    config = made.config("classifier.kinds=3", "localize.method.contrastive=true")
+    config = made.config("classifier.num_domain_affinities=3", "localize.method.contrastive=true")
     noise = torch.randn(3, 24, 24, generator=torch.Generator().manual_seed(0)) * 0.3
     context = made.classified(config, tmp_path, w_p=made.state["w_p"] + noise).into(tmp_path / "part")
     localization.run(config, context)

@@ -84,7 +84,7 @@ def short_of_memory(error: str, repaired: Path) -> Callable[[], Callable[[pa.Tab
 def test_a_worker_whose_memory_runs_out_says_what_to_lower(tmp_path: Path, ray_local: None, error: str) -> None:
     def run() -> int:
         make = short_of_memory(error, tmp_path / "repaired")
-        how: dict[str, Any] = {"compute": COMPUTE, "shard_rows": 23, "lower": "localize.batch"}
+        how: dict[str, Any] = {"compute": COMPUTE, "shard_rows": 23, "memory_hint": "localize.batch"}
         return map_table(TABLE, make, (), tmp_path / "out", label="embed", **how)
 
     with pytest.raises(UserError, match=r"embed: memory ran out \(.*(allocate|out of) memory") as caught:

@@ -49,16 +49,32 @@ def scaling(workers: dict[str, dict[str, float]]) -> dict[str, object]:
     types = {name: {"resources": of, **usual} for name, of in workers.items()}
     head = {"resources": {"CPU": 1}, "node_config": {}, "max_workers": 0}
     keys = (
-        "cluster_synced_files", "rsync_exclude", "rsync_filter", "initialization_commands", "setup_commands",
-        "head_setup_commands", "worker_setup_commands", "head_start_ray_commands", "worker_start_ray_commands",
-    )  # fmt: skip
+        "cluster_synced_files",
+        "rsync_exclude",
+        "rsync_filter",
+        "initialization_commands",
+        "setup_commands",
+        "head_setup_commands",
+        "worker_setup_commands",
+        "head_start_ray_commands",
+        "worker_start_ray_commands",
+    )
     provider = {"type": "fake_multinode", "disable_node_updaters": True, "disable_launch_config_check": True}
     return {key: [] for key in keys} | {
-        "cluster_name": "fake", "max_workers": 4, "upscaling_speed": 16.0, "idle_timeout_minutes": 5,
-        "provider": provider, "auth": {"ssh_user": "nobody"}, "docker": {}, "file_mounts": {},
-        "file_mounts_sync_continuously": False, "head_node": {}, "worker_nodes": {},
-        "head_node_type": "ray.head.default", "available_node_types": {"ray.head.default": head, **types},
-    }  # fmt: skip
+        "cluster_name": "fake",
+        "max_workers": 4,
+        "upscaling_speed": 16.0,
+        "idle_timeout_minutes": 5,
+        "provider": provider,
+        "auth": {"ssh_user": "nobody"},
+        "docker": {},
+        "file_mounts": {},
+        "file_mounts_sync_continuously": False,
+        "head_node": {},
+        "worker_nodes": {},
+        "head_node_type": "ray.head.default",
+        "available_node_types": {"ray.head.default": head, **types},
+    }
 
 
 @pytest.fixture

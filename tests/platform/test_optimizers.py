@@ -53,9 +53,14 @@ class _Network(nn.Module):
 
 
 FACTORS = {
-    "backbone.body.0.weight": 1.0, "backbone.body.0.bias": 2.0, "backbone.body.1.weight": 10.0,
-    "backbone.body.1.bias": 20.0, "head.weight": 10.0, "head.bias": 20.0, "w_p": 10.0,
-}  # fmt: skip
+    "backbone.body.0.weight": 1.0,
+    "backbone.body.0.bias": 2.0,
+    "backbone.body.1.weight": 10.0,
+    "backbone.body.1.bias": 20.0,
+    "head.weight": 10.0,
+    "head.bias": 20.0,
+    "w_p": 10.0,
+}
 
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])

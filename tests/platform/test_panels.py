@@ -55,8 +55,12 @@ def test_legend_names_the_labels_that_occur_in_their_colors() -> None:
     tagged = panel(tags=("star",), truth=None, maps=None, pseudo_mask=None, prediction=None)
     assert [label.name for label in legend([tagged], CLASSES)] == ["star"]
     assert {label: name for label, (name, _) in labels(CLASSES).items()} == {
-        0: "background", 1: "circle", 2: "square", 3: "star", 255: "ignored"
-    }  # fmt: skip
+        0: "background",
+        1: "circle",
+        2: "square",
+        3: "star",
+        255: "ignored",
+    }
 
 
 def test_each_cell_is_described_and_masks_have_notes() -> None:

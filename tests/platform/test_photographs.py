@@ -154,7 +154,7 @@ def test_what_cannot_be_predicted_with_is_one_message(
         ((300, 400), ["data.max_side=320"], [], 320),
         ((90, 96, 4000), [], ["data.max_side=700"], 700),
         ((90, 96, 4000), ["data.max_side=700"], ["data.max_side=null"], None),
-        ((90, 96, 4000), ["data.max_side=700"], ["predict.mirror=true"], 96),
+        ((90, 96, 4000), ["data.max_side=700"], ["predict.hflip=true"], 96),
     ],
 )
 def test_photographs_are_predicted_at_the_size_of_the_images_that_were_trained_on(

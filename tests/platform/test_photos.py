@@ -29,12 +29,21 @@ from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages import train_classifier
 
 TINY = (
-    "classifier.epochs=2", "classifier.steps=0", "classifier.attention_epochs=1", "classifier.input_size=64",
+    "classifier.epochs=2",
+    "classifier.min_steps=0",
+    "classifier.attention_epochs=1",
+    "classifier.input_size=64",
     "classifier.batch=8",
-    "data.max_side=48", "localize.related=3", "affinity_net.steps=4", "affinity_net.batch=4",
-    "affinity_net.crop=64", "report.panels=2", "compute.shard_rows=8", "compute.threads=1",
-    "compute.stop_if_nothing_is_learnt=false",
-)  # fmt: skip
+    "data.max_side=48",
+    "localize.related=3",
+    "affinity_net.min_steps=4",
+    "affinity_net.batch=4",
+    "affinity_net.crop=64",
+    "report.panels=2",
+    "compute.shard_rows=8",
+    "compute.threads=1",
+    "compute.stop_if_not_learning=false",
+)
 """With images that are read smaller than they are."""
 
 
@@ -64,15 +73,21 @@ def weights(run: pipeline.RunResult) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["photos_fast", "photos_best"])
+@pytest.mark.parametrize("recipe", ["photos_fast", "photos_large"])
 def test_the_other_sizes_of_the_recipe_run_whole(ray_local: None, root: Path, tmp_path: Path, recipe: str) -> None:
     """The large one with random weights, and without the GPU that it is made for."""
-    small = ["segmenter.steps=2", "segmenter.epochs=0.1", "segmenter.batch=2", "segmenter.crop=64", "compute.gpu=false"]
-    if recipe == "photos_best":
+    small = [
+        "segmenter.min_steps=2",
+        "segmenter.min_epochs=0.1",
+        "segmenter.batch=2",
+        "segmenter.crop=64",
+        "compute.gpu=false",
+    ]
+    if recipe == "photos_large":
         backbone = build_backbone(RECIPES[recipe]().classifier.backbone)
         torch.save(backbone.body.state_dict(), tmp_path / "random.pt")
-        small.append(f"weights.backbone={tmp_path / 'random.pt'}")
-    resolved = settings(root, *small, "affinity_net.epochs=0.1", recipe=recipe)
+        small.append(f"weights.classifier_backbone={tmp_path / 'random.pt'}")
+    resolved = settings(root, *small, "affinity_net.min_epochs=0.1", recipe=recipe)
     done = pipeline.run(resolved, Workspace(tmp_path), recipe, until="evaluate")
     assert done.context.result("train_segmenter", StageResult).counts["steps"] == 2
 
@@ -173,4 +188,4 @@ def test_features_that_exceed_the_cache_are_computed_in_training_with_statistics
 
 def test_features_of_a_backbone_without_weights_are_refused(root: Path) -> None:
     with pytest.raises(Exception, match=r"weights\.backbone is none"):
-        settings(root, "weights.backbone=none")
+        settings(root, "weights.classifier_backbone=none")

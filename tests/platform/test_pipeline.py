@@ -82,7 +82,7 @@ def test_a_second_call_computes_nothing(small: Any) -> None:
 
 
 def test_a_changed_threshold_never_retrains_the_classifier(small: Any) -> None:
-    other = small.run("other", "pseudo_masks.floor=0.2", until="pseudo_masks")
+    other = small.run("other", "pseudo_masks.score_floor=0.2", until="pseudo_masks")
     assert computed(other) == ["pseudo_masks", "evaluate", "report"]
     assert other.context.inputs["train_classifier"] == small.first.context.inputs["train_classifier"]
     assert other.context.tracker.run_id != small.first.context.tracker.run_id
@@ -102,7 +102,7 @@ def test_baselines_are_made_again_of_other_saliency_maps(small: Any, tmp_path: P
     baselines = [[s.miou for s in r.scores if s.what == "baseline"] for r in (before, after)]
     assert all(whole < salient for salient, whole in zip(*baselines, strict=True))
     Image.new("RGB", (7, 5)).save(path)
-    unread = small.run("unread", "pseudo_masks.background=crf", root=root, until="localize")
+    unread = small.run("unread", "pseudo_masks.rule=crf", root=root, until="localize")
     assert {score.what for score in unread.scores} == {"localization_maps"}
 
 
@@ -217,7 +217,7 @@ def test_mlflow_keeps_parameters_curves_and_artifacts(small: Any) -> None:
     run: Any = client.get_run(run_id)
     assert (run.info.run_name, run.info.status) == ("first", "FINISHED")
     assert run.data.params["classifier.epochs"] == "2"
-    assert (run.data.tags["setting"], run.data.tags["recipe"]) == ("voc", "small")
+    assert (run.data.tags["sources"], run.data.tags["recipe"]) == ("voc", "scratch")
     index = small.first.context.result("index", IndexResult)
     tags = run.data.tags
     assert (tags["mcis.index"], tags["mcis.images"]) == (index.identity, "train 24, val 6")
@@ -238,11 +238,15 @@ def test_mlflow_keeps_parameters_curves_and_artifacts(small: Any) -> None:
 def test_a_trained_classifier_is_taken_over_without_the_weights_it_began_from(
     small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`weights.backbone` names an absent file: nothing is trained from it, so it is not looked for."""
+    """`weights.classifier_backbone` names an absent file: nothing is trained from it, so it is not looked for."""
     weights = small.first.context.inputs["train_classifier"] / "weights.pt"
     shutil.copy(weights, tmp_path / "mine.pt")
     monkeypatch.setenv("HOME", str(tmp_path))
-    values = ("weights.classifier=~/mine.pt", f"weights.backbone={tmp_path / 'absent.pth'}", "weights.segmenter=none")
+    values = (
+        "weights.classifier=~/mine.pt",
+        f"weights.classifier_backbone={tmp_path / 'absent.pth'}",
+        "weights.segmenter_backbone=none",
+    )
     resolved = small.settings(*values)
     pipeline.check(resolved.config, small.workspace, "any")
     result = pipeline.run(resolved, small.workspace, "taken", until="localize")
@@ -288,11 +292,11 @@ def test_images_that_a_stage_needs_and_the_data_lack_are_named_before_the_run(sm
 @pytest.mark.parametrize("recipe", ["paper", "released"])
 def test_images_without_saliency_maps_end_a_preset_before_the_run(small: Any, recipe: str) -> None:
     """The remedy names what to set, and either of its values lets the run begin."""
-    without = ["weights.backbone=none", "data.saliency=absent"]
+    without = ["weights.classifier_backbone=none", "data.saliency=absent"]
     with pytest.raises(UserError, match=r"24 of 24 training images .*: train_000000, ") as caught:
         pipeline.check(small.settings(*without, recipe=recipe).config, small.workspace, "any")
     for cue in ("auto", "crf"):
-        change = f"pseudo_masks.background={cue}"
+        change = f"pseudo_masks.rule={cue}"
         assert f"--set {change}, which" in caught.value.remedy
         pipeline.check(small.settings(*without, change, recipe=recipe).config, small.workspace, "any")
 
@@ -302,7 +306,7 @@ def test_images_without_saliency_maps_end_a_preset_before_the_run(small: Any, re
     [
         ("classifier.stride=16", "backbone small with stride 16"),
         ("segmenter.stride=16", "backbone small with stride 16"),
-        ("weights.backbone=bundled", "no weights of small are bundled"),
+        ("weights.classifier_backbone=bundled", "no weights of small are bundled"),
     ],
 )
 def test_what_a_backbone_cannot_do_ends_a_run_before_it_begins(small: Any, values: str, found: str) -> None:
@@ -332,17 +336,17 @@ def test_a_run_whose_classifier_learns_nothing_ends_there_with_a_report(small: A
     found = r"the classifier learnt nothing: .* on 24 val images, where chance has"
     with pytest.raises(UserError, match=found) as error:
         small.run("nothing", root=root, until="localize")
-    assert "stop_if_nothing_is_learnt=false" in error.value.remedy
+    assert "stop_if_not_learning=false" in error.value.remedy
     assert "learnt nothing" in (small.workspace.runs / "nothing" / "report.html").read_text()
     assert "localize" not in small.workspace.outputs("nothing")
-    result = small.run("nothing", "compute.stop_if_nothing_is_learnt=false", root=root, until="localize")
+    result = small.run("nothing", "compute.stop_if_not_learning=false", root=root, until="localize")
     assert not result.context.computed["train_classifier"]
     assert "learnt nothing" in " ".join(result.context.result("train_classifier", StageResult).remarks())
 
 
 @pytest.mark.slow
 def test_a_run_whose_masks_are_all_background_ends_behind_them(small: Any) -> None:
-    nothing = ("maps.scale=maximum", "pseudo_masks.background=crf", "pseudo_masks.threshold=1", "pseudo_masks.floor=1")
+    nothing = ("maps.scale=maximum", "pseudo_masks.rule=crf", "pseudo_masks.threshold=1", "pseudo_masks.score_floor=1")
     with pytest.raises(UserError, match=r"the 24 pseudo masks teach nothing: on average 0[.]") as error:
         small.run("empty", *nothing)
     assert "of one is foreground" in error.value.found

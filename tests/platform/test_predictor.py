@@ -25,7 +25,7 @@ from mcis.models.crf import CrfParameters
 from mcis.models.grids import pixel_grids
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks import predictor
-from mcis.platform.networks.refiner import Refiner
+from mcis.platform.networks.crf_pool import CrfPool
 from mcis.platform.outputs.tables import map_rows
 from mcis.platform.stages import predict, pseudo_masks
 
@@ -61,7 +61,9 @@ def test_labels_come_back_at_the_files_size(
 ) -> None:
     model = Halves()
     monkeypatch.setattr(predictor, "load_trained", lambda *given: model)
-    config = resolve("voc", "small", assignments=[f"data.max_side={max_side or 'null'}", "predict.mirror=false"]).config
+    config = resolve(
+        "voc", "scratch", assignments=[f"data.max_side={max_side or 'null'}", "predict.hflip=false"]
+    ).config
     rows = rows.drop_columns("tags").append_column("tags", pa.array([[0, 1]]))
     (row,) = predict.PredictRows(config, Path("none"), ("a", "b"))(rows).to_pylist()
     assert row["absent_tags"] == [1]
@@ -76,7 +78,7 @@ def test_labels_come_back_at_the_files_size(
 def test_images_beside_each_other_have_the_labels_of_images_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """In their order, of whatever size, and with the same probabilities to the bit."""
     monkeypatch.setattr(predictor, "load_trained", lambda *given: Halves())
-    config = resolve("voc", "small", assignments=["predict.mirror=false"]).config
+    config = resolve("voc", "scratch", assignments=["predict.hflip=false"]).config
     rng = np.random.default_rng(0)
     images = [rng.integers(0, 256, (side, 2 * side, 3), np.uint8) for side in (20, 9, 33, 14, 21)]
     predicted = []
@@ -101,7 +103,7 @@ def test_the_processes_of_the_crf_start_in_a_ray_worker(ray_local: None) -> None
     planes = np.random.default_rng(1).dirichlet(np.ones(3), (9, 12)).astype(np.float32).transpose(2, 0, 1)
 
     def refined(processes: int) -> np.ndarray:
-        refiner = Refiner(CrfParameters(), processes)
+        refiner = CrfPool(CrfParameters(), processes)
         try:
             return refiner(rgb, planes)
         finally:
@@ -114,7 +116,7 @@ def test_the_processes_of_the_crf_start_in_a_ray_worker(ray_local: None) -> None
 def test_few_images_wait_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The network is at most as many images ahead as there are processes, one that is made ready, and its own."""
     monkeypatch.setattr(predictor, "load_trained", lambda *given: Halves())
-    config = resolve("voc", "small", assignments=["predict.crf.iterations=0"]).config
+    config = resolve("voc", "scratch", assignments=["predict.crf.iterations=0"]).config
     trained = predictor.TrainedRun(config, Path("none"), ("a",), max_side=None)
     labeler = predictor.Predictor(trained, gpu=False, processes=2)
     read = finished = ahead = 0
@@ -133,7 +135,7 @@ def test_few_images_wait_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_process_that_is_killed_is_an_error_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    refiner = Refiner(CrfParameters(), 1)
+    refiner = CrfPool(CrfParameters(), 1)
     rgb, planes = np.zeros((4, 4, 3), np.uint8), np.full((2, 4, 4), 0.5, np.float32)
     refiner(rgb, planes)
     assert refiner.pool is not None
@@ -148,8 +150,8 @@ def test_the_processes_of_the_crf_end_with_theirs_even_where_that_is_killed() ->
     code = """if __name__ == "__main__":
     import numpy as np, sys, time
     from mcis.models.crf import CrfParameters
-    from mcis.platform.networks.refiner import Refiner
-    refiner = Refiner(CrfParameters(), 1)
+    from mcis.platform.networks.crf_pool import CrfPool
+    refiner = CrfPool(CrfParameters(), 1)
     refiner(np.zeros((4, 4, 3), np.uint8), np.full((2, 4, 4), 0.5, np.float32))
     print(*refiner.pool._processes, flush=True)
     time.sleep(600)
@@ -178,8 +180,8 @@ def _runs(process: int) -> bool:
 
 @pytest.mark.parametrize("background", ["saliency", "crf"])
 def test_pseudo_masks_have_the_size_of_images_as_read(rows: pa.Table, background: str, tmp_path: Path) -> None:
-    assignments = ["data.max_side=40", f"pseudo_masks.background={background}", "pseudo_masks.crf.iterations=1"]
-    config = resolve("voc", "small", assignments=assignments).config
+    assignments = ["data.max_side=40", f"pseudo_masks.rule={background}", "pseudo_masks.crf.iterations=1"]
+    config = resolve("voc", "scratch", assignments=assignments).config
     maps = np.zeros((1, 8, 8), np.float32)
     maps[..., :4] = 1000
     pq.write_table(map_rows(["a"], [0], maps, pixel_grids(8, 8)[0]), tmp_path / "part-0.parquet")
@@ -193,7 +195,7 @@ def test_pseudo_masks_have_the_size_of_images_as_read(rows: pa.Table, background
 def test_stages_depend_on_the_size_alone_that_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
     empty, context = pa.table({"saliency_uri": [], "image_id": []}), cast(Any, None)
     monkeypatch.setattr(pseudo_masks, "split_rows", lambda *given, **named: empty)
-    configs = [resolve("voc", "small", assignments=[f"data.max_side={side}"]).config for side in ("null", 40)]
+    configs = [resolve("voc", "scratch", assignments=[f"data.max_side={side}"]).config for side in ("null", 40)]
     for stage in (predict, pseudo_masks):
         plain, smaller = (stage.inputs(config, context) for config in configs)
         assert plain != smaller

@@ -19,7 +19,9 @@ from mcis.platform.networks.pretrained import backbone_weights, load_backbone
 from mcis.platform.runs.workspace import Workspace
 
 
-@pytest.mark.parametrize(("network", "key"), [("classifier", "weights.backbone"), ("segmenter", "weights.segmenter")])
+@pytest.mark.parametrize(
+    ("network", "key"), [("classifier", "weights.classifier_backbone"), ("segmenter", "weights.segmenter_backbone")]
+)
 def test_errors_of_weights_name_the_keys(tmp_path: Path, network: Literal["classifier", "segmenter"], key: str) -> None:
     path = tmp_path / "weights.pth"
     torch.save({"conv1.weight": torch.zeros(1)}, path)
@@ -67,7 +69,7 @@ def test_without_a_connection_timms_weights_are_asked_for(tmp_path: Path, monkey
     monkeypatch.setattr(timm_backbones, "downloaded_state", offline)
     with pytest.raises(UserError, match=r"timm/resnet18 cannot be downloaded \(no connection\)") as raised:
         backbone_weights("download", "timm/resnet18", Workspace(tmp_path))
-    assert "weights.backbone=PATH" in raised.value.remedy
+    assert "weights.classifier_backbone=PATH" in raised.value.remedy
     assert not list(Workspace(tmp_path).weights.iterdir())
 
 

@@ -22,7 +22,7 @@ EVERY = 0.01
 def test_no_line_holds_what_a_terminal_obeys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """From a table's tag to the line that tells of the class, and in a note."""
     (tmp_path / "t.csv").write_text("image,tags\na.jpg,cat\x1b[31m\x07\nb.jpg,d\u202eog\n", encoding="utf-8")
-    for line in expectations(resolve("voc", "small").config, list_tagged(tmp_path / "t.csv")):
+    for line in expectations(resolve("voc", "scratch").config, list_tagged(tmp_path / "t.csv")):
         progress.console.print(line)
     progress.console.print("[bold]note[/bold]: \x9b31m\n\tmore [/x] :cat:")
     shown = capsys.readouterr().out

@@ -58,10 +58,15 @@ def losses(
     rng = np.random.default_rng(0)
     batch = PairBatch(
         images_m=rng.integers(0, 256, (5, 256, 256, 3), np.uint8),
-        images_n=rng.integers(0, 256, (5, 256, 256, 3), np.uint8), m=np.arange(5), n=np.arange(1, 6),
-        epoch=np.zeros(5, np.int64), kind=np.zeros(5, np.uint8), row=np.arange(5),
-        unshared_m=np.full(5, unshared[0]), unshared_n=np.full(5, unshared[1]),
-    )  # fmt: skip
+        images_n=rng.integers(0, 256, (5, 256, 256, 3), np.uint8),
+        m=np.arange(5),
+        n=np.arange(1, 6),
+        epoch=np.zeros(5, np.int64),
+        kind=np.zeros(5, np.uint8),
+        row=np.arange(5),
+        unshared_m=np.full(5, unshared[0]),
+        unshared_n=np.full(5, unshared[1]),
+    )
     recorder = Recorder()
     terms = learner(recipe).losses(recorder, batch, step, torch.device("cpu"))
     return recorder, {name: float(value) for name, value in terms.items()}, batch
@@ -72,7 +77,7 @@ def test_color_jitter_is_on_both_images_of_a_pair_and_not_on_tau_m() -> None:
     plain = {side: IMAGENET(to_unit(torch.from_numpy(getattr(batch, f"images_{side}")))) for side in "mn"}
     assert not torch.allclose(seen.m, plain["m"], atol=0.05)
     assert not torch.allclose(seen.n, plain["n"], atol=0.05)
-    assert seen.transforms == ("flip", "x0.75", "x2")
+    assert seen.transforms == ("hflip", "x0.75", "x2")
     assert seen.plain is not None
     torch.testing.assert_close(seen.plain, plain["m"])
     paper, _, _ = losses("paper", 0)
@@ -100,5 +105,5 @@ def test_reduction_and_the_contrastive_terms_beginning() -> None:
 @pytest.mark.parametrize(("images", "updates"), [(1, 30), (160, 30), (161, 31), (10_000_000, 1_875_000)])
 def test_updates_are_the_least_ones_or_passes_over_the_images(images: int, updates: int) -> None:
     for section in (SegmenterConfig, AffinityNetConfig):
-        assert section(batch=16, steps=30, epochs=3.0).updates(images) == updates
-        assert section(batch=16, steps=30).updates(images) == 30
+        assert section(batch=16, min_steps=30, min_epochs=3.0).updates(images) == updates
+        assert section(batch=16, min_steps=30).updates(images) == 30

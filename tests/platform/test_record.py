@@ -6,14 +6,14 @@ import datetime
 import pytest
 
 from mcis.datasets.errors import UserError
-from mcis.platform.runs.bookkeeping import point_to, recorded, stopped
+from mcis.platform.runs.bookkeeping import point_to, run_record, stopped
 from mcis.platform.runs.workspace import RunRecord, Workspace
 
 
 def call(workspace: Workspace, *, whole: bool = True, error: BaseException | None = None, **keys: str) -> None:
     """A call of a run that reaches these stages, with these keys, and then ends, with an error if one is given."""
     outputs = {stage: workspace.output(stage, key) for stage, key in keys.items()}
-    with contextlib.suppress(*([type(error)] if error else [])), recorded(workspace, "run", whole=whole):
+    with contextlib.suppress(*([type(error)] if error else [])), run_record(workspace, "run", whole=whole):
         for number, (stage, output) in enumerate(outputs.items(), 1):
             point_to(workspace, "run", stage, output)
             if error and number == len(outputs):
@@ -48,7 +48,7 @@ def test_how_a_call_ended_is_written_down(
 
 def test_a_study_does_not_take_the_name_of_a_run(workspace: Workspace) -> None:
     call(workspace, index="a")
-    with pytest.raises(UserError, match="run is a run"), recorded(workspace, "run", whole=True, kind="study"):
+    with pytest.raises(UserError, match="run is a run"), run_record(workspace, "run", whole=True, kind="study"):
         pass
 
 
@@ -62,8 +62,10 @@ def test_a_call_that_ends_early_takes_nothing_back(workspace: Workspace) -> None
     call(workspace, index="a", localize="b", predict="c")
     call(workspace, error=ValueError(), index="new")
     assert record(workspace).outputs == {
-        "index": ["index-a", "index-new"], "localize": ["localize-b"], "predict": ["predict-c"],
-    }  # fmt: skip
+        "index": ["index-a", "index-new"],
+        "localize": ["localize-b"],
+        "predict": ["predict-c"],
+    }
     call(workspace, index="new", localize="b")
     assert record(workspace).outputs == {"index": ["index-new"], "localize": ["localize-b"]}
 
@@ -76,11 +78,19 @@ def test_a_call_up_to_a_stage_keeps_what_lies_behind_it(workspace: Workspace) ->
 
 @pytest.mark.parametrize(
     "content",
-    ["{", "[]", "{}", '{"began": 1}', '{"began": "yesterday"}', '{"began": "2026-01-01", "outputs": {"index": "a"}}',
-     '{"began": "2026-01-01", "outputs": {"index": ["../.."]}}',
-     '{"began": "2026-01-01", "current": {"index": "/"}}', '{"began": "2026-01-01", "reached": {"index": ".."}}',
-     '{"began": "2026-01-01", "reached": {"index": 1}}'],
-)  # fmt: skip
+    [
+        "{",
+        "[]",
+        "{}",
+        '{"began": 1}',
+        '{"began": "yesterday"}',
+        '{"began": "2026-01-01", "outputs": {"index": "a"}}',
+        '{"began": "2026-01-01", "outputs": {"index": ["../.."]}}',
+        '{"began": "2026-01-01", "current": {"index": "/"}}',
+        '{"began": "2026-01-01", "reached": {"index": ".."}}',
+        '{"began": "2026-01-01", "reached": {"index": 1}}',
+    ],
+)
 def test_a_damaged_record_is_the_users_error(workspace: Workspace, content: str) -> None:
     workspace.run("run").record.write_text(content)
     with pytest.raises(UserError, match=r"record\.json is damaged"):
@@ -91,7 +101,7 @@ def test_a_run_that_another_process_stopped_says_why(workspace: Workspace) -> No
     call(workspace, index="a")
     stopped(workspace, "run", "too late")
     assert record(workspace).outcome == "finished"
-    with recorded(workspace, "other", whole=True):
+    with run_record(workspace, "other", whole=True):
         stopped(workspace, "other", "lagged behind")
         found = workspace.record("other")
         assert found

@@ -1,5 +1,6 @@
 """Layers of settings: who wins and says so, presets against docs/RELEASED_RECIPE.md, mistakes all at once."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,9 @@ from mcis.platform.config import resolve as layers_of
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.maps import MethodConfig
 from mcis.platform.config.recipes import RECIPES
+from mcis.platform.config.renamed import RENAMED_KEYS, RENAMED_RECIPES
 from mcis.platform.config.resolve import parse_assignments, resolve
-from mcis.platform.config.sections import SETTINGS, Config
+from mcis.platform.config.sections import SOURCE_COMBINATIONS, Config
 from mcis.platform.config.training import ClassifierConfig
 
 
@@ -24,16 +26,16 @@ def values(recipe: str, *assignments: str) -> dict[str, Any]:
 
 def test_later_layers_win_and_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = ["classifier.batch", "classifier.epochs", "classifier.channels", "classifier.input_size", "seed"]
-    layers = ["recipe small", "setting voc", "command line", "--set"]
+    layers = ["recipe scratch", "sources voc", "command line", "--set"]
     numbers = dict(zip(layers, (30, 33, 36, 39), strict=True))
     # Each layer sets one key fewer than the one before it, so that each wins once.
-    recipe, setting = numbers["recipe small"], numbers["setting voc"]
+    recipe, sources = numbers["recipe scratch"], numbers["sources voc"]
     of_recipe = ClassifierConfig(batch=recipe, epochs=recipe, channels=recipe, input_size=recipe)
-    of_setting = ClassifierConfig(batch=setting, epochs=setting, channels=setting)
-    monkeypatch.setitem(RECIPES, "small", lambda: Config(classifier=of_recipe))
+    of_setting = ClassifierConfig(batch=sources, epochs=sources, channels=sources)
+    monkeypatch.setitem(RECIPES, "scratch", lambda: Config(classifier=of_recipe))
     monkeypatch.setattr(layers_of, "setting_values", lambda _: Config(classifier=of_setting))
     options = dict.fromkeys(keys[:2], numbers["command line"])
-    found = resolve("voc", "small", options, [f"{keys[0]}={numbers['--set']}"])
+    found = resolve("voc", "scratch", options, [f"{keys[0]}={numbers['--set']}"])
     flat = dict(leaves(found.config))
     for key, source in zip(keys, [*reversed(layers), "default"], strict=True):
         assert found.origins[key] == source
@@ -43,9 +45,9 @@ def test_later_layers_win_and_are_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_options_and_names_come_from_the_command_line() -> None:
     found = resolve("voc", "released", {"data.voc": "somewhere/VOC2012"})
-    assert (found.config.setting, found.config.recipe) == ("voc", "released")
+    assert (found.config.sources, found.config.recipe) == ("voc", "released")
     assert found.config.data.voc == Path.cwd() / "somewhere/VOC2012"  # trials and workers have folders of their own
-    for key in ("setting", "recipe", "data.voc"):
+    for key in ("sources", "recipe", "data.voc"):
         assert found.origins[key] == "command line"
     assert found.origins["classifier.head"] == "recipe released"
     assert found.origins["classifier.optimizer.momentum"] == "default"
@@ -82,18 +84,18 @@ def test_lists_and_none_by_assignment() -> None:
     flat = values(
         "released",
         "classifier.color_jitter=[0.1, 0.2, 0.3, 0]",
-        'classifier.self_pairs=["flip"]',
-        "classifier.keep_epoch=null",
+        'classifier.self_pairs=["hflip"]',
+        "classifier.stop_epoch=null",
         "predict.crop=null",
-        "weights.backbone=some/file.pth",
+        "weights.classifier_backbone=some/file.pth",
     )
     assert flat["classifier.color_jitter"] == (0.1, 0.2, 0.3, 0.0)
-    assert flat["classifier.self_pairs"] == ("flip",)
-    assert flat["classifier.keep_epoch"] is None
+    assert flat["classifier.self_pairs"] == ("hflip",)
+    assert flat["classifier.stop_epoch"] is None
     assert flat["predict.crop"] is None
-    assert flat["weights.backbone"] == str(Path.cwd() / "some/file.pth")
+    assert flat["weights.classifier_backbone"] == str(Path.cwd() / "some/file.pth")
     for word in ("none", "download"):
-        assert values("paper", f"weights.backbone={word}")["weights.backbone"] == word
+        assert values("paper", f"weights.classifier_backbone={word}")["weights.classifier_backbone"] == word
     assert values("paper", "weights.classifier=~/mine.pt")["weights.classifier"] == str(Path.home() / "mine.pt")
 
 
@@ -137,9 +139,15 @@ def test_all_problems_are_said_together() -> None:
     ("assignments", "said"),
     [
         (["classifier.backbone=timm/resnett18"], r"timm has no network resnett18; .* timm/resnet18 or"),
-        (["classifier.trained=neck", "weights.backbone=none"], "classifier.trained is neck but weights.backbone is"),
-        (["classifier.trained=neck"], r"set classifier\.trained=1"),
-        (["segmenter.trained=2", "weights.segmenter=none"], "segmenter.trained is 2 but weights.segmenter is none"),
+        (
+            ["classifier.trainable_stages=0", "weights.classifier_backbone=none"],
+            "classifier.trainable_stages is 0 but weights.classifier_backbone is",
+        ),
+        (["classifier.trainable_stages=0"], r"set classifier\.trainable_stages=1"),
+        (
+            ["segmenter.trainable_stages=2", "weights.segmenter_backbone=none"],
+            "segmenter.trainable_stages is 2 but weights.segmenter_backbone is none",
+        ),
     ],
 )
 def test_contradictions_are_told_plainly(assignments: list[str], said: str) -> None:
@@ -152,26 +160,62 @@ def test_contradictions_are_told_plainly(assignments: list[str], said: str) -> N
 
 
 def test_a_setting_without_a_recipe_takes_its_sources() -> None:
-    recipes = {setting: resolve(setting).config.recipe for setting in (*SETTINGS, "lid+web", "tags+single")}
+    recipes = {sources: resolve(sources).config.recipe for sources in (*SOURCE_COMBINATIONS, "lid+web", "tags+single")}
     assert recipes == {
-        "voc": "paper", "voc+single": "paper", "voc+web": "paper", "lid": "lid", "tags": "photos",
-        "lid+web": "lid", "tags+single": "photos",
-    }  # fmt: skip
+        "voc": "paper",
+        "voc+single": "paper",
+        "voc+web": "paper",
+        "lid": "lid",
+        "tags": "photos",
+        "lid+web": "lid",
+        "tags+single": "photos",
+    }
 
 
 def test_a_folder_of_a_data_set_is_no_uri() -> None:
     with pytest.raises(UserError, match=r"data\.voc: .* named by a table of tags"):
-        resolve("voc", "small", {"data.voc": str(Path("s3://bucket/VOC2012"))})
+        resolve("voc", "scratch", {"data.voc": str(Path("s3://bucket/VOC2012"))})
 
 
 def test_a_uri_with_a_password_is_refused_and_not_repeated() -> None:
     with pytest.raises(UserError, match=r"data\.tags\.table: .* AWS_ACCESS_KEY_ID") as caught:
-        resolve("tags", "small", {"data.tags.table": "s3://me:hunter2@bucket/photos.csv"})
+        resolve("tags", "scratch", {"data.tags.table": "s3://me:hunter2@bucket/photos.csv"})
     assert "found 's3://bucket/photos.csv'" in str(caught.value)
     assert "hunter2" not in str(caught.value)
     with pytest.raises(UserError, match=r"data\.tags\.table: .* token or signature") as caught:
-        resolve("tags", "small", {"data.tags.table": "abfs://c@acct.dfs.core.windows.net/x.csv?sv=1&sig=hunter2"})
+        resolve("tags", "scratch", {"data.tags.table": "abfs://c@acct.dfs.core.windows.net/x.csv?sv=1&sig=hunter2"})
     assert "hunter2" not in str(caught.value)
 
 
 # --- more workers than samples
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED_KEYS.items())
+def test_a_renamed_key_gives_an_error_with_its_current_name(old: str, new: str) -> None:
+    known = {key for key, _ in leaves(Config())}
+    assert old not in known
+    assert new in known
+    if old != "setting":
+        with pytest.raises(UserError, match=rf"key '{re.escape(old)}' was renamed: write {re.escape(new)}="):
+            resolve("voc", assignments=[f"{old}=1"])
+
+
+def test_a_renamed_key_is_reported_with_the_current_value() -> None:
+    with pytest.raises(UserError, match=r"write classifier\.trainable_stages=0"):
+        resolve("voc", assignments=["classifier.trained=neck"])
+
+
+@pytest.mark.parametrize(("old", "new"), RENAMED_RECIPES.items())
+def test_a_renamed_recipe_gives_an_error_with_its_current_name(old: str, new: str) -> None:
+    assert new in RECIPES
+    with pytest.raises(UserError, match=f"recipe '{old}' was renamed") as caught:
+        resolve("voc", old)
+    assert new in caught.value.remedy
+
+
+def test_a_file_of_an_earlier_version_is_refused_with_the_current_key(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('setting = "voc"\nrecipe = "photos"\n')
+    with pytest.raises(UserError, match="earlier version") as caught:
+        resolve(file=path)
+    assert "sources = 'voc'" in caught.value.remedy

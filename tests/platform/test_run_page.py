@@ -24,7 +24,7 @@ Parsed = Callable[..., Any]
 
 
 def score(what: Scored, miou: float, **meaning: Any) -> Score:
-    origin: dict[str, Any] = {"seed": 0, "recipe": "small", "weights": "none", "git": None}
+    origin: dict[str, Any] = {"seed": 0, "recipe": "scratch", "weights": "none", "git": None}
     images: dict[str, Any] = {"name": "any", "split": "val", "images": 6, "iou": {}}
     images |= {"figures": {}, "confusion": ()}
     return Score(what=what, miou=miou, **origin | images | meaning)
@@ -51,11 +51,15 @@ def data() -> ReportData:
     ]
     masks: dict[str, Any] = {"ignored_share": 0.125, "background_cue": "saliency", "map_scale": "logarithm"}
     return ReportData(
-        name="first", setting="voc", recipe="small", created="2025-03-01T12:00:00+00:00",
-        git="0123456789abcdef0123456789abcdef01234567", classes=CLASSES,
+        name="first",
+        sources="voc",
+        recipe="scratch",
+        created="2025-03-01T12:00:00+00:00",
+        git="0123456789abcdef0123456789abcdef01234567",
+        classes=CLASSES,
         scores=[
             score("segmentation", 71.25, name="on its own images", split="train", images=480, iou=iou),
-            score("segmentation", 51.75, name="plain", images=120, crf=False, mirror=True, scales=(0.5, 1.0), iou=iou),
+            score("segmentation", 51.75, name="plain", images=120, crf=False, hflip=True, scales=(0.5, 1.0), iou=iou),
             score("localization_maps", 43.512345, name="R = 3", split="train", threshold=0.26, related=3, iou=iou),
             score("pseudo_masks", 64.0625, name="saliency", split="train", **masks),
             score("baseline", 56.0, name="random tag", split="train", background_cue="saliency"),
@@ -71,10 +75,10 @@ def data() -> ReportData:
         computed={"index": False, "train_classifier": True},
         training=dict.fromkeys(("classifier", "segmenter"), log_columns(records)),
         curves={"single round": Curve([0.1, 0.2, 0.3], [40.0, 42.5, 41.0])},
-        config=[("classifier.epochs", "8", "recipe small"), ("seed", "0", "default")],
+        config=[("classifier.epochs", "8", "recipe scratch"), ("seed", "0", "default")],
         environment={"python": "3.11"},
         panels=[panel("a"), panel("b", split="val", maps=None, pseudo_mask=None)],
-    )  # fmt: skip
+    )
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +94,7 @@ def page(folder: Path, parsed: Parsed) -> Any:
 
 def bare(**changes: Any) -> ReportData:
     """A run of which there is nothing to show."""
-    words: dict[str, Any] = {"name": "bare", "setting": "voc", "recipe": "small", "git": None, "classes": CLASSES}
+    words: dict[str, Any] = {"name": "bare", "sources": "voc", "recipe": "scratch", "git": None, "classes": CLASSES}
     words["created"] = "2025-03-01T12:00:00+00:00"
     lists: dict[str, Any] = {key: [] for key in ("scores", "notes", "config", "panels")}
     tables: dict[str, Any] = {key: {} for key in ("counts", "seconds", "computed", "training", "curves", "environment")}
@@ -116,7 +120,7 @@ def test_score_table_says_each_figure_with_what_it_means(page: Any, data: Report
     assert table["plain"]["split"] == "val"
     assert table["plain"]["images"] == "120"
     assert table["plain"]["scales"] == "0.5, 1"
-    assert (table["plain"]["mirror"], table["plain"]["CRF"]) == ("yes", "no")
+    assert (table["plain"]["horizontal flip"], table["plain"]["CRF"]) == ("yes", "no")
     assert table["saliency"]["background cue"] == "saliency"
     assert [table[name]["map scale"] for name in ("saliency", "plain")] == ["logarithm", "–"]
     assert table["saliency"]["ignored share"] == "12.5\N{NARROW NO-BREAK SPACE}%"
@@ -178,7 +182,7 @@ def test_counts_rejects_times_and_configuration_are_told(page: Any, data: Report
     assert "1 images rejected" in page.text
     assert "0:03:10" in page.text
     assert "reused" in page.text
-    assert ["classifier.epochs", "8", "recipe small"] in page.rows["configuration"]
+    assert ["classifier.epochs", "8", "recipe scratch"] in page.rows["configuration"]
     assert ["python", "3.11"] in page.rows["configuration"]
     assert data.notes[0] in page.text
 
@@ -187,17 +191,25 @@ def test_hostile_names_are_shown_and_do_nothing(data: ReportData, tmp_path: Path
     classes = (HOSTILE, "square", "_hidden")
     iou = {HOSTILE: 10.0, "square": 20.0, "_hidden": 30.0}
     hostile = replace(
-        data, name=HOSTILE, setting=HOSTILE, recipe=HOSTILE, git=HOSTILE, classes=classes,
+        data,
+        name=HOSTILE,
+        sources=HOSTILE,
+        recipe=HOSTILE,
+        git=HOSTILE,
+        classes=classes,
         scores=[
             score("pseudo_masks", 20.0, name=HOSTILE, split=HOSTILE, weights=HOSTILE, iou=iou),
             score("baseline", 1.0, name=HOSTILE, background_cue=HOSTILE),
         ],
-        counts={HOSTILE: {HOSTILE: 1}}, notes=[HOSTILE], seconds={HOSTILE: 1.0},
+        counts={HOSTILE: {HOSTILE: 1}},
+        notes=[HOSTILE],
+        seconds={HOSTILE: 1.0},
         training={HOSTILE: log_columns([{"step": 1, "epoch": 0.5, "loss": 1.0, HOSTILE: 2.0}])},
         curves={HOSTILE: Curve([0.1], [1.0]), "_hidden": Curve([0.2], [2.0])},
-        config=[(HOSTILE, HOSTILE, HOSTILE)], environment={HOSTILE: HOSTILE},
+        config=[(HOSTILE, HOSTILE, HOSTILE)],
+        environment={HOSTILE: HOSTILE},
         panels=[panel(HOSTILE, tags=(HOSTILE,), split=HOSTILE)],
-    )  # fmt: skip
+    )
     page = parsed(write_report(hostile, RunFolder(tmp_path)))
     assert len(page.of("title")) == 1
     shown = "$\\frac$<script>alert('\"{&amp;</title>\N{REPLACEMENT CHARACTER}\\udcff\u202e"

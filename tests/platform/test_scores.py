@@ -12,16 +12,43 @@ from mcis.platform.runs.scores import HEADINGS, SCORES, Score, read_scores
 
 THIN = "\N{NARROW NO-BREAK SPACE}"
 MASKS = Score(
-    what="pseudo_masks", name="R = 3", split="train", images=10582, miou=61.25,
-    iou={"background": 90.5, "cat": None}, boundary_miou=40.5, boundary_iou={"background": 40.5, "cat": None},
+    what="pseudo_masks",
+    name="R = 3",
+    split="train",
+    images=10582,
+    miou=61.25,
+    iou={"background": 90.5, "cat": None},
+    boundary_miou=40.5,
+    boundary_iou={"background": 40.5, "cat": None},
     figures={"precision": {"background": 90.5, "cat": None}, "recall": {"background": 100.0, "cat": None}},
-    confusion=((905, 0), (95, 0)), background_cue="saliency", map_scale="range", related=3, method="co-attention",
-    ignored_share=0.125, seed=0, recipe="small", weights="none", git="0123456789ab+",
-)  # fmt: skip
+    confusion=((905, 0), (95, 0)),
+    background_cue="saliency",
+    map_scale="range",
+    related=3,
+    method="co-attention",
+    ignored_share=0.125,
+    seed=0,
+    recipe="scratch",
+    weights="none",
+    git="0123456789ab+",
+)
 SEGMENTATION = Score(
-    what="segmentation", name="with CRF", split="val", images=4, miou=70.5, iou={}, figures={},
-    confusion=(), scales=(0.5, 1.0), mirror=True, crf=False, seed=1, recipe="paper", weights="none", git=None,
-)  # fmt: skip
+    what="segmentation",
+    name="with CRF",
+    split="val",
+    images=4,
+    miou=70.5,
+    iou={},
+    figures={},
+    confusion=(),
+    scales=(0.5, 1.0),
+    hflip=True,
+    crf=False,
+    seed=1,
+    recipe="paper",
+    weights="none",
+    git=None,
+)
 
 
 def test_a_score_tells_every_value_that_applies_in_reading_order() -> None:
@@ -34,11 +61,11 @@ def test_a_score_tells_every_value_that_applies_in_reading_order() -> None:
         "method": "co-attention",
         "ignored share": f"12.5{THIN}%",
         "seed": "0",
-        "recipe": "small",
+        "recipe": "scratch",
         "weights": "none",
         "git": "0123456789ab+",
     }
-    assert SEGMENTATION.made() == {"scales": "0.5, 1", "mirror": "yes", "CRF": "no"}
+    assert SEGMENTATION.made() == {"scales": "0.5, 1", "horizontal flip": "yes", "CRF": "no"}
     for score in (MASKS, SEGMENTATION):
         assert [heading for heading in HEADINGS if heading in score.meaning()] == list(score.meaning())
 

@@ -68,9 +68,14 @@ class Nodes:
         self.log = folder / "nodes.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                command, env=clean | {"RAY_TMPDIR": str(places)}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                stderr=log, text=True, start_new_session=True,
-            )  # fmt: skip
+                command,
+                env=clean | {"RAY_TMPDIR": str(places)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                start_new_session=True,
+            )
         own = {"HOME": str(self.folder), "TMPDIR": str(self.folder), "XDG_CACHE_HOME": str(self.folder)}
         self.env = clean | own | {"RAY_ADDRESS": self._answer()}
 
@@ -132,15 +137,27 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 TINY = (
-    "classifier.epochs=40", "classifier.channels=24", "classifier.input_size=64", "classifier.batch=8",
-    "segmenter.channels=24", "segmenter.steps=20", "segmenter.batch=4", "segmenter.width=16", "segmenter.crop=64",
-    "pseudo_masks.smallest=0", "pseudo_masks.background=crf", "compute.threads=1", "compute.shard_rows=2",
-    "compute.checkpoint_steps=10", "compute.stop_if_nothing_is_learnt=false", "tracking.model=false",
-)  # fmt: skip
+    "classifier.epochs=40",
+    "classifier.channels=24",
+    "classifier.input_size=64",
+    "classifier.batch=8",
+    "segmenter.channels=24",
+    "segmenter.min_steps=20",
+    "segmenter.batch=4",
+    "segmenter.width=16",
+    "segmenter.crop=64",
+    "pseudo_masks.min_foreground_fraction=0",
+    "pseudo_masks.rule=crf",
+    "compute.threads=1",
+    "compute.shard_rows=2",
+    "compute.checkpoint_steps=10",
+    "compute.stop_if_not_learning=false",
+    "tracking.model=false",
+)
 
 
 def command(root: Path, workspace: Path, *assignments: str) -> list[str]:
-    out = [sys.executable, "-m", "mcis.platform.cli", "run", "voc", "--name", "run", "--recipe", "small"]
+    out = [sys.executable, "-m", "mcis.platform.cli", "run", "voc", "--name", "run", "--recipe", "scratch"]
     out += ["--voc", str(root), "--workspace", str(workspace)]
     return [*out, *(f"--set={value}" for value in (*TINY, f"data.classes={root / 'classes.txt'}", *assignments))]
 

@@ -1,4 +1,4 @@
-"""Every setting runs through the pipeline, and the index opens only new images: small sources made of drawn images."""
+"""Every sources runs through the pipeline, and the index opens only new images: small sources made of drawn images."""
 
 import shutil
 from pathlib import Path
@@ -21,11 +21,24 @@ from mcis.platform.runs.results import IndexResult, MasksResult, PredictResult, 
 from mcis.platform.runs.workspace import Workspace
 
 TINY = (
-    "classifier.epochs=1", "classifier.channels=24", "classifier.input_size=64", "classifier.batch=8",
-    "segmenter.channels=24", "segmenter.steps=4", "segmenter.batch=4", "segmenter.width=16", "segmenter.crop=64",
-    "localize.related=3", "pseudo_masks.smallest=0", "pseudo_masks.crf.iterations=1", "predict.crf.iterations=1",
-    "report.panels=4", "compute.shard_rows=16", "compute.threads=1", "compute.stop_if_nothing_is_learnt=false",
-)  # fmt: skip
+    "classifier.epochs=1",
+    "classifier.channels=24",
+    "classifier.input_size=64",
+    "classifier.batch=8",
+    "segmenter.channels=24",
+    "segmenter.min_steps=4",
+    "segmenter.batch=4",
+    "segmenter.width=16",
+    "segmenter.crop=64",
+    "localize.related=3",
+    "pseudo_masks.min_foreground_fraction=0",
+    "pseudo_masks.crf.iterations=1",
+    "predict.crf.iterations=1",
+    "report.panels=4",
+    "compute.shard_rows=16",
+    "compute.threads=1",
+    "compute.stop_if_not_learning=false",
+)
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +62,8 @@ def extra(folder: Path, drawn: tuple[Path, Listing], count: int) -> Path:
     return folder
 
 
-def run(setting: str, workspace: Path, options: dict[str, Any], *assignments: str, until: str | None = None) -> Any:
-    resolved = resolve(setting, "small", options, [*TINY, *assignments])
+def run(sources: str, workspace: Path, options: dict[str, Any], *assignments: str, until: str | None = None) -> Any:
+    resolved = resolve(sources, "scratch", options, [*TINY, *assignments])
     return pipeline.run(resolved, Workspace(workspace), "run", until=until)
 
 
@@ -58,9 +71,9 @@ def test_a_setting_is_sources_joined_by_plus() -> None:
     assert sources_of("voc") == ("voc",)
     assert sources_of("web+voc") == ("voc", "web")
     assert sources_of("tags+single+web") == ("tags", "single", "web")
-    for setting in ("voc+tags", "voc+voc", "lid+voc+web"):
-        with pytest.raises(UserError, match="setting"):
-            sources_of(setting)
+    for sources in ("voc+tags", "voc+voc", "lid+voc+web"):
+        with pytest.raises(UserError, match="sources"):
+            sources_of(sources)
     with pytest.raises(UserError) as caught:
         sources_of("voc+wep")
     assert "did you mean voc+web?" in caught.value.remedy

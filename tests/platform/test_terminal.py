@@ -23,11 +23,21 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> StringIO:
 
 
 def test_scores_are_shown_with_what_they_mean_and_paths_as_they_are(printed: StringIO) -> None:
-    origin: dict[str, Any] = {"seed": 0, "recipe": "small", "weights": "none", "git": None}
+    origin: dict[str, Any] = {"seed": 0, "recipe": "scratch", "weights": "none", "git": None}
     score = Score(
-        what="localization_maps", name=HOSTILE, split="train", images=9, miou=50.125, iou={}, figures={},
-        confusion=(), threshold=0.5, related=3, method="co-attention", **origin,
-    )  # fmt: skip
+        what="localization_maps",
+        name=HOSTILE,
+        split="train",
+        images=9,
+        miou=50.125,
+        iou={},
+        figures={},
+        confusion=(),
+        threshold=0.5,
+        related=3,
+        method="co-attention",
+        **origin,
+    )
     root = Path("/w") / HOSTILE
     context: Any = SimpleNamespace(name="first", folder=RunFolder(root / "runs" / "first"))
     context.seconds, context.computed = {"index": 1.0, "localize": 2.0}, {"index": False, "localize": True}

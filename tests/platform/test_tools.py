@@ -19,7 +19,13 @@ from mcis.datasets.sources.tagged import list_tagged
 from mcis.platform.cli import app
 
 pytestmark = pytest.mark.slow
-TINY = ["supervision=full", "segmenter.init=pretrained", "segmenter.width=16", "segmenter.steps=6", "segmenter.crop=64"]
+TINY = [
+    "supervision=full",
+    "segmenter.init=pretrained",
+    "segmenter.width=16",
+    "segmenter.min_steps=6",
+    "segmenter.crop=64",
+]
 LIBRARIES = {
     "datumaro": [["datumaro==1.13.12", "label-studio-sdk==2.1.2"]],
     "fiftyone": [
@@ -164,7 +170,7 @@ def test_data_sets_of_tools_become_networks_and_their_masks_go_back(small: Any, 
                 np.testing.assert_array_equal(np.array([0, *ours])[mask], expected)
     options = [word for value in TINY for word in ("--set", value)]
     at = ("--workspace", small.workspace.root, "--name", "of-cvat")
-    call("run", "tags", "--tags", tmp_path / "in/cvat/photos.csv", "--recipe", "small", *options, *at)
+    call("run", "tags", "--tags", tmp_path / "in/cvat/photos.csv", "--recipe", "scratch", *options, *at)
     for format, folder in (("coco", "coco/annotations"), ("labelstudio", "studio"), ("cvat", "xml")):
         call("export", "masks", "--format", format, "--out", tmp_path / folder, *at)
     (tmp_path / "coco/annotations/annotations.json").rename(tmp_path / "coco/annotations/instances_train.json")
@@ -201,7 +207,7 @@ def test_fiftyones_data_sets_become_networks_whose_masks_it_reads(small: Any, to
         assert found == (held if format != "folders" else {name: names[:1] for name, names in held.items()})
     options = [word for value in TINY for word in ("--set", value)]
     at = ("--workspace", small.workspace.root, "--name", "of-fiftyone")
-    call("run", "tags", "--tags", tmp_path / "in/coco/photos.csv", "--recipe", "small", *options, *at)
+    call("run", "tags", "--tags", tmp_path / "in/coco/photos.csv", "--recipe", "scratch", *options, *at)
     call("export", "masks", "--format", "coco", "--out", tmp_path / "out", *at)
     call("export", "masks", "--out", tmp_path / "devkit", *at)
     areas = json.loads(tools("fiftyone", FIFTYONE_READS, tmp_path / "out/annotations.json", tmp_path / "in/coco"))

@@ -26,7 +26,7 @@ from mcis.platform.runs.files import (
     write_table,
     written_aside,
 )
-from mcis.platform.runs.results import flaw
+from mcis.platform.runs.results import find_missing_files
 from mcis.platform.runs.workspace import SUMMARY, Workspace
 
 OF_IMAGES = pa.table({"image_id": ["a", "a", "b"]})
@@ -133,7 +133,7 @@ def _write_cache(folder: Path) -> None:
 KINDS: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
     "JSON": (lambda folder: write_json(folder / SUMMARY, {"files": {}}), lambda folder: read_json(folder / SUMMARY)),
     "names": (lambda folder: write_json(folder / SUMMARY, {}), files_below),
-    "a summary": (lambda folder: write_json(folder / SUMMARY, {"files": {}}), flaw),
+    "a summary": (lambda folder: write_json(folder / SUMMARY, {"files": {}}), find_missing_files),
     "a table": (lambda folder: write_table(folder / "part-0.parquet", TABLE), read_table),
     "rows": (lambda folder: write_table(folder / "part-0.parquet", OF_IMAGES), lambda folder: Shards(folder).rows("a")),
     "weights": (

@@ -17,20 +17,26 @@ from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.config.resolve import Resolved, resolve
 
 TINY = (
-    "classifier.channels=24", "classifier.input_size=64", "classifier.batch=8", "segmenter.channels=24",
-    "pseudo_masks.smallest=0", "report.panels=2", "compute.threads=1", "compute.stop_if_nothing_is_learnt=false",
-)  # fmt: skip
+    "classifier.channels=24",
+    "classifier.input_size=64",
+    "classifier.batch=8",
+    "segmenter.channels=24",
+    "pseudo_masks.min_foreground_fraction=0",
+    "report.panels=2",
+    "compute.threads=1",
+    "compute.stop_if_not_learning=false",
+)
 
 
 @pytest.fixture
 def small_voc(tmp_path: Path) -> Callable[..., Resolved]:
-    """Draws a devkit; its configuration by the recipe `small`, with networks as small as they go."""
+    """Draws a devkit; its configuration by the recipe `scratch`, with networks as small as they go."""
 
     def build(*assignments: str, train: int = 16, val: int = 4, classes: int = 2, epochs: int = 1) -> Resolved:
         root = tmp_path / "VOC2012"
         synthetic.draw(root, train=train, val=val, size=64, classes=classes)
         options = {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
-        return resolve("voc", "small", options, (*TINY, f"classifier.epochs={epochs}", *assignments))
+        return resolve("voc", "scratch", options, (*TINY, f"classifier.epochs={epochs}", *assignments))
 
     return build
 
@@ -66,8 +72,11 @@ def postgresql() -> Iterator[tuple[str, dict[str, str]]]:
         # Its output goes to the log alone: a pipe would stay open as long as the server.
         started = subprocess.run(
             [programs / "pg_ctl", "-D", data, "-l", log, "-w", "-o", options, "start"],
-            cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, **user,  # type: ignore[call-overload]
-        )  # fmt: skip
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            **user,  # type: ignore[call-overload]
+        )
         assert started.returncode == 0, (folder / "log").read_text()
         try:
             yield f"postgresql+psycopg2://mcis@127.0.0.1:{port}/postgres", {"PGPASSWORD": password}

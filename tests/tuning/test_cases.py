@@ -18,9 +18,13 @@ def test_the_effect_of_the_papers_recipe_has_its_cases_and_their_controls() -> N
     of_both = ["single", "related", "alone-single", "alone-related", "wrong-single"]
     controls = ["identity", "itself", "wrong-class"]
     assert set(cases) == {
-        "none-single", "none-related", "none-itself", "none-wrong-class",
-        *(f"co-{name}" for name in of_both), *(f"co-contrastive-{name}" for name in of_both + controls),
-    }  # fmt: skip
+        "none-single",
+        "none-related",
+        "none-itself",
+        "none-wrong-class",
+        *(f"co-{name}" for name in of_both),
+        *(f"co-contrastive-{name}" for name in of_both + controls),
+    }
     for name, config in configs.items():
         training = "none" if name[:4] == "none" else "co+contrastive" if "contrastive" in name else "co"
         assert (config.classifier.attention, cases[name].group) == (training, training)
@@ -28,9 +32,9 @@ def test_the_effect_of_the_papers_recipe_has_its_cases_and_their_controls() -> N
         by = "itself" if name.endswith("itself") else "wrong_class" if name.endswith("wrong-class") else "class"
         assert config.localize.related_by == by
         if "single" not in name:
-            assert (config.localize.method.affinity == "identity") == ("identity" in name or training == "none")
+            assert (config.localize.method.w_p == "identity") == ("identity" in name or training == "none")
         to = "itself" if "-alone-" in name else "wrong_class" if "-wrong-single" in name else "partner"
-        assert config.classifier.attended == to
+        assert config.classifier.attention_partner == to
     assert cases["co-related"].inference == "co-attention (target n)"
     assert cases["co-contrastive-itself"].inference == "co-attention (target n) with itself"
     assert cases["none-related"].inference == "co-attention (W_P = I)"
@@ -54,8 +58,11 @@ def test_related_images_are_those_of_the_recipe() -> None:
     resolved = resolve("tags", "photos")
     how = {name: configured(resolved, case.values).config.localize for name, case in effect_cases(resolved).items()}
     assert {(of.related, of.related_by) for of in how.values()} == {
-        (0, "nearest"), (24, "nearest"), (24, "itself"), (24, "wrong_class")
-    }  # fmt: skip
+        (0, "nearest"),
+        (24, "nearest"),
+        (24, "itself"),
+        (24, "wrong_class"),
+    }
 
 
 def test_contradictions_with_a_case_are_refused() -> None:

@@ -19,14 +19,14 @@ from mcis.tuning.figures import (
 def score(what: Scored, miou: float, **meaning: Any) -> Score:
     of_all: dict[str, Any] = {"name": "any", "split": "train", "images": 9, "iou": {}}
     of_all |= {"figures": {}, "confusion": ()}
-    origin: dict[str, Any] = {"seed": 0, "recipe": "small", "weights": "none", "git": "abc"}
+    origin: dict[str, Any] = {"seed": 0, "recipe": "scratch", "weights": "none", "git": "abc"}
     return Score(what=what, miou=miou, **of_all | origin | meaning)
 
 
 def test_a_column_of_a_study_says_what_it_means() -> None:
     masks: dict[str, Any] = {"background_cue": "saliency", "map_scale": "range"}
     alone = [score("localization_maps", 40.0, related=0), score("pseudo_masks", 50.0, related=0, **masks)]
-    of_val: dict[str, Any] = {"split": "val", "images": 4, "scales": (1.0,), "mirror": True}
+    of_val: dict[str, Any] = {"split": "val", "images": 4, "scales": (1.0,), "hflip": True}
     several = [
         score("localization_maps", 40.0, related=0),
         score("localization_maps", 45.0, related=3, method="paper"),
@@ -42,7 +42,7 @@ def test_a_column_of_a_study_says_what_it_means() -> None:
     assert means["pseudo masks"]["git"] == "abc"
     assert caption(means) == (
         "pseudo masks: split train, images 9, background cue saliency, map scale range, method paper; "
-        "segmentation, CRF: split val, images 4, scales 1, mirror yes, CRF yes"
+        "segmentation, CRF: split val, images 4, scales 1, horizontal flip yes, CRF yes"
     )
 
 
@@ -54,7 +54,7 @@ def test_a_caption_leaves_methods_to_the_rows_where_they_differ() -> None:
 
 
 def case(name: str) -> Case:
-    return Case(name=name, group="co", setting="voc", inference="co-attention", related=3, until="evaluate")
+    return Case(name=name, group="co", sources="voc", inference="co-attention", related=3, until="evaluate")
 
 
 def test_a_cases_figures_are_of_the_seeds_that_ended_well() -> None:

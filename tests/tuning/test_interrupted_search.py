@@ -13,14 +13,20 @@ import pytest
 from mcis.datasets.synthetic import devkit as synthetic
 
 SMALL = (
-    "classifier.epochs=40", "classifier.channels=24", "segmenter.channels=24", "classifier.input_size=64",
-    "classifier.batch=8", "report.panels=2", "compute.threads=1", "compute.stop_if_nothing_is_learnt=false",
-)  # fmt: skip
+    "classifier.epochs=40",
+    "classifier.channels=24",
+    "segmenter.channels=24",
+    "classifier.input_size=64",
+    "classifier.batch=8",
+    "report.panels=2",
+    "compute.threads=1",
+    "compute.stop_if_not_learning=false",
+)
 AXES = ("classifier.optimizer.learning_rate=loguniform(1e-4,1e-2)", "localize.related=integer(0,2)")
 
 
 def command(root: Path, workspace: Path) -> list[str]:
-    out = [sys.executable, "-m", "mcis.platform.cli", "study", "search", "voc", "--name", "wide", "--recipe", "small"]
+    out = [sys.executable, "-m", "mcis.platform.cli", "study", "search", "voc", "--name", "wide", "--recipe", "scratch"]
     out += ["--voc", str(root), "--workspace", str(workspace), "--trials", "4"]
     values = (*SMALL, f"data.classes={root / 'classes.txt'}")
     return [*out, *(f"--set={value}" for value in values), *(f"--axis={axis}" for axis in AXES)]

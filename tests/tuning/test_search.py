@@ -36,9 +36,21 @@ def test_axes_are_optunas_distributions_by_key() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["a", "a=3", "a=choice(1)", "a=choice(1,1)", "a=uniform(2,1)", "a=loguniform(0,1)", "a=integer(0.5,2)",
-     "a=uniform(1,2,3)", "a=normal(0,1)", "a=uniform(x,2)", "a=uniform(1,Infinity)", "a=uniform(0,true)"],
-)  # fmt: skip
+    [
+        "a",
+        "a=3",
+        "a=choice(1)",
+        "a=choice(1,1)",
+        "a=uniform(2,1)",
+        "a=loguniform(0,1)",
+        "a=integer(0.5,2)",
+        "a=uniform(1,2,3)",
+        "a=normal(0,1)",
+        "a=uniform(x,2)",
+        "a=uniform(1,Infinity)",
+        "a=uniform(0,true)",
+    ],
+)
 def test_other_axes_are_refused_with_an_example(text: str) -> None:
     with pytest.raises(UserError, match="--axis"):
         parse_axes([text])
@@ -46,7 +58,9 @@ def test_other_axes_are_refused_with_an_example(text: str) -> None:
 
 def search(folder: Path, *, rate: float = 0.5, halving: int = 3, **more: Any) -> Search:
     """A search whose configuration has this learning rate, and no related images."""
-    resolved = resolve("voc", "small", assignments=[f"classifier.optimizer.learning_rate={rate}", "localize.related=0"])
+    resolved = resolve(
+        "voc", "scratch", assignments=[f"classifier.optimizer.learning_rate={rate}", "localize.related=0"]
+    )
     return Search(name="s", resolved=resolved, workspace=Workspace(folder), axes=AXES, halving=halving, **more)
 
 
@@ -184,7 +198,7 @@ def test_a_store_of_another_search_is_refused(tmp_path: Path) -> None:
         ((), "localize.relatd=integer(0,3)", "maps", "did you mean localize.related"),
         ((), "localize.related=integer(-1,3)", "maps", "localize.related: Input should be greater"),
         ((), "localize.related=uniform(0,8)", "maps", "localize.related: Input should be a valid integer"),
-        (("data.masks=absent",), RELATED, "maps", "no training image has a ground-truth"),
+        (("data.truth_masks=absent",), RELATED, "maps", "no training image has a ground-truth"),
         (("classifier.val_every=0",), RELATED, "val_map", "trained and validated"),
         (("supervision=full", "segmenter.init=pretrained"), RELATED, "maps", "no classifier"),
         (("predict.split=train", "predict.crf.iterations=0"), RELATED, "segmentation-crf", "crf.iterations=0"),

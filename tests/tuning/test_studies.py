@@ -37,14 +37,14 @@ def asked_for(resolved: Resolved, workspace: Path, kind: str = "references", **m
         ("references", (), "train_classifier", "--until train_classifier"),
         ("effect", ("classifier.attention=co", "localize.related=3"), "evaluate", "classifier.attention by --set"),
         ("effect", ("weights.classifier=FILE",), "pseudo_masks", "does not fit this configuration"),
-        ("effect", ("pseudo_masks.background=saliency", "data.saliency=absent"), "pseudo_masks", "16 of 16 training"),
-        ("effect", ("data.masks=absent",), "pseudo_masks", "no training image has a ground-truth mask"),
+        ("effect", ("pseudo_masks.rule=saliency", "data.saliency=absent"), "pseudo_masks", "16 of 16 training"),
+        ("effect", ("data.truth_masks=absent",), "pseudo_masks", "no training image has a ground-truth mask"),
     ],
 )
 def test_what_cannot_be_studied_is_refused_before_its_first_trial(
     tmp_path: Path, small_voc: SmallVoc, study: str, values: tuple[str, ...], until: str, found: str
 ) -> None:
-    model = build_classifier(resolve("voc", "small").config.classifier, 2)
+    model = build_classifier(resolve("voc", "scratch").config.classifier, 2)
     save_weights(model, tmp_path / "mine.pt", {})  # of co+contrastive, which fits one of the trainings
     told = [value.replace("FILE", str(tmp_path / "mine.pt")) for value in values]
     asked = asked_for(small_voc(*told), tmp_path / "w", study, until=until)
@@ -62,9 +62,16 @@ def test_effects_beside_their_controls(ray_local: None, tmp_path: Path, small_vo
     study = asked_for(small_voc("seed=4", "localize.related=2"), workspace, "effect", seeds=2)
     figures = defined(study, whole.model_copy(update={"cases": some}))
     assert [of.case.name for of in figures] == [
-        "none-single", "none-related", "none-itself", "none-wrong-class",
-        "co-alone-single", "co-alone-related", "co-wrong-single", "co-single", "co-related",
-    ]  # fmt: skip
+        "none-single",
+        "none-related",
+        "none-itself",
+        "none-wrong-class",
+        "co-alone-single",
+        "co-alone-related",
+        "co-wrong-single",
+        "co-single",
+        "co-related",
+    ]
     assert all(of.seeds == [4, 5] for of in figures)
     assert all(set(of.miou) == {"localization maps", "pseudo masks"} for of in figures)
     assert len(list((workspace / "store").glob("train_classifier-*"))) == 8
@@ -80,7 +87,7 @@ def test_effects_beside_their_controls(ray_local: None, tmp_path: Path, small_vo
     written = json.loads((folder / "study.json").read_text())
     assert [of["miou"] for of in written["cases"]] == [of.miou for of in figures]
     assert written["cases"][1]["case"]["values"] == figures[1].case.values
-    assert (written["study"], written["recipe"], written["changed"]["compute.threads"]) == ("effect", "small", 1)
+    assert (written["study"], written["recipe"], written["changed"]["compute.threads"]) == ("effect", "scratch", 1)
     methods = written["means"]["localization maps"]["method"]
     with_related = {of.case.inference.partition(", trained")[0] for of in figures if of.case.related}
     assert set(methods.split(" or ")) == with_related

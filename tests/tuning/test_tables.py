@@ -14,7 +14,7 @@ from mcis.tuning.tables import cases_picture, cases_table, differences_table
 
 
 def figures(group: str, name: str, miou: dict[str, list[float]], related: int = 0, **more: Any) -> Figures:
-    how = {"setting": "voc", "inference": f"by {name}", "until": "evaluate", **more}
+    how = {"sources": "voc", "inference": f"by {name}", "until": "evaluate", **more}
     seeds = list(range(max(map(len, miou.values()), default=0)))
     return Figures(case=Case(name=name, group=group, related=related, **how), seeds=seeds, miou=miou)
 

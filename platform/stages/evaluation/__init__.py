@@ -40,8 +40,8 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     scored = pc.is_in(columns["split"], pa.array(["train", "val", config.predict.split]))
     truth = columns.filter(pc.and_(scored, pc.is_valid(columns["mask_uri"])))
     _check_some(truth, listing.classes)
-    if config.data.corrected:
-        rows = with_corrected(of_split(listing.table, "train", tagged=True), config.data.corrected)
+    if config.data.corrected_masks:
+        rows = with_corrected(of_split(listing.table, "train", tagged=True), config.data.corrected_masks)
         masks = rows.drop(["mask_uri"]).rename_columns({CORRECTED: "mask_uri"})
         _check_some(masks.filter(pc.is_valid(masks["mask_uri"])), listing.classes, corrected=True)
 
@@ -71,12 +71,12 @@ def inputs(config: Config, context: RunContext) -> Any:
     splits = ["train", *([context.result("predict", PredictResult).split] if "predict" in context.inputs else [])]
     masks = [file_stamps(split_rows(context, of, columns=["mask_uri"])["mask_uri"]) for of in dict.fromkeys(splits)]
     saliency = file_stamps(split_rows(context, "train", columns=["saliency_uri"])["saliency_uri"])
-    return [*masks, saliency, file_stamps(_tagged(config, context)[CORRECTED]) if config.data.corrected else None]
+    return [*masks, saliency, file_stamps(_tagged(config, context)[CORRECTED]) if config.data.corrected_masks else None]
 
 
 def _tagged(config: Config, context: RunContext) -> pa.Table:
     """The tagged training images, and the file of the corrected mask of each, or null."""
-    return with_corrected(split_rows(context, "train", tagged=True, columns=["image_id"]), config.data.corrected)
+    return with_corrected(split_rows(context, "train", tagged=True, columns=["image_id"]), config.data.corrected_masks)
 
 
 def run(config: Config, context: RunContext) -> StageResult:
@@ -84,7 +84,7 @@ def run(config: Config, context: RunContext) -> StageResult:
     scores, notes, curves = list[Score](), list[str](), dict[str, Curve]()
     rows = rows_with_truth(context, "train", notes, tagged=True)
     corrected = pa.array([], pa.string())
-    if config.data.corrected:
+    if config.data.corrected_masks:
         tagged = _tagged(config, context)
         corrected = tagged.filter(pc.is_valid(tagged[CORRECTED]))["image_id"].combine_chunks()
         rows = rows.filter(pc.invert(pc.is_in(rows["image_id"], corrected)))
@@ -130,10 +130,10 @@ def falls_behind(scores: Sequence[Score], config: Config, context: RunContext) -
             lost.append(f"{name} ({images[label]} images; {taught:.1f} in masks, {found:.1f} in predictions)")
     if not lost:
         return []
-    balance = "" if config.segmenter.class_balance == 1 else "segmenter.class_balance=1, "
+    balance = "" if config.segmenter.class_balance_exponent == 1 else "segmenter.class_balance_exponent=1, "
     return [
         f"the network falls far behind its masks on {len(lost)} of {len(context.classes)} classes: {shown(lost)}; try "
-        f"{balance}more segmenter.epochs, more photographs of these, or, where it is known what is in photographs, "
+        f"{balance}more segmenter.min_epochs, more photographs of these, or, where it is known what is in photographs, "
         "`mcis predict --tags`"
     ]
 

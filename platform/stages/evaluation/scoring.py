@@ -56,7 +56,9 @@ class Scorer:
     def score(self, what: Scored, name: str, matrix: NDArray[np.int64], **made: Any) -> Score:
         """The score of a confusion matrix (K + 1, K + 1); `made` are further fields of `Score`."""
         weights = self.config.weights
-        origin = weights.origin("segmenter") if what == "segmentation" else weights.classifier or weights.backbone
+        origin = (
+            weights.origin("segmenter") if what == "segmentation" else weights.classifier or weights.classifier_backbone
+        )
         return Score(
             what=what,
             name=name,
@@ -107,7 +109,7 @@ def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, sp
     counts = sum_counts(part, dict.fromkeys(scored, (MASK_PARTS, classes + 1, classes + 1)))
     scorer = Scorer(config=config, classes=context.classes, split=split, images=len(rows))
     trained_on = "ground truth" if config.supervision == "full" else None
-    how: dict[str, Any] = {"scales": config.predict.scales, "mirror": config.predict.mirror, "trained_on": trained_on}
+    how: dict[str, Any] = {"scales": config.predict.scales, "hflip": config.predict.hflip, "trained_on": trained_on}
     return [scorer.mask_score("segmentation", name, of, crf=name == WITH_CRF, **how) for name, of in counts.items()]
 
 

@@ -74,7 +74,9 @@ def run(config: Config, context: RunContext) -> StageResult:
 
 def _map(config: Config, rows: pa.Table, worker: Any, arguments: tuple[Any, ...], table: Path, label: str) -> None:
     """Maps rows into a table by workers with a network."""
-    map_table(rows, worker, arguments, table, label=label, compute=config.compute, network=True, lower="localize.batch")
+    map_table(
+        rows, worker, arguments, table, label=label, compute=config.compute, network=True, memory_hint="localize.batch"
+    )
 
 
 def related_counts(config: LocalizeConfig, relations: Relations, tags: Tags) -> tuple[dict[str, Any], tuple[str, ...]]:

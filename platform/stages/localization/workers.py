@@ -115,7 +115,7 @@ class Embed:
         refine, how, backbone = self.config.classifier.equivariant.weight > 0, self.config.localize, self.model.backbone
         with backbone.watching(*(backbone.middle if refine else ())) as middle:
             known = known or [backbone(images)]
-            scales, mirror = how.extra_scales, how.mirror
+            scales, mirror = how.extra_scales, how.hflip
             embedding = embed(backbone, self.model.standard, images, extra_scales=scales, mirror=mirror, known=known)
         if self.vectors:
             kept[VECTORS].append(self.model.standard(known[0])[: len(rows)].mean(dim=(2, 3)).cpu().numpy())
@@ -171,7 +171,7 @@ class Embed:
             query = self.model.query(transformed, kind=kind, target_is_n=True)
             of_both = (self.model.co_maps(query, transformed, embedding[None], tag) for tag in tags)
             maps = torch.stack([released_map(own[0]) for own in of_both])
-            if name == "flip":
+            if name == "hflip":
                 query = self.model.query(embedding, kind=kind)
                 of_image = (self.model.co_maps(query, embedding, transformed[None], tag) for tag in tags)
                 total += torch.stack([released_map(own[0], always=True) for own in of_image])
@@ -227,7 +227,7 @@ class Relate:
         """F_n^T W_P of an image as its related images meet it; it depends on their domain alone, so that all maps of
         the image share it: for one of the target and one of the source, (2, HW, C), or one for both, (1, HW, C)."""
         method, source = self.config.localize.method, self.source[position]
-        if method.affinity == "identity":
+        if method.w_p == "identity":
             return self.model.query(embedding, identity=True)[None]
         kinds, target_is_n = pair_kinds(source, self.domains), seen_from_n(source, self.domains, method.target)
         queries = self.model.query(embedding, kind=kinds, target_is_n=target_is_n)

@@ -22,12 +22,23 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> ClassifierLearner:
     draw(root, train=24, val=8, size=48, classes=4)
     rows = list_voc(root, classes=root / "classes.txt").table.slice(0, 24)
     config = ClassifierConfig(
-        backbone="small", channels=12, input_size=32, head="own",
-        affinity=Affinity(form="cosine", scale=10, init=1.0), self_pairs=("flip",), attention_epochs=3,
-        contrastive_weight=1.5, contrastive_from_epoch=2, contrastive_needs_unshared=True,
-        color_jitter=(0.3, 0.3, 0.3, 0.1), flip=True, shift=2, batch=5, epochs=4,
+        backbone="small",
+        channels=12,
+        input_size=32,
+        head="own",
+        affinity=Affinity(form="cosine", scale=10, init=1.0),
+        self_pairs=("hflip",),
+        attention_epochs=3,
+        contrastive_weight=1.5,
+        contrastive_from_epoch=2,
+        contrastive_needs_unshared=True,
+        color_jitter=(0.3, 0.3, 0.3, 0.1),
+        hflip=True,
+        shift=2,
+        batch=5,
+        epochs=4,
         optimizer=Optimizer(learning_rate=0.1, schedule="step", step_epochs=(3,), bias_rate=2, new_layer_rate=1.5),
-    )  # fmt: skip
+    )
     tags, images = Tags.from_index(rows["tags"], 4), Squares(rows["uri"].to_pylist(), config.input_size)
     return ClassifierLearner(config=config, seed=3, tags=tags, source=None, images=images, pretrained=None)
 

@@ -94,9 +94,16 @@ def maps(config: ClassifierConfig, device: torch.device) -> dict[str, torch.Tens
 def pair_batch() -> PairBatch:
     unshared = np.ones(BATCH, bool)
     return PairBatch(
-        images_m=IMAGES, images_n=IMAGES[::-1], m=INDEX, n=INDEX + 4, epoch=INDEX * 0, row=INDEX,
-        kind=(INDEX % 3).astype(np.uint8), unshared_m=unshared, unshared_n=unshared,
-    )  # fmt: skip
+        images_m=IMAGES,
+        images_n=IMAGES[::-1],
+        m=INDEX,
+        n=INDEX + 4,
+        epoch=INDEX * 0,
+        row=INDEX,
+        kind=(INDEX % 3).astype(np.uint8),
+        unshared_m=unshared,
+        unshared_n=unshared,
+    )
 
 
 def crop_batch() -> CropBatch:
@@ -108,25 +115,25 @@ def crop_batch() -> CropBatch:
     "changes",
     [
         {"attention": "co"},
-        {"head": "own", "self_pairs": ("flip", "x0.75"), "shift": 4, "flip": True, **JITTER},
-        {"kinds": 3, "attended": "itself"},
+        {"head": "own", "self_pairs": ("hflip", "x0.75"), "shift": 4, "hflip": True, **JITTER},
+        {"num_domain_affinities": 3, "attention_partner": "itself"},
         {"equivariant": EquivariantConfig(weight=1.0), "attention": "none"},
-        {"trained": 2, "standardize": True},
+        {"trainable_stages": 2, "standardize": True},
     ],
     ids=lambda changes: ", ".join(changes),
 )
 def test_a_step_of_the_classifier_stays_on_its_device(changes: dict[str, Any], device: torch.device) -> None:
-    config = RECIPES["small"]().classifier.model_copy(update={"input_size": SIDE, "channels": 24, **changes})
+    config = RECIPES["scratch"]().classifier.model_copy(update={"input_size": SIDE, "channels": 24, **changes})
     learner = ClassifierLearner(config=config, seed=0, tags=TAGS, source=np.arange(8) % 2 == 0, **NO_IMAGES)
     check(device, functools.partial(step, learner, pair_batch()))
 
 
-@pytest.mark.parametrize("recipe", ["small", "photos", "lid"])
+@pytest.mark.parametrize("recipe", ["scratch", "photos", "lid"])
 def test_maps_stay_on_their_device(recipe: str, device: torch.device) -> None:
     check(device, functools.partial(maps, RECIPES[recipe]().classifier.model_copy(update={"input_size": SIDE})))
 
 
-@pytest.mark.parametrize("recipe", ["small", "photos", "lid"])
+@pytest.mark.parametrize("recipe", ["scratch", "photos", "lid"])
 def test_a_step_of_the_segmenter_stays_on_its_device(recipe: str, device: torch.device) -> None:
     config = RECIPES[recipe]().segmenter.model_copy(update={"crop": SIDE, **JITTER})
     learner = SegmenterLearner(config=config, seed=0, classes=CLASSES, **NO_MASKS)
@@ -141,16 +148,26 @@ def test_a_step_of_the_affinity_network_stays_on_its_device(recipe: str, device:
 
 
 def test_updates_read_nothing_back_until_the_log_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = RECIPES["small"]().classifier.model_copy(update={"input_size": SIDE, "channels": 24, "batch": BATCH})
+    config = RECIPES["scratch"]().classifier.model_copy(update={"input_size": SIDE, "channels": 24, "batch": BATCH})
     learner = ClassifierLearner(config=config, seed=0, tags=TAGS, source=np.zeros(8, bool), **NO_IMAGES)
     trainer: Trainer[PairBatch] = Trainer.__new__(Trainer)
     network = learner.model().to(META)
     vars(trainer).update(
         job=SimpleNamespace(compute=ComputeConfig(checkpoint_steps=100), validation=None, label="classifier"),
-        learner=learner, schedule=learner.schedule, device=META, network=network, model=network, world_size=1, rank=1,
-        optimizer=build_optimizer(network, RECIPES["released"]().classifier.optimizer), shard=WorkerShard(0, 1, 0, 100),
-        micro_batch=2, unchecked=[], log=None, throughput=Throughput(0, BATCH),
-    )  # fmt: skip
+        learner=learner,
+        schedule=learner.schedule,
+        device=META,
+        network=network,
+        model=network,
+        world_size=1,
+        rank=1,
+        optimizer=build_optimizer(network, RECIPES["released"]().classifier.optimizer),
+        shard=WorkerShard(0, 1, 0, 100),
+        micro_batch=2,
+        unchecked=[],
+        log=None,
+        throughput=Throughput(0, BATCH),
+    )
     monkeypatch.setattr(Trainer, "_autocast", lambda self: contextlib.nullcontext())
     for step in range(9):
         trainer.finish_step(pair_batch(), step, trainer.train_step(pair_batch(), step))
@@ -181,7 +198,7 @@ def test_predictions_and_walks_stay_on_their_device(device: torch.device) -> Non
 
 def test_precision_of_tags_in_bfloat16_is_of_scores_that_differ() -> None:
     """Means of bfloat16 would be a few values, whose ties count as the worst order."""
-    learner = ClassifierLearner(config=RECIPES["small"]().classifier, seed=0, tags=TAGS, source=None, **NO_IMAGES)
+    learner = ClassifierLearner(config=RECIPES["scratch"]().classifier, seed=0, tags=TAGS, source=None, **NO_IMAGES)
     network, images = learner.model().eval(), torch.from_numpy(RNG.integers(0, 256, (64, SIDE, SIDE, 3), np.uint8))
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         scores = val_scores(network, images)

@@ -159,7 +159,7 @@ def test_workers_train_the_last_stages_of_a_pretrained_network(
 ) -> None:
     """Two workers end in the weights of a plain loop, and what is frozen stays as the file has it."""
     slow = tiny.config.optimizer.model_copy(update={"learning_rate": 1e-4})
-    values = {"backbone": BUNDLED[0], "trained": 1, "epochs": 1, "self_pairs": (), "optimizer": slow}
+    values = {"backbone": BUNDLED[0], "trainable_stages": 1, "epochs": 1, "self_pairs": (), "optimizer": slow}
     learner = replace(tiny, config=tiny.config.model_copy(update=values), pretrained=bundled_file())
     start, (weights, _) = learner.model().state_dict(), plain_loop(learner)
     fit(learner, tmp_path, ComputeConfig(workers=2, threads=1), tracker_of("last-stages"), label="classifier")
@@ -193,11 +193,11 @@ def test_pixels_weigh_the_same_whatever_the_workers_and_micro_batches(
     """Half of the masks are almost all ignored: means of workers or of micro batches would be another loss."""
     ids = drawn_masks(tiny, tmp_path / "masks")
     optimizer = SegmenterOptimizer.model_validate(tiny.config.optimizer.model_dump())
-    common: dict[str, Any] = {"backbone": "small", "channels": 12, "width": 8, "crop": 32, "batch": 5, "steps": 10}
+    common: dict[str, Any] = {"backbone": "small", "channels": 12, "width": 8, "crop": 32, "batch": 5, "min_steps": 10}
     masked = MaskedImages(ids, tiny.images.uris, Shards(tmp_path / "masks"))
     learner: AffinityLearner | SegmenterLearner
     if label == "affinity_net":
-        net = AffinityNetConfig(**common, kind="boundaries", radius=3, trained="all", optimizer=optimizer)
+        net = AffinityNetConfig(**common, kind="boundaries", radius=3, trainable_stages="all", optimizer=optimizer)
         learner = AffinityLearner(config=net, seed=3, pretrained=None, masked=masked)
     else:
         config = SegmenterConfig(**common, dilation=1, dropout=0.5, optimizer=optimizer)  # each image has its units

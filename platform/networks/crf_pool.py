@@ -17,7 +17,7 @@ from mcis.datasets.errors import UserError
 from mcis.models.crf import CrfParameters, refine, shrunk
 
 
-class Refiner:
+class CrfPool:
     """Refines probabilities of labels, in this process or, for the threads that call it, in others.
 
     Args:

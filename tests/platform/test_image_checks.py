@@ -12,7 +12,7 @@ import pytest
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import VERDICT_FIELDS, Verdict, within_bounds
-from mcis.platform.runs.verdicts import VERDICT_SCHEMA, KeptVerdicts, image_files, keep_verdicts
+from mcis.platform.runs.image_checks import VERDICT_SCHEMA, KeptVerdicts, image_files, keep_verdicts
 from mcis.platform.runs.workspace import Workspace
 
 SOUND = Verdict(40, 50, "abc", None)

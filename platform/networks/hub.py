@@ -110,7 +110,7 @@ def write_pretrained(trained: TrainedRun, folder: Path) -> None:
     card, state = _card(trained), read_state(fetched(weights_in(trained.weights)), _REMEDY)
     whole = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}
     kept = {key: value for key, value in leaves(trained.config) if re.match(_KEPT, key)}
-    kept |= {"segmenter.init": "pretrained", "segmenter.trained": "all"}  # nothing is trained again
+    kept |= {"segmenter.init": "pretrained", "segmenter.trainable_stages": "all"}  # nothing is trained again
     with written_aside(folder / SAFETENSORS) as aside:
         safetensors.torch.save_file(whole, aside, {"format": "pt"})
     write_text(folder / _CARD, card)
@@ -152,7 +152,7 @@ def _card(trained: TrainedRun) -> str:
     first = "the classifier's" if c.segmenter.init == "classifier" else Path(c.weights.origin("segmenter")).name
     rows = of_split(open_index(workspace, trained.run.name, ["split", "tags"]).index, "train", tagged=True)
     known = "tags alone: what is in them, not where" if c.supervision == "tags" else FULL_SUPERVISION
-    known = "tags, some by corrected masks" if c.data.corrected else known
+    known = "tags, some by corrected masks" if c.data.corrected_masks else known
     scores = [
         f"| {score.title}, {score.name} | {score.miou:.1f} | {', '.join(map(' '.join, score.meaning().items()))} |\n"
         for score in read_scores(workspace.outputs(trained.run.name))

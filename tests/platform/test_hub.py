@@ -21,12 +21,12 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import fit_picture
 from mcis.platform.api import Predictor, scores
 from mcis.platform.cli import app
+from mcis.platform.networks.hub import log_segmenter
 from mcis.platform.networks.predictor import Photo
-from mcis.platform.networks.served import log_segmenter
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import RunFolder, Workspace
 
-PREDICT = ("predict.scales=[1.0]", "predict.mirror=false", "predict.crf.iterations=1")
+PREDICT = ("predict.scales=[1.0]", "predict.hflip=false", "predict.crf.iterations=1")
 
 
 def test_a_logged_network_labels_as_the_run_does(
@@ -72,7 +72,7 @@ def test_a_logged_network_labels_as_the_run_does(
 @pytest.fixture
 def run(trained: Callable[..., Path], scored: Callable[..., Path], tmp_path: Path) -> Path:
     """A run with a trained network, of values that contradict those of other runs, and with scores."""
-    init = ["classifier.backbone=small", "segmenter.init=classifier", "segmenter.trained=head"]
+    init = ["classifier.backbone=small", "segmenter.init=classifier", "segmenter.trainable_stages=0"]
     folder = trained(3, *init, "predict.scales=[0.75,1.0]", "predict.crf.iterations=2", sides=(64, 80, 96))
     workspace = Workspace(folder.parent.parent)
     scored(workspace.root, "scored", data=tmp_path / "data")

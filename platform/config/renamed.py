@@ -1,0 +1,60 @@
+"""Names of configuration keys and recipes that earlier versions used, for errors that state the current name."""
+
+RENAMED_KEYS = {
+    "setting": "sources",
+    "data.corrected": "data.corrected_masks",
+    "data.masks": "data.truth_masks",
+    "data.lid.masks": "data.lid.truth_masks",
+    "weights.backbone": "weights.classifier_backbone",
+    "weights.segmenter": "weights.segmenter_backbone",
+    "weights.affinity_net": "weights.affinity_net_backbone",
+    "classifier.trained": "classifier.trainable_stages",
+    "classifier.attended": "classifier.attention_partner",
+    "classifier.kinds": "classifier.num_domain_affinities",
+    "classifier.keep_epoch": "classifier.stop_epoch",
+    "classifier.flip": "classifier.hflip",
+    "classifier.class_balance": "classifier.class_balanced_fraction",
+    "classifier.steps": "classifier.min_steps",
+    "localize.mirror": "localize.hflip",
+    "localize.method.affinity": "localize.method.w_p",
+    "affinity_net.trained": "affinity_net.trainable_stages",
+    "affinity_net.mirror": "affinity_net.hflip",
+    "affinity_net.steps": "affinity_net.min_steps",
+    "affinity_net.epochs": "affinity_net.min_epochs",
+    "pseudo_masks.background": "pseudo_masks.rule",
+    "pseudo_masks.floor": "pseudo_masks.score_floor",
+    "pseudo_masks.conflict": "pseudo_masks.conflict_threshold",
+    "pseudo_masks.confident": "pseudo_masks.foreground_confidence",
+    "pseudo_masks.doubt": "pseudo_masks.max_background_saliency",
+    "pseudo_masks.smallest": "pseudo_masks.min_foreground_fraction",
+    "segmenter.trained": "segmenter.trainable_stages",
+    "segmenter.mirror": "segmenter.hflip",
+    "segmenter.steps": "segmenter.min_steps",
+    "segmenter.epochs": "segmenter.min_epochs",
+    "segmenter.image_loss": "segmenter.image_loss_weight",
+    "segmenter.class_balance": "segmenter.class_balance_exponent",
+    "predict.mirror": "predict.hflip",
+    "compute.stop_if_nothing_is_learnt": "compute.stop_if_not_learning",
+}
+"""Earlier key -> current key."""
+
+RENAMED_VALUES: dict[str, dict[str, object]] = {
+    "trainable_stages": {"neck": 0, "head": 0},
+    "w_p": {"learnt": "learned", "trained": "learned"},
+    "self_pairs": {"flip": "hflip"},
+}
+"""Last part of a key -> its earlier values and what replaces them."""
+
+RENAMED_RECIPES = {"small": "scratch", "photos_best": "photos_large"}
+"""Earlier recipe -> current recipe."""
+
+
+def current_assignment(key: str, value: object) -> str | None:
+    """`KEY=VALUE` in current names for a key of an earlier version, or None if the key was never renamed."""
+    if key not in RENAMED_KEYS:
+        return None
+    current = RENAMED_KEYS[key]
+    values = RENAMED_VALUES.get(current.rpartition(".")[2], {})
+    if isinstance(value, str) and value in values:
+        value = values[value]
+    return f"{current}={value}"
