@@ -68,18 +68,12 @@ class CoAttentionClassifier(nn.Module):
         phi_std: standard deviation of phi's weights at the start; None = sqrt(2 / K) (RELEASED_RECIPE, "Classifier").
         correlated: whether there are the layers of pixel correlation, which equivariant attention trains.
 
-    Attributes:
-        through_attention: of the backward passes since it was None, two sums over the images, (2,): of the features'
-            gradient that came through the attention's weights, along the whole one, and of the whole one's square. It
-            stays None where the backbone does not learn, or nothing attends.
-
     Raises:
         UserError: the backbone has no layers that pixel correlation compares.
     """
 
     mean: Tensor
     deviation: Tensor
-    through_attention: Tensor | None = None
 
     def __init__(
         self,
@@ -185,7 +179,8 @@ class CoAttentionClassifier(nn.Module):
             attend: whether shared semantics are scored, if the classifier has co-attention.
             attended: what an image of a pair attends to: its partner, or, as a control of what partners bring, itself.
             contrastive: whether unshared semantics are scored, too, if it has such a term.
-            compared: m and n as the affinity reads them, where their gradient is told apart.
+            compared: the features that the affinity compares, if autograd is to add up their gradient separately;
+                None = m and n.
         """
         basic = PairScores(self.scores(m), self.scores(n))
         if self.attention == "none" or not attend:
@@ -305,32 +300,21 @@ class CoAttentionClassifier(nn.Module):
         with self.backbone.watching(*(self.backbone.middle if equivariance else ())) as middle:
             features = self.standard(both if embedded else self.backbone(both))
         m, n = features.chunk(2)
-        attends = attend and self.attention != "none"
-        compared = self._watched(features).chunk(2) if attends and features.requires_grad else None
+        # A second split sums the affinity's gradient separately, which fixes the order of summation.
+        compared = features.chunk(2)
         pairs = self.pair_scores(m, n, kind, attend=attend, attended=attended, compared=compared)
         # m is of the domain source in kind 1 alone; a self pair is of kind 0 or 1, by the domain of m.
         self_kind = None if kind is None else (kind == 1).long()
         selves = []
         for name in self_transforms:
             tau = self.features(transform(images_m if plain_m is None else plain_m, name))
-            of, told = (m, tau, self_kind), compared and (compared[0], tau)
-            selves.append(self.pair_scores(*of, attend=attend, attended=attended, contrastive=False, compared=told))
+            self_scores = self.pair_scores(
+                m, tau, self_kind, attend=attend, attended=attended, contrastive=False, compared=(compared[0], tau)
+            )
+            selves.append(self_scores)
         if equivariance is None:
             return BatchScores(pairs, selves)
         return BatchScores(pairs, selves, *self._of_copies(both, features, middle, equivariance))
-
-    def _watched(self, features: Tensor) -> Tensor:
-        """The features once more; a backward pass adds to `through_attention` what comes through this copy of them."""
-        copy, through = features.view_as(features), list[Tensor]()
-
-        def add(whole: Tensor) -> None:
-            part = (through.pop() * whole).sum() if through else whole.new_zeros(())
-            sums = torch.stack([part, whole.square().sum()])
-            self.through_attention = sums if self.through_attention is None else self.through_attention + sums
-
-        copy.register_hook(through.append)
-        features.register_hook(add)
-        return copy
 
     def _of_copies(
         self, images: Tensor, features: Tensor, middle: list[Tensor], equivariance: Equivariance

@@ -29,10 +29,8 @@ from mcis.platform.engine.learner import Network, Schedule, device_images
 from mcis.platform.networks.build import build_classifier, freeze
 from mcis.platform.networks.pretrained import load_backbone
 
-THROUGH_ATTENTION = "through_attention"
-"""Of a record of the log: the share of the features' gradient, along itself, that passed the attention's weights."""
-COUNTED = VAL_MAP, THROUGH = "val mAP", "gradient through attention"
-"""A training's figures among the counts of its stage, percent."""
+VAL_MAP = "val mAP"
+"""Name of the mean average precision on val tags, in percent, among the counts of the stage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,11 +138,6 @@ class ClassifierLearner:
             for name, value in _summed_losses(in_float32(scores), tags_m, tags_m, c).items():
                 terms[f"self_{name}"] = terms.get(f"self_{name}", torch.zeros((), device=device)) + value
         return terms
-
-    def figures(self, network: nn.Module) -> dict[str, Tensor]:
-        assert isinstance(network, CoAttentionClassifier)
-        sums, network.through_attention = network.through_attention, None
-        return {} if sums is None else {THROUGH_ATTENTION: sums}
 
     def _images(self, batch: PairBatch, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
         """Augmented images m and n, (B, 3, S, S), and m with its own colors where self pairs need it.

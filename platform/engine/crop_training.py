@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.sampling.batch_stream import WorkerShard
@@ -110,9 +110,6 @@ class CropLearner:
     @property
     def has_unused_parameters(self) -> bool:
         return False
-
-    def figures(self, network: nn.Module) -> dict[str, Tensor]:
-        return {}
 
     def decoder(self, shard: WorkerShard) -> CropDecoder:
         c = self.config

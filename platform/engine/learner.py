@@ -79,10 +79,6 @@ class Learner(Protocol[AnyBatch]):
         The whole batch's loss is the sum of these over its parts and the workers, divided by that of `count`.
         """
 
-    def figures(self, network: nn.Module) -> dict[str, Tensor]:
-        """What the log has of an update beside its losses, taken from the network behind its backward passes: of each
-        figure two sums over this worker's samples, (2,), whose ratio it is."""
-
     def count(self, batch: AnyBatch) -> int:
         """How many terms a batch's losses are sums of: pairs, labeled pixels."""
 

@@ -155,7 +155,6 @@ class Trainer(Generic[AnyBatch]):
         val_ap: average precision of each class at the last validation, (K,).
         micro_batch: samples at a time; None = all of a step's.
         kept, took: when the last checkpoint was written, and the seconds that it took.
-        figures: of the last update, as of `Learner.figures`.
         unchecked: of the updates whose losses have not been read yet, number, losses and images.
     """
 
@@ -191,7 +190,6 @@ class Trainer(Generic[AnyBatch]):
         )
         self.val_ap: NDArray[np.float64] | None = None
         self.micro_batch = job.oom_micro_batch or job.compute.micro_batch
-        self.figures: dict[str, Tensor] = {}
         self.unchecked: list[tuple[int, dict[str, Tensor], list[str]]] = []
         self.throughput = Throughput(start, self.schedule.images_per_step)
 
@@ -219,7 +217,6 @@ class Trainer(Generic[AnyBatch]):
         self.optimizer.zero_grad(set_to_none=True)
         terms = self.forward_backward_step(batch, step, count)
         self.optimizer.step()
-        self.figures = self.learner.figures(self.network)
         return {"loss": _sum(terms), **terms}
 
     def forward_backward_step(self, batch: AnyBatch, step: int, count: Tensor) -> dict[str, Tensor]:
@@ -281,11 +278,6 @@ class Trainer(Generic[AnyBatch]):
             "learning_rate": self.schedule.learning_rate(step),
             **self.throughput.record(done),
         }
-        for name, sums in self.figures.items():
-            if self.world_size > 1:
-                torch.distributed.all_reduce(sums)
-            part, whole = sums.tolist()
-            record |= {name: part / whole} if whole else {}
         if validate and (validation := self.job.validation):
             self.val_ap = validation.precisions(self.network, self.shard, self._autocast, self.device, self.threads)
             record["val_map"] = float(np.nanmean(self.val_ap))

@@ -13,7 +13,7 @@ from mcis.datasets.index import shown
 from mcis.models.bootstrap import bootstrap_differences, percentile_interval
 from mcis.models.counts import Overlaps, overlaps
 from mcis.models.metrics import iou_of, mean
-from mcis.platform.engine.classifier_learner import COUNTED
+from mcis.platform.engine.classifier_learner import VAL_MAP
 from mcis.platform.outputs.counts import read_counts
 from mcis.platform.reporting.compared_runs import Case, Run, differing_keys, merged
 from mcis.platform.runs.files import read_json
@@ -119,12 +119,12 @@ class Comparison:
         right = tuple(f"{figure} %" for figure in FIGURES)
         numbers = ("images", "baseline", "compared", "difference", "interval")
         columns = ("score", "figure", "run", "verdict", "split", *numbers)
-        counted = tuple(f"{name} %" for name in COUNTED)
+        precision = f"{VAL_MAP} %"
         classifiers = [row for row in map(_classifier, self.cases) if set(row[1:]) != {"-"}]
         return [
             Table("Configuration", ("key", *labels), [(key, *values) for key, values in keys.items()]),
             Table("Scores", ("score", "run", "which", "split", "meaning", *right), scores, right),
-            *([Table("Classifiers", ("run", *counted), classifiers, counted)] if classifiers else []),
+            *([Table("Classifiers", ("run", precision), classifiers, (precision,))] if classifiers else []),
             Table(f"Differences to {labels[0]}", columns, differences, numbers),
         ]
 
@@ -164,8 +164,8 @@ def _classifier(case: Case) -> list[str]:
     """A case's row in the table of classifiers: figures that all of its runs have."""
     outputs = [run.outputs["train_classifier"] for run in case.runs if "train_classifier" in run.outputs]
     counts = [read_result(output, StageResult).counts for output in outputs]
-    values = [[of[name] for of in counts if of.get(name) is not None] for name in COUNTED]
-    return [case.label, *(_figure(of if len(of) == len(case.runs) else []) for of in values)]
+    precisions = [count[VAL_MAP] for count in counts if count.get(VAL_MAP) is not None]
+    return [case.label, _figure(precisions if len(precisions) == len(case.runs) else [])]
 
 
 def _figure(values: Sequence[float]) -> str:

@@ -13,7 +13,6 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from mcis.datasets.errors import one_line
-from mcis.platform.engine.classifier_learner import THROUGH_ATTENTION
 from mcis.platform.reporting.losses import LOST, Step
 from mcis.platform.runs.scores import Curve, Scored
 
@@ -36,7 +35,7 @@ class Theme(NamedTuple):
 THEME = Theme()
 MOST_BARS = 40
 """Labels that the chart of IoU holds; with more, some are drawn."""
-_OF_TRAINING = ("val_map", THROUGH_ATTENTION, "learning_rate", "images_per_second", "waiting")
+_OF_TRAINING = ("val_map", "learning_rate", "images_per_second", "waiting")
 _NO_TERMS = ("step", "epoch", "loss", *_OF_TRAINING, "time")
 """Columns of a step log that are no terms of the loss."""
 _SMOOTH_FROM = 60
@@ -174,7 +173,7 @@ def distance_chart(intervals: Sequence[str], shares: Sequence[Shares]) -> Plot:
 
 
 def training_chart(log: TrainingLog) -> Plot:
-    """Loss and its terms, mean average precision, gradient through attention, learning rate, time waiting, by epoch.
+    """Loss and its terms, mean average precision, learning rate, time waiting, by epoch.
 
     `log` holds at least one record.
     """
@@ -182,8 +181,6 @@ def training_chart(log: TrainingLog) -> Plot:
     charts = {"loss and its terms" if len(losses) > 1 else "loss": losses}
     if np.isfinite(log["val_map"]).any():
         charts["mean average precision on val tags, percent"] = {"": log["val_map"]}
-    if np.isfinite(log[THROUGH_ATTENTION]).any():
-        charts["gradient through attention, percent"] = {"": 100 * log[THROUGH_ATTENTION]}
     charts["learning rate"] = {"": log["learning_rate"]}
     charts["waiting for data, percent of the time"] = {"": 100 * log["waiting"]}
 

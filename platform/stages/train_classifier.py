@@ -1,7 +1,6 @@
 """Stage 2: tagged training images -> weights.pt of the co-attention classifier, steps.jsonl (section 3.2)."""
 
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -17,16 +16,9 @@ from mcis.datasets.tables.memory_mapped import Features, Statistics
 from mcis.datasets.tags import Tags
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.cache import decoded_cache, features_cache
-from mcis.platform.engine.classifier_learner import (
-    THROUGH,
-    THROUGH_ATTENTION,
-    VAL_MAP,
-    ClassifierLearner,
-    chance,
-    val_scores,
-)
+from mcis.platform.engine.classifier_learner import VAL_MAP, ClassifierLearner, chance, val_scores
 from mcis.platform.engine.loop import Validation
-from mcis.platform.engine.step_log import STEPS, loss_trend
+from mcis.platform.engine.step_log import loss_trend
 from mcis.platform.engine.training import fit
 from mcis.platform.networks.build import build_backbone, build_classifier, freeze
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
@@ -40,7 +32,6 @@ from mcis.platform.networks.pretrained import (
 from mcis.platform.outputs.read_index import of_source, split_rows
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import content_digest
-from mcis.platform.runs.progress import read_records
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.workspace import Workspace
 
@@ -83,9 +74,6 @@ def run(config: Config, context: RunContext) -> StageResult:
     counts: dict[str, Any] = {"steps": learner.schedule.steps}
     if validation is not None:
         counts[VAL_MAP] = precision
-    records = read_records(context.part / STEPS)
-    if shares := [record[THROUGH_ATTENTION] for record in records if THROUGH_ATTENTION in record]:
-        counts[THROUGH] = round(100 * fmean(shares), 2)
     return StageResult(
         counts=counts,
         notes=result.notes("classifier") + _notes(config, learner, validation),

@@ -111,23 +111,6 @@ def test_as_a_control_images_attend_to_themselves_in_training(options: dict[str,
     assert not torch.allclose(got["common_m"], present(model.pair_scores(f_m, f_n))["common_m"])
 
 
-@pytest.mark.parametrize("attended", ["partner", "itself"])
-@pytest.mark.parametrize("options", [FORMS[0], {"affinity": Affinity(form="cosine", scale=3)}], ids=str)
-def test_the_share_of_the_gradient_through_the_attention_is_told(options: dict[str, Any], attended: Any) -> None:
-    model, both = classifier(**options), torch.cat([features(1, 2, 2, 3), features(2, 2, 2, 3)]).requires_grad_()
-    m, n = both.chunk(2)
-    scores = model(m, n, embedded=True, attended=attended).pairs
-    held = model.pair_scores(m, n, attended=attended, compared=(m.detach(), n.detach()))
-    losses = (present(of)["common_m"].square().sum() for of in (scores, held))
-    whole, values = (torch.autograd.grad(loss, both)[0] for loss in losses)
-    share = (whole - values).flatten() @ whole.flatten() / whole.square().sum()
-    assert abs(share) > 1e-3
-    assert model.through_attention is not None
-    part, of_whole = model.through_attention
-    torch.testing.assert_close(part / of_whole, share)
-    torch.testing.assert_close(of_whole, whole.square().sum())
-
-
 def test_pairs_may_be_scored_without_attention() -> None:
     model = classifier()
     pair = images(1, 2), images(2, 2)

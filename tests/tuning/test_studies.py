@@ -83,7 +83,6 @@ def test_effects_beside_their_controls(ray_local: None, tmp_path: Path, small_vo
     page = (folder / "study.html").read_text()
     assert all(page.count(f">{of.case.name}<") > 16 for of in figures), "both kinds of images, each with every case"
     assert "By the distance from where a map is highest" in page
-    assert page.count("gradient through attention %") == 1, "of the classifiers, which learn whole"
     written = json.loads((folder / "study.json").read_text())
     assert [of["miou"] for of in written["cases"]] == [of.miou for of in figures]
     assert written["cases"][1]["case"]["values"] == figures[1].case.values
