@@ -1,4 +1,4 @@
-"""Tags of N images in compressed rows, and the images of each class: what pairs are drawn from, 9 bytes per tag."""
+"""Tags of N images in compressed rows, and the images of each class; pairs are drawn from these, at 9 bytes per tag."""
 
 import functools
 from dataclasses import dataclass
@@ -8,36 +8,41 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 Positions = NDArray[np.uint32]
-"""Positions of images and of tags, of which there are fewer than 2^31, as Arrow counts them."""
+"""Positions of images or of tags. There are fewer than 2^31 of each, which is Arrow's limit."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tags:
-    """T tags of N images among K classes: those of image i are values[start[i]:start[i + 1]], none twice."""
+    """T tags of N images among K classes. The tags of image i are values[start[i]:start[i + 1]], without repetition."""
 
     values: NDArray[np.uint16]
     """(T,) class indices from 0, image by image."""
     start: Positions
-    """(N + 1,) where each image's tags begin, and where the last one's end."""
+    """(N + 1,) position of each image's first tag in `values`, followed by T."""
     classes: int
-    """K"""
+    """K, number of classes."""
 
     @classmethod
     def from_index(cls, column: pa.ChunkedArray, classes: int) -> "Tags":
-        """Reads the column `tags` of an index, list<uint16>."""
+        """Builds the tags from the column `tags` of an index, list<uint16>.
+
+        Args:
+            classes: K, number of classes.
+        """
         lists = column.combine_chunks()
-        values, offsets = lists.flatten().to_numpy(), lists.offsets.to_numpy()
+        values = lists.flatten().to_numpy()
+        offsets = lists.offsets.to_numpy()
         return cls(values=values, start=(offsets - offsets[0]).astype(np.uint32), classes=classes)
 
     @classmethod
     def from_matrix(cls, matrix: NDArray[np.bool_]) -> "Tags":
-        """Reads a matrix (N, K) of bool: image n has class k."""
+        """Builds the tags from a matrix (N, K) of bool, whose entry (n, k) says whether image n has class k."""
         values = np.nonzero(matrix)[1]
         start = np.concatenate([[0], np.cumsum(matrix.sum(axis=1))]).astype(np.uint32)
         return cls(values=values.astype(np.uint16), start=start, classes=matrix.shape[1])
 
     def __len__(self) -> int:
-        """N."""
+        """N, number of images."""
         return len(self.start) - 1
 
     @functools.cached_property
@@ -46,45 +51,49 @@ class Tags:
         return int(np.count_nonzero(self.start[1:] > self.start[:-1]))
 
     def matrix(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """The tags of the images at `positions`, (B,), as a matrix (B, K) of bool."""
+        """Returns the tags of the images at `positions`, (B,), as a matrix (B, K) of bool."""
         first = self.start[positions].astype(np.int64)
         counts = self.start[positions + 1].astype(np.int64) - first
+
         rows = np.repeat(np.arange(len(positions)), counts)
-        within = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
-        out = np.zeros((len(positions), self.classes), bool)
-        out[rows, self.values[first[rows] + within]] = True
-        return out
+        offset_in_row = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
+
+        matrix = np.zeros((len(positions), self.classes), bool)
+        matrix[rows, self.values[first[rows] + offset_in_row]] = True
+        return matrix
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClassMembers:
-    """The images of each class: those of class k are images[start[k]:start[k + 1]].
+    """The images of each class. Those of class k are images[start[k]:start[k + 1]].
 
-    Positions ascend within a class and domain.
+    Within a class, target-domain images come before source-domain images; within these, positions ascend.
     """
 
     images: Positions
-    """(T,) positions in the index, class by class, in each class those of the domain target first."""
+    """(T,) positions in the index, class by class."""
     start: NDArray[np.int64]
-    """(K + 1,) where each class begins in `images`, and where the last one ends."""
+    """(K + 1,) position of each class's first image in `images`, followed by T."""
 
     @classmethod
     def from_tags(cls, tags: Tags, source: NDArray[np.bool_] | None = None) -> "ClassMembers":
         """Sorts the images by class.
 
         Args:
-            source: (N,), which images are of the domain source; None if there are none.
+            source: (N,) bool, whether an image belongs to the source domain. None: no image does.
         """
-        group_type = np.min_scalar_type(2 * tags.classes)  # numbers of up to 16 bits are sorted by radix
+        group_type = np.min_scalar_type(2 * tags.classes)  # NumPy sorts integers of up to 16 bits by radix
         counts = np.diff(tags.start).astype(np.int64)
         images = np.repeat(np.arange(len(tags), dtype=np.uint32), counts)
-        groups = tags.values.astype(group_type) * group_type.type(2)
+
+        groups = tags.values.astype(group_type) * group_type.type(2)  # 2 k for the target domain, 2 k + 1 for source
         if source is not None:
             groups += source[images]
+
         ends = np.cumsum(np.bincount(groups, minlength=2 * tags.classes))
         order = np.argsort(groups, kind="stable")
         return cls(images=images[order], start=np.concatenate([[0], ends[1::2]]))
 
     def ranges(self, classes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where in `images` the members of each of some classes, (B,), begin, and where they end, (B,) both."""
+        """Returns where the images of the given classes, (B,), begin and end in `images`, (B,) each."""
         return self.start[classes], self.start[classes + 1]
