@@ -1,4 +1,4 @@
-"""Files of ground-truth masks and saliency maps -> arrays, checked against their image's size and the classes."""
+"""Reads ground-truth masks and saliency maps, and checks them against their image's size and the classes."""
 
 import functools
 from collections.abc import Callable
@@ -14,66 +14,93 @@ from mcis.datasets.images.matlab import MAT_START, decode_mat_labels
 from mcis.datasets.storage.faults import error_text
 from mcis.datasets.storage.files import read_decoded
 
-_LABELS = "a palette PNG, or a MATLAB file of SBD"
 SALIENCY_THRESHOLD = 128
-"""Saliency, of 255, from which a pixel counts as salient in scores."""
+"""Saliency, 0 to 255, from which scores count a pixel as salient."""
 
 
 def decode_mask(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """Bytes of a ground-truth mask -> (H, W) uint8 labels, by their content: a MATLAB file of SBD, or a PNG;
-    RejectedImage as of `decode_mat_labels` and `decode_labels`."""
-    return decode_mat_labels(data) if data.startswith(MAT_START) else decode_labels(data, max_pixels=max_pixels)
+    """Decodes a ground-truth mask, a PNG or a MATLAB file of SBD, to (H, W) uint8 labels.
+
+    The content decides which of the two formats it is.
+
+    Args:
+        max_pixels: Largest width x height of a PNG.
+
+    Raises:
+        RejectedImage: See `decode_mat_labels` and `decode_labels`.
+    """
+    if data.startswith(MAT_START):
+        return decode_mat_labels(data)
+    return decode_labels(data, max_pixels=max_pixels)
 
 
 def read_truth(uri: str, shape: tuple[int, int] | None, classes: int) -> NDArray[np.uint8]:
-    """A ground-truth mask, labels (H, W) uint8.
+    """Reads a ground-truth mask, (H, W) uint8 labels.
 
     Args:
-        uri: path or URI of a palette PNG, or of a MATLAB file of SBD.
-        shape: height and width of its image, pixels; None = not compared.
-        classes: K; labels are 0..K and 255.
+        uri: Path or URI of a palette PNG, or of a MATLAB file of SBD.
+        shape: Height and width of its image, pixels. None: the size is not checked.
+        classes: K, number of classes. Labels are 0..K and 255.
 
     Raises:
-        UserError: the mask is missing, unreadable, of another size than its image, or has a label above K.
+        UserError: The mask is missing, unreadable, of another size than its image, or has a label above K.
     """
-    truth = _read("ground-truth mask", uri, decode_mask, _LABELS, shape)
-    tags_of_mask(truth, classes, uri)  # for its check of the labels
+    truth = _read("ground-truth mask", uri, decode_mask, "a palette PNG, or a MATLAB file of SBD", shape)
+    tags_of_mask(truth, classes, uri)  # checks the labels
     return truth
 
 
 def read_saliency(uri: str, shape: tuple[int, int]) -> NDArray[np.uint8]:
-    """A class-agnostic saliency map, (H, W) uint8: 0 is background, 255 certainly an object; UserError where the map is
-    missing, unreadable, or not of its image's height and width, `shape`."""
+    """Reads a class-agnostic saliency map, (H, W) uint8: 0 is background, 255 is certainly an object.
+
+    Args:
+        shape: Height and width of its image, pixels.
+
+    Raises:
+        UserError: The map is missing, unreadable, or of another size than its image.
+    """
     return _read("saliency map", uri, decode_saliency, "a gray PNG", shape)
 
 
 def tags_of_mask(labels: NDArray[np.uint8], classes: int, uri: str) -> list[int]:
-    """The class indices, ascending, of a mask's labels (H, W): k for label k + 1; 0 and 255 are no class. UserError for
-    a label above K = `classes` that is not the ignored one."""
-    pixels = Image.fromarray(labels).histogram()  # several times as fast as numpy.unique, which sorts
-    tags = [label - 1 for label, count in enumerate(pixels) if count and label not in (BACKGROUND, IGNORE)]
+    """Returns the class indices that occur in a mask, ascending.
+
+    Args:
+        labels: (H, W); label k + 1 is class index k, BACKGROUND and IGNORE are no class.
+        classes: K, number of classes.
+        uri: Path or URI of the mask; used in messages.
+
+    Raises:
+        UserError: A label is above K and is not IGNORE.
+    """
+    pixel_counts = Image.fromarray(labels).histogram()  # several times as fast as numpy.unique, which sorts
+    tags = [label - 1 for label, count in enumerate(pixel_counts) if count and label not in (BACKGROUND, IGNORE)]
+
     if tags and tags[-1] >= classes:
         raise UserError(
-            f"the ground-truth mask {uri}: label {tags[-1] + 1}; expected 0..{classes} and {IGNORE}",
-            f"labels of the {classes} classes",
+            f"the ground-truth mask {uri} has label {tags[-1] + 1}",
+            f"labels of the {classes} classes: 0..{classes} and {IGNORE}",
             "correct the mask, or name the file of the classes that it was made with (`classes`)",
         )
     return tags
 
 
 def _read(
-    what: str, uri: str, decode: Callable[..., NDArray[np.uint8]], expected: str, shape: tuple[int, int] | None
+    kind: str, uri: str, decode: Callable[..., NDArray[np.uint8]], expected: str, shape: tuple[int, int] | None
 ) -> NDArray[np.uint8]:
+    """Reads and decodes a map and checks its size. `kind` names it in messages."""
     try:
         pixels = read_decoded(uri, functools.partial(decode, max_pixels=PILLOW_MAX_PIXELS))
     except OSError as error:
-        raise UserError(f"no {what} {uri} ({error_text(error)})", expected, "add it, or do without") from None
-    except ValueError as error:  # RejectedImage is one
-        raise UserError(f"the {what} {uri} cannot be read: {error}", expected, "replace the file") from None
+        found = f"the {kind} {uri} cannot be opened ({error_text(error)})"
+        raise UserError(found, expected, "add the file, or remove it from the data set") from None
+    except ValueError as error:  # RejectedImage is a ValueError
+        raise UserError(f"the {kind} {uri} cannot be read: {error}", expected, "replace the file") from None
+
     if shape and pixels.shape != shape:
         raise UserError(
-            f"the {what} {uri} has {pixels.shape[0]}x{pixels.shape[1]} pixels (height x width)",
-            f"{shape[0]}x{shape[1]} as its image",
-            f"replace the {what} or the image",
+            f"the {kind} {uri} has {pixels.shape[0]}x{pixels.shape[1]} pixels (height x width)",
+            f"{shape[0]}x{shape[1]}, the size of its image",
+            f"replace the {kind} or the image",
         )
     return pixels

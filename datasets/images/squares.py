@@ -1,7 +1,8 @@
-"""Images at one size: from a cache of decoded images, memory-mapped Arrow shards of uint8, or from their files.
+"""Reads images at one square size, from a cache of decoded images or from their files.
 
-With the cache, images are decoded once rather than in every epoch. It holds the first images of an index, as many as
-its bound allows; a reader decodes the others, and those of a shard that was removed in the meantime.
+The cache consists of memory-mapped Arrow shards of uint8, so that images are decoded once rather than in every epoch.
+It holds the first images of an index, as many as its size limit allows. A reader decodes the other images, and images
+of a shard that was removed in the meantime.
 """
 
 import functools
@@ -30,26 +31,26 @@ from mcis.datasets.tables.memory_mapped import CachedRows, cache_table
 def read_rgb(
     uri: str, size: int | None = None, *, max_side: int | None = None, content_hash: str | None = None
 ) -> NDArray[np.uint8]:
-    """Reads an image of the index, which was decoded before when the index was made.
+    """Reads an image of an index. It could be decoded when the index was made, so a failure is an error.
 
     Args:
-        uri: path or URI of the file.
-        size: side of the square that the image is made to fit (`decode_square`), pixels; None for the image as it is.
-        max_side: longest side of an image that is no square, pixels; a larger one is made to fit (`decode_picture`).
-        content_hash: SHA-256 of the file that the index has, which is compared; None = any file will do.
+        uri: Path or URI of the file.
+        size: Side of the square that the image is resized to (`decode_square`), pixels. None: keep its shape.
+        max_side: Longest side of an image that keeps its shape, pixels; a larger one is resized (`decode_picture`).
+        content_hash: SHA-256 of the indexed file, which the file must match. None: the content is not checked.
 
     Returns:
         RGB, (H, W, 3) or (size, size, 3), uint8.
 
     Raises:
-        UserError: the file is gone, damaged or replaced since the index was made, or cannot be read at present.
+        UserError: The file is gone, damaged or replaced since it was indexed, or cannot be read at present.
     """
-
-    as_indexed = "the file as it was indexed", "restore it, or repeat `index`"
+    expected = "the file as it was indexed"
+    remedy = "restore it, or repeat `index`"
 
     def decode(data: bytes) -> NDArray[np.uint8]:
         if content_hash is not None and hashlib.sha256(data).hexdigest() != content_hash:
-            raise UserError(f"{uri} was replaced or changed since it was indexed", *as_indexed)
+            raise UserError(f"{uri} was replaced or changed since it was indexed", expected, remedy)
         if size is None:
             return decode_picture(data, min_side=1, max_pixels=PILLOW_MAX_PIXELS, max_side=max_side).rgb
         return decode_square(data, size, max_pixels=PILLOW_MAX_PIXELS)
@@ -57,71 +58,88 @@ def read_rgb(
     try:
         return read_decoded(uri, decode)
     except (OSError, ValueError) as error:
-        raise UserError(f"{uri} cannot be read any more ({error})", *as_indexed) from None
+        raise UserError(f"{uri} cannot be read any more ({error})", expected, remedy) from None
 
 
 def read_squares(rows: pa.Table, size: int) -> NDArray[np.uint8]:
-    """The images of some rows of an index as squares, (N, S, S, 3), of the files indexed; errors as of `read_rgb`."""
+    """Reads the images of some rows of an index as squares, (N, S, S, 3) uint8.
+
+    Args:
+        rows: Columns `uri` and `content_hash`.
+        size: S, side of the squares, pixels.
+
+    Raises:
+        UserError: See `read_rgb`.
+    """
     files = zip(rows["uri"].to_pylist(), rows["content_hash"].to_pylist(), strict=True)
-    return np.stack([read_rgb(uri, size, content_hash=digest) for uri, digest in files])
+    return np.stack([read_rgb(uri, size, content_hash=content_hash) for uri, content_hash in files])
 
 
 def read_picture(uri: str, *, min_side: int = 1, max_pixels: int = MAX_PIXELS, max_side: int | None = None) -> Picture:
-    """Reads an image that no index has, at most `max_side` pixels long, and the size of its file.
+    """Reads an image that is in no index. Returns it, resized if it is too long, with the size of its file.
 
     Args:
-        uri: path or URI of the file.
-        min_side: least width and height, pixels.
-        max_pixels: greatest width x height.
+        uri: Path or URI of the file.
+        min_side: Smallest width and height, pixels.
+        max_pixels: Largest width x height.
+        max_side: Longest side of the result, pixels. None: no limit.
 
     Raises:
-        RejectedImage: the file is absent or refused, or gives no picture (`decode_picture`).
-        UserError: it cannot be read at present.
+        RejectedImage: The file is absent or its access is refused, or it holds no picture (`decode_picture`).
+        UserError: The file cannot be read at present.
     """
     decode = functools.partial(decode_picture, min_side=min_side, max_pixels=max_pixels, max_side=max_side)
     try:
         return read_decoded(uri, decode)
     except RejectedImage:
         raise
-    except (OSError, ValueError) as error:  # ValueError: no path, as it holds a null byte
+    except (OSError, ValueError) as error:  # a path with a null byte raises ValueError
         raise RejectedImage(f"cannot be read: {error_text(error)}") from None
 
 
 def image_bytes(size: int) -> int:
-    """Bytes of an image in the cache, whose side is `size` pixels."""
+    """Returns the size in bytes of a cached image whose side is `size` pixels."""
     return 3 * size * size
 
 
 def make_squares(size: int) -> Callable[[pa.Table], pa.Table]:
-    """A decoder of rows of an index into a shard of the cache, per row an image (S, S, 3) uint8."""
-    return lambda rows: cache_table(read_squares(rows, size))
+    """Returns a function that decodes rows of an index to a shard of the cache: one image (S, S, 3) uint8 per row."""
+
+    def decode_rows(rows: pa.Table) -> pa.Table:
+        return cache_table(read_squares(rows, size))
+
+    return decode_rows
 
 
 class Squares:
-    """Reads images of an index by their positions; can be pickled, as it opens a shard only when one is read.
+    """Reads images of an index by their positions. It can be pickled, because shards are opened on first use.
 
     Args:
-        uris: of the N images.
-        size: S, pixels.
-        cache: folder of shards `part-<first>-<last + 1>.arrow` written by `make_squares`, or None.
-        hashes: SHA-256 of the images' files as they were indexed, which are compared; None = any files will do.
+        uris: Paths or URIs of the N images.
+        size: S, side of the squares, pixels.
+        cache: Folder of shards `part-<first>-<last + 1>.arrow` from `make_squares`, or None.
+        hashes: SHA-256 of the indexed files, which the files must match. None: the content is not checked.
     """
 
     def __init__(
         self, uris: Sequence[str], size: int, *, cache: Path | None = None, hashes: Sequence[str] | None = None
     ):
-        self.uris, self.size, self.hashes = uris, size, hashes
+        self.uris = uris
+        self.size = size
+        self.hashes = hashes
         self.cache = CachedRows(cache, (size, size, 3))
 
     def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.uint8]:
-        """The images at N positions, (N, S, S, 3) uint8; errors as of `read_rgb`."""
+        """Returns the images at N positions, (N, S, S, 3) uint8. Raises UserError, see `read_rgb`."""
         images = np.empty((len(positions), self.size, self.size, 3), np.uint8)
+
         for image, position in zip(images, positions.tolist(), strict=True):
             cached = self.cache.row(position)
             image[:] = self.read(position, self.size) if cached is None else cached
+
         return images
 
     def read(self, position: int, size: int | None = None) -> NDArray[np.uint8]:
-        """The image at a position, from its file (`read_rgb`)."""
-        digest = self.hashes[position] if self.hashes else None
-        return read_rgb(self.uris[position], size, content_hash=digest)
+        """Reads the image at a position from its file (`read_rgb`)."""
+        content_hash = self.hashes[position] if self.hashes else None
+        return read_rgb(self.uris[position], size, content_hash=content_hash)
