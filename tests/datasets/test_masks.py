@@ -1,5 +1,6 @@
-"""Masks and saliency maps: labels whatever their colors, gray of any kind, and each way in which a file is wrong."""
+"""Masks and saliency maps: labels of any color, gray of any kind, and each way in which a file can be wrong."""
 
+import itertools
 from io import BytesIO
 from pathlib import Path
 
@@ -33,13 +34,21 @@ def encoded(image: Image.Image | np.ndarray, form: str = "PNG", **options: objec
     return stream.getvalue()
 
 
-def test_labels_are_indices_with_any_colors():
-    labels = np.random.default_rng(0).choice(np.array([0, 1, 7, 255], np.uint8), (30, 20))
+def random_labels() -> np.ndarray:
+    return np.random.default_rng(0).choice(np.array([0, 1, 7, 255], np.uint8), (30, 20))
+
+
+@pytest.mark.parametrize("options", [{}, {"transparency": 0}])
+def test_labels_are_palette_indices_whatever_their_colors(options: dict):
+    labels = random_labels()
     image = Image.fromarray(labels)
-    image.putpalette([90] * 768)  # all colors alike: by way of RGB every label would be lost
-    np.testing.assert_array_equal(decode_labels(encoded(image)), labels)
-    np.testing.assert_array_equal(decode_labels(encoded(image, transparency=0)), labels)
-    np.testing.assert_array_equal(decode_labels(encoded(labels)), labels)  # 8-bit gray
+    image.putpalette([90] * 768)  # all colors are equal: a conversion to RGB would lose every label
+    np.testing.assert_array_equal(decode_labels(encoded(image, **options)), labels)
+
+
+def test_labels_are_the_values_of_gray():
+    labels = random_labels()
+    np.testing.assert_array_equal(decode_labels(encoded(labels)), labels)
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4])
@@ -48,6 +57,7 @@ def test_small_palettes_keep_their_indices(bits: int):
     image = Image.fromarray(labels)
     image.putpalette(palette()[: 2**bits].tobytes())
     data = encoded(image, bits=bits)
+
     assert data[24] == bits
     np.testing.assert_array_equal(decode_labels(data), labels)
 
@@ -71,7 +81,7 @@ def test_small_palettes_keep_their_indices(bits: int):
         (decode_saliency, b"<html>", "not an image"),
     ],
 )
-def test_a_mask_without_labels_and_a_map_with_color_or_alpha_are_rejected(decode, data: bytes, found: str):
+def test_masks_without_labels_and_maps_with_color_or_alpha_are_rejected(decode, data: bytes, found: str):
     with pytest.raises(RejectedImage, match=found):
         decode(data)
 
@@ -81,47 +91,78 @@ def test_labels_survive_the_round_trip(labels: np.ndarray):
     np.testing.assert_array_equal(decode_labels(encode_labels(labels)), labels)
 
 
-def test_encoded_labels_have_the_colors_of_pascal_and_are_small():
+@pytest.fixture
+def two_disks() -> np.ndarray:
+    """Labels (366, 500) of two overlapping disks, 15 and 255."""
     labels = np.zeros((366, 500), np.uint8)
     rows, columns = np.indices(labels.shape)
     labels[np.hypot(rows - 180, columns - 200) < 120] = 15
     labels[np.hypot(rows - 240, columns - 330) < 90] = 255
-    data = encode_labels(labels)
-    np.testing.assert_array_equal(decode_picture(data).rgb, palette()[labels])
-    image = Image.fromarray(labels)
+    return labels
+
+
+def test_encoded_labels_have_the_colors_of_pascal(two_disks: np.ndarray):
+    np.testing.assert_array_equal(decode_picture(encode_labels(two_disks)).rgb, palette()[two_disks])
+
+
+def test_encoded_labels_are_smaller_than_by_the_fastest_level_of_zlib(two_disks: np.ndarray):
+    image = Image.fromarray(two_disks)
     image.putpalette(palette().tobytes())
-    assert len(data) < len(encoded(image, compress_level=1))
-    assert encode_labels(labels[:, ::-1])  # a view is as good as a copy
+    assert len(encode_labels(two_disks)) < len(encoded(image, compress_level=1))
 
 
-def test_saliency_of_every_kind_of_gray():
-    gray = RAMP[..., 0]
-    as_rgb = np.repeat(gray[..., None], 3, -1)
-    wide = gray.astype(np.uint16) * 257
-    image = Image.fromarray(gray[::-1])
+def test_a_view_of_labels_can_be_encoded(two_disks: np.ndarray):
+    assert encode_labels(two_disks[:, ::-1])
+
+
+GRAY = RAMP[..., 0]
+GRAY_RGB = np.repeat(GRAY[..., None], 3, -1)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [encoded(GRAY), encoded(GRAY_RGB), encoded(GRAY.astype(np.uint16) * 257), encoded(GRAY, "TIFF")],
+    ids=["gray", "rgb", "16 bits", "tiff"],
+)
+def test_saliency_of_lossless_gray(data: bytes):
+    saliency = decode_saliency(data)
+    assert saliency.dtype == np.uint8
+    np.testing.assert_array_equal(saliency, GRAY)
+
+
+def test_saliency_of_a_palette_is_its_colors():
+    image = Image.fromarray(GRAY)
     image.putpalette(np.repeat(np.arange(255, -1, -1), 3).astype(np.uint8).tobytes())
-    for data in (encoded(gray), encoded(as_rgb), encoded(wide), encoded(gray, "TIFF")):
-        saliency = decode_saliency(data)
-        assert saliency.dtype == np.uint8
-        np.testing.assert_array_equal(saliency, gray)
-    np.testing.assert_array_equal(decode_saliency(encoded(image)), 255 - gray[::-1])  # a palette's colors do count here
-    assert np.abs(decode_saliency(encoded(as_rgb, "JPEG", quality=95)).astype(int) - gray).max() <= 4
-    np.testing.assert_array_equal(decode_saliency(encoded(Image.fromarray(gray > 9))), np.where(gray > 9, 255, 0))
+    np.testing.assert_array_equal(decode_saliency(encoded(image)), 255 - GRAY)
+
+
+def test_saliency_of_a_color_jpeg_of_gray():
+    saliency = decode_saliency(encoded(GRAY_RGB, "JPEG", quality=95))
+    assert np.abs(saliency.astype(int) - GRAY).max() <= 4
+
+
+def test_saliency_of_black_and_white():
+    np.testing.assert_array_equal(decode_saliency(encoded(Image.fromarray(GRAY > 9))), np.where(GRAY > 9, 255, 0))
+
+
+def test_saliency_of_a_single_pixel():
     assert decode_saliency(encoded(np.full((1, 1), 9, np.uint8))).tolist() == [[9]]
 
 
 @given(arrays(np.uint8, array_shapes(min_dims=2, max_dims=2, max_side=20)), st.integers(1, 50), st.integers(1, 50))
 def test_resized_labels_are_the_nearest(labels: np.ndarray, height: int, width: int):
     resized = resize_labels(labels, height, width)
+
     assert resized.shape == (height, width)
-    for row in range(height):
-        for column in range(width):
-            y, x = (row + 0.5) * labels.shape[0] / height, (column + 0.5) * labels.shape[1] / width
-            near = {labels[int(y + e), int(x + f)] for e in (-1e-6, 1e-6) for f in (-1e-6, 1e-6)}  # ties: either
-            assert resized[row, column] in near
+    for row, column in np.ndindex(height, width):
+        y = (row + 0.5) * labels.shape[0] / height
+        x = (column + 0.5) * labels.shape[1] / width
+        shifts = itertools.product((-1e-6, 1e-6), repeat=2)  # at a tie, either neighbor is correct
+        nearest = {labels[int(y + down), int(x + right)] for down, right in shifts}
+        assert resized[row, column] in nearest
 
 
-# --- what is read for a run
+# --- reading files
 
 LABELS = np.array([[0, 2, 255], [1, 1, 0]], np.uint8)
 
@@ -131,54 +172,73 @@ def write(path: Path, labels: np.ndarray) -> str:
     return str(path)
 
 
-def test_truth_is_read_from_png_and_from_sbd(tmp_path: Path) -> None:
+def test_truth_is_read_from_png(tmp_path: Path) -> None:
     uri = write(tmp_path / "a.png", LABELS)
     np.testing.assert_array_equal(read_truth(uri, (2, 3), 2), LABELS)
+
+
+def test_truth_is_read_from_a_file_of_sbd(tmp_path: Path) -> None:
     scipy.io.savemat(tmp_path / "a.mat", {"GTcls": {"Segmentation": LABELS}})
     np.testing.assert_array_equal(read_truth(str(tmp_path / "a.mat"), (2, 3), 2), LABELS)
 
 
-def test_a_saliency_map_is_read_as_gray(tmp_path: Path) -> None:
+def test_saliency_map_is_read_as_gray(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(encoded(LABELS))
     saliency = read_saliency(str(tmp_path / "a.png"), (2, 3))
     np.testing.assert_array_equal(saliency, LABELS)
     assert saliency.dtype == np.uint8
 
 
-@pytest.mark.parametrize("content", [None, b"", b"<html>404</html>", encoded(np.zeros((4, 4, 3), np.uint8))[:40]])
-def test_files_that_are_missing_or_damaged_are_named(tmp_path: Path, content: bytes | None) -> None:
-    path = tmp_path / "a.png"
-    if content is not None:
-        path.write_bytes(content)
-    found = "no {} .*a[.]png .*No such file" if content is None else "the {} .*a[.]png cannot be read: "
-    with pytest.raises(UserError, match=found.format("ground-truth mask")) as caught:
-        read_truth(str(path), (2, 3), 2)
+def test_missing_files_are_named(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.png")
+
+    with pytest.raises(UserError, match=r"the ground-truth mask .*a[.]png cannot be opened .*No such file") as caught:
+        read_truth(path, (2, 3), 2)
     assert caught.value.expected.startswith("a palette PNG")
-    with pytest.raises(UserError, match=found.format("saliency map")) as caught:
-        read_saliency(str(path), (2, 3))
+
+    with pytest.raises(UserError, match=r"the saliency map .*a[.]png cannot be opened .*No such file") as caught:
+        read_saliency(path, (2, 3))
     assert caught.value.expected == "a gray PNG"
 
 
-def test_files_of_another_size_than_their_image_are_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("content", [b"", b"<html>404</html>", encoded(np.zeros((4, 4, 3), np.uint8))[:40]])
+def test_damaged_files_are_named(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a.png"
+    path.write_bytes(content)
+
+    with pytest.raises(UserError, match=r"the ground-truth mask .*a[.]png cannot be read: "):
+        read_truth(str(path), (2, 3), 2)
+    with pytest.raises(UserError, match=r"the saliency map .*a[.]png cannot be read: "):
+        read_saliency(str(path), (2, 3))
+
+
+def test_truth_of_another_size_than_its_image_is_named(tmp_path: Path) -> None:
     uri = write(tmp_path / "a.png", LABELS)
     with pytest.raises(UserError, match=r"the ground-truth mask .* has 2x3 pixels \(height x width\)") as caught:
         read_truth(uri, (3, 2), 2)
-    assert caught.value.expected == "3x2 as its image"
+    assert caught.value.expected == "3x2, the size of its image"
+
+
+def test_saliency_map_of_another_size_than_its_image_is_named(tmp_path: Path) -> None:
     (tmp_path / "b.png").write_bytes(encoded(LABELS))
     with pytest.raises(UserError, match=r"the saliency map .* has 2x3 pixels") as caught:
         read_saliency(str(tmp_path / "b.png"), (2, 4))
-    assert caught.value.expected == "2x4 as its image"
+    assert caught.value.expected == "2x4, the size of its image"
 
 
-def test_labels_above_the_number_of_classes_name_the_argument(tmp_path: Path) -> None:
+def test_labels_above_the_number_of_classes_are_reported(tmp_path: Path) -> None:
     uri = write(tmp_path / "a.png", LABELS)
-    with pytest.raises(UserError, match=r"a\.png: label 2; expected 0\.\.1 and 255") as caught:
+    with pytest.raises(UserError, match=r"a\.png has label 2\n") as caught:
         read_truth(uri, (2, 3), 1)
+    assert caught.value.expected.endswith("0..1 and 255")
     assert "`classes`" in caught.value.remedy
 
 
-def test_tags_of_a_mask_are_its_labels_less_one() -> None:
+def test_tags_of_a_mask_are_its_labels_minus_one() -> None:
     assert tags_of_mask(np.array([[0, 255], [20, 1]], np.uint8), 20, "m.png") == [0, 19]
     assert tags_of_mask(np.zeros((2, 2), np.uint8), 20, "m.png") == []
-    with pytest.raises(UserError, match=r"m\.png: label 21"):
+
+
+def test_tags_of_a_mask_with_an_unknown_label() -> None:
+    with pytest.raises(UserError, match=r"m\.png has label 21"):
         tags_of_mask(np.full((2, 2), 21, np.uint8), 20, "m.png")
