@@ -143,7 +143,7 @@ def train_last(backbone: Backbone, count: int) -> None:
         raise UserError(
             f"the last {count} stages of a backbone are to be trained, and it has {len(backbone.stages)}",
             f"at most {len(backbone.stages)} stages",
-            "set `trained` to that, or to `all`",
+            "set `trainable_stages` to that, or to `all`",
         )
     first = backbone.stages[len(backbone.stages) - count] if count else None
     begun = False

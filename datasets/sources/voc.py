@@ -84,7 +84,7 @@ def list_voc(
     val_list: str = "val",
     test_list: str | None = None,
     saliency: str = "SaliencyMaps",
-    masks: str = MASKS,
+    truth_masks: str = MASKS,
     sbd: Path | None = None,
     tags_from: str = "auto",
 ) -> Listing:
@@ -95,7 +95,7 @@ def list_voc(
         classes: file with one class name per line; None = VOC's 20 names.
         train_list, val_list, test_list: list names; <name>.txt holds ids. Without a train_aug.txt, that list is made
             of SBD's ids and train.txt without val.txt. Images of the test list have neither tags nor masks.
-        saliency, masks: folders with <id>.png, inside root or absolute. Each may be absent as a whole; a saliency
+        saliency, truth_masks: folders with <id>.png, inside root or absolute. Each may be absent as a whole; a saliency
             folder that exists has a map for every training image. What the default folder of masks lacks is looked
             for in SegmentationClass and in SBD.
         sbd: the unpacked SBD, the folder benchmark_RELEASE or the one around it.
@@ -108,7 +108,7 @@ def list_voc(
     """
     devkit = _open_devkit(root, classes)
     sbd_folder = _sbd_folder(sbd) if sbd else None
-    truth = _masks(devkit.root, masks, sbd_folder)
+    truth = _masks(devkit.root, truth_masks, sbd_folder)
     names = {"train": train_list, "val": val_list} | ({"test": test_list} if test_list else {})
     lists = [_read_list(devkit, split, name, val_list, sbd_folder) for split, name in names.items()]
     tables, notes = [], list[str]()
@@ -137,7 +137,7 @@ def list_voc(
         tables.append(table)
     check_once((listed.path, listed.ids) for listed in lists)
     if not truth:
-        notes = [f"no folder of ground-truth masks {Path(masks).name}: nothing is scored"]
+        notes = [f"no folder of ground-truth masks {Path(truth_masks).name}: nothing is scored"]
     notes += [note for listed in lists for note in listed.notes]
     return Listing(pa.concat_tables(tables), devkit.classes, tuple(notes))
 

@@ -63,7 +63,7 @@ class Bench:
         end = time.monotonic() + self.limit
         left_out = [config.recipe for config in self.recipes if config.compute.gpu and not GPU]
         for config in (config for config in self.recipes if config.recipe not in left_out):
-            for network in ("embedding", "classifier", "segmenter")[not config.classifier.from_features :]:
+            for network in ("embedding", "classifier", "segmenter")[not config.classifier.trains_on_features :]:
                 parts[f"{config.recipe}, {network}"] = functools.partial(self.network, config, network, end)
         if left_out:
             parts[", ".join(left_out)] = lambda: ("note", "left out on a CPU, where they take too long", "", {})
@@ -97,7 +97,7 @@ class Bench:
 
     def precision(self, config: Config, network: str, precision: str, values: dict[str, float]) -> str:
         """What a network does in one precision, in words; its figures join `values`."""
-        unit = "features/s" if network == "classifier" and config.classifier.from_features else "images/s"
+        unit = "features/s" if network == "classifier" and config.classifier.trains_on_features else "images/s"
         _, samples, run = work_of(config, network, bf16=precision == "bf16")
         size, operations, seconds = self.fitting(samples, run)
         values[f"{precision} {unit}"] = rate = size * (1 + (network == "classifier")) / seconds
@@ -202,9 +202,9 @@ def work_of(
 
 def _classifier(config: Config) -> tuple[Learner[Any], Any]:
     c, size = config.classifier, config.classifier.input_size
-    images = Features([], Path("none"), features_shape(c)) if c.from_features else Squares([], size)
+    images = Features([], Path("none"), features_shape(c)) if c.trains_on_features else Squares([], size)
     noise: Any = _noise(c.batch, *(images.shape if isinstance(images, Features) else (size, size, 3)))
-    noise = noise.astype(np.float16) if c.from_features else noise
+    noise = noise.astype(np.float16) if c.trains_on_features else noise
     index, classes = np.arange(c.batch), _classes(config)
     tags = Tags.from_matrix((_noise(2 * c.batch, classes) < 256 / classes) | (np.arange(classes) == 0))
     batch = PairBatch(

@@ -1,4 +1,4 @@
-"""Sections of the trainings: co-attention classifier, affinity network, segmentation network, and their optimizers."""
+"""Configuration of the trained networks: classifier, affinity network, segmentation network, and their optimizers."""
 
 import math
 from collections.abc import Iterator
@@ -10,19 +10,18 @@ from mcis.datasets.section import ColorJitter, Fraction, NonNegative, Positive, 
 from mcis.models.networks import SEGMENTERS, Affinity, check_backbone
 from mcis.platform.config.maps import PseudoMasksCrf
 
-Schedule = Literal["step", "poly", "cosine"]
-TrainableStages = Literal["all"] | Annotated[int, Field(ge=0)]
-"""Stages of the backbone that are trained, counted from its end; 0 = only the layers on top of the backbone."""
+RateSchedule = Literal["step", "poly", "cosine"]
 BackboneName = Annotated[str, AfterValidator(check_backbone)]
+TrainableStages = Literal["all"] | Annotated[int, Field(ge=0)]
 
 
 class Optimizer(Section):
     """SGD or AdamW with learning rate groups and a schedule."""
 
     name: Literal["sgd", "adamw"] = "sgd"
-    """Update rule."""
+    """Optimizer."""
     learning_rate: Rate = 0.001
-    """Learning rate of pretrained weights at the start (section 3.3)."""
+    """Initial learning rate of pretrained weights (section 3.3)."""
     momentum: Fraction = 0.9
     """Momentum of SGD."""
     nesterov: bool = False
@@ -30,75 +29,79 @@ class Optimizer(Section):
     weight_decay: NonNegative = 5e-4
     """L2 penalty (SGD) or decoupled weight decay (AdamW)."""
     new_layer_rate: Rate = 1.0
-    """Factor of the learning rate for new layers; the released code has 10 (RELEASED_RECIPE, "Classifier")."""
+    """Learning rate factor of newly initialized layers. The released code uses 10 (RELEASED_RECIPE, "Classifier")."""
     bias_rate: Rate = 1.0
-    """Further factor for biases; the released code has 2 (RELEASED_RECIPE, "Classifier")."""
-    schedule: Schedule = "step"
-    """`step`: x 0.1 at each of `step_epochs`; `poly`: (1 - t/T)^0.9; `cosine`: to zero."""
+    """Additional learning rate factor of biases. The released code uses 2 (RELEASED_RECIPE, "Classifier")."""
+    schedule: RateSchedule = "step"
+    """Learning rate schedule over T steps. `step`: multiply by 0.1 at each of `step_epochs`; `poly`: (1 - t/T)^0.9;
+    `cosine`: decay to zero."""
     step_epochs: tuple[int, ...] = ()
-    """Epochs, from 0, at whose start the rate falls."""
+    """Epochs, counted from 0, at whose start the rate of the schedule `step` drops."""
     warm_up: Fraction = 0.0
-    """Fraction of the steps over which the rate rises linearly from 0."""
+    """Fraction of the steps over which the learning rate rises linearly from 0."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
-    """Precision of the network's arithmetic in training; weights, losses and updates are float32. auto = bf16 on a GPU
-    that has it, else float32."""
+    """Precision of forward and backward passes in training; weights, losses and optimizer steps are float32. `auto`:
+    bf16 on GPUs that support it, else float32."""
 
 
 class SegmenterOptimizer(Optimizer):
-    """The segmenter's optimizer: another schedule, and faster new layers (RELEASED_RECIPE, "Segmentation network")."""
+    """Optimizer of the segmentation network (RELEASED_RECIPE, "Segmentation network")."""
 
     new_layer_rate: Rate = 10.0
-    """Factor of the learning rate for layers without pretrained weights."""
+    """Learning rate factor of layers without pretrained weights."""
     bias_rate: Rate = 2.0
-    """Further factor for biases."""
-    schedule: Schedule = "poly"
-    """`step`, `poly` or `cosine`, as of `classifier.optimizer`."""
+    """Additional learning rate factor of biases."""
+    schedule: RateSchedule = "poly"
+    """Learning rate schedule, see `classifier.optimizer.schedule`."""
 
 
 class EquivariantConfig(Section):
-    """Equivariant attention in the classifier's training (SEAM, Wang et al., CVPR 2020), as for the challenge LID
-    (section 4.4). Single-round maps are then those that its pixel correlation makes, scores in [0, 1]."""
+    """Self-supervised equivariant attention (SEAM, Wang et al., CVPR 2020), used in the LID challenge (section 4.4).
+
+    If it is enabled, single-round maps come from its pixel correlation module and are scores in [0, 1].
+    """
 
     weight: NonNegative = 0.0
-    """Factor of its two loss terms, which compare an image's maps with those of a smaller copy; 0 = it is left out."""
+    """Weight of its two losses, which compare the maps of an image with those of a smaller copy; 0 = disabled."""
     scale: float = Field(default=0.3, gt=0, lt=1)
-    """Sides of the copy, of the image's."""
+    """Size of the copy relative to the image."""
     hard: float = Field(default=0.2, gt=0, le=1)
-    """Share of the maps' values, those that differ most, that the term on refined maps is the mean of."""
+    """Fraction of map values, those with the largest differences, over which the loss on refined maps is averaged."""
 
 
 class BackboneSection(Section):
-    """What all networks on a backbone share."""
+    """Fields shared by all networks with a backbone."""
 
     channels: int = Field(default=96, gt=0, multiple_of=3)
-    """Width of the backbone `small`; the others have their own."""
+    """Width of the backbone `small`; other backbones have fixed widths."""
     stride: int | None = Field(default=None, gt=0)
-    """Input pixels per feature position; None = the backbone's own: 8, of timm's convolutional networks 16, of a
-    transformer its patches' side. `small` can have 4, resnet50 and resnet101 16, timm's convolutional ones 8 to 32."""
+    """Input pixels per feature position. None = the backbone's default: 8; 16 for timm's convolutional networks; the
+    patch size for transformers. Alternatives: 4 for `small`, 16 for resnet50 and resnet101, 8 to 32 for timm's
+    convolutional networks."""
     color_jitter: ColorJitter = (0.0, 0.0, 0.0, 0.0)
-    """Strength of brightness, contrast, saturation and hue jitter; the released code's classifier has 0.3, 0.3, 0.3,
+    """Strength of brightness, contrast, saturation and hue jitter. The released code's classifier uses 0.3, 0.3, 0.3,
     0.1 (RELEASED_RECIPE, "Classifier")."""
 
 
 class CropSection(BackboneSection):
-    """What networks share that learn from crops of images with a label mask each."""
+    """Fields shared by networks that are trained on crops with a label per pixel."""
 
     crop: Positive = 321
-    """Side of a training crop, pixels."""
+    """Side length of a training crop in pixels."""
     batch: Positive = 10
-    """Images per step, over all workers."""
+    """Images per step, summed over all workers."""
     min_steps: Positive = 16000
-    """Updates at least."""
+    """Minimum number of optimizer steps."""
     min_epochs: float = Field(default=0.0, ge=0, exclude_if=lambda min_epochs: not min_epochs)
     """Minimum number of passes over the training set; large data sets then take more than `min_steps` steps. Images
     that `segmenter.class_balance_exponent` repeats count once and do not prolong training."""
     hflip: bool = True
-    """Mirror each training image with probability 1/2."""
+    """Flip each training image horizontally with probability 1/2."""
     optimizer: SegmenterOptimizer = SegmenterOptimizer()
-    """Update rule, rates and schedule."""
+    """Optimizer, learning rates and schedule."""
 
-    def updates(self, images: int) -> int:
-        """The updates of a training on so many images."""
+    def num_steps(self, images: int) -> int:
+        """Number of optimizer steps for a training set of `images` images."""
         return max(self.min_steps, math.ceil(self.min_epochs * images / self.batch))
 
 
@@ -106,114 +109,125 @@ class ClassifierConfig(BackboneSection):
     """The co-attention classifier and its training (section 3.1)."""
 
     backbone: BackboneName = "vgg16"
-    """Embedding of the images (section 3.3: VGG-16 + three 3x3 convolutions): a name of `models/networks.py`, or
-    timm/NAME, a convolutional network or vision transformer by timm's name."""
+    """Feature extractor: a name from `models/networks.py`, or timm/NAME for a convolutional network or vision
+    transformer of timm. vgg16 is VGG-16 followed by three 3x3 convolutions (section 3.3)."""
     trainable_stages: TrainableStages = "all"
-    """What is trained: all; `neck` = the layers behind the backbone alone; N = the backbone's last N stages, too."""
+    """Trained part of the backbone: `all`, or its last N stages; 0 = frozen. Layers on top are always trained."""
     standardize: bool = False
-    """Standardize the backbone's channels, by their mean and deviation over training images before training, which are
-    kept with the weights. Pretrained channels differ by orders of magnitude; attention would look at the largest."""
+    """Standardize the backbone's output channels by their mean and standard deviation over training images. Both are
+    computed before training and stored with the weights. Pretrained channels differ by orders of magnitude, so without
+    this the largest dominate the affinity."""
     input_size: Positive = 256
-    """Images are squashed to this square, pixels (RELEASED_RECIPE, "Classifier")."""
+    """Side length in pixels of the square to which images are resized (RELEASED_RECIPE, "Classifier")."""
     attention: Literal["none", "co", "co+contrastive"] = "co+contrastive"
-    """Loss terms: basic alone, with co-attention, with both (table 4)."""
+    """Training losses: the basic loss alone, with the co-attention loss, or with both (table 4)."""
     attention_partner: Literal["partner", "itself", "wrong_class"] = "partner"
-    """What the images of a pair attend to in training: their partners; or, as controls of what these bring, each to
-    itself, or to partners that lack the class."""
+    """What an image attends to in training: its partner; or, as controls, itself or a partner that lacks the class."""
     head: Literal["shared", "own"] = "shared"
-    """Layer of co-attentive, contrastive features: phi (paper), or one without bias (RELEASED_RECIPE, "Classifier")."""
+    """Layer that scores co-attentive and contrastive features: `shared` = phi, the class layer (paper); `own` = a
+    separate layer without bias (RELEASED_RECIPE, "Classifier")."""
     phi_std: Rate | None = None
-    """Standard deviation of phi's weights at the start; None = sqrt(2 / K) (RELEASED_RECIPE, "Classifier"), which a
-    short training of a linear layer on pretrained features does not get rid of."""
+    """Standard deviation of phi's initial weights; None = sqrt(2 / K) for K classes (RELEASED_RECIPE, "Classifier").
+    Short trainings of phi alone on a frozen backbone need a smaller value."""
     affinity: Affinity = Affinity()
-    """How positions of two images are compared (Eq. 2), in training and in maps with related images."""
+    """How positions of two images are compared (Eq. 2), in training and for maps with related images."""
     attention_epochs: int | None = Field(default=None, gt=0)
-    """The last epochs, in which pairs attend to each other; before, the basic term alone makes phi a class layer that
-    the common and contrastive terms can work on. None = all epochs."""
+    """Number of final epochs with the co-attention and contrastive losses; the epochs before use the basic loss alone.
+    None = all epochs."""
     equivariant: EquivariantConfig = Field(
         default=EquivariantConfig(), exclude_if=lambda equivariant: not equivariant.weight
-    )  # where it is left out, its values change no result and are no part of a stage's key
-    """Equivariant attention, beside co-attention."""
+    )  # excluded from the stage key while disabled, because its values then change no result
+    """Equivariant attention, in addition to co-attention."""
     contrastive_weight: Rate = 1.0
-    """Factor of the contrastive term in the loss, which in the paper is the plain sum of its terms (Eq. 10). Beside the
-    basic term the gradient of the contrastive one is small."""
+    """Weight of the contrastive loss. The paper adds all losses with weight 1 (Eq. 10)."""
     contrastive_from_epoch: int = Field(default=0, ge=0)
-    """First epoch, from 0, with the contrastive term; the released code has 2 (RELEASED_RECIPE, "Classifier")."""
+    """First epoch, counted from 0, with the contrastive loss. The released code uses 2 (RELEASED_RECIPE,
+    "Classifier")."""
     contrastive_needs_unshared: bool = False
-    """Whether a side's contrastive term counts only if some label on that side of the batch is unshared, as in the
+    """Count the contrastive loss of one side of the batch only if some label on that side is not shared, as in the
     released code (RELEASED_RECIPE, "Classifier")."""
     loss_reduction: Literal["paper", "released"] = "paper"
-    """`paper`: both images' terms are added; `released`: means over the 2B images of basic and common terms
-    (RELEASED_RECIPE, "Classifier")."""
+    """`paper`: the losses of both images are added; `released`: basic and co-attention losses are averaged over the 2B
+    images of a batch (RELEASED_RECIPE, "Classifier")."""
     self_pairs: tuple[Literal["hflip", "x0.75", "x2"], ...] = ()
-    """Transformations tau: a step also runs (m, tau m), basic and common terms (RELEASED_RECIPE, "Classifier")."""
+    """Transformations tau; for each, a step also trains on the pair (m, tau m) with the basic and co-attention losses
+    (RELEASED_RECIPE, "Classifier")."""
     partner_may_be_itself: bool = False
-    """Whether an image may be drawn as its own partner, as in the released code (RELEASED_RECIPE, "Classifier").
-    Otherwise this happens only where its class has no other image."""
+    """Allow an image as its own partner, as in the released code (RELEASED_RECIPE, "Classifier"). Otherwise this
+    happens only if no other image has its class."""
     sizing: Literal["squash", "random_crop"] = "squash"
-    """How training images come to input_size: squash (RELEASED_RECIPE, "Classifier") loses the aspect ratio;
-    random_crop shows a part, or all of it with padding. Localization always sees the whole image, squashed."""
+    """How training images are brought to input_size. `squash`: resize without keeping the aspect ratio
+    (RELEASED_RECIPE, "Classifier"); `random_crop`: scale by a factor of `crop_scales`, then crop or pad. Localization
+    always uses the whole image, squashed."""
     crop_scales: tuple[Rate, ...] = (1.0,)
-    """Factors of the image's size for random_crop, one drawn for each image."""
+    """Scale factors for `random_crop`; one is drawn per image."""
     num_domain_affinities: Literal[1, 3] = 1
-    """Number of W_P: 1, or one for each of target-target, source-source and target-source pairs (section 3.2)."""
+    """Number of matrices W_P: 1, or 3 for target-target, source-source and target-source pairs (section 3.2)."""
     epoch_pairs: int | None = Field(default=None, gt=0)
-    """Pairs per epoch; None = as many as images with a tag."""
+    """Pairs per epoch; None = the number of tagged training images."""
     class_balanced_fraction: Fraction = 0.0
-    """Fraction of the pairs in which a class is drawn first, all with the same chance, and then m out of its images."""
+    """Fraction of pairs whose image m is drawn by class: first a class, uniformly, then one of its images."""
     batch: Positive = 5
-    """Pairs per step, over all workers (section 3.3)."""
+    """Pairs per step, summed over all workers (section 3.3)."""
     epochs: Positive = 15
-    """Passes over the training images as m; the length of the schedule."""
+    """Passes over the training images as image m; also the length of the learning rate schedule."""
     min_steps: int = Field(default=0, ge=0, exclude_if=lambda min_steps: not min_steps)
-    """Updates at least: of few images the training has as many times the `epochs` as these take, and so has all that is
-    counted in epochs."""
+    """Minimum number of optimizer steps. For small data sets, all settings that count epochs are scaled up to reach
+    it."""
     stop_epoch: int | None = Field(default=None, ge=0)
-    """The weights after this epoch, from 0, are used, and training ends there; None = the last. The released code has
-    10 (RELEASED_RECIPE, "Classifier")."""
+    """Last trained epoch, counted from 0, if training stops before the schedule ends; None = train all epochs. The
+    released code uses 10 (RELEASED_RECIPE, "Classifier")."""
     hflip: bool = False
-    """Mirror each image with probability 1/2."""
+    """Flip each training image horizontally with probability 1/2."""
     shift: int = Field(default=0, ge=0)
-    """Shift each image by up to so many pixels in both directions, edges repeated."""
+    """Shift each training image by up to this many pixels in both directions; edge pixels are repeated."""
     val_every: int = Field(default=1, ge=0, exclude=True)
-    """Epochs from one mean average precision on the tagged val images to the next, and one at the end; 0 = none. It
-    changes no weights, so that a trained classifier is not trained again for it, but from or to 0."""
+    """Epochs between two measurements of mean average precision on tagged val images; one more follows training. 0 =
+    never. It does not change the weights, so changing it does not retrain the classifier, except to or from 0."""
     optimizer: Optimizer = Optimizer()
-    """Update rule, rates and schedule."""
+    """Optimizer, learning rates and schedule."""
 
-    def of_images(self, images: int) -> "ClassifierConfig":
-        """With epochs enough for the `min_steps`, of so many training images."""
-        times = math.ceil(self.min_steps * self.batch / (self.epochs * (self.epoch_pairs or images)))
-        if times <= 1:
+    def scaled_for(self, images: int) -> "ClassifierConfig":
+        """A copy with enough epochs to reach `min_steps` on a training set of `images` images."""
+        pairs = self.epoch_pairs or images
+        factor = math.ceil(self.min_steps * self.batch / (self.epochs * pairs))
+        if factor <= 1:
             return self
-        counted = ("epochs", "attention_epochs", "contrastive_from_epoch", "val_every")
-        more: dict[str, Any] = {name: value * times for name in counted if (value := getattr(self, name))}
+
+        changes: dict[str, Any] = {}
+        for name in ("epochs", "attention_epochs", "contrastive_from_epoch", "val_every"):
+            value = getattr(self, name)
+            if value:
+                changes[name] = value * factor
         if self.stop_epoch is not None:
-            more["stop_epoch"] = (self.stop_epoch + 1) * times - 1
-        step_epochs = tuple(epoch * times for epoch in self.optimizer.step_epochs)
-        optimizer = self.optimizer.model_copy(update={"step_epochs": step_epochs})
-        return self.model_copy(update={**more, "optimizer": optimizer})
+            changes["stop_epoch"] = (self.stop_epoch + 1) * factor - 1
+
+        step_epochs = tuple(epoch * factor for epoch in self.optimizer.step_epochs)
+        changes["optimizer"] = self.optimizer.model_copy(update={"step_epochs": step_epochs})
+        return self.model_copy(update=changes)
 
     @property
     def trained_epochs(self) -> int:
-        """Epochs until training ends, which may be before the schedule does."""
+        """Number of epochs that are trained, which may be fewer than the schedule has."""
         return self.epochs if self.stop_epoch is None else self.stop_epoch + 1
 
     @property
-    def attention_begins(self) -> int:
-        """The first epoch, from 0, in which pairs attend to each other."""
+    def attention_start_epoch(self) -> int:
+        """First epoch, counted from 0, in which pairs attend to each other; `trained_epochs` if they never do."""
         if self.attention == "none":
             return self.trained_epochs
-        return 0 if self.attention_epochs is None else max(0, self.trained_epochs - self.attention_epochs)
+        if self.attention_epochs is None:
+            return 0
+        return max(0, self.trained_epochs - self.attention_epochs)
 
     @property
-    def from_features(self) -> bool:
-        """Whether training reads what the backbone makes of images, computed once, rather than the images."""
-        changed = self.self_pairs or any(self.color_jitter) or self.shift or self.sizing != "squash"
-        return self.trainable_stages == 0 and not changed and not self.equivariant.weight
+    def trains_on_features(self) -> bool:
+        """Whether training reads cached backbone features instead of images."""
+        changes_images = self.self_pairs or any(self.color_jitter) or self.shift or self.sizing != "squash"
+        return self.trainable_stages == 0 and not changes_images and not self.equivariant.weight
 
     def problems(self) -> Iterator[str]:
-        """A kept epoch that training never reaches, and contradictions of the affinity."""
+        """Contradictions between the classifier's values."""
         if self.affinity.init is not None and self.affinity.w_p == "identity":
             yield (
                 "classifier.affinity.init is set but classifier.affinity.w_p is identity; set w_p=learned or init=null"
@@ -231,76 +245,83 @@ class SegmenterConfig(CropSection):
     """The segmentation network and its training (RELEASED_RECIPE, "Segmentation network")."""
 
     network: Annotated[str, AfterValidator(SEGMENTERS.choice())] = "largefov"
-    """Head on the backbone: DeepLab-LargeFOV; DeepLab-V3, as torchvision has it, with group norm; or `pyramid`, a light
-    decoder that goes down a pyramid of the backbone's levels, for small backbones of a coarse stride."""
+    """Network on the backbone: `largefov` = DeepLab-LargeFOV; `deeplabv3` = torchvision's DeepLab-V3 with group norm;
+    `pyramid` = a light decoder over several levels, for small backbones with a coarse stride."""
     backbone: BackboneName = "resnet101"
-    """Features that the head reads, named as the classifier's; vgg16_largefov is DeepLab-LargeFOV's VGG-16."""
+    """Feature extractor, see `classifier.backbone`; vgg16_largefov is the VGG-16 of DeepLab-LargeFOV."""
     trainable_stages: TrainableStages = "all"
-    """What is trained: all; `head` = the layers behind the backbone alone; N = the backbone's last N stages, too."""
+    """Trained part of the backbone: `all`, or its last N stages; 0 = frozen. Layers on top are always trained."""
     init: Literal["pretrained", "classifier"] = "pretrained"
-    """Start from `weights.classifier_backbone`, or from the trained classifier's backbone (same backbone and width)."""
+    """Initial weights of the backbone: `weights.segmenter_backbone`, or those of the trained classifier, which then
+    needs the same backbone and width."""
     width: Positive = 1024
     """Channels of the head."""
     dilation: Positive = 12
-    """Dilation of the head's 3x3 convolutions; 12 fits positions of stride 8. deeplabv3 has three, with once, twice and
-    three times as much."""
+    """Dilation of the head's 3x3 convolutions. 12 suits a stride of 8. deeplabv3 uses this value, twice and three times
+    this value."""
     dropout: Fraction = 0.0
-    """Dropout after the hidden layers of largefov (0.5 in the VGG-16 version), behind the pyramid of deeplabv3 (0.5 in
-    torchvision), before the last layer of pyramid."""
+    """Dropout probability. largefov: after the hidden layers (0.5 in the VGG-16 version); deeplabv3: after the spatial
+    pyramid (0.5 in torchvision); pyramid: before the last layer."""
     scales: tuple[Rate, ...] = (0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.3)
-    """Factors of the image's size, one drawn for each training image."""
+    """Scale factors of training images; one is drawn per image."""
     image_loss_weight: NonNegative = 0.0
-    """Factor of the loss of the image-level head of pyramid, which says which classes a crop holds: of an image, six
-    classes count as so many labeled pixels as a crop has, times this."""
+    """Weight of the loss of pyramid's image-level head, which predicts the classes in a crop. With weight 1 and six
+    classes, the head counts as much as all pixels of the crop."""
     corrected_weight: Positive = 4
-    """How often an epoch shows an image with a corrected mask (`data.corrected_masks`) for once of another alike."""
+    """How often an epoch repeats an image with a corrected mask (`data.corrected_masks`)."""
     class_balance_exponent: Fraction = 0.0
-    """How often an epoch shows images of rare classes: each (m / c)^class_balance_exponent times, for c images of its
-    rarest class and m of the most frequent one, at most 16, and so that each image is shown. 0 = all once."""
+    """Repeat images of rare classes (m / c)^class_balance_exponent times per epoch, where c images have the image's
+    rarest class and m images have the most frequent class. At most 16 times, and so that each image is shown. 0 = no
+    repetition."""
 
 
 class AffinityNetConfig(CropSection):
-    """Affinities between neighboring positions, learnt from the confident labels of localization maps, for
-    `pseudo_masks.rule=affinity`."""
+    """Affinities between neighboring positions, learned from the confident labels of localization maps.
+
+    Used if `pseudo_masks.rule` is affinity.
+    """
 
     kind: Literal["boundaries", "features"] = "features"
-    """What tells two positions apart: the distance of `features` (AffinityNet), or `boundaries` between them (IRN)."""
+    """How two positions are compared: `features` = distance of learned features (AffinityNet); `boundaries` = strength
+    of the predicted boundary between them (IRN)."""
     backbone: BackboneName = "resnet50"
-    """Its levels and features are read; named as the classifier's."""
+    """Feature extractor, see `classifier.backbone`; the network reads several of its levels."""
     trainable_stages: TrainableStages = 0
-    """What is trained: all; `head` = the layers on the backbone alone, as in IRN; N = its last N stages, too."""
+    """Trained part of the backbone: `all`, or its last N stages; 0 = frozen, as in IRN. Layers on top are always
+    trained."""
     width: int = Field(default=32, gt=0, multiple_of=4)
-    """Channels that each level is reduced to."""
+    """Channels to which each level is reduced."""
     embedding: Positive = 64
-    """Channels of the features that are compared (kind=features)."""
+    """Channels of the compared features (kind=features)."""
     finest: Literal[4, 8] = 4
-    """Stride of the backbone's finest level that is read, pixels; affinities lie at its positions (AffinityNet: 8)."""
+    """Stride in pixels of the finest level that is read; affinities are defined at its positions (AffinityNet: 8)."""
     radius: int = Field(default=5, ge=2, le=16)
-    """Positions that are closer than so many steps are compared (AffinityNet, IRN: 5)."""
+    """Positions closer than this many steps are compared (AffinityNet, IRN: 5)."""
     threshold: Fraction = 0.3
-    """Of the confident labels: background score against which foreground must win, before the dense CRF."""
+    """Background score that a class has to exceed for a confident foreground label, before the dense CRF."""
     background_threshold: Fraction = 0.1
-    """Of the confident labels: background score that background has to win with; pixels between both teach nothing."""
+    """Background score with which background has to win for a confident background label; pixels in between are not
+    trained on."""
     crf: PseudoMasksCrf = PseudoMasksCrf()
-    """The CRF that moves the edges of confident labels."""
+    """Dense CRF that refines the confident labels."""
     scales: tuple[Rate, ...] = (0.7, 0.85, 1.0, 1.15, 1.3)
-    """Factors of the image's size, one drawn for each training image."""
+    """Scale factors of training images; one is drawn per image."""
     batch: Positive = 16
-    """Images per step, over all workers."""
+    """Images per step, summed over all workers."""
     min_steps: Positive = 2000
-    """Updates at least."""
+    """Minimum number of optimizer steps."""
 
     def problems(self) -> Iterator[str]:
-        """A threshold for certain background above the one for background."""
+        """The threshold for confident background must not exceed the one for foreground."""
         if self.background_threshold > self.threshold:
             yield f"affinity_net.background_threshold {self.background_threshold} is above threshold {self.threshold}"
 
 
 NetworkConfig = ClassifierConfig | SegmenterConfig | AffinityNetConfig
-"""The sections of networks on a backbone."""
+"""Sections of networks with a backbone."""
 NETWORKS: dict[type[NetworkConfig], Literal["classifier", "segmenter", "affinity_net"]] = {
     ClassifierConfig: "classifier",
     SegmenterConfig: "segmenter",
     AffinityNetConfig: "affinity_net",
 }
-"""Their names in the configuration."""
+"""Section -> its name in the configuration."""

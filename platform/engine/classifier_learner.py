@@ -72,7 +72,7 @@ class ClassifierLearner:
     def has_unused_parameters(self) -> bool:
         c = self.config
         of_attention = c.attention == "co+contrastive" or c.head == "own" or c.affinity.w_p == "learned"
-        return c.attention != "none" and c.attention_begins > 0 and of_attention
+        return c.attention != "none" and c.attention_start_epoch > 0 and of_attention
 
     def model(self) -> CoAttentionClassifier:
         model = build_classifier(self.config, self.tags.classes)
@@ -111,7 +111,7 @@ class ClassifierLearner:
         """
         c = self.config
         kind = torch.from_numpy(batch.kind.astype(np.int64)).to(device) if c.num_domain_affinities > 1 else None
-        attend = self.schedule.epoch(step) >= c.attention_begins
+        attend = self.schedule.epoch(step) >= c.attention_start_epoch
         attended: Attended = "itself" if c.attention_partner == "itself" else "partner"
         tags = [self.tags.matrix(index) for index in (batch.m, batch.n)]
         tags_m, tags_n = (torch.from_numpy(matrix).to(device, torch.float32) for matrix in tags)

@@ -44,7 +44,7 @@ def crops(
     """What a `CropLearner` is made of: the images of some rows of the index, their masks, and pretrained weights."""
     ids, uris, hashes = (Texts(rows[column]) for column in ("image_id", "uri", "content_hash"))
     section = getattr(config, network)
-    updates = section.updates(pc.count_distinct(rows["image_id"]).as_py())  # which repeated images do not prolong
+    updates = section.num_steps(pc.count_distinct(rows["image_id"]).as_py())  # which repeated images do not prolong
     return {
         "config": section.model_copy(update={"min_steps": updates, "min_epochs": 0.0}),
         "seed": config.seed,
@@ -96,7 +96,7 @@ class CropLearner:
     @property
     def schedule(self) -> Schedule:
         c, images = self.config, len(self.masked.uris)
-        steps = c.updates(images)
+        steps = c.num_steps(images)
         return Schedule(
             batch=c.batch,
             images_per_sample=1,

@@ -93,8 +93,8 @@ def _learner(config: Config, context: RunContext) -> ClassifierLearner:
     rows = split_rows(context, "train", tagged=True)
     if not len(rows):
         raise UserError("no training image has a tag", "images with tags to draw pairs of", "add tags")
-    c = config.classifier.of_images(len(rows))
-    beside = len(split_rows(context, "val", tagged=True, columns=["tags"])) if c.from_features else 0
+    c = config.classifier.scaled_for(len(rows))
+    beside = len(split_rows(context, "val", tagged=True, columns=["tags"])) if c.trains_on_features else 0
     images = _images(config, context, rows, cached=c.sizing != "random_crop", beside=beside)
     return ClassifierLearner(
         config=c,
@@ -111,7 +111,7 @@ def _images(config: Config, context: RunContext, rows: pa.Table, *, cached: bool
     """What a frozen backbone makes of the images of an index's rows, where the cache holds that; else the images, each
     the file that was indexed, decoded once where they are `cached`. `how`: as of `features_cache`."""
     c = config.classifier
-    if c.from_features and (features := features_cache(rows, config, context, **how)):
+    if c.trains_on_features and (features := features_cache(rows, config, context, **how)):
         return features
     cache = decoded_cache(rows, c.input_size, context, config.compute) if cached else None
     return Squares(Texts(rows["uri"]), c.input_size, cache=cache, hashes=Texts(rows["content_hash"]))
@@ -149,7 +149,7 @@ def _validation(config: Config, context: RunContext, learner: ClassifierLearner)
 def _notes(config: Config, learner: ClassifierLearner, validation: Validation | None) -> tuple[str, ...]:
     """What the user should read of a training beside its figures."""
     notes = []
-    if config.classifier.from_features and not isinstance(learner.images, Features):
+    if config.classifier.trains_on_features and not isinstance(learner.images, Features):
         notes.append(
             "the frozen backbone computed every image in every epoch: its outputs exceed compute.cache_gb="
             f"{config.compute.cache_gb:g}"

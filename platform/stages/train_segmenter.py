@@ -70,7 +70,7 @@ def run(config: Config, context: RunContext) -> StageResult:
     rows = taught_rows(tagged, useful, lacking)
     tags = Tags.from_index(rows["tags"], len(classes))
     c = config.segmenter
-    repeated = repeated_by_class(tags, c.class_balance_exponent, config.seed, most=c.updates(len(rows)) * c.batch)
+    repeated = repeated_by_class(tags, c.class_balance_exponent, config.seed, most=c.num_steps(len(rows)) * c.batch)
     corrected = pc.is_in(rows["image_id"], masks.filter(pc.equal(masks["cue"], CORRECTED))["image_id"].combine_chunks())
     times = np.where(corrected.to_numpy()[repeated], c.corrected_weight, 1)
     shown = take(rows, np.repeat(repeated, times))

@@ -37,7 +37,7 @@ def challenge(tmp_path: Path) -> Path:
 
 def listed(root: Path, **options: Any) -> Listing:
     lists: dict[str, Any] = {f"{split}_list": root.parent / f"{split}.txt" for split in LISTS}
-    lists |= {"masks": root.parent / "masks", "classes": root.parent / "classes.txt"}
+    lists |= {"truth_masks": root.parent / "masks", "classes": root.parent / "classes.txt"}
     return list_lid(root, **(lists | options))
 
 
@@ -110,7 +110,7 @@ def test_errors_name_the_problem_and_a_remedy(challenge: Path, name: str, text: 
 
 def test_missing_files_and_folders_are_errors(challenge: Path) -> None:
     none = challenge.parent / "none"
-    for options in ({"train_list": none}, {"test_list": none}, {"classes": none}, {"masks": none}):
+    for options in ({"train_list": none}, {"test_list": none}, {"classes": none}, {"truth_masks": none}):
         with pytest.raises(UserError, match=r"no (file|folder) .*none"):
             listed(challenge, **options)
     with pytest.raises(UserError, match=r"no folder .*none"):

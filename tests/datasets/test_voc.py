@@ -68,7 +68,7 @@ def test_the_default_classes_are_those_of_voc(devkit: Path) -> None:
 
 
 def test_absent_masks_and_saliency_are_null_and_masks_are_noted(devkit: Path) -> None:
-    found = listed(devkit, masks="none", saliency="none")
+    found = listed(devkit, truth_masks="none", saliency="none")
     assert found.table["mask_uri"].null_count == found.table["saliency_uri"].null_count == 6
     assert any("none: nothing is scored" in note for note in found.notes)
 

@@ -220,4 +220,4 @@ def test_the_last_stages_are_trained(name: str) -> None:
     assert counts[-1] == len(list(backbone.parameters()))
     with pytest.raises(UserError, match=f"it has {STAGES[name]}") as raised:
         train_last(backbone, len(backbone.stages) + 1)
-    assert "`trained`" in raised.value.remedy
+    assert "`trainable_stages`" in raised.value.remedy

@@ -62,7 +62,7 @@ def test_impossible_values_are_refused(section: str, key: str, value: Any) -> No
             {"localize": {"method": {"contrastive": True, "name": "released"}, "related": 0}},
             "localize.method.contrastive is set but localize.related is 0",
         ),
-        ({"data": {"web": {"root": "/crawled"}}}, "sources voc has no source web, but /crawled is given for it"),
+        ({"data": {"web": {"root": "/crawled"}}}, "sources voc have no source web, but /crawled is given for it"),
         (
             {"classifier": {"attention": "co"}, "localize": {"method": {"name": "co_attention", "contrastive": True}}},
             "contrastive is set but .* is co,",
@@ -111,7 +111,7 @@ def test_a_segmenter_starts_from_a_classifier_of_the_same_shape() -> None:
 
 def test_what_is_just_possible_passes() -> None:
     Config.model_validate({"classifier": {"attention": "none"}, "localize": {"related": 0}})
-    Config.model_validate({"classifier": {"attention": "none"}, "localize": {"method": {"affinity": "identity"}}})
+    Config.model_validate({"classifier": {"attention": "none"}, "localize": {"method": {"w_p": "identity"}}})
     Config.model_validate({"classifier": {"epochs": 5, "stop_epoch": 4}})
     Config.model_validate({"maps": {"scale": "range"}, "localize": {"method": {"name": "released"}}})
     Config.model_validate({"compute": {"workers": 5, "min_workers": 1}})
@@ -129,11 +129,14 @@ def test_few_images_are_seen_more_often_so_that_the_updates_do() -> None:
         stop_epoch=6,
         optimizer=Optimizer(step_epochs=(3, 6)),
     )
-    assert plain.of_images(1600) is plain
-    few = plain.of_images(400)
+    assert plain.scaled_for(1600) is plain
+    few = plain.scaled_for(400)
     assert (few.epochs, few.attention_epochs, few.contrastive_from_epoch, few.val_every) == (32, 8, 4, 4)
-    assert (few.trained_epochs, few.attention_begins) == (4 * plain.trained_epochs, 4 * plain.attention_begins)
+    assert (few.trained_epochs, few.attention_start_epoch) == (
+        4 * plain.trained_epochs,
+        4 * plain.attention_start_epoch,
+    )
     assert few.optimizer.step_epochs == (12, 24)
     assert few.epochs * 400 / few.batch >= plain.min_steps
-    assert plain.model_copy(update={"epoch_pairs": 1600}).of_images(400).epochs == 8
-    assert ClassifierConfig(epochs=8).of_images(3).epochs == 8
+    assert plain.model_copy(update={"epoch_pairs": 1600}).scaled_for(400).epochs == 8
+    assert ClassifierConfig(epochs=8).scaled_for(3).epochs == 8

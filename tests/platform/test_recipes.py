@@ -105,5 +105,5 @@ def test_reduction_and_the_contrastive_terms_beginning() -> None:
 @pytest.mark.parametrize(("images", "updates"), [(1, 30), (160, 30), (161, 31), (10_000_000, 1_875_000)])
 def test_updates_are_the_least_ones_or_passes_over_the_images(images: int, updates: int) -> None:
     for section in (SegmenterConfig, AffinityNetConfig):
-        assert section(batch=16, min_steps=30, min_epochs=3.0).updates(images) == updates
-        assert section(batch=16, min_steps=30).updates(images) == 30
+        assert section(batch=16, min_steps=30, min_epochs=3.0).num_steps(images) == updates
+        assert section(batch=16, min_steps=30).num_steps(images) == 30

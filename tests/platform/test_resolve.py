@@ -33,7 +33,7 @@ def test_later_layers_win_and_are_named(monkeypatch: pytest.MonkeyPatch) -> None
     of_recipe = ClassifierConfig(batch=recipe, epochs=recipe, channels=recipe, input_size=recipe)
     of_setting = ClassifierConfig(batch=sources, epochs=sources, channels=sources)
     monkeypatch.setitem(RECIPES, "scratch", lambda: Config(classifier=of_recipe))
-    monkeypatch.setattr(layers_of, "setting_values", lambda _: Config(classifier=of_setting))
+    monkeypatch.setattr(layers_of, "source_values", lambda _: Config(classifier=of_setting))
     options = dict.fromkeys(keys[:2], numbers["command line"])
     found = resolve("voc", "scratch", options, [f"{keys[0]}={numbers['--set']}"])
     flat = dict(leaves(found.config))

@@ -77,7 +77,7 @@ def test_a_file_of_ones_own_may_have_axes(tmp_path: Path) -> None:
         ('about = "x"\n[[case]]\nname = "a"\nset = { recipe = "scratch" }\n', "sets recipe"),
         ('about = "x"\n[[case]]\nname = "a"\nuntil = "pseudo_mask"\n', "until = pseudo_mask"),
         ('about = "x"\n[[case]]\nname = "a"\nset = { "localize.relatd" = 3 }\n', "did you mean localize.related"),
-        ('about = "x"\n[[case]]\nname = "a"\nsetting = "voc+web"\n', "voc\\+web, the study of voc"),
+        ('about = "x"\n[[case]]\nname = "a"\nsources = "voc+web"\n', "voc\\+web, the study of voc"),
     ],
 )
 def test_what_is_no_study_is_refused(tmp_path: Path, text: str, found: str) -> None:

@@ -44,7 +44,7 @@ def run(config: Config, context: RunContext) -> StageResult:
     counts, notes = dict[str, Any](), tuple[str, ...]()
     network = config, context.inputs["train_classifier"], len(context.classes)
     embedded, outputs = part / EMBEDDED, None
-    if config.classifier.from_features:
+    if config.classifier.trains_on_features:
         outputs = features_cache(rows, config, context)
     shards = shards_of(len(rows), config.compute.shard_rows)
     made = [name for table in ("single", VECTORS) for name in names_in(embedded / table)]
