@@ -21,8 +21,8 @@ import torch
 from mcis.models.losses import pair_losses
 from mcis.platform.commands.bench import operations_of, seconds_of
 from mcis.platform.config.resolve import resolve
-from mcis.platform.engine.classifier_learner import in_float32
 from mcis.platform.engine.learner import build_optimizer
+from mcis.platform.learners.classifier_learner import in_float32
 from mcis.platform.networks.build import build_classifier
 
 TARGETS = {"paper": 1.0, "released": 1.25}

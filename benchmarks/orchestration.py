@@ -32,8 +32,10 @@ from mcis.models.dropout import number_samples
 from mcis.models.pretrained import bundled_file
 from mcis.platform.commands.run import demo_configuration
 from mcis.platform.config.sections import Config
-from mcis.platform.engine.classifier_learner import ClassifierLearner
 from mcis.platform.engine.learner import Learner, build_optimizer
+from mcis.platform.learners.affinity_learner import AffinityLearner
+from mcis.platform.learners.classifier_learner import ClassifierLearner
+from mcis.platform.learners.segmenter_learner import SegmenterLearner
 from mcis.platform.networks.checkpoints import WEIGHTS
 from mcis.platform.networks.features import MakeFeatures, features_shape
 from mcis.platform.outputs.relations import VECTORS, draw_relations, read_vectors
@@ -42,8 +44,7 @@ from mcis.platform.runs.listing import listing
 from mcis.platform.stages import predict, pseudo_masks
 from mcis.platform.stages.evaluation.scoring import ScoreTrain, count_predictions
 from mcis.platform.stages.localization.workers import Embed, Relate, embed_rows, relate_rows
-from mcis.platform.stages.train_affinity import AffinityLearner, make_labels
-from mcis.platform.stages.train_segmenter import SegmenterLearner
+from mcis.platform.stages.train_affinity import make_labels
 
 TARGET, TARGET_OF_TRAININGS = 1.2, 1.05
 TRAININGS = ("train_classifier", "train_affinity", "train_segmenter")

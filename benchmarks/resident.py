@@ -20,8 +20,8 @@ from mcis.datasets.images.squares import Squares, make_squares
 from mcis.datasets.sampling.batch_stream import WorkerShard, batches
 from mcis.datasets.sampling.batches import PairBatch
 from mcis.platform.config.resolve import resolve
-from mcis.platform.engine.classifier_learner import ClassifierLearner
 from mcis.platform.engine.learner import build_optimizer
+from mcis.platform.learners.classifier_learner import ClassifierLearner
 from mcis.platform.runs.files import write_table
 
 TARGET = 0.95

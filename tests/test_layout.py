@@ -17,8 +17,19 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("datasets", "models", "platform", "tuning")
 """The folders at the top: each imports from itself and from those before it."""
 LAYERS = (
-    "config", "runs", "outputs", "networks", "engine", "reporting", "stages", "pipeline", "api", "commands", "cli",
-)  # fmt: skip
+    "config",
+    "runs",
+    "outputs",
+    "networks",
+    "engine",
+    "learners",
+    "reporting",
+    "stages",
+    "pipeline",
+    "api",
+    "commands",
+    "cli",
+)
 """The packages and modules of platform/, likewise."""
 
 

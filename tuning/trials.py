@@ -16,14 +16,13 @@ from mcis.platform import pipeline
 from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import Resolved, resolve
-from mcis.platform.engine.classifier_learner import VAL_MAP
 from mcis.platform.engine.errors import user_error_in
 from mcis.platform.engine.nodes import ask_for_no_nodes, wait_for_nodes
 from mcis.platform.engine.runtime import ray_session
 from mcis.platform.runs.bookkeeping import OfStudy, run_record
 from mcis.platform.runs.files import write_text
 from mcis.platform.runs.progress import Bar, bar
-from mcis.platform.runs.results import StageResult
+from mcis.platform.runs.results import VAL_MAP, StageResult
 from mcis.platform.runs.scores import Score, read_scores
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.tracking_store import store_environment

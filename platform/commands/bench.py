@@ -30,13 +30,13 @@ from mcis.models.dropout import number_samples
 from mcis.platform.commands.doctor import Check, checked
 from mcis.platform.config.recipes import lid, paper, photos, photos_fast, released, scratch
 from mcis.platform.config.sections import Config
-from mcis.platform.engine.classifier_learner import ClassifierLearner
 from mcis.platform.engine.errors import is_out_of_memory
 from mcis.platform.engine.learner import Learner, build_optimizer
+from mcis.platform.learners.classifier_learner import ClassifierLearner
+from mcis.platform.learners.segmenter_learner import SegmenterLearner
 from mcis.platform.networks.build import build_backbone, build_classifier, build_segmenter, move_channels_last
 from mcis.platform.networks.features import BATCH_ON_CPU, BATCH_ON_GPU, features_shape
 from mcis.platform.runs.progress import bar
-from mcis.platform.stages.train_segmenter import SegmenterLearner
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")

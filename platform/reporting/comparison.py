@@ -13,11 +13,10 @@ from mcis.datasets.index import shown
 from mcis.models.bootstrap import bootstrap_differences, percentile_interval
 from mcis.models.counts import Overlaps, overlaps
 from mcis.models.metrics import iou_of, mean
-from mcis.platform.engine.classifier_learner import VAL_MAP
 from mcis.platform.outputs.counts import read_counts
 from mcis.platform.reporting.compared_runs import Case, Run, differing_keys, merged
 from mcis.platform.runs.files import read_json
-from mcis.platform.runs.results import StageResult, read_result
+from mcis.platform.runs.results import VAL_MAP, StageResult, read_result
 from mcis.platform.runs.scores import CURVES, Scored, grouped, headings_of, same_origin
 
 FIGURES = ("mIoU", "boundary mIoU")

@@ -17,6 +17,9 @@ from mcis.datasets.storage.folders import ASIDE
 from mcis.platform.runs.files import files_in, read_json, read_record_of, write_json
 from mcis.platform.runs.workspace import SUMMARY
 
+VAL_MAP = "val mAP"
+"""The label in `StageResult.counts` of the classifier's mean average precision on the tags of split val, in percent."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageResult:

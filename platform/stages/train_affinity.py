@@ -4,29 +4,22 @@ It takes part where `pseudo_masks.rule` is affinity (Ahn and Kwak, CVPR 2018; Ah
 """
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import torch
-from torch import Tensor
 
 from mcis.datasets.classes import IGNORE
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import encode_labels
 from mcis.datasets.index import Listing
-from mcis.datasets.sampling.batches import CropBatch
-from mcis.datasets.sampling.keyed_random import Draw
 from mcis.datasets.tables.shards import Shards
-from mcis.models.affinity_net import AffinityNet, affinity_losses, nearest_labels
 from mcis.models.pseudo_masks import MASK_RULES
 from mcis.platform.config.sections import Config
-from mcis.platform.config.training import AffinityNetConfig
-from mcis.platform.engine.crop_training import CropLearner, crops, taught_rows, train_on_crops
-from mcis.platform.engine.learner import Network
 from mcis.platform.engine.mapping import map_table
+from mcis.platform.learners.affinity_learner import AffinityLearner
+from mcis.platform.learners.crop_training import crops, taught_rows, train_on_crops
 from mcis.platform.networks.build import build_affinity_net, build_backbone, freeze
 from mcis.platform.networks.masks import tagged_maps
 from mcis.platform.networks.pretrained import later_weights, load_backbone
@@ -100,26 +93,3 @@ def run(config: Config, context: RunContext) -> StageResult:
         remedy="look at the localization maps in the report; try another affinity_net.optimizer.learning_rate, more "
         "affinity_net.min_steps, or --set pseudo_masks.rule=crf, which needs no such network",
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class AffinityLearner(CropLearner):
-    """Trains affinities between neighboring positions on confident labels, the masks of `CropLearner`."""
-
-    config: AffinityNetConfig
-
-    def model(self) -> AffinityNet:
-        model = build_affinity_net(self.config)
-        if self.pretrained:
-            load_backbone("affinity_net", model.backbone, self.pretrained)
-        freeze(model, self.config)
-        return model
-
-    def count(self, batch: CropBatch) -> int:
-        return len(batch)
-
-    def losses(self, model: Network, batch: CropBatch, step: int, device: torch.device) -> dict[str, Tensor]:
-        """The terms `background`, `foreground` and `different` of the labeled pairs."""
-        found = model(self.images(batch, Draw.AFFINITY_JITTER, device))
-        labels = nearest_labels(torch.from_numpy(np.array(batch.labels)).to(device), found.grids)
-        return affinity_losses(found.affinities, labels, self.config.radius)

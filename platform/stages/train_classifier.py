@@ -16,10 +16,10 @@ from mcis.datasets.tables.memory_mapped import Features, Statistics
 from mcis.datasets.tags import Tags
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.cache import decoded_cache, features_cache
-from mcis.platform.engine.classifier_learner import VAL_MAP, ClassifierLearner, chance, val_scores
 from mcis.platform.engine.loop import Validation
 from mcis.platform.engine.step_log import loss_trend
 from mcis.platform.engine.training import fit
+from mcis.platform.learners.classifier_learner import ClassifierLearner, chance, val_scores
 from mcis.platform.networks.build import build_backbone, build_classifier, freeze
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
 from mcis.platform.networks.pretrained import (
@@ -32,7 +32,7 @@ from mcis.platform.networks.pretrained import (
 from mcis.platform.outputs.read_index import of_source, split_rows
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import content_digest
-from mcis.platform.runs.results import StageResult
+from mcis.platform.runs.results import VAL_MAP, StageResult
 from mcis.platform.runs.workspace import Workspace
 
 _SAMPLE = 256

@@ -25,7 +25,7 @@ from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import ClassifierConfig
-from mcis.platform.engine.classifier_learner import ClassifierLearner
+from mcis.platform.learners.classifier_learner import ClassifierLearner
 from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
 from mcis.platform.stages.localization.workers import Embed, embed_rows

@@ -11,8 +11,8 @@ import pytest
 from mcis.datasets.tags import Tags
 from mcis.models.metrics import average_precision
 from mcis.platform.config.sections import Config
-from mcis.platform.engine.classifier_learner import chance
 from mcis.platform.engine.step_log import STEPS, loss_trend
+from mcis.platform.learners.classifier_learner import chance
 from mcis.platform.stages.train_classifier import _notes
 
 

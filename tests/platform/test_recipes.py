@@ -15,7 +15,7 @@ from mcis.models.classifier import BatchScores
 from mcis.models.losses import PairScores
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.training import AffinityNetConfig, SegmenterConfig
-from mcis.platform.engine.classifier_learner import ClassifierLearner
+from mcis.platform.learners.classifier_learner import ClassifierLearner
 
 K = 20
 

@@ -10,7 +10,7 @@ from mcis.datasets.synthetic.devkit import draw
 from mcis.datasets.tags import Tags
 from mcis.models.networks import Affinity
 from mcis.platform.config.training import ClassifierConfig, Optimizer
-from mcis.platform.engine.classifier_learner import ClassifierLearner
+from mcis.platform.learners.classifier_learner import ClassifierLearner
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import Workspace
 

@@ -22,11 +22,11 @@ from mcis.datasets.sampling.batch_stream import WorkerShard
 from mcis.datasets.sampling.batches import PairBatch, PairDecoder
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine import loop
-from mcis.platform.engine.classifier_learner import ClassifierLearner
 from mcis.platform.engine.learner import Network
 from mcis.platform.engine.resuming import CHECKPOINT
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.engine.training import fit
+from mcis.platform.learners.classifier_learner import ClassifierLearner
 from mcis.platform.networks.checkpoints import WEIGHTS
 from mcis.platform.runs.tracking import Tracker
 

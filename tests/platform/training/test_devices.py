@@ -23,13 +23,13 @@ from mcis.models.segmenters import predict
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.training import ClassifierConfig, EquivariantConfig
-from mcis.platform.engine.classifier_learner import ClassifierLearner, val_scores
 from mcis.platform.engine.learner import Learner, build_optimizer
 from mcis.platform.engine.loop import Trainer
 from mcis.platform.engine.step_log import Throughput
+from mcis.platform.learners.affinity_learner import AffinityLearner
+from mcis.platform.learners.classifier_learner import ClassifierLearner, val_scores
+from mcis.platform.learners.segmenter_learner import SegmenterLearner
 from mcis.platform.networks.build import build_affinity_net, build_classifier, build_segmenter
-from mcis.platform.stages.train_affinity import AffinityLearner
-from mcis.platform.stages.train_segmenter import SegmenterLearner
 
 META, GPU = torch.device("meta"), torch.cuda.is_available()
 SIDE, BATCH, CLASSES = 64, 4, 3

@@ -26,15 +26,15 @@ from mcis.models.metrics import average_precision
 from mcis.models.pretrained import BUNDLED, bundled_file
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.training import AffinityNetConfig, SegmenterConfig, SegmenterOptimizer
-from mcis.platform.engine.classifier_learner import ClassifierLearner, val_scores
 from mcis.platform.engine.learner import Learner, build_optimizer
 from mcis.platform.engine.loop import Validation
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.engine.training import fit
+from mcis.platform.learners.affinity_learner import AffinityLearner
+from mcis.platform.learners.classifier_learner import ClassifierLearner, val_scores
+from mcis.platform.learners.segmenter_learner import SegmenterLearner
 from mcis.platform.networks.checkpoints import WEIGHTS
 from mcis.platform.runs.tracking import Tracker
-from mcis.platform.stages.train_affinity import AffinityLearner
-from mcis.platform.stages.train_segmenter import SegmenterLearner
 
 Trackers = Callable[[str], Tracker]
 

@@ -29,9 +29,6 @@ from mcis.platform.engine.learner import Network, Schedule, device_images
 from mcis.platform.networks.build import build_classifier, freeze
 from mcis.platform.networks.pretrained import load_backbone
 
-VAL_MAP = "val mAP"
-"""Name of the mean average precision on val tags, in percent, among the counts of the stage."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierLearner:

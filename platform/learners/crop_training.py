@@ -1,26 +1,17 @@
 """What the trainings of the segmentation and the affinity network, on crops of images and label masks, share."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import torch
-from torch import Tensor
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.sampling.batch_stream import WorkerShard
-from mcis.datasets.sampling.batches import CropBatch, CropDecoder, MaskedImages
-from mcis.datasets.sampling.keyed_random import Draw, uniforms
+from mcis.datasets.sampling.batches import CropBatch, MaskedImages
 from mcis.datasets.tables.large_tables import Texts
 from mcis.datasets.tables.shards import Shards
-from mcis.models.augment import Augmentation
-from mcis.models.networks import normalization_of
 from mcis.platform.config.sections import Config
-from mcis.platform.config.training import AffinityNetConfig, SegmenterConfig
-from mcis.platform.engine.learner import Learner, Schedule, device_images
+from mcis.platform.engine.learner import Learner
 from mcis.platform.engine.step_log import loss_trend
 from mcis.platform.engine.training import fit
 from mcis.platform.networks.pretrained import later_weights
@@ -77,51 +68,3 @@ def train_on_crops(
     return StageResult(
         notes=result.notes(_NAMES[network]), counts={"steps": learner.schedule.steps, **counts}, problem=problem
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class CropLearner:
-    """A training on crops of images with a label mask each; a subclass adds the network and its losses.
-
-    Attributes:
-        masked: the training images and their masks.
-        pretrained: file of the backbone's pretrained weights; None = it is trained from scratch.
-    """
-
-    config: AffinityNetConfig | SegmenterConfig
-    seed: int
-    masked: MaskedImages
-    pretrained: Path | None
-
-    @property
-    def schedule(self) -> Schedule:
-        c, images = self.config, len(self.masked.uris)
-        steps = c.num_steps(images)
-        return Schedule(
-            batch=c.batch,
-            images_per_sample=1,
-            steps=steps,
-            schedule_steps=steps,
-            steps_per_epoch=images / c.batch,
-            seed=self.seed,
-            optimizer=c.optimizer,
-        )
-
-    @property
-    def has_unused_parameters(self) -> bool:
-        return False
-
-    def decoder(self, shard: WorkerShard) -> CropDecoder:
-        c = self.config
-        return CropDecoder(
-            self.masked, seed=self.seed, batch=c.batch, shard=shard, size=c.crop, scales=c.scales, mirror=c.hflip
-        )
-
-    def image_uris(self, batch: CropBatch) -> list[str]:
-        return [self.masked.uris[index] for index in batch.index.tolist()]
-
-    def images(self, batch: CropBatch, jitter: Draw, device: torch.device) -> Tensor:
-        """The batch's crops with changed colors, normalized for the backbone, (B, 3, crop, crop), on the device."""
-        draws = uniforms(jitter, self.seed, batch.epoch, batch.index, count=Augmentation.DRAWS)
-        augmentation = Augmentation(color_jitter=self.config.color_jitter)
-        return device_images(batch.images, draws, augmentation, normalization_of(self.config.backbone), device)

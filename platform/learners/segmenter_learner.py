@@ -1,0 +1,56 @@
+"""Trains the segmentation network on pseudo masks."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from mcis.datasets.classes import IGNORE
+from mcis.datasets.sampling.batches import CropBatch
+from mcis.datasets.sampling.keyed_random import Draw
+from mcis.models.backbones import Backbone
+from mcis.models.losses import pixel_ce, presence_ce
+from mcis.platform.config.training import SegmenterConfig
+from mcis.platform.engine.learner import Network
+from mcis.platform.learners.crop_learner import CropLearner
+from mcis.platform.networks.build import build_segmenter, freeze
+from mcis.platform.networks.pretrained import load_backbone
+
+
+@dataclass(frozen=True, kw_only=True)
+class SegmenterLearner(CropLearner):
+    """Trains the segmentation network on the pseudo masks, the masks of `CropLearner`.
+
+    Attributes:
+        classes: K.
+        backbone: the weights that the backbone starts from in place of `pretrained`, or None.
+    """
+
+    config: SegmenterConfig
+    classes: int
+    backbone: Mapping[str, Tensor] | None = None
+
+    def model(self) -> nn.Module:
+        model = build_segmenter(self.config, self.classes)
+        assert isinstance(model.backbone, Backbone)
+        if self.backbone is not None:
+            model.backbone.load_state_dict(self.backbone)
+        elif self.pretrained:
+            load_backbone("segmenter", model.backbone, self.pretrained)
+        freeze(model, self.config)
+        return model
+
+    def count(self, batch: CropBatch) -> int:
+        return int((batch.labels != IGNORE).sum())
+
+    def losses(self, model: Network, batch: CropBatch, step: int, device: torch.device) -> dict[str, Tensor]:
+        """The terms `pixel`, cross entropy over the labeled pixels, and `image`, of which classes a crop holds."""
+        labels = torch.from_numpy(np.array(batch.labels)).to(device)
+        images, c = self.images(batch, Draw.SEGMENTER_JITTER, device), self.config
+        if not c.image_loss_weight:
+            return {"pixel": pixel_ce(model(images).float(), labels)}
+        logits, in_image = model(images, image_level=True)
+        weight = c.image_loss_weight * c.crop**2 * self.classes / 6  # of six: see `image_loss`
+        return {"pixel": pixel_ce(logits.float(), labels), "image": weight * presence_ce(in_image.float(), labels)}
