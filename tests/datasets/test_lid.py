@@ -60,7 +60,7 @@ def test_the_lists_are_listed_as_rows(challenge: Path) -> None:
 def test_paths_may_start_in_the_folder_of_the_split_and_lack_the_suffix(challenge: Path) -> None:
     (challenge.parent / "val.txt").write_text("v_1\nv_2 1\n")
     (challenge.parent / "masks/val").rename(challenge.parent / "flat")
-    found = listed(challenge, masks=challenge.parent / "flat", test_list=None).table.to_pylist()[3:]
+    found = listed(challenge, truth_masks=challenge.parent / "flat", test_list=None).table.to_pylist()[3:]
     assert [r["image_id"] for r in found] == ["lid/val/v_1.JPEG", "lid/val/v_2.JPEG"]
     assert [r["mask_uri"] for r in found] == [str(challenge.parent / f"flat/v_{i}.png") for i in (1, 2)]
 
@@ -72,7 +72,7 @@ def test_indices_may_count_from_one(challenge: Path) -> None:
 
 
 def test_masks_that_a_split_lacks_are_noted(challenge: Path) -> None:
-    assert listed(challenge, masks=None).notes == ("no folder of ground-truth masks: nothing is scored",)
+    assert listed(challenge, truth_masks=None).notes == ("no folder of ground-truth masks: nothing is scored",)
     (challenge.parent / "masks/val/v_2.png").unlink()
     found = listed(challenge)
     assert found.notes == ("no ground-truth mask for 1 of 2 images of split val: these are not scored",)
