@@ -1,6 +1,6 @@
-"""Recipes: functions that return the values in which a configuration differs from the defaults of its sections.
+"""Recipes: functions that return a configuration; the values that a recipe states override the defaults.
 
-A value that a recipe states counts as set, even where it is the default: `keys.explicit` reads which ones are stated.
+A stated value counts as set by the recipe even if it equals the default; `keys.explicit` returns the stated values.
 """
 
 from collections.abc import Callable
@@ -30,14 +30,14 @@ from mcis.platform.config.training import (
 
 
 def paper() -> Config:
-    """The paper's text (section 3.3): VGG-16 classifier, DeepLab-LargeFOV on ResNet-101.
+    """The method as described in the paper (section 3.3): VGG-16 classifier, DeepLab-LargeFOV on ResNet-101.
 
-    Every training image has to have a saliency map, and both networks are trained in float32
-    (RELEASED_RECIPE, "Pseudo masks" and "Classifier").
+    Every training image needs a saliency map. Both networks are trained in float32 (RELEASED_RECIPE, "Pseudo masks" and
+    "Classifier").
 
-    Command: `mcis run voc --voc DIR --name NAME --recipe paper`, with ImageNet weights, which are fetched, and a GPU.
-    Hours: not measured by this project. Expected mIoU: the paper reports 66.2 on VOC 2012 val with VOC images only, and
-    63.5 by DeepLab-LargeFOV on VGG-16, `--set segmenter.backbone=vgg16_largefov --set segmenter.dropout=0.5`.
+    Command: `mcis run voc --voc DIR --name NAME --recipe paper`; it downloads ImageNet weights and needs a GPU. Hours:
+    not measured by this project. Expected mIoU: the paper reports 66.2 on VOC 2012 val with VOC images only, and 63.5
+    for DeepLab-LargeFOV on VGG-16, `segmenter.backbone=vgg16_largefov segmenter.dropout=0.5`.
     """
     return _published(
         "paper",
@@ -49,28 +49,30 @@ def paper() -> Config:
 
 
 def paper_coco() -> Config:
-    """`paper` for COCO's 80 classes (Lin et al., ECCV 2014), of which the paper has no figures: masks by the dense CRF,
-    as there are no saliency maps, and 100,000 steps of the segmenter, as the usual code of DeepLab-v2 has for COCO
-    (github.com/kazuto1011/deeplab-pytorch, configs/cocostuff164k.yaml).
+    """`paper` for the 80 classes of COCO (Lin et al., ECCV 2014), for which the paper reports no results.
 
-    Command: `mcis import coco instances_train2014.json --images train2014 --out coco`, the same of val2014 with
-    `--split val`, then `mcis run tags --tags coco/photos.csv --name NAME --recipe paper_coco`, with ImageNet weights,
-    which are fetched, and GPUs. Hours: not measured. Expected mIoU: not known.
+    COCO has no saliency maps, so pseudo masks use the dense CRF. The segmentation network is trained for 100,000 steps,
+    as in a common implementation of DeepLab-v2 (github.com/kazuto1011/deeplab-pytorch, configs/cocostuff164k.yaml).
+
+    Command: `mcis import coco instances_train2014.json --images train2014 --out coco`, the same for val2014 with
+    `--split val`, then `mcis run tags --tags coco/photos.csv --name NAME --recipe paper_coco`; it downloads ImageNet
+    weights and needs GPUs. Hours: not measured. Expected mIoU: not known.
     """
     config = paper()
-    masks = PseudoMasksConfig(rule="crf")
     segmenter = config.segmenter.model_copy(update={"min_steps": 100_000})
-    return config.model_copy(update={"recipe": "paper_coco", "pseudo_masks": masks, "segmenter": segmenter})
+    return config.model_copy(
+        update={"recipe": "paper_coco", "pseudo_masks": PseudoMasksConfig(rule="crf"), "segmenter": segmenter}
+    )
 
 
 def released() -> Config:
-    """The figures of the authors' released code, where they differ from the text (RELEASED_RECIPE, "Classifier").
+    """The values of the authors' released code where it differs from the text (RELEASED_RECIPE, "Classifier").
 
-    As in `paper`, every training image has to have a saliency map, and both networks are trained in float32.
+    As in `paper`, every training image needs a saliency map, and both networks are trained in float32.
 
-    Command: `mcis run voc --voc DIR --name NAME --recipe released`, with ImageNet weights, which are fetched, and a
-    GPU. Hours: not measured by this project. Expected mIoU: the paper's tables came from this code: 66.2 on VOC 2012
-    val with VOC images only.
+    Command: `mcis run voc --voc DIR --name NAME --recipe released`; it downloads ImageNet weights and needs a GPU.
+    Hours: not measured by this project. Expected mIoU: the paper's tables were computed with this code: 66.2 on VOC
+    2012 val with VOC images only.
     """
     return _published(
         "released",
@@ -92,6 +94,7 @@ def released() -> Config:
 
 
 def _published(recipe: str, classifier: ClassifierConfig, localize: LocalizeConfig) -> Config:
+    """What `paper` and `released` have in common."""
     return Config(
         recipe=recipe,
         compute=ComputeConfig(gpu=True),
@@ -103,16 +106,21 @@ def _published(recipe: str, classifier: ClassifierConfig, localize: LocalizeConf
     )
 
 
-_O = TypeVar("_O", bound=Optimizer)
+_OptimizerSection = TypeVar("_OptimizerSection", bound=Optimizer)
 
 
-def _adamw(kind: type[_O], rate: float, faster: float = 1.0, precision: Literal["auto", "float32"] = "auto") -> _O:
-    """AdamW, whose rate rises over 5 % of the steps and falls to zero; that of new layers is so many times as high."""
-    return kind(
+def _adamw(
+    section: type[_OptimizerSection],
+    learning_rate: float,
+    new_layer_rate: float = 1.0,
+    precision: Literal["auto", "float32"] = "auto",
+) -> _OptimizerSection:
+    """AdamW with 5 % linear warm-up and cosine decay to zero."""
+    return section(
         name="adamw",
-        learning_rate=rate,
+        learning_rate=learning_rate,
         weight_decay=0.01,
-        new_layer_rate=faster,
+        new_layer_rate=new_layer_rate,
         bias_rate=1.0,
         schedule="cosine",
         warm_up=0.05,
@@ -121,14 +129,13 @@ def _adamw(kind: type[_O], rate: float, faster: float = 1.0, precision: Literal[
 
 
 def scratch() -> Config:
-    """Trains from scratch on a CPU; the cosine affinity is the better one without pretrained weights.
+    """Training from scratch on a CPU, for tests and for small images of about 160 pixels.
 
-    Its maps are of a single round: features of so short a training tell no objects apart, and related images take from
-    its maps (docs/results.md). The paper's are `localize.related=3`.
+    Localization maps are single-round: after such a short training, related images lower their quality
+    (docs/results.md); the paper uses `localize.related=3`. The cosine affinity works best without pretrained weights.
 
-    Command: `mcis run voc --voc DIR --name NAME --recipe scratch`, for images of about 160 pixels such as the embedded
-    data's. Hours: 0.2 for 2,400 training images on two cores. Expected mIoU: 70 of the pseudo masks of such a drawn set
-    with painted saliency maps (docs/results.md).
+    Command: `mcis run voc --voc DIR --name NAME --recipe scratch`. Hours: 0.2 for 2,400 training images on two cores.
+    Expected mIoU: 70 for pseudo masks of a drawn data set with painted saliency maps (docs/results.md).
     """
     return Config(
         recipe="scratch",
@@ -167,23 +174,24 @@ def scratch() -> Config:
 
 
 def photos(backbone: str = "timm/tf_efficientnet_lite2") -> Config:
-    """Photographs of any size, read at up to 400 pixels a side, and their tags, no saliency maps, no GPU needed.
+    """Photographs of any size with tags; needs no saliency maps and no GPU. Images are read at up to 400 pixels a side.
 
-    ImageNet features that come with the installation are computed once and left as they are; the classifier trains phi
-    on them alone, with co-attention in the last quarter of its epochs. Maps are related to the nearest images of the
-    class by attention over both levels of these features, with W_P = I, which needs no training. They walk over
-    affinities that are learnt from their own confident labels before the dense CRF makes masks of them. The
-    segmentation network trains the last three stages of a backbone whose last one stays at stride 32, on images of rare
-    classes more often.
+    - Classifier: a frozen ImageNet backbone that is installed with mcis. Its features are computed once; training
+      updates phi alone, with co-attention in the last quarter of the epochs.
+    - Localization maps: co-attention with the nearest images of the class over two feature levels, with W_P = I, which
+      needs no training.
+    - Pseudo masks: maps walk over affinities learned from their own confident labels, then the dense CRF refines them.
+    - Segmentation network: the last three stages of the backbone are trained at stride 32; images of rare classes are
+      repeated.
 
-    Command: `mcis run tags --tags photos.csv --name NAME`; it is the default recipe of the source tags. Hours: 0.42
-    for 1,700 photographs of 400 pixels on two cores. Expected mIoU: 77 of the pseudo masks and 74 to 78 of the
-    segmentation network on photographs of six animals, 69 to 72 where classes are uneven (docs/results.md).
+    Command: `mcis run tags --tags photos.csv --name NAME`; it is the default recipe of the source tags. Hours: 0.42 for
+    1,700 photographs of 400 pixels on two cores. Expected mIoU: 77 for pseudo masks and 74 to 78 for the segmentation
+    network on photographs of six animals, 69 to 72 if classes are uneven (docs/results.md).
     """
     crf = PseudoMasksCrf(iterations=5, bilateral_std=30.0, color_std=8.0, max_side=200)
     return Config(
         recipe="photos",
-        data=DataConfig(max_side=400),  # that of the photographs by which crops, walk and CRF were chosen
+        data=DataConfig(max_side=400),  # crops, walk and CRF were tuned on photographs of this size
         weights=WeightsConfig(classifier_backbone="bundled"),
         classifier=ClassifierConfig(
             backbone=backbone,
@@ -236,7 +244,9 @@ def photos(backbone: str = "timm/tf_efficientnet_lite2") -> Config:
             batch=16,
             min_steps=700,
             min_epochs=4.0,
-            optimizer=_adamw(SegmenterOptimizer, 0.0003, faster=3.3, precision="float32"),  # bf16: docs/howto/gpu.md
+            optimizer=_adamw(
+                SegmenterOptimizer, 0.0003, new_layer_rate=3.3, precision="float32"
+            ),  # bf16: docs/howto/gpu.md
         ),
         predict=PredictConfig(
             scales=(1.0,), crop=None, crf=CrfParameters(iterations=3, bilateral_std=30.0, color_std=8.0, max_side=200)
@@ -245,12 +255,11 @@ def photos(backbone: str = "timm/tf_efficientnet_lite2") -> Config:
 
 
 def photos_fast() -> Config:
-    """`photos` in less time: EfficientNet-Lite0, smaller images for the classifier, masks by the dense CRF alone, of
-    maps of fewer related images in four hops, a shorter training.
+    """A faster `photos`: smaller backbone and images, fewer related images, no random walk, shorter trainings.
 
-    Command: `mcis run tags --tags photos.csv --name NAME --recipe photos_fast`. Hours: 0.14 for 1,700
-    photographs of 400 pixels on two cores. Expected mIoU: 66 to 68 of the pseudo masks and 59 to 65 of the segmentation
-    network, 3 more with its dense CRF, on photographs of six animals (docs/results.md).
+    Command: `mcis run tags --tags photos.csv --name NAME --recipe photos_fast`. Hours: 0.14 for 1,700 photographs of
+    400 pixels on two cores. Expected mIoU: 66 to 68 for pseudo masks and 59 to 65 for the segmentation network, 3 more
+    with its dense CRF, on photographs of six animals (docs/results.md).
     """
     config = photos("timm/tf_efficientnet_lite0")
     return config.model_copy(
@@ -268,12 +277,14 @@ def photos_fast() -> Config:
 
 
 def photos_large() -> Config:
-    """`photos` for a GPU: ConvNeXt in the place of EfficientNet-Lite2, larger images, a segmenter that trains longer.
+    """Experimental: `photos` for a GPU, with ConvNeXt-Tiny, larger images and a longer training of the segmentation
+    network.
 
-    Command: `mcis run tags --tags photos.csv --name NAME --recipe photos_large`, and a connection to timm's hub. Hours
-    and mIoU: not measured; that it runs was shown with random weights alone.
+    Command: `mcis run tags --tags photos.csv --name NAME --recipe photos_large`; it downloads weights from timm's hub.
+    Hours and Expected mIoU: not measured; tested only with random weights.
     """
-    config, backbone = photos(), "timm/convnext_tiny.fb_in22k"
+    config = photos()
+    backbone = "timm/convnext_tiny.fb_in22k"
     larger = {
         "backbone": backbone,
         "width": 256,
@@ -282,7 +293,7 @@ def photos_large() -> Config:
         "min_steps": 5000,
         "trainable_stages": "all",
     }
-    larger["optimizer"] = _adamw(SegmenterOptimizer, 0.0001, faster=10.0)
+    larger["optimizer"] = _adamw(SegmenterOptimizer, 0.0001, new_layer_rate=10.0)
     return config.model_copy(
         update={
             "recipe": "photos_large",
@@ -298,16 +309,15 @@ def photos_large() -> Config:
 
 
 def lid() -> Config:
-    """The challenge LID (section 4.4): ResNet-38 with equivariant attention, DeepLab-V3 on ResNet-101, tags alone.
+    """The LID challenge (section 4.4): ResNet-38 with equivariant attention, DeepLab-V3 on ResNet-101, tags only.
 
-    What the section leaves out follows the code of SEAM and AffinityNet, which it builds on: input size, crops, jitter,
-    trained stages, faster new layers, min-max normalized maps, walk; of the segmentation network it is DeepLab-V3's and
-    the defaults.
+    Values that the section leaves out (input size, crops, color jitter, trained stages, learning rates of new layers,
+    map normalization, random walk) follow the code of SEAM and AffinityNet, on which the entry was built. The
+    segmentation network follows DeepLab-V3 and the defaults.
 
-    Command: `mcis run lid --lid DIR --name NAME --set weights.classifier_backbone=resnet38.pth`, with PSA's
-    ImageNet weights as a file of torch, and GPUs; it is the default recipe of the source lid. Hours: not
-    measured by this project. Expected
-    mIoU: the paper reports 46.2 on val and 45.1 on test.
+    Command: `mcis run lid --lid DIR --name NAME weights.classifier_backbone=resnet38.pth` with PSA's ImageNet weights
+    as a PyTorch file, and GPUs; it is the default recipe of the source lid. Hours: not measured by this project.
+    Expected mIoU: the paper reports 46.2 on val and 45.1 on test.
     """
     return Config(
         recipe="lid",
@@ -338,7 +348,7 @@ def lid() -> Config:
             width=128,
             embedding=448,
             finest=8,
-            # AffinityNet's background scores (1 - s)^4 and (1 - s)^32 of a score s are crossed by it at these.
+            # AffinityNet's background scores (1 - s)^4 and (1 - s)^32 equal the foreground score s at these values.
             threshold=0.28,
             background_threshold=0.08,
             crop=448,
@@ -367,5 +377,5 @@ def lid() -> Config:
 
 
 RECIPES: dict[str, Callable[[], Config]] = {
-    make.__name__: make for make in (paper, paper_coco, released, scratch, photos, photos_fast, photos_large, lid)
+    recipe.__name__: recipe for recipe in (paper, paper_coco, released, scratch, photos, photos_fast, photos_large, lid)
 }

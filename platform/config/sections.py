@@ -1,8 +1,8 @@
-"""The configuration of a run: frozen sections, validated at the boundary, every problem reported together.
+"""The configuration of a run: frozen sections that are validated once, with all problems reported together.
 
-`recipes` and `resolve` fill the sections from recipes, data settings, files and `--set`; each stage takes the sections
-that concern it. This module holds the whole, the sections of what follows the trainings, and the checks between
-sections; a section's own are its `problems`.
+`recipes` and `resolve` fill the sections from recipes, files and the command line; each stage receives the sections
+that it depends on. This module holds the whole configuration, the sections of prediction, evaluation and reporting, and
+the checks between sections. Checks within a section are its method `problems`.
 """
 
 from collections.abc import Iterator
@@ -21,63 +21,64 @@ from mcis.platform.config.keys import value_of
 from mcis.platform.config.maps import LocalizeConfig, MapsConfig, PseudoMasksConfig
 from mcis.platform.config.training import AffinityNetConfig, ClassifierConfig, SegmenterConfig
 
-_WITH_CLASSES = tuple(name for name, source in SOURCES.items() if source.defines_classes)
-SOURCE_COMBINATIONS = (*_WITH_CLASSES, *(f"{_WITH_CLASSES[0]}+{name}" for name in SOURCES if name not in _WITH_CLASSES))
-"""The usual ones; any sources that go together make one."""
+_DEFINE_CLASSES = tuple(name for name, source in SOURCES.items() if source.defines_classes)
+_NEED_CLASSES = tuple(name for name in SOURCES if name not in _DEFINE_CLASSES)
+SOURCE_COMBINATIONS = (*_DEFINE_CLASSES, *(f"{_DEFINE_CLASSES[0]}+{name}" for name in _NEED_CLASSES))
+"""Common values of `sources`; other combinations are possible."""
 
 
 class PredictConfig(Section):
     """Inference of the segmentation network."""
 
     scales: tuple[Rate, ...] = (0.5, 0.75, 1.0, 1.25, 1.5)
-    """Factors of the image's size, probabilities averaged."""
+    """Scale factors of the image; probabilities are averaged."""
     hflip: bool = True
-    """Average with the mirror image."""
+    """Average the probabilities with those of the horizontally flipped image."""
     split: Literal["auto", "train", "val", "test"] = "auto"
-    """Images that are predicted; auto = val, or train where there is no val."""
+    """Images to predict; `auto` = val, or train if there is no val."""
     crop: int | None = Field(default=401, gt=0)
-    """Side of sliding windows with two thirds' stride, pixels; None = the image whole."""
+    """Side length in pixels of sliding windows, which overlap by a third; None = the whole image at once."""
     crf: CrfParameters = CrfParameters()
-    """Refinement of the probabilities; both plain and refined predictions are kept and scored."""
+    """Dense CRF applied to the probabilities; plain and refined predictions are both stored and scored."""
 
 
 class EvaluateConfig(Section):
     """Scores."""
 
     thresholds: int = Field(default=128, ge=2, le=1024)
-    """Background thresholds i / thresholds tried on the localization maps' scores (`maps.scale`), in one pass."""
+    """Number of background thresholds, i / thresholds, tried on the scores of localization maps (`maps.scale`)."""
 
 
 class ReportConfig(Section):
     """The report."""
 
     panels: int = Field(default=12, ge=0, le=200)
-    """Images shown, half of train and half of val."""
+    """Number of images shown, half from train and half from val."""
 
 
 class TrackingConfig(Section):
-    """What MLflow is given beside parameters, figures, reports and pictures; nothing here changes a result."""
+    """What is logged to MLflow in addition to parameters, metrics, reports and pictures; it changes no result."""
 
     model: bool | None = None
-    """Log the trained segmentation network as a model, which takes the disk of its weights once more. None = of a run,
-    but not of the trials of a study."""
+    """Log the trained segmentation network as a model, which stores its weights a second time. None = for runs, but not
+    for trials of a study."""
 
 
 class Config(Section):
     """A run from tags to masks."""
 
     sources: str = "voc"
-    """Which image sources are used, joined by +."""
+    """Image sources, joined by +."""
     recipe: str = "paper"
-    """Which recipe the values come from, where nothing else changed them."""
+    """Recipe that provides the values that nothing else sets."""
     seed: int = Field(default=0, ge=0, lt=2**31)
-    """Seed of every draw: initial weights, pairs, related images, augmentation."""
+    """Seed of every random draw: initial weights, pairs, related images, augmentation."""
     supervision: Literal["tags", "full"] = "tags"
-    """What the segmentation network learns from. `full`: the training images' ground-truth masks in place of pseudo
-    masks, an upper bound that tags can be compared with; nothing of ground truth reaches a training without that word
-    but the masks of `data.corrected_masks`."""
+    """What the segmentation network is trained on: `tags` = pseudo masks; `full` = the ground-truth masks of the
+    training images, an upper bound for tags. With `tags`, no training reads ground truth except
+    `data.corrected_masks`."""
     data: DataConfig = DataConfig()
-    """Images, tags, saliency maps."""
+    """Images, tags, masks, saliency maps."""
     weights: WeightsConfig = WeightsConfig()
     """Pretrained weights."""
     classifier: ClassifierConfig = ClassifierConfig()
@@ -85,9 +86,9 @@ class Config(Section):
     localize: LocalizeConfig = LocalizeConfig()
     """Stage localize."""
     maps: MapsConfig = MapsConfig()
-    """Stages pseudo_masks and evaluate."""
+    """Scale of localization maps in the stages pseudo_masks and evaluate."""
     affinity_net: AffinityNetConfig = AffinityNetConfig()
-    """Stage train_affinity, which takes part where `pseudo_masks.rule` is affinity."""
+    """Stage train_affinity, which runs if `pseudo_masks.rule` is affinity."""
     pseudo_masks: PseudoMasksConfig = PseudoMasksConfig()
     """Stage pseudo_masks."""
     segmenter: SegmenterConfig = SegmenterConfig()
@@ -99,84 +100,104 @@ class Config(Section):
     report: ReportConfig = ReportConfig()
     """Stage report."""
     compute: ComputeConfig = ComputeConfig()
-    """Workers, memory, threads; changes no result."""
+    """Workers, memory, failures; apart from rounding, it changes no result."""
     tracking: TrackingConfig = TrackingConfig()
-    """What MLflow is given; changes no result."""
+    """What is logged to MLflow; it changes no result."""
 
     @property
     def uses_random_walk(self) -> bool:
-        """Whether maps walk over learnt affinities, which a network is trained for."""
+        """Whether maps walk over learned affinities, for which a network is trained."""
         return self.supervision == "tags" and self.pseudo_masks.uses_random_walk
 
     def problems(self) -> Iterator[str]:
-        """What contradicts itself, within the sections and between them."""
+        """All contradictions within and between the sections."""
         for name in type(self).model_fields:
             section = getattr(self, name)
             if isinstance(section, Section):
                 yield from section.problems()
-        yield from _locations_of_unused_sources(self)
-        yield from _corrected_masks_beside_the_truth(self)
-        yield from _related_images_without_co_attention(self)
-        yield from _contrastive_maps_without_their_training(self)
-        yield from _a_scale_of_activations_for_scores(self)
-        yield from _a_segmenter_unlike_its_classifier(self)
-        yield from _a_frozen_backbone_without_weights(self)
-        yield from _workers_without_a_sample(self)
+        yield from _check_unused_locations(self)
+        yield from _check_corrected_masks(self)
+        yield from _check_related_images(self)
+        yield from _check_contrastive_maps(self)
+        yield from _check_map_scale(self)
+        yield from _check_segmenter_init(self)
+        yield from _check_frozen_backbones(self)
+        yield from _check_batch_sizes(self)
 
     @model_validator(mode="after")
-    def _fits_together(self) -> "Config":
-        if problems := list(self.problems()):
+    def _raise_problems(self) -> "Config":
+        problems = list(self.problems())
+        if problems:
             raise Contradictions(problems)
         return self
 
 
 def sources_of(sources: str) -> tuple[str, ...]:
-    """The image sources of a combination: its parts between +, the one that names the classes first; UserError for an
-    unknown source, one twice, or two that each have classes of their own."""
+    """Splits a combination of image sources such as `web+voc` into names, with the one that defines the classes first.
+
+    Raises:
+        UserError: a source is unknown or given twice, or two sources define classes.
+    """
     names = tuple(sources.split("+"))
     unknown = [name for name in names if name not in SOURCES]
     if unknown:
-        hint = (
-            did_you_mean([sources], SOURCE_COMBINATIONS)
-            or did_you_mean(unknown[:1], [*SOURCES])
-            or "choose one of them"
-        )
+        hint = did_you_mean([sources], SOURCE_COMBINATIONS) or did_you_mean(unknown[:1], [*SOURCES])
         if sources in ("coco", "yolo", "cvat", "labelstudio") or "." in sources:
             hint = "mcis run tags --tags TABLE; mcis import makes a table of data sets such as COCO's"
-        expected = f"{', '.join(SOURCE_COMBINATIONS)}, or other sources ({', '.join(SOURCES)}) by +"
-        raise UserError(f"unknown sources {sources!r}", expected, hint.strip())
-    if len(set(names)) < len(names) or len(set(names).intersection(_WITH_CLASSES)) > 1:
+        expected = f"{', '.join(SOURCE_COMBINATIONS)}, or other sources ({', '.join(SOURCES)}) joined by +"
+        raise UserError(f"unknown sources {sources!r}", expected, hint.strip() or "choose one of them")
+    if len(set(names)) < len(names) or len(set(names).intersection(_DEFINE_CLASSES)) > 1:
         raise UserError(
             f"sources {sources!r}",
-            f"each source once, and one of {', '.join(_WITH_CLASSES)} at most, since each has classes of its own",
+            f"each source once, and at most one of {', '.join(_DEFINE_CLASSES)}, because each defines classes",
             "run them one by one, or write one table for the source tags",
         )
-    return tuple(sorted(names, key=[*_WITH_CLASSES, *SOURCES].index))
+    order = [*_DEFINE_CLASSES, *SOURCES]
+    return tuple(sorted(names, key=order.index))
 
 
-def _locations_of_unused_sources(config: Config) -> Iterator[str]:
+def downstream_networks(config: Config) -> dict[str, SegmenterConfig | AffinityNetConfig]:
+    """Networks that are trained after the classifier, by the names of their sections."""
+    networks: dict[str, SegmenterConfig | AffinityNetConfig] = {"segmenter": config.segmenter}
+    if config.uses_random_walk:
+        networks["affinity_net"] = config.affinity_net
+    return networks
+
+
+def _check_unused_locations(config: Config) -> Iterator[str]:
+    """A location is given for a source that is not among `sources`."""
     for name, source in SOURCES.items():
         location = value_of(config, source.keys(name)[source.location])
         if location is not None and name not in config.sources.split("+"):
             yield (
-                f"sources {config.sources} have no source {name}, but {location} is given for it; "
+                f"sources is {config.sources}, without {name}, but {location} is given for {name}; "
                 f"use {config.sources}+{name}, or leave it out"
             )
 
 
-def _related_images_without_co_attention(config: Config) -> Iterator[str]:
-    localize = config.localize
-    learnt = config.classifier.affinity.w_p == "learned" and localize.method.w_p == "learned"
-    if config.classifier.attention == "none" and localize.related and learnt:
+def _check_corrected_masks(config: Config) -> Iterator[str]:
+    """Corrected masks are given, but all masks are trained on already."""
+    if config.data.corrected_masks and config.supervision == "full":
         yield (
-            f"localize.related is {localize.related} but classifier.attention is none, which trains no W_P to relate "
-            "images by; set localize.related=0, classifier.attention=co, or what needs none: "
-            "classifier.affinity.w_p=identity, or localize.method.w_p=identity of "
-            "localize.method.name=co_attention"
+            "data.corrected_masks is set but supervision is full, which trains on all ground-truth masks; "
+            "leave one of them out"
         )
 
 
-def _contrastive_maps_without_their_training(config: Config) -> Iterator[str]:
+def _check_related_images(config: Config) -> Iterator[str]:
+    """Maps use related images, but no W_P is trained to compare them with."""
+    localize = config.localize
+    needs_w_p = config.classifier.affinity.w_p == "learned" and localize.method.w_p == "learned"
+    if config.classifier.attention == "none" and localize.related and needs_w_p:
+        yield (
+            f"localize.related is {localize.related} but classifier.attention is none, which trains no W_P to compare "
+            "images with; set localize.related=0, classifier.attention=co, classifier.affinity.w_p=identity, or "
+            "localize.method.w_p=identity with localize.method.name=co_attention"
+        )
+
+
+def _check_contrastive_maps(config: Config) -> Iterator[str]:
+    """Maps use contrastive co-attention that is not trained."""
     attention = config.classifier.attention
     if config.localize.method.contrastive and attention != "co+contrastive":
         yield (
@@ -185,36 +206,26 @@ def _contrastive_maps_without_their_training(config: Config) -> Iterator[str]:
         )
 
 
-def _a_scale_of_activations_for_scores(config: Config) -> Iterator[str]:
+def _check_map_scale(config: Config) -> Iterator[str]:
+    """The scale of activations is chosen for maps that are scores already."""
     if config.maps.scale != "logarithm":
         return
     if config.localize.method.name == "released":
         yield (
-            "maps.scale is logarithm but localize.method.name is released, whose maps are no activations: each is "
-            "normalized to [0, 1] already; set maps.scale=maximum or localize.method.name=co_attention"
+            "maps.scale is logarithm but localize.method.name is released, whose maps are normalized to [0, 1]; set "
+            "maps.scale=maximum or localize.method.name=co_attention"
         )
     if config.classifier.equivariant.weight:
         yield (
             f"maps.scale is logarithm but classifier.equivariant.weight is {config.classifier.equivariant.weight:g}, "
-            "whose single-round maps are no activations but scores in [0, 1]; set maps.scale=range or maximum"
+            "whose single-round maps are scores in [0, 1]; set maps.scale=range or maximum"
         )
 
 
-def _corrected_masks_beside_the_truth(config: Config) -> Iterator[str]:
-    if config.data.corrected_masks and config.supervision == "full":
-        yield (
-            "data.corrected_masks is set but supervision is full, which trains on all ground-truth masks; "
-            "leave one of them out"
-        )
-
-
-def downstream_networks(config: Config) -> dict[str, SegmenterConfig | AffinityNetConfig]:
-    """The networks behind the classifier that take part, by the names of their sections."""
-    return {"segmenter": config.segmenter, **({"affinity_net": config.affinity_net} if config.uses_random_walk else {})}
-
-
-def _a_segmenter_unlike_its_classifier(config: Config) -> Iterator[str]:
-    c, segmenter = config.classifier, config.segmenter
+def _check_segmenter_init(config: Config) -> Iterator[str]:
+    """The segmentation network starts from a classifier that does not exist or does not fit."""
+    classifier = config.classifier
+    segmenter = config.segmenter
     if segmenter.init != "classifier":
         return
     if config.supervision == "full":
@@ -222,49 +233,54 @@ def _a_segmenter_unlike_its_classifier(config: Config) -> Iterator[str]:
             "segmenter.init is classifier but supervision is full, which trains no classifier; set "
             "segmenter.init=pretrained or supervision=tags"
         )
-    same = segmenter.backbone == c.backbone and (c.backbone != "small" or segmenter.channels == c.channels)
-    if not same:
+    same_width = classifier.backbone != "small" or segmenter.channels == classifier.channels
+    if segmenter.backbone != classifier.backbone or not same_width:
         yield (
             f"segmenter.init is classifier, but the segmenter's backbone {segmenter.backbone} ({segmenter.channels} "
-            f"channels) is not the classifier's {c.backbone} ({c.channels} channels); make them equal or use "
-            "init=pretrained"
+            f"channels) is not the classifier's {classifier.backbone} ({classifier.channels} channels); make them "
+            "equal or set segmenter.init=pretrained"
         )
 
 
-def _a_frozen_backbone_without_weights(config: Config) -> Iterator[str]:
-    c, weights = config.classifier, config.weights
+def _check_frozen_backbones(config: Config) -> Iterator[str]:
+    """A backbone is frozen, or standardized, at its random initialization."""
+    classifier = config.classifier
+    weights = config.weights
     if weights.classifier_backbone == "none" and weights.classifier is None:
-        for key, value, without in (
-            ("trainable_stages", c.trainable_stages, "all"),
-            ("standardize", c.standardize, False),
-        ):
-            if value != without:
-                yield (
-                    f"classifier.{key} is {str(value).lower()} but weights.classifier_backbone is none, which leaves "
-                    "the backbone at its random initialization; set weights.classifier_backbone=bundled, download or "
-                    "a file, or "
-                    f"classifier.{key}={str(without).lower()}"
-                )
-    if c.trainable_stages == 0 and c.backbone == "vgg16" and weights.classifier is None:
+        remedy = "set weights.classifier_backbone=bundled, download or a file"
+        if classifier.trainable_stages != "all":
+            yield (
+                f"classifier.trainable_stages is {classifier.trainable_stages} but weights.classifier_backbone is "
+                f"none: the frozen stages would stay random; {remedy}, or classifier.trainable_stages=all"
+            )
+        if classifier.standardize:
+            yield (
+                "classifier.standardize is true but weights.classifier_backbone is none: there is nothing to "
+                f"standardize before training; {remedy}, or classifier.standardize=false"
+            )
+    if classifier.trainable_stages == 0 and classifier.backbone == "vgg16" and weights.classifier is None:
         yield (
             "classifier.trainable_stages is 0 but classifier.backbone is vgg16, whose last layers are new: they would "
-            "stay random; set classifier.trainable_stages=1, which trains these"
+            "stay random; set classifier.trainable_stages=1, which trains them"
         )
     for name, network in downstream_networks(config).items():
         starts_from_classifier = isinstance(network, SegmenterConfig) and network.init == "classifier"
         if network.trainable_stages != "all" and not starts_from_classifier and weights.origin(name) == "none":
             yield (
-                f"{name}.trainable_stages is {network.trainable_stages} but weights.{name}_backbone is none, "
-                f"which leaves its frozen stages random; set weights.{name}_backbone=bundled, download or a file"
+                f"{name}.trainable_stages is {network.trainable_stages} but weights.{name}_backbone is none: the "
+                f"frozen stages would stay random; set weights.{name}_backbone=bundled, download or a file"
             )
 
 
-def _workers_without_a_sample(config: Config) -> Iterator[str]:
+def _check_batch_sizes(config: Config) -> Iterator[str]:
+    """A batch has fewer samples than there are workers."""
     workers = config.compute.workers
-    batches = {name: network.batch for name, network in downstream_networks(config).items()}
-    for name, batch in {"classifier": config.classifier.batch, **batches}.items():
+    batches = {"classifier": config.classifier.batch}
+    for name, network in downstream_networks(config).items():
+        batches[name] = network.batch
+    for name, batch in batches.items():
         if batch < workers:
             yield (
                 f"{name}.batch is {batch} for compute.workers {workers}, each of which needs a sample; set "
-                f"compute.workers={batch} or fewer, or a larger {name}.batch, at a learning rate that follows"
+                f"compute.workers={batch} or fewer, or a larger {name}.batch with a suitable learning rate"
             )

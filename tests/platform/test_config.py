@@ -62,7 +62,7 @@ def test_impossible_values_are_refused(section: str, key: str, value: Any) -> No
             {"localize": {"method": {"contrastive": True, "name": "released"}, "related": 0}},
             "localize.method.contrastive is set but localize.related is 0",
         ),
-        ({"data": {"web": {"root": "/crawled"}}}, "sources voc have no source web, but /crawled is given for it"),
+        ({"data": {"web": {"root": "/crawled"}}}, "sources is voc, without web, but /crawled is given for web"),
         (
             {"classifier": {"attention": "co"}, "localize": {"method": {"name": "co_attention", "contrastive": True}}},
             "contrastive is set but .* is co,",
