@@ -17,8 +17,8 @@ from rich.table import Table
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.tables.large_tables import digest
-from mcis.platform.commands.terminal import table_of
 from mcis.platform.config.experiment import experiment_text
+from mcis.platform.reporting.terminal import make_table
 from mcis.platform.runs.bookkeeping import stopped
 from mcis.platform.runs.files import write_json, write_text, written_aside
 from mcis.platform.runs.listing import listing
@@ -146,7 +146,7 @@ def _table(found: Found, objective: str, axes: Sequence[str]) -> Table:
         rows.append((name, *texts, f"{each.objective:.2f}", precision, f"{each.minutes:.1f}"))
     names, numbers = (name.replace("_", " ") for name in short_names(axes).values()), ("score", "val mAP", "min")
     title = f"{objective}: the best of {len(done)} trials that were done"
-    return table_of(title, ("trial", *names, *numbers), rows, numbers=numbers)
+    return make_table(title, ("trial", *names, *numbers), rows, numbers=numbers)
 
 
 def _picture(study: Study, path: Path, objective: str) -> None:

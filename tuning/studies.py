@@ -9,7 +9,6 @@ from pydantic_core import to_jsonable_python
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import remove
 from mcis.platform import pipeline
-from mcis.platform.commands.terminal import show_table
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
@@ -17,6 +16,7 @@ from mcis.platform.outputs.read_index import of_split
 from mcis.platform.reporting.compared_runs import open_cases
 from mcis.platform.reporting.comparison import Settings, compare
 from mcis.platform.reporting.comparison_page import compared_images, write_page
+from mcis.platform.reporting.terminal import print_table
 from mcis.platform.runs.files import fingerprint, write_json, written_aside
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
@@ -126,7 +126,7 @@ def _run(study: Study, cases: Sequence[Case], title: str) -> list[Figures]:
         for path in (folder.study, folder.study_picture):
             tracker.artifact(path)
         for of_table, (heads, rows) in tables.items():
-            show_table(of_table, heads, rows, heads[2:])
+            print_table(of_table, heads, rows, numbers=heads[2:])
         if compared:
             console.print(INTERVALS)
         console.print(below)

@@ -46,14 +46,15 @@ def compare(
             raise UserError(f"--html {page}", "a file *.html, which is written anew", "name the page so")
 
         from mcis.datasets.errors import one_line
-        from mcis.platform.commands.terminal import console, show_table
         from mcis.platform.reporting.comparison import Settings
         from mcis.platform.reporting.comparison import compare as compare_cases
+        from mcis.platform.reporting.terminal import print_table
+        from mcis.platform.runs.progress import console
 
         comparison = compare_cases(cases, Settings(seed=seed))
         shown = comparison_page.compared_images(comparison, images)
         for table in comparison.tables():
-            show_table(table.title, table.columns, table.rows, table.numbers)
+            print_table(table.title, table.columns, table.rows, numbers=table.numbers)
         for remark in comparison.remarks():
             console.print(one_line(remark))
         comparison_page.write_page(comparison, shown, page)

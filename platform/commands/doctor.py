@@ -37,7 +37,8 @@ def doctor(
     out: Annotated[Path, typer.Option(help="File of what --bench finds, for an issue.")] = Path("doctor-bench.json"),
 ) -> None:
     """Whether torch, GPU, dense CRF, Ray, MLflow, disk and cores are fit for the job, and what to do where not."""
-    from mcis.platform.commands.terminal import console, table_of
+    from mcis.platform.reporting.terminal import make_table
+    from mcis.platform.runs.progress import console
 
     results, title = checks(workspace.expanduser()), "Is this machine fit for mcis?"
     if bench:
@@ -45,7 +46,7 @@ def doctor(
 
         results = [*(check for check in results if check.part in _SPEED), *Bench().measure()]
         title = "How exact and how fast is it?"
-    table = table_of(title, ("part", "state", "found", "what to do"), (check[:4] for check in results))
+    table = make_table(title, ("part", "state", "found", "what to do"), (check[:4] for check in results))
     for row, check in zip(table.rows, results, strict=True):
         row.style = {"ok": None, "note": "yellow", "bad": "red"}[check.state]
     console.print(table)

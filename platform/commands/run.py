@@ -105,9 +105,10 @@ def show(
 ) -> None:
     """Show every key with its value, where the value comes from, and what it means."""
     with plain_errors():
-        from mcis.platform.commands.terminal import console, table_of
         from mcis.platform.config.experiment import experiment_text
         from mcis.platform.config.keys import leaves, meanings
+        from mcis.platform.reporting.terminal import make_table
+        from mcis.platform.runs.progress import console
 
         resolved = configuration.resolve()
         if save:
@@ -118,4 +119,4 @@ def show(
             return
         about = meanings(resolved.config)
         rows = [(key, value, resolved.origins[key], about[key]) for key, value in leaves(resolved.config)]
-        console.print(table_of("Configuration", ("key", "value", "from", "meaning"), rows))
+        console.print(make_table("Configuration", ("key", "value", "from", "meaning"), rows))

@@ -1,18 +1,17 @@
 """What commands print: the table of scores, an index in figures."""
 
 import datetime
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
-from rich import box
 from rich.console import Console
 from rich.filesize import decimal
-from rich.table import Table
 from rich.text import Text
 
 from mcis.datasets.errors import one_line
 from mcis.platform.reporting.index_facts import index_facts
+from mcis.platform.reporting.terminal import make_table, print_table
 from mcis.platform.runs.progress import console
 
 if TYPE_CHECKING:
@@ -21,30 +20,6 @@ if TYPE_CHECKING:
     from mcis.platform.pipeline import RunResult  # brings all stages, which `mcis index show` does not need
     from mcis.platform.runs.inventory import Entry, Plan
     from mcis.platform.runs.workspace import Workspace
-
-
-def table_of(
-    title: str, columns: Sequence[str], rows: Iterable[Sequence[object]], *, numbers: Collection[str] = ()
-) -> Table:
-    """A table whose cells are shown as they are, with the columns of numbers to the right."""
-    table = Table(title=one_line(title), title_justify="left")
-    for column in columns:
-        right = column in numbers
-        table.add_column(one_line(column), justify="right" if right else "left", overflow="fold", no_wrap=right)
-    for row in rows:
-        table.add_row(*(one_line(str(cell)) for cell in row))
-    return table
-
-
-def show_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]], numbers: Collection[str]) -> None:
-    """Prints a table, or a line for each row where the terminal is too narrow for it."""
-    table = table_of(title, columns, rows, numbers=numbers)
-    table.box, table.padding = box.SIMPLE_HEAD, (0, 1, 0, 0)
-    if console.measure(table, options=console.options.update_width(1000)).maximum <= console.width:
-        console.print(table)
-    else:
-        lines = (", ".join(f"{c} {v}" for c, v in zip(columns, row, strict=True) if v) for row in rows)
-        console.print("\n- ".join(map(one_line, [title, *lines])))
 
 
 def show_result(result: "RunResult") -> None:
@@ -57,7 +32,7 @@ def show_result(result: "RunResult") -> None:
         made = ", ".join(f"{heading} {text}" for heading, text in score.made().items())
         meanings.append(f"{score.title}, {score.name}: {made}")
     if rows:
-        console.print(table_of(f"Scores of {context.name}", columns, rows, numbers=columns[3:]))
+        console.print(make_table(f"Scores of {context.name}", columns, rows, numbers=columns[3:]))
         console.print("\n".join(meanings))
     computed = sum(s for stage, s in context.seconds.items() if context.computed[stage])
     console.print(f"{computed:.0f} s in stages that were computed")
@@ -93,7 +68,7 @@ def show_runs(entries: Sequence["Entry"], workspace: "Workspace") -> None:
         rows.append((name, configuration, called, _state(entry), *scores, size))
     numbers = (*MAIN_SCORES.values(), "points to")
     columns = ("name", "of", "last call", "state", *numbers)
-    show_table(f"Runs of {workspace.root}", columns, rows, numbers)
+    print_table(f"Runs of {workspace.root}", columns, rows, numbers=numbers)
     for entry in (each for each in entries if each.problem and not each.holder):
         console.print(f"{one_line(entry.name)}: {one_line(entry.problem or '')}")
     words = ", ".join(f"{short} = {name}" for name, short in MAIN_SCORES.items() if name != short)
@@ -113,7 +88,7 @@ def show_removal(plan: "Plan", workspace: "Workspace") -> None:
         rows = [(str(each.path.relative_to(workspace.root)), each.why, decimal(each.size)) for each in plan.garbage]
         rows.append((f"sum of {len(rows)}", "", decimal(sum(each.size for each in plan.garbage))))
         title = f"To be removed from {workspace.root}"
-        console.print(table_of(title, ("what", "why", "size"), rows, numbers=("size",)))
+        console.print(make_table(title, ("what", "why", "size"), rows, numbers=("size",)))
     for note in plan.notes:
         console.print(Text.assemble(("note", "yellow"), f"  {one_line(note)}"))
 
@@ -127,9 +102,10 @@ def show_index(
     names = ("every image", *classes, "without a tag")
     counts = (facts.images, *facts.per_class, facts.untagged)
     rows = [(name, *(n if len(n) > 1 else []), n.sum()) for name, n in zip(names, counts, strict=True)]
-    console.print(table_of("Images", ("class", *columns), rows, numbers=columns))
+    console.print(make_table("Images", ("class", *columns), rows, numbers=columns))
     if facts.reject_kinds:
-        console.print(table_of("Rejects", ("kind of reason", "images"), facts.reject_kinds.items(), numbers=["images"]))
+        columns = ("kind of reason", "images")
+        console.print(make_table("Rejects", columns, facts.reject_kinds.items(), numbers=["images"]))
     console.print(f"rejected: {len(rejects)}")
     console.print(f"copies of an earlier image: {facts.repeats}")
     for note in notes:

@@ -1,4 +1,4 @@
-"""What commands print: scores with what they mean, and text from outside that is no markup."""
+"""The final table of a run."""
 
 from io import StringIO
 from pathlib import Path
@@ -50,17 +50,3 @@ def test_scores_are_shown_with_what_they_mean_and_paths_as_they_are(printed: Str
     assert meaning == f"localization maps, {HOSTILE}: threshold 0.5, related images 3, method co-attention"
     assert f"report:  /w/{HOSTILE}/runs/first/report.html" in lines
     assert "2 s in stages that were computed" in lines
-
-
-def test_a_table_that_is_too_wide_is_a_line_for_each_row(printed: StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal.show_table("wide", ("run", "what", "mIoU"), [("a" * 50, "b" * 50, "1.0"), ("c", "", "2.0")], ["mIoU"])
-    assert "- run" not in printed.getvalue()
-    monkeypatch.setattr(terminal, "console", type(terminal.console)(file=printed, width=80))
-    terminal.show_table("wide", ("run", "what", "mIoU"), [("a" * 50, "b" * 50, "1.0"), ("c", "", "2.0")], ["mIoU"])
-    assert printed.getvalue().endswith("\n- run c, mIoU 2.0\n")
-
-
-def test_a_cell_with_brackets_is_shown_as_it_is(printed: StringIO) -> None:
-    terminal.console.print(terminal.table_of("[/title]", ("found",), [[f"/{HOSTILE} is full"]]))
-    assert "[/title]" in printed.getvalue()
-    assert f"/{HOSTILE} is full" in printed.getvalue()

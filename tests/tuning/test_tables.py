@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from mcis.platform.commands import terminal
+from mcis.platform.reporting import terminal
 from mcis.tuning.definition import Case
 from mcis.tuning.figures import Figures, PairedDifference, caption
 from mcis.tuning.tables import cases_picture, cases_table, differences_table
@@ -35,17 +35,18 @@ def test_the_table_has_mean_and_deviation_what_maps_decide_and_only_columns_that
     assert "found" not in cases_table(EFFECT)[0]
 
 
-def test_a_narrow_terminal_loses_no_name_and_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the columns do not fit, a case is a line."""
+def test_a_narrow_terminal_wraps_text_and_keeps_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     narrow = Console(width=80)
     monkeypatch.setattr(terminal, "console", narrow)
     masks = {"localization maps": [58.0, 59.0], "pseudo masks": [67.0, 68.0], "segmentation, CRF": [60.0, 62.0]}
     shares = {name: [50.0] for name in ("found", "exact", "mAP")}
     with narrow.capture() as capture:
         heads, rows = cases_table([replace(figures("co", "co-related", masks), shares=shares)])
-        terminal.show_table("title", heads, rows, heads[2:])
-    shown = " ".join(capture.get().split())
-    assert "case co-related, maps by by co-related, maps 58.50 ±0.71, pseudo masks 67.50 ±0.71, with CRF 61" in shown
+        terminal.print_table("title", heads, rows, numbers=heads[2:])
+    shown = capture.get()
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "58.50 ±0.71" in shown
+    assert "67.50 ±0.71" in shown
 
 
 def test_differences_have_their_own_deviation_a_sign_and_an_interval_which_says_none_where_it_holds_0() -> None:
