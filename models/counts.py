@@ -15,8 +15,6 @@ from mcis.models.strongest import strongest
 
 MASK_PARTS = 4
 """Parts of a mask's pixels: 2 in the boundary region of the truth + 1 in that of the prediction."""
-EDGES = (0.0, 0.25, 0.5, 0.75, 1.0, np.inf)
-"""Of the D intervals of distance from a map's most active position, in sides of a square of the object's area."""
 
 
 class Counts(NamedTuple):
@@ -106,33 +104,6 @@ def map_counts(truth: NDArray[np.uint8], maps: NDArray[np.float32], tags: NDArra
     cells += intervals(score, bins)
     counts = _counted(cells, (256, len(tags), bins))
     return counts._replace(predicted=(tags[counts.predicted] + 1).astype(np.uint8))
-
-
-def found_by_distance(
-    scores: NDArray[np.float32], classes: NDArray[np.int64], threshold: float, truth: NDArray[np.uint8]
-) -> NDArray[np.int64]:
-    """Pixels of an image's tagged classes that maps find, that there are, and that maps give them, (3, D).
-
-    An object is all of a class in the image. Tags whose class the truth lacks are left out, those whose map is the same
-    everywhere, and ignored pixels.
-
-    Args:
-        scores: (T, H, W), one map per tag.
-        classes: (T,) their class indices.
-        threshold: the least score that is no background.
-        truth: (H, W).
-    """
-    highest, number = strongest(scores)
-    labels = np.where(highest.astype(float) >= threshold, classes[number] + 1, 0)
-    counts = np.zeros((3, len(EDGES) - 1), np.int64)
-    for k, of_class in zip(classes, scores, strict=True):
-        true, ours = truth == k + 1, (labels == k + 1) & (truth != IGNORE)
-        if true.any() and of_class.max() > of_class.min():
-            row, column = np.unravel_index(of_class.argmax(), truth.shape)
-            rows, columns = np.ogrid[: truth.shape[0], : truth.shape[1]]
-            away = np.hypot(rows - row, columns - column) / true.sum() ** 0.5
-            counts += [np.histogram(away[of], EDGES)[0] for of in (true & ours, true, ours)]
-    return counts
 
 
 def intervals(scores: NDArray[np.float32], bins: int) -> NDArray[np.int32]:

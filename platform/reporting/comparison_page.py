@@ -9,39 +9,32 @@ import datetime
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
-import torch
-from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_labels, resize_labels
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.sampling.keyed_random import Draw, uniforms
 from mcis.datasets.tables.shards import Shards
-from mcis.models.counts import EDGES, found_by_distance
-from mcis.models.localization import score_maps
 from mcis.platform.outputs.counts import PLAIN, WITH_CRF
 from mcis.platform.outputs.read_index import truth_of_row
 from mcis.platform.outputs.tables import image_maps
-from mcis.platform.reporting.compared_runs import Case, Run
+from mcis.platform.reporting.compared_runs import Case
 from mcis.platform.reporting.comparison import ComparedScore, Comparison
 from mcis.platform.reporting.html import render
 from mcis.platform.reporting.panels import CELL_HEIGHT, Panel, cells, labels, legend
-from mcis.platform.reporting.plots import MOST_BARS, THEME, Bars, Shares, distance_chart, iou_chart
+from mcis.platform.reporting.plots import MOST_BARS, THEME, Bars, iou_chart
 from mcis.platform.runs.files import fingerprint, read_table, write_text
 
 _LONGEST_NAME = 120
 """Bytes of the runs' names in the name of a page's file."""
 _MAX_SIDE = 480
 """Pixels of the longer side at which images are read: twice what the page shows."""
-_DISTANCE_IMAGES, _DISTANCE_SIDE = 500, 128
-"""Most images, spread evenly over all, and pixels of their longer side, which change shares by half a point."""
 _SHOWN = {
     "segmentation": ("Predictions", "predict", "predictions", "prediction"),
     "pseudo_masks": ("Pseudo masks", "pseudo_masks", "masks", "pseudo mask"),
@@ -59,7 +52,7 @@ def compared_images(comparison: Comparison, count: int) -> list[dict[str, Any]]:
     Returns:
         What the page shows of each of these: how many images are in all cases that have them (`common`), which cases
         have none (`without`), and the chosen images with cells for the photograph, the truth, and of each case the mask
-        or the maps, of its first seed. Of localization maps also what they find by distance (`_distances`).
+        or the maps, of its first seed.
 
     Raises:
         UserError: the baseline's index, a photograph or a ground-truth mask cannot be read.
@@ -119,44 +112,8 @@ def _gallery(comparison: Comparison, what: str, count: int) -> dict[str, Any]:
         why = f"{panel.split}, {'differs most' if differs_most else 'drawn at random'}"
         images.append({"id": image_id, "tags": tags, "why": why, "cells": shown})
     without = [case.label for case in comparison.cases if stage not in case.runs[0].outputs]
-    of_all: dict[str, Any] = {"title": title, "common": len(common), "without": without}
-    if what == "localization_maps":
-        score = next(score for score in comparison.scores if score.what == what)
-        of_all |= _distances(score, [case.label for case in comparison.cases])
-    return of_all | {"legend": legend(masked, classes), "images": images}
-
-
-def _distances(score: ComparedScore, labels: Sequence[str]) -> dict[str, Any]:
-    """What maps find by the distance from where they are highest, each run's at its own threshold, as the page's
-    template takes it; nothing of a case alone. `labels` are those of all cases, for their colors. UserError where a
-    ground-truth mask cannot be read."""
-    if len(score.cases) < 2:
-        return {}
-    first, truths, shares = score.cases[0].runs[0], {}, []
-    ids = sorted(score.image_mious[first.name])
-    ids = [ids[i] for i in np.linspace(0, len(ids) - 1, min(_DISTANCE_IMAGES, len(ids))).astype(int)]
-    index = read_table(first.outputs["index"] / "index.parquet", ["image_id", "mask_uri", "height", "width"])
-    for row in index.filter(pc.is_in(index["image_id"], pc.cast(ids, "string"))).to_pylist():
-        truth = truth_of_row(row, len(first.scores[score.title].iou) - 1)
-        step = -(-max(truth.shape) // _DISTANCE_SIDE)
-        top, left = (min(step // 2, side // 2) for side in truth.shape)
-        truths[row["image_id"]] = truth[top::step, left::step]
-    for case in score.cases:
-        counts = np.sum([_found(run, score.title, truths) for run in case.runs], axis=0)
-        with np.errstate(invalid="ignore"):
-            shares.append(Shares(case.label, labels.index(case.label), *100 * counts[0] / counts[1:]))
-    intervals = [f"over {low:g}" if high == np.inf else f"{low:g} to {high:g}" for low, high in pairwise(EDGES)]
-    return {"of": len(ids), "intervals": intervals, "shares": shares, "distances": distance_chart(intervals, shares)}
-
-
-def _found(run: Run, title: str, truths: Mapping[str, NDArray[np.uint8]]) -> NDArray[np.int64]:
-    """What a run's maps find of images by the distance, (3, D); `truths` are their true masks by their ids."""
-    maps, score, total = Shards(run.outputs["localize"] / "maps"), run.scores[title], np.zeros((3, len(EDGES) - 1), int)
-    for image_id, truth in truths.items():
-        found = image_maps(maps, image_id)
-        scores = score_maps(torch.from_numpy(found.maps), found.grids, str(score.map_scale), *truth.shape).numpy()
-        total += found_by_distance(scores, found.classes, float(score.threshold or 0), truth)
-    return total
+    view = {"title": title, "common": len(common), "without": without}
+    return view | {"legend": legend(masked, classes), "images": images}
 
 
 def _mious(comparison: Comparison, what: str, run: str) -> Mapping[str, float]:

@@ -147,31 +147,6 @@ def threshold_chart(curves: Mapping[str, Curve]) -> Plot:
     return plot(480, 320 + 18 * len(curves), draw)
 
 
-class Shares(NamedTuple):
-    """Recall and precision in percent by interval of distance, (D,), NaN where no pixel lies; color as of `Bars`."""
-
-    label: str
-    color: int
-    recall: NDArray[np.float64]
-    precision: NDArray[np.float64]
-
-
-def distance_chart(intervals: Sequence[str], shares: Sequence[Shares]) -> Plot:
-    """Recall above precision over the intervals of distance, a line per label in each."""
-
-    def draw(figure: Figure) -> None:
-        for number, axes in enumerate(figure.subplots(2, 1, sharex=True)):
-            axes.grid()
-            for label, color, *values in shares:
-                style = {"color": f"C{color}", "markersize": 4, "linewidth": 1.6}
-                axes.plot(intervals, values[number], "o-", **style, label=None if number else f" {one_line(label, 60)}")
-            axes.set_title(f"{'precision' if number else 'recall'}, percent")
-        axes.set_xlabel("distance, in sides of a square of the object's area")
-        figure.legend(loc="outside upper left")
-
-    return plot(480, 360 + 18 * len(shares), draw)
-
-
 def training_chart(log: TrainingLog) -> Plot:
     """Loss and its terms, mean average precision, learning rate, time waiting, by epoch.
 

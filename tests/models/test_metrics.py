@@ -115,22 +115,6 @@ def test_the_sweep_is_the_confusion_at_every_threshold(seed: int, classes: int, 
         np.testing.assert_array_equal(matrices[i], expected)
 
 
-@given(seeds, st.integers(0, 8))
-def test_what_is_found_by_distance_is_counted_pixel_by_pixel(seed: int, eighths: int) -> None:
-    rng, tags, threshold = np.random.default_rng(seed), np.array([0, 2]), eighths / 8
-    maps, truth = (rng.integers(0, 9, (2, 7, 11)) / 8).astype(np.float32), labels(rng, 3, (7, 11), ignored=True)
-    truth[truth == seed % 4] = 0
-    maps[1] *= seed % 3 > 0  # else flat
-    expected, made = np.zeros((3, len(counts.EDGES) - 1), int), labeled_at(threshold, maps, tags)
-    for k, own in zip(tags, maps, strict=True):
-        area, top = (truth == k + 1).sum(), np.argwhere(own == own.max())[0]
-        for at in np.ndindex(truth.shape) if area and own.any() else ():
-            interval = sum(np.hypot(*(at - top)) / area**0.5 >= edge for edge in counts.EDGES) - 1
-            true, ours = truth[at] == k + 1, made[at] == k + 1 and truth[at] != IGNORE
-            expected[:, interval] += true and ours, true, ours
-    np.testing.assert_array_equal(counts.found_by_distance(maps, tags, threshold, truth), expected)
-
-
 # --- the baselines without a classifier
 
 

@@ -14,16 +14,15 @@ from PIL import Image
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_labels
 from mcis.datasets.tables.shards import Shards
-from mcis.models.counts import found_by_distance
 from mcis.models.localization import score_maps
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import resolve
 from mcis.platform.engine.errors import user_error_in
-from mcis.platform.outputs.read_index import split_rows, truth_of_row
+from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.outputs.tables import image_maps
 from mcis.platform.reporting.compared_runs import open_cases
 from mcis.platform.reporting.comparison import Settings, compare
-from mcis.platform.reporting.comparison_page import compared_images, write_page
+from mcis.platform.reporting.comparison_page import compared_images
 from mcis.platform.reporting.panels import heat_picture
 from mcis.platform.runs.files import read_json, read_table
 from mcis.platform.runs.results import IndexResult, PredictResult, StageResult
@@ -354,9 +353,7 @@ def test_a_run_whose_masks_are_all_background_ends_behind_them(small: Any) -> No
     assert "teach nothing" in (small.workspace.runs / "empty" / "report.html").read_text()
 
 
-def test_without_related_images_single_round_maps_are_the_maps_and_are_compared(
-    small: Any, parsed: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_related_images_single_round_maps_are_the_maps_and_are_compared(small: Any) -> None:
     result = small.run("r0", "localize.related=0", until="localize")
     folder = result.context.inputs["localize"]
     assert read_table(folder / "maps").equals(read_table(folder / "single"))
@@ -375,22 +372,6 @@ def test_without_related_images_single_round_maps_are_the_maps_and_are_compared(
             expected = heat_picture(photograph.picture, heat, maps.classes + 1)
             np.testing.assert_array_equal(np.asarray(cell.picture), np.asarray(expected))
             assert (name, note[:10]) == (run.context.name, "mIoU here ")
-    # And what they find by distance, here of three images at every fourth pixel.
-    for name, value in (("IMAGES", 3), ("SIDE", 16)):
-        monkeypatch.setattr(f"mcis.platform.reporting.comparison_page._DISTANCE_{name}", value)
-    write_page(compared, compared_images(compared, 1), tmp_path / "page.html")
-    rows = sorted(split_rows(small.first.context, "train", tagged=True).to_pylist(), key=lambda row: row["image_id"])
-    shown = parsed(tmp_path / "page.html").rows["images"]
-    for run in (small.first, result):
-        score, total = [of for of in run.scores if of.what == "localization_maps"][-1], np.zeros((3, 5))
-        for row in (rows[0], rows[11], rows[23]):
-            truth = truth_of_row(row, len(run.context.classes))[2::4, 2::4]
-            maps = image_maps(Shards(run.context.inputs["localize"] / "maps"), row["image_id"])
-            scores = score_maps(torch.from_numpy(maps.maps), maps.grids, score.map_scale, *truth.shape).numpy()
-            total += found_by_distance(scores, maps.classes, score.threshold, truth)
-        for what, of in zip(("recall", "precision"), total[1:], strict=True):
-            texts = [f"{100 * part / whole:.1f}" if whole else "–" for part, whole in zip(total[0], of, strict=True)]
-            assert [f"{run.context.name}, {what}", *texts] in shown
 
 
 def test_stages_have_the_hooks_that_they_need() -> None:
