@@ -24,7 +24,7 @@ from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.images.decode import decode_picture, encode_labels
 from mcis.datasets.index import shown
 from mcis.datasets.outlines import coco_pixels, cvat_pixels, polygon_pixels, require_module
-from mcis.datasets.sources.lists import did_you_mean, files_below, inside, left_out
+from mcis.datasets.sources.lists import did_you_mean, files_below, left_out_notes, path_inside
 from mcis.datasets.sources.tagged import SPLITS
 from mcis.datasets.storage.files import read_bytes
 from mcis.datasets.storage.folders import written_aside
@@ -115,7 +115,7 @@ def import_data_set(
         writer.writerows(rows + of_split)
     tagged, masks = (sum(bool(row[column]) for row in of_split) for column in ("tags", "mask"))
     told = f"{len(of_split)} photographs of split {split}, {tagged} with tags, {masks} with a mask"
-    return [f"{table}: {told}; classes {', '.join(names)}", *left_out(str(source), left)]
+    return [f"{table}: {told}; classes {', '.join(names)}", *left_out_notes(str(source), left)]
 
 
 def _classes_of(labels: Path) -> list[str]:
@@ -133,8 +133,10 @@ def _read(format: str, source: Path, images: Path | None, link: Path, split: str
     try:
         folder, photos = FORMATS[format](source, images, link, split, left)
         if not photos:
-            raise ValueError("; ".join(left_out("no photograph in it", left)) or "no photograph in it")
-        outside = [name for name in photos if inside(name) != name or name != name.strip() or not name.isprintable()]
+            raise ValueError("; ".join(left_out_notes("no photograph in it", left)) or "no photograph in it")
+        outside = [
+            name for name in photos if path_inside(name) != name or name != name.strip() or not name.isprintable()
+        ]
     except (UserError, MemoryError):
         raise
     except Exception as error:  # whatever absurd values make the parsers of others raise

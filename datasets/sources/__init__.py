@@ -1,4 +1,4 @@
-"""The image sources: one record and one line of a table each."""
+"""The image sources: one record and one line of a registry each."""
 
 from mcis.datasets.registry import Registry
 from mcis.datasets.sources.class_folders import SINGLE, WEB
@@ -8,4 +8,4 @@ from mcis.datasets.sources.tagged import TAGS
 from mcis.datasets.sources.voc import VOC
 
 SOURCES = Registry[Source]("sources", {"voc": VOC, "lid": LID, "tags": TAGS, "single": SINGLE, "web": WEB})
-"""By the name of the source; packages add to them by entry points of the group `mcis.sources`."""
+"""Image sources by name. Packages add sources by entry points of the group `mcis.sources`."""

@@ -1,7 +1,8 @@
-"""Class folders, `<folder>/<image>` -> listing of images with one tag each: the sources `single` and `web`.
+"""Lists images with one tag each from class folders, `<folder>/<image>`: the sources `single` and `web`.
 
-Class folders of `single` are those of ImageNet CLS-LOC, `<wnid>/*.JPEG`, those of Caltech-256, `<nnn.name>/*.jpg`, and
-folders that are named as the classes; those of `web`, which hold what a search engine returned, are named as these.
+The folders of `single` are those of ImageNet CLS-LOC, `<wnid>/*.JPEG`, those of Caltech-256, `<nnn.name>/*.jpg`, or
+folders named after the classes. The folders of `web`, which hold results of a search engine, are named after the
+classes.
 """
 
 import collections
@@ -16,7 +17,7 @@ from mcis.datasets.index import Listing, shown
 from mcis.datasets.section import LocalPath, Section
 from mcis.datasets.sources.lists import (
     did_you_mean,
-    left_out,
+    left_out_notes,
     listing_table,
     map_paths,
     read_lines,
@@ -25,7 +26,7 @@ from mcis.datasets.sources.lists import (
 )
 from mcis.datasets.sources.source import Source
 
-_BELOW = ("Data/CLS-LOC/train", "CLS-LOC/train", "train", "256_ObjectCategories", ".")
+_SUBFOLDERS = ("Data/CLS-LOC/train", "CLS-LOC/train", "train", "256_ObjectCategories", ".")
 """Folders below the root that may hold the class folders of single-label images, tried in this order."""
 
 
@@ -33,11 +34,12 @@ class SingleConfig(Section):
     """Single-label images (source `single`): ImageNet CLS-LOC, Caltech-256 or plain class folders."""
 
     root: LocalPath | None = None
-    """Folder of ImageNet's <wnid>/*.JPEG or Caltech-256's <nnn.name>/*.jpg, or one above it; or of <class>/<image>."""
+    """Folder of ImageNet's <wnid>/*.JPEG, Caltech-256's <nnn.name>/*.jpg or <class>/<image>, or a folder above it."""
     classes: LocalPath | None = None
-    """File of lines `<wnid or folder> <class name>`; None = the table of the project, and the folders' names."""
+    """File of lines `<folder> <class name>`, such as `n02084071 dog`. None: the project's table of ImageNet and
+    Caltech-256 folders, and folders named after the classes."""
     saliency: LocalPath | None = None
-    """Folder of saliency maps with the images' relative paths; an image may be without."""
+    """Folder of saliency maps with the relative paths of the images. Images without a map are allowed."""
 
 
 class WebConfig(Section):
@@ -46,71 +48,86 @@ class WebConfig(Section):
     root: LocalPath | None = None
     """Folder of <class>/<file>."""
     saliency: LocalPath | None = None
-    """Folder of saliency maps <class>/<stem>.png; an image may be without."""
+    """Folder of saliency maps <class>/<stem>.png. Images without a map are allowed."""
 
 
 def list_single_label(
     root: Path, names: tuple[str, ...], *, classes: Path | None = None, saliency: Path | None = None
 ) -> Listing:
-    """Reads the names in the class folders; no image is opened, and no suffix is trusted: what is no image is rejected
-    with a reason when the images are verified.
+    """Lists single-label images from the names in their class folders.
+
+    No image is opened and no suffix is trusted: files that are no images are rejected when the images are verified.
 
     Args:
-        names: K class names; folders that stand for none of them are left out and noted.
-        root, classes, saliency: as of `SingleConfig`.
+        root: See `SingleConfig`.
+        names: K class names. Folders of other classes are left out, with a note.
+        classes: See `SingleConfig`.
+        saliency: See `SingleConfig`.
 
     Returns:
         Rows `single/<folder>/<file>` of split train and domain source.
 
     Raises:
-        UserError: a folder or file is missing or unreadable, no folder stands for a class, or a class is unknown.
+        UserError: A folder or file is missing or unreadable, no folder stands for a class, or a class is unknown.
     """
     root = source_folder(root, "a folder of single-label images", "name it by `root`")
-    table = _read_class_file(classes, names) if classes else {**voc_folders(), **{name: name for name in names}}
-    class_of = {folder: names.index(name) for folder, name in table.items() if name in names}
-    for base in [(root / below).resolve() for below in _BELOW if (root / below).is_dir()]:
-        found = _list(base, class_of, names, what="single-label images", domain="source", saliency=saliency)
-        if len(found.table):  # a class may be called `train`, as a folder of `_BELOW`
+    if classes:
+        class_names = _read_class_file(classes, names)
+    else:
+        class_names = voc_folders() | {name: name for name in names}
+    class_of = {folder: names.index(name) for folder, name in class_names.items() if name in names}
+
+    bases = [(root / below).resolve() for below in _SUBFOLDERS if (root / below).is_dir()]
+    for base in bases:
+        listing = _list(base, class_of, names, kind="single-label images", domain="source", saliency=saliency)
+        if len(listing.table):  # `train` may also be the folder of a class of that name
             break
     else:
         raise UserError(
             f"no folder with images in {root} stands for one of the {len(names)} classes; there are "
             f"{shown(scan(root, root).folders) or 'none'}",
             "folders like n02084071 (ImageNet), here or in train, CLS-LOC/train or Data/CLS-LOC/train; like 056.dog "
-            f"(Caltech-256), here or in 256_ObjectCategories; or named as the classes ({shown(names)}), with images",
-            "name by `root` the folder that holds them, or say by `classes` which folder is which class",
+            f"(Caltech-256), here or in 256_ObjectCategories; or named after the classes ({shown(names)}), with images",
+            "name by `root` the folder that holds them, or name by `classes` a file with the class of each folder",
         )
-    if classes and (absent := sorted(set(class_of) - set(scan(base, base).folders))):
-        note = f"{classes} names {len(absent)} folder(s) that are not in {base}: {shown(absent)}"
-        return found._replace(notes=(*found.notes, note))
-    return found
+
+    if classes:
+        absent = sorted(set(class_of) - set(scan(base, base).folders))
+        if absent:
+            note = f"{classes} names {len(absent)} folder(s) that are not in {base}: {shown(absent)}"
+            return listing._replace(notes=(*listing.notes, note))
+    return listing
 
 
 def list_web(root: Path, names: tuple[str, ...], *, saliency: Path | None = None) -> Listing:
-    """As `list_single_label`, of folders that are named as the classes: search engines return much under false names.
+    """Lists crawled images from the names in their class folders.
+
+    No image is opened and no suffix is trusted, because search engines return many files with wrong names.
 
     Args:
-        names: K class names; other folders are left out and noted.
-        root, saliency: as of `WebConfig`. An image whose stem another of its folder has is without a saliency map.
+        root: See `WebConfig`.
+        names: K class names. Other folders are left out, with a note.
+        saliency: See `WebConfig`. An image whose stem occurs twice in its folder gets no map.
 
     Returns:
         Rows `web/<class>/<file>` of split train and domain web.
 
     Raises:
-        UserError: a folder is missing or unreadable, or no folder that is named as a class holds an image.
+        UserError: A folder is missing or unreadable, or no folder that is named as a class holds an image.
     """
     remedy = "name by `root` the folder that holds the classes"
     root = source_folder(root, "a folder of crawled images, <class>/<file>", remedy)
     class_of = {name: k for k, name in enumerate(names)}
-    found = _list(root, class_of, names, what="web images", domain="web", saliency=saliency)
-    if not len(found.table):
-        there = shown(scan(root, root).folders) or "none"
+    listing = _list(root, class_of, names, kind="web images", domain="web", saliency=saliency)
+
+    if not len(listing.table):
+        folders = shown(scan(root, root).folders) or "none"
         raise UserError(
-            f"no folder in {root} that is named as a class holds an image; there are {there}",
+            f"no folder in {root} that is named as a class holds an image; there are {folders}",
             f"folders named {', '.join(names)}",
-            f"{remedy}, or rename those in it",
+            f"{remedy}, or rename its folders",
         )
-    return found
+    return listing
 
 
 def _list(
@@ -118,68 +135,105 @@ def _list(
     class_of: Mapping[str, int],
     names: tuple[str, ...],
     *,
-    what: str,
+    kind: str,
     domain: Literal["source", "web"],
     saliency: Path | None,
 ) -> Listing:
-    """The images of a folder's class folders, all in split train; every file that is not hidden is taken for one.
+    """Lists all files of class folders that are not hidden, in split train.
 
-    An image whose stem another has is without a saliency map `<folder>/<stem>.png`.
+    Args:
+        class_of: Name of a class folder -> class index.
+        kind: What the images are; used in notes.
     """
-    what, top, images, classes = f"{what} in {base}", scan(base, base), list[str](), list[int]()
-    for folder in top.folders:
-        if folder in class_of:
-            content = scan(base / folder, base)
-            files = [name for name in content.files if name[0] != "."]
-            images += [f"{folder}/{name}" for name in files]
-            classes += [class_of[folder]] * len(files)
-            top.left.update(content.left)
-            top.left["file(s) or folder(s) that are no image"] += len(content.files) + len(content.folders) - len(files)
-    notes = left_out(what, top.left)
-    if others := [folder for folder in top.folders if folder not in class_of]:
-        notes.append(f"{what}: left out {len(others)} folder(s) that stand for no class: {shown(others)}")
+    where = f"{kind} in {base}"
+    content = scan(base, base)
+    images: list[str] = []
+    classes: list[int] = []
+
+    for folder in content.folders:
+        if folder not in class_of:
+            continue
+        class_content = scan(base / folder, base)
+        files = [name for name in class_content.files if not name.startswith(".")]
+        images += [f"{folder}/{name}" for name in files]
+        classes += [class_of[folder]] * len(files)
+
+        others = len(class_content.files) + len(class_content.folders) - len(files)
+        content.left_out.update(class_content.left_out)
+        content.left_out["file(s) or folder(s) that are no image"] += others
+
+    notes = left_out_notes(where, content.left_out)
+    other_folders = [folder for folder in content.folders if folder not in class_of]
+    if other_folders:
+        count = len(other_folders)
+        notes.append(f"{where}: left out {count} folder(s) that stand for no class: {shown(other_folders)}")
+
     present = set(classes)
-    if absent := [name for k, name in enumerate(names) if k not in present]:
-        notes.append(f"{what}: none of class {shown(absent, len(absent))}")
-    maps, stems = map_paths(saliency, "saliency map"), [os.path.splitext(image)[0] for image in images]
-    count = collections.Counter(stems)
-    uris = [maps.get(stem) if count[stem] == 1 else None for stem in stems]
-    if saliency and (shared := sum(count[stem] > 1 for stem in stems)):
-        notes.append(f"{what}: {shared} share a stem with another, so that no saliency map can be told to be theirs")
-    if saliency and None in uris:
-        notes.append(f"{what}: no saliency map for {uris.count(None)} of {len(uris)}")
+    absent = [name for k, name in enumerate(names) if k not in present]
+    if absent:
+        notes.append(f"{where}: none of class {shown(absent, len(absent))}")
+
+    saliency_uris, saliency_notes = _saliency_uris(images, saliency, where)
+    prefix = "single" if domain == "source" else domain
     rows = listing_table(
-        image_id=[f"{'single' if domain == 'source' else domain}/{image}" for image in images],
+        image_id=[f"{prefix}/{image}" for image in images],
         uri=[f"{base}/{image}" for image in images],
         domain=domain,
         split="train",
         tags=[[k] for k in classes],
-        saliency_uri=uris,
+        saliency_uri=saliency_uris,
     )
-    return Listing(rows, names, tuple(notes))
+    return Listing(rows, names, tuple(notes + saliency_notes))
+
+
+def _saliency_uris(images: list[str], saliency: Path | None, where: str) -> tuple[list[str | None], list[str]]:
+    """Returns the saliency map `<folder>/<stem>.png` of each image, and notes.
+
+    An image whose stem occurs twice gets None.
+    """
+    maps = map_paths(saliency, "saliency map")
+    stems = [os.path.splitext(image)[0] for image in images]
+    count = collections.Counter(stems)
+    uris = [maps.get(stem) if count[stem] == 1 else None for stem in stems]
+
+    notes = []
+    ambiguous = sum(count[stem] > 1 for stem in stems)
+    if saliency and ambiguous:
+        notes.append(f"{where}: {ambiguous} share a stem with another image, so their saliency maps are not used")
+    if saliency and None in uris:
+        notes.append(f"{where}: no saliency map for {uris.count(None)} of {len(uris)}")
+    return uris, notes
 
 
 def voc_folders() -> dict[str, str]:
-    """Folder of ImageNet or Caltech-256 -> VOC class."""
-    tables = tomllib.loads(Path(__file__).with_name("voc_folders.toml").read_text(encoding="utf-8")).values()
-    return {text.split()[0]: name for table in tables for name, folders in table.items() for text in folders}
+    """Returns the folders of ImageNet and Caltech-256 that stand for a VOC class -> name of that class."""
+    text = Path(__file__).with_name("voc_folders.toml").read_text(encoding="utf-8")
+    class_of: dict[str, str] = {}
+    for table in tomllib.loads(text).values():
+        for name, entries in table.items():
+            class_of |= {entry.split()[0]: name for entry in entries}
+    return class_of
 
 
 def _read_class_file(path: Path, names: tuple[str, ...]) -> dict[str, str]:
-    """Folder -> class name."""
-    expected, table = "lines '<folder> <class name>'", dict[str, str]()
-    remedy = "name another by `classes`, or leave it off to go by the folders' names"
+    """Reads lines `<folder> <class name>`; returns folder -> class name."""
+    expected = "lines '<folder> <class name>'"
+    remedy = "name another file by `classes`, or leave it empty to use the names of the folders"
+    class_of: dict[str, str] = {}
+
     for number, line in read_lines(path, expected, remedy):
-        folder, name = (*line.split(None, 1), "")[:2]
-        if not name:
+        folder, *rest = line.split(None, 1)
+        if not rest:
             raise UserError(f"{path}, line {number}: no class name for {folder}", expected, "name its class")
-        if folder in table:
-            raise UserError(f"{path}, line {number}: {folder} a second time", "each folder once", "delete one")
-        table[folder] = name
-    if unknown := sorted(set(table.values()) - set(names)):
-        remedy = f"{did_you_mean(unknown, names)}correct {path.name}, or leave those folders off"
+        if folder in class_of:
+            raise UserError(f"{path}, line {number}: {folder} a second time", "each folder once", "delete one line")
+        class_of[folder] = rest[0]
+
+    unknown = sorted(set(class_of.values()) - set(names))
+    if unknown:
+        remedy = f"{did_you_mean(unknown, names)}correct {path.name}, or remove those folders from it"
         raise UserError(f"{path} names unknown classes: {shown(unknown)}", f"some of {', '.join(names)}", remedy)
-    return table
+    return class_of
 
 
 SINGLE = Source(

@@ -1,4 +1,4 @@
-"""Photographs without tags, to be predicted: files, folders and tables -> where they lie, and a name for each."""
+"""Lists photographs without tags, which are to be predicted: from files, folders and tables, each with a name."""
 
 import os
 from collections import Counter
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
-from mcis.datasets.sources.lists import files_below, inside, is_text, left_out, relative_name
+from mcis.datasets.sources.lists import LeftOut, files_below, is_utf8, left_out_notes, path_inside, relative_name
 from mcis.datasets.sources.user_table import READERS, read_user_table
 from mcis.datasets.storage.uris import credentials_refused, holds_credentials, is_remote, without_credentials
 
@@ -17,67 +17,76 @@ class Photograph(NamedTuple):
     """A photograph.
 
     Attributes:
-        uri: absolute path, or URI.
-        name: relative path without suffix that no other photograph has, also where case does not count.
+        uri: Absolute path, or URI.
+        name: Relative path without suffix, unique among the photographs even if case is ignored.
     """
 
     uri: str
     name: str
 
 
-def list_photographs(
-    given: Sequence[str], *, leave_out: Path, allow_absolute: bool = False
-) -> tuple[list[Photograph], list[str]]:
-    """Lists photographs, in the order given, and notes; no image is opened, and no suffix trusted but a table's.
+class _Names(NamedTuple):
+    """Candidates for the name of a photograph, from the shortest to the most specific."""
 
-    A photograph is named by its path below the folder that was given, by the one that a table has, or by its file's
-    name, without the suffix. Where several would have the same name they keep the suffix, and where that does not tell
-    them apart they are named by their whole path.
+    stem: str
+    file_name: str
+    whole_path: str
+
+
+def list_photographs(
+    items: Sequence[str], *, excluded: Path, allow_absolute: bool = False
+) -> tuple[list[Photograph], list[str]]:
+    """Lists photographs in the given order. No image is opened, and no suffix is trusted except a table's.
+
+    A photograph is named by its path, without suffix: the path below the given folder, the path in the table, or the
+    name of the given file. Photographs whose names would be equal keep the suffix; if that does not distinguish them,
+    they are named by their whole path.
 
     Args:
-        given: paths or URIs of files; folders, whose sub-folders are read as well; .csv, .jsonl or .parquet tables with
-            a column `image`, as `list_tagged` reads them. A file that is given twice counts once.
-        leave_out: folder that is not looked into where it lies in one of them: where predictions go.
-        allow_absolute: whether tables may name files outside of their folders, and other servers (`list_tagged`).
+        items: Paths or URIs of files; folders, which are read with their subfolders; or tables .csv, .jsonl or .parquet
+            with a column `image`, as `list_tagged` reads them. A file that is given twice counts once.
+        excluded: Folder that is not read if it is inside one of the folders, because predictions are written there.
+        allow_absolute: Whether tables may name files outside of their folders and on other servers (`list_tagged`).
+
+    Returns:
+        The photographs, and notes.
 
     Raises:
-        UserError: a folder or a table cannot be read, a table names a file that it may not name, a path is no UTF-8, a
+        UserError: A folder or a table cannot be read, a table names a file that it may not name, a path is not UTF-8, a
             URI holds a password, key, token or signature, or there is no file at all.
     """
-    leave_out = leave_out.expanduser().resolve()
-    left: Counter[str] = Counter()
-    names: dict[str, tuple[str, ...]] = {}
-    for item in given:
-        if not is_text(item):
-            raise UserError(f"the name {os.fsencode(item)!r} is no UTF-8", "names in UTF-8", "rename it")
+    excluded = excluded.expanduser().resolve()
+    left_out = LeftOut()
+    names: dict[str, _Names] = {}
+
+    for item in items:
+        if not is_utf8(item):
+            raise UserError(f"the name {os.fsencode(item)!r} is not UTF-8", "names in UTF-8", "rename the file")
         if holds_credentials(item):
             raise credentials_refused(without_credentials(item))
-        for uri, short in _files(item, leave_out, left, allow_absolute):
+
+        for uri, short_path in _files(item, excluded, left_out, allow_absolute):
             if uri in names:
-                left["file(s) that are given more than once"] += 1
-            names.setdefault(uri, _names(uri, short))
-    if not names:
-        expected = f"at least one photograph that does not lie in {leave_out}"
-        raise UserError(f"no file in {shown(list(given))}", expected, "name files, folders or tables")
-    return [Photograph(*each) for each in _told_apart(names).items()], left_out("photographs", left)
-
-
-def _files(item: str, leave_out: Path, left: Counter[str], allow_absolute: bool) -> Iterator[tuple[str, str]]:
-    """Where the files of an argument lie, and what each is named by."""
-    path = Path(item).expanduser()
-    if not is_remote(item) and path.is_dir():
-        root = path.resolve()
-        for name in files_below(root, left, leave_out):
-            if name.rpartition("/")[2].startswith("."):
-                left["hidden file(s)"] += 1
+                left_out["file(s) that are given more than once"] += 1
             else:
-                yield f"{root}/{name}", name
+                names[uri] = _candidate_names(uri, short_path)
+
+    if not names:
+        expected = f"at least one photograph that is not in {excluded}"
+        raise UserError(f"no file in {shown(list(items))}", expected, "name files, folders or tables")
+
+    photographs = [Photograph(uri, name) for uri, name in _distinct_names(names).items()]
+    return photographs, left_out_notes("photographs", left_out)
+
+
+def _files(item: str, excluded: Path, left_out: LeftOut, allow_absolute: bool) -> Iterator[tuple[str, str]]:
+    """Yields the URI of each file of an item, and the short path that names it."""
+    path = Path(item).expanduser()
+
+    if not is_remote(item) and path.is_dir():
+        yield from _files_of_folder(path.resolve(), excluded, left_out)
     elif item.lower().endswith(tuple(READERS)):
-        rows = read_user_table(item, {"image": "image"}, trusted=allow_absolute)
-        texts = rows.filled("image")
-        for text, uri in zip(texts.to_pylist(), rows.uris("image", texts).to_pylist(), strict=True):
-            relative = None if is_remote(text) else inside(text)
-            yield uri, relative or uri.rpartition("/")[2]
+        yield from _files_of_table(item, allow_absolute)
     elif not is_remote(item) and not path.exists():
         raise UserError(f"no file or folder {item}", "photographs, folders of them, or tables", "correct the path")
     else:
@@ -85,21 +94,48 @@ def _files(item: str, leave_out: Path, left: Counter[str], allow_absolute: bool)
         yield uri, uri.rpartition("/")[2]
 
 
-def _names(uri: str, short: str) -> tuple[str, ...]:
-    """Names of a photograph, each telling more than the one before."""
-    stem, dot, _ = short.rpartition(".")
-    without = stem if dot and not stem.endswith("/") and stem else short
-    return without, short, relative_name(uri) or short
+def _files_of_folder(root: Path, excluded: Path, left_out: LeftOut) -> Iterator[tuple[str, str]]:
+    for name in files_below(root, left_out, excluded):
+        if name.rpartition("/")[2].startswith("."):
+            left_out["hidden file(s)"] += 1
+        else:
+            yield f"{root}/{name}", name
 
 
-def _told_apart(names: dict[str, tuple[str, ...]]) -> dict[str, str]:
-    """A name of each photograph that no other has, of those that tell more the longer they are; UserError where two
-    have the same whole path, in another case or with another scheme."""
-    chosen = {uri: of_uri[0] for uri, of_uri in names.items()}
-    for level in (1, 2, 2, 2):
+def _files_of_table(table: str, allow_absolute: bool) -> Iterator[tuple[str, str]]:
+    rows = read_user_table(table, {"image": "image"}, trusted=allow_absolute)
+    texts = rows.filled("image")
+    uris = rows.uris("image", texts)
+    for text, uri in zip(texts.to_pylist(), uris.to_pylist(), strict=True):
+        relative = None if is_remote(text) else path_inside(text)
+        yield uri, relative or uri.rpartition("/")[2]
+
+
+def _candidate_names(uri: str, short_path: str) -> _Names:
+    stem, dot, _ = short_path.rpartition(".")
+    has_suffix = dot and stem and not stem.endswith("/")
+    return _Names(stem if has_suffix else short_path, short_path, relative_name(uri) or short_path)
+
+
+def _distinct_names(names: dict[str, _Names]) -> dict[str, str]:
+    """Chooses a name for each photograph, as short as possible.
+
+    Photographs whose names are equal take a more specific one, which may equal that of another photograph; that one
+    then also takes its whole path.
+
+    Raises:
+        UserError: Two photographs have the same whole path in another case or with another scheme.
+    """
+    chosen = {uri: candidates.stem for uri, candidates in names.items()}
+    for level in ("file_name", "whole_path", "whole_path", "whole_path"):
         count = Counter(name.casefold() for name in chosen.values())
-        same = [uri for uri, name in chosen.items() if count[name.casefold()] > 1]
-        if not same:
+        ambiguous = [uri for uri, name in chosen.items() if count[name.casefold()] > 1]
+        if not ambiguous:
             return chosen
-        chosen |= {uri: names[uri][level] for uri in same}
-    raise UserError(f"photographs whose paths cannot be told apart: {shown(same)}", "paths of their own", "rename one")
+        chosen |= {uri: getattr(names[uri], level) for uri in ambiguous}
+
+    raise UserError(
+        f"photographs whose paths cannot be told apart: {shown(ambiguous)}",
+        "paths that differ in more than case or scheme",
+        "rename one of them",
+    )

@@ -1,4 +1,4 @@
-"""What a source of images is: an entry of the table `SOURCES`, as its own file or another package writes it."""
+"""An image source: the entry of the registry `SOURCES` that the project or another package defines."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,21 +10,21 @@ from mcis.datasets.section import Section
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A source of images; `--<name>`, `mcis index <name>` and the section `data.<name>` come of it.
+    """An image source. The option `--<name>`, `mcis index <name>` and the section `data.<name>` derive from it.
 
     Attributes:
-        lister: reads lists and names, opens no image. Its arguments are the fields of `record` and of `data_keys`; that
-            of a source that does not name its classes takes their `names` as well.
-        location: the lister's first argument, where the images are.
-        location_kind: what the location is: a folder of this machine, or a file, which may be a URI.
-        help: what that argument has to be, for messages and the command line.
-        example: of a command that indexes it, without `mcis index`.
-        record: its section of the configuration, `data.<name>`; None = all its values are those of `data` itself.
-        data_keys: arguments that are fields of the section `data` itself, and these.
-        domain: of its images, as in INDEX_SCHEMA.
-        defines_classes: it brings class names of its own, so a run has at most one such source.
-        curated: every file is expected to be an image, and every class to have a training image.
-        recipe: of a setting that names its classes by it, where none is given.
+        lister: Function that reads lists and names and opens no image. Its arguments are the fields of `record` and the
+            keys of `data_keys`. Unless the source defines classes, it also takes the class names as `names`.
+        location: Name of the lister's first argument, the path of the images.
+        location_kind: Whether the location is a folder of this machine, or a file, which may be a URI.
+        help: Description of the location, for messages and the command line.
+        example: Arguments of `mcis index` that index such a source.
+        record: Section of the configuration, `data.<name>`. None: all arguments are in `data_keys`.
+        data_keys: Arguments of the lister that are fields of the section `data` -> name of that field.
+        domain: Domain of the images, as in INDEX_SCHEMA.
+        defines_classes: Whether the source defines class names. A run has at most one such source.
+        curated: Whether every file should be an image, and every class should have a training image.
+        recipe: Recipe of runs whose classes this source defines, if none is set.
     """
 
     lister: Callable[..., Listing]
@@ -40,7 +40,12 @@ class Source:
     recipe: str = "paper"
 
     def keys(self, name: str) -> dict[str, str]:
-        """The lister's arguments, `names` aside, and the keys of the configuration that give them."""
-        fields: Sequence[str] = tuple(self.record.model_fields) if self.record else ()
-        data_keys = {argument: f"data.{key}" for argument, key in self.data_keys.items()}
-        return data_keys | {argument: f"data.{name}.{argument}" for argument in fields}
+        """Returns the lister's arguments, except `names` -> the configuration keys that set them.
+
+        Args:
+            name: Name of the source in the registry.
+        """
+        record_fields: Sequence[str] = tuple(self.record.model_fields) if self.record else ()
+        keys = {argument: f"data.{key}" for argument, key in self.data_keys.items()}
+        keys |= {argument: f"data.{name}.{argument}" for argument in record_fields}
+        return keys

@@ -1,11 +1,11 @@
-"""A table that a user wrote, CSV, JSONL or Parquet -> its columns as texts, and the files that it names as URIs.
+"""Reads a user's table, CSV, JSONL or Parquet: its columns as texts, and the files that it names as URIs.
 
-A table may come from someone else, so it names files below its own folder alone: no absolute paths or `..` that lead
-out of it, no local files where the table is remote. A local table may name buckets, which are reached with the user's
-credentials, but no server that these would be sent to (`endpoint_override`). Links are followed: no table makes one.
+A table may come from someone else, so it may only name files below its own folder: no absolute paths or `..` that lead
+out of it, and no local files if the table is remote. A local table may name buckets, which are accessed with the user's
+credentials, but no server that these would be sent to (`endpoint_override`). Links are followed, because a table cannot
+create one.
 """
 
-import itertools
 import os
 import posixpath
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -26,38 +26,53 @@ from mcis.datasets.storage.uris import credentials_refused, holds_credentials, i
 from mcis.datasets.tables.large_tables import pieces
 
 SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "file")
-"""Of the URIs that can be opened."""
+"""Schemes of the URIs that can be opened."""
 MAX_TABLE = 2**34
 """Largest table, bytes."""
 _PLAIN = r"^[^/.?#\x00-\x1f][^/?#\x00-\x1f]*(/[^/.?#\x00-\x1f][^/?#\x00-\x1f]*)*$"
-"""Relative paths that `normpath` and a URI leave as they are; no name in them begins with a dot."""
-_MARK = "\ue000"
-_NAMES = {
+"""Relative paths that `normpath` and a URI leave unchanged; no name in them begins with a dot."""
+_PLACEHOLDER = "\ue000"
+_COMMON_NAMES = {
     "image": ("file_name", "filename", "file", "path", "image_path", "uri"),
     "tags": ("labels", "label", "tag", "classes", "class"),
     "mask": ("mask_path",),
     "split": ("subset",),
 }
-_GUESSES = {
-    what: [way(n) for n in (what, *names) for way in (str, str.title, str.upper, lambda n: n.title().replace("_", " "))]
-    for what, names in _NAMES.items()
-}
-"""What a column holds -> names that it has in people's tables."""
 _MAY_HOLD_CREDENTIALS = r"(?s)://.*[@?]"
-"""Texts of which `holds_credentials` may be true."""
+"""Texts for which `holds_credentials` may be true."""
+
+
+def _spellings(name: str) -> list[str]:
+    """Returns a column name in the ways that people write it: file_name, File_Name, FILE_NAME, File Name."""
+    return [name, name.title(), name.upper(), name.title().replace("_", " ")]
+
+
+def _guesses() -> dict[str, list[str]]:
+    """Returns role of a column -> names that people give it, in the order of preference."""
+    guesses: dict[str, list[str]] = {}
+    for role, common_names in _COMMON_NAMES.items():
+        guesses[role] = []
+        for name in (role, *common_names):
+            guesses[role] += _spellings(name)
+    return guesses
+
+
+_GUESSES = _guesses()
 
 
 class UserTable(NamedTuple):
-    """A table of a user.
+    """A user's table.
+
+    The *role* of a column is what it holds: image, tags, mask, saliency, split or id.
 
     Attributes:
-        path: absolute path or URI, for messages and relative paths.
-        content: the columns of it that are read.
-        columns: what a column holds -> its name, as far as the table has it.
-        flags: names of the columns that stand for a class each, 0 and 1, where none holds tags.
-        guessed: which columns hold what, as far as that was guessed from their names and values, in words.
-        unread: names of its other columns.
-        trusted: whether it may name any file and server.
+        path: Absolute path or URI, for messages and relative paths.
+        content: The columns that are read.
+        columns: Role -> name of the column, for the columns that the table has.
+        flags: Names of the columns of 0 and 1 that each stand for a class, if no column holds tags.
+        guessed: Descriptions of the roles that were guessed from names and values.
+        unread: Names of the other columns.
+        trusted: Whether the table may name any file and server.
     """
 
     path: str
@@ -68,72 +83,96 @@ class UserTable(NamedTuple):
     unread: list[str]
     trusted: bool
 
-    def cells(self, what: str) -> pa.ChunkedArray:
-        """A column as it is, but for its texts and lists of texts, which are `string` and `list<string>`."""
-        cells = self.content[self.columns[what]]
-        return cells.cast(_read_as(cells.type))
+    def cells(self, role: str) -> pa.ChunkedArray:
+        """Returns a column. Texts and lists of texts of any type become `string` and `list<string>`."""
+        cells = self.content[self.columns[role]]
+        return cells.cast(_normal_type(cells.type))
 
-    def texts(self, what: str) -> pa.ChunkedArray:
-        """A column of strings without spaces around them; null for those that are empty. UserError where it holds
-        something else, a NUL byte, or a password, key, token or signature."""
-        column = self.columns[what]
-        values = self.cells(what)
+    def texts(self, role: str) -> pa.ChunkedArray:
+        """Returns a column of stripped strings, null for empty ones.
+
+        Raises:
+            UserError: The column does not hold texts or integers, or holds a NUL byte, a password, key, token or
+                signature.
+        """
+        column = self.columns[role]
+        values = self.cells(role)
         if values.type != pa.string() and not pa.types.is_integer(values.type):
-            raise UserError(f"{self.path}: column {column!r} holds {values.type}", "text", "write it as strings")
+            found = f"{self.path}: column {column!r} holds {values.type}"
+            raise UserError(found, "text", "write the values as strings")
         texts = pa.chunked_array([trimmed(chunk) for chunk in pieces(values.cast(pa.string()))], pa.string())
-        if broken := _rows_where(pc.match_substring(texts, "\0")):
-            found = f"{self.path}: NUL bytes in column {column!r}: row {shown(broken)}"
+
+        with_nul = _row_numbers(pc.match_substring(texts, "\0"))
+        if with_nul:
+            found = f"{self.path}: NUL bytes in column {column!r}: row {shown(with_nul)}"
             raise UserError(found, "text without NUL bytes", "correct the table")
-        secret = pc.match_substring_regex(texts, _MAY_HOLD_CREDENTIALS)
-        if holding := [text for text in texts.filter(secret).unique().to_pylist() if holds_credentials(text)]:
-            rows = _rows_where(pc.is_in(texts, pa.array(holding, pa.string())))
+
+        suspects = texts.filter(pc.match_substring_regex(texts, _MAY_HOLD_CREDENTIALS)).unique().to_pylist()
+        secrets = [text for text in suspects if holds_credentials(text)]
+        if secrets:
+            rows = _row_numbers(pc.is_in(texts, pa.array(secrets, pa.string())))
             raise credentials_refused(f"column {column!r} of {self.path}: row {shown(rows)}")
         return texts
 
-    def filled(self, what: str) -> pa.ChunkedArray:
-        """The texts of a column that may not be empty anywhere; UserError where it is, others as of `texts`."""
-        texts = self.texts(what)
+    def filled(self, role: str) -> pa.ChunkedArray:
+        """Returns the texts of a column that must have a value in every row.
+
+        Raises:
+            UserError: See `texts`; or a cell is empty.
+        """
+        texts = self.texts(role)
         if texts.null_count:
-            empty = _rows_where(texts.is_null())
+            empty = _row_numbers(texts.is_null())
             raise UserError(
-                f"{self.path}: {len(empty)} empty cell(s) in column {self.columns[what]!r}: row {shown(empty)}",
-                "a value in each row (they are counted from 1, without a header)",
+                f"{self.path}: {len(empty)} empty cell(s) in column {self.columns[role]!r}: row {shown(empty)}",
+                "a value in each row (rows are counted from 1, without a header)",
                 "fill or delete the rows",
             )
         return texts
 
-    def uris(self, what: str, texts: pa.ChunkedArray) -> pa.ChunkedArray:
-        """The cells of a column, null where they are -> absolute paths and URIs; UserError where a table that is not
-        trusted names files that it may not name, or a URI cannot be opened."""
+    def uris(self, role: str, texts: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Makes absolute paths and URIs from the cells of a column. Null stays null.
+
+        Args:
+            role: Role of the column; used in messages.
+            texts: The cells.
+
+        Raises:
+            UserError: The table is not trusted and names files that it may not name, or a URI cannot be opened.
+        """
         outside: list[str] = []
         uris = pa.chunked_array([self._uris(chunk, outside) for chunk in pieces(texts)], pa.string())
         if outside:
-            of_buckets = "" if is_remote(self.path) else ", or in buckets of the server that the environment names"
+            folder = without_credentials(self.path).rpartition("/")[0]
+            buckets = "" if is_remote(self.path) else ", or in buckets of the server that the environment names"
             raise UserError(
-                f"{self.path}: {len(outside)} file(s) of column {self.columns[what]!r} lie outside of the table's "
+                f"{self.path}: {len(outside)} file(s) of column {self.columns[role]!r} lie outside of the table's "
                 f"folder or on another server: {shown([without_credentials(uri) for uri in outside])}",
-                f"files below {without_credentials(self.path).rpartition('/')[0]}/{of_buckets}",
-                "put the table into a folder above them, or, where you trust it, allow that by `allow_absolute=true`",
+                f"files below {folder}/{buckets}",
+                "move the table to a folder above them or, if you trust it, set `allow_absolute=true`",
             )
         return uris
 
     def _uris(self, texts: pa.Array, outside: list[str]) -> pa.Array:
-        """As `uris`, of a chunk; adds to `outside` what the table may not name.
+        """Makes the URIs of a chunk, and adds those that the table may not name to `outside`.
 
-        Nearly all cells are plain relative paths and are made all at once; the others one by one.
+        Nearly all cells are plain relative paths, which are converted together; the others are converted one by one.
         """
         plain = pc.match_substring_regex(texts, _PLAIN).fill_null(True)
-        before, _, behind = _uri(self.path, _MARK).partition(_MARK)
-        uris = pc.if_else(plain, pc.binary_join_element_wise(before, texts, behind, ""), texts)
+        prefix, _, suffix = _uri(self.path, _PLACEHOLDER).partition(_PLACEHOLDER)
+        uris = pc.if_else(plain, pc.binary_join_element_wise(prefix, texts, suffix, ""), texts)
+
         others = pc.invert(plain)
-        one_by_one = [_uri(self.path, text) for text in texts.filter(others).to_pylist()]
+        other_uris = [_uri(self.path, text) for text in texts.filter(others).to_pylist()]
+        if not other_uris:
+            return uris
         if not self.trusted:
-            outside += [uri for uri in one_by_one if not _may_name(self.path, uri)]
-        return pc.replace_with_mask(uris, others, pa.array(one_by_one, pa.string())) if one_by_one else uris
+            outside += [uri for uri in other_uris if not _may_name(self.path, uri)]
+        return pc.replace_with_mask(uris, others, pa.array(other_uris, pa.string()))
 
 
 def trimmed(texts: pa.Array) -> pa.Array:
-    """Texts without spaces around them, null for those that are empty; the same memory where that changes nothing."""
+    """Strips texts and makes empty ones null. Returns the same array if that changes nothing."""
     stripped = pc.utf8_trim_whitespace(texts)
     empty = pc.equal(pc.binary_length(stripped), 0)
     if pc.any(empty).as_py():
@@ -141,22 +180,27 @@ def trimmed(texts: pa.Array) -> pa.Array:
     return texts if stripped.equals(texts) else stripped
 
 
-def _rows_where(mask: pa.ChunkedArray) -> list[str]:
-    """The numbers, from 1, of the rows in which a column of bool holds true."""
-    return [str(number + 1) for number in np.flatnonzero(mask.fill_null(False).to_numpy()).tolist()]
+def _row_numbers(mask: pa.ChunkedArray) -> list[str]:
+    """Returns the numbers, counted from 1, of the rows in which a column of bool is true."""
+    return [str(row + 1) for row in np.flatnonzero(mask.fill_null(False).to_numpy()).tolist()]
 
 
 def _uri(table: str, text: str) -> str:
-    """A cell of a table -> absolute path or URI."""
+    """Makes an absolute path or URI from a cell of a table.
+
+    Raises:
+        UserError: The cell is an invalid URI, or a URI with an unknown scheme.
+    """
     if is_remote(text):
         try:
-            found = "" if urlsplit(text).scheme in SCHEMES else "unknown scheme"
+            problem = "" if urlsplit(text).scheme in SCHEMES else "unknown scheme"
         except ValueError as error:
-            found = str(error)
-        if found:
+            problem = str(error)
+        if problem:
             expected = f"a path, or a URI {', '.join(f'{scheme}://' for scheme in SCHEMES)}"
-            raise UserError(f"{table}: {found}: {without_credentials(text)}", expected, "correct it")
+            raise UserError(f"{table}: {problem}: {without_credentials(text)}", expected, "correct the cell")
         return text
+
     if os.path.isabs(text) or not is_remote(table):
         return os.path.normpath(os.path.join(os.path.dirname(table), text))
     parts = urlsplit(table, allow_fragments=False)
@@ -164,18 +208,22 @@ def _uri(table: str, text: str) -> str:
 
 
 def _may_name(table: str, uri: str) -> bool:
-    """Whether a table that is not trusted may name a file: it lies below the table's folder, on the same server."""
-    (server, path), (its_server, its_path) = _place(table), _place(uri)
-    if its_server and not server:
+    """Returns whether a table that is not trusted may name a file: below the table's folder, on the same server."""
+    table_server, table_path = _server_and_path(table)
+    file_server, file_path = _server_and_path(uri)
+    if file_server and not table_server:
         return all(name == "region" for name, _ in parse_qsl(urlsplit(uri).query, keep_blank_values=True))
-    folder = posixpath.dirname(path).rstrip("/") + "/"
-    return server == its_server and (
-        its_path.startswith(folder) or (not server and os.path.realpath(its_path).startswith(folder))
-    )
+    if file_server != table_server:
+        return False
+
+    folder = posixpath.dirname(table_path).rstrip("/") + "/"
+    if file_path.startswith(folder):
+        return True
+    return not table_server and os.path.realpath(file_path).startswith(folder)
 
 
-def _place(uri: str) -> tuple[str, str]:
-    """Where a file lies: all of its URI that says which server, nothing for this machine, and its path."""
+def _server_and_path(uri: str) -> tuple[str, str]:
+    """Splits a URI into the parts that identify the server, empty for this machine, and the path."""
     local = path_on_disk(uri)
     if local is not None:
         return "", os.path.normpath(local)
@@ -183,118 +231,166 @@ def _place(uri: str) -> tuple[str, str]:
     return parts._replace(path="").geturl(), posixpath.normpath(parts.path)
 
 
-_Read = tuple[Sequence[str], pa.Table]
-"""The names of all columns of a file, and the rows of at least those that are wanted and there once."""
+class _Columns(NamedTuple):
+    """Columns of a file.
+
+    Attributes:
+        names: Names of all columns.
+        content: At least the columns that are wanted and whose name occurs once.
+    """
+
+    names: Sequence[str]
+    content: pa.Table
 
 
-def _read_csv(file: BinaryIO, wanted: Iterable[str]) -> _Read:
-    """Columns stand between commas; where the first line has none, between its tabs or semicolons."""
-    first = file.readline(2**16)
+def _read_csv(file: BinaryIO, wanted: Iterable[str]) -> _Columns:
+    """Reads a CSV file. If the first line has no comma, columns are separated by tabs or semicolons."""
+    first_line = file.readline(2**16)
     file.seek(0)
-    between = next((mark for mark in (",", "\t", ";") if mark.encode() in first), ",")
-    options = pa.csv.ConvertOptions(column_types=dict.fromkeys(wanted, pa.string()))
-    # Arrow's threads may hold the file when Python ends, and then end it by a signal.
-    reading = pa.csv.ReadOptions(use_threads=False), pa.csv.ParseOptions(delimiter=between), options
-    table = pa.csv.read_csv(file, *reading)
-    return table.column_names, table
+    delimiter = next((character for character in (",", "\t", ";") if character.encode() in first_line), ",")
+
+    # Arrow's threads may hold the file when Python ends, and would then end it by a signal.
+    table = pa.csv.read_csv(
+        file,
+        pa.csv.ReadOptions(use_threads=False),
+        pa.csv.ParseOptions(delimiter=delimiter),
+        pa.csv.ConvertOptions(column_types=dict.fromkeys(wanted, pa.string())),
+    )
+    return _Columns(table.column_names, table)
 
 
-def _read_jsonl(file: BinaryIO, wanted: Iterable[str]) -> _Read:
-    """Read twice where Arrow takes texts that look like it for times."""
+def _read_jsonl(file: BinaryIO, wanted: Iterable[str]) -> _Columns:
+    """Reads a JSONL file, a second time if Arrow has parsed texts as times."""
     table = pa.json.read_json(file)
-    times = [f.name for f in table.schema if f.name in wanted and pa.types.is_timestamp(f.type)]
+    times = [column.name for column in table.schema if column.name in wanted and pa.types.is_timestamp(column.type)]
     if times:
         file.seek(0)
         schema = pa.schema([(name, pa.string()) for name in times])
         table = pa.json.read_json(file, parse_options=pa.json.ParseOptions(explicit_schema=schema))
-    return table.column_names, table
+    return _Columns(table.column_names, table)
 
 
-def _read_parquet(file: BinaryIO, wanted: Iterable[str]) -> _Read:
+def _read_parquet(file: BinaryIO, wanted: Iterable[str]) -> _Columns:
     content = pa.parquet.ParquetFile(file)
-    names = content.schema_arrow.names
     schema = content.schema_arrow
-    flags = [f.name for f in schema if pa.types.is_integer(f.type) or pa.types.is_boolean(f.type)]
-    return names, content.read([name for name in dict.fromkeys([*wanted, *flags]) if names.count(name) == 1])
+    names = schema.names
+    flags = [column.name for column in schema if pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)]
+    read = [name for name in dict.fromkeys([*wanted, *flags]) if names.count(name) == 1]
+    return _Columns(names, content.read(read))
 
 
-READERS: dict[str, Callable[[BinaryIO, Iterable[str]], _Read]] = {
+READERS: dict[str, Callable[[BinaryIO, Iterable[str]], _Columns]] = {
     ".csv": _read_csv,
     ".jsonl": _read_jsonl,
     ".parquet": _read_parquet,
 }
-"""By the table's suffix: its file and the columns that are wanted, which hold text -> what it holds."""
+"""Suffix of a table -> function that reads it, given the open file and the names of the wanted columns, which hold
+text."""
 
 
 def read_user_table(
     table: str | os.PathLike[str], columns: dict[str, str], optional: Iterable[str] = (), *, trusted: bool = False
 ) -> UserTable:
-    """Reads a table and checks that it has the columns that it has to have.
+    """Reads a table and checks that it has the required columns.
 
     Args:
-        table: path of a .csv, .jsonl or .parquet table, or its URI.
-        columns: what a column holds -> its name. Where `image` or `tags` is absent under that name, one of `_GUESSES`;
-            where there is none for tags either, columns of 0 and 1, each for the class that it is named after.
-        optional: names of columns that may be absent.
-        trusted: whether the table may name files outside of its folder, and other servers.
+        table: Path or URI of a .csv, .jsonl or .parquet table.
+        columns: Role -> name of the column. A column whose name is that of its role may instead have a name in
+            `_GUESSES`. If there is no column of tags, columns of 0 and 1 each stand for the class that they are named
+            after.
+        optional: Names of columns that may be absent.
+        trusted: Whether the table may name files outside of its folder and on other servers.
 
     Raises:
-        UserError: the table cannot be read or is empty, lacks a column, or has one twice.
+        UserError: The table cannot be read or is empty, lacks a column, or has one twice.
     """
     path = str(table) if is_remote(str(table)) else os.path.realpath(os.path.expanduser(table))
+    guesses = {role: names for role, names in _GUESSES.items() if columns.get(role) == role}
+    wanted = list(columns.values())
+    for names in guesses.values():
+        wanted += names
+    file = _read_file(path, list(dict.fromkeys(wanted)))
+
+    guessed: list[str] = []
+    for role, common_names in guesses.items():
+        candidates = [name for name in file.names if name in common_names]
+        if len(candidates) == 1 and role not in file.names:
+            columns = columns | {role: candidates[0]}
+            guessed.append(f"{candidates[0]!r} as {role}")
+
+    flags: list[str] = []
+    if "tags" in columns and columns["tags"] not in file.names:
+        flags = _flags(file.content, columns.values())
+    if flags:
+        guessed.append(f"{shown(flags)} as a class each, 0 or 1")
+
+    required = {role: column for role, column in columns.items() if not (role == "tags" and flags)}
+    _check_columns(path, file.names, required, list(optional))
+    if not len(file.content):
+        raise UserError(f"{path} has no row", "at least one image", "add images, or name another table")
+
+    present = {role: column for role, column in columns.items() if column in file.names}
+    used = list(dict.fromkeys([*present.values(), *flags]))
+    unread = [name for name in file.names if name not in used]
+    return UserTable(path, file.content.select(used), present, flags, guessed, unread, trusted)
+
+
+def _read_file(path: str, wanted: Sequence[str]) -> _Columns:
+    """Reads the columns of a file with one of the suffixes of READERS."""
     suffix = posixpath.splitext(urlsplit(path).path if is_remote(path) else path)[1].lower()
     expected = f"a table of images and tags, {', '.join(READERS)}"
     if suffix not in READERS:
         raise UserError(f"{path} has the suffix {suffix or 'none'}", expected, "convert or rename the table")
-    guesses = {what: others for what, others in _GUESSES.items() if columns.get(what) == what}
-    wanted = list(dict.fromkeys([*columns.values(), *itertools.chain(*guesses.values())]))
+
     try:
-        names, content = read_opened(path, lambda file: READERS[suffix](file, wanted), MAX_TABLE)
-        content.validate(full=True)  # not every reader looks whether texts are UTF-8
+        columns = read_opened(path, lambda file: READERS[suffix](file, wanted), MAX_TABLE)
+        columns.content.validate(full=True)  # not every reader checks that texts are UTF-8
     except FileNotFoundError:
         raise UserError(f"no table {path}", expected, "name a table that exists") from None
     except (OSError, ValueError, pa.ArrowException) as error:
         raise UserError(f"{path} cannot be read: {unquoted(error)}", expected, "correct the table") from None
-    guessed: list[str] = []
-    for what, others in guesses.items():
-        there = [name for name in names if name in others]
-        if len(there) == 1 and what not in names:
-            columns, guessed = columns | {what: there[0]}, [*guessed, f"{there[0]!r} as {what}"]
-    lacks_tags = "tags" in columns and columns["tags"] not in names
-    if flags := _flags(content, columns.values()) if lacks_tags else []:
-        guessed.append(f"{shown(flags)} as a class each, 0 or 1")
-    for what, column in columns.items():
-        if (count := names.count(column)) > 1:
+    return columns
+
+
+def _check_columns(path: str, names: Sequence[str], columns: dict[str, str], optional: Collection[str]) -> None:
+    """Raises a UserError if a column occurs twice, or is absent and not optional."""
+    for role, column in columns.items():
+        count = names.count(column)
+        if count > 1:
             raise UserError(f"{path} has {count} columns {column!r}", "each column once", "rename or delete one")
-        if not count and column not in optional and not (what == "tags" and flags):
+        if count == 0 and column not in optional:
             raise UserError(
                 f"{path} has no column {column!r}; it has {', '.join(map(repr, names))}",
-                f"a column for {what}",
-                f"add it, or say which column holds it: `{what}=COLUMN`",
+                f"a column for {role}",
+                f"add it, or name the column that holds it: `{role}=COLUMN`",
             )
-    if not len(content):
-        raise UserError(f"{path} has no row", "at least one image", "add images, or name another table")
-    present = {what: column for what, column in columns.items() if column in names}
-    unread = [name for name in names if name not in present.values() and name not in flags]
-    kept = content.select(list(dict.fromkeys([*present.values(), *flags])))
-    return UserTable(path, kept, present, flags, guessed, unread, trusted)
 
 
-def _flags(content: pa.Table, but: Collection[str]) -> list[str]:
-    """The columns of 0, empty cells and 1, or of truths, where there are two or more, but for some."""
-    for are_flags in (pa.types.is_integer, pa.types.is_boolean):
-        named = {f.name: set(pc.unique(content[f.name]).to_pylist()) for f in content.schema if are_flags(f.type)}
-        flags = [name for name, values in named.items() if name not in but and {1} <= values <= {0, 1, None}]
+def _flags(content: pa.Table, excluded: Collection[str]) -> list[str]:
+    """Returns the columns of 0, 1 and empty cells, or else those of truth values, if there are at least two.
+
+    Args:
+        excluded: Names of columns that have another role.
+    """
+    for is_flag_type in (pa.types.is_integer, pa.types.is_boolean):
+        columns = [column.name for column in content.schema if is_flag_type(column.type)]
+        flags: list[str] = []
+        for name in columns:
+            values = set(pc.unique(content[name]).to_pylist())
+            if name not in excluded and 1 in values and values <= {0, 1, None}:
+                flags.append(name)
         if len(flags) > 1:
             return flags
     return []
 
 
-def _read_as(column_type: pa.DataType) -> pa.DataType:
-    """`string` for every type of text, `list<string>` for lists of them; other types as they are."""
+def _normal_type(column_type: pa.DataType) -> pa.DataType:
+    """Returns `string` for every type of text, `list<string>` for lists of texts, and other types unchanged."""
     if pa.types.is_dictionary(column_type):
-        return _read_as(column_type.value_type)
+        return _normal_type(column_type.value_type)
     if pa.types.is_list(column_type) or pa.types.is_large_list(column_type):
-        return pa.list_(_read_as(column_type.value_type))
-    texts = (pa.types.is_large_string, pa.types.is_string_view, pa.types.is_null)
-    return pa.string() if any(holds(column_type) for holds in texts) else column_type
+        return pa.list_(_normal_type(column_type.value_type))
+    is_text = (
+        pa.types.is_large_string(column_type) or pa.types.is_string_view(column_type) or pa.types.is_null(column_type)
+    )
+    return pa.string() if is_text else column_type

@@ -58,7 +58,7 @@ def predict(
         with errors_name_keys({"allow_absolute": "data.tags.allow_absolute"}):
             allow = value_of(trained.config, "data.tags.allow_absolute")
             photographs, notes = list_photographs(
-                [*(images or []), *([tags] if tags else [])], leave_out=out, allow_absolute=allow
+                [*(images or []), *([tags] if tags else [])], excluded=out, allow_absolute=allow
             )
             known = photograph_tags(tags, trained.classes, allow_absolute=allow) if tags else {}
         for line in notes:

@@ -130,7 +130,7 @@ BAD_CLASSES = [
     (f"{DOG} dgo", r"names unknown classes: dgo\n", "did you mean dog?"),
     (f"\n{DOG}", f"line 2: no class name for {DOG}", "name its class"),
     (f"{DOG} dog\n{DOG} cat", f"line 2: {DOG} a second time", "delete"),
-    ("", "is empty", "leave it off"),
+    ("", "is empty", "leave it empty"),
 ]
 
 
@@ -205,7 +205,7 @@ def test_files_that_are_left_out_are_counted(tmp_path: Path) -> None:
         f"{root}: left out 2 file(s) or folder(s) that are no image",
         f"{root}: left out 2 link(s) that lead out of {tmp_path / 'web'}",
         f"{root}: left out 2 pipe(s) or broken link(s)",
-        f"{root}: left out 1 name(s) that are no UTF-8",
+        f"{root}: left out 1 name(s) that are not UTF-8",
         f"{root}: left out 1 folder(s) that stand for no class: kitten",
         f"{root}: none of class cow",
     }

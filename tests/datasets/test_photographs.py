@@ -22,7 +22,7 @@ def root(tmp_path: Path) -> Path:
 
 def named(root: Path, *given: str, out: str = "out") -> dict[str, str]:
     """Name by path below `root` of what is found."""
-    found = list_photographs([str(root / item) for item in given], leave_out=root / out)[0]
+    found = list_photographs([str(root / item) for item in given], excluded=root / out)[0]
     return {os.path.relpath(photograph.uri, root): photograph.name for photograph in found}
 
 
@@ -30,7 +30,7 @@ def test_a_folder_is_read_with_its_sub_folders_and_names_are_paths_in_it(root: P
     paths = ("a.jpg", "b.png", "x/a.jpg", "x/b.JPG", "y/no suffix", "y/two.dots.jpg")
     names = ("a", "b", "x/a", "x/b", "y/no suffix", "y/two.dots")
     assert named(root, "photos") == {f"photos/{path}": name for path, name in zip(paths, names, strict=True)}
-    assert list_photographs([str(root)], leave_out=root / "out")[1] == ["photographs: left out 1 hidden file(s)"]
+    assert list_photographs([str(root)], excluded=root / "out")[1] == ["photographs: left out 1 hidden file(s)"]
 
 
 def test_photographs_of_one_name_keep_their_suffix_or_else_their_whole_path(root: Path) -> None:
@@ -49,7 +49,7 @@ def test_photographs_of_one_name_keep_their_suffix_or_else_their_whole_path(root
 @pytest.mark.parametrize("given", ["s3://AKIA:hunter2@bucket/a.jpg", "s3://bucket/a.csv?X-Amz-Signature=hunter2"])
 def test_a_uri_with_credentials_is_refused_and_not_repeated(root: Path, given: str) -> None:
     with pytest.raises(UserError, match=r"password, key, token or signature in s3://bucket/a\.(jpg|csv)") as caught:
-        list_photographs([str(root / "photos"), given], leave_out=root / "out")
+        list_photographs([str(root / "photos"), given], excluded=root / "out")
     assert "hunter2" not in str(caught.value)
 
 
@@ -62,7 +62,7 @@ def test_a_name_that_another_takes_on_is_told_apart_too(root: Path) -> None:
 
 def test_a_table_names_images_as_it_has_them(root: Path) -> None:
     (root / "photos" / "t.csv").write_text(f"image,tags\nx/a.jpg,cat\n{root}/photos/b.png,\ns3://bucket/c/d.jpg,\n")
-    assert list_photographs([str(root / "photos" / "t.csv")], leave_out=root / "out")[0] == [
+    assert list_photographs([str(root / "photos" / "t.csv")], excluded=root / "out")[0] == [
         (f"{root}/photos/x/a.jpg", "x/a"),
         (f"{root}/photos/b.png", "b"),
         ("s3://bucket/c/d.jpg", "d"),
@@ -70,7 +70,7 @@ def test_a_table_names_images_as_it_has_them(root: Path) -> None:
 
 
 def test_a_file_that_is_given_twice_counts_once(root: Path) -> None:
-    found, notes = list_photographs([f"{root}/photos", f"{root}/photos/../photos/x/a.jpg"], leave_out=root / "out")
+    found, notes = list_photographs([f"{root}/photos", f"{root}/photos/../photos/x/a.jpg"], excluded=root / "out")
     assert len(found) == 6
     assert "photographs: left out 1 file(s) that are given more than once" in notes
 
@@ -90,7 +90,7 @@ def test_what_holds_no_photograph_is_an_error(root: Path, given: str, found: str
     (root / "empty").mkdir()
     (root / "other.csv").write_text("photo\na.jpg\n")
     with pytest.raises(UserError, match=found):
-        list_photographs([str(root / given)], leave_out=root / "out")
+        list_photographs([str(root / given)], excluded=root / "out")
 
 
 def test_a_name_lies_below_the_folder_or_nowhere() -> None:

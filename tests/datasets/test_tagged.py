@@ -163,9 +163,9 @@ def test_flags_and_names_that_may_mean_anything_are_not_guessed(folder: Path) ->
 def test_a_slip_is_named_beside_what_it_may_mean(folder: Path) -> None:
     rows: Rows = [{"image": f"{n}", "tags": "horse" if n < 40 else "cow"} for n in range(70)]
     write_csv(folder / "t.csv", [*rows, *({"image": tag, "tags": tag} for tag in ("hrose", "Horse", "cwo", "cat"))])
-    slips = [note for note in list_tagged(folder / "t.csv").notes if note.endswith("slip?")]
+    slips = [note for note in list_tagged(folder / "t.csv").notes if "misspelling" in note]
     for slip, (odd, like) in zip(slips, (("Horse", "horse"), ("cwo", "cow"), ("hrose", "horse")), strict=True):
-        assert f"'{odd}' (1 images) is a class beside '{like}' (" in slip
+        assert f"'{odd}' (1 images) may be a misspelling of '{like}' (" in slip
     write_csv(folder / "t.csv", [*rows, {"image": "x", "tags": "['horse', 'cow']"}])
     with pytest.raises(UserError, match=r"tags such as 'cow'\], \['horse'"):
         list_tagged(folder / "t.csv")
@@ -196,8 +196,8 @@ BAD_ROWS = [
     ([{"image": "a", "tags": " ; "}], "no tag in column 'tags'", "add tags"),
     ([{"image": "a", "tags": "background;cat"}], "names background as a class", "delete"),
     ([{"image": "a", "tags": ";".join(map(str, range(255)))}], "names 255 classes: 0, 1, 10", "in a file"),
-    ([{"image": "s3://[bad/a", "tags": "cat"}], r"Invalid IPv6 URL: s3://\[bad/a", "correct it"),
-    ([{"image": "https://x.org/a", "tags": "cat"}], "unknown scheme: https://x.org/a\n", "correct it"),
+    ([{"image": "s3://[bad/a", "tags": "cat"}], r"Invalid IPv6 URL: s3://\[bad/a", "correct the cell"),
+    ([{"image": "https://x.org/a", "tags": "cat"}], "unknown scheme: https://x.org/a\n", "correct the cell"),
 ]
 
 

@@ -125,7 +125,7 @@ WRONG: list[tuple[Change, str, str]] = [
     (only(TAGS, "t0 0\nt1 1 2\n"), r"train_aug_cls\.txt has no line for t2, t3\n", "id alone"),
     (line("val.txt", "t2"), r"val_cls\.txt has no line for t2\n", "add the missing lines"),
     (line("train_aug.txt", "t2"), r"image t2 is listed twice in .*/train_aug\.txt", "delete"),
-    (line("train_aug.txt", "t0 -1"), r"train_aug\.txt names 1 image\(s\) that are not in .*: t0 -1\n", "take them off"),
+    (line("train_aug.txt", "t0 -1"), r"train_aug\.txt names 1 image\(s\) that are not in .*: t0 -1\n", "remove them"),
     (lambda root: [line(f"val{c}.txt", "t2")(root) for c in ("", "_cls")], r"t2 is listed in .*/val\.txt and in", ""),
     (lambda root: list(map(Path.unlink, (root / "SaliencyMaps").iterdir())), "no saliency map .* for 4 of 4", ""),
     (gone("SaliencyMaps/t2.png"), r"no saliency map in .*/SaliencyMaps for 1 of 4 .*: t2\n", "`saliency`"),
@@ -262,7 +262,7 @@ def test_annotations_give_the_tags_where_lists_are_absent(devkit: Path) -> None:
     (devkit / LISTS / "train_aug_cls.txt").unlink()
     found = listed(devkit)
     assert found.table.to_pylist() == expected
-    assert found.notes == ("tags of train_aug.txt are those of the objects in Annotations",)
+    assert found.notes == ("tags of train_aug.txt are read from the objects in Annotations",)
     with pytest.raises(UserError, match=r"no file .*/train_aug_cls\.txt"):
         listed(devkit, tags_from="lists")
 
@@ -294,7 +294,7 @@ def test_an_annotation_with_entities_is_refused(devkit: Path, encoding: str) -> 
     [
         (b"", "no element found"),
         (b"<annotation><object>", "no element found"),
-        (b"<html></html>", "it has another root"),
+        (b"<html></html>", "the root element is not"),
         (b'<?xml version="1.0" encoding="none"?><annotation/>', "unknown encoding"),
         (b"<annotation><object><name>unicorn</name></object></annotation>", "an object of class 'unicorn'"),
         (b"<annotation><object/></annotation>", "an object of class ''"),
