@@ -5,6 +5,7 @@ encode the labels. The stage's worker does the same in the tasks of a Ray that i
 shards. Both sides have the recipe's parameters, and their labels are compared.
 """
 
+import functools
 import io
 import shutil
 import tempfile
@@ -34,6 +35,7 @@ from mcis.platform.stages.pseudo_masks import MakeMasks
 TARGET = 0.95
 SIDE, SHARD = 24, 4
 CERTAINTY = 0.7
+CLASSES = 20
 Row = tuple[str, np.ndarray, np.ndarray]
 
 
@@ -85,8 +87,8 @@ def stage(table: pa.Table, maps: Path, out: Path) -> tuple[float, list[bytes]]:
     """Seconds of the stage's mapping, and the labels of each image as PNG."""
     config = configured()
     began = time.perf_counter()
-    made_of = config, Shards(maps), None, False
-    map_table(table, MakeMasks, made_of, out, label="pseudo masks", compute=config.compute, shard_rows=SHARD)
+    make_worker = functools.partial(MakeMasks, config, CLASSES, Shards(maps), None, False)
+    map_table(table, out, make_worker=make_worker, label="pseudo masks", compute=config.compute, shard_rows=SHARD)
     seconds = time.perf_counter() - began
     labels = read_table(out)["labels"].to_pylist()
     shutil.rmtree(out)

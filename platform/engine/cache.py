@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from mcis.datasets.tables.large_tables import Texts
 from mcis.datasets.tables.memory_mapped import Features, features_bytes
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.sections import Config
-from mcis.platform.engine.mapping import map_table
+from mcis.platform.engine.mapping import Worker, map_table
 from mcis.platform.engine.runtime import is_one_node
 from mcis.platform.networks.features import MakeFeatures, features_shape
 from mcis.platform.networks.pretrained import classifier_weights
@@ -48,8 +49,9 @@ def decoded_cache(rows: pa.Table, size: int, context: RunContext, compute: Compu
     if not count:
         return None
     rows = rows.slice(0, count)
-    name, work = f"squash{size}-{_content(rows)}", (rows, make_squares, (size,))
-    return _cached(name, work, context, compute, count * image_bytes(size), label="decode")
+    name = f"squash{size}-{_content(rows)}"
+    make_worker = functools.partial(make_squares, size)
+    return _cached(name, rows, make_worker, context, compute, count * image_bytes(size), label="decode")
 
 
 def features_cache(
@@ -75,9 +77,10 @@ def features_cache(
         return None
     network = (views, c.backbone, c.channels, c.stride, c.input_size, content_digest(pretrained))
     of_network = fingerprint(network, made_with(MakeFeatures.__module__, compute.device))
-    arguments, name = (c, pretrained, compute.gpu, views), f"features-{of_network}-{_content(rows)}"
-    work, size = (rows, MakeFeatures, arguments), views * len(rows) * features_bytes(shape)
-    folder = _cached(name, work, context, compute, size, label="features", network=True)
+    name = f"features-{of_network}-{_content(rows)}"
+    make_worker = functools.partial(MakeFeatures, c, pretrained, compute.gpu, views)
+    size = views * len(rows) * features_bytes(shape)
+    folder = _cached(name, rows, make_worker, context, compute, size, label="features", network=True)
     return Features(Texts(rows["uri"]), folder, shape, views) if folder else None
 
 
@@ -86,7 +89,13 @@ def _content(rows: pa.Table) -> str:
 
 
 def _cached(
-    name: str, work: tuple[pa.Table, Any, Any], context: RunContext, compute: ComputeConfig, size: int, **how: Any
+    name: str,
+    rows: pa.Table,
+    make_worker: Callable[[], Worker],
+    context: RunContext,
+    compute: ComputeConfig,
+    size: int,
+    **options: Any,
 ) -> Path | None:
     """A folder of the cache, of about `size` bytes, that `map_table` writes now if there is none; None where the nodes
     share no disk."""
@@ -103,7 +112,7 @@ def _cached(
         with workspace.lock("cache", "size"):
             _evict(workspace, int(compute.cache_gb * 2**30) - size, part)
             part.mkdir(exist_ok=True)
-        map_table(*work, part, compute=compute, suffix="arrow", **how)
+        map_table(rows, part, make_worker=make_worker, compute=compute, suffix="arrow", **options)
         with workspace.lock("cache", "size"):  # names change while nobody adds up sizes
             rename_folder(part, folder)
     return folder

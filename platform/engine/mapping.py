@@ -46,8 +46,8 @@ class ShardRows(NamedTuple):
 class _Work(NamedTuple):
     """What travels to each process of a mapping, see `map_table`."""
 
-    make: Callable[..., Worker]
-    arguments: tuple[Any, ...]
+    worker: Worker | None
+    make_worker: Callable[[], Worker] | None
     folder: Path
     label: str
     memory_hint: str
@@ -61,10 +61,10 @@ def shards_of(rows: int, shard_rows: int, suffix: str = "parquet") -> dict[str, 
 
 def map_table(
     table: pa.Table,
-    make: Callable[..., Worker],
-    arguments: tuple[Any, ...],
     folder: Path,
     *,
+    worker: Worker | None = None,
+    make_worker: Callable[[], Worker] | None = None,
     label: str,
     compute: ComputeConfig,
     network: bool = False,
@@ -73,13 +73,17 @@ def map_table(
     reject: Reject | None = None,
     memory_hint: str = "compute.cpus",
 ) -> int:
-    """Maps every shard of `table` and writes `folder/part-<first row>-<behind the last row>.<suffix>`.
+    """Maps every shard of `table` and writes `folder/part-<first row>-<last row + 1>.<suffix>`.
 
     Finished shards are left as they are; shards of an earlier call with other `shard_rows` are removed.
 
+        map_table(rows, folder, worker=partial(make_labels, config), label="labels", compute=compute)
+        map_table(rows, folder, make_worker=partial(PredictRows, config), label="predict", compute=compute)
+
     Args:
-        make: makes the worker, a function from rows to output rows, from `arguments` (which travel by pickle).
-            A process makes it once for all shards that it is given.
+        worker: a function from rows to output rows.
+        make_worker: makes such a worker; for one that is expensive to make or cannot be pickled, such as one with a
+            network. Each process calls it once. Give either `worker` or `make_worker`; both travel by pickle.
         network: whether each worker has a network, which runs on a GPU where `compute.gpu` says so.
         shard_rows: rows of a shard; None = `compute.shard_rows`.
         suffix: format of the shards, see `workspace.write_table`.
@@ -98,7 +102,9 @@ def map_table(
 
     folder.mkdir(parents=True, exist_ok=True)
     missing = _missing_shards(folder, shards_of(len(table), shard_rows or compute.shard_rows, suffix))
-    work = _Work(make, arguments, folder, label, memory_hint)
+    if (worker is None) == (make_worker is None):
+        raise TypeError("map_table takes either worker or make_worker")
+    work = _Work(worker, make_worker, folder, label, memory_hint)
     finished = mapped = len(table) - sum(part.rows for part in missing.values())
     with bar(label, len(table), "images") as progress, user_errors():
         progress.update(finished)
@@ -282,7 +288,8 @@ class _ShardMapper:
         try:
             with memory_errors(self.work.label, self.work.memory_hint):
                 if self.worker is None:
-                    self.worker = self.work.make(*self.work.arguments)
+                    self.worker = self.work.make_worker() if self.work.make_worker else self.work.worker
+                    assert self.worker is not None
                     if "torch" in sys.modules:  # each process has a core
                         sys.modules["torch"].set_num_threads(1)
                 return self.worker(ray.get(self.table).slice(*part).combine_chunks())

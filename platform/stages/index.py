@@ -128,9 +128,15 @@ def _fresh(table: pa.Table, files: pa.Table, config: Config, context: RunContext
     """
     # A shard is named by the numbers of its rows, so the folder is named by the files that these numbers count.
     folder = context.part / f"verified-{digest([files])}"
-    shard_rows, work = max(config.compute.shard_rows, _SHARD_ROWS), (open_images, config.data.max_pixels)
-    how: dict[str, Any] = {"compute": config.compute, "shard_rows": shard_rows, "reject": _kills}
-    map_table(table, functools.partial, work, folder, label="index", **how)
+    map_table(
+        table,
+        folder,
+        worker=functools.partial(open_images, config.data.max_pixels),
+        label="index",
+        compute=config.compute,
+        shard_rows=max(config.compute.shard_rows, _SHARD_ROWS),
+        reject=_kills,
+    )
     opened = read_table(folder)
     assert opened["uri"].equals(files["uri"])
     fresh, changed = opened.select(VERDICT_FIELDS.names).cast(VERDICT_FIELDS), pa.array(_changed(files))

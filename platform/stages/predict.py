@@ -1,5 +1,6 @@
 """Stage 7: segmentation network + images of a split -> labels, plain and after the dense CRF (PREDICTIONS_SCHEMA)."""
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -75,9 +76,8 @@ def run(config: Config, context: RunContext) -> PredictResult:
     rows = split_rows(context, split)
     map_table(
         rows,
-        PredictRows,
-        (config, context.inputs["train_segmenter"], context.classes),
         context.part / "predictions",
+        make_worker=functools.partial(PredictRows, config, context.inputs["train_segmenter"], context.classes),
         label="predict",
         compute=config.compute,
         network=True,

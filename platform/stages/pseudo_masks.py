@@ -191,16 +191,20 @@ def run(config: Config, context: RunContext) -> MasksResult:
     rows = with_corrected(split_rows(context, "train", tagged=True), config.data.corrected_masks)
     full = config.supervision == "full"
     cue = GROUND_TRUTH if full else background_cue(config.pseudo_masks, rows)
-    worker: Callable[..., Worker] = functools.partial
-    made_of: tuple[Any, ...] = (copy_truth, len(context.classes), config.data.max_side)
-    if not full:
-        maps, gpu = Shards(context.inputs["localize"] / "maps"), config.uses_random_walk and config.compute.gpu
-        worker, made_of = MakeMasks, (config, len(context.classes), maps, context.inputs.get("train_affinity"), gpu)
+    worker: Worker | None = None
+    make_worker: Callable[[], Worker] | None = None
+    if full:
+        worker = functools.partial(copy_truth, len(context.classes), config.data.max_side)
+    else:
+        maps = Shards(context.inputs["localize"] / "maps")
+        affinities = context.inputs.get("train_affinity")
+        gpu = config.uses_random_walk and config.compute.gpu
+        make_worker = functools.partial(MakeMasks, config, len(context.classes), maps, affinities, gpu)
     map_table(
         rows,
-        worker,
-        made_of,
         context.part / "masks",
+        worker=worker,
+        make_worker=make_worker,
         label="pseudo masks",
         compute=config.compute,
         network=config.uses_random_walk,

@@ -68,8 +68,8 @@ def run(config: Config, context: RunContext) -> StageResult:
     """
     rows = with_corrected(split_rows(context, "train", tagged=True), config.data.corrected_masks)
     maps, labels, c = Shards(context.inputs["localize"] / "maps"), context.part / "labels", config.affinity_net
-    work = (make_labels, config, len(context.classes), maps)
-    map_table(rows, functools.partial, work, labels, label="confident labels", compute=config.compute)
+    worker = functools.partial(make_labels, config, len(context.classes), maps)
+    map_table(rows, labels, worker=worker, label="confident labels", compute=config.compute)
     confident = read_table(labels, ["image_id", "confident"])
     lacking = UserError(
         f"none of {len(rows)} training images has a confident label",

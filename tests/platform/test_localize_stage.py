@@ -65,8 +65,8 @@ def computed_by(
     """
     real, calls = localization.map_table, list[tuple[str, int, int]]()
 
-    def counted(table: pa.Table, make: Any, arguments: Any, folder: Path, **options: Any) -> int:
-        result = real(table, make, arguments, folder, **options)
+    def counted(table: pa.Table, folder: Path, **options: Any) -> int:
+        result = real(table, folder, **options)
         if len(calls) == killed_in:
             for shard in sorted(folder.glob("part-*"))[::2]:
                 shard.unlink()

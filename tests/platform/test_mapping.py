@@ -1,5 +1,6 @@
 """Mapping tables on Ray: every shard once, only what is missing again, and a worker's error as the user's own."""
 
+import functools
 import os
 import signal
 import time
@@ -43,7 +44,9 @@ def squares(diary: Path) -> Callable[[int], Callable[[pa.Table], pa.Table]]:
 
 def mapped(folder: Path, diary: Path, shard_rows: int = 5) -> int:
     diary.mkdir(exist_ok=True)
-    return map_table(TABLE, squares(diary), (2,), folder / "out", label="rows", compute=COMPUTE, shard_rows=shard_rows)
+    make_worker = functools.partial(squares(diary), 2)
+    out = folder / "out"
+    return map_table(TABLE, out, make_worker=make_worker, label="rows", compute=COMPUTE, shard_rows=shard_rows)
 
 
 def worked(diary: Path) -> list[int]:
@@ -85,7 +88,7 @@ def test_a_worker_whose_memory_runs_out_says_what_to_lower(tmp_path: Path, ray_l
     def run() -> int:
         make = short_of_memory(error, tmp_path / "repaired")
         how: dict[str, Any] = {"compute": COMPUTE, "shard_rows": 23, "memory_hint": "localize.batch"}
-        return map_table(TABLE, make, (), tmp_path / "out", label="embed", **how)
+        return map_table(TABLE, tmp_path / "out", make_worker=make, label="embed", **how)
 
     with pytest.raises(UserError, match=r"embed: memory ran out \(.*(allocate|out of) memory") as caught:
         run()
@@ -152,7 +155,7 @@ def failing(when: str, repaired: Path) -> Callable[[], Callable[[pa.Table], pa.T
 def test_a_workers_user_error_arrives_as_it_was_raised(tmp_path: Path, ray_local: None, when: str) -> None:
     def run() -> int:
         make = failing(when, tmp_path / "repaired")
-        return map_table(TABLE, make, (), tmp_path / "out", label="failing", compute=COMPUTE, shard_rows=5)
+        return map_table(TABLE, tmp_path / "out", make_worker=make, label="failing", compute=COMPUTE, shard_rows=5)
 
     with pytest.raises(UserError) as caught:
         run()
@@ -185,7 +188,7 @@ def test_an_error_in_a_shard_interrupts_no_other(tmp_path: Path, ray_local: None
         return work
 
     with pytest.raises(UserError, match="no map of i0"):
-        map_table(TABLE.slice(0, 4), make, (), tmp_path / "out", label="two", compute=COMPUTE, shard_rows=2)
+        map_table(TABLE.slice(0, 4), tmp_path / "out", make_worker=make, label="two", compute=COMPUTE, shard_rows=2)
     wait_for(tmp_path / "out" / "part-00000002-00000004.parquet")
     assert shards(tmp_path) == ["part-00000002-00000004.parquet"]
 
@@ -215,7 +218,7 @@ def deaths(diary: Path, row: int) -> list[int]:
 def test_a_shard_that_ends_its_process_is_named_and_repaired_the_call_goes_on(tmp_path: Path, ray_local: None) -> None:
     def run(*rows_that_kill: int) -> int:
         make = killing(set(rows_that_kill), tmp_path)
-        return map_table(TABLE, make, (), tmp_path / "out", label="squares", compute=COMPUTE, shard_rows=5)
+        return map_table(TABLE, tmp_path / "out", make_worker=make, label="squares", compute=COMPUTE, shard_rows=5)
 
     with pytest.raises(UserError, match=f"squares: shard {CUT[2]} cannot be mapped: its process was ended") as caught:
         run(12)
@@ -235,7 +238,7 @@ def test_images_that_end_their_processes_are_rejected_where_that_is_asked_for(tm
     for rows in (23, 0):
         make = killing({13, 14}, tmp_path)
         how: dict[str, Any] = {"compute": COMPUTE, "shard_rows": 5, "reject": reject}
-        assert map_table(TABLE, make, (), tmp_path / "out", label="some", **how) == rows
+        assert map_table(TABLE, tmp_path / "out", make_worker=make, label="some", **how) == rows
     values = [-n if n in (13, 14) else n for n in range(23)]
     assert read_table(tmp_path / "out")["value"].to_pylist() == values
     assert deaths(tmp_path, 13) == [5, 5, 5, 1, 1, 1]
@@ -255,7 +258,7 @@ def test_a_process_that_dies_by_chance_costs_nothing(tmp_path: Path, ray_local: 
 
         return work
 
-    assert map_table(TABLE, make, (), tmp_path / "out", label="some", compute=COMPUTE, shard_rows=5) == 23
+    assert map_table(TABLE, tmp_path / "out", make_worker=make, label="some", compute=COMPUTE, shard_rows=5) == 23
     assert read_table(tmp_path / "out")["value"].to_pylist() == list(range(23))
 
 
@@ -267,7 +270,7 @@ def test_a_full_disk_ends_a_mapping_and_the_next_call_goes_on(small_disk: Callab
         return lambda rows: rows.append_column("noise", pa.array([os.urandom(1000) for _ in range(len(rows))]))
 
     def run() -> int:
-        return map_table(TABLE, make, (), disk / "out", label="noise", compute=COMPUTE, shard_rows=5)
+        return map_table(TABLE, disk / "out", make_worker=make, label="noise", compute=COMPUTE, shard_rows=5)
 
     with pytest.raises(UserError, match=f"no space left on the disk of {disk / 'out'}"):
         run()

@@ -36,7 +36,8 @@ def reject(row, what):
 with ray_session(ComputeConfig()):
     try:
         table, out = pa.table({"n": range(4)}), Path(sys.argv[1])
-        mapped = map_table(table, make, (), out, label="all", compute=ComputeConfig(), shard_rows=4, reject=reject)
+        options = {"compute": ComputeConfig(), "shard_rows": 4, "reject": reject}
+        mapped = map_table(table, out, make_worker=make, label="all", **options)
     except UserError as error:
         print(error.found)
     else:
@@ -56,7 +57,7 @@ def test_workers_with_a_gpu_are_actors_that_keep_it(tmp_path: Path) -> None:
     """In a Ray of its own, which counts two GPUs whether or not there are any: nothing here computes on one."""
     script = tmp_path / "gpus.py"
     script.write_text("""
-import contextlib, os, sys, time
+import contextlib, functools, os, sys, time
 from pathlib import Path
 import pyarrow as pa, pyarrow.parquet, ray, torch
 from mcis.datasets.errors import UserError
@@ -78,7 +79,7 @@ def make():
         return rows
     return wait
 
-assert map_table(table, make, (), out / "shards", label="gpus", compute=whole, network=True) == 20
+assert map_table(table, out / "shards", make_worker=make, label="gpus", compute=whole, network=True) == 20
 
 def share():
     (out / f"shared by {os.getpid()}").touch()
@@ -88,7 +89,7 @@ def share():
         return rows
     return wait
 
-map_table(table, share, (), out / "shared", label="gpus", compute=half, network=True)
+map_table(table, out / "shared", make_worker=share, label="gpus", compute=half, network=True)
 
 def make_large(most):
     def work(rows):
@@ -104,7 +105,9 @@ def make_large(most):
 
 for most, ends in ((-1, False), (3, True), (4, False), (4, True)):  # the last one repeats one that all processes left
     try:
-        map_table(table, make_large, (most,), out / f"large {most}", label="gpus", compute=whole, network=True)
+        make_worker = functools.partial(make_large, most)
+        folder = out / f"large {most}"
+        map_table(table, folder, make_worker=make_worker, label="gpus", compute=whole, network=True)
         assert ends
     except UserError as error:
         assert not ends and "gpus: memory ran out" in error.found, error
@@ -117,13 +120,13 @@ def make_poisoned():
     return work
 
 try:
-    map_table(table, make_poisoned, (), out / "poisoned", label="gpus", compute=whole, network=True)
+    map_table(table, out / "poisoned", make_worker=make_poisoned, label="gpus", compute=whole, network=True)
 except UserError as error:
     assert "shard part-00000006-00000008.parquet cannot be mapped" in error.found, error
 else:
     raise AssertionError("it should have died")
 (out / "repaired").touch()
-map_table(table, make_poisoned, (), out / "poisoned", label="gpus", compute=whole, network=True)
+map_table(table, out / "poisoned", make_worker=make_poisoned, label="gpus", compute=whole, network=True)
 found = [n for path in sorted((out / "poisoned").iterdir()) for n in pa.parquet.read_table(path)["n"].to_pylist()]
 assert found == list(range(20)), found
 

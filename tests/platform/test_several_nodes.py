@@ -319,7 +319,7 @@ def worker():
 ray.init(log_to_driver=False)
 compute = ComputeConfig(shard_rows=1, gpu=sys.argv[2] == "1", wait_minutes=float(sys.argv[3]))
 table = pa.table({"x": list(range(24))})
-print(map_table(table, worker, (), Path(sys.argv[1]), label="x", compute=compute, network=True))
+print(map_table(table, Path(sys.argv[1]), make_worker=worker, label="x", compute=compute, network=True))
 ray.shutdown()
 """
 

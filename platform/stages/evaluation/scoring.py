@@ -103,8 +103,8 @@ def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, sp
     """Scores the predictions of images with ground truth."""
     classes = len(context.classes)
     part = context.part / PREDICTED_IMAGES
-    work = (count_predictions, classes, Shards(context.inputs["predict"] / "predictions"))
-    map_table(rows, functools.partial, work, part, label="score predictions", compute=config.compute)
+    worker = functools.partial(count_predictions, classes, Shards(context.inputs["predict"] / "predictions"))
+    map_table(rows, part, worker=worker, label="score predictions", compute=config.compute)
     scored = (PLAIN, WITH_CRF) if config.predict.crf.iterations else (PLAIN,)
     counts = sum_counts(part, dict.fromkeys(scored, (MASK_PARTS, classes + 1, classes + 1)))
     scorer = Scorer(config=config, classes=context.classes, split=split, images=len(rows))
@@ -172,8 +172,7 @@ def evaluate_train(config: Config, context: RunContext, rows: pa.Table) -> tuple
     """
     classes, bins = len(context.classes), config.evaluate.thresholds
     reached = "pseudo_masks" in context.inputs
-    worker = functools.partial(
-        ScoreTrain,
+    worker = ScoreTrain(
         classes=classes,
         bins=bins,
         scale=config.maps.scale,
@@ -186,7 +185,7 @@ def evaluate_train(config: Config, context: RunContext, rows: pa.Table) -> tuple
         at = rows.schema.get_field_index("saliency_uri")
         rows = rows.set_column(at, "saliency_uri", pa.nulls(len(rows), pa.string()))
     part = context.part / TRAINING_IMAGES
-    map_table(rows, worker, (), part, label="score train", compute=config.compute)
+    map_table(rows, part, worker=worker, label="score train", compute=config.compute)
     shapes = dict.fromkeys((SINGLE_ROUND, RELATED), (bins, classes + 1, classes + 1))
     shapes |= dict.fromkeys((PSEUDO_MASKS, RANDOM_TAG, BEST_TAG), (MASK_PARTS, classes + 1, classes + 1))
     counts = sum_counts(part, shapes)

@@ -6,6 +6,8 @@ once; where maps have related images, its features are kept, float16, in memory-
 images, that all workers read: memory stays bounded by what the system caches, and a map costs attention alone.
 """
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +22,7 @@ from mcis.datasets.tags import Tags
 from mcis.platform.config.maps import LocalizeConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.cache import features_cache
-from mcis.platform.engine.mapping import map_table, shards_of
+from mcis.platform.engine.mapping import Worker, map_table, shards_of
 from mcis.platform.outputs.read_index import of_source, split_rows
 from mcis.platform.outputs.relations import VECTORS, draw_relations, read_vectors
 from mcis.platform.runs.context import RunContext
@@ -50,7 +52,8 @@ def run(config: Config, context: RunContext) -> StageResult:
     made = [name for table in ("single", VECTORS) for name in names_in(embedded / table)]
     if any(name.startswith("part-") and name not in shards for name in made):
         remove(embedded)  # of another division, as are the features and vectors beside it
-    _map(config, embed_rows(rows), Embed, (*network, outputs, embedded), embedded / "single", "embed")
+    make_embedder = functools.partial(Embed, *network, outputs, embedded)
+    _map(config, embed_rows(rows), make_embedder, embedded / "single", "embed")
     copy_folder(embedded / "single", part / "single")
     if config.localize.related:
         vectors = None
@@ -58,11 +61,13 @@ def run(config: Config, context: RunContext) -> StageResult:
             copy_folder(embedded / VECTORS, part / VECTORS)
             vectors = read_vectors(part / VECTORS)
         relations = draw_relations(config.localize, config.seed, tags, of_source(rows), vectors)
-        made_of, hops = (*network, embedded, of_source(rows)), config.localize.hops
+        make_relater = functools.partial(Relate, *network, embedded, of_source(rows))
+        hops = config.localize.hops
         to_relate = relate_rows(rows, relations, hops)
         for hop in range(1, hops):
-            _map(config, to_relate, Relate, (*made_of, hop), embedded / f"maps-{hop}", f"localize, hop {hop}")
-        _map(config, to_relate, Relate, (*made_of, hops), part / "maps", "localize")
+            make_worker = functools.partial(make_relater, hop)
+            _map(config, to_relate, make_worker, embedded / f"maps-{hop}", f"localize, hop {hop}")
+        _map(config, to_relate, functools.partial(make_relater, hops), part / "maps", "localize")
         counts, notes = related_counts(config.localize, relations, tags)
     else:
         copy_folder(embedded / "single", part / "maps")
@@ -72,10 +77,16 @@ def run(config: Config, context: RunContext) -> StageResult:
     return StageResult(counts=counts, notes=notes)
 
 
-def _map(config: Config, rows: pa.Table, worker: Any, arguments: tuple[Any, ...], table: Path, label: str) -> None:
+def _map(config: Config, rows: pa.Table, make_worker: Callable[[], Worker], table: Path, label: str) -> None:
     """Maps rows into a table by workers with a network."""
     map_table(
-        rows, worker, arguments, table, label=label, compute=config.compute, network=True, memory_hint="localize.batch"
+        rows,
+        table,
+        make_worker=make_worker,
+        label=label,
+        compute=config.compute,
+        network=True,
+        memory_hint="localize.batch",
     )
 
 
