@@ -97,5 +97,5 @@ def check_classes(where: Path | str, names: Sequence[str]) -> None:
         raise UserError(
             f"{where} names {len(names)} classes: {', '.join(names[:3])} and more",
             f"at most {MAX_CLASSES} classes, because labels are bytes",
-            "list the classes to keep in a file, one per line; set `classes=FILE` `ignore_others=true` (of a table)",
+            "list the classes to keep in a file, one per line; set data.classes=FILE data.tags.ignore_others=true",
         )

@@ -25,8 +25,7 @@ def unquoted(error: BaseException) -> str:
 class UserError(Exception):
     """A problem with input, configuration or machine that its owner can correct.
 
-    The texts name an argument of the function that raises in backquotes, `classes` or `classes=FILE`. The function's
-    caller knows where the argument came from and may put that in its place.
+    The texts name configuration keys and options, such as data.classes or --voc, because that is what users set.
 
     Args:
         found: what was found, with the name of the file, key or value.

@@ -83,12 +83,12 @@ def import_data_set(
     folder, photos = _read(format, source, images, link, split, left)
     rows = list(csv.DictReader(table.read_text("utf-8").splitlines() if table.exists() else ()))
     if rows and tuple(rows[0]) != _COLUMNS:
-        raise UserError(f"{table} has columns {', '.join(rows[0])}", ", ".join(_COLUMNS), "name another `out`")
+        raise UserError(f"{table} has columns {', '.join(rows[0])}", ", ".join(_COLUMNS), "name another --out")
     if table.exists() != (out / "classes.txt").exists():
-        raise UserError(f"{out} holds photos.csv or classes.txt of others", "a folder of its own", "name another `out`")
+        raise UserError(f"{out} holds photos.csv or classes.txt of others", "a folder of its own", "name another --out")
     rows = [row for row in rows if row["split"] != split]
     if folder != link and link.is_dir() and not link.is_symlink():
-        raise UserError(f"{link} is a folder of images", "a place for a link", "name another `out`")
+        raise UserError(f"{link} is a folder of images", "a place for a link", "name another --out")
     ordered = _classes_of(labels) if labels else []
     known = {thing.tag for things in photos.values() for thing in things if thing.tag}
     kept = {tag for row in rows for tag in row["tags"].split(";") if tag}
@@ -147,7 +147,7 @@ def _read(format: str, source: Path, images: Path | None, link: Path, split: str
     if outside or len(absent) == len(photos):
         which = f"outside or illegible: {shown(outside)}" if outside else f"absent: {shown(sorted(absent))}"
         found = f"{len(outside or absent)} of {len(photos)} images of {source} are {which}"
-        raise UserError(found, f"legible names of files below {folder}", "correct them, or name the folder by `images`")
+        raise UserError(found, f"legible names of files below {folder}", "correct them, or name the folder by --images")
     left[f"image(s) that are not in {folder}: {shown(sorted(absent))}"] = len(absent)
     return folder, {name: things for name, things in photos.items() if name not in absent}
 
@@ -182,7 +182,7 @@ def _check_names(source: Path, names: Sequence[str], wrong: set[str], known: set
     if wrong or not names:
         occur = shown(sorted(known := known - wrong), 20)
         expected = f"names without ; , | of classes that occur ({occur}), the same as in other splits"
-        remedy = f"{did_you_mean(wrong, sorted(known))}rename them, choose by `classes`, or begin with the split of all"
+        remedy = f"{did_you_mean(wrong, sorted(known))}rename them, choose by --classes, or begin with the split of all"
         found = f"{len(wrong)} class(es): {shown(sorted(wrong))}" if wrong else "no object of any class"
         raise UserError(f"{source}: {found}", expected, remedy)
     check_classes(source, names)

@@ -143,7 +143,7 @@ def train_last(backbone: Backbone, count: int) -> None:
         raise UserError(
             f"the last {count} stages of a backbone are to be trained, and it has {len(backbone.stages)}",
             f"at most {len(backbone.stages)} stages",
-            "set `trainable_stages` to that, or to `all`",
+            "set trainable_stages to that, or to all",
         )
     first = backbone.stages[len(backbone.stages) - count] if count else None
     begun = False
@@ -180,7 +180,7 @@ def small(*, channels: int = 96, stride: int = 8) -> Backbone:
         stride: 8, or 4, where the last reduction becomes a dilation with the same weights; UserError for others.
     """
     if stride not in (4, 8):
-        raise UserError(f"backbone small with stride {stride}", "stride 4 or 8", "set `stride` to 4 or 8")
+        raise UserError(f"backbone small with stride {stride}", "stride 4 or 8", "set stride to 4 or 8")
     last, dilation = (2, 1) if stride == 8 else (1, 2)
     third = channels // 3
     body = convolutions(
@@ -274,7 +274,7 @@ def _resnet(name: str, stride: int) -> Backbone:
     from mcis.models.frozen_norms import fold_frozen_norms
 
     if stride not in (8, 16):
-        raise UserError(f"backbone {name} with stride {stride}", "stride 8 or 16", "set `stride` to 8 or 16")
+        raise UserError(f"backbone {name} with stride {stride}", "stride 8 or 16", "set stride to 8 or 16")
     net = getattr(models, name)(
         weights=None, replace_stride_with_dilation=[False, stride == 8, True], norm_layer=FrozenBatchNorm2d
     )

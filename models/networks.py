@@ -89,7 +89,7 @@ def build_backbone(name: str, *, stride: int | None = None, channels: int | None
         raise UserError(
             f"backbone {name} with stride {stride}",
             f"stride {backbone.layout.stride}, the only one that it has",
-            "leave out `stride`, or choose another `backbone`",
+            "leave out stride, or choose another backbone",
         )
     return backbone
 

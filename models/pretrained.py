@@ -81,7 +81,7 @@ def load_pretrained(backbone: Backbone, path: Path) -> None:
         UserError: the file is absent, is no plain `state_dict`, or is of another architecture; or all layers of the
             backbone are new, so that nothing of the file would be used.
     """
-    remedy = "name torchvision's, timm's or (resnet38) PSA's state_dict file of this `backbone` by `path`"
+    remedy = "name torchvision's, timm's or (resnet38) PSA's state_dict file of this backbone"
     state = read_state(path, remedy)
     for name in BUNDLED:
         if path == bundled_file(name):
@@ -95,7 +95,7 @@ def load_pretrained(backbone: Backbone, path: Path) -> None:
         raise UserError(
             f"{path} is given for a backbone all of whose layers are new",
             f"a backbone with pretrained weights: {', '.join(PRETRAINED)}, resnet38 or one of timm's",
-            "choose such a `backbone`, or leave out `path` to train from scratch",
+            "choose such a backbone, or leave out the file to train from scratch",
         )
     missing = [k for k in wanted if k not in state]
     unused = [k for k in state if k.startswith(backbone.unused) or k.endswith("num_batches_tracked")]

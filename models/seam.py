@@ -102,7 +102,7 @@ class PixelCorrelation(nn.Module):
             raise UserError(
                 "equivariant attention with a backbone without layers at its features' positions to compare pixels by",
                 "a convolutional backbone of stride 8, such as resnet38, resnet50 or vgg16",
-                "choose another `backbone`, or leave out `correlated`",
+                "choose another backbone, or turn equivariant attention off",
             )
         self.f8_3 = nn.Conv2d(layers[0].channels, 64, 1, bias=False)
         self.f8_4 = nn.Conv2d(layers[1].channels, 128, 1, bias=False)

@@ -165,7 +165,7 @@ class Pyramid(Segmenter):
             raise UserError(
                 "the segmentation network pyramid with a backbone without a layer of a finer stride",
                 "a convolutional backbone",
-                "choose another `backbone`, or set `network` to largefov",
+                "choose another backbone, or set network to largefov",
             )
         self.head = nn.Sequential(*_normed(backbone.channels, width), *_separable(width, width, dilation))
         self.whole = nn.Conv2d(backbone.channels, width, 1)

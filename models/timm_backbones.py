@@ -115,7 +115,7 @@ def check_name(name: str) -> None:
         near = get_close_matches(name, names, n=3, cutoff=0.5)
         suggested = " or ".join(f"{TIMM}{other}" for other in near) or f"{TIMM}resnet50"
         raise UserError(
-            f"timm has no network {name}", "a name out of timm.list_models()", f"choose another `backbone`: {suggested}"
+            f"timm has no network {name}", "a name out of timm.list_models()", f"choose another backbone: {suggested}"
         ) from None
 
 
@@ -130,20 +130,20 @@ def _facts(name: str, stride: int | None) -> Mapping[str, Any]:
         measured, offsets = _measured(network, side)
     except AssertionError as error:
         found = f"timm/{name} takes no image of {side} x {side} pixels: {error}"
-        raise UserError(found, "a network for images of any size", "choose another `backbone`") from None
+        raise UserError(found, "a network for images of any size", "choose another backbone") from None
     strides = [side // maps.shape[-1] for maps in measured]
     if patch is not None and len(set(strides)) > 1:
         raise UserError(
             f"timm/{name} merges its patches, stage by stage",
             "a convolutional network, or a transformer whose patches stay",
-            "choose another `backbone`, as timm/convnext_tiny or timm/vit_small_patch16_224",
+            "choose another backbone, as timm/convnext_tiny or timm/vit_small_patch16_224",
         )
     last = strides[-1]
     if stride not in (None, last):
         raise UserError(
             f"timm/{name} with stride {stride}",
             f"a stride that timm gives its last stage, as {last}",
-            f"set `stride` to {last}, or choose another `backbone`",
+            f"set stride to {last}, or choose another backbone",
         )
     names = [part["module"] for part in network.feature_info]  # type: ignore[union-attr]
     finer = {reduction: n for n, reduction in enumerate(strides) if _FINEST <= reduction < last}
@@ -180,12 +180,12 @@ def _network(name: str, stride: int | None) -> tuple[nn.Module, int | None]:
             continue
         break
     else:
-        raise UserError(f"timm/{name} cannot be built", "a network without options", "choose another `backbone`")
+        raise UserError(f"timm/{name} cannot be built", "a network without options", "choose another backbone")
     if not hasattr(network, "forward_intermediates") or not hasattr(network, "prune_intermediate_layers"):
         raise UserError(
             f"timm/{name} does not give the features of its stages",
             "a network of timm's with `forward_intermediates`",
-            "choose another `backbone`, as timm/resnet50",
+            "choose another backbone, as timm/resnet50",
         )
     network = timm.layers.freeze_batch_norm_2d(network)
     for module in network.modules():
@@ -267,7 +267,7 @@ def _check_places(network: nn.Module, name: str, layout: Layout) -> None:
     raise UserError(
         f"the places of the positions of timm/{name} do not follow from its strides and paddings",
         "a network whose positions lie symmetrically in images of whole positions",
-        "choose another `backbone`, as timm/resnet50",
+        "choose another backbone, as timm/resnet50",
     )
 
 

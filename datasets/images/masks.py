@@ -80,7 +80,7 @@ def tags_of_mask(labels: NDArray[np.uint8], classes: int, uri: str) -> list[int]
         raise UserError(
             f"the ground-truth mask {uri} has label {tags[-1] + 1}",
             f"labels of the {classes} classes: 0..{classes} and {IGNORE}",
-            "correct the mask, or name the file of the classes that it was made with (`classes`)",
+            "correct the mask, or name the file of the classes that it was made with (data.classes)",
         )
     return tags
 

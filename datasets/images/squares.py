@@ -46,7 +46,7 @@ def read_rgb(
         UserError: The file is gone, damaged or replaced since it was indexed, or cannot be read at present.
     """
     expected = "the file as it was indexed"
-    remedy = "restore it, or repeat `index`"
+    remedy = "restore it, or repeat the command with --from index"
 
     def decode(data: bytes) -> NDArray[np.uint8]:
         if content_hash is not None and hashlib.sha256(data).hexdigest() != content_hash:

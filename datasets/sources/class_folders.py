@@ -70,7 +70,7 @@ def list_single_label(
     Raises:
         UserError: A folder or file is missing or unreadable, no folder stands for a class, or a class is unknown.
     """
-    root = source_folder(root, "a folder of single-label images", "name it by `root`")
+    root = source_folder(root, "a folder of single-label images", "name it by --single")
     if classes:
         class_names = _read_class_file(classes, names)
     else:
@@ -88,7 +88,7 @@ def list_single_label(
             f"{shown(scan(root, root).folders) or 'none'}",
             "folders like n02084071 (ImageNet), here or in train, CLS-LOC/train or Data/CLS-LOC/train; like 056.dog "
             f"(Caltech-256), here or in 256_ObjectCategories; or named after the classes ({shown(names)}), with images",
-            "name by `root` the folder that holds them, or name by `classes` a file with the class of each folder",
+            "name by --single the folder that holds them, or by data.single.classes a file of their classes",
         )
 
     if classes:
@@ -115,7 +115,7 @@ def list_web(root: Path, names: tuple[str, ...], *, saliency: Path | None = None
     Raises:
         UserError: A folder is missing or unreadable, or no folder that is named as a class holds an image.
     """
-    remedy = "name by `root` the folder that holds the classes"
+    remedy = "name by --web the folder that holds the classes"
     root = source_folder(root, "a folder of crawled images, <class>/<file>", remedy)
     class_of = {name: k for k, name in enumerate(names)}
     listing = _list(root, class_of, names, kind="web images", domain="web", saliency=saliency)
@@ -218,7 +218,7 @@ def voc_folders() -> dict[str, str]:
 def _read_class_file(path: Path, names: tuple[str, ...]) -> dict[str, str]:
     """Reads lines `<folder> <class name>`; returns folder -> class name."""
     expected = "lines '<folder> <class name>'"
-    remedy = "name another file by `classes`, or leave it empty to use the names of the folders"
+    remedy = "name another file by data.single.classes, or leave it empty to use the names of the folders"
     class_of: dict[str, str] = {}
 
     for number, line in read_lines(path, expected, remedy):

@@ -72,7 +72,7 @@ def list_lid(
         UserError: A folder or file is missing, empty or unreadable, a class index is unknown, or a listed image is
             absent, listed twice or outside of the root.
     """
-    root = source_folder(root, "the folder of the challenge's images", "name it by `root`")
+    root = source_folder(root, "the folder of the challenge's images", "name it by --lid")
     names = read_classes(root / classes)
     masks = map_paths(root / truth_masks if truth_masks else None, "ground-truth mask")
     files = frozenset(files_below(root, collections.Counter()))
@@ -82,8 +82,8 @@ def list_lid(
         lists["test"] = root / test_list
 
     class_remedy = (
-        "correct the list, name the right class file by `classes`, or set by `first_index` whether indices count from "
-        "0 or 1"
+        "correct the list, name the right class file by data.lid.classes, or set by data.lid.first_index whether "
+        "indices count from 0 or 1"
     )
     tables: list[pa.Table] = []
     notes: list[str] = []

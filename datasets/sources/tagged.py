@@ -219,8 +219,8 @@ def _read_tags(rows: UserTable, classes: Path | None, ignore_others: bool) -> _T
         raise UserError(
             f"{rows.path}: {len(others)} tag(s) are no class: {shown(others)}",
             f"the {len(names)} classes of {classes}",
-            f"{did_you_mean(others, names)}correct the table or the class file, or set `ignore_others=true` to leave "
-            "such tags out",
+            f"{did_you_mean(others, names)}correct the table or the class file, or set data.tags.ignore_others=true to "
+            "leave such tags out",
         )
 
     indices = pa.chunked_array([_class_indices(chunk, names) for chunk in pieces(cells)], pa.list_(pa.uint16()))
@@ -255,7 +255,7 @@ def _check_names(rows: UserTable, names: tuple[str, ...], classes: Path | None) 
         raise UserError(
             f"{rows.path}: {shown(joined)} in column {column!r}: tags with spaces between them",
             "';', ',' or '|' between the tags of an image",
-            "write one of these characters; if such a text is a class, name a file of all classes by `classes`",
+            "write one of these characters; if such a text is a class, name a file of all classes by data.classes",
         )
 
 

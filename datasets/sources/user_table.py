@@ -149,7 +149,7 @@ class UserTable(NamedTuple):
                 f"{self.path}: {len(outside)} file(s) of column {self.columns[role]!r} lie outside of the table's "
                 f"folder or on another server: {shown([without_credentials(uri) for uri in outside])}",
                 f"files below {folder}/{buckets}",
-                "move the table to a folder above them or, if you trust it, set `allow_absolute=true`",
+                "move the table to a folder above them or, if you trust it, set data.tags.allow_absolute=true",
             )
         return uris
 
@@ -362,7 +362,7 @@ def _check_columns(path: str, names: Sequence[str], columns: dict[str, str], opt
             raise UserError(
                 f"{path} has no column {column!r}; it has {', '.join(map(repr, names))}",
                 f"a column for {role}",
-                f"add it, or name the column that holds it: `{role}=COLUMN`",
+                f"add it, or name the column that holds it: data.tags.{role}=COLUMN",
             )
 
 

@@ -143,7 +143,7 @@ def list_voc(
             tags = _read_tags(devkit, image_list, tags_from)
             mask_uris = [masks.get(image_id) for image_id in image_list.ids]
             missing = missing_mask_notes(mask_uris.count(None), len(mask_uris), image_list.split)
-            notes += [f"{note} (add a folder {MASKS}, or SBD by `sbd`)" for note in missing]
+            notes += [f"{note} (add a folder {MASKS}, or SBD by data.sbd)" for note in missing]
 
         if image_list.split == "train":
             _check_classes(devkit.classes, image_list, tags)
@@ -169,7 +169,7 @@ def list_voc(
 def _open_devkit(root: Path, classes: Path | None) -> _Devkit:
     root = root.expanduser().resolve()
     names = read_classes(classes) if classes else VOC_CLASSES
-    remedy = "set `root` to the folder VOC2012"
+    remedy = "set --voc to the folder VOC2012"
     images = source_folder(root / "JPEGImages", "the images of a VOC 2012 devkit", remedy)
     lists = source_folder(root / "ImageSets" / "Segmentation", "the lists of a VOC 2012 devkit", remedy)
     return _Devkit(root, images, set(names_in(images)), lists, names)
@@ -183,7 +183,7 @@ def _read_list(devkit: _Devkit, split: str, name: str, val_list: str, sbd: Path 
         ids = _train_aug(devkit.lists, val_list, sbd)
         notes.append(f"{path.name} is built from SBD's ids and train.txt without val.txt: {len(ids)} images")
     else:
-        ids = _read_ids(path, f"add it, or name another list by `{split}_list`")
+        ids = _read_ids(path, f"add it, or name another list by data.{split}_list")
 
     absent = [image_id for image_id in ids if f"{image_id}.jpg" not in devkit.image_names]
     check_present(path, absent, devkit.images, f"<id>.jpg for each of the {len(ids)} ids")
@@ -209,7 +209,7 @@ def _tags_from_list(devkit: _Devkit, image_list: _ImageList) -> list[list[int]]:
     list_remedy = (
         f"write {path.name} with lines '<id> <class index from 0> ...', or add the devkit's folder Annotations"
     )
-    class_remedy = "correct the list, or name the right class file by `classes`"
+    class_remedy = "correct the list, or name the right class file by data.classes"
     tags = read_tag_list(path, len(devkit.classes), list_remedy, class_remedy)
 
     untagged = [image_id for image_id in image_list.ids if image_id not in tags]
@@ -266,7 +266,7 @@ def _read_objects(path: Path, classes: tuple[str, ...]) -> list[_Object]:
         raise UserError(
             f"{path}: an object of class {shown([repr(name) for name in unknown])}",
             f"one of the {len(classes)} classes",
-            "correct the file, or name the right class file by `classes`",
+            "correct the file, or name the right class file by data.classes",
         )
     invalid = sorted(set(marks) - {"", "0", "1"})
     if invalid:
@@ -285,7 +285,7 @@ def _check_classes(names: tuple[str, ...], train: _ImageList, tags: Sequence[Seq
         raise UserError(
             f"no training image of class {shown(empty)} in {train.path.name}",
             "at least one tagged image for each class",
-            "add images, or remove the class from the class file (`classes`)",
+            "add images, or remove the class from the class file (data.classes)",
         )
 
 
@@ -302,7 +302,7 @@ def _saliency_uris(folder: Path, image_list: _ImageList) -> list[str | None]:
             f"saliency map in {folder}",
             absent,
             "<id>.png for each of them",
-            "add the maps, or set `saliency` to a folder that does not exist to use none",
+            "add the maps, or set data.saliency to a folder that does not exist to use none",
         )
     return [str(folder / f"{image_id}.png") if f"{image_id}.png" in names else None for image_id in image_list.ids]
 
@@ -316,7 +316,7 @@ def _sbd_folder(sbd: Path) -> Path:
     raise UserError(
         f"no folder benchmark_RELEASE/dataset/cls in {sbd}",
         "the unpacked benchmark.tgz of SBD",
-        f"unpack {SBD_HOME}/benchmark.tgz and set `sbd` to its folder benchmark_RELEASE",
+        f"unpack {SBD_HOME}/benchmark.tgz and set data.sbd to its folder benchmark_RELEASE",
     )
 
 
@@ -326,8 +326,8 @@ def _train_aug(lists: Path, val_list: str, sbd: Path | None) -> list[str]:
         raise UserError(
             f"no list {lists / 'train_aug.txt'}",
             "the list of VOC 2012 and SBD images, which is not part of the devkit",
-            f"set `sbd` to the unpacked {SBD_HOME}/benchmark.tgz to build the list from it, or name another list, such "
-            "as train, by `train_list`",
+            f"set data.sbd to the unpacked {SBD_HOME}/benchmark.tgz to build the list from it, or name another list, "
+            "such as train, by data.train_list",
         )
 
     ids: set[str] = set()
@@ -336,7 +336,7 @@ def _train_aug(lists: Path, val_list: str, sbd: Path | None) -> list[str]:
     ids.update(_read_ids(lists / "train.txt", "restore the devkit's own list"))
 
     for name in dict.fromkeys(("val", val_list)):
-        ids.difference_update(_read_ids(lists / f"{name}.txt", "name another list by `val_list`"))
+        ids.difference_update(_read_ids(lists / f"{name}.txt", "name another list by data.val_list"))
     return sorted(ids)
 
 

@@ -43,9 +43,7 @@ def import_data_set(
     labels: Annotated[Path | None, typer.Option(help="labels.csv of an export: masks get its labels.")] = None,
 ) -> None:
     """Make a table of tags, and masks for scores, of a data set of another tool; then `mcis run tags --tags FILE`."""
-    from mcis.platform.config.keys import errors_name_keys
-
-    with plain_errors(), errors_name_keys({name: f"--{name}" for name in ("images", "split", "classes", "out")}):
+    with plain_errors():
         from mcis.datasets.formats import import_data_set
         from mcis.platform.runs.progress import counted
 

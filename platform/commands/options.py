@@ -155,8 +155,5 @@ def plain_errors(verbose: bool = False, *, resumes: bool = True) -> Iterator[Non
             user_error = user_error_in(error)
         if user_error is None or verbose:
             raise
-        from mcis.platform.config.keys import error_with_keys
-
-        told = error_with_keys(user_error, {"index": "the command with --from index"})
-        typer.echo(f"error: {told}", err=True)
+        typer.echo(f"error: {user_error}", err=True)
         raise typer.Exit(1) from None

@@ -42,7 +42,7 @@ def predict(
         from mcis.datasets.errors import UserError
         from mcis.datasets.sources.photographs import list_photographs
         from mcis.datasets.sources.tagged import photograph_tags
-        from mcis.platform.config.keys import errors_name_keys, value_of
+        from mcis.platform.config.keys import value_of
         from mcis.platform.networks.hub import pretrained
         from mcis.platform.networks.predictor import Predictor, trained_run
         from mcis.platform.runs.progress import console
@@ -55,12 +55,11 @@ def predict(
             trained = trained_run(run, assignments or [])
         else:
             trained = pretrained(model, assignments or [])
-        with errors_name_keys({"allow_absolute": "data.tags.allow_absolute"}):
-            allow = value_of(trained.config, "data.tags.allow_absolute")
-            photographs, notes = list_photographs(
-                [*(images or []), *([tags] if tags else [])], excluded=out, allow_absolute=allow
-            )
-            known = photograph_tags(tags, trained.classes, allow_absolute=allow) if tags else {}
+        allow = value_of(trained.config, "data.tags.allow_absolute")
+        photographs, notes = list_photographs(
+            [*(images or []), *([tags] if tags else [])], excluded=out, allow_absolute=allow
+        )
+        known = photograph_tags(tags, trained.classes, allow_absolute=allow) if tags else {}
         for line in notes:
             console.print(line)
         console.print(f"photographs are predicted at up to {trained.max_side} pixels (data.max_side)")

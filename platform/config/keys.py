@@ -1,12 +1,7 @@
-"""Dotted keys of a configuration: `classifier.optimizer.momentum` is the field momentum of that section.
-
-`datasets` and `models` know their arguments and no configuration: their errors and notes say "name it by `classes`" or
-"`tags=COLUMN`". Whoever calls them for a run knows which key or flag an argument was taken from, and names that.
-"""
+"""Dotted keys of a configuration: `classifier.optimizer.momentum` is the field momentum of that section."""
 
 import contextlib
 import functools
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
@@ -28,7 +23,6 @@ StageName = Literal[
 ]
 """The stages in their order, as in `pipeline.STAGES`, which brings torch."""
 Values = dict[str, Any]  # by dotted key
-_ARGUMENT = re.compile(r"`(\w+)(=[^`]*)?`")
 
 
 def leaves(section: BaseModel) -> Iterator[tuple[str, Any]]:
@@ -84,35 +78,20 @@ def value_of(section: BaseModel, key: str) -> Any:
     return functools.reduce(getattr, key.split("."), section)
 
 
-def name_keys(text: str, keys: Mapping[str, str]) -> str:
-    """Replaces the arguments in a text: `classes` by its key, `classes=FILE` by `--set KEY=FILE`.
+@contextlib.contextmanager
+def keys_in_errors(*keys: str) -> Iterator[None]:
+    """Appends configuration keys to the remedy of a UserError raised inside the block.
+
+    Functions of `models` know no configuration. Their errors say "choose another backbone", and the caller adds whose
+    backbone it is: "choose another backbone (segmenter.backbone)".
 
     Args:
-        keys: argument -> dotted key or flag; an argument without one stays as it is.
-    """
-
-    def named(match: re.Match[str]) -> str:
-        argument, value = match.groups()
-        if argument not in keys:
-            return match[0]
-        return f"--set {keys[argument]}{value}" if value else keys[argument]
-
-    return _ARGUMENT.sub(named, text)
-
-
-def error_with_keys(error: UserError, keys: Mapping[str, str]) -> UserError:
-    """The same error with `name_keys` applied to its texts."""
-    return UserError(*(name_keys(text, keys) for text in (error.found, error.expected, error.remedy)))
-
-
-@contextlib.contextmanager
-def errors_name_keys(keys: Mapping[str, str]) -> Iterator[None]:
-    """Inside, a UserError names configuration keys or flags in place of the arguments of the function that raised it.
+        keys: Dotted keys of the values that the block uses.
 
     Raises:
-        UserError: as raised inside, with `name_keys` applied to its texts.
+        UserError: As raised inside, with the keys.
     """
     try:
         yield
     except UserError as error:
-        raise error_with_keys(error, keys) from None
+        raise UserError(error.found, error.expected, f"{error.remedy} ({', '.join(keys)})") from None

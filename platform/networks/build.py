@@ -11,7 +11,7 @@ from mcis.models import networks
 from mcis.models.affinity_net import AffinityNet
 from mcis.models.backbones import Backbone, train_last
 from mcis.models.classifier import CoAttentionClassifier
-from mcis.platform.config.keys import errors_name_keys
+from mcis.platform.config.keys import keys_in_errors
 from mcis.platform.config.training import NETWORKS, AffinityNetConfig, ClassifierConfig, NetworkConfig, SegmenterConfig
 from mcis.platform.networks.checkpoints import load_weights, weights_in
 
@@ -20,7 +20,8 @@ Network = TypeVar("Network", bound=nn.Module)
 
 def build_backbone(config: NetworkConfig) -> Backbone:
     """The backbone of a configured network, with its initial weights; errors as of `networks.build_backbone`."""
-    with errors_name_keys(backbone_keys(config)):
+    section = NETWORKS[type(config)]
+    with keys_in_errors(f"{section}.backbone", f"{section}.stride"):
         return networks.build_backbone(config.backbone, stride=config.stride, channels=config.channels)
 
 
@@ -28,21 +29,15 @@ def freeze(network: nn.Module, config: NetworkConfig) -> None:
     """Freezes what is not trained of a network's backbone, before its optimizer is made; errors as of `train_last`."""
     if config.trainable_stages != "all":
         assert isinstance(network.backbone, Backbone)
-        with errors_name_keys(backbone_keys(config)):
+        with keys_in_errors(f"{NETWORKS[type(config)]}.trainable_stages"):
             train_last(network.backbone, 0 if isinstance(config.trainable_stages, str) else config.trainable_stages)
-
-
-def backbone_keys(config: NetworkConfig) -> dict[str, str]:
-    """The configuration keys that errors of a network's backbone name."""
-    keys = {name: f"{NETWORKS[type(config)]}.{name}" for name in ("backbone", "network", "stride", "trainable_stages")}
-    return keys | {"correlated": "classifier.equivariant.weight"}
 
 
 def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClassifier:
     """The classifier as configured, with its initial weights; UserError where the backbone cannot have the stride, or
     lacks what equivariant attention compares."""
     backbone = build_backbone(config)
-    with errors_name_keys(backbone_keys(config)):
+    with keys_in_errors("classifier.backbone", "classifier.equivariant.weight"):
         return CoAttentionClassifier(
             backbone,
             classes=classes,
@@ -72,7 +67,7 @@ def build_segmenter(config: SegmenterConfig, classes: int) -> nn.Module:
     """The segmentation network as configured, with its initial weights; UserError where the backbone cannot have the
     stride or lacks a level that the network needs, or the network has no image-level head where it is to learn."""
     backbone = build_backbone(config)
-    with errors_name_keys(backbone_keys(config)):
+    with keys_in_errors("segmenter.backbone", "segmenter.network"):
         network = networks.SEGMENTERS[config.network](
             backbone, labels=classes + 1, width=config.width, dilation=config.dilation, dropout=config.dropout
         )

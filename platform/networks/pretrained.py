@@ -15,7 +15,7 @@ from mcis.models.backbones import Backbone
 from mcis.models.classifier import CoAttentionClassifier
 from mcis.models.networks import TIMM
 from mcis.models.pretrained import BUNDLED, PRETRAINED, bundled_file, load_pretrained, pretrained_url
-from mcis.platform.config.keys import errors_name_keys
+from mcis.platform.config.keys import keys_in_errors
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.networks.build import build_classifier
@@ -42,8 +42,7 @@ def later_weights(config: Config, network: Literal["segmenter", "affinity_net"],
 def load_backbone(network: Literal["classifier", "segmenter", "affinity_net"], backbone: Backbone, path: Path) -> None:
     """Loads pretrained weights into the backbone of one of the networks; errors as of `load_pretrained`, with the
     configuration keys of the network."""
-    weights_key = f"weights.{network}_backbone"
-    with errors_name_keys({"path": weights_key, "backbone": f"{network}.backbone"}):
+    with keys_in_errors(f"weights.{network}_backbone", f"{network}.backbone"):
         load_pretrained(backbone, fetched(path))
 
 

@@ -13,7 +13,6 @@ from mcis.datasets.images.masks import read_truth
 from mcis.datasets.index import INDEX_SCHEMA
 from mcis.datasets.storage.folders import is_there
 from mcis.datasets.tables.large_tables import take
-from mcis.platform.config.keys import errors_name_keys
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_parts, read_table
 from mcis.platform.runs.results import IndexResult, read_result
@@ -88,5 +87,4 @@ def of_split(images: pa.Table, split: str, *, tagged: bool = False) -> pa.Table:
 def truth_of_row(row: dict[str, Any], classes: int) -> NDArray[np.uint8]:
     """The ground-truth mask of a row of the index, (H, W), labels 0..K and 255, or of a listing, whose sizes are not
     known; errors as of `read_truth`."""
-    with errors_name_keys({"classes": "data.classes"}):
-        return read_truth(row["mask_uri"], (row["height"], row["width"]) if "height" in row else None, classes)
+    return read_truth(row["mask_uri"], (row["height"], row["width"]) if "height" in row else None, classes)

@@ -4,7 +4,7 @@ from mcis.datasets.classes import VOC_CLASSES, read_classes
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, merge
 from mcis.datasets.sources import SOURCES
-from mcis.platform.config.keys import errors_name_keys, name_keys, value_of
+from mcis.platform.config.keys import value_of
 from mcis.platform.config.sections import Config, sources_of
 
 
@@ -46,7 +46,4 @@ def _list(name: str, config: Config, names: tuple[str, ...]) -> Listing:
         raise UserError(f"sources {config.sources} without the images of {name}", source.help, f"add --{name} PATH")
     if not source.defines_classes:
         arguments["names"] = names
-    keys |= {source.location: f"--{name}"}
-    with errors_name_keys(keys):
-        listed = source.lister(**arguments)
-    return listed._replace(notes=tuple(name_keys(note, keys) for note in listed.notes))
+    return source.lister(**arguments)

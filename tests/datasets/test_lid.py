@@ -80,8 +80,8 @@ def test_masks_that_a_split_lacks_are_noted(challenge: Path) -> None:
 
 
 BAD = [
-    ("train", "extra/x.JPEG 3\n", r"train\.txt, line 1: class index 3 of image extra/x", "`first_index`"),
-    ("train", "\nextra/x.JPEG 1 cat -1\n", r"train\.txt, line 2: class index cat, -1 of image", "by `classes`"),
+    ("train", "extra/x.JPEG 3\n", r"train\.txt, line 1: class index 3 of image extra/x", "data.lid.first_index"),
+    ("train", "\nextra/x.JPEG 1 cat -1\n", r"train\.txt, line 2: class index cat, -1 of image", "by data.lid.classes"),
     ("train", "extra/x.JPEG 0\nextra//x.JPEG 1", r"line 2: extra//x\.JPEG a second time", "merge"),
     ("train", "extra/y.JPEG 0\n", r"train\.txt names 1 image\(s\) that are not in .*: extra/y\.JPEG", "remove them"),
     ("train", "n" * 300 + "/x.JPEG 0\n", r"names 1 image\(s\) that are not in", "add the images"),

@@ -231,7 +231,7 @@ def test_labels_above_the_number_of_classes_are_reported(tmp_path: Path) -> None
     with pytest.raises(UserError, match=r"a\.png has label 2\n") as caught:
         read_truth(uri, (2, 3), 1)
     assert caught.value.expected.endswith("0..1 and 255")
-    assert "`classes`" in caught.value.remedy
+    assert "data.classes" in caught.value.remedy
 
 
 def test_tags_of_a_mask_are_its_labels_minus_one() -> None:

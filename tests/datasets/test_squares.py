@@ -67,7 +67,7 @@ def test_read_rgb_names_a_file_that_is_no_image(tmp_path: Path) -> None:
 def test_read_rgb_names_a_file_that_is_gone(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a\.png") as caught:
         read_rgb(str(tmp_path / "a.png"))
-    assert "repeat `index`" in caught.value.remedy
+    assert "--from index" in caught.value.remedy
 
 
 @pytest.fixture
@@ -167,7 +167,7 @@ def test_replaced_file_is_noticed_even_if_size_and_time_are_the_same(tmp_path: P
     for read in (lambda: images(np.array([3])), lambda: images.read(3), lambda: make_squares(SIZE)(rows)):
         with pytest.raises(UserError, match=r"3\.png was replaced or changed since it was indexed") as caught:
             read()
-        assert "repeat `index`" in caught.value.remedy
+        assert "--from index" in caught.value.remedy
 
     path.write_bytes(content)
     np.testing.assert_array_equal(images(np.array([3])), pixels)

@@ -183,8 +183,8 @@ def test_a_class_file_orders_and_bounds_the_classes(folder: Path) -> None:
 
 
 BAD_ROWS = [
-    ([{"photo": "a", "tags": "cat"}], r"has no column 'image'; it has 'photo', 'tags'\n", "`image=COLUMN`"),
-    ([{"image": "a", " tags": "cat"}], r"has no column 'tags'; it has 'image', ' tags'\n", "`tags=COLUMN`"),
+    ([{"photo": "a", "tags": "cat"}], r"has no column 'image'; it has 'photo', 'tags'\n", "data.tags.image=COLUMN"),
+    ([{"image": "a", " tags": "cat"}], r"has no column 'tags'; it has 'image', ' tags'\n", "data.tags.tags=COLUMN"),
     ([{"image": image, "tags": "cat"} for image in "a "], r"1 empty cell\(s\) in .*'image': row 2\n", "fill"),
     ([{"image": "a", "tags": "cat"}] * 2, r"1 value\(s\) of column 'image' .* more than once: a\n", "column 'id'"),
     ([{"image": i, "tags": "cat", "id": "x"} for i in "ab"], r"1 value\(s\) of column 'id' .*: x\n", "merge the rows"),
@@ -232,7 +232,7 @@ def test_a_table_that_is_not_trusted_names_its_own_files(tmp_path: Path, column:
         list_tagged(tmp_path / "set/t.csv")
     assert f"1 file(s) of column '{column}' lie outside of the table's folder or on another server" in str(caught.value)
     assert caught.value.found.endswith(named)
-    assert "`allow_absolute=true`" in caught.value.remedy
+    assert "data.tags.allow_absolute=true" in caught.value.remedy
     # As the remedy says: with the option, or with the table above the file, the call goes on.
     if column == "image":
         assert len(list_tagged(tmp_path / "set/t.csv", allow_absolute=True).table) == 1
@@ -272,7 +272,7 @@ def test_absent_tables_and_columns_are_errors(folder: Path) -> None:
     write_csv(folder / "t.csv", [{"image": "a", "tags": "cat"}])
     with pytest.raises(UserError, match=r"has no column 'fold'; it has 'image', 'tags'") as caught:
         list_tagged(folder / "t.csv", split="fold")
-    assert "`split=COLUMN`" in caught.value.remedy
+    assert "data.tags.split=COLUMN" in caught.value.remedy
 
 
 def test_a_table_of_many_chunks_is_the_table_of_one(folder: Path) -> None:

@@ -108,19 +108,19 @@ def only(name: str, text: str) -> Change:
 
 TAGS = "train_aug_cls.txt"
 WRONG: list[tuple[Change, str, str]] = [
-    (gone("JPEGImages"), r"no folder .*/JPEGImages", "`root`"),
-    (gone(LISTS), rf"no folder .*/{LISTS}", "`root`"),
-    (gone(f"{LISTS}/train_aug.txt"), r"no list .*/train_aug\.txt", "`train_list`"),
-    (gone(f"{LISTS}/val.txt"), r"no file .*/val\.txt", "`val_list`"),
+    (gone("JPEGImages"), r"no folder .*/JPEGImages", "--voc"),
+    (gone(LISTS), rf"no folder .*/{LISTS}", "--voc"),
+    (gone(f"{LISTS}/train_aug.txt"), r"no list .*/train_aug\.txt", "data.train_list"),
+    (gone(f"{LISTS}/val.txt"), r"no file .*/val\.txt", "data.val_list"),
     (gone(f"{LISTS}/val_cls.txt"), r"no file .*/val_cls\.txt", "val_cls.txt"),
     (gone("classes.txt"), r"no file of class names at .*/classes\.txt", "classes.txt"),
-    (only("train_aug.txt", "\n \n"), r"train_aug\.txt is empty", "`train_list`"),
-    (only("val.txt", ""), r"val\.txt is empty", "`val_list`"),
+    (only("train_aug.txt", "\n \n"), r"train_aug\.txt is empty", "data.train_list"),
+    (only("val.txt", ""), r"val\.txt is empty", "data.val_list"),
     (gone("JPEGImages/t1.jpg"), r"train_aug\.txt names 1 image\(s\) that are not in .*: t1\n", "add the images"),
-    (line(TAGS, "x 3"), r"train_aug_cls\.txt, line 5: class index 3 of image x", "`classes`"),
-    (line(TAGS, "x 1 cat"), r"line 5: class index cat of image x", "`classes`"),
-    (line(TAGS, "x \N{ARABIC-INDIC DIGIT TWO}"), r"line 5: class index . of image x", "`classes`"),
-    (line("val_cls.txt", "\n\nv9 7"), r"val_cls\.txt, line 5: class index 7 of image v9", "`classes`"),
+    (line(TAGS, "x 3"), r"train_aug_cls\.txt, line 5: class index 3 of image x", "data.classes"),
+    (line(TAGS, "x 1 cat"), r"line 5: class index cat of image x", "data.classes"),
+    (line(TAGS, "x \N{ARABIC-INDIC DIGIT TWO}"), r"line 5: class index . of image x", "data.classes"),
+    (line("val_cls.txt", "\n\nv9 7"), r"val_cls\.txt, line 5: class index 7 of image v9", "data.classes"),
     (line(TAGS, "t0 1"), r"train_aug_cls\.txt, line 5: t0 a second time", "merge"),
     (only(TAGS, "t0 0\nt1 1 2\n"), r"train_aug_cls\.txt has no line for t2, t3\n", "id alone"),
     (line("val.txt", "t2"), r"val_cls\.txt has no line for t2\n", "add the missing lines"),
@@ -128,7 +128,7 @@ WRONG: list[tuple[Change, str, str]] = [
     (line("train_aug.txt", "t0 -1"), r"train_aug\.txt names 1 image\(s\) that are not in .*: t0 -1\n", "remove them"),
     (lambda root: [line(f"val{c}.txt", "t2")(root) for c in ("", "_cls")], r"t2 is listed in .*/val\.txt and in", ""),
     (lambda root: list(map(Path.unlink, (root / "SaliencyMaps").iterdir())), "no saliency map .* for 4 of 4", ""),
-    (gone("SaliencyMaps/t2.png"), r"no saliency map in .*/SaliencyMaps for 1 of 4 .*: t2\n", "`saliency`"),
+    (gone("SaliencyMaps/t2.png"), r"no saliency map in .*/SaliencyMaps for 1 of 4 .*: t2\n", "data.saliency"),
 ]
 
 
@@ -148,7 +148,7 @@ def test_a_class_without_a_training_image_is_an_error(devkit: Path, split: str) 
     with pytest.raises(UserError, match=r"no training image of class (dog|cow) in train_aug\.txt") as caught:
         listed(devkit)
     assert ("dog" if split == "train_aug" else "cow") in caught.value.found
-    assert "`classes`" in caught.value.remedy
+    assert "data.classes" in caught.value.remedy
 
 
 @pytest.mark.parametrize("name", ["../secret", "sub/inner", "/etc/hostname", ".", "..", "a\0b", "T0", "*"])
@@ -197,7 +197,7 @@ def test_images_of_the_test_list_have_neither_tags_nor_masks(devkit: Path) -> No
         listed(devkit, test_list="test")
     with pytest.raises(UserError, match=r"no file .*/other\.txt") as caught:
         listed(devkit, test_list="other")
-    assert "`test_list`" in caught.value.remedy
+    assert "data.test_list" in caught.value.remedy
 
 
 @pytest.mark.parametrize("inner", ["", "benchmark_RELEASE", "benchmark_RELEASE/dataset"])
@@ -226,7 +226,7 @@ def test_without_train_aug_and_sbd_the_error_says_where_to_get_it(devkit: Path, 
     with pytest.raises(UserError, match=r"no list .*/train_aug\.txt") as caught:
         listed(devkit)
     assert "benchmark.tgz" in caught.value.remedy
-    assert "`sbd`" in caught.value.remedy
+    assert "data.sbd" in caught.value.remedy
     with pytest.raises(UserError, match="no folder benchmark_RELEASE/dataset/cls in"):
         listed(devkit, sbd=devkit)
 

@@ -309,7 +309,7 @@ def test_a_backbone_without_a_finer_level_has_no_pyramid() -> None:
     backbone = Backbone(nn.Conv2d(3, 4, 1), groups=(4,), layout=Layout(1))
     with pytest.raises(UserError, match="without a layer of a finer stride") as raised:
         pyramid(backbone)
-    assert "`network`" in raised.value.remedy
+    assert "set network to" in raised.value.remedy
 
 
 @pytest.mark.parametrize("tags", [[], [1], [2, 0], [0, 1, 2]])

@@ -1,4 +1,4 @@
-"""Configured sources -> listing: each lister gets its section, and messages name configuration keys and flags."""
+"""Configured sources -> listing: each lister gets its section, and messages name configuration keys and options."""
 
 import inspect
 from pathlib import Path
@@ -10,7 +10,6 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
 from mcis.datasets.sources import SOURCES
 from mcis.datasets.synthetic.devkit import draw
-from mcis.platform.config.keys import errors_name_keys, name_keys
 from mcis.platform.config.resolve import resolve
 from mcis.platform.runs.listing import listing
 
@@ -112,24 +111,15 @@ def test_errors_of_tables_and_folders_name_keys_and_flags(devkit: dict[str, Path
     table = tmp_path / "photos.csv"
     of_table = {"data.tags.table": table}
     table.write_text("photo,tags\na.jpg,cat\n")
-    assert "--set data.tags.image=COLUMN" in remedy("has no column 'image'", "tags", of_table)
+    assert "data.tags.image=COLUMN" in remedy("has no column 'image'", "tags", of_table)
     table.write_text("image,tags\na.jpg,cat\n")
     with_classes = of_table | {"data.classes": devkit["data.classes"]}
-    assert "--set data.tags.ignore_others=true" in remedy("are no class: cat", "tags", with_classes)
+    assert "data.tags.ignore_others=true" in remedy("are no class: cat", "tags", with_classes)
     table.write_text(f"image,tags\na.jpg,{';'.join(map(str, range(300)))}\n")
-    both = "--set data.classes=FILE --set data.tags.ignore_others=true"
+    both = "data.classes=FILE data.tags.ignore_others=true"
     assert both in remedy("names 300 classes", "tags", of_table)
     unknown = remedy("there are gnu", "single", {"data.single.root": fill(tmp_path / "single", "gnu/1.JPEG")})
     assert "data.single.classes" in unknown
     assert "--single" in unknown
     assert "--single" in remedy(r"no folder .*/absent", "single", {"data.single.root": tmp_path / "absent"})
     assert "--web" in remedy("is named as a class", "web", {"data.web.root": tmp_path})
-
-
-def test_arguments_in_backquotes_become_keys() -> None:
-    keys = {"classes": "data.classes", "root": "--voc"}
-    assert name_keys("point `root` at it, by `classes=FILE`", keys) == "point --voc at it, by --set data.classes=FILE"
-    assert name_keys("see `mcis doctor`, `other` and `", keys) == "see `mcis doctor`, `other` and `"
-    with pytest.raises(UserError) as caught, errors_name_keys(keys):
-        raise UserError("found `classes`", "expected `root`", "remedy `classes`")
-    assert caught.value.args == ("found data.classes", "expected --voc", "remedy data.classes")

@@ -27,7 +27,7 @@ def test_errors_of_weights_name_the_keys(tmp_path: Path, network: Literal["class
     torch.save({"conv1.weight": torch.zeros(1)}, path)
     with pytest.raises(UserError, match="does not fit the backbone") as other_weights:
         load_backbone(network, build_backbone(ClassifierConfig(backbone="resnet50")), path)
-    assert other_weights.value.remedy.endswith(f"of this {network}.backbone by {key}")
+    assert other_weights.value.remedy.endswith(f"of this backbone ({key}, {network}.backbone)")
     with pytest.raises(UserError, match="all of whose layers are new") as nothing_to_load:
         load_backbone(network, small(), path)
     assert f"{network}.backbone" in nothing_to_load.value.remedy
