@@ -203,7 +203,7 @@ def _map_on_gpus(
         gpus = max(compute.workers, int(ray.cluster_resources().get("GPU", 0) / compute.gpu_share))
         for _ in range(min(len(waiting), gpus * sharing - dropped - started)):
             actor = actors.remote()
-            running[actor.__ray_ready__.remote()] = actor, None
+            running[actor.wait_until_started.remote()] = actor, None
             started += 1
         ready, _ = ray.wait(list(running), timeout=_LOOK_EVERY)
         next(watch)
@@ -262,6 +262,9 @@ def _killed(work: _Work, name: str | None, death: Exception) -> UserError:
 
 class _GpuProcess:
     """An actor, which keeps a part of a GPU, and its worker."""
+
+    def wait_until_started(self) -> None:
+        """Returns as soon as the actor has its share of a GPU and runs."""
 
     def map_shard(self, parts: tuple[Any], name: str, shard: ShardRows) -> int:
         return _map_shard(parts, name, shard)

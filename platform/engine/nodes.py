@@ -1,5 +1,6 @@
 """Nodes of a cluster that grows on demand: what is asked of its autoscaler, and the wait for it."""
 
+import functools
 import math
 import os
 import socket
@@ -23,6 +24,7 @@ def check_gpus(compute: ComputeConfig) -> None:
     Errors as of `wait_for_nodes`."""
     import ray
 
+    _raylet_socket(ray.get_runtime_context().get_node_id())
     gpus = int(ray.cluster_resources().get("GPU", 0))
     if gpus and not compute.gpu:
         console.print(f"note: {gpus} GPU(s) are not used; compute.gpu=true uses them")
@@ -137,18 +139,31 @@ def _nodes() -> list[Bundle]:
 
 
 def _ray_answers() -> bool:
-    """Whether this machine's part of Ray takes connections. Ray ends a process that asks for nodes where it is gone."""
-    from ray._private.worker import _global_node
+    """Returns whether this node's raylet accepts connections.
 
-    if _global_node is None:
+    Once the raylet is gone, Ray ends a process that asks for the nodes of the cluster.
+    """
+    import ray
+
+    if not ray.is_initialized():
         return True
+    path = _raylet_socket(ray.get_runtime_context().get_node_id())
     try:
-        with socket.socket(socket.AF_UNIX) as asking:
-            asking.settimeout(_EVERY)
-            asking.connect(_global_node.raylet_socket_name)
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.settimeout(_EVERY)
+            connection.connect(path)
     except OSError:
         return False
     return True
+
+
+@functools.cache
+def _raylet_socket(node_id: str) -> str:
+    """Returns the path of the Unix socket of a node's raylet; kept, since a lost cluster can no longer be asked."""
+    import ray
+
+    (node,) = (node for node in ray.nodes() if node["NodeID"] == node_id)
+    return str(node["RayletSocketName"])
 
 
 def _bundle_text(bundles: Sequence[Bundle]) -> str:
