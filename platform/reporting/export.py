@@ -24,9 +24,9 @@ from scipy import ndimage
 
 from mcis.datasets.classes import BACKGROUND, IGNORE
 from mcis.datasets.errors import UserError
+from mcis.datasets.formats.libraries import require_module
 from mcis.datasets.images.decode import decode_labels, encode_labels, is_upright_jpeg, resize_labels
 from mcis.datasets.images.squares import read_rgb
-from mcis.datasets.outlines import require_module
 from mcis.datasets.storage.files import read_bytes
 from mcis.datasets.tables.shards import Shards
 from mcis.models.localization import score_maps

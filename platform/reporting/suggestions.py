@@ -9,9 +9,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.formats.libraries import require_module
 from mcis.datasets.images.decode import Picture, decode_labels, resize_labels
 from mcis.datasets.images.squares import read_rgb
-from mcis.datasets.outlines import require_module
 from mcis.datasets.sources.photographs import Photograph
 from mcis.datasets.tables.shards import Shards
 from mcis.models.counts import confusion

@@ -14,8 +14,9 @@ from PIL import Image
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.formats import import_data_set
+from mcis.datasets.formats.libraries import require_module
+from mcis.datasets.formats.outlines import compressed_run_pixels
 from mcis.datasets.images.decode import decode_labels
-from mcis.datasets.outlines import pixels_of_runs, require_module
 from mcis.datasets.sources.tagged import list_tagged
 
 SQUARE = [[2.0, 2.0, 12.0, 2.0, 12.0, 12.0, 2.0, 12.0]]
@@ -53,7 +54,7 @@ def test_splits_of_coco_become_one_table(coco: Path, tmp_path: Path) -> None:
     """Classes by the alphabet; of two that overlap the smaller on top, crowds ignored and no tags."""
     said = import_data_set("coco", coco, tmp_path / "out")
     assert "left out 1 annotation(s) of images that it does not list" in said[1]
-    assert "left out 1 crowd(s), no tag and ignored" in said[2]
+    assert "left out 1 crowd(s), which give no tag" in said[2]
     assert "left out 1 image(s) that are not in" in said[3]
     import_data_set("coco", coco, tmp_path / "out", split="val", classes=["cat"])
     labels, square = np.zeros((20, 30)), np.zeros((20, 30))
@@ -80,7 +81,7 @@ FAULTS: list[tuple[str, int, str, Any, str]] = [
 BAD_RUNS: list[Any] = ["oooooo", "o" * 999, "", "0", [0, 50], [0, 50, 2**40], [700, -100], [2**70]]
 UNDRAWN: list[tuple[str, str, Any, str]] = [
     ("images", "width", "wide", "annotations are of"),
-    *(("annotations", "segmentation", {"size": [20, 30], "counts": runs}, "do not end") for runs in BAD_RUNS),
+    *(("annotations", "segmentation", {"size": [20, 30], "counts": runs}, "do not add up") for runs in BAD_RUNS),
     ("annotations", "segmentation", [[0, 0, float("nan"), 1, 1, 1]], "three corners"),
 ]
 
@@ -119,7 +120,7 @@ def test_a_fault_in_a_json_is_named(coco: Path, part: str, number: int, key: str
 @given(arrays(np.bool_, array_shapes(min_dims=2, max_dims=2, max_side=40)))
 def test_run_lengths_are_the_pixels_that_pycocotools_wrote(pixels: np.ndarray) -> None:
     compressed = require_module("pycocotools.mask").encode(np.asfortranarray(pixels, np.uint8))["counts"].decode()
-    np.testing.assert_array_equal(pixels_of_runs(compressed, *pixels.shape), pixels)
+    np.testing.assert_array_equal(compressed_run_pixels(compressed, *pixels.shape), pixels)
 
 
 def test_a_photograph_in_two_class_folders_has_both_tags(coco: Path, tmp_path: Path) -> None:
@@ -132,7 +133,7 @@ def test_a_photograph_in_two_class_folders_has_both_tags(coco: Path, tmp_path: P
     found = {name: tags for name, (tags, _) in tags_and_masks(tmp_path / "out").items()}
     assert found == {"train/cat/deep/1.png": ["cat", "dog"], "train/dog/3.png": ["dog"]}
     shutil.copytree(tmp_path / "pets", tmp_path / "all/valid")
-    with pytest.raises(UserError, match="1 files lie in no class folder"):
+    with pytest.raises(UserError, match="1 files are in no class folder"):
         import_data_set("folders", tmp_path / "pets/cat/deep", tmp_path / "flat")
     with pytest.raises(UserError, match="folders of splits, not of classes"):
         import_data_set("folders", tmp_path / "all", tmp_path / "of splits")

@@ -205,7 +205,7 @@ def test_polygons_of_yolo_are_labels_to_the_pixel(labelled: tuple[Workspace, lis
     assert "1 photographs of split train, 1 with tags, 1 with a mask" in said[0]
     assert "left out 1 image(s) that are not in" in said[1]
     (tmp_path / "yolo" / "labels" / "_images" / "two.txt").write_text("0 10 10 90 10 90 90\n")
-    with pytest.raises(UserError, match="polygon in parts of the image's sides"):
+    with pytest.raises(UserError, match="polygon in fractions of the image's sides"):
         import_data_set("yolo", tmp_path / "yolo", tmp_path / "in pixels")
     export(labelled[0], "made", "predictions", tmp_path / "tasks", "labelstudio")
     tasks = json.loads((tmp_path / "tasks" / "tasks.json").read_text())

@@ -1,0 +1,40 @@
+"""Reads folders that are named after classes."""
+
+import hashlib
+
+from mcis.datasets.formats.data_set import AnnotatedObject, DataSet, Format, ImportRequest, Photos, visible_files
+from mcis.datasets.sources.tagged import SPLITS
+from mcis.datasets.storage.files import read_bytes
+
+
+def read_class_folders(request: ImportRequest) -> DataSet:
+    """Reads <class>/.../<image>. Files with equal content are one photograph with several tags."""
+    source = request.source
+    files = visible_files(source, request.left_out)
+    if not any("/" in name for name in files):
+        raise ValueError(f"{len(files)} files are in no class folder")
+    if {name.partition("/")[0] for name in files} <= {*SPLITS, "valid", "validation"}:
+        raise ValueError(
+            "folders of splits, not of classes: import each of them by its own command, as train and as val"
+        )
+
+    photos: Photos = {}
+    first_names: dict[str, str] = {}  # by content
+    for name in files:
+        folder, separator, _ = name.partition("/")
+        if not separator:
+            request.left_out["file(s) that are in no class folder"] += 1
+            continue
+
+        content_hash = hashlib.sha256(read_bytes(f"{source}/{name}")).hexdigest()
+        first_name = first_names.setdefault(content_hash, name)
+        if first_name != name:
+            request.left_out["further copies of photographs"] += 1
+        photos.setdefault(first_name, []).append(AnnotatedObject(folder))
+
+    return DataSet(source, photos)
+
+
+FOLDERS = Format(
+    read_class_folders, "a folder of <class>/.../<image>; a photograph in several folders has several tags"
+)

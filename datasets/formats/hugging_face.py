@@ -1,0 +1,57 @@
+"""Reads data sets of the library `datasets` of Hugging Face."""
+
+from pathlib import Path
+from typing import Any
+
+from mcis.datasets.formats.data_set import AnnotatedObject, DataSet, Format, ImportRequest, Photos
+from mcis.datasets.formats.libraries import require_module
+from mcis.datasets.storage.folders import written_aside
+
+
+def read_hugging_face(request: ImportRequest) -> DataSet:
+    """Reads the columns image and label or labels of a data set, and copies its images."""
+    source = request.source
+    features = require_module("datasets.features")
+    if request.copies.is_symlink():  # copies would be written into another data set
+        request.copies.unlink()
+
+    data = _load_split(source, request.split)
+    column = "labels" if "labels" in data.features else "label"
+    label_type = getattr(data.features[column], "feature", data.features[column])  # of a list: type of its items
+    photos: Photos = {}
+
+    for number, row in enumerate(data.cast_column("image", features.Image(decode=False))):
+        path = Path(row["image"]["path"] or "")
+        content = row["image"]["bytes"]
+        if content is None and not path.resolve().is_relative_to(source):
+            raise ValueError(f"image {number} is outside of the data set")
+
+        name = f"{number:08}{path.suffix}"
+        photos[name] = [AnnotatedObject(tag.strip()) for tag in _tags(row[column], label_type)]
+        with written_aside(request.copies / name, durable=False) as aside:
+            aside.write_bytes(path.read_bytes() if content is None else content)
+
+    return DataSet(request.copies, photos)
+
+
+def _load_split(source: Path, split: str) -> Any:
+    load = require_module("datasets.load")
+    saved = (source / "state.json").exists() or (source / "dataset_dict.json").exists()
+    data = load.load_from_disk(str(source)) if saved else load.load_dataset(str(source))
+    if not isinstance(data, dict):
+        return data
+    return data["validation" if split == "val" and "validation" in data else split]
+
+
+def _tags(cell: Any, label_type: Any) -> list[str]:
+    """Returns the class names of a cell: a label or a list of labels, each a number or a text; None and -1 are none."""
+    values = cell if isinstance(cell, list) else [cell]
+    labels = [value for value in values if value not in (None, -1)]
+    return [label if isinstance(label, str) else label_type.int2str(label) for label in labels]
+
+
+HUGGING_FACE = Format(
+    read_hugging_face,
+    "a folder that `load_from_disk` or `load_dataset` of the library `datasets` reads, with columns image and label or "
+    "labels; the split val may be called validation",
+)

@@ -1,0 +1,381 @@
+"""Writes a data set of another tool as a table for the source `tags`, with label masks.
+
+Data sets come from others: a value may be missing or absurd, and what they name may be anywhere.
+"""
+
+import csv
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mcis.datasets.classes import IGNORE, check_classes, read_classes
+from mcis.datasets.errors import UserError, unquoted
+from mcis.datasets.formats.class_folders import FOLDERS
+from mcis.datasets.formats.coco import COCO
+from mcis.datasets.formats.cvat import CVAT
+from mcis.datasets.formats.data_set import AnnotatedObject, DataSet, Draw, Format, ImportRequest, Photos
+from mcis.datasets.formats.hugging_face import HUGGING_FACE
+from mcis.datasets.formats.label_studio import LABEL_STUDIO
+from mcis.datasets.formats.yolo import YOLO
+from mcis.datasets.images.decode import decode_picture, encode_labels
+from mcis.datasets.index import shown
+from mcis.datasets.sources.lists import LeftOut, did_you_mean, left_out_notes, path_inside
+from mcis.datasets.sources.tagged import SPLITS
+from mcis.datasets.storage.files import read_bytes
+from mcis.datasets.storage.folders import written_aside
+
+FORMATS: dict[str, Format] = {
+    "coco": COCO,
+    "yolo": YOLO,
+    "cvat": CVAT,
+    "labelstudio": LABEL_STUDIO,
+    "folders": FOLDERS,
+    "huggingface": HUGGING_FACE,
+}
+"""Formats of data sets by name."""
+
+_COLUMNS = ("image", "tags", "split", "mask")
+_UNSUITABLE_NAME = r"[;,|]|^\s|\s$|^$"
+"""Class names that cannot be tags in a table: with a separator of tags, with outer spaces, or empty."""
+
+Row: TypeAlias = dict[str, str]
+"""A row of photos.csv."""
+Track: TypeAlias = Callable[[Sequence[str]], Iterable[str]]
+
+
+class _Output(NamedTuple):
+    """What an import writes in its folder.
+
+    Attributes:
+        folder: The folder.
+        split: Name of the imported split.
+    """
+
+    folder: Path
+    split: str
+
+    @property
+    def table(self) -> Path:
+        return self.folder / "photos.csv"
+
+    @property
+    def classes(self) -> Path:
+        return self.folder / "classes.txt"
+
+    @property
+    def images(self) -> Path:
+        """Link to the folder of the images, or folder of copies."""
+        return self.folder / "images" / self.split
+
+
+class _Selection(NamedTuple):
+    """Classes of a table, and the photographs with objects of these classes only."""
+
+    classes: list[str]
+    photos: Photos
+
+
+def import_data_set(
+    format: str,
+    source: Path,
+    out: Path,
+    *,
+    images: Path | None = None,
+    split: str = "train",
+    classes: Sequence[str] = (),
+    labels: Path | None = None,
+    track: Track = iter,
+) -> list[str]:
+    """Imports a split of a data set into a folder, which may already hold other splits.
+
+    Writes:
+
+        photos.csv                  image, tags, split, mask, as `list_tagged` reads it
+        classes.txt                 the classes that occur, in alphabetical order
+        images/<split>              a link to the folder of the images, or a folder of copies
+        masks/<split>/<image>.png   labels, if every object has an outline; smaller objects are on top, crowds ignored
+
+    Args:
+        format: Name in FORMATS, which describes `source` and `images`.
+        source: File or folder of the data set.
+        out: Folder to write.
+        images: Folder of the images. None: where the format expects it.
+        split: train, val or test.
+        classes: Classes to import, in addition to those of `out`. Empty: all classes.
+        labels: labels.csv of an export. Its classes are imported, whether they occur or not, and masks get its labels.
+        track: Iterates over the names of the photographs, and may show the progress.
+
+    Returns:
+        Lines that say what was written and what was left out.
+
+    Raises:
+        UserError: The data set does not follow the format; an image is outside of its folder; no image exists; or a
+            class does not occur, cannot be a tag in a table, or differs from those of the table so far.
+    """
+    source = source.expanduser().resolve()
+    output = _Output(out.expanduser().resolve(), split)
+    left_out = LeftOut()
+    _check_arguments(format, source, split)
+
+    data_set = _read_data_set(format, ImportRequest(source, images, output.images, split, left_out))
+    other_rows = _read_other_rows(output)
+    if data_set.folder != output.images and output.images.is_dir() and not output.images.is_symlink():
+        raise UserError(f"{output.images} is a folder of images", "a link, or nothing", "name another `out`")
+
+    exported = _read_exported_classes(labels) if labels else []
+    selection = _select_classes(source, data_set.photos, classes, exported, other_rows, output, left_out)
+
+    if not other_rows:  # masks of an earlier import may have other labels
+        output.table.unlink(missing_ok=True)
+        output.classes.unlink(missing_ok=True)
+    if data_set.folder != output.images:
+        _link(output.images, data_set.folder)
+    rows = list(_write_masks(DataSet(data_set.folder, selection.photos), selection.classes, output, left_out, track))
+    _write_table(output, other_rows + rows, selection.classes)
+
+    tagged = sum(bool(row["tags"]) for row in rows)
+    masks = sum(bool(row["mask"]) for row in rows)
+    summary = f"{len(rows)} photographs of split {split}, {tagged} with tags, {masks} with a mask"
+    return [
+        f"{output.table}: {summary}; classes {', '.join(selection.classes)}",
+        *left_out_notes(str(source), left_out),
+    ]
+
+
+def _check_arguments(format: str, source: Path, split: str) -> None:
+    if format not in FORMATS or split not in SPLITS:
+        expected = f"one of {', '.join(FORMATS)}, and one of {', '.join(SPLITS)}"
+        raise UserError(f"format {format}, split {split}", expected, "choose a format and a split from these")
+    if not source.exists():
+        raise UserError(f"no {source}", FORMATS[format].expected, "correct the path")
+
+
+def _read_data_set(format: str, request: ImportRequest) -> DataSet:
+    """Reads a data set. Images that are absent are left out; see `import_data_set` for errors."""
+    source = request.source
+    try:
+        folder, photos = FORMATS[format].read(request)
+        if not photos:
+            notes = left_out_notes("no photograph in it", request.left_out)
+            raise ValueError("; ".join(notes) or "no photograph in it")
+        invalid_names = [name for name in photos if not _is_valid_name(name)]
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # absurd values can raise anything in the parsers of others
+        problem = f"no {error.args[0]!r}" if isinstance(error, KeyError) else unquoted(error)
+        found = f"{source} is not as expected: {problem}"
+        raise UserError(found, FORMATS[format].expected, "correct the data set, or name another one") from error
+
+    legible_names = f"legible names of files below {folder}"
+    remedy = "correct the names, or name the folder by `images`"
+    if invalid_names:
+        count = f"{len(invalid_names)} of {len(photos)} images of {source}"
+        raise UserError(f"{count} are outside or illegible: {shown(invalid_names)}", legible_names, remedy)
+
+    absent = sorted(name for name in photos if not (folder / name).is_file())
+    if len(absent) == len(photos):
+        count = f"{len(absent)} of {len(photos)} images of {source}"
+        raise UserError(f"{count} are absent: {shown(absent)}", legible_names, remedy)
+
+    request.left_out[f"image(s) that are not in {folder}: {shown(absent)}"] = len(absent)
+    for name in absent:
+        del photos[name]
+    return DataSet(folder, photos)
+
+
+def _is_valid_name(name: str) -> bool:
+    """Returns whether a name is a normal path below the folder of the images that can be a cell of a table."""
+    return path_inside(name) == name and name == name.strip() and name.isprintable()
+
+
+def _read_other_rows(output: _Output) -> list[Row]:
+    """Returns the rows of the other splits of the table so far.
+
+    Raises:
+        UserError: The table or the file of class names was not written by an import.
+    """
+    has_table = output.table.exists()
+    rows: list[Row] = []
+    if has_table:
+        rows = list(csv.DictReader(output.table.read_text("utf-8").splitlines()))
+
+    if rows and tuple(rows[0]) != _COLUMNS:
+        found = f"{output.table} has columns {', '.join(rows[0])}"
+        raise UserError(found, f"columns {', '.join(_COLUMNS)}", "name another `out`")
+    if has_table != output.classes.exists():
+        found = f"{output.folder} holds photos.csv or classes.txt of others"
+        raise UserError(found, "a folder for imports only", "name another `out`")
+    return [row for row in rows if row["split"] != output.split]
+
+
+def _read_exported_classes(labels: Path) -> list[str]:
+    """Returns the classes of labels 1..K in labels.csv of an export.
+
+    Raises:
+        UserError: It is no such table.
+    """
+    try:
+        rows = csv.DictReader(labels.read_text("utf-8").splitlines())
+        class_of_label = {int(row["label"]): row["class"] for row in rows}
+        num_classes = max(1, len(class_of_label) - 2)  # the other labels are background and ignored
+        return [class_of_label[label] for label in range(1, num_classes + 1)]
+    except (KeyError, OSError, ValueError) as error:
+        found = f"{labels} is no table of labels: {unquoted(error)}"
+        raise UserError(found, "labels.csv of an export", "name that file by `labels`") from error
+
+
+def _select_classes(
+    source: Path,
+    photos: Photos,
+    wanted: Sequence[str],
+    exported: list[str],
+    other_rows: list[Row],
+    output: _Output,
+    left_out: LeftOut,
+) -> _Selection:
+    """Selects the classes of a table, and removes objects of other classes.
+
+    Args:
+        wanted: Classes to import; empty: all.
+        exported: Classes of an export, in the order of its labels; empty: none given.
+
+    Raises:
+        UserError: See `_check_names`.
+    """
+    occurring = _tags_of(photos)
+    of_other_splits: set[str] = set()
+    for row in other_rows:
+        of_other_splits.update(tag for tag in row["tags"].split(";") if tag)
+
+    selected = occurring
+    if exported or wanted:
+        selected = occurring & {*(exported or wanted), *of_other_splits}
+    selected_photos: Photos = {}
+    for name, objects in photos.items():
+        selected_photos[name] = [item for item in objects if not item.tag or item.tag in selected]
+    left_out["object(s) of classes that are not wanted"] = _count(photos) - _count(selected_photos)
+
+    names = exported or sorted(selected | of_other_splits)
+    names_before = list(read_classes(output.classes)) if other_rows else names
+    if exported and names != names_before:  # labels follow the order of the classes
+        differing = {*names, *names_before}
+    else:
+        differing = set(names) ^ set(names_before)
+    absent = set(wanted) - occurring - of_other_splits
+
+    _check_names(source, names, differing | absent, occurring)
+    return _Selection(names, selected_photos)
+
+
+def _tags_of(photos: Photos) -> set[str]:
+    tags: set[str] = set()
+    for objects in photos.values():
+        tags.update(item.tag for item in objects if item.tag)
+    return tags
+
+
+def _count(photos: Photos) -> int:
+    """Returns the number of objects."""
+    return sum(len(objects) for objects in photos.values())
+
+
+def _check_names(source: Path, names: Sequence[str], wrong: Set[str], occurring: Set[str]) -> None:
+    """Raises a UserError if there is no class, or a class name is wrong or cannot be a tag in a table.
+
+    Args:
+        wrong: Names of classes that do not occur or that differ from those of the other splits.
+        occurring: Names of the classes that occur in the data set.
+    """
+    unsuitable = {name for name in names if re.search(_UNSUITABLE_NAME, name) or not name.isprintable()}
+    invalid = sorted(wrong | unsuitable)
+    if invalid or not names:
+        correct = sorted(occurring - set(invalid))
+        found = f"{len(invalid)} class(es): {shown(invalid)}" if invalid else "no object of any class"
+        raise UserError(
+            f"{source}: {found}",
+            f"names without ; , | of classes that occur ({shown(correct, 20)}), the same as in other splits",
+            f"{did_you_mean(invalid, correct)}rename them, choose by `classes`, or import the split that has all "
+            "classes first",
+        )
+    check_classes(source, names)
+
+
+def _link(link: Path, folder: Path) -> None:
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    link.symlink_to(folder)
+
+
+def _write_masks(
+    data_set: DataSet, names: Sequence[str], output: _Output, left_out: LeftOut, track: Track
+) -> Iterator[Row]:
+    """Writes the mask of each photograph whose objects all have outlines, and yields the photographs' rows.
+
+    If no object of the data set has an outline, it has no masks. Masks that cannot be drawn are left out.
+
+    Raises:
+        UserError: No mask can be drawn.
+    """
+    folder, photos = data_set
+    has_masks = any(_outlined(objects) for objects in photos.values())
+    problems: list[str] = []
+
+    for name in track(list(photos)):
+        objects = photos[name]
+        mask = ""
+        if has_masks and len(_outlined(objects)) == len(objects):
+            try:
+                labels = encode_labels(_draw_labels(folder / name, objects, names))
+            except (KeyError, OSError, OverflowError, TypeError, ValueError) as error:
+                problems.append(f"{name}: {unquoted(error)}")
+            else:
+                mask = f"masks/{output.split}/{name}.png"
+                with written_aside(output.folder / mask, durable=False) as aside:
+                    aside.write_bytes(labels)
+
+        tags = sorted({item.tag for item in objects if item.tag})
+        yield {"image": f"images/{output.split}/{name}", "tags": ";".join(tags), "split": output.split, "mask": mask}
+
+    drawable = [objects for objects in photos.values() if objects and len(_outlined(objects)) == len(objects)]
+    if problems and len(problems) == len(drawable):
+        found = f"{folder}/{problems[0]}"
+        raise UserError(found, "a picture, and outlines that fit it", "correct the file or remove it")
+    reason = f"mask(s), because the image is damaged or its outlines do not fit: {shown(problems)}"
+    left_out[reason] = len(problems)
+
+
+def _outlined(objects: Iterable[AnnotatedObject]) -> list[tuple[str | None, Draw]]:
+    """Returns the tag and the drawing function of the objects that have an outline."""
+    return [(item.tag, item.draw) for item in objects if item.draw]
+
+
+def _draw_labels(image: Path, objects: Sequence[AnnotatedObject], names: Sequence[str]) -> NDArray[np.uint8]:
+    """Draws the label mask of an image, (H, W): crowds first, then objects from the largest to the smallest.
+
+    Errors of many kinds are raised if the image is no picture or an outline is damaged.
+    """
+    # Decoding to one pixel is the least work that checks the image and finds its size.
+    _, height, width = decode_picture(read_bytes(str(image)), min_side=1, max_side=1)
+
+    def drawing_order(outlined: tuple[str | None, Draw]) -> tuple[bool, int]:
+        tag, draw = outlined
+        return tag is not None, -int(draw(height, width).sum())
+
+    labels = np.zeros((height, width), np.uint8)
+    for tag, draw in sorted(_outlined(objects), key=drawing_order):  # drawn again: all pixels at once may not fit
+        labels[draw(height, width)] = IGNORE if tag is None else names.index(tag) + 1
+    return labels
+
+
+def _write_table(output: _Output, rows: Sequence[Row], names: Sequence[str]) -> None:
+    with written_aside(output.classes) as aside:
+        aside.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+
+    with written_aside(output.table) as aside, aside.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,0 +1,126 @@
+"""Reads data sets in the format of Ultralytics YOLO."""
+
+import functools
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mcis.datasets.classes import read_classes
+from mcis.datasets.formats.data_set import AnnotatedObject, DataSet, Format, ImportRequest, Photos, visible_files
+from mcis.datasets.formats.libraries import require_module
+from mcis.datasets.formats.outlines import polygon_pixels
+
+_DESCRIPTIONS = ("data.yaml", "dataset.yaml", "classes.txt")
+"""Files that describe a data set, in the order in which they are tried."""
+_MAX_COORDINATE = 2
+"""Coordinates are fractions of the image's sides. Larger values than this are pixels."""
+
+
+class _Description(NamedTuple):
+    """What a file says about a data set.
+
+    Attributes:
+        path: Path of the file.
+        content: Content of the YAML file; only `names` for a file of class names.
+        names: Class number -> class name.
+    """
+
+    path: Path
+    content: dict[str, Any]
+    names: dict[int, str]
+
+
+def read_yolo(request: ImportRequest) -> DataSet:
+    """Reads label files of lines `<class> <x> <y> <width> <height>` or `<class> <x> <y> <x> <y> ...`."""
+    description = _read_description(request.source)
+    folder, listed = _image_folder(description, request)
+    above, _, below = f"{folder}/".rpartition("/images/")
+    label_folder = Path(f"{above}/labels/{below}")
+    if not label_folder.is_dir() or not folder.is_dir():
+        raise ValueError(f"no folders {folder} and {label_folder}")
+
+    photos: Photos = {}
+    for name in listed or visible_files(folder, request.left_out):
+        label_file = (label_folder / name).with_suffix(".txt")
+        if label_file.exists():
+            photos[name] = _read_label_file(label_file, description)
+        else:
+            photos[name] = []
+            request.left_out["label file(s) that are not there: their photographs are all background"] += 1
+
+    return DataSet(folder, photos)
+
+
+def _read_description(source: Path) -> _Description:
+    yaml = require_module("yaml")
+    candidates = [source / name for name in _DESCRIPTIONS] if source.is_dir() else [source]
+    path = next((candidate for candidate in candidates if candidate.exists()), candidates[-1])
+
+    if path.suffix in (".yaml", ".yml"):
+        content = yaml.safe_load(path.read_text("utf-8"))
+    else:
+        content = {"names": read_classes(path)}
+    names = content["names"]
+    return _Description(path, content, names if isinstance(names, dict) else dict(enumerate(names)))
+
+
+def _image_folder(description: _Description, request: ImportRequest) -> tuple[Path, Sequence[str]]:
+    """Returns the folder of a split's images, and their names in it if the description names a list of images.
+
+    Tools write the folder relative to the description, to its key `path`, or to a folder `data`. A folder outside of
+    the data set is not used.
+    """
+    source = description.path.parent
+    location = description.content.get(request.split, f"images/{request.split}")
+    if not isinstance(location, str):
+        raise ValueError(f"{request.split} of {description.path} is no text, which names a folder or a list of images")
+
+    listed: Sequence[str] = ()
+    if location.endswith(".txt"):
+        lines = (source / location.lstrip("./")).read_text("utf-8").splitlines()
+        if lines:
+            location = os.path.commonpath([os.path.dirname(line) for line in lines])
+            listed = sorted({line.strip().partition(f"{location}/")[2] for line in lines})
+
+    if request.images:
+        return request.images.resolve(), listed
+
+    base = str(description.content.get("path", ""))
+    for way in (location.lstrip("./"), Path(base, location), location.removeprefix("data/")):
+        folder = (source / way).resolve()
+        if folder.is_dir() and folder.is_relative_to(source):
+            return folder, listed
+    return source / location.lstrip("./"), listed
+
+
+def _read_label_file(path: Path, description: _Description) -> list[AnnotatedObject]:
+    objects: list[AnnotatedObject] = []
+    for line in path.read_text("utf-8").splitlines():
+        if not line.strip():
+            continue
+
+        values = np.array(line.split(), float)
+        valid = len(values) >= 5 and np.isfinite(values).all() and values[0] in description.names
+        if not valid or values[1:5].max() > _MAX_COORDINATE:
+            last = len(description.names) - 1
+            wanted = f"a class 0..{last} with a box or polygon in fractions of the image's sides"
+            raise ValueError(f"{path}: a line that is not {wanted}")
+
+        coordinates = values[1:]
+        if len(coordinates) % 2:
+            coordinates = coordinates[:-1]  # a confidence
+        corners = coordinates.reshape(-1, 2)
+        is_polygon = len(corners) > 2 and "kpt_shape" not in description.content
+        draw = functools.partial(polygon_pixels, corners) if is_polygon else None
+        objects.append(AnnotatedObject(description.names[int(values[0])].strip(), draw))
+    return objects
+
+
+YOLO = Format(
+    read_yolo,
+    "a folder with data.yaml or classes.txt, images/... and labels/...; `images` is the folder of the split's images "
+    "if data.yaml does not name it and it is not images/SPLIT",
+)
