@@ -22,7 +22,8 @@ from mcis.platform.config.resolve import resolve
 from mcis.platform.networks.build import build_segmenter
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
 from mcis.platform.networks.crf_pool import CrfPool
-from mcis.platform.networks.predictor import Photo, Prediction, Predictor, TrainedRun
+from mcis.platform.networks.predictor import Photo, Prediction, Predictor
+from mcis.platform.networks.trained_segmenter import TrainedSegmenter
 
 TARGET, OF_LIMIT = 0.85, 0.9
 CLASSES = tuple(f"class {k}" for k in range(20))
@@ -34,7 +35,7 @@ TRIED = 4
 def predictor(weights: Path, *assignments: str, processes: int = 0) -> Predictor:
     """The network of recipe `scratch` on 20 classes."""
     config = resolve("voc", "scratch", assignments=assignments).config
-    return Predictor(TrainedRun(config, weights, CLASSES, None), gpu=False, processes=processes)
+    return Predictor(TrainedSegmenter(config, weights, CLASSES, None), gpu=False, processes=processes)
 
 
 def crf(side: int) -> CrfPool:

@@ -7,7 +7,7 @@ from mcis.platform.config.resolve import Resolved
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.nodes import check_gpus
 from mcis.platform.engine.step_log import STEPS
-from mcis.platform.networks.hub import log_segmenter
+from mcis.platform.networks.mlflow_model import log_segmenter
 from mcis.platform.runs.bookkeeping import OfStudy, index_is_made, run_lifecycle
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.listing import Sources

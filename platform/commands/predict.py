@@ -43,8 +43,9 @@ def predict(
         from mcis.datasets.sources.photographs import list_photographs
         from mcis.datasets.sources.tagged import photograph_tags
         from mcis.platform.config.keys import value_of
-        from mcis.platform.networks.hub import pretrained
-        from mcis.platform.networks.predictor import Predictor, trained_run
+        from mcis.platform.networks.hub import open_pretrained
+        from mcis.platform.networks.predictor import Predictor
+        from mcis.platform.networks.trained_segmenter import open_trained_segmenter
         from mcis.platform.runs.progress import console
         from mcis.platform.runs.workspace import Workspace
 
@@ -52,9 +53,9 @@ def predict(
             raise UserError("--name and --model" if name else "no network", "one of them", "give --name or --model")
         if model is None:
             run = Workspace(workspace, create=False).run(name or "", create=False).path
-            trained = trained_run(run, assignments or [])
+            trained = open_trained_segmenter(run, assignments or [])
         else:
-            trained = pretrained(model, assignments or [])
+            trained = open_pretrained(model, assignments or [])
         allow = value_of(trained.config, "data.tags.allow_absolute")
         photographs, notes = list_photographs(
             [*(images or []), *([tags] if tags else [])], excluded=out, allow_absolute=allow
@@ -90,11 +91,12 @@ def suggest(
     corrected, of --format, comes back by `mcis import ... --labels OUT/labels.csv`.
     """
     with plain_errors(resumes=False):
-        from mcis.platform.networks.predictor import Predictor, trained_run
+        from mcis.platform.networks.predictor import Predictor
+        from mcis.platform.networks.trained_segmenter import open_trained_segmenter
         from mcis.platform.reporting.suggestions import write_suggestions
         from mcis.platform.runs.workspace import Workspace
 
         opened = Workspace(workspace, create=False)
-        trained = trained_run(opened.run(name, create=False).path)
+        trained = open_trained_segmenter(opened.run(name, create=False).path)
         with contextlib.closing(Predictor(trained, processes=max(1, (os.cpu_count() or 1) - 1))) as predictor:
             typer.echo(write_suggestions(opened, name, predictor, count, out, format))

@@ -14,7 +14,7 @@ from mcis.models.backbones import Normalization, to_unit
 from mcis.models.networks import normalization_of
 from mcis.platform.networks.build import build_segmenter, load_trained
 from mcis.platform.networks.hub import write_pretrained
-from mcis.platform.networks.predictor import trained_run
+from mcis.platform.networks.trained_segmenter import open_trained_segmenter
 from mcis.platform.runs.files import written_aside
 from mcis.platform.runs.workspace import Workspace
 
@@ -73,7 +73,7 @@ def export_onnx(workspace: Workspace, name: str, out: Path) -> str:
 
 def _program(workspace: Workspace, name: str) -> tuple[ExportedProgram, dict[str, Any]]:
     """The network with its preprocessing, for images of any size, and what it says of itself."""
-    trained = trained_run(workspace.run(name, create=False).path)
+    trained = open_trained_segmenter(workspace.run(name, create=False).path)
     backbone = trained.config.segmenter.backbone
     network = load_trained(build_segmenter(trained.config.segmenter, len(trained.classes)), trained.weights)
     with_pixels = _WithPixels(network, normalization_of(backbone)).eval()
@@ -98,5 +98,5 @@ def _program(workspace: Workspace, name: str) -> tuple[ExportedProgram, dict[str
 
 def export_pretrained(workspace: Workspace, name: str, out: Path) -> str:
     """Writes the network as `Predictor.save_pretrained` does; returns what it wrote, in words."""
-    write_pretrained(trained_run(workspace.run(name, create=False).path), out)
+    write_pretrained(open_trained_segmenter(workspace.run(name, create=False).path), out)
     return f"network and model card in {out}: mcis predict IMAGES --model {out}, or publish it by `hf upload`"

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from mcis.datasets.images.decode import RejectedImage, encode_labels, resize_labels
 from mcis.datasets.images.squares import read_picture
 from mcis.datasets.sources.photographs import Photograph
-from mcis.platform.networks.predictor import MOST_SIDE, Photo, Prediction, Predictor
+from mcis.platform.networks.predictor import Photo, Prediction, Predictor
+from mcis.platform.networks.trained_segmenter import DEFAULT_MAX_SIDE
 from mcis.platform.reporting.files import csv_table, labels_table, write_bytes
 from mcis.platform.reporting.html import encode
 from mcis.platform.reporting.panels import overlay_picture
@@ -23,7 +24,7 @@ def predict_photographs(
     """Writes what is predicted of photographs below `out`; what lies there under the same names is replaced.
 
         masks/<name>.png      palette PNG at the photograph's size
-        overlays/<name>.jpg   the labels' colors over the photograph, at most MOST_SIDE pixels a side
+        overlays/<name>.jpg   the labels' colors over the photograph, at most DEFAULT_MAX_SIDE pixels a side
         shares.csv            a row for each photograph: its file, mask and size, and the share of each label's pixels
         labels.csv            which label is which class, and its color
         rejects.csv           the files that give no photograph, and why
@@ -44,7 +45,7 @@ def predict_photographs(
         for photograph in photographs:
             try:
                 picture = predictor.read(photograph.uri)
-                shown = read_picture(photograph.uri, max_pixels=predictor.max_pixels, max_side=MOST_SIDE)
+                shown = read_picture(photograph.uri, max_pixels=predictor.max_pixels, max_side=DEFAULT_MAX_SIDE)
             except RejectedImage as error:
                 rejected.append((photograph.uri, error.reason))
                 continue

@@ -15,7 +15,8 @@ from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.index import Listing, shown
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
-from mcis.platform.networks.predictor import Photo, Prediction, Predictor, TrainedRun
+from mcis.platform.networks.predictor import Photo, Prediction, Predictor
+from mcis.platform.networks.trained_segmenter import TrainedSegmenter
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.outputs.tables import PREDICTIONS_SCHEMA
 from mcis.platform.runs.context import RunContext
@@ -34,7 +35,7 @@ class PredictRows:
 
     def __init__(self, config: Config, weights: Path, classes: tuple[str, ...]):
         self.max_side = config.data.max_side
-        trained = TrainedRun(config, weights, classes, self.max_side)
+        trained = TrainedSegmenter(config, weights, classes, self.max_side)
         self.predictor = Predictor(trained, gpu=config.compute.gpu)
 
     def __call__(self, rows: pa.Table) -> pa.Table:

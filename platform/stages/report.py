@@ -18,7 +18,8 @@ from mcis.datasets.tables.shards import Shards
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.step_log import STEPS
-from mcis.platform.networks.predictor import Predictor, TrainedRun
+from mcis.platform.networks.predictor import Predictor
+from mcis.platform.networks.trained_segmenter import TrainedSegmenter
 from mcis.platform.outputs.read_index import split_rows, truth_of_row
 from mcis.platform.outputs.relations import relations_of_run
 from mcis.platform.outputs.tables import image_maps
@@ -169,6 +170,6 @@ def _predictions(config: Config, context: RunContext, rows: pa.Table, split: str
         tables = (shards.rows(image_id) for image_id in rows["image_id"].to_pylist() if image_id in shards.shard_of)
         predicted = [row for table in tables for row in table.to_pylist()]
         return {row["image_id"]: decode_labels(row["crf"] or row["plain"]) for row in predicted}
-    trained = TrainedRun(config, context.inputs["train_segmenter"], context.classes, config.data.max_side)
+    trained = TrainedSegmenter(config, context.inputs["train_segmenter"], context.classes, config.data.max_side)
     predictor = Predictor(trained, gpu=False)
     return {row["image_id"]: predictor(row["uri"]) for row in rows.select(["image_id", "uri"]).to_pylist()}

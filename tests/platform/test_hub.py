@@ -21,7 +21,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import fit_picture
 from mcis.platform.api import Predictor, scores
 from mcis.platform.cli import app
-from mcis.platform.networks.hub import log_segmenter
+from mcis.platform.networks.mlflow_model import log_segmenter
 from mcis.platform.networks.predictor import Photo
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import RunFolder, Workspace
@@ -103,7 +103,7 @@ def test_a_network_in_a_folder_predicts_as_its_run(run: Path, tmp_path: Path, mo
         assert (out / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
     card, text = huggingface_hub.ModelCard.load(out / "README.md"), (out / "README.md").read_text()
     assert card.data.library_name == "mcis"
-    assert "3 images, known by tags alone" in text
+    assert "3 images with image-level tags only" in text
     for score in scores(run):
         assert f"| {score.title}, {score.name} | {score.miou:.1f} | split val, images 8, " in text
     Image.fromarray(image).save(tmp_path / "a.png")

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_labels
 from mcis.platform.cli import app
-from mcis.platform.networks.predictor import Predictor, trained_run
+from mcis.platform.networks.predictor import Predictor
+from mcis.platform.networks.trained_segmenter import open_trained_segmenter
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "predict.md"
 
@@ -161,7 +162,7 @@ def test_photographs_are_predicted_at_the_size_of_the_images_that_were_trained_o
     trained: Callable[..., Path], sides: tuple[int, ...], given: list[str], assignments: list[str], side: int | None
 ) -> None:
     run = trained(2, *given, sides=sides)
-    assert trained_run(run, assignments).max_side == side
+    assert open_trained_segmenter(run, assignments).max_side == side
     assert Predictor.load(run, assignments).max_side == side
 
 

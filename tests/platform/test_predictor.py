@@ -82,7 +82,7 @@ def test_images_beside_each_other_have_the_labels_of_images_in_turn(monkeypatch:
     rng = np.random.default_rng(0)
     images = [rng.integers(0, 256, (side, 2 * side, 3), np.uint8) for side in (20, 9, 33, 14, 21)]
     predicted = []
-    trained = predictor.TrainedRun(config, Path("none"), ("a",), max_side=48)
+    trained = predictor.TrainedSegmenter(config, Path("none"), ("a",), max_side=48)
     for processes in (0, 2):
         labeler = predictor.Predictor(trained, gpu=False, processes=processes)
         numbered = [predictor.Photo(number, fit_picture(image, 48)) for number, image in enumerate(images)]
@@ -117,7 +117,7 @@ def test_few_images_wait_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The network is at most as many images ahead as there are processes, one that is made ready, and its own."""
     monkeypatch.setattr(predictor, "load_trained", lambda *given: Halves())
     config = resolve("voc", "scratch", assignments=["predict.crf.iterations=0"]).config
-    trained = predictor.TrainedRun(config, Path("none"), ("a",), max_side=None)
+    trained = predictor.TrainedSegmenter(config, Path("none"), ("a",), max_side=None)
     labeler = predictor.Predictor(trained, gpu=False, processes=2)
     read = finished = ahead = 0
 

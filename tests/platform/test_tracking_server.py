@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from mcis.datasets.errors import UserError
-from mcis.platform.networks.hub import log_segmenter
+from mcis.platform.networks.mlflow_model import log_segmenter
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import Workspace
 

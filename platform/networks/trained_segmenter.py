@@ -1,0 +1,95 @@
+"""Opens the trained segmentation network of a run for predictions."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.storage.folders import local_path
+from mcis.platform.config.resolve import resolve
+from mcis.platform.config.sections import Config
+from mcis.platform.outputs.read_index import of_split, open_index
+from mcis.platform.runs.workspace import Workspace
+
+DEFAULT_MAX_SIDE = 1024
+"""Longest side, pixels, at which photographs are predicted if the run has no `data.max_side`; also that of overlays."""
+
+
+class TrainedSegmenter(NamedTuple):
+    """A trained segmentation network and what its predictions depend on.
+
+    Attributes:
+        config: The configuration of its run, with the values that were changed for predictions.
+        weights: The folder that holds its weights.
+        classes: The K class names. Label 0 is background, label k + 1 is `classes[k]`.
+        max_side: Longest side at which photographs are predicted, pixels. By default the median longest side of the
+            training images as they were read, because a network recognizes things by their size; `data.max_side` if
+            that is set for predictions. None: each photograph at its own size.
+        run: The folder of its run, which the model card describes. None: the network has no run here.
+    """
+
+    config: Config
+    weights: Path
+    classes: tuple[str, ...]
+    max_side: int | None
+    run: Path | None = None
+
+
+def open_trained_segmenter(run: Path | str, assignments: Sequence[str] = ()) -> TrainedSegmenter:
+    """Opens the trained segmentation network of a run.
+
+    Args:
+        run: The folder of the run, WORKSPACE/runs/NAME.
+        assignments: `key=value` texts that change the run's `predict.*` or `data.max_side`.
+
+    Raises:
+        UserError: There is no such run, it has trained no segmenter, or other keys are set.
+    """
+    folder = local_path(str(run)).expanduser().resolve()
+    check_assignments(assignments)
+
+    workspace = Workspace(folder.parent.parent, create=False)
+    weights = workspace.outputs(folder.name).get("train_segmenter")
+    if weights is None:
+        raise UserError(
+            f"{folder} is no run, or has no trained segmentation network",
+            "the folder of a run that has passed the stage train_segmenter, WORKSPACE/runs/NAME",
+            "name another run, or repeat its command with --until train_segmenter",
+        )
+
+    config = resolve(assignments=assignments, file=workspace.run(folder.name, create=False).config).config
+    index = open_index(workspace, folder.name)
+    max_side = config.data.max_side
+    if not sets_max_side(assignments):
+        max_side = _median_side(index.index, config.data.max_side or DEFAULT_MAX_SIDE)
+
+    return TrainedSegmenter(config, weights, index.classes, max_side, folder)
+
+
+def _median_side(index: pa.Table, limit: int) -> int:
+    """Returns the median longest side of the training images, at most `limit`; `limit` if there are none."""
+    rows = of_split(index, "train")
+    if not len(rows):
+        return limit
+    sides = np.maximum(rows["height"].to_numpy(), rows["width"].to_numpy())
+    return min(limit, int(np.median(sides)))
+
+
+def sets_max_side(assignments: Sequence[str]) -> bool:
+    """Returns whether `key=value` texts set `data.max_side`."""
+    return any(text.startswith("data.max_side=") for text in assignments)
+
+
+def check_assignments(assignments: Sequence[str]) -> None:
+    """Raises UserError if `key=value` texts change anything but predictions."""
+    allowed = ("predict.", "data.max_side=", "data.max_pixels=", "data.tags.allow_absolute=")
+    others = [text for text in assignments if not text.startswith(allowed)]
+    if others:
+        raise UserError(
+            f"{', '.join(others)} for the predictions of a trained network",
+            "keys predict.*, data.max_side, data.max_pixels or data.tags.allow_absolute",
+            "leave the others out, or repeat the run with them",
+        )
