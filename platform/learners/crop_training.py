@@ -14,7 +14,7 @@ from mcis.platform.config.sections import Config
 from mcis.platform.engine.learner import Learner
 from mcis.platform.engine.step_log import loss_trend
 from mcis.platform.engine.training import fit
-from mcis.platform.networks.pretrained import later_weights
+from mcis.platform.networks.pretrained import downstream_weights
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.results import StageResult
 
@@ -40,7 +40,7 @@ def crops(
         "config": section.model_copy(update={"min_steps": updates, "min_epochs": 0.0}),
         "seed": config.seed,
         "masked": MaskedImages(ids, uris, masks, config.data.max_side, hashes),
-        "pretrained": later_weights(config, network, context.workspace),
+        "pretrained": downstream_weights(config, network, context.workspace),
     }
 
 

@@ -1,4 +1,4 @@
-"""The networks that a configuration names, built or loaded from a finished stage."""
+"""Builds the networks that a configuration names, and loads those that a finished stage trained."""
 
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,23 +19,36 @@ Network = TypeVar("Network", bound=nn.Module)
 
 
 def build_backbone(config: NetworkConfig) -> Backbone:
-    """The backbone of a configured network, with its initial weights; errors as of `networks.build_backbone`."""
+    """Builds the backbone of a configured network with its initial weights.
+
+    Raises:
+        UserError: The backbone cannot have the configured stride.
+    """
     section = NETWORKS[type(config)]
     with keys_in_errors(f"{section}.backbone", f"{section}.stride"):
         return networks.build_backbone(config.backbone, stride=config.stride, channels=config.channels)
 
 
 def freeze(network: nn.Module, config: NetworkConfig) -> None:
-    """Freezes what is not trained of a network's backbone, before its optimizer is made; errors as of `train_last`."""
-    if config.trainable_stages != "all":
-        assert isinstance(network.backbone, Backbone)
-        with keys_in_errors(f"{NETWORKS[type(config)]}.trainable_stages"):
-            train_last(network.backbone, 0 if isinstance(config.trainable_stages, str) else config.trainable_stages)
+    """Freezes the stages of a network's backbone that are not trained. Call it before the optimizer is built.
+
+    Raises:
+        UserError: The backbone has fewer stages than are to be trained.
+    """
+    if config.trainable_stages == "all":
+        return
+    assert isinstance(network.backbone, Backbone)
+    with keys_in_errors(f"{NETWORKS[type(config)]}.trainable_stages"):
+        train_last(network.backbone, config.trainable_stages)
 
 
 def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClassifier:
-    """The classifier as configured, with its initial weights; UserError where the backbone cannot have the stride, or
-    lacks what equivariant attention compares."""
+    """Builds the classifier of `classes` classes with its initial weights.
+
+    Raises:
+        UserError: The backbone cannot have the configured stride, or lacks the intermediate features that equivariant
+            attention compares.
+    """
     backbone = build_backbone(config)
     with keys_in_errors("classifier.backbone", "classifier.equivariant.weight"):
         return CoAttentionClassifier(
@@ -52,7 +65,7 @@ def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClass
 
 
 def build_affinity_net(config: AffinityNetConfig) -> AffinityNet:
-    """The affinity network as configured, with its initial weights."""
+    """Builds the affinity network with its initial weights. Raises what `build_backbone` raises."""
     return AffinityNet(
         build_backbone(config),
         kind=config.kind,
@@ -64,17 +77,22 @@ def build_affinity_net(config: AffinityNetConfig) -> AffinityNet:
 
 
 def build_segmenter(config: SegmenterConfig, classes: int) -> nn.Module:
-    """The segmentation network as configured, with its initial weights; UserError where the backbone cannot have the
-    stride or lacks a level that the network needs, or the network has no image-level head where it is to learn."""
+    """Builds the segmentation network of `classes` classes and background with its initial weights.
+
+    Raises:
+        UserError: The backbone cannot have the configured stride or lacks a level that the network needs, or an
+            image-level loss is configured for a network without an image-level head.
+    """
     backbone = build_backbone(config)
     with keys_in_errors("segmenter.backbone", "segmenter.network"):
         network = networks.SEGMENTERS[config.network](
             backbone, labels=classes + 1, width=config.width, dilation=config.dilation, dropout=config.dropout
         )
+
     if config.image_loss_weight and getattr(network, "image_head", None) is None:
         raise UserError(
             f"segmenter.image_loss_weight is set for network {config.network}, which has no image-level head",
-            "a network with such a head, as pyramid",
+            "a network with such a head, for example pyramid",
             "set segmenter.network=pyramid or segmenter.image_loss_weight=0",
         )
     assert isinstance(network, nn.Module)
@@ -82,14 +100,23 @@ def build_segmenter(config: SegmenterConfig, classes: int) -> nn.Module:
 
 
 def load_trained(network: Network, folder: Path, device: torch.device | None = None) -> Network:
-    """A network with the weights that a finished stage, or `write_pretrained`, left in a folder, in evaluation mode;
-    where a device is named, there (`move_channels_last`)."""
+    """Loads trained weights into a network and switches it to evaluation mode.
+
+    Args:
+        folder: The output of a finished training stage, or what `write_pretrained` wrote.
+        device: Where to move the network (`move_channels_last`). None: leave it where it is.
+
+    Raises:
+        UserError: See `load_weights`.
+    """
     load_weights(network, weights_in(folder))
-    return (move_channels_last(network, device) if device else network).eval()
+    if device:
+        move_channels_last(network, device)
+    return network.eval()
 
 
 def move_channels_last(network: Network, device: torch.device) -> Network:
-    """Moves a network to its device, channels last, the order in which convolutions are fastest."""
-    anything: Any = network  # torch's stubs know no memory format
-    anything.to(device, memory_format=torch.channels_last)
+    """Moves a network to its device, in channels-last order, in which convolutions are fastest."""
+    untyped: Any = network  # torch's stubs do not declare memory_format
+    untyped.to(device, memory_format=torch.channels_last)
     return network

@@ -1,4 +1,4 @@
-"""A backbone before its training -> its outputs of images, kept for a training that leaves it as it is."""
+"""Computes the features that a frozen, pretrained backbone extracts from images, to be cached for its training."""
 
 import functools
 from pathlib import Path
@@ -16,50 +16,58 @@ from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.networks.build import build_backbone, move_channels_last
 from mcis.platform.networks.pretrained import load_backbone
 
-BATCH_ON_CPU, BATCH_ON_GPU = 2, 64
-"""Images of a forward pass, mirror images among them; a CPU is faster while layers' outputs stay in its cache."""
+BATCH_ON_CPU = 2
+"""Images in a forward pass on a CPU, flipped ones included. It is faster while layer outputs fit the CPU's cache."""
+BATCH_ON_GPU = 64
+"""Images in a forward pass on a GPU, flipped ones included."""
 
 
 @functools.cache
 def features_shape(config: ClassifierConfig) -> tuple[int, int, int]:
-    """(C, H, W) of the backbone's output of an image at the classifier's size."""
+    """Returns the shape (C, H, W) of the backbone's output for an image at the classifier's input size."""
     with torch.device("meta"):
         backbone = build_backbone(config).eval()
     with torch.inference_mode():
-        _, c, h, w = backbone(torch.zeros(1, 3, config.input_size, config.input_size, device="meta")).shape
-    return c, h, w
+        output = backbone(torch.zeros(1, 3, config.input_size, config.input_size, device="meta"))
+    _, channels, height, width = output.shape
+    return channels, height, width
 
 
 class MakeFeatures:
-    """Rows of an index -> a shard of features: of each image, and of its mirror image, (V, C, H, W) float16.
+    """Maps rows of an index to a shard of features, (V, C, H, W) float16 for each image.
 
     Args:
-        pretrained: file of the backbone's weights.
-        gpu: whether there is one.
-        views: V, 1 or 2; of one there are no mirror images.
+        pretrained: File of the backbone's weights.
+        gpu: Whether the backbone runs on a GPU.
+        views: V. 1: the image; 2: the image and its horizontal flip.
     """
 
     def __init__(self, config: ClassifierConfig, pretrained: Path, gpu: bool, views: int):
-        self.config, self.views, self.device = config, views, torch.device("cuda" if gpu else "cpu")
+        self.config = config
+        self.views = views
+        self.device = torch.device("cuda" if gpu else "cpu")
         backbone = build_backbone(config)
         load_backbone("classifier", backbone, pretrained)
         self.backbone = move_channels_last(backbone, self.device).eval()
 
     @torch.inference_mode()
     def __call__(self, rows: pa.Table) -> pa.Table:
-        batch = (BATCH_ON_GPU if self.device.type == "cuda" else BATCH_ON_CPU) // self.views
-        parts = [self._batch(rows.slice(first, batch)) for first in range(0, len(rows), batch)]
-        features = torch.cat(parts)
+        """Returns the features as a table of the cache. Raises UserError if a value exceeds the range of float16."""
+        batch_size = (BATCH_ON_GPU if self.device.type == "cuda" else BATCH_ON_CPU) // self.views
+        batches = [self._features(rows.slice(first, batch_size)) for first in range(0, len(rows), batch_size)]
+        features = torch.cat(batches)
         if not features.isfinite().all():
             raise UserError(
                 f"features beyond float16's range among the images {shown(rows['image_id'].to_pylist())}",
-                "outputs of a sound backbone",
+                "finite features of at most 65,504",
                 "choose another backbone or other weights, or train all of it (classifier.trainable_stages=all)",
             )
         return cache_table(features.numpy())
 
-    def _batch(self, rows: pa.Table) -> Tensor:
+    def _features(self, rows: pa.Table) -> Tensor:
+        """Returns the features of a batch of images, (B, V, C, H, W) float16."""
         pixels = read_squares(rows, self.config.input_size)
         images = self.backbone.normalize(to_unit(torch.from_numpy(pixels).to(self.device)))
-        views = torch.cat([images, images.flip(3)][: self.views]).contiguous(memory_format=torch.channels_last)
-        return torch.stack(self.backbone(views).chunk(self.views), dim=1).half().cpu()
+        views = [images, images.flip(3)][: self.views]
+        batch = torch.cat(views).contiguous(memory_format=torch.channels_last)
+        return torch.stack(self.backbone(batch).chunk(self.views), dim=1).half().cpu()

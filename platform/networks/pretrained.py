@@ -1,7 +1,7 @@
-"""Weights that trainings start from: pretrained ones of backbones, and classifiers that were trained before.
+"""Finds the weights that trainings start from: pretrained backbones, and classifiers that were trained before.
 
-Pretrained ones are a local file, the bundled one, or fetched once into the workspace: torch's own downloader fetches
-torchvision's and checks their hash; timm fetches its own, from its hub or cache.
+Pretrained weights are a local file, bundled with this package, or downloaded once into the workspace. Torch downloads
+those of torchvision and checks their hash; timm downloads its own, or finds them in its cache.
 """
 
 import urllib.error
@@ -23,40 +23,66 @@ from mcis.platform.networks.checkpoints import load_weights, save
 from mcis.platform.runs.files import disk_errors
 from mcis.platform.runs.workspace import Workspace
 
+_DESCRIBED_FIELDS = {"backbone", "stride", "standardize", "attention", "head", "affinity", "num_domain_affinities"}
+"""Fields of a classifier's configuration that its weights are described by."""
+
 
 def classifier_weights(config: Config, workspace: Workspace) -> Path | None:
-    """The pretrained weights that the classifier's backbone starts from, or features are made by; None where it is
-    trained from scratch, or a file has all of its weights."""
+    """Returns the file of pretrained weights of the classifier's backbone, from which features are extracted too.
+
+    Returns:
+        None if the backbone is trained from scratch, or if the whole classifier is loaded from a file.
+
+    Raises:
+        UserError: See `backbone_weights`.
+    """
     if config.weights.classifier:
         return None
     return backbone_weights(config.weights.classifier_backbone, config.classifier.backbone, workspace)
 
 
-def later_weights(config: Config, network: Literal["segmenter", "affinity_net"], workspace: Workspace) -> Path | None:
-    """The pretrained weights that a network behind the classifier starts from; None: from the classifier's backbone."""
+def downstream_weights(
+    config: Config, network: Literal["segmenter", "affinity_net"], workspace: Workspace
+) -> Path | None:
+    """Returns the file of pretrained weights of the backbone of a network that is trained after the classifier.
+
+    Returns:
+        None if the backbone is trained from scratch, or starts from the weights of the classifier's backbone.
+
+    Raises:
+        UserError: See `backbone_weights`.
+    """
     if network == "segmenter" and config.segmenter.init == "classifier":
         return None
     return backbone_weights(config.weights.origin(network), getattr(config, network).backbone, workspace)
 
 
 def load_backbone(network: Literal["classifier", "segmenter", "affinity_net"], backbone: Backbone, path: Path) -> None:
-    """Loads pretrained weights into the backbone of one of the networks; errors as of `load_pretrained`, with the
-    configuration keys of the network."""
+    """Loads pretrained weights into the backbone of a network.
+
+    Raises:
+        UserError: See `load_pretrained`; the message names the configuration keys of the network.
+    """
     with keys_in_errors(f"weights.{network}_backbone", f"{network}.backbone"):
         load_pretrained(backbone, fetched(path))
 
 
 def backbone_weights(origin: str, backbone: str, workspace: Workspace) -> Path | None:
-    """The file with the pretrained weights of a backbone, or None where it is trained from scratch.
+    """Returns the file of pretrained weights of a backbone, after downloading it if necessary.
 
     Args:
-        origin: `none`, `download`, `bundled` or a file's path, as configured.
+        origin: `none`, `download`, `bundled` or the path of a file, as configured.
+        backbone: Name of the backbone.
+
+    Returns:
+        None if the backbone is trained from scratch.
 
     Raises:
-        UserError: the file is absent, there are none for this backbone, or the download failed.
+        UserError: The file is absent, there are no such weights of this backbone, or the download failed.
     """
     if origin == "none":
         return None
+
     if origin == "bundled":
         if backbone not in BUNDLED:
             raise UserError(
@@ -65,11 +91,13 @@ def backbone_weights(origin: str, backbone: str, workspace: Workspace) -> Path |
                 "choose one (classifier.backbone, segmenter.backbone), or --set weights.classifier_backbone=download",
             )
         return bundled_file(backbone)
+
     if origin == "download":
-        path = _place(backbone, workspace)
+        path = _download_path(backbone, workspace)
         if not is_there(path):
             _download(backbone, path)
         return path
+
     path = local_path(origin)
     if not is_there(path):
         raise UserError(
@@ -80,8 +108,8 @@ def backbone_weights(origin: str, backbone: str, workspace: Workspace) -> Path |
     return path
 
 
-def _place(backbone: str, workspace: Workspace) -> Path:
-    """Where a backbone's weights are kept once they are fetched."""
+def _download_path(backbone: str, workspace: Workspace) -> Path:
+    """Returns where the weights of a backbone are kept after their download. Raises UserError if there are none."""
     if backbone.startswith(TIMM):
         return workspace.weights / f"{backbone.replace('/', '-')}.pt"
     if backbone not in PRETRAINED:
@@ -96,23 +124,15 @@ def _place(backbone: str, workspace: Workspace) -> Path:
 
 
 def _download(backbone: str, path: Path) -> None:
-    """Fetches the weights of a backbone into a file."""
+    """Downloads the weights of a backbone to a file. Raises UserError if that fails."""
+    is_timm = backbone.startswith(TIMM)
     try:
-        if backbone.startswith(TIMM):
-            from mcis.models.timm_backbones import downloaded_state
-
-            state = downloaded_state(backbone.removeprefix(TIMM))
-            save(state, path)
+        if is_timm:
+            _download_from_timm(backbone, path)
         else:
-            from torch.hub import load_state_dict_from_url
-
-            with disk_errors(path.parent):
-                load_state_dict_from_url(
-                    pretrained_url(backbone), str(path.parent), map_location="cpu", check_hash=True, weights_only=True
-                )
-                send(path, path)
+            _download_from_torchvision(backbone, path)
     except (urllib.error.URLError, OSError, RuntimeError) as error:
-        hub = "timm's hub" if backbone.startswith(TIMM) else "torchvision's model zoo"
+        hub = "timm's hub" if is_timm else "torchvision's model zoo"
         raise UserError(
             f"the weights of {backbone} cannot be downloaded ({error})",
             f"a connection, or the file {path}",
@@ -122,17 +142,39 @@ def _download(backbone: str, path: Path) -> None:
         ) from None
 
 
-_DESCRIBED = {"backbone", "stride", "standardize", "attention", "head", "affinity", "num_domain_affinities"}
+def _download_from_timm(backbone: str, path: Path) -> None:
+    from mcis.models.timm_backbones import downloaded_state
+
+    save(downloaded_state(backbone.removeprefix(TIMM)), path)
+
+
+def _download_from_torchvision(backbone: str, path: Path) -> None:
+    from torch.hub import load_state_dict_from_url
+
+    with disk_errors(path.parent):
+        load_state_dict_from_url(
+            pretrained_url(backbone), str(path.parent), map_location="cpu", check_hash=True, weights_only=True
+        )
+        send(path, path)
 
 
 def classifier_description(config: ClassifierConfig, classes: Sequence[str]) -> dict[str, Any]:
-    """What a file of weights says of its classifier: the class names in their order, and what shapes leave open."""
-    return {"classes": list(classes), **config.model_dump(mode="json", include=_DESCRIBED)}
+    """Returns the description of a classifier in its file of weights.
+
+    It holds the class names in their order, and the values of the configuration that shapes of tensors do not reveal.
+    """
+    return {"classes": list(classes), **config.model_dump(mode="json", include=_DESCRIBED_FIELDS)}
 
 
-def classifier_file(config: Config) -> Path | None:
-    """The file of a classifier that is taken over (`weights.classifier`); None where none is named. UserError where
-    there is no such file."""
+def trained_classifier_file(config: Config) -> Path | None:
+    """Returns the file of a trained classifier that is used instead of a training (`weights.classifier`).
+
+    Returns:
+        None if no file is configured.
+
+    Raises:
+        UserError: There is no such file.
+    """
     if not config.weights.classifier:
         return None
     path = local_path(config.weights.classifier)
@@ -146,20 +188,24 @@ def classifier_file(config: Config) -> Path | None:
 
 
 def load_trained_classifier(config: Config, path: Path, classes: Sequence[str]) -> CoAttentionClassifier:
-    """The classifier in a file of weights; what the file does not say of itself is taken on trust. UserError where the
-    file is damaged or of another configuration."""
+    """Loads the classifier from a file of weights. Values that the file does not describe are not checked.
+
+    Raises:
+        UserError: The file is damaged or of another configuration.
+    """
     model = build_classifier(config.classifier, len(classes))
-    wanted = classifier_description(config.classifier, classes)
     expected = f"the classifier of this configuration ({config.classifier.backbone}, {len(classes)} classes)"
     remedy = "give the recipe and values that it was trained with; released weights need --recipe released"
     try:
-        description = load_weights(model, path)
+        found = load_weights(model, path)
     except BadFile as error:
         raise UserError(error.found, expected, remedy) from None
+
+    configured = classifier_description(config.classifier, classes)
     different = [
-        f"{name} is {description[name]}, here {value}"
-        for name, value in wanted.items()
-        if name in description and description[name] != value
+        f"{name} is {found[name]}, here {value}"
+        for name, value in configured.items()
+        if name in found and found[name] != value
     ]
     if different:
         raise UserError(f"{path} does not fit this configuration: {'; '.join(different)}", expected, remedy)

@@ -24,7 +24,7 @@ from mcis.models.pseudo_masks import MASK_RULES, PseudoMask
 from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import Worker, map_table
-from mcis.platform.networks.masks import Walk, tagged_maps
+from mcis.platform.networks.tagged_maps import AffinityWalk, tagged_maps
 from mcis.platform.outputs.corrected import CORRECTED, given_mask, with_corrected
 from mcis.platform.outputs.read_index import of_split, split_rows
 from mcis.platform.outputs.tables import MASKS_SCHEMA
@@ -82,7 +82,7 @@ class MakeMasks:
 
     def __init__(self, config: Config, classes: int, maps: Shards, affinities: Path | None, gpu: bool):
         self.config, self.classes, self.maps = config, classes, maps
-        self.walk = Walk(config, affinities, gpu) if affinities else None
+        self.walk = AffinityWalk(config, affinities, gpu) if affinities else None
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         return pa.Table.from_pylist([self._mask(row) for row in rows.to_pylist()], schema=MASKS_SCHEMA)

@@ -21,8 +21,8 @@ from mcis.platform.engine.mapping import map_table
 from mcis.platform.learners.affinity_learner import AffinityLearner
 from mcis.platform.learners.crop_training import crops, taught_rows, train_on_crops
 from mcis.platform.networks.build import build_affinity_net, build_backbone, freeze
-from mcis.platform.networks.masks import tagged_maps
-from mcis.platform.networks.pretrained import later_weights, load_backbone
+from mcis.platform.networks.pretrained import downstream_weights, load_backbone
+from mcis.platform.networks.tagged_maps import tagged_maps
 from mcis.platform.outputs.corrected import CORRECTED, given_mask, with_corrected
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.outputs.tables import LABELS_SCHEMA
@@ -36,13 +36,13 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     """Raises UserError where pretrained weights cannot be had or do not fit, or the backbone lacks stride or stages."""
     with torch.device("meta"):
         freeze(build_affinity_net(config.affinity_net), config.affinity_net)
-    if path := later_weights(config, "affinity_net", workspace):
+    if path := downstream_weights(config, "affinity_net", workspace):
         load_backbone("affinity_net", build_backbone(config.affinity_net), path)
 
 
 def inputs(config: Config, context: RunContext) -> Any:
     """The content of the pretrained weights' file, the size at which images are read, and the corrected masks."""
-    path = later_weights(config, "affinity_net", context.workspace)
+    path = downstream_weights(config, "affinity_net", context.workspace)
     rows = with_corrected(split_rows(context, "train", tagged=True, columns=["image_id"]), config.data.corrected_masks)
     return path and content_digest(path), config.data.max_side, file_stamps(rows[CORRECTED])
 

@@ -24,10 +24,10 @@ from mcis.platform.networks.build import build_backbone, build_classifier, freez
 from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
 from mcis.platform.networks.pretrained import (
     classifier_description,
-    classifier_file,
     classifier_weights,
     load_backbone,
     load_trained_classifier,
+    trained_classifier_file,
 )
 from mcis.platform.outputs.read_index import of_source, split_rows
 from mcis.platform.runs.context import RunContext
@@ -41,7 +41,7 @@ _SAMPLE = 256
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     """Raises UserError where weights cannot be had or do not fit, or the backbone has no such stride or stages."""
-    if trained := classifier_file(config):
+    if trained := trained_classifier_file(config):
         load_trained_classifier(config, trained, listing.classes)
         return
     with torch.device("meta"):
@@ -52,7 +52,7 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
 
 def inputs(config: Config, context: RunContext) -> Any:
     """The content of the file of weights that are taken over, or that training starts from; whether it is validated."""
-    path = classifier_file(config) or classifier_weights(config, context.workspace)
+    path = trained_classifier_file(config) or classifier_weights(config, context.workspace)
     return path and content_digest(path), config.classifier.val_every == 0
 
 
@@ -62,7 +62,7 @@ def run(config: Config, context: RunContext) -> StageResult:
     Raises:
         UserError: weights cannot be had or do not fit, or the loss is not finite.
     """
-    if trained := classifier_file(config):
+    if trained := trained_classifier_file(config):
         return _take_trained(config, context, trained)
     learner = _learner(config, context)
     validation = _validation(config, context, learner)

@@ -17,7 +17,7 @@ from mcis.platform.config.sections import Config
 from mcis.platform.learners.crop_training import crops, taught_rows, train_on_crops
 from mcis.platform.learners.segmenter_learner import SegmenterLearner
 from mcis.platform.networks.build import build_backbone, build_classifier, build_segmenter, freeze, load_trained
-from mcis.platform.networks.pretrained import later_weights, load_backbone
+from mcis.platform.networks.pretrained import downstream_weights, load_backbone
 from mcis.platform.outputs.corrected import CORRECTED
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.runs.context import RunContext
@@ -30,13 +30,13 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     """Raises UserError where weights cannot be had or do not fit, or the backbone lacks the stride, stages or level."""
     with torch.device("meta"):
         freeze(build_segmenter(config.segmenter, len(listing.classes)), config.segmenter)
-    if path := later_weights(config, "segmenter", workspace):
+    if path := downstream_weights(config, "segmenter", workspace):
         load_backbone("segmenter", build_backbone(config.segmenter), path)
 
 
 def inputs(config: Config, context: RunContext) -> Any:
     """The content of the pretrained weights' file."""
-    path = later_weights(config, "segmenter", context.workspace)
+    path = downstream_weights(config, "segmenter", context.workspace)
     return path and content_digest(path)
 
 

@@ -20,7 +20,7 @@ from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.networks.build import build_affinity_net, load_trained
 from mcis.platform.networks.checkpoints import WEIGHTS
-from mcis.platform.networks.masks import Walk, tagged_maps
+from mcis.platform.networks.tagged_maps import AffinityWalk, tagged_maps
 from mcis.platform.outputs.relations import VECTORS, read_vectors
 from mcis.platform.outputs.tables import image_maps
 from mcis.platform.runs.files import read_table
@@ -146,7 +146,7 @@ def test_masks_are_made_of_maps_that_have_walked(kept: pipeline.RunResult) -> No
     rows = read_table(inputs["index"] / "index.parquet")
     row = next(row for row in rows.to_pylist() if row["image_id"] == masks["image_id"][0].as_py())
     table = Shards(inputs["localize"] / "maps")
-    walk = Walk(config, inputs["train_affinity"], gpu=False)
+    walk = AffinityWalk(config, inputs["train_affinity"], gpu=False)
     walked, still = tagged_maps(row, table, config, walk=walk), tagged_maps(row, table, config)
     assert walked.scores.shape == still.scores.shape
     assert walked.scores.max() <= 1

@@ -1,4 +1,4 @@
-"""Localization maps of an image -> scores of its pixels, which pseudo masks are made of; a walk over affinities."""
+"""Turns the localization maps of an image into scores of its pixels, of which pseudo masks are made."""
 
 import functools
 from pathlib import Path
@@ -24,30 +24,39 @@ from mcis.platform.networks.build import build_affinity_net, load_trained
 from mcis.platform.outputs.tables import ImageMaps, image_maps
 
 
-class Walk:
-    """A trained affinity network, and the walk of maps over what it says of an image.
+class AffinityWalk:
+    """Refines the maps of an image by a random walk over the affinities that a trained network predicts.
 
     Args:
-        weights: the folder of the trained network.
-        gpu: whether the network and the walk run on one.
+        weights: Folder of the trained affinity network.
+        gpu: Whether the network and the walk run on a GPU.
     """
 
     def __init__(self, config: Config, weights: Path, gpu: bool):
-        self.scale, self.max_side, self.walk = config.maps.scale, config.data.max_side, config.pseudo_masks.walk
+        self.scale = config.maps.scale
+        self.max_side = config.data.max_side
+        self.walk = config.pseudo_masks.walk
         self.device = torch.device("cuda" if gpu else "cpu")
         self.model = load_trained(build_affinity_net(config.affinity_net), weights, self.device)
         self.normalize = normalization_of(config.affinity_net.backbone)
 
     @torch.inference_mode()
     def __call__(self, row: dict[str, Any], maps: ImageMaps, size: tuple[int, int]) -> Tensor:
-        """Scores of an image's pixels at a size, (T, H, W), of maps that have walked.
+        """Returns the scores of an image's pixels after the walk, (T, H, W).
 
-        Activations become scores at the network's positions, these walk, and each map is divided by its maximum.
+        Activations become scores at the positions of the affinity network. These walk, and each map is then divided by
+        its maximum.
+
+        Args:
+            row: The image's row of the index.
+            maps: Its T localization maps.
+            size: H and W.
         """
-        side = min(self.max_side or self.walk.max_side, self.walk.max_side)
-        rgb = read_rgb(row["uri"], max_side=side, content_hash=row["content_hash"])
+        max_side = min(self.max_side or self.walk.max_side, self.walk.max_side)
+        rgb = read_rgb(row["uri"], max_side=max_side, content_hash=row["content_hash"])
         image = self.normalize(to_unit(torch.from_numpy(rgb[None]).to(self.device)))
         neighbors = self.model(image)
+
         activations = torch.from_numpy(maps.maps).to(self.device)
         start = scale_maps(resample(activations, maps.grids, neighbors.grids, "bicubic"), self.scale)
         steps = max(1, round(self.walk.steps * (max(rgb.shape) / self.walk.max_side) ** 2))
@@ -61,24 +70,28 @@ def tagged_maps(
     config: Config,
     *,
     saliency: NDArray[np.uint8] | None = None,
-    walk: Walk | None = None,
+    walk: AffinityWalk | None = None,
 ) -> TaggedMaps:
-    """What a rule makes an image's pseudo mask of, at the size at which the image is read.
+    """Returns the input of a rule for pseudo masks: the scores of an image's pixels, at the size at which it is read.
 
     Args:
-        row: of the index.
-        table: of localization maps.
-        saliency: of the image, at that size.
-        walk: that the maps make before they are scores of pixels.
+        row: The image's row of the index.
+        table: The table of localization maps.
+        saliency: Saliency map of the image, at that size.
+        walk: Refines the maps before they become scores of pixels.
     """
-    scale, side = config.maps.scale, config.data.max_side
+    max_side = config.data.max_side
     maps = image_maps(table, row["image_id"])
-    size = fitted_size(row["height"], row["width"], side)
-    scores = walk(row, maps, size) if walk else score_maps(torch.from_numpy(maps.maps), maps.grids, scale, *size)
+    size = fitted_size(row["height"], row["width"], max_side)
+    if walk:
+        scores = walk(row, maps, size)
+    else:
+        scores = score_maps(torch.from_numpy(maps.maps), maps.grids, config.maps.scale, *size)
+
     return TaggedMaps(
         scores.numpy(),
         maps.classes,
-        functools.partial(read_rgb, row["uri"], max_side=side, content_hash=row["content_hash"]),
+        functools.partial(read_rgb, row["uri"], max_side=max_side, content_hash=row["content_hash"]),
         saliency,
-        one_scale=scale == "logarithm",
+        one_scale=config.maps.scale == "logarithm",
     )
