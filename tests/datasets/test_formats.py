@@ -1,10 +1,10 @@
-"""Data sets of other tools become tables that the source `tags` takes (exports that are read again: test_export)."""
+"""Data sets of other tools become tables of the source `tags` (test_export reads exports again)."""
 
 import json
 import shutil
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -19,10 +19,48 @@ from mcis.datasets.formats.outlines import compressed_run_pixels
 from mcis.datasets.images.decode import decode_labels
 from mcis.datasets.sources.tagged import list_tagged
 
+
+class Imported(NamedTuple):
+    """A photograph of an imported table: its class names, and its mask or None."""
+
+    tags: list[str]
+    mask: np.ndarray | None
+
+
+def read_imported(folder: Path) -> dict[str, Imported]:
+    """Reads an imported table by the source `tags`; returns <split>/<image> -> photograph."""
+    listing = list_tagged(folder / "photos.csv")
+    imported: dict[str, Imported] = {}
+    for row in listing.table.to_pylist():
+        assert Path(row["uri"]).is_file()
+        mask = decode_labels(Path(row["mask_uri"]).read_bytes()) if row["mask_uri"] else None
+        name = row["image_id"].removeprefix("images/")
+        imported[name] = Imported([listing.classes[k] for k in row["tags"]], mask)
+    return imported
+
+
+def tags_of(folder: Path) -> dict[str, list[str]]:
+    return {name: photograph.tags for name, photograph in read_imported(folder).items()}
+
+
+@pytest.fixture
+def photographs(tmp_path: Path) -> Path:
+    """A folder with two photographs of 20x30 pixels, a.png and b.png."""
+    for shade, name in enumerate("ab"):
+        Image.new("RGB", (30, 20), (shade, 0, 0)).save(tmp_path / f"{name}.png")
+    return tmp_path
+
+
+# --- coco
+
 SQUARE = [[2.0, 2.0, 12.0, 2.0, 12.0, 12.0, 2.0, 12.0]]
 CONTENT: dict[str, Any] = {
     "categories": [{"id": 7, "name": "dog"}, {"id": 3, "name": "cat"}, {"id": 9, "name": "a;b"}],
-    "images": [{"id": k, "file_name": f"{name}.png", "height": 20, "width": 30} for k, name in enumerate("abc")],
+    "images": [
+        {"id": 0, "file_name": "a.png", "height": 20, "width": 30},
+        {"id": 1, "file_name": "b.png", "height": 20, "width": 30},
+        {"id": 2, "file_name": "c.png", "height": 20, "width": 30},  # is absent
+    ],
     "annotations": [
         {"image_id": 0, "category_id": 7, "segmentation": SQUARE},
         {"image_id": 0, "category_id": 3, "segmentation": {"size": [20, 30], "counts": [0, 120, 480]}},
@@ -33,111 +71,188 @@ CONTENT: dict[str, Any] = {
 }
 
 
-def tags_and_masks(folder: Path) -> dict[str, tuple[list[str], Any]]:
-    found = list_tagged(folder / "photos.csv")
-    rows = found.table.to_pylist()
-    assert all(Path(row["uri"]).is_file() for row in rows)
-    masks = [row["mask_uri"] and decode_labels(Path(row["mask_uri"]).read_bytes()) for row in rows]
-    tags = [[found.classes[k] for k in row["tags"]] for row in rows]
-    return {row["image_id"][7:]: (tag, mask) for row, tag, mask in zip(rows, tags, masks, strict=True)}
-
-
 @pytest.fixture
-def coco(tmp_path: Path) -> Path:
-    for k, name in enumerate("ab"):  # c is absent
-        Image.new("RGB", (30, 20), (k, 0, 0)).save(tmp_path / f"{name}.png")
-    (tmp_path / "set.json").write_text(json.dumps(CONTENT))
-    return tmp_path / "set.json"
+def coco(photographs: Path) -> Path:
+    path = photographs / "set.json"
+    path.write_text(json.dumps(CONTENT))
+    return path
 
 
-def test_splits_of_coco_become_one_table(coco: Path, tmp_path: Path) -> None:
-    """Classes by the alphabet; of two that overlap the smaller on top, crowds ignored and no tags."""
-    said = import_data_set("coco", coco, tmp_path / "out")
-    assert "left out 1 annotation(s) of images that it does not list" in said[1]
-    assert "left out 1 crowd(s), which give no tag" in said[2]
-    assert "left out 1 image(s) that are not in" in said[3]
+def change(path: Path, part: str, number: int, key: str, value: Any) -> None:
+    """Writes CONTENT with one value changed."""
+    content = json.loads(json.dumps(CONTENT))
+    content[part][number][key] = value
+    path.write_text(json.dumps(content))
+
+
+def test_coco_becomes_tags_and_masks(coco: Path, tmp_path: Path) -> None:
+    """Classes are in alphabetical order, smaller objects on top, crowds ignored and no tags."""
+    import_data_set("coco", coco, tmp_path / "out")
+    imported = read_imported(tmp_path / "out")
+
+    mask_a = np.zeros((20, 30))
+    mask_a[:, 20:] = 255  # the crowd
+    mask_a[:, :6] = 1
+    mask_a[2:12, 2:12] = 2
+    mask_b = np.zeros((20, 30))
+    mask_b[2:12, 2:12] = 2
+    assert {name: photograph.tags for name, photograph in imported.items()} == {
+        "train/a.png": ["cat", "dog"],
+        "train/b.png": ["dog"],
+    }
+    np.testing.assert_array_equal(imported["train/a.png"].mask, mask_a)
+    np.testing.assert_array_equal(imported["train/b.png"].mask, mask_b)
+
+
+def test_coco_reports_what_is_left_out(coco: Path, tmp_path: Path) -> None:
+    _, *notes = import_data_set("coco", coco, tmp_path / "out")
+    assert "left out 1 annotation(s) of images that it does not list" in notes[0]
+    assert "left out 1 crowd(s), which give no tag" in notes[1]
+    assert "left out 1 image(s) that are not in" in notes[2]
+
+
+def test_second_split_keeps_the_classes_of_the_table(coco: Path, tmp_path: Path) -> None:
+    """Though only cat is wanted, dog is imported: it is a class of the table."""
+    import_data_set("coco", coco, tmp_path / "out")
     import_data_set("coco", coco, tmp_path / "out", split="val", classes=["cat"])
-    labels, square = np.zeros((20, 30)), np.zeros((20, 30))
-    labels[:, 20:], labels[:, :6], labels[2:12, 2:12], square[2:12, 2:12] = 255, 1, 2, 2
-    expected = {"train/a": (["cat", "dog"], labels), "train/b": (["dog"], square)}
-    expected |= {"val/a": (["cat", "dog"], labels), "val/b": (["dog"], square)}  # dog is a class of the table by then
-    for (name, (tags, mask)), found in zip(expected.items(), tags_and_masks(tmp_path / "out").items(), strict=True):
-        assert found[0] == f"{name}.png"
-        assert found[1][0] == tags
-        np.testing.assert_array_equal(found[1][1], mask)
+    imported = read_imported(tmp_path / "out")
+
+    assert list(imported) == ["train/a.png", "train/b.png", "val/a.png", "val/b.png"]
+    for name in ("a.png", "b.png"):
+        assert imported[f"val/{name}"].tags == imported[f"train/{name}"].tags
+        np.testing.assert_array_equal(imported[f"val/{name}"].mask, imported[f"train/{name}"].mask)
+
+
+def test_second_split_with_other_classes_is_an_error(coco: Path, tmp_path: Path) -> None:
     import_data_set("coco", coco, tmp_path / "one", classes=["cat"])
     with pytest.raises(UserError, match=r"1 class\(es\): dog"):
         import_data_set("coco", coco, tmp_path / "one", split="val")
 
 
-FAULTS: list[tuple[str, int, str, Any, str]] = [
-    ("images", 0, "file_name", "../a.png", "1 of 3 images of .* illegible: ../a.png"),
-    ("images", 0, "file_name", "/etc/passwd", "/etc/passwd"),
-    ("images", 0, "id", 1, "there twice"),
-    ("annotations", 0, "category_id", 8, "category_id 8, which no category has"),
-    ("annotations", 0, "category_id", 9, r"1 class\(es\): a;b"),
-    ("categories", 0, "name", 3, "no attribute"),
-]
-BAD_RUNS: list[Any] = ["oooooo", "o" * 999, "", "0", [0, 50], [0, 50, 2**40], [700, -100], [2**70]]
-UNDRAWN: list[tuple[str, str, Any, str]] = [
-    ("images", "width", "wide", "annotations are of"),
-    *(("annotations", "segmentation", {"size": [20, 30], "counts": runs}, "do not add up") for runs in BAD_RUNS),
-    ("annotations", "segmentation", [[0, 0, float("nan"), 1, 1, 1]], "three corners"),
+FAULTS: list[tuple[str, str, Any, str]] = [
+    ("images", "file_name", "../a.png", "1 of 3 images of .* illegible: ../a.png"),
+    ("images", "file_name", "/etc/passwd", "/etc/passwd"),
+    ("images", "id", 1, "there twice"),
+    ("annotations", "category_id", 8, "category_id 8, which no category has"),
+    ("annotations", "category_id", 9, r"1 class\(es\): a;b"),
+    ("categories", "name", 3, "no attribute"),
 ]
 
 
-@pytest.mark.parametrize(("part", "key", "value", "found"), UNDRAWN)
-def test_a_mask_that_cannot_be_drawn_is_named(coco: Path, part: str, key: str, value: Any, found: str) -> None:
-    content = json.loads(json.dumps(CONTENT))
-    content[part][0][key] = value
-    coco.write_text(json.dumps(content))
-    said = " ".join(import_data_set("coco", coco, coco.parent / "out"))
-    assert "left out 1 mask(s)" in said
-    assert found in said.partition("a.png: ")[2]
-    (tags, mask), (_, other) = tags_and_masks(coco.parent / "out").values()
-    assert (tags, mask, other.max()) == (["cat", "dog"], None, 2)
-    coco.write_text(json.dumps(CONTENT))
-    import_data_set("coco", coco, coco.parent / "out")
-    assert all(mask.max() for _, mask in tags_and_masks(coco.parent / "out").values()), "once it is corrected"
-    coco.write_text(json.dumps(content))
-    Path(coco.parent / "b.png").write_bytes(b"no picture")
-    with pytest.raises(UserError, match=r"/a\.png: "):
-        import_data_set("coco", coco, coco.parent / "all")
+@pytest.mark.parametrize(("part", "key", "value", "message"), FAULTS)
+def test_invalid_json_is_reported(coco: Path, part: str, key: str, value: Any, message: str) -> None:
+    change(coco, part, 0, key, value)
 
-
-@pytest.mark.parametrize(("part", "number", "key", "value", "found"), FAULTS)
-def test_a_fault_in_a_json_is_named(coco: Path, part: str, number: int, key: str, value: Any, found: str) -> None:
-    content = json.loads(json.dumps(CONTENT))
-    content[part][number][key] = value
-    coco.write_text(json.dumps(content))
-    with pytest.raises(UserError, match=found) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         import_data_set("coco", coco, coco.parent / "out")
+
     assert caught.value.remedy
     assert not (coco.parent / "out" / "photos.csv").exists()
 
 
+@pytest.mark.parametrize("name", ["photos.csv", "classes.txt"])
+def test_files_of_others_are_not_overwritten(coco: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_text("image,tags,split,mask\n")
+    with pytest.raises(UserError, match=r"holds photos\.csv or classes\.txt of others"):
+        import_data_set("coco", coco, tmp_path)
+    assert (tmp_path / name).read_text() == "image,tags,split,mask\n"
+
+
+# --- outlines
+
+INVALID_RUNS: list[Any] = ["oooooo", "o" * 999, "", "0", [0, 50], [0, 50, 2**40], [700, -100], [2**70]]
+INVALID_OUTLINES: list[tuple[str, str, Any, str]] = [
+    ("images", "width", "wide", "annotations are of"),
+    *(("annotations", "segmentation", {"size": [20, 30], "counts": runs}, "do not add up") for runs in INVALID_RUNS),
+    ("annotations", "segmentation", [[0, 0, float("nan"), 1, 1, 1]], "three corners"),
+]
+every_invalid_outline = pytest.mark.parametrize(("part", "key", "value", "message"), INVALID_OUTLINES)
+
+
+@every_invalid_outline
+def test_mask_that_cannot_be_drawn_is_left_out(coco: Path, part: str, key: str, value: Any, message: str) -> None:
+    change(coco, part, 0, key, value)
+    notes = " ".join(import_data_set("coco", coco, coco.parent / "out"))
+
+    assert "left out 1 mask(s)" in notes
+    assert message in notes.partition("a.png: ")[2]
+    imported = read_imported(coco.parent / "out")
+    assert imported["train/a.png"].tags == ["cat", "dog"]
+    assert imported["train/a.png"].mask is None
+    assert imported["train/b.png"].mask is not None
+    assert imported["train/b.png"].mask.max() == 2
+
+
+def test_corrected_data_set_replaces_the_split(coco: Path) -> None:
+    change(coco, "images", 0, "width", "wide")
+    import_data_set("coco", coco, coco.parent / "out")
+    coco.write_text(json.dumps(CONTENT))
+    import_data_set("coco", coco, coco.parent / "out")
+
+    for photograph in read_imported(coco.parent / "out").values():
+        assert photograph.mask is not None
+        assert photograph.mask.max() > 0
+
+
+@every_invalid_outline
+def test_data_set_without_any_mask_is_an_error(coco: Path, part: str, key: str, value: Any, message: str) -> None:
+    change(coco, part, 0, key, value)
+    (coco.parent / "b.png").write_bytes(b"no picture")
+    with pytest.raises(UserError, match=rf"/a\.png: .*{message}"):
+        import_data_set("coco", coco, coco.parent / "out")
+
+
 @settings(max_examples=100)
 @given(arrays(np.bool_, array_shapes(min_dims=2, max_dims=2, max_side=40)))
-def test_run_lengths_are_the_pixels_that_pycocotools_wrote(pixels: np.ndarray) -> None:
-    compressed = require_module("pycocotools.mask").encode(np.asfortranarray(pixels, np.uint8))["counts"].decode()
-    np.testing.assert_array_equal(compressed_run_pixels(compressed, *pixels.shape), pixels)
+def test_compressed_runs_are_the_pixels_that_pycocotools_encoded(pixels: np.ndarray) -> None:
+    counts = require_module("pycocotools.mask").encode(np.asfortranarray(pixels, np.uint8))["counts"].decode()
+    np.testing.assert_array_equal(compressed_run_pixels(counts, *pixels.shape), pixels)
 
 
-def test_a_photograph_in_two_class_folders_has_both_tags(coco: Path, tmp_path: Path) -> None:
-    hidden = (("cat/.thumb.png", "a"), (".trash/dog/4.png", "b"))
-    for name, of in (("cat/deep/1.png", "a"), ("dog/2.png", "a"), ("dog/3.png", "b"), *hidden):
-        (tmp_path / "pets" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(tmp_path / f"{of}.png", tmp_path / "pets" / name)
-    _, *told = import_data_set("folders", tmp_path / "pets", tmp_path / "out")
-    assert [line.partition("left out ")[2][:8] for line in told] == ["1 furthe", "2 hidden"]
-    found = {name: tags for name, (tags, _) in tags_and_masks(tmp_path / "out").items()}
-    assert found == {"train/cat/deep/1.png": ["cat", "dog"], "train/dog/3.png": ["dog"]}
-    shutil.copytree(tmp_path / "pets", tmp_path / "all/valid")
+def test_compressed_runs_of_another_size_are_refused() -> None:
+    counts = require_module("pycocotools.mask").encode(np.asfortranarray(np.eye(5), np.uint8))["counts"].decode()
+    for height in (4, 6):
+        with pytest.raises(ValueError, match="do not add up"):
+            compressed_run_pixels(counts, height, 5)
+
+
+# --- folders
+
+
+def copy_photographs(folder: Path, destination: Path, originals: dict[str, str]) -> None:
+    """Copies photographs, destination -> name of the original."""
+    for name, original in originals.items():
+        (destination / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / f"{original}.png", destination / name)
+
+
+@pytest.fixture
+def pets(photographs: Path) -> Path:
+    """Class folders with a photograph that is in both of them, and two hidden files."""
+    originals = {"cat/deep/1.png": "a", "dog/2.png": "a", "dog/3.png": "b"}
+    hidden = {"cat/.thumb.png": "a", ".trash/dog/4.png": "b"}
+    copy_photographs(photographs, photographs / "pets", originals | hidden)
+    return photographs / "pets"
+
+
+def test_photograph_in_two_class_folders_has_both_tags(pets: Path, tmp_path: Path) -> None:
+    _, *notes = import_data_set("folders", pets, tmp_path / "out")
+    assert [note.partition("left out ")[2] for note in notes] == ["1 further copies of photographs", "2 hidden file(s)"]
+    assert tags_of(tmp_path / "out") == {"train/cat/deep/1.png": ["cat", "dog"], "train/dog/3.png": ["dog"]}
+
+
+def test_folder_without_class_folders_is_an_error(pets: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="1 files are in no class folder"):
-        import_data_set("folders", tmp_path / "pets/cat/deep", tmp_path / "flat")
-    with pytest.raises(UserError, match="folders of splits, not of classes"):
-        import_data_set("folders", tmp_path / "all", tmp_path / "of splits")
+        import_data_set("folders", pets / "cat/deep", tmp_path / "out")
 
+
+def test_folders_of_splits_are_an_error(pets: Path, tmp_path: Path) -> None:
+    shutil.copytree(pets, tmp_path / "all/valid")
+    with pytest.raises(UserError, match="folders of splits, not of classes"):
+        import_data_set("folders", tmp_path / "all", tmp_path / "out")
+
+
+# --- cvat
 
 CVAT = """<?xml version="1.0"?><annotations><version>1.1</version><meta/>
 <image id="0" name="a.png" width="30" height="20"><tag label="cat" source="manual"><attribute name="x">1</attribute>
@@ -146,97 +261,173 @@ CVAT = """<?xml version="1.0"?><annotations><version>1.1</version><meta/>
 <mask label="cat" rle="1,2,3" left="28" top="17" width="2" height="3"/></image></annotations>"""
 
 
-def test_tags_and_outlines_of_cvat(coco: Path, tmp_path: Path) -> None:
-    (tmp_path / "annotations.xml").write_text(CVAT)
-    import_data_set("cvat", tmp_path / "annotations.xml", tmp_path / "out")
-    (tags, mask), (both, drawn) = tags_and_masks(tmp_path / "out").values()
-    assert (tags, mask, both) == (["cat", "dog"], None, ["cat", "dog"])
+@pytest.fixture
+def cvat(photographs: Path) -> Path:
+    path = photographs / "annotations.xml"
+    path.write_text(CVAT)
+    return path
+
+
+def test_cvat_becomes_tags_and_masks(cvat: Path, tmp_path: Path) -> None:
+    import_data_set("cvat", cvat, tmp_path / "out")
+    imported = read_imported(tmp_path / "out")
+
     expected = np.zeros((20, 30))
-    expected[2:12, 2:12], expected[17, 29], expected[18, 28] = 2, 1, 1
-    np.testing.assert_array_equal(drawn, expected)
-    (tmp_path / "annotations.xml").write_text(CVAT.replace('top="17"', 'top="18"'))
+    expected[2:12, 2:12] = 2
+    expected[17, 29] = 1
+    expected[18, 28] = 1
+    assert imported["train/a.png"] == Imported(["cat", "dog"], None)
+    assert imported["train/b.png"].tags == ["cat", "dog"]
+    np.testing.assert_array_equal(imported["train/b.png"].mask, expected)
+
+
+def test_cvat_mask_outside_of_its_image_is_named(cvat: Path, tmp_path: Path) -> None:
+    cvat.write_text(CVAT.replace('top="17"', 'top="18"'))
     with pytest.raises(UserError, match=r"b\.png: a mask at 28, 18 of 2x3 pixels in an image of 30x20"):
-        import_data_set("cvat", tmp_path / "annotations.xml", tmp_path / "out")
-    (tmp_path / "annotations.xml").write_text(CVAT.replace('id="0"', 'subset="val"'))
-    told = import_data_set("cvat", tmp_path / "annotations.xml", tmp_path / "of one subset")
-    assert "1 photographs" in told[0]
-    assert f"left out 1 image(s) of subset val, for {tmp_path.name}" in told[1]
-    for old, new, found in (
+        import_data_set("cvat", cvat, tmp_path / "out")
+
+
+def test_images_of_another_subset_of_cvat_are_left_out(cvat: Path, tmp_path: Path) -> None:
+    cvat.write_text(CVAT.replace('id="0"', 'subset="val"'))
+    summary, note, *_ = import_data_set("cvat", cvat, tmp_path / "out")
+    assert "1 photographs" in summary
+    assert f"left out 1 image(s) of subset val, for {tmp_path.name}" in note
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
         ("a.png", "b.png", "two images are named b.png"),
         ("<image", '<image subset="A"', r"no photograph in it: left out 2 image\(s\) of subset A, for "),
-    ):
-        (tmp_path / "annotations.xml").write_text(CVAT.replace(old, new))
-        with pytest.raises(UserError, match=found):
-            import_data_set("cvat", tmp_path / "annotations.xml", tmp_path / "none")
+    ],
+)
+def test_invalid_cvat_is_reported(cvat: Path, tmp_path: Path, old: str, new: str, message: str) -> None:
+    cvat.write_text(CVAT.replace(old, new))
+    with pytest.raises(UserError, match=message):
+        import_data_set("cvat", cvat, tmp_path / "out")
 
 
-def test_tags_of_label_studio_are_those_of_the_last_annotation_that_counts(coco: Path, tmp_path: Path) -> None:
-    """By a path of its local storage, and by the name of an upload, which begins with eight digits or letters."""
-    said = [{"result": [{"type": "choices", "value": {"choices": tags}}]} for tags in (["dog"], ["cat", "dog"])]
-    places = ("/data/local-files/?d=set/a.png", "/data/upload/7/0f3a9b2c-b.png")
-    tasks: Any = [{"data": {"image": place}, "annotations": said[:n]} for n, place in enumerate(places, 1)]
-    tasks[1]["annotations"].append({"was_cancelled": True, "result": said[0]["result"]})
-    tasks[1]["annotations"][1]["result"].append({"type": "relation", "from_id": "x", "to_id": "y"})
-    tasks.append({"data": {"image": "c.png"}, "annotations": [{"was_cancelled": True, "result": []}]})
-    (tmp_path / "tasks.json").write_text(json.dumps(tasks))
-    told = import_data_set("labelstudio", tmp_path / "tasks.json", tmp_path / "out", images=tmp_path)
-    reasons = (
-        "earlier annotation(s) of a photograph",
-        "result(s) of type relation",
-        "task(s) that nobody has annotated; predictions are submitted in Label Studio first",
-    )
-    assert [line.partition("left out ")[2] for line in told[1:]] == [f"1 {reason}" for reason in reasons]
-    assert [tags for tags, _ in tags_and_masks(tmp_path / "out").values()] == [["dog"], ["cat", "dog"]]
-    (tmp_path / "tasks.json").write_text(json.dumps([tasks[0], tasks[0] | {"data": {"image": "x/a.png"}}]))
+# --- labelstudio
+
+
+def choices(*tags: str) -> dict[str, Any]:
+    """An annotation of Label Studio."""
+    return {"result": [{"type": "choices", "value": {"choices": list(tags)}}]}
+
+
+def write_tasks(path: Path, *tasks: dict[str, Any]) -> Path:
+    path.write_text(json.dumps(tasks))
+    return path
+
+
+LOCAL_IMAGE = {"image": "/data/local-files/?d=set/a.png"}
+UPLOADED_IMAGE = {"image": "/data/upload/7/0f3a9b2c-b.png"}
+
+
+def test_label_studio_finds_images_of_local_storage_and_uploads(photographs: Path, tmp_path: Path) -> None:
+    local = {"data": LOCAL_IMAGE, "annotations": [choices("dog")]}
+    uploaded = {"data": UPLOADED_IMAGE, "annotations": [choices("cat", "dog")]}
+    source = write_tasks(tmp_path / "tasks.json", local, uploaded)
+
+    import_data_set("labelstudio", source, tmp_path / "out", images=photographs)
+
+    assert tags_of(tmp_path / "out") == {"train/a.png": ["dog"], "train/b.png": ["cat", "dog"]}
+
+
+def test_label_studio_uses_the_last_annotation_that_was_not_cancelled(photographs: Path, tmp_path: Path) -> None:
+    relation = {"type": "relation", "from_id": "x", "to_id": "y"}
+    last = {"result": [*choices("cat", "dog")["result"], relation]}
+    cancelled = choices("dog") | {"was_cancelled": True}
+    annotated = {"data": UPLOADED_IMAGE, "annotations": [choices("dog"), last, cancelled]}
+    unannotated = {"data": {"image": "c.png"}, "annotations": [{"was_cancelled": True, "result": []}]}
+    source = write_tasks(tmp_path / "tasks.json", annotated, unannotated)
+
+    _, *notes = import_data_set("labelstudio", source, tmp_path / "out", images=photographs)
+
+    assert [note.partition("left out ")[2] for note in notes] == [
+        "1 earlier annotation(s) of a photograph",
+        "1 result(s) of type relation",
+        "1 task(s) that nobody has annotated; predictions are submitted in Label Studio first",
+    ]
+    assert tags_of(tmp_path / "out") == {"train/b.png": ["cat", "dog"]}
+
+
+def test_two_tasks_of_an_image_are_an_error(photographs: Path, tmp_path: Path) -> None:
+    task = {"data": LOCAL_IMAGE, "annotations": [choices("dog")]}
+    source = write_tasks(tmp_path / "tasks.json", task, task | {"data": {"image": "x/a.png"}})
     with pytest.raises(UserError, match=r"two tasks are of a\.png"):
-        import_data_set("labelstudio", tmp_path / "tasks.json", tmp_path / "twice", images=tmp_path)
-    proposals = json.dumps([{"data": {"image": "b.png"}, "predictions": [{"result": []}]}])
-    (tmp_path / "tasks.json").write_text(proposals)
+        import_data_set("labelstudio", source, tmp_path / "out", images=photographs)
+
+
+def test_tasks_with_predictions_only_are_an_error(photographs: Path, tmp_path: Path) -> None:
+    source = write_tasks(tmp_path / "tasks.json", {"data": {"image": "b.png"}, "predictions": [{"result": []}]})
     with pytest.raises(UserError, match=r"left out 1 task\(s\) that nobody has annotated; predictions are submitted"):
-        import_data_set("labelstudio", tmp_path / "tasks.json", tmp_path / "none", images=tmp_path)
+        import_data_set("labelstudio", source, tmp_path / "out", images=photographs)
 
 
-@pytest.mark.parametrize("labels", [[1, 0], [[0, 1], []], ["cat", "dog"]], ids=["one", "several", "text"])
-def test_a_data_set_of_hugging_face(coco: Path, tmp_path: Path, labels: list[Any]) -> None:
+# --- huggingface
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"),
+    [([1, 0], [["cat"], ["dog"]]), ([[0, 1], []], [["cat", "dog"], []]), (["cat", "dog"], [["cat"], ["dog"]])],
+    ids=["one", "several", "text"],
+)
+def test_hugging_face_becomes_tags(
+    photographs: Path, tmp_path: Path, labels: list[Any], expected: list[list[str]]
+) -> None:
     hf = require_module("datasets")
-    one = hf.Value("string") if labels[0] == "cat" else hf.ClassLabel(names=["dog", "cat"])
-    features = {"image": hf.Image(), "label": hf.List(one) if isinstance(labels[0], list) else one}
-    content = {"image": [str(tmp_path / "a.png"), str(tmp_path / "b.png")], "label": labels}
-    data = hf.Dataset.from_dict(content, hf.Features(features))
+    label_type = hf.Value("string") if isinstance(labels[0], str) else hf.ClassLabel(names=["dog", "cat"])
+    if isinstance(labels[0], list):
+        label_type = hf.List(label_type)
+    features = hf.Features({"image": hf.Image(), "label": label_type})
+    content = {"image": [str(photographs / "a.png"), str(photographs / "b.png")], "label": labels}
+    data = hf.Dataset.from_dict(content, features)
     hf.DatasetDict({"train": data, "validation": data}).save_to_disk(str(tmp_path / "saved"))
+
     for split in ("train", "val"):
         import_data_set("huggingface", tmp_path / "saved", tmp_path / "out", split=split)
-    tags = [tags for tags, _ in tags_and_masks(tmp_path / "out").values()]
-    assert tags == 2 * ([["cat", "dog"], []] if isinstance(labels[0], list) else [["cat"], ["dog"]])
+
+    assert list(tags_of(tmp_path / "out").values()) == expected + expected
 
 
-@pytest.mark.parametrize("name", ["photos.csv", "classes.txt"])
-def test_files_of_others_are_not_written_over(coco: Path, tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_text("image,tags,split,mask\n")
-    with pytest.raises(UserError, match=r"holds photos\.csv or classes\.txt of others"):
-        import_data_set("coco", coco, tmp_path)
-    assert (tmp_path / name).read_text() == "image,tags,split,mask\n"
+# --- yolo
 
 
-def test_yolo_is_read_by_the_file_that_is_named_and_from_its_folder(coco: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def yolo(photographs: Path) -> Path:
+    """A data set with one photograph of a box, described by data.yaml and mine.yaml."""
+    folder = photographs / "yolo"
     for part in ("images/train", "labels/train", "images/other", "labels/other"):
-        (tmp_path / "yolo" / part).mkdir(parents=True)
-    shutil.copy(tmp_path / "a.png", tmp_path / "yolo/images/train/a.png")
-    (tmp_path / "yolo/labels/train/a.txt").write_text("\n0 0.5 0.5 0.2 0.2\n\n")
-    (tmp_path / "yolo/data.yaml").write_text("names: [dog]")
-    (tmp_path / "yolo/mine.yaml").write_text("names: [cat]")
-    for source, tag in (("yolo", "dog"), ("yolo/mine.yaml", "cat")):
-        import_data_set("yolo", tmp_path / source, tmp_path / tag)
-        assert tags_and_masks(tmp_path / tag) == {"train/a.png": ([tag], None)}
-    shutil.copytree(tmp_path / "yolo", tmp_path / "secret")
-    for place, found in (("../secret/images/train", "no folders"), ("[images/train, x]", "train of .* is no text")):
-        (tmp_path / "yolo/data.yaml").write_text(f"names: [dog]\ntrain: {place}")
-        with pytest.raises(UserError, match=found):
-            import_data_set("yolo", tmp_path / "yolo", tmp_path / "none")
+        (folder / part).mkdir(parents=True)
+    shutil.copy(photographs / "a.png", folder / "images/train/a.png")
+    (folder / "labels/train/a.txt").write_text("\n0 0.5 0.5 0.2 0.2\n\n")
+    (folder / "data.yaml").write_text("names: [dog]")
+    (folder / "mine.yaml").write_text("names: [cat]")
+    return folder
 
 
-def test_a_library_that_is_absent_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("source", "tag"), [("yolo", "dog"), ("yolo/mine.yaml", "cat")])
+def test_yolo_is_read_from_its_folder_or_a_named_file(yolo: Path, tmp_path: Path, source: str, tag: str) -> None:
+    import_data_set("yolo", yolo.parent / source, tmp_path / "out")
+    assert read_imported(tmp_path / "out") == {"train/a.png": Imported([tag], None)}
+
+
+@pytest.mark.parametrize(
+    ("location", "message"),
+    [("../secret/images/train", "no folders"), ("[images/train, x]", "train of .* is no text")],
+    ids=["outside", "list"],
+)
+def test_yolo_outside_of_its_folder_is_refused(yolo: Path, tmp_path: Path, location: str, message: str) -> None:
+    shutil.copytree(yolo, tmp_path / "secret")
+    (yolo / "data.yaml").write_text(f"names: [dog]\ntrain: {location}")
+    with pytest.raises(UserError, match=message):
+        import_data_set("yolo", yolo, tmp_path / "out")
+
+
+def test_absent_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(UserError, match="no library yaml") as caught:
         import_data_set("yolo", tmp_path, tmp_path / "out")
+    assert caught.value.expected == "`yaml` is required for this format"
     assert "mcis[formats]" in caught.value.remedy
