@@ -8,8 +8,8 @@ from mcis.platform.config.sections import Config
 from mcis.platform.engine.nodes import check_gpus
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.networks.mlflow_model import log_segmenter
-from mcis.platform.runs.bookkeeping import OfStudy, index_is_made, run_lifecycle
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.lifecycle import ParentStudy, record_index, run_lifecycle
 from mcis.platform.runs.listing import Sources
 from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import read_records
@@ -113,7 +113,7 @@ def run(
     *,
     until: str | None = None,
     start: str | None = None,
-    study: OfStudy | None = None,
+    study: ParentStudy | None = None,
     sources: Sources | None = None,
 ) -> RunResult:
     """Runs the pipeline in a Ray that is connected, and computes what is missing or changed.
@@ -151,7 +151,7 @@ def run(
             if stage.takes_part(config) and (reached or set(stage.runs_once_reached) & set(context.inputs)):
                 context = run_stage(stage, config, context, recompute=stage.name in recompute)
                 if stage.name == "index":
-                    index_is_made(resolved, context)
+                    record_index(resolved, context)
                 if stage.name == "train_classifier":  # also one that an earlier call has trained
                     tracker.follow("classifier", read_records(context.inputs[stage.name] / STEPS))
                 problem = problem or _teaches_nothing(stage, config, context)

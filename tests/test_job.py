@@ -97,7 +97,7 @@ def test_a_submitted_run_is_followed_found_again_stopped_and_goes_on(cluster: di
     assert f"job {number}: STOPPED" in out
     done = subprocess.run(call, **how)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    assert "index: is there already" in done.stdout
+    assert "index: already computed" in done.stdout
     assert "SUCCEEDED" in done.stdout
     assert len(jobs(cluster)) == 2
     scores = json.loads((workspace / "runs" / "job" / "scores.json").read_text())["scores"]

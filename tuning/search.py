@@ -19,8 +19,8 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.tables.large_tables import digest
 from mcis.platform.config.experiment import experiment_text
 from mcis.platform.reporting.terminal import make_table
-from mcis.platform.runs.bookkeeping import stopped
 from mcis.platform.runs.files import write_json, write_text, written_aside
+from mcis.platform.runs.lifecycle import record_interruption
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import console
@@ -107,7 +107,7 @@ def _run_trials(search: Search, trials: SearchTrials, parent: str) -> None:
 def _close(search: Search, number: int, why: str) -> None:
     """Writes down why a trial's process was ended, which could not do so itself."""
     name = search.trial_name(number)
-    stopped(search.workspace, name, why)
+    record_interruption(search.workspace, name, why)
     try:
         end_run(search.workspace, name, "KILLED", {"stopped": why})
     except UserError as error:

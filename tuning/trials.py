@@ -19,8 +19,8 @@ from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.engine.errors import user_error_in
 from mcis.platform.engine.nodes import ask_for_no_nodes, wait_for_nodes
 from mcis.platform.engine.runtime import ray_session
-from mcis.platform.runs.bookkeeping import OfStudy, run_record
 from mcis.platform.runs.files import write_text
+from mcis.platform.runs.lifecycle import ParentStudy, run_record
 from mcis.platform.runs.progress import Bar, bar
 from mcis.platform.runs.results import VAL_MAP, StageResult
 from mcis.platform.runs.scores import Score, read_scores
@@ -233,7 +233,7 @@ def _run_trial(
         Workspace(Path(workspace)),
         trial.name,
         until=trial.until,
-        study=OfStudy(study, parent, trial.varied, _validations()),
+        study=ParentStudy(study, parent, trial.varied, _validations()),
     )
     # Tune writes what is reported into files of JSON.
     report: dict[str, Any] = {"ended": True}

@@ -1,7 +1,7 @@
-"""An experiment as a TOML file: every value of a configuration, with its meaning and where it came from.
+"""An experiment file (TOML): all values of a configuration, with their meanings and origins.
 
-TOML has no null. A value that is None is left out, and where recipe, sources or defaults have another value in its
-place, the list `unset` names its key.
+TOML has no null. A value that is None is left out; if recipe, sources or defaults have another value for its key, the
+list `unset` contains the key.
 """
 
 import textwrap
@@ -19,18 +19,18 @@ from mcis.platform.config.sections import Config
 
 _WIDTH = 118
 _HEAD = (
-    "An experiment of mcis: `mcis run --config FILE --name NAME` runs it, and `--set KEY=VALUE` changes a value.",
-    "What follows a value says where it came from; a value without such a note is the default.",
+    "An experiment of mcis: `mcis run --config FILE --name NAME` runs it, and KEY=VALUE after that changes a value.",
+    "The comment after a value names its origin; values without one are defaults.",
 )
 
 
 class Experiment(NamedTuple):
-    """What a file says.
+    """Content of an experiment file.
 
     Attributes:
-        names: `sources` and `recipe`, where the file has them.
-        values: all others by dotted key.
-        problems: what is wrong with the file's form, one text each.
+        names: `sources` and `recipe`, if the file states them.
+        values: all other values by dotted key.
+        problems: problems with the form of the file.
     """
 
     names: dict[str, str]
@@ -39,36 +39,45 @@ class Experiment(NamedTuple):
 
 
 def read_experiment(path: Path) -> Experiment:
-    """Reads a file; whether its keys and values are ones of a configuration is for `resolve` to say. UserError where
-    there is no such file, or it is no TOML."""
+    """Reads an experiment file. Its keys and values are validated by `resolve`.
+
+    Raises:
+        UserError: the file cannot be read, or is not TOML.
+    """
     expected = "a TOML file as `mcis config show SETTING --save FILE` writes it"
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror})", expected, "name a file by --config") from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is no TOML: {unquoted(error)}", expected, "correct that line") from None
-    names = {key: tree.pop(key) for key in ("sources", "recipe") if key in tree}
-    told = "Input should be a text"
-    problems = [f"{key}: {told} (found {of!r})" for key, of in names.items() if not isinstance(of, str)]
+        raise UserError(f"{path} is not TOML: {unquoted(error)}", expected, "correct that line") from None
+
+    names: dict[str, str] = {}
+    problems: list[str] = []
+    for key in ("sources", "recipe"):
+        value = tree.pop(key, None)
+        if isinstance(value, str):
+            names[key] = value
+        elif value is not None:
+            problems.append(f"{key}: Input should be a text (found {value!r})")
+
     unset = tree.pop("unset", [])
     if not (isinstance(unset, list) and all(isinstance(key, str) for key in unset)):
         problems.append(f"unset: Input should be a list of keys (found {unset!r})")
         unset = []
     values = dict(flat(tree))
     problems += [f"{key} is in the list unset and has a value" for key in unset if key in values]
-    texts: dict[str, str] = {key: name for key, name in names.items() if isinstance(name, str)}
-    return Experiment(texts, {**dict.fromkeys(unset), **values}, problems)
+    return Experiment(names, {**dict.fromkeys(unset), **values}, problems)
 
 
 def experiment_text(config: Config, origins: dict[str, str]) -> str:
-    """The text of a file that `resolve` makes the same configuration of.
+    """Text of an experiment file from which `resolve` makes the same configuration.
 
     Args:
         origins: layer that each value comes from, by dotted key.
 
     Raises:
-        UserError: a text that is no UTF-8, such as a file name of another encoding.
+        UserError: a value is not valid UTF-8, such as a file name in another encoding.
     """
     unset = [key for key, value in leaves(config) if value is None and origins[key] != "default"]
     head = [f"# {line}" for line in _HEAD]
@@ -85,23 +94,33 @@ def experiment_text(config: Config, origins: dict[str, str]) -> str:
 
 
 def _lines(section: BaseModel, prefix: str, origins: dict[str, str]) -> Iterator[str]:
-    """The lines of a section's values, then those of the sections below it, as TOML wants it."""
-    below = []
+    """Lines of the values of a section, followed by its subsections, as TOML requires."""
+    subsections: list[str] = []
     for name, field in type(section).model_fields.items():
-        value, key = getattr(section, name), f"{prefix}{name}"
+        value = getattr(section, name)
+        key = f"{prefix}{name}"
         if isinstance(value, BaseModel):
-            below += ["", *_comment((value.__doc__ or "").splitlines()[0]), f"[{key}]"]
-            below += _lines(value, f"{key}.", origins)
+            subsections += ["", *_comment((value.__doc__ or "").splitlines()[0]), f"[{key}]"]
+            subsections += _lines(value, f"{key}.", origins)
             continue
+
         yield from _comment(field.description or "")
         if value is None:
             yield f"# {name} is None"
-            continue
-        plain = list(value) if isinstance(value, tuple) else str(value) if isinstance(value, Path) else value
-        line = one_line(origins[key])
-        origin = "" if line == "default" else f"  # {line}"
-        yield f"{name} = {tomlkit.item(plain).as_string()}{origin}"
-    yield from below
+        else:
+            origin = one_line(origins[key])
+            suffix = "" if origin == "default" else f"  # {origin}"
+            yield f"{name} = {_toml_text(value)}{suffix}"
+    yield from subsections
+
+
+def _toml_text(value: object) -> str:
+    """A value as TOML."""
+    if isinstance(value, tuple):
+        value = list(value)
+    elif isinstance(value, Path):
+        value = str(value)
+    return tomlkit.item(value).as_string()
 
 
 def _comment(text: str) -> list[str]:

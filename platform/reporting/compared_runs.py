@@ -113,7 +113,7 @@ def _folder(root: Path, text: str) -> RunFolder:
         raise UserError(
             f"no run {text!r} in {workspace.root}",
             "the name of a run, the path of its folder, or several of them joined by commas",
-            f"run it, or name another; there are {shown([path.name for path in workspace.in_runs()]) or 'none'}",
+            f"run it, or name another; there are {shown([path.name for path in workspace.run_folders()]) or 'none'}",
         )
     return run
 

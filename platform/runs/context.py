@@ -1,4 +1,4 @@
-"""What a stage is given beside its configuration: the outputs that it reads, the folder that it writes, the tracker."""
+"""What a stage receives: the outputs that it reads, the folder that it writes, the tracker, and the workspace."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,19 +12,20 @@ from mcis.platform.runs.workspace import RunFolder, Workspace
 
 @dataclass(frozen=True, kw_only=True)
 class RunContext:
-    """One run as the next stage sees it; `after` makes the context of the stage behind.
+    """The state of a run before its next stage.
 
     Attributes:
-        workspace: all file names.
-        name: of the run.
-        part: the folder that the stage writes into; it is the finished output once the stage has returned.
-        tracker: MLflow.
-        origins: where each value of the configuration comes from, by its key.
-        recompute: whether the stage is computed again on purpose, so that nothing kept from earlier calls may be used.
-        inputs: finished folders of the stages that ran before, by stage.
-        seconds, computed: wall seconds of these stages, and whether this call computed them.
-        sources: what they hold, until the index is made of it.
-        caches: names of the folders below cache/ that the stage read; whoever opens one adds it.
+        workspace: the workspace, which defines all file names.
+        name: name of the run.
+        part: folder that the stage writes; it becomes the finished output when the stage returns.
+        tracker: MLflow run.
+        origins: layer that each configuration value comes from, by dotted key.
+        recompute: whether the stage is recomputed on request and must not reuse anything from earlier calls.
+        inputs: folders of the finished outputs of earlier stages, by stage.
+        seconds: wall time of earlier stages.
+        computed: whether this call computed these stages, rather than finding them finished.
+        sources: listing of the image sources, until the index is made from it.
+        caches: names of the folders in cache/ that the stage read; code that opens one adds it.
     """
 
     workspace: Workspace
@@ -40,7 +41,7 @@ class RunContext:
     caches: list[str] = field(default_factory=list)
 
     def after(self, stage: str, folder: Path, *, seconds: float, computed: bool) -> "RunContext":
-        """The context once a stage has finished, with its output in `folder`."""
+        """The context after a stage has finished with its output in `folder`."""
         return replace(
             self,
             inputs={**self.inputs, stage: folder},
@@ -49,12 +50,12 @@ class RunContext:
         )
 
     def result(self, stage: str, kind: type[Result]) -> Result:
-        """The result of a stage that ran before, as a record of type `kind`."""
+        """The result of an earlier stage, as a record of type `kind`."""
         return read_result(self.inputs[stage], kind)
 
     @property
     def folder(self) -> RunFolder:
-        """The files of the run."""
+        """Files of the run."""
         return self.workspace.run(self.name, create=False)
 
     @property

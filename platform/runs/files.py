@@ -1,4 +1,4 @@
-"""Files of a workspace: text, JSON and tables that are written aside and then renamed, read, measured and removed."""
+"""Atomic reading and writing of a workspace's files: text, JSON, tables, and fingerprints of their content."""
 
 import contextlib
 import errno
@@ -34,13 +34,14 @@ def fingerprint(*parts: Any) -> str:
 
 
 def file_stamps(uris: pa.ChunkedArray) -> str:
-    """Fingerprint of names, sizes and modification times of files, and of the rows that they stand in; null is none."""
-    named, rows = uris.drop_null(), pa.array(np.flatnonzero(uris.is_valid().to_numpy()))
+    """Fingerprint of names, sizes and modification times of files, and of their positions; null means no file."""
+    named = uris.drop_null()
+    rows = pa.array(np.flatnonzero(uris.is_valid().to_numpy()))
     return digest([stamps_of_column(named).append_column("uri", named).append_column("row", rows)])
 
 
 def content_digest(file: Path) -> str:
-    """Sixteen hexadecimal digits of the SHA-256 of a file's content, wherever it lies."""
+    """Sixteen hexadecimal digits of the SHA-256 of the content of a local or remote file."""
     file = fetched(file)
     return _content_digest(file, stamp(str(file)))
 
@@ -52,12 +53,12 @@ def _content_digest(file: Path, _: Stamp | None) -> str:
 
 
 def files_in(folder: Path) -> dict[str, int]:
-    """Bytes of each file below a folder by its path from there; what is renamed or removed meanwhile is left out."""
-    return {name: at.size for name, at in files_below(folder).items()}
+    """Size in bytes of each file below a folder, by relative path. Files that disappear meanwhile are left out."""
+    return {name: found.size for name, found in files_below(folder).items()}
 
 
 def bytes_in(folder: Path) -> int:
-    """Bytes of the files below a folder, 0 if it is absent."""
+    """Total size in bytes of the files below a folder; 0 if it does not exist."""
     return sum(files_in(folder).values())
 
 
@@ -69,21 +70,28 @@ _FULL = re.compile(
 
 
 def full_disk(error: BaseException, disk: str) -> UserError | None:
-    """The UserError of a disk without space where an error says so, in a number or, as libraries hand it on, in words.
+    """Converts an error that a full disk caused to a UserError; None for any other error.
+
+    Libraries often pass the system's error on as text, so error numbers and messages are both checked.
 
     Args:
-        disk: which disk it is, in words.
+        disk: description of the disk, used in the message.
     """
-    said = _FULL.search(str(error))
-    why = said[0] if said else None
+    if isinstance(error, UserError):
+        return None
+
+    reason = None
+    message = _FULL.search(str(error))
+    if message:
+        reason = message[0]
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        why = error.strerror
-    if isinstance(error, UserError) or why is None:
+        reason = error.strerror
+    if reason is None:
         return None
     return UserError(
-        f"no space left on {disk} ({why})",
+        f"no space left on {disk} ({reason})",
         "space for the next file",
-        "free some space or move the workspace (--workspace DIR) and repeat the command: finished work is kept",
+        "free some space or move the workspace (--workspace DIR), then repeat the command: finished work is kept",
     )
 
 
@@ -93,16 +101,17 @@ _NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP
 
 @contextlib.contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Turns errors of a full or read-only disk, one without locks, or an impossible file name into a UserError."""
+    """Converts errors of a full or read-only disk, of missing file locks, or of an invalid file name to a UserError."""
     try:
         yield
     except Exception as error:
-        if full := full_disk(error, f"the disk of {folder}"):
+        full = full_disk(error, f"the disk of {folder}")
+        if full:
             raise full from None
         if isinstance(error, OSError) and error.errno in (*_NOT_WRITABLE, *_NO_LOCKS):
             raise UserError(
                 f"{error.filename2 or error.filename or folder} cannot be written ({error.strerror})",
-                "a writable place; of a workspace, a file system with locks (flock)",
+                "a writable folder; a workspace also needs a file system with locks (flock)",
                 "choose another --out or --workspace, or mount it with locks: NFS without nolock, Lustre with flock",
             ) from None
         raise
@@ -110,13 +119,13 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def written_aside(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """As `folders.written_aside`; errors of the disk are a UserError."""
+    """Like `folders.written_aside`, with errors of the disk converted by `disk_errors`."""
     with disk_errors(path.parent), folders.written_aside(path, durable=durable) as aside:
         yield aside
 
 
 def rename_folder(folder: Path, final: Path) -> None:
-    """Renames a folder written aside, once all names in it are on the disk, and has the new name there too."""
+    """Renames a folder after syncing its content to disk, and syncs the new name."""
     with disk_errors(folder):
         for parent, _, _ in os.walk(folder):
             sync(Path(parent))
@@ -128,9 +137,9 @@ _LIST_OF_NUMBERS = re.compile(r"\[\n([-+\d.eE,\s]+?)\n\s*\]")
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes indented JSON, lists of numbers on a line each, atomically."""
+    """Writes indented JSON atomically, with each list of numbers on one line."""
     text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
-    # No string of JSON holds a line break, so that only lists are matched.
+    # JSON strings contain no line breaks, so the pattern matches only lists.
     write_text(path, _LIST_OF_NUMBERS.sub(lambda numbers: f"[{' '.join(numbers[1].split())}]", text))
 
 
@@ -144,18 +153,18 @@ def read_json(path: Path) -> Any:
     """Reads a JSON file of the workspace.
 
     Raises:
-        FileNotFoundError: there is none.
-        UserError: it cannot be read at present, or is damaged (`BadFile`).
+        FileNotFoundError: the file does not exist.
+        UserError: the file cannot be read at present, or is damaged (`BadFile`).
     """
     return read_record_of(path, object, "JSON written by mcis", "remove it and repeat the command")
 
 
 def read_record_of(path: Path, kind: type[_Record], expected: str, remedy: str) -> _Record:
-    """Reads a JSON file of the workspace as a record whose fields have types, a dataclass or a model of pydantic.
+    """Reads and validates a JSON file of the workspace as a dataclass or pydantic model.
 
     Raises:
-        FileNotFoundError: there is none.
-        UserError: it cannot be read at present, or holds something else (`BadFile`).
+        FileNotFoundError: the file does not exist.
+        UserError: the file cannot be read at present, or its content does not match `kind` (`BadFile`).
     """
 
     def parse(file: Path) -> _Record:
@@ -163,13 +172,14 @@ def read_record_of(path: Path, kind: type[_Record], expected: str, remedy: str) 
             return TypeAdapter(kind).validate_json(file.read_bytes(), strict=True)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            raise ValueError(f"{'.'.join(map(str, first['loc'])) or 'its content'}: {first['msg']}") from None
+            location = ".".join(map(str, first["loc"])) or "its content"
+            raise ValueError(f"{location}: {first['msg']}") from None
 
     return read_file(path, parse, expected, remedy)
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """Writes a table atomically: as Parquet, or uncompressed for memory-mapping where the name ends in .arrow."""
+    """Writes a table atomically: as Parquet, or as uncompressed Arrow for memory mapping if the name ends in .arrow."""
     with written_aside(path) as aside:
         if path.suffix == ".arrow":
             pa.feather.write_feather(table.combine_chunks(), aside, compression="uncompressed", chunksize=len(table))
@@ -178,14 +188,14 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 
 def write_batches(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
-    """Writes a Parquet table atomically of tables that need not be in memory together."""
+    """Writes a sequence of tables, one at a time, to a single Parquet file atomically."""
     with written_aside(path) as aside, pq.ParquetWriter(aside, schema, compression="zstd") as writer:
         for table in in_shards(tables):
             writer.write_table(table)
 
 
 def read_parts(path: Path, columns: list[str] | None = None) -> Iterator[pa.Table]:
-    """The rows of a Parquet file in order, some at a time; errors as of `read_parquet`."""
+    """Yields the row groups of a Parquet file in order. For errors see `read_parquet`."""
     file: pq.ParquetFile = read_parquet(path, pq.ParquetFile)
 
     def read(group: int, _: Path) -> pa.Table:
@@ -196,13 +206,16 @@ def read_parts(path: Path, columns: list[str] | None = None) -> Iterator[pa.Tabl
 
 
 def read_table(path: Path, columns: list[str] | None = None) -> pa.Table:
-    """Reads a Parquet file, or all shards of a folder in the order of their names; errors as of `read_shards`."""
+    """Reads a Parquet file, or all shards of a folder in the order of their names. For errors see `read_shards`."""
     return pa.concat_tables(_read_files([path], columns) if path.suffix else read_shards(path, columns))
 
 
 def read_shards(folder: Path, columns: list[str] | None = None) -> Iterator[pa.Table]:
-    """The shards of a folder, one at a time, in the order of their names; UserError where the folder has no shard, or a
-    file is damaged."""
+    """Yields the shards of a folder, in the order of their names.
+
+    Raises:
+        UserError: the folder has no shard, or a file is damaged.
+    """
     files = shards_in(folder)
     if not files:
         raise UserError(f"no table in {folder}", "shards part-*.parquet", "repeat the command with --from its stage")
@@ -214,5 +227,5 @@ def _read_files(files: Iterable[Path], columns: list[str] | None) -> Iterator[pa
 
 
 def shards_in(folder: Path) -> list[Path]:
-    """The Parquet shards of a folder, in the order of their names; whoever opens one fetches it first."""
+    """Paths of the Parquet shards of a folder, sorted by name. They may be remote: fetch a shard before opening it."""
     return [folder / name for name in names_in(folder) if name.startswith("part-") and name.endswith(".parquet")]

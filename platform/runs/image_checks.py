@@ -1,7 +1,7 @@
-"""Verdicts on image files, kept by all runs of a workspace: an unchanged file is opened and hashed once.
+"""Results of image checks, shared by all runs of a workspace, so that an unchanged file is opened and hashed once.
 
-A file counts as unchanged while its size and the time of its last change stay the same. Verdicts do not depend on the
-least side and the most pixels that a run asks for.
+A file counts as unchanged while its size and modification time stay the same. The stored results (verdicts) do not
+depend on a run's limits for side lengths and pixels.
 """
 
 import contextlib
@@ -30,33 +30,35 @@ VERDICT_SCHEMA = pa.schema(
 
 
 def image_files(uris: pa.ChunkedArray) -> pa.Table:
-    """The files at some URIs, as they are now: uri, size, changed; the last two are -1 where a file does not exist."""
+    """Current size and modification time of files: columns uri, size, changed; -1 for files that do not exist."""
     return stamps_of_column(uris).add_column(0, VERDICT_SCHEMA.field("uri"), uris)
 
 
 class KeptVerdicts:
-    """The verdicts that all runs of a workspace have kept, but for those of damaged tables (`BadFile`).
+    """All verdicts stored in a workspace. Damaged tables (`BadFile`) are left out.
 
-    Of the files themselves it holds 32 bytes each, whatever their URIs.
+    The lookup takes 32 bytes per file, independent of the length of its URI.
 
     Attributes:
-        verdicts: VERDICT_FIELDS, by the rows that `find` says.
+        verdicts: table of VERDICT_FIELDS; `find` returns its row numbers.
     """
 
     def __init__(self, workspace: Workspace):
-        prints, verdicts = [np.empty((0, 3), np.int64)], [VERDICT_FIELDS.empty_table()]
-        for table in shards_in(workspace.verdicts):
+        prints = [np.empty((0, 3), np.int64)]
+        verdicts = [VERDICT_FIELDS.empty_table()]
+        for table in shards_in(workspace.image_checks):
             with contextlib.suppress(BadFile):
                 for part in read_parts(table, VERDICT_SCHEMA.names):
                     prints.append(_prints(part))
                     verdicts.append(part.select(VERDICT_FIELDS.names).cast(VERDICT_FIELDS))
-        of_rows, self.verdicts = np.concatenate(prints), pa.concat_tables(verdicts)
-        self._row = np.argsort(of_rows[:, 0], kind="stable")  # of a file that has several, the last one comes last
-        self._prints = of_rows[self._row]
+        self.verdicts = pa.concat_tables(verdicts)
+        all_prints = np.concatenate(prints)
+        self._row = np.argsort(all_prints[:, 0], kind="stable")  # stable: the latest verdict on a file comes last
+        self._prints = all_prints[self._row]
         self._uris = np.ascontiguousarray(self._prints[:, 0])
 
     def find(self, files: pa.Table) -> NDArray[np.int64]:
-        """The row of the verdict on each file, (N,); -1 for a file that has none, or had another size or time then."""
+        """Row of the verdict on each file, (N,); -1 for a file that is new or has changed."""
         found = [self._find(_prints(part)) for part in in_shards([files])]
         return np.concatenate([np.empty(0, np.int64), *found])
 
@@ -68,19 +70,20 @@ class KeptVerdicts:
 
 
 def _prints(files: pa.Table) -> NDArray[np.int64]:
-    """What tells files apart, in this process alone: 64 bits of the URI's hash, size and time, (N, 3)."""
+    """Hash of the URI (64 bits), size and modification time of each file, (N, 3); valid in this process only."""
     return np.stack([hashes(files["uri"]), files["size"].to_numpy(), files["changed"].to_numpy()], axis=1)
 
 
 def keep_verdicts(workspace: Workspace, verdicts: pa.Table) -> None:
-    """Adds verdicts (VERDICT_SCHEMA) to those of the workspace, in a table of their own.
+    """Stores verdicts (VERDICT_SCHEMA) in the workspace, in a new table.
 
-    Kept is what follows from a file's content alone. Files that could not even be read are not kept, and neither are
-    those above a limit, as another index may have another one.
+    Only verdicts that follow from the content of a file are stored: not those on files that could not be read, and not
+    those on files above a size limit, because another index may use another limit.
 
     Raises:
-        UserError: the disk is full or does not answer; what was kept stays.
+        UserError: the disk is full or does not respond; verdicts stored before remain.
     """
     too_large = pc.starts_with(verdicts["reason"], "too large: ").fill_null(False)
     lasting = verdicts.filter(pc.and_(pc.not_equal(verdicts["content_hash"], ""), pc.invert(too_large)))
-    write_batches(workspace.verdicts / f"part-{time.time_ns()}.parquet", VERDICT_SCHEMA, [lasting.cast(VERDICT_SCHEMA)])
+    file = workspace.image_checks / f"part-{time.time_ns()}.parquet"
+    write_batches(file, VERDICT_SCHEMA, [lasting.cast(VERDICT_SCHEMA)])

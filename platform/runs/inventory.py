@@ -79,7 +79,7 @@ class Entry:
 def records(workspace: Workspace) -> dict[str, RunRecord | UserError | None]:
     """The record of whatever lies in runs/, by name: None of what mcis did not write, an error where it is damaged."""
     found: dict[str, RunRecord | UserError | None] = {}
-    for path in workspace.in_runs():
+    for path in workspace.run_folders():
         try:
             if path.is_symlink():
                 path.stat()  # one to a disk that is not there now may be to a run
@@ -136,7 +136,7 @@ def _entry(workspace: Workspace, name: str, record: RunRecord | UserError | None
             holder=holder,
             reached=next(reversed(record.reached), None),
             scores=_scores(workspace, record),
-            outputs=record.pointed,
+            outputs=record.used_outputs,
             bytes=bytes_in(folder.path),
             problem=None if holder else record.reason,
         )
@@ -227,7 +227,7 @@ def _pointed(found: Mapping[str, RunRecord | UserError | None]) -> set[str]:
                 "runs that say what they point to, or any output might be theirs",
                 f"repeat the run's command once the file is removed, or remove the run too (--run {name})",
             )
-        pointed.update(record.pointed if record else ())
+        pointed.update(record.used_outputs if record else ())
     return pointed
 
 

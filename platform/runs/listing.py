@@ -1,4 +1,4 @@
-"""What the configured image sources hold, before any image is opened: sections of the configuration -> one listing."""
+"""Lists the images of the configured sources before any image is opened: configuration -> listing."""
 
 from mcis.datasets.classes import VOC_CLASSES, read_classes
 from mcis.datasets.errors import UserError
@@ -9,26 +9,33 @@ from mcis.platform.config.sections import Config, sources_of
 
 
 class Sources:
-    """What the sources of a configuration hold, listed once; of millions of images it takes as much memory as all else,
-    so that whoever makes the index of it has it forgotten."""
+    """Listing of the sources of a configuration, computed once.
+
+    For millions of images it takes as much memory as everything else together, so the stage that makes the index calls
+    `release`.
+    """
 
     def __init__(self, config: Config):
         self._config = config
         self._listing: Listing | None = listing(config)
 
     def listing(self) -> Listing:
-        """What they hold."""
-        self._listing = self._listing or listing(self._config)
+        """The listing; it is computed again after `release`."""
+        if self._listing is None:
+            self._listing = listing(self._config)
         return self._listing
 
     def release(self) -> None:
-        """Gives its memory back; it would be listed again."""
+        """Frees the memory of the listing."""
         self._listing = None
 
 
 def listing(config: Config) -> Listing:
-    """What the configured sources hold, one after the other. The first source that names its classes names them all.
-    UserError where a source is not named, or its lists are contradictory; it names configuration keys and flags."""
+    """Lists all configured sources, one after the other. The first source defines the classes of all.
+
+    Raises:
+        UserError: the location of a source is missing, or its lists are contradictory.
+    """
     listings: list[Listing] = []
     names = read_classes(config.data.classes) if config.data.classes else VOC_CLASSES
     for source in sources_of(config.sources):
@@ -38,7 +45,7 @@ def listing(config: Config) -> Listing:
 
 
 def _list(name: str, config: Config, names: tuple[str, ...]) -> Listing:
-    """The listing of one source; `names` are the K class names for a source that names none itself."""
+    """Lists one source. `names` are the K class names, for sources that do not define classes."""
     source = SOURCES[name]
     keys = source.keys(name)
     arguments = {argument: value_of(config, key) for argument, key in keys.items()}

@@ -1,10 +1,10 @@
-"""Locks of a workspace: one process at a time under a run's name, at a stage, and beside `mcis gc`.
+"""Locks of a workspace: one process at a time per run name, per stage output, and for `mcis gc`.
 
-They are the operating system's: a process that has ended, however it ended, holds none any more. The file of a lock
-stays where it is and names its last holder.
+Locks are the operating system's, so a process that has ended holds none. The file of a lock remains and names its last
+holder.
 
-A run holds its name for as long as it takes, and looks at its beginning whether `mcis gc` holds the workspace. That
-takes the workspace first and looks for names that are held then, so that one of the two always finds the other.
+A run holds its name until it ends, and checks at its start whether `mcis gc` holds the workspace. `mcis gc` first locks
+the workspace and then checks whether any name is held, so one of the two always finds the other.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ from mcis.platform.runs.files import disk_errors
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.workspace import Workspace, now
 
-_LOOK = 1.0
-"""Seconds after which a lock counts as held. Those who only look whether one is held share it for a moment."""
+_ACQUIRE_SECONDS = 1.0
+"""Seconds after which a lock counts as held. Processes that only test a lock share it for a moment."""
 
 
 class Holder(NamedTuple):
-    """Who holds a lock: a run or command, the host and number of its process, and since when (UTC, ISO 8601)."""
+    """Holder of a lock: run or command, host and id of the process, and start time (UTC, ISO 8601)."""
 
     who: str
     host: str
@@ -42,33 +42,40 @@ class Holder(NamedTuple):
 
 @contextlib.contextmanager
 def hold_run(workspace: Workspace, name: str) -> Iterator[None]:
-    """Holds the name of a run or study while the block runs; where `mcis gc` is removing, that is waited for. UserError
-    where another process holds the name; others as of `disk_errors`."""
+    """Holds the name of a run or study during the block; waits for `mcis gc` if it is removing files.
+
+    Raises:
+        UserError: another process holds the name; see also `disk_errors`.
+    """
     if workspace.uri:
-        console.print(f"note: locks of {workspace.uri} hold on this machine alone: start its runs on one machine")
-    with _held(workspace.lock_file("run", name), f"run {name}"):
-        with _held(workspace.lock_file("workspace", "all"), f"run {name}", waits="the run begins when this has ended"):
+        console.print(f"note: locks of {workspace.uri} only work on this machine: start all its runs here")
+    who = f"run {name}"
+    with _held(workspace.lock_file("run", name), who):
+        with _held(workspace.lock_file("workspace", "all"), who, wait_reason="the run starts after it ends"):
             pass
         yield
 
 
 @contextlib.contextmanager
 def hold_stage(workspace: Workspace, stage: str, key: str, *, run: str) -> Iterator[None]:
-    """Holds a stage's key while the block runs, or `cache` and its name, so that runs that share it compute it once.
+    """Holds the key of a stage (or `cache` and a name) during the block, so that runs that share it compute it once.
 
-    Where another run holds it, that is waited for, and the console says once which one it is.
+    If another run holds it, prints which one and waits.
 
     Raises:
         UserError: the file system has no locks.
     """
-    with _held(workspace.lock_file(stage, key), f"run {run}", waits=f"it is computing {stage}-{key}"):
+    with _held(workspace.lock_file(stage, key), f"run {run}", wait_reason=f"it is computing {stage}-{key}"):
         yield
 
 
 @contextlib.contextmanager
 def hold_workspace(workspace: Workspace, who: str) -> Iterator[None]:
-    """Holds a workspace while the block runs: no run is in progress, and none begins; UserError where a run is in
-    progress, the workspace is held already, or the file system has no locks."""
+    """Holds a whole workspace during the block, so that no run is in progress and none starts.
+
+    Raises:
+        UserError: a run is in progress, the workspace is held already, or the file system has no locks.
+    """
     with _held(workspace.lock_file("workspace", "all"), who):
         for holder in runs_in_progress(workspace):
             raise _refusal(holder)
@@ -76,40 +83,45 @@ def hold_workspace(workspace: Workspace, who: str) -> Iterator[None]:
 
 
 def runs_in_progress(workspace: Workspace) -> list[Holder]:
-    """The holders of the names of runs and studies, in the order of these names."""
-    return [holder for holder in map(_holder, sorted(workspace.store.glob(".run-*.lock"))) if holder]
+    """Holders of the names of runs and studies, sorted by name."""
+    holders = [_holder(file) for file in sorted(workspace.store.glob(".run-*.lock"))]
+    return [holder for holder in holders if holder]
 
 
 def run_holder(workspace: Workspace, name: str) -> Holder | None:
-    """Who holds the name of a run or study; None where nobody does. UserError where that cannot be told, since this
-    user may not read the lock or the file system has none."""
+    """Holder of the name of a run or study, or None.
+
+    Raises:
+        UserError: the lock is not readable for this user, or the file system has no locks.
+    """
     return _holder(workspace.lock_file("run", name))
 
 
 def refuse_if_running(workspace: Workspace, name: str) -> None:
-    """Raises the UserError of `hold_run` where another process holds a run's name."""
-    if holder := run_holder(workspace, name):
+    """Raises the UserError of `hold_run` if another process holds the name of a run."""
+    holder = run_holder(workspace, name)
+    if holder:
         raise _refusal(holder)
 
 
 def _refusal(holder: Holder) -> UserError:
     return UserError(
         f"{holder} is in progress",
-        "one process at a time under a name, and no run beside `mcis gc --delete`",
-        f"wait until it has ended, or end process {holder.pid} on {holder.host}; a run may take another --name: stages "
-        "that two runs share are computed once",
+        "one process at a time per name, and no run during `mcis gc --delete`",
+        f"wait until it ends, or end process {holder.pid} on {holder.host}; or choose another --name: stages that two "
+        "runs share are computed once",
     )
 
 
 @contextlib.contextmanager
-def _held(file: Path, who: str, *, waits: str | None = None) -> Iterator[None]:
-    """Holds a lock while the block runs.
+def _held(file: Path, who: str, *, wait_reason: str | None = None) -> Iterator[None]:
+    """Holds a lock during the block.
 
     Args:
-        waits: why another one that holds it is waited for; None = it is not.
+        wait_reason: if the lock is held, wait for it and print this reason; None = raise a UserError instead.
     """
 
-    def sign(descriptor: int) -> None:  # at once, as other machines may read it
+    def sign(descriptor: int) -> None:  # synced immediately, because other machines may read it
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(Holder(who, host_name(), os.getpid(), now())).encode(), 0)
         os.fsync(descriptor)
@@ -117,11 +129,11 @@ def _held(file: Path, who: str, *, waits: str | None = None) -> Iterator[None]:
     lock = FileLock(file, fallback_to_soft=False, on_acquired=sign)
     with disk_errors(file.parent):
         try:
-            lock.acquire(timeout=_LOOK)
+            lock.acquire(timeout=_ACQUIRE_SECONDS)
         except Timeout:
-            if waits is None:
+            if wait_reason is None:
                 raise _refusal(_last_holder(file)) from None
-            console.print(f"waiting for {_last_holder(file)}: {waits}")
+            console.print(f"waiting for {_last_holder(file)}: {wait_reason}")
             lock.acquire()
     try:
         yield
@@ -130,11 +142,11 @@ def _held(file: Path, who: str, *, waits: str | None = None) -> Iterator[None]:
 
 
 def _holder(file: Path) -> Holder | None:
-    """Who holds a lock, or None; changes nothing, so that a workspace may be another user's."""
+    """Holder of a lock, or None. Works on workspaces of other users, because it writes nothing."""
     with disk_errors(file.parent):
         try:
             with file.open("rb") as opened:
-                fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)  # who else looks may share it
+                fcntl.flock(opened, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared with other processes that test it
         except FileNotFoundError:
             return None
         except BlockingIOError:
@@ -143,11 +155,11 @@ def _holder(file: Path) -> Holder | None:
 
 
 def _last_holder(file: Path) -> Holder:
-    """Who wrote last that it holds a lock. One that has just taken it may be about to write."""
-    until = time.monotonic() + _LOOK
-    while time.monotonic() < until:
+    """The last holder written to the file of a lock; waits a moment for a new holder to write it."""
+    deadline = time.monotonic() + _ACQUIRE_SECONDS
+    while time.monotonic() < deadline:
         with contextlib.suppress(ValueError, TypeError):
             who, host, pid, since = json.loads(file.read_bytes())
             return Holder(str(who), str(host), int(pid), str(since))
         time.sleep(0.01)
-    return Holder("a process that has not said which", "unknown", 0, "unknown")
+    return Holder("an unknown process", "unknown", 0, "unknown")

@@ -1,4 +1,4 @@
-"""Progress bars with rate and time left on a terminal; a line every ten seconds at most in a log."""
+"""Progress bars on a terminal; in a log, one line every ten seconds at most."""
 
 import contextlib
 import json
@@ -19,17 +19,17 @@ Item = TypeVar("Item")
 
 
 class _PrintableConsole(Console):
-    """A console whose lines hold nothing that a terminal obeys, and `[/x]` as it stands: names come from outside."""
+    """A console that escapes control characters and ignores markup, because printed names come from outside."""
 
     def __init__(self, **options: Any):
         super().__init__(highlight=False, markup=False, emoji=False, **options)
 
     def print(self, *objects: Any, **options: Any) -> None:
-        super().print(*(printable(each) if isinstance(each, str) else each for each in objects), **options)
+        super().print(*(printable(item) if isinstance(item, str) else item for item in objects), **options)
 
 
 LOG_SECONDS = 10.0
-"""Least time between two lines of one piece of work in a log, of which there are 100 at most."""
+"""Minimum seconds between two lines of one task in a log; a task also prints at most 100 lines."""
 console = _PrintableConsole(soft_wrap=True)
 
 
@@ -41,27 +41,38 @@ class _Rate(ProgressColumn):
 
 
 class Bar:
-    """The progress of one piece of work; made by `bar`."""
+    """Progress of one task; created by `bar`."""
 
     def __init__(self, label: str, total: int, unit: str, progress: Progress | None):
-        self.label, self.total, self.unit, self.progress = label, total, unit, progress
+        self.label = label
+        self.total = total
+        self.unit = unit
+        self.progress = progress
         self.task = progress.add_task(label, total=total, unit=unit, note="") if progress else None
-        self.began = self.told = time.monotonic()
-        self.next = 0.0
+        self.start_time = time.monotonic()
+        self.last_line_time = self.start_time
+        self.next_line_at = 0.0
 
     def update(self, done: int, note: str = "") -> None:
-        """Shows that `done` units of the total are done, with a short note such as the loss."""
+        """Shows that `done` of `total` units are done, with a short note such as the loss."""
         if self.progress and self.task is not None:
             self.progress.update(self.task, completed=done, note=note)
-        elif (now := time.monotonic()) >= self.told + LOG_SECONDS and done >= self.next:
-            self.told, self.next, rate = now, done + self.total / 100, done / max(now - self.began, 1e-6)
-            left = (self.total - done) / max(rate, 1e-6)
-            console.print(f"  {self.label}: {done}/{self.total} {rate:.1f} {self.unit}/s, {left:.0f} s left {note}")
+            return
+
+        now = time.monotonic()
+        if now < self.last_line_time + LOG_SECONDS or done < self.next_line_at:
+            return
+        self.last_line_time = now
+        self.next_line_at = done + self.total / 100
+        rate = done / max(now - self.start_time, 1e-6)
+        seconds_left = (self.total - done) / max(rate, 1e-6)
+        line = f"  {self.label}: {done}/{self.total} {rate:.1f} {self.unit}/s, {seconds_left:.0f} s left {note}"
+        console.print(line.rstrip())
 
 
 @contextlib.contextmanager
 def bar(label: str, total: int, unit: str) -> Iterator[Bar]:
-    """Shows a bar over `total` units of work while the block runs."""
+    """Shows a progress bar over `total` units of work during the block."""
     if not console.is_terminal:
         yield Bar(label, total, unit, None)
         return
@@ -78,7 +89,7 @@ def bar(label: str, total: int, unit: str) -> Iterator[Bar]:
 
 
 def counted(items: Iterable[Item], label: str, total: int) -> Iterator[Item]:
-    """Images, with a bar over the work on each."""
+    """Yields images and shows a progress bar."""
     with bar(label, total, "images") as progress:
         for done, item in enumerate(items, 1):
             yield item
@@ -86,7 +97,7 @@ def counted(items: Iterable[Item], label: str, total: int) -> Iterator[Item]:
 
 
 def read_records(path: Path, skip: int = 0) -> list[dict[str, Any]]:
-    """The records of a JSON lines file, but for the first ones; none of an absent file."""
+    """Reads the records of a JSON lines file after the first `skip`; empty if the file does not exist."""
     try:
         lines = fetched(path).read_bytes().splitlines()
     except FileNotFoundError:
@@ -96,25 +107,27 @@ def read_records(path: Path, skip: int = 0) -> list[dict[str, Any]]:
 
 @contextlib.contextmanager
 def follow(path: Path, on_records: Callable[[list[dict[str, Any]]], None], every: float = 1.0) -> Iterator[None]:
-    """Passes the records that a JSON lines file gets to `on_records`, in a thread, while the block runs.
+    """During the block, a thread passes new records of a JSON lines file to `on_records`.
 
-    Each record is passed once, also where a restart cuts the file back and writes the last ones again.
+    Each record is passed once, even if a restart truncates the file and writes its last records again.
 
     Args:
-        every: seconds between two looks at the file.
+        every: seconds between two reads of the file.
     """
     stop = threading.Event()
 
-    def loop() -> None:
-        passed, last = 0, False
-        while not last:
-            last = stop.wait(every)
-            with contextlib.suppress(UserError, OSError):  # a bucket may be away until the next look
-                if records := read_records(path, passed):
+    def read_until_stopped() -> None:
+        num_passed = 0
+        stopping = False
+        while not stopping:
+            stopping = stop.wait(every)
+            with contextlib.suppress(UserError, OSError):  # remote storage may be unreachable until the next read
+                records = read_records(path, num_passed)
+                if records:
                     on_records(records)
-                    passed += len(records)
+                    num_passed += len(records)
 
-    thread = threading.Thread(target=loop, daemon=True)
+    thread = threading.Thread(target=read_until_stopped, daemon=True)
     thread.start()
     try:
         yield

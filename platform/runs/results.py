@@ -1,6 +1,6 @@
-"""What a finished stage hands to later stages and to the report: a typed record, kept beside its output.
+"""Results of stages: typed records for later stages and the report, stored next to the outputs.
 
-`StageResult` is what every stage returns; a stage that hands over more returns one of its subclasses.
+Every stage returns a `StageResult`, or a subclass with further fields.
 """
 
 import dataclasses
@@ -18,19 +18,19 @@ from mcis.platform.runs.files import files_in, read_json, read_record_of, write_
 from mcis.platform.runs.workspace import SUMMARY
 
 VAL_MAP = "val mAP"
-"""The label in `StageResult.counts` of the classifier's mean average precision on the tags of split val, in percent."""
+"""Label in `StageResult.counts` of the classifier's mean average precision in percent on the tags of split val."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageResult:
-    """What every stage returns.
+    """Result of a stage.
 
     Attributes:
-        counts: figures for the report by their label; a value is a number or a table of numbers by label.
-        notes: sentences that the user should read.
-        identity: what the keys of later stages depend on. None, which the pipeline replaces by the stage's own key,
-            unless outputs of different keys can have the same meaning.
-        problem: why the output teaches later stages nothing, as the three parts of a `UserError`; None where it does.
+        counts: numbers for the report by label; a value is a number or a dictionary of numbers by label.
+        notes: sentences for the user.
+        identity: part of the keys of later stages. None = the key of this stage. A stage sets it if outputs with
+            different keys can be equivalent.
+        problem: why later stages cannot learn from the output, as the three parts of a `UserError`; None if they can.
     """
 
     counts: dict[str, Any] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class StageResult:
     problem: tuple[str, str, str] | None = None
 
     def remarks(self) -> tuple[str, ...]:
-        """The notes, and the problem as one of them."""
+        """The notes, followed by the problem if there is one."""
         if self.problem is None:
             return self.notes
         found, expected, remedy = self.problem
@@ -51,7 +51,7 @@ class IndexResult(StageResult):
     """The result of `index`.
 
     Attributes:
-        classes: the K class names; a tag k is the position of its class here.
+        classes: the K class names; tag k is the class at position k.
     """
 
     classes: tuple[str, ...]
@@ -68,7 +68,7 @@ class MasksResult(StageResult):
     """The result of `pseudo_masks`.
 
     Attributes:
-        background_cue: what told background from foreground: `saliency`, `crf`, or how many images had which.
+        background_cue: source of the background: `saliency`, `crf`, ..., or the number of images per source.
     """
 
     background_cue: str
@@ -79,7 +79,7 @@ class PredictResult(StageResult):
     """The result of `predict`.
 
     Attributes:
-        split: the split whose images were predicted.
+        split: split of the predicted images.
     """
 
     split: str
@@ -89,25 +89,30 @@ Result = TypeVar("Result", bound=StageResult)
 
 
 def write_result(folder: Path, result: StageResult, *, key: str, caches: Sequence[str] = ()) -> None:
-    """Finishes a stage's output: writes its result, once all names in its folder are on the disk.
+    """Finishes the output of a stage: syncs its folder to disk, then writes its summary.
 
-    Beside the result stand the caches that it read, and the size in bytes of each of its files, which
+    The summary also lists the caches that the stage read and the size in bytes of each output file, which
     `find_missing_files` checks.
     """
-    record = dataclasses.asdict(result) | {"identity": result.identity or key}
-    about = {"caches": list(dict.fromkeys(caches))}
-    # What a process that is gone left under a temporary name is not of the output: `mcis gc` removes it.
+    # Temporary files of processes that died are not part of the output; `mcis gc` removes them.
     files = {name: size for name, size in sorted(files_in(folder).items()) if not ASIDE.fullmatch(Path(name).name)}
     files.pop(SUMMARY, None)
-    for parent in (str(folder.parent), *(parent for parent, _, _ in os.walk(folder))):
+
+    sync(folder.parent)
+    for parent, _, _ in os.walk(folder):
         sync(Path(parent))
-    write_json(folder / SUMMARY, about | record | {"files": files})
+
+    summary = {"caches": list(dict.fromkeys(caches))} | dataclasses.asdict(result)
+    summary["identity"] = result.identity or key
+    summary["files"] = files
+    write_json(folder / SUMMARY, summary)
 
 
 def find_missing_files(folder: Path) -> str | None:
-    """What a finished output lacks of the files that its summary lists, in words; None where they all have their size.
+    """Describes files of a finished output that are missing or have another size than its summary states.
 
-    Files are listed, not read.
+    Returns:
+        The description, or None if the output is complete. Files are listed, not read.
     """
     try:
         listed = dict(read_json(folder / SUMMARY)["files"])
@@ -115,10 +120,12 @@ def find_missing_files(folder: Path) -> str | None:
         return f"{SUMMARY} is missing"
     except (BadFile, KeyError, TypeError, ValueError):
         return f"{SUMMARY} is damaged"
-    there = files_in(folder)
-    flaws = [f"{name} is missing" for name in listed if name not in there]
-    flaws += [f"{n} has {there[n]} of {size} bytes" for n, size in listed.items() if there.get(n, size) != size]
-    return shown(flaws) if flaws else None
+    sizes = files_in(folder)
+    problems = [f"{name} is missing" for name in listed if name not in sizes]
+    for name, size in listed.items():
+        if sizes.get(name, size) != size:
+            problems.append(f"{name} has {sizes[name]} of {size} bytes")
+    return shown(problems) if problems else None
 
 
 def read_result(folder: Path, kind: type[Result]) -> Result:

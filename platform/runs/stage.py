@@ -1,8 +1,8 @@
-"""A stage of the pipeline: what its module offers, and how its output is computed once and kept under a key.
+"""A stage of the pipeline: the interface of its module, and how its output is computed once and stored under a key.
 
-The key is the fingerprint of the stage's part of the configuration, of its outer inputs, of the identities of the
-stages it needs, and of code, torch and class of device that it is computed with. Outputs with the same key are the
-same: they are computed once, in one run or another.
+The key is the fingerprint of the stage's sections of the configuration, its external inputs, the identities of the
+stages it needs, its code, the versions of libraries, and the type of device. Outputs with the same key are the same, so
+runs share them.
 """
 
 import dataclasses
@@ -14,9 +14,9 @@ from typing import Any, Protocol
 from mcis.datasets.section import Section
 from mcis.datasets.storage.folders import is_there, remove
 from mcis.platform.config.sections import Config
-from mcis.platform.runs.bookkeeping import point_to
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import disk_errors, fingerprint
+from mcis.platform.runs.lifecycle import reference_output
 from mcis.platform.runs.locks import hold_stage
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.results import StageResult, find_missing_files, write_result
@@ -25,18 +25,18 @@ from mcis.platform.runs.workspace import SUMMARY
 
 
 class StageModule(Protocol):
-    """What every module of `mcis.platform.stages` offers. It may have two more functions:
+    """Interface of the modules in `mcis.platform.stages`. Two further functions are optional:
 
-    - `check(config, listing, workspace)` raises UserError for what would end the stage later, seen from the listing and
-      the files of weights alone.
-    - `inputs(config, context)` is what the output depends on beside configuration and earlier stages: a value that JSON
-      can hold.
+    - `check(config, listing, workspace)` raises UserError for problems that would stop the stage later, as far as the
+      listing and the weight files show them.
+    - `inputs(config, context)` returns what the output depends on in addition to configuration and earlier stages, as a
+      JSON value.
     """
 
     __name__: str
 
     def run(self, config: Config, context: RunContext) -> StageResult:
-        """Computes the output into `context.part`; what an interrupted call left there is continued."""
+        """Computes the output in the folder `context.part`, continuing the work of an interrupted call."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,14 +44,15 @@ class Stage:
     """A stage of the pipeline.
 
     Attributes:
-        name: in keys, file names and `--until`.
-        module: does the work.
-        needs: stages whose output it reads; those that the run did not reach are left out.
+        name: used in keys, file names and `--until`.
+        module: implementation.
+        needs: stages whose outputs it reads, as far as the run includes them.
         sections: parts of the configuration that its output depends on.
-        runs_once_reached: stages; once one has run, this one runs too, on all that was reached, if a run ends earlier.
-        kept: whether its output is kept under a key. If not, it writes into the run's folder, in every call.
-        networks: whether networks run in it, so that the class of device is in its key.
-        takes_part: whether a run of a configuration has this stage.
+        runs_once_reached: stages after which this stage runs even if the run stops earlier (`--until`).
+        kept: whether its output is stored under a key; otherwise the stage runs in every call and writes to the folder
+            of the run.
+        networks: whether it runs networks, so that its key includes the type of device.
+        takes_part: returns whether a run with a given configuration includes this stage.
     """
 
     name: str
@@ -65,52 +66,67 @@ class Stage:
 
 
 def run_stage(stage: Stage, config: Config, context: RunContext, *, recompute: bool = False) -> RunContext:
-    """Runs a stage, unless its output is kept and not to be recomputed; returns the next stage's context."""
-    began, workspace = time.monotonic(), context.workspace
+    """Runs a stage unless its output exists, or in any case with `recompute`; returns the context of the next stage."""
+    start_time = time.monotonic()
+    workspace = context.workspace
     if not stage.kept:
         stage.module.run(config, context)
-        return context.after(stage.name, context.folder.path, seconds=time.monotonic() - began, computed=True)
+        return context.after(stage.name, context.folder.path, seconds=time.monotonic() - start_time, computed=True)
+
     folder = workspace.output(stage.name, fingerprint(key_parts(stage, config, context)))
-    point_to(workspace, context.name, stage.name, folder)
-    computed = _compute(stage, config, context, folder, again=recompute)
-    seconds = time.monotonic() - began
+    reference_output(workspace, context.name, stage.name, folder)
+    computed = _compute(stage, config, context, folder, recompute=recompute)
+    seconds = time.monotonic() - start_time
+
     context = context.after(stage.name, folder, seconds=seconds, computed=computed)
     workspace.record_outputs(context.name, context.inputs)
-    console.print(f"[bold]{stage.name}[/bold]: {f'{seconds:.1f} s' if computed else 'is there already'}", markup=True)
-    for remark in context.result(stage.name, StageResult).remarks() if computed else ():
-        console.print(f"note: {remark}")
+    status = f"{seconds:.1f} s" if computed else "already computed"
+    console.print(f"[bold]{stage.name}[/bold]: {status}", markup=True)
+    if computed:
+        for remark in context.result(stage.name, StageResult).remarks():
+            console.print(f"note: {remark}")
     return context
 
 
 def key_parts(stage: Stage, config: Config, context: RunContext) -> dict[str, Any]:
-    """All that the stage's output depends on, which its key is the fingerprint of."""
-    values = {name: getattr(config, name) for name in stage.sections}
-    reached = [name for name in stage.needs if name in context.inputs]
+    """Everything that the output of a stage depends on; the stage key is its fingerprint."""
+    configuration: dict[str, Any] = {}
+    for name in stage.sections:
+        value = getattr(config, name)
+        configuration[name] = value.model_dump(mode="json") if isinstance(value, Section) else value
+
+    device = config.compute.device if stage.networks else None
+    inputs = stage.module.inputs(config, context) if hasattr(stage.module, "inputs") else None
+    needs = [name for name in stage.needs if name in context.inputs]
     return {
         "stage": stage.name,
-        "made with": made_with(stage.module.__name__, config.compute.device if stage.networks else None),
-        "configuration": {n: v.model_dump(mode="json") if isinstance(v, Section) else v for n, v in values.items()},
-        "inputs": stage.module.inputs(config, context) if hasattr(stage.module, "inputs") else None,
-        "needs": {name: context.result(name, StageResult).identity for name in reached},
+        "made with": made_with(stage.module.__name__, device),
+        "configuration": configuration,
+        "inputs": inputs,
+        "needs": {name: context.result(name, StageResult).identity for name in needs},
     }
 
 
-def _compute(stage: Stage, config: Config, context: RunContext, folder: Path, *, again: bool) -> bool:
-    """Computes a stage if its output is absent or not whole, or is to be made `again`; True if it did."""
-    if not again and find_missing_files(folder) is None:
+def _compute(stage: Stage, config: Config, context: RunContext, folder: Path, *, recompute: bool) -> bool:
+    """Computes a stage if its output is missing or incomplete, or with `recompute`; returns whether it did."""
+    if not recompute and find_missing_files(folder) is None:
         return False
-    workspace, key = context.workspace, folder.name.removeprefix(f"{stage.name}-")
-    with hold_stage(workspace, stage.name, key, run=context.name):
-        if again:
+
+    key = folder.name.removeprefix(f"{stage.name}-")
+    with hold_stage(context.workspace, stage.name, key, run=context.name):
+        if recompute:
             remove(folder)
-        if (lacks := find_missing_files(folder)) is None:
+        missing = find_missing_files(folder)
+        if missing is None:  # another run has computed it meanwhile
             return False
         if is_there(folder / SUMMARY):
-            console.print(f"note: {folder.name} is computed again: {lacks}")
+            console.print(f"note: {folder.name} is computed again: {missing}")
             remove(folder)
-        caches = list[str]()
+
+        caches: list[str] = []
+        stage_context = dataclasses.replace(context, part=folder, recompute=recompute, caches=caches)
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            result = stage.module.run(config, dataclasses.replace(context, part=folder, recompute=again, caches=caches))
+            result = stage.module.run(config, stage_context)
         write_result(folder, result, key=key, caches=caches)
         return True

@@ -1,4 +1,4 @@
-"""Where MLflow keeps runs, never with a password in its name, and its errors as ones that a user can act on."""
+"""The MLflow store: its location, which never contains a password, and conversion of its errors to UserError."""
 
 import contextlib
 import logging
@@ -15,8 +15,8 @@ from mcis.platform.runs.workspace import Workspace
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-# Read when MLflow is imported or first used: it is to tell nobody what runs here, nor to ask for git; and a server that
-# is away is asked again by the tracker, which goes on meanwhile.
+# MLflow reads these when it is imported or first used: no telemetry, no warning about a missing git, and no long
+# retries, because the tracker retries uploads itself.
 for _name, _value in {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "GIT_PYTHON_REFRESH": "quiet",
@@ -26,27 +26,30 @@ for _name, _value in {
     os.environ.setdefault(_name, _value)
 
 EXPERIMENT = "mcis"
-_OF_STORES = ("MLFLOW_", "PG", "AWS_")
-"""How the variables begin that say where MLflow's store, its database and its artifacts are, and who may use them."""
+_STORE_PREFIXES = ("MLFLOW_", "PG", "AWS_")
+"""Prefixes of environment variables that configure MLflow's store, database and artifacts, and access to them."""
 
 
 def tracking_uri(workspace: Workspace) -> str:
-    """MLFLOW_TRACKING_URI where it is set, else the SQLite store of the workspace; errors as of `server_uri`."""
+    """MLFLOW_TRACKING_URI if it is set, else the SQLite store of the workspace. For errors see `server_uri`."""
     return server_uri() or f"sqlite:///{workspace.tracking_store}"
 
 
 def server_uri() -> str | None:
-    """The value of MLFLOW_TRACKING_URI, None where it is not set; UserError where it holds a password or token, which
-    would be written into files, messages and command lines."""
+    """The value of MLFLOW_TRACKING_URI, or None if it is not set.
+
+    Raises:
+        UserError: it contains a password or token, which would be written to files, messages and command lines.
+    """
     uri = os.environ.get("MLFLOW_TRACKING_URI") or None
     if uri and _holds_credentials(uri):
         raise UserError(
-            f"MLFLOW_TRACKING_URI names a store of {uri.partition('://')[0]}:// together with a password or token",
-            "an address without credentials, as it is written into files, messages and command lines",
-            "leave them out of it; servers are given MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
-            "MLFLOW_TRACKING_TOKEN; PostgreSQL is given PGPASSWORD or a ~/.pgpass",
+            f"MLFLOW_TRACKING_URI contains a password or token for a store {uri.partition('://')[0]}://",
+            "a URI without credentials, because it is written to files, messages and command lines",
+            "remove them from the URI; for servers set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+            "MLFLOW_TRACKING_TOKEN; for PostgreSQL set PGPASSWORD or write a ~/.pgpass",
         )
-    if uri and uri.startswith("sqlite:///"):  # trials have other folders
+    if uri and uri.startswith("sqlite:///"):  # absolute, because trials run in other folders
         return f"sqlite:///{Path(uri.removeprefix('sqlite:///')).absolute()}"
     return uri
 
@@ -60,24 +63,24 @@ def _holds_credentials(uri: str) -> bool:
 
 
 def client_of(uri: str) -> "MlflowClient":
-    """MLflow's client of a store, which logs no more than warnings."""
+    """MLflow client for a store, with logging reduced to warnings."""
     from mlflow.tracking import MlflowClient
 
     for logger in ("alembic", "mlflow"):  # after the import, which sets the levels
         logging.getLogger(logger).setLevel(logging.WARNING)
-    for logger in ("mlflow.store.db", "mlflow.system_metrics"):  # what they log is raised, or said in a note
+    for logger in ("mlflow.store.db", "mlflow.system_metrics"):  # their errors are also raised, or printed as notes
         logging.getLogger(logger).setLevel(logging.CRITICAL)
     return MlflowClient(tracking_uri=uri)
 
 
 def experiment_of(client: "MlflowClient", workspace: Workspace) -> str:
-    """The id of the experiment of all runs, which is made where there is none."""
+    """Id of the experiment that holds all runs; the experiment is created if it does not exist."""
     from mlflow.exceptions import MlflowException
 
-    # The workspace's own store keeps its artifacts beside it; a server has a location of its own.
-    own = tracking_uri(workspace).startswith("sqlite:")
-    location = workspace.tracking_artifacts.as_uri() if own else None
-    with contextlib.suppress(MlflowException):  # there is one; another error is raised by the next call too
+    # The SQLite store keeps artifacts in the workspace; a server decides their location itself.
+    is_sqlite = tracking_uri(workspace).startswith("sqlite:")
+    location = workspace.tracking_artifacts.as_uri() if is_sqlite else None
+    with contextlib.suppress(MlflowException):  # it exists already; any other error is raised by the next call too
         return str(client.create_experiment(EXPERIMENT, artifact_location=location))
     experiment = client.get_experiment_by_name(EXPERIMENT)
     assert experiment is not None
@@ -85,25 +88,31 @@ def experiment_of(client: "MlflowClient", workspace: Workspace) -> str:
 
 
 def store_environment() -> dict[str, str]:
-    """The variables of this process that MLflow finds its store and its credentials by."""
-    found = {name: value for name, value in os.environ.items() if name.startswith(_OF_STORES)}
-    return found | ({"MLFLOW_TRACKING_URI": uri} if (uri := server_uri()) else {})
+    """Environment variables that MLflow needs to find its store and credentials."""
+    variables = {name: value for name, value in os.environ.items() if name.startswith(_STORE_PREFIXES)}
+    uri = server_uri()
+    if uri:
+        variables["MLFLOW_TRACKING_URI"] = uri
+    return variables
 
 
 @contextlib.contextmanager
 def store_errors(uri: str) -> Iterator[None]:
-    """Turns errors of MLflow and its database into a UserError that names the store, and no password or token."""
+    """Converts errors of MLflow and its database to a UserError that names the store and hides passwords and tokens."""
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
         yield
     except (MlflowException, SQLAlchemyError, OSError) as error:
-        if full := full_disk(error, f"the disk of MLflow's store {uri}"):
+        full = full_disk(error, f"the disk of MLflow's store {uri}")
+        if full:
             raise full from None
+
         text = str(error)
-        for secret in {value for name, value in os.environ.items() if value and SECRET.search(name)}:
-            text = text.replace(secret, "***")
+        for name, value in os.environ.items():
+            if value and SECRET.search(name):
+                text = text.replace(value, "***")
         raise UserError(
             f"MLflow's store {uri} cannot be used: {text[:300]}",
             "a reachable MLflow tracking store with space on its disk",
@@ -112,10 +121,10 @@ def store_errors(uri: str) -> Iterator[None]:
 
 
 def experiment_page(workspace: Workspace) -> str | None:
-    """The runs' page in MLflow's UI, relative to its address; None if it has none. Errors as of `store_errors`."""
+    """Path of the page of all runs in MLflow's UI; None if there is none. For errors see `store_errors`."""
     uri = tracking_uri(workspace)
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
-        return None  # to ask for it would make it
+        return None  # a query would create the database
     with store_errors(uri):
         experiment = client_of(uri).get_experiment_by_name(EXPERIMENT)
     return f"#/experiments/{experiment.experiment_id}/runs" if experiment else None

@@ -1,4 +1,4 @@
-"""Versions that results depend on: of the project, its commit, the code that a stage runs, and what is below it."""
+"""Versions that affect results: the project, its Git commit, the code of a stage, and installed packages."""
 
 import ast
 import functools
@@ -14,17 +14,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 _ROOT = Path(__file__).resolve().parents[2]
-_COMPUTE_NOTHING = tuple(f"mcis.platform.{name}" for name in ("commands", "config", "pipeline", "reporting", "runs"))
-"""Packages and modules that no output depends on: values of the configuration are in keys."""
-_SCHEDULES = "mcis.platform.config.training"  # computes how many updates a training has
+_NO_EFFECT_ON_OUTPUTS = tuple(
+    f"mcis.platform.{name}" for name in ("commands", "config", "pipeline", "reporting", "runs")
+)
+"""Packages and modules whose code does not affect outputs. (Values of the configuration are part of stage keys.)"""
+_STEP_COUNTS = "mcis.platform.config.training"  # computes the number of steps of a training
 _MADE_WITH = ("torch", "pillow", "timm", "pydensecrf2")
 _PACKAGES = ("torch", "torchvision", "ray", "mlflow", "numpy", "pyarrow", "pillow", "pydensecrf2")
-_ENTRY = re.compile(r"mcis(\.\w+)+:\w+")
-"""An entry of a table that is imported when it is first asked for."""
+_LAZY_ENTRY = re.compile(r"mcis(\.\w+)+:\w+")
+"""Entry of a registry that is imported on first use."""
 
 
 class Commit(NamedTuple):
-    """A checkout's commit, and whether files differ from it."""
+    """Commit of a checkout, and whether tracked files were modified."""
 
     name: str
     modified: bool
@@ -32,7 +34,7 @@ class Commit(NamedTuple):
 
 @functools.cache
 def git_commit() -> Commit | None:
-    """The commit of the running checkout, 40 hexadecimal digits; None outside a checkout."""
+    """Commit of the checkout that the code runs from (40 hexadecimal digits); None outside a checkout."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(_ROOT), *words]
@@ -47,109 +49,137 @@ def git_commit() -> Commit | None:
 
 
 def git_revision() -> str | None:
-    """Twelve digits of the commit, with `+` behind it where files differ from it; None outside a checkout."""
+    """Twelve digits of the commit, followed by `+` if files were modified; None outside a checkout."""
     commit = git_commit()
-    return commit and commit.name[:12] + ("+" if commit.modified else "")
+    if commit is None:
+        return None
+    suffix = "+" if commit.modified else ""
+    return commit.name[:12] + suffix
 
 
 def code_of(module: str) -> str:
-    """Sixteen digits of the SHA-256 of what a module of mcis runs: its syntax tree, without comments and docstrings,
-    and those of the modules that it imports, directly or through others, as far as they compute.
+    """Digest of the code that a module of mcis runs: its syntax tree and those of all modules that it imports.
 
-    Configuration is left out, as keys have its values; so is what only records, shows or starts a computation. Entries
-    of tables that name a module as text are imports too, and what installed packages add to tables counts for all. It
-    is the same of a wheel and of the checkout that it was built from.
+    Comments and docstrings are ignored, and so are modules that do not affect outputs: configuration (its values are
+    part of stage keys), recording, reporting and commands. Registry entries that name a module as text count as
+    imports. Packages that add registry entries count for every module. A wheel and the checkout that it was built from
+    have the same digest.
+
+    Returns:
+        The first sixteen hexadecimal digits of the SHA-256.
     """
     reached: set[str] = set()
     waiting = [module]
     while waiting:
         name = waiting.pop()
-        computes = name == _SCHEDULES or not name.startswith(_COMPUTE_NOTHING)
-        if name not in reached and _file(name) and computes:
+        affects_outputs = name == _STEP_COUNTS or not name.startswith(_NO_EFFECT_ON_OUTPUTS)
+        if name not in reached and _file(name) and affects_outputs:
             reached.add(name)
             waiting += _parsed(name)[1]
-    lines = [f"{name} {_parsed(name)[0]}" for name in sorted(reached)] + list(_of_packages())
+
+    lines = [f"{name} {_parsed(name)[0]}" for name in sorted(reached)]
+    lines += _package_digests()
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
 
 
 def code_digest() -> str:
-    """As `code_of` of all stages."""
+    """Digest of the code of all stages, see `code_of`."""
     stages = _ROOT / "platform" / "stages"
     names = [f"mcis.platform.stages.{path.stem}" for path in sorted(stages.iterdir()) if not path.name.startswith("_")]
     return hashlib.sha256(" ".join(map(code_of, names)).encode()).hexdigest()[:16]
 
 
 def _file(module: str) -> Path | None:
-    """The file of a module of mcis; None for other names, and for packages without code."""
+    """Source file of a module of mcis; None for other names and for packages without code."""
     package, *names = module.split(".")
+    if package != "mcis" or not names:
+        return None
     path = _ROOT.joinpath(*names)
-    files = (path.with_suffix(".py"), path / "__init__.py") if package == "mcis" and names else ()
-    return next((file for file in files if file.is_file()), None)
+    for file in (path.with_suffix(".py"), path / "__init__.py"):
+        if file.is_file():
+            return file
+    return None
 
 
 @functools.cache
 def _parsed(module: str) -> tuple[str, tuple[str, ...]]:
-    """The digest of a module's syntax tree, and the names that it imports, modules or what they hold."""
+    """Digest of a module's syntax tree, and the names that it imports (modules or their members)."""
     file = _file(module)
     assert file is not None
     tree = ast.parse(file.read_bytes())
     names = tuple(_imports(tree))
-    return hashlib.sha256(ast.dump(_Bare().visit(tree)).encode()).hexdigest(), names
+    stripped = _RemoveDocstrings().visit(tree)
+    return hashlib.sha256(ast.dump(stripped).encode()).hexdigest(), names
 
 
 def _imports(tree: ast.AST) -> Iterator[str]:
-    """Names that may be modules of mcis, also of imports that wait inside a function, and of tables' texts; no import
-    of the project is relative."""
+    """Imported names, including late imports inside functions and registry entries given as text.
+
+    Relative imports are not used in this project.
+    """
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             yield from (str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names))
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _ENTRY.fullmatch(node.value):
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and _LAZY_ENTRY.fullmatch(node.value):
             yield node.value.partition(":")[0]
 
 
-class _Bare(ast.NodeTransformer):
-    """Leaves out docstrings, those of attributes among them, which are texts that stand alone."""
+class _RemoveDocstrings(ast.NodeTransformer):
+    """Removes docstrings of modules, classes, functions and attributes: expressions that are only a string."""
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
-        text = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
-        return None if text else node
+        is_docstring = isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        return None if is_docstring else node
 
 
 @functools.cache
-def _of_packages() -> tuple[str, ...]:
-    """The packages whose modules stand in the tables of mcis, each with a digest of all its modules."""
-    found = importlib.metadata.entry_points()
-    points = [point for group in found.groups if group.startswith("mcis.") for point in found.select(group=group)]
+def _package_digests() -> tuple[str, ...]:
+    """Lines `<package> <digest of its modules>` for all packages that add entries to the registries of mcis."""
+    entry_points = importlib.metadata.entry_points()
+    packages: set[str] = set()
+    for group in entry_points.groups:
+        if group.startswith("mcis."):
+            packages.update(point.module.partition(".")[0] for point in entry_points.select(group=group))
+
     lines = []
-    for name in sorted({point.module.partition(".")[0] for point in points}):
-        spec = importlib.util.find_spec(name)
-        places = [*(spec.submodule_search_locations or ()), spec.origin or ""] if spec else []
-        files = {file for place in places for file in (Path(place), *Path(place).rglob("*.py")) if file.is_file()}
-        content = b"".join(file.read_bytes() for file in sorted(files))
-        lines.append(f"{name} {hashlib.sha256(content).hexdigest()}")
+    for package in sorted(packages):
+        content = b"".join(file.read_bytes() for file in _package_files(package))
+        lines.append(f"{package} {hashlib.sha256(content).hexdigest()}")
     return tuple(lines)
 
 
+def _package_files(package: str) -> list[Path]:
+    """Sorted source files of an installed package."""
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        return []
+    files: set[Path] = set()
+    for location in (*(spec.submodule_search_locations or ()), spec.origin or ""):
+        path = Path(location)
+        files.update(file for file in (path, *path.rglob("*.py")) if file.is_file())
+    return sorted(files)
+
+
 def made_with(module: str, device: str | None) -> dict[str, str | None]:
-    """The software and the class of device that an output is made with: others make other bits, or another output.
+    """Code, packages and type of device that an output is computed with; with others it may differ.
 
     Args:
-        module: of mcis, that makes it.
-        device: None where no network has a part in it.
+        module: module of mcis that computes the output.
+        device: `cpu` or `cuda`; None if no network is involved.
     """
     packages = {name: importlib.metadata.version(name) for name in _MADE_WITH}
     return {"code": code_of(module), "device": device, **packages}
 
 
 def project_version() -> str:
-    """The version of the installed project."""
+    """Version of the installed project."""
     return importlib.metadata.version("mcis")
 
 
 def environment(device: str) -> dict[str, str]:
-    """Versions of Python, the machine, the packages and the project's own code, and the class of device."""
+    """Versions of Python, packages and the project's code, the machine, and the type of device."""
     versions = {"python": platform.python_version(), "machine": f"{platform.system()} {platform.machine()}"}
     versions["cores"] = str(os.cpu_count())
     versions |= {name: importlib.metadata.version(name) for name in _PACKAGES}

@@ -57,7 +57,7 @@ def run(config: Config, context: RunContext) -> IndexResult:
             than data.max_rejected are rejected, none is left to train on, or a class of a curated source has none.
     """
     if context.recompute:
-        remove(context.workspace.verdicts)
+        remove(context.workspace.image_checks)
     assert context.sources is not None
     table, classes, notes = context.sources.listing()
     images = len(table)

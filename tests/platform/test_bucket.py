@@ -129,7 +129,7 @@ def test_a_run_is_the_same_there_and_found_elsewhere(bucket: dict[str, str], on_
     assert scores_in(bucket, workspace) == on_disk
     other = bucket | {"MCIS_COPIES": str(tmp_path / "other")}
     out = said(run_in(workspace), other, tmp_path)
-    assert out.count("is there already") == 7, out
+    assert out.count("already computed") == 7, out
     assert "finished" in said(mcis("runs", "--workspace", workspace), other, tmp_path)
     exported = tmp_path / "masks"
     said(mcis("export", "masks", "--name", "a", "--workspace", workspace, "--out", str(exported)), other, tmp_path)
@@ -161,7 +161,7 @@ def test_a_run_that_was_killed_ends_on_another_machine(bucket: dict[str, str], o
             time.sleep(0.05)
         os.killpg(running.pid, signal.SIGKILL)
     out = said(run_in(workspace, slow), bucket | {"MCIS_COPIES": str(tmp_path / "other")}, tmp_path)
-    assert "index: is there already" in out
+    assert "index: already computed" in out
     assert scores_in(bucket, workspace) == on_disk
 
 

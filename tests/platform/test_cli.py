@@ -86,7 +86,7 @@ def test_commands_that_only_read_make_no_workspace(command: str, tmp_path: Path)
     arguments = [str(tmp_path / "out") if a == "OUT" else a for a in READING[command]]
     done = runner.invoke(app, [*arguments, "--workspace", str(absent)])
     assert done.exit_code == 1
-    assert f"{absent} is no workspace" in done.output
+    assert f"{absent} is not a workspace" in done.output
     assert not list(tmp_path.iterdir())
 
 

@@ -77,7 +77,7 @@ def test_what_is_no_choice_of_runs_is_refused(root: Path, arguments: list[str], 
 
 
 def test_an_absent_workspace_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is no workspace"):
+    with pytest.raises(UserError, match="is not a workspace"):
         open_cases(tmp_path / "none", ["a", "b"])
     (tmp_path / "runs" / "x").mkdir(parents=True)
     (tmp_path / "runs" / "y").mkdir()
@@ -121,7 +121,7 @@ def test_other_classes_and_runs_of_one_seed_are_refused(copied: Workspace) -> No
 
 def test_damaged_files_are_named(copied: Workspace) -> None:
     copied.run("b").config.write_text("= no TOML")
-    with pytest.raises(UserError, match=r"config\.toml is no TOML"):
+    with pytest.raises(UserError, match=r"config\.toml is not TOML"):
         open_cases(copied.root, ["a-s0", "b"])
     file = copied.output("evaluate", "a-s1") / SCORES
     file.write_text(json.dumps([{"what": "?"}]))

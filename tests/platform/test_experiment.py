@@ -166,10 +166,10 @@ def test_everything_wrong_with_a_file_is_told_together(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (b"sources = ", "is no TOML"),
-        (b"seed = 1\nseed = 2", "is no TOML"),
-        (b"\xff\xfe", "is no TOML"),
-        (b"a = " + b"[" * 100000, "is no TOML"),
+        (b"sources = ", "is not TOML"),
+        (b"seed = 1\nseed = 2", "is not TOML"),
+        (b"\xff\xfe", "is not TOML"),
+        (b"a = " + b"[" * 100000, "is not TOML"),
         (b"seed = 1", "without sources"),
         (b'sources = "vox"', "exp.toml: unknown sources 'vox'"),
         (b'sources = "voc"\nrecipe = "smal"', "exp.toml: unknown recipe 'smal'"),

@@ -14,10 +14,10 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import ASIDE, aside_of, remove
 from mcis.platform.cli import app
 from mcis.platform.config.resolve import resolve
-from mcis.platform.runs.bookkeeping import run_record
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import bytes_in, write_json
 from mcis.platform.runs.inventory import entries, plan_removal
+from mcis.platform.runs.lifecycle import run_record
 from mcis.platform.runs.locks import hold_run
 from mcis.platform.runs.results import StageResult, find_missing_files
 from mcis.platform.runs.stage import Stage, run_stage

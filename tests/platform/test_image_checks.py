@@ -64,7 +64,7 @@ def test_verdicts_that_may_change_are_not_kept(tmp_path: Path, verdict: Verdict)
 def test_a_damaged_table_counts_as_empty(tmp_path: Path) -> None:
     workspace, first, second = Workspace(tmp_path), ImageFile("/a.jpg", 3, 1), ImageFile("/b.jpg", 3, 1)
     keep(workspace, {first: SOUND})
-    (table,) = workspace.verdicts.iterdir()
+    (table,) = workspace.image_checks.iterdir()
     table.write_bytes(b"PAR1 and no more")
     assert found(workspace, first) == [None]
     keep(workspace, {second: SOUND})

@@ -53,7 +53,7 @@ def test_a_run_takes_over_the_index_of_its_table(ray_local: None, tmp_path: Path
     (tmp_path / "t.csv").write_text(f"image,tags\n{rows}")
     for words in (["index", "tags"], ["run", "tags", "--until", "index", "--name", "mine", "--tags"]):
         done = runner.invoke(app, [*words, str(tmp_path / "t.csv"), "--workspace", str(tmp_path / "ws")])
-    assert "index: is there already" in done.output
+    assert "index: already computed" in done.output
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ def test_verdicts_of_blocks_make_the_same_index(photos: Path, ray_local: None, m
         stages.append((read_result(folder, IndexResult).identity, read_table(folder / "index.parquet")))
         assert len(KeptVerdicts(workspace).verdicts) == IMAGES - 1, "all but that on the absent file"
         shutil.rmtree(folder)
-        shutil.rmtree(workspace.verdicts)
+        shutil.rmtree(workspace.image_checks)
     assert found[0] == found[1]
     assert found[0][2] == IMAGES
     assert stages[0][0] == stages[1][0]

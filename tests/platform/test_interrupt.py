@@ -217,7 +217,7 @@ def test_a_run_that_is_killed_in_each_stage_ends_the_same(root: Path, workspace:
     assert len(finished) == len(KEPT)
     assert [find_missing_files(path) for path in finished] == [None] * len(KEPT)
     last = run_to_the_end(call)
-    assert last.stdout.count("is there already") == len(KEPT)
+    assert last.stdout.count("already computed") == len(KEPT)
     assert scores(workspace) == undisturbed
     assert not folders_of_the_dead() - before
     subprocess.run([*call[:3], "gc", "--delete", "--workspace", str(workspace)], check=True, capture_output=True)
@@ -328,7 +328,7 @@ def test_a_second_process_and_gc_are_refused_until_the_first_is_killed(root: Pat
     assert shown.returncode == 0, shown.stderr
     assert steps_logged(workspace), "the training can be continued"
     again = subprocess.run([*long, "--until", "index"], capture_output=True, text=True)
-    assert "is there already" in again.stdout, again.stderr
+    assert "already computed" in again.stdout, again.stderr
     shown = call("gc", "--run", "run", "--delete")
     assert shown.returncode == 0, shown.stderr
     assert [path.name for path in (workspace / "store").iterdir() if path.is_dir()] == []

@@ -10,9 +10,9 @@ from typer.testing import CliRunner
 
 from mcis.datasets.storage.folders import aside_of
 from mcis.platform.cli import app
-from mcis.platform.runs.bookkeeping import point_to, run_record
 from mcis.platform.runs.files import write_json
 from mcis.platform.runs.inventory import Entry, entries
+from mcis.platform.runs.lifecycle import reference_output, run_record
 from mcis.platform.runs.locks import hold_run
 from mcis.platform.runs.scores import SCORES, Score, Scored
 from mcis.platform.runs.workspace import Workspace
@@ -30,7 +30,7 @@ def finished(workspace: Workspace, name: str, evaluate: int = 500, **sizes: int)
 def reach(workspace: Workspace, name: str, **sizes: int) -> None:
     outputs = {stage: workspace.output(stage, f"{size:016x}") for stage, size in sizes.items()}
     for stage, size in sizes.items():
-        point_to(workspace, name, stage, outputs[stage])
+        reference_output(workspace, name, stage, outputs[stage])
         outputs[stage].mkdir(exist_ok=True)
         (outputs[stage] / "file").write_bytes(bytes(size))
     workspace.record_outputs(name, outputs)
@@ -78,7 +78,7 @@ def test_a_finished_run_has_its_configuration_scores_and_size(workspace: Workspa
     assert row["scores"] == {"maps": 45.5, "masks": 50.0, "segmentation": 51.25, "with CRF": None}
     assert (row["name"], row["bytes"], row["holder"]) == ("first", found.bytes, None)
     line = next(line for line in shown(workspace).splitlines() if "first" in line)
-    for text in ("voc+web, small", "finished, evaluate", "45.50", "50.00", "51.25", "nan"):
+    for text in ("voc+web, scratch", "finished, evaluate", "45.50", "50.00", "51.25", "nan"):
         assert text in line
 
 

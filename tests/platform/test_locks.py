@@ -113,11 +113,11 @@ def test_a_disk_without_locks(workspace: Workspace, monkeypatch: pytest.MonkeyPa
 
 
 def test_whoever_just_took_a_lock_has_time_to_say_so(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(locks, "_LOOK", 0.05)
+    monkeypatch.setattr(locks, "_ACQUIRE_SECONDS", 0.05)
     with hold_run(workspace, "first"):
         for content in (b"", b"[1]", b'["run first", "here", "x", 1]', b"\xff"):
             workspace.lock_file("run", "first").write_bytes(content)
-            with pytest.raises(UserError, match="a process that has not said which"):
+            with pytest.raises(UserError, match="an unknown process"):
                 refuse_if_running(workspace, "first")
 
 

@@ -187,5 +187,5 @@ def test_features_that_exceed_the_cache_are_computed_in_training_with_statistics
 
 
 def test_features_of_a_backbone_without_weights_are_refused(root: Path) -> None:
-    with pytest.raises(Exception, match=r"weights\.backbone is none"):
+    with pytest.raises(Exception, match=r"weights\.classifier_backbone is none"):
         settings(root, "weights.classifier_backbone=none")

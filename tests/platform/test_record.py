@@ -6,7 +6,7 @@ import datetime
 import pytest
 
 from mcis.datasets.errors import UserError
-from mcis.platform.runs.bookkeeping import point_to, run_record, stopped
+from mcis.platform.runs.lifecycle import record_interruption, reference_output, run_record
 from mcis.platform.runs.workspace import RunRecord, Workspace
 
 
@@ -15,7 +15,7 @@ def call(workspace: Workspace, *, whole: bool = True, error: BaseException | Non
     outputs = {stage: workspace.output(stage, key) for stage, key in keys.items()}
     with contextlib.suppress(*([type(error)] if error else [])), run_record(workspace, "run", whole=whole):
         for number, (stage, output) in enumerate(outputs.items(), 1):
-            point_to(workspace, "run", stage, output)
+            reference_output(workspace, "run", stage, output)
             if error and number == len(outputs):
                 raise error
             workspace.record_outputs("run", dict(list(outputs.items())[:number]))
@@ -99,12 +99,12 @@ def test_a_damaged_record_is_the_users_error(workspace: Workspace, content: str)
 
 def test_a_run_that_another_process_stopped_says_why(workspace: Workspace) -> None:
     call(workspace, index="a")
-    stopped(workspace, "run", "too late")
+    record_interruption(workspace, "run", "too late")
     assert record(workspace).outcome == "finished"
     with run_record(workspace, "other", whole=True):
-        stopped(workspace, "other", "lagged behind")
+        record_interruption(workspace, "other", "lagged behind")
         found = workspace.record("other")
         assert found
         assert (found.outcome, found.reason) == ("interrupted", "lagged behind")
-    stopped(workspace, "absent", "never ran")
+    record_interruption(workspace, "absent", "never ran")
     assert not (workspace.runs / "absent").exists()

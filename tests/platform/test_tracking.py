@@ -120,8 +120,8 @@ def test_what_mlflow_missed_is_sent_once_by_the_next_call(
 ) -> None:
     tracker = missed(workspace, "missed", away)
     shown = " ".join(capsys.readouterr().out.split())
-    assert shown.count("the run goes on; what is logged is sent later") == 1
-    assert "repeating the command sends what is missing" in shown
+    assert shown.count("the run continues and uploads its metrics later") == 1
+    assert "repeating the command uploads the rest" in shown
     Tracker(workspace, "missed", identity="one").finish("FINISHED")
     status, _, (loss, *others), files = content(tracker)
     assert (status, files) == ("FINISHED", ["report.html"])

@@ -191,7 +191,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 def test_who_only_reads_creates_nothing(workspace: Workspace, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="typo is no workspace"):
+    with pytest.raises(UserError, match="typo is not a workspace"):
         Workspace(tmp_path / "typo", create=False)
     assert not (tmp_path / "typo").exists()
     opened = Workspace(workspace.root, create=False)

@@ -1,0 +1,162 @@
+"""The record of a run next to its outputs: when it began, how it ended, its configuration, and its MLflow run."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.storage.folders import local_path
+from mcis.datasets.tables.large_tables import give_back
+from mcis.platform.config.experiment import experiment_text
+from mcis.platform.config.keys import leaves
+from mcis.platform.config.resolve import Resolved
+from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.files import fingerprint, write_json, write_text
+from mcis.platform.runs.locks import hold_run
+from mcis.platform.runs.results import IndexResult
+from mcis.platform.runs.tracking import LogModel, OnRecords, Tracker
+from mcis.platform.runs.workspace import RunRecord, Workspace, now
+
+
+@contextlib.contextmanager
+def run_record(
+    workspace: Workspace, name: str, *, whole: bool, study: str | None = None, kind: Literal["run", "study"] = "run"
+) -> Iterator[None]:
+    """Holds the name of a run (`hold_run`) during the block, and records when the block began and how it ended.
+
+    Args:
+        whole: whether the block runs all stages. If it does, outputs of stages that it did not reach are removed from
+            the record.
+
+    Raises:
+        UserError: the name is in use by a run or study of the other kind, or is held by another process.
+    """
+    with hold_run(workspace, name):
+        record = RunRecord(kind=kind, study=study, began=now())
+        earlier = workspace.record(name)
+        if earlier:
+            if earlier.kind != kind:
+                raise UserError(f"{name} is a {earlier.kind}", f"a name of no {earlier.kind}", "choose another --name")
+            record = dataclasses.replace(record, reached=earlier.reached, outputs=earlier.outputs)
+        write_json(workspace.run(name).record, dataclasses.asdict(record))
+
+        try:
+            yield
+        except BaseException as error:
+            with contextlib.suppress(UserError, OSError):  # the error that ended the block is the one to report
+                workspace.update_record(name, ended=now(), **_outcome_of(error))
+            raise
+
+        record = workspace.record(name) or record
+        outputs = {stage: [output] for stage, output in (record.reached | record.current).items()}
+        if not whole:
+            outputs = record.outputs | outputs
+        workspace.update_record(name, ended=now(), outcome="finished", reason=None, outputs=outputs)
+
+
+def _outcome_of(error: BaseException) -> dict[str, Any]:
+    """Fields of the record of a call that an error ended."""
+    if isinstance(error, KeyboardInterrupt):
+        return {"outcome": "interrupted"}
+    return {"outcome": "failed", "reason": error.found if isinstance(error, UserError) else type(error).__name__}
+
+
+def reference_output(workspace: Workspace, name: str, stage: str, output: Path) -> None:
+    """Adds the output of a stage to the outputs that a run uses, before the output is computed.
+
+    `mcis gc` keeps outputs that a run uses.
+    """
+    record = workspace.record(name) or RunRecord(began=now())
+    outputs = list(dict.fromkeys([*record.outputs.get(stage, []), output.name]))
+    workspace.update_record(
+        name, outputs=record.outputs | {stage: outputs}, current=record.current | {stage: output.name}
+    )
+
+
+def record_interruption(workspace: Workspace, name: str, reason: str) -> None:
+    """Records that the process of a run was ended by another process, and why."""
+    record = workspace.record(name)
+    if record and record.outcome is None:
+        workspace.update_record(name, ended=now(), outcome="interrupted", reason=reason)
+
+
+class ParentStudy(NamedTuple):
+    """The study of which a run is a trial.
+
+    Attributes:
+        name: name of the study.
+        parent: id of the study's MLflow run.
+        varied: values by which the trials differ, by short name; logged as further parameters of the MLflow run.
+        on_records: called with new records of the trial's trainings.
+    """
+
+    name: str
+    parent: str | None
+    varied: Mapping[str, Any]
+    on_records: OnRecords | None = None
+
+
+@contextlib.contextmanager
+def run_lifecycle(
+    resolved: Resolved,
+    workspace: Workspace,
+    name: str,
+    *,
+    whole: bool,
+    recompute: bool,
+    study: ParentStudy | None,
+    log_model: LogModel,
+) -> Iterator[Tracker]:
+    """Holds the name of a run during the block, and records its start, its end and its configuration, also in MLflow.
+
+    Args:
+        whole: whether the block runs all stages.
+        recompute: whether stages are computed again, which starts a new MLflow run.
+        study: the study of which the run is a trial.
+        log_model: logs the trained network to MLflow.
+    """
+    config = resolved.config
+    folder = workspace.run(name, create=False)
+    parameters = dict(leaves(config))
+    parent = study.parent if study else None
+
+    with run_record(workspace, name, whole=whole, study=study.name if study else None):
+        if not workspace.outputs(name):
+            write_text(folder.config, experiment_text(config, resolved.origins))
+        for key, value in leaves(config.weights):  # weights may be the output of another run
+            output = local_path(value or "").parent
+            if output.parent == workspace.store.resolve():
+                reference_output(workspace, name, f"weights.{key}", output)
+
+        tracker = Tracker(
+            workspace,
+            name,
+            identity=fingerprint(parameters, parent),
+            parent=parent,
+            new_run=recompute,
+            on_records=study.on_records if study else None,
+            log_model=log_model,
+        )
+        with tracker.running():
+            tags = {"sources": config.sources, "recipe": config.recipe, "seed": str(config.seed)}
+            if study:
+                tags["study"] = study.name
+                parameters.update(study.varied)
+            tracker.describe(parameters, tags)
+            yield tracker
+
+
+def record_index(resolved: Resolved, context: RunContext) -> None:
+    """Records the configuration and the images of a run once its index exists, and frees the memory of the listing.
+
+    Before this call, the run's record names the outputs of an earlier call.
+    """
+    if context.sources:
+        context.sources.release()
+    give_back()
+    write_text(context.folder.config, experiment_text(resolved.config, resolved.origins))
+    index = context.result("index", IndexResult)
+    assert index.identity is not None  # written with the result
+    context.tracker.images(index.identity, index.images)
