@@ -16,7 +16,7 @@ import machine
 import torch
 from torch import Tensor, nn
 
-from mcis.models.losses import pair_losses
+from mcis.models.classifier_losses import LossInputs, weighted_losses
 from mcis.models.pretrained import BUNDLED
 from mcis.models.timm_backbones import timm_backbone
 from mcis.platform.config.resolve import resolve
@@ -36,9 +36,10 @@ def small() -> tuple[nn.Module, Loss]:
     tags_m, tags_n = ((torch.rand(config.batch, CLASSES) < 0.1).float() for _ in range(2))
 
     def loss() -> Tensor:
-        scores, *_ = model(images_m, images_n, ())
-        terms = pair_losses(scores, tags_m, tags_n, loss_reduction=config.loss_reduction)
-        return torch.stack([value.sum() / config.batch for value in terms.values()]).sum()
+        outputs = model(images_m, images_n, ())
+        inputs = LossInputs(outputs.pairs, tags_m, tags_n, *outputs.features[0])
+        losses = weighted_losses(inputs, config.loss_values, epoch=config.epochs)
+        return torch.stack([value / config.batch for value in losses.values()]).sum()
 
     return model, loss
 

@@ -11,14 +11,16 @@ import resource
 import statistics
 import tempfile
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import literal
 import machine
 import torch
+from torch import Tensor
 
-from mcis.models.losses import pair_losses
+from mcis.models.classifier_losses import LossInputs, PairScores, weighted_losses
 from mcis.platform.commands.bench import operations_of, seconds_of
 from mcis.platform.config.resolve import resolve
 from mcis.platform.engine.learner import build_optimizer
@@ -45,17 +47,23 @@ def measure(recipe: str, side: str, batch: int, steps: int, bf16: bool, gradient
     )
     tags_m, tags_n = ((torch.rand(batch, CLASSES, generator=generator) < 0.1).float().to(device) for _ in range(2))
 
+    def loss_terms(scores: PairScores, partner_tags: Tensor) -> Iterable[Tensor]:
+        unread_features = torch.empty(0)  # by these losses
+        inputs = LossInputs(in_float32(scores), tags_m, partner_tags, unread_features, unread_features)
+        return weighted_losses(inputs, config.loss_values, epoch=config.epochs).values()
+
     def step() -> None:
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             if side == "literal":
                 pairs, selves = literal.forward(model, images_m, images_n, config.self_pairs)
             else:
                 pairs, selves, *_ = model(images_m, images_n, config.self_pairs)
-        pairs, *selves = (in_float32(scores) for scores in (pairs, *selves))
-        terms = [pair_losses(pairs, tags_m, tags_n, loss_reduction=config.loss_reduction)]
-        terms += [pair_losses(own, tags_m, tags_m, loss_reduction=config.loss_reduction) for own in selves]
+
+        losses = [*loss_terms(pairs, tags_n)]
+        for scores in selves:
+            losses += loss_terms(scores, tags_m)
         optimizer.zero_grad(set_to_none=True)
-        torch.stack([value.sum() / batch for each in terms for value in each.values()]).sum().backward()
+        torch.stack([loss / batch for loss in losses]).sum().backward()
 
     def timed(count: int) -> float:
         began = time.perf_counter()

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mcis.datasets.tables.memory_mapped import Features, cache_table
 from mcis.models.backbones import to_unit
-from mcis.models.losses import pair_losses
+from mcis.models.classifier_losses import LossInputs, weighted_losses
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks.build import build_classifier, freeze, move_channels_last
 from mcis.platform.networks.features import features_shape
@@ -44,10 +44,10 @@ def main() -> None:
     def step(m: Tensor, n: Tensor, *, embedded: bool) -> None:
         tags = (torch.rand(len(m), CLASSES) < 0.1).float()
         optimizer.zero_grad(set_to_none=True)
-        losses = pair_losses(
-            model(m, n, embedded=embedded, attend=False).pairs, tags, tags, loss_reduction=config.loss_reduction
-        )
-        torch.stack([values.mean() for values in losses.values()]).sum().backward()
+        outputs = model(m, n, embedded=embedded, attend=False)
+        inputs = LossInputs(outputs.pairs, tags, tags, *outputs.features[0])
+        losses = weighted_losses(inputs, config.loss_values, epoch=config.epochs)
+        torch.stack([total / len(m) for total in losses.values()]).sum().backward()
         optimizer.step()
 
     with tempfile.TemporaryDirectory() as folder:

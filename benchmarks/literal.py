@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from mcis.models.classifier import CoAttentionClassifier, pool, transform
+from mcis.models.classifier_losses import PairScores
 from mcis.models.coattention import CoAttentive, affinity, coattend, unshared
-from mcis.models.losses import PairScores
 
 
 def co_attentive(model: CoAttentionClassifier, f_m: Tensor, f_n: Tensor) -> CoAttentive:

@@ -1,10 +1,10 @@
-"""Equivariant attention (SEAM, Wang et al., CVPR 2020): maps refined by pixel correlation, and their two losses.
+"""Equivariant attention (SEAM, Wang et al., CVPR 2020): maps refined by pixel correlation, and two losses on maps.
 
-An image and a smaller copy of it are to have the same maps (equivariant regularization), and the refined maps of each
-those of the other (equivariant cross regularization). Formulas are those of the public code. Where that works on the
-maps of all K classes and multiplies them by the tags in the end, the functions here take the maps of T tagged classes:
-the others would be zero, and K stays the number that means are taken over. So no other class competes with the tags of
-an image in what is refined, either, which matters where there are many.
+An image and a smaller copy of it should have the same maps (equivariant regularization), and the refined maps of each
+should equal the maps of the other (equivariant cross regularization). Formulas follow the public code, with one
+difference: the public code computes maps of all K classes and multiplies them by the tags at the end. Functions here
+take the maps of the T tagged classes only, since the others would be zero; means are still over K classes. Classes
+without a tag therefore never compete with an image's tags in the refined maps, which matters for large K.
 """
 
 from typing import NamedTuple
@@ -16,29 +16,29 @@ from torch.nn import functional
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import Layer
 
-_SMALL = 1e-5  # keeps divisors from zero, as in the public code
+_EPSILON = 1e-5  # keeps divisors from zero, as in the public code
 
 
 class Equivariance(NamedTuple):
-    """What a step with equivariant attention needs.
+    """Inputs of the classifier for a step with equivariant attention.
 
     Attributes:
-        tags: of the images, (B, K), float.
-        most: the largest number of tags of an image, at least 1; a number, for which no GPU has to be waited for.
-        scale: of the images' copies.
+        tags: tags of the images, (B, K), float.
+        max_tags: largest number of tags of an image, at least 1. A Python number, so that no step waits for the GPU.
+        scale: sides of the copies as a fraction of the images' sides.
     """
 
     tags: Tensor
-    most: int
+    max_tags: int
     scale: float
 
 
 class RefinedMaps(NamedTuple):
-    """Maps of the tagged classes of images, and what pixel correlation makes of them.
+    """Maps of the tagged classes of images, before and after pixel correlation.
 
     Attributes:
-        maps: activations, (B, T, H, W); zero where an image has fewer than T tags.
-        refined: of background and the tagged classes, (B, 1 + T, H, W).
+        maps: activations, (B, T, H, W); zero for the missing tags of an image with fewer than T.
+        refined: scores of background and the tagged classes, (B, 1 + T, H, W).
     """
 
     maps: Tensor
@@ -53,54 +53,65 @@ class EquivariantMaps(NamedTuple):
 
 
 def smaller_copies(images: Tensor, scale: float) -> Tensor:
-    """Images (B, 3, H, W) at `scale` times their sides, bilinear."""
+    """Resizes images (B, 3, H, W) bilinearly to `scale` times their sides."""
     size = [max(1, int(side * scale)) for side in images.shape[2:]]
     return functional.interpolate(images, size=size, mode="bilinear", align_corners=False)
 
 
-def of_tags(activations: Tensor, tags: Tensor, most: int) -> Tensor:
-    """The maps of each image's tagged classes in ascending order, (B, K, H, W), (B, K) -> (B, T, H, W).
+def tagged_maps(activations: Tensor, tags: Tensor, max_tags: int) -> Tensor:
+    """Selects the maps of each image's tagged classes, in ascending order of the classes.
 
-    T is `most`, the largest number of tags; an image with fewer has zeros behind its maps.
+    Args:
+        activations: (B, K, H, W).
+        tags: (B, K) of 0 and 1.
+        max_tags: largest number of tags of an image, T.
+
+    Returns:
+        (B, T, H, W); an image with fewer tags has zeros after its maps.
     """
-    order = torch.argsort(tags, dim=1, descending=True, stable=True)[:, :most]
+    order = torch.argsort(tags, dim=1, descending=True, stable=True)[:, :max_tags]
     maps = activations.gather(1, order[:, :, None, None].expand(-1, -1, *activations.shape[2:]))
     return maps * tags.gather(1, order)[:, :, None, None]
 
 
-def stretched(maps: Tensor) -> Tensor:
-    """Maps (..., H, W) clipped at 0 and, less their minimum, divided by their range -> [0, 1]."""
+def min_max_normalized(maps: Tensor) -> Tensor:
+    """Clips maps (..., H, W) at 0 and normalizes each to [0, 1] by its minimum and maximum."""
     positive = functional.relu(maps)
-    low, high = positive.amin(dim=(-2, -1), keepdim=True), positive.amax(dim=(-2, -1), keepdim=True)
-    return functional.relu(positive - low - _SMALL) / (high - low + _SMALL)
+    low = positive.amin(dim=(-2, -1), keepdim=True)
+    high = positive.amax(dim=(-2, -1), keepdim=True)
+    return functional.relu(positive - low - _EPSILON) / (high - low + _EPSILON)
 
 
-def strongest(maps: Tensor) -> Tensor:
-    """Scores (B, T, H, W) in [0, 1] -> those of background and classes, each position the strongest class's alone.
+def keep_strongest(maps: Tensor) -> Tensor:
+    """Sets all but the highest class score at each position to 0, and adds a background score.
 
-    The background's is what the strongest class leaves of 1; (B, 1 + T, H, W).
+    Args:
+        maps: class scores in [0, 1], (B, T, H, W).
+
+    Returns:
+        Scores (B, 1 + T, H, W); that of the background is 1 minus the highest class score.
     """
-    top = maps.amax(dim=1, keepdim=True)
-    return torch.cat([1 - top, maps.where(maps == top, 0)], dim=1)
+    highest = maps.amax(dim=1, keepdim=True)
+    return torch.cat([1 - highest, maps.where(maps == highest, 0)], dim=1)
 
 
 class PixelCorrelation(nn.Module):
-    """Maps that each position takes from the positions which look like it (section "Pixel Correlation Module").
+    """Averages scores over the positions of an image that look alike (section "Pixel Correlation Module").
 
-    Positions are compared by their color and by two layers of the backbone, which no gradient goes to.
+    Positions are compared by color and by two layers of the backbone, which receive no gradient.
 
     Args:
-        layers: these two, `Backbone.middle`.
+        layers: the two layers, `Backbone.middle`.
 
     Raises:
-        UserError: the backbone has none.
+        UserError: the backbone does not have two layers at the positions of its features.
     """
 
     def __init__(self, layers: tuple[Layer, ...]):
         super().__init__()
         if len(layers) != 2:
             raise UserError(
-                "equivariant attention with a backbone without layers at its features' positions to compare pixels by",
+                "equivariant attention with a backbone that has no layers at its features' positions to compare pixels",
                 "a convolutional backbone of stride 8, such as resnet38, resnet50 or vgg16",
                 "choose another backbone, or turn equivariant attention off",
             )
@@ -112,56 +123,82 @@ class PixelCorrelation(nn.Module):
         nn.init.xavier_uniform_(self.f9.weight, gain=4)
 
     def forward(self, activations: Tensor, colors: Tensor, low: Tensor, high: Tensor) -> Tensor:
-        """Refined scores of background and classes, (B, 1 + T, H, W).
+        """Refines the maps of T classes.
 
         Args:
-            activations: of the classes, (B, T, H, W); no gradient goes to them.
-            colors: of the normalized images at the same positions, (B, 3, H, W).
-            low, high: the outputs of the two layers, (B, C, H, W).
+            activations: activations of the classes, (B, T, H, W); they receive no gradient.
+            colors: normalized images resized to the same positions, (B, 3, H, W).
+            low, high: outputs of the two layers, (B, C, H, W).
+
+        Returns:
+            Scores of background and classes, (B, 1 + T, H, W).
         """
-        features = torch.cat(
-            [colors, functional.relu(self.f8_3(low.detach())), functional.relu(self.f8_4(high.detach()))], dim=1
-        )
-        scores = strongest(_relative(activations.detach()))
-        return propagated(scores, self.f9(features))
+        low_features = functional.relu(self.f8_3(low.detach()))
+        high_features = functional.relu(self.f8_4(high.detach()))
+        features = self.f9(torch.cat([colors, low_features, high_features], dim=1))
+        return propagated(keep_strongest(_max_normalized(activations.detach())), features)
 
 
-def _relative(maps: Tensor) -> Tensor:
-    """Maps (B, T, H, W) clipped at 0 and divided by their maximum -> [0, 1]."""
+def _max_normalized(maps: Tensor) -> Tensor:
+    """Clips maps (B, T, H, W) at 0 and divides each by its maximum."""
     positive = functional.relu(maps)
-    return functional.relu(positive - _SMALL) / (positive.amax(dim=(2, 3), keepdim=True) + _SMALL)
+    return functional.relu(positive - _EPSILON) / (positive.amax(dim=(2, 3), keepdim=True) + _EPSILON)
 
 
 def propagated(scores: Tensor, features: Tensor) -> Tensor:
-    """Scores (B, V, H, W) averaged for each position over all, by the cosine of features (B, C, H, W) clipped at 0."""
+    """Averages scores over all positions, weighted by the cosine similarity of features, clipped at 0.
+
+    Args:
+        scores: (B, V, H, W).
+        features: (B, C, H, W).
+
+    Returns:
+        Averages for each position, (B, V, H, W).
+    """
     flat = features.flatten(2)
-    unit = flat / (flat.norm(dim=1, keepdim=True) + _SMALL)
-    alike = functional.relu(unit.transpose(1, 2) @ unit)
-    weights = alike / (alike.sum(dim=1, keepdim=True) + _SMALL)
+    unit = flat / (flat.norm(dim=1, keepdim=True) + _EPSILON)
+    similarity = functional.relu(unit.transpose(1, 2) @ unit)
+    weights = similarity / (similarity.sum(dim=1, keepdim=True) + _EPSILON)
     return (scores.flatten(2) @ weights).view_as(scores)
 
 
-def equivariant_losses(maps: EquivariantMaps, *, classes: int, hard: float) -> dict[str, Tensor]:
-    """The loss terms of each image, (B,) each.
+def equivariant_loss(maps: EquivariantMaps, *, classes: int) -> Tensor:
+    """Computes the equivariant regularization: the mean difference between the maps of an image and its copy.
 
     Args:
-        classes: K.
-        hard: share of the K + 1 maps' values, those with the largest differences, that the cross term is the mean of
+        maps: maps of B images and their copies.
+        classes: number of classes K. The mean is over K maps; those of classes without a tag count as zero.
+
+    Returns:
+        Losses, (B,).
+    """
+    image = min_max_normalized(maps.images.maps)
+    copy = min_max_normalized(maps.copies.maps)
+    return (image - copy).abs().sum(dim=(1, 2, 3)) / (classes * image[0, 0].numel())
+
+
+def cross_equivariant_loss(maps: EquivariantMaps, *, classes: int, hard: float) -> Tensor:
+    """Computes the equivariant cross regularization: refined maps of image and copy compared with the other's maps.
+
+    Args:
+        maps: maps of B images and their copies. Maps that are not refined receive no gradient.
+        classes: number of classes K.
+        hard: fraction of the values of K + 1 maps, those with the largest differences, over which the mean is taken
             (online hard example mining).
 
     Returns:
-        `equivariant`: mean over K classes and all positions of the difference between the maps of image and copy.
-        `cross`: the differences between the refined maps of each and the other's maps with their background.
+        Losses, (B,).
     """
-    image, copy = (stretched(view.maps) for view in maps)
-    equivariant = (image - copy).abs().sum(dim=(1, 2, 3)) / (classes * image[0, 0].numel())
+    image = min_max_normalized(maps.images.maps.detach())
+    copy = min_max_normalized(maps.copies.maps.detach())
     count = max(1, int((classes + 1) * image[0, 0].numel() * hard))
-    cross = _hardest(strongest(copy.detach()) - stretched(maps.images.refined), count)
-    cross = cross + _hardest(strongest(image.detach()) - stretched(maps.copies.refined), count)
-    return {"equivariant": equivariant, "cross": cross}
+
+    image_loss = _mean_of_largest(keep_strongest(copy) - min_max_normalized(maps.images.refined), count)
+    copy_loss = _mean_of_largest(keep_strongest(image) - min_max_normalized(maps.copies.refined), count)
+    return image_loss + copy_loss
 
 
-def _hardest(differences: Tensor, count: int) -> Tensor:
-    """Mean of the `count` largest absolute values of each image, (B, ...) -> (B,), with zeros where it has fewer."""
+def _mean_of_largest(differences: Tensor, count: int) -> Tensor:
+    """Averages the `count` largest absolute values of each image, (B, ...) -> (B,); missing values count as zero."""
     sizes = differences.abs().flatten(1)
     return sizes.topk(min(count, sizes.shape[1]), dim=1, sorted=False).values.sum(dim=1) / count

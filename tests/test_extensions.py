@@ -1,4 +1,4 @@
-"""A package beside mcis adds a source, a rule for masks, a rule for related images and a score, without a fork."""
+"""Another package adds a source, rules for masks and related images, a loss and a score, without a fork."""
 
 import json
 import os
@@ -24,6 +24,7 @@ from mcis.datasets.sampling.related_images import RelatedRule
 from mcis.datasets.section import LocalPath, Section
 from mcis.datasets.sources.lists import listing_table
 from mcis.datasets.sources.source import Source
+from mcis.models.classifier_losses import LossConfig, LossInputs, classifier_loss
 from mcis.models.pseudo_masks import MaskRule, PseudoMask
 
 
@@ -77,6 +78,19 @@ STRICT = MaskRule(make=strict, record=StrictConfig)
 NEXT = RelatedRule(draw=lambda asked: np.repeat((asked.image[:, None] + 1) % len(asked.tags), asked.related, axis=1))
 
 
+class SparsityConfig(LossConfig):
+    """Penalty on large features (loss `sparsity`)."""
+
+    power: float = 1.0
+    """Exponent of the features."""
+
+
+@classifier_loss(record=SparsityConfig)
+def sparsity(inputs: LossInputs, *, power: float):
+    features = inputs.features_m.flatten(1), inputs.features_n.flatten(1)
+    return sum(values.abs().pow(power).mean(dim=1).sum() for values in features)
+
+
 def dice(matrix):
     with np.errstate(invalid="ignore", divide="ignore"):
         return 200 * np.diagonal(matrix) / (matrix.sum(axis=0) + matrix.sum(axis=1))
@@ -88,6 +102,8 @@ coco = extra:COCO
 strict = extra:STRICT
 [mcis.related]
 next = extra:NEXT
+[mcis.losses]
+sparsity = extra:sparsity
 [mcis.scores]
 dice = extra:dice
 """
@@ -116,14 +132,16 @@ def test_what_a_package_adds_is_a_choice_like_the_projects_own(package: dict[str
     shown = mcis(package, "config", "show", "coco", "--coco", "a.json", "--set", "pseudo_masks.rule=strict")
     assert "data.coco.images" in shown
     assert "pseudo_masks.strict.sure" in shown
+    assert "classifier.losses.sparsity.power" in shown
     assert "--coco" in mcis(package, "run", "--help")
 
 
-def test_an_edit_of_what_a_packages_entries_import_changes_the_keys(package: dict[str, str]) -> None:
+@pytest.mark.parametrize("stage", ["pseudo_masks", "train_classifier"])
+def test_an_edit_of_what_a_packages_entries_import_changes_the_keys(package: dict[str, str], stage: str) -> None:
     folder = Path(package["PYTHONPATH"])
     (folder / "extra").mkdir()
     (folder / "extra.py").rename(folder / "extra" / "__init__.py")
-    code = "from mcis.platform.runs.version import code_of; print(code_of('mcis.platform.stages.pseudo_masks'))"
+    code = f"from mcis.platform.runs.version import code_of; print(code_of('mcis.platform.stages.{stage}'))"
     codes = []
     for text in ("", "OTHER = 1", "OTHER = 1"):
         (folder / "extra" / "rules.py").write_text(text)
@@ -147,11 +165,15 @@ def test_a_run_uses_what_a_package_adds(package: dict[str, str], tmp_path: Path)
     (tmp_path / "coco.json").write_text(json.dumps(content))
     values = ["pseudo_masks.rule=strict", "pseudo_masks.strict.sure=0.3", "localize.related_by=next"]
     values += ["localize.related=2", "classifier.epochs=1", "classifier.input_size=64", "segmenter.min_steps=2"]
+    values += ["classifier.losses.sparsity.weight=0.5", "classifier.losses.sparsity.power=2"]
     values += [f"data.coco.images={root / 'JPEGImages'}", "compute.stop_if_not_learning=false"]
     assignments = [text for value in values for text in ("--set", value)]
     out = tmp_path / "work"
     run = ["run", "coco", "--coco", str(tmp_path / "coco.json"), "--name", "a", "--workspace", str(out)]
     mcis(package, *run, *assignments)
+    steps = [json.loads(line) for log in out.glob("store/train_classifier-*/steps.jsonl") for line in log.open()]
+    assert steps
+    assert all(step["sparsity"] > 0 for step in steps)
     scores = read_json(out / "runs" / "a" / "scores.json")["scores"]
     masks = next(score for score in scores if "pseudo" in score["what"])
     for label, iou in masks["iou"].items():

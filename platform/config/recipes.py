@@ -23,6 +23,7 @@ from mcis.platform.config.training import (
     AffinityNetConfig,
     ClassifierConfig,
     EquivariantConfig,
+    LossesConfig,
     Optimizer,
     SegmenterConfig,
     SegmenterOptimizer,
@@ -78,11 +79,15 @@ def released() -> Config:
         "released",
         classifier=ClassifierConfig(
             head="own",
-            loss_reduction="released",
+            losses=LossesConfig.model_validate(
+                {
+                    "basic": {"weight": 0.5},
+                    "co_attention": {"weight": 0.5},
+                    "contrastive": {"from_epoch": 2, "needs_unshared": True},
+                }
+            ),
             self_pairs=("hflip", "x0.75", "x2"),
             partner_may_be_itself=True,
-            contrastive_from_epoch=2,
-            contrastive_needs_unshared=True,
             stop_epoch=10,
             color_jitter=(0.3, 0.3, 0.3, 0.1),
             optimizer=Optimizer(

@@ -15,6 +15,10 @@ RENAMED_KEYS = {
     "classifier.flip": "classifier.hflip",
     "classifier.class_balance": "classifier.class_balanced_fraction",
     "classifier.steps": "classifier.min_steps",
+    "classifier.contrastive_weight": "classifier.losses.contrastive.weight",
+    "classifier.contrastive_from_epoch": "classifier.losses.contrastive.from_epoch",
+    "classifier.contrastive_needs_unshared": "classifier.losses.contrastive.needs_unshared",
+    "classifier.loss_reduction": "classifier.losses.{basic,co_attention}.weight",
     "localize.mirror": "localize.hflip",
     "localize.method.affinity": "localize.method.w_p",
     "affinity_net.trained": "affinity_net.trainable_stages",
@@ -42,6 +46,7 @@ RENAMED_VALUES: dict[str, dict[str, object]] = {
     "trainable_stages": {"neck": 0, "head": 0},
     "w_p": {"learnt": "learned", "trained": "learned"},
     "self_pairs": {"flip": "hflip"},
+    "weight": {"paper": 1, "released": 0.5},
 }
 """Last part of a key -> its earlier values and what replaces them."""
 

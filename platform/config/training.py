@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from mcis.datasets.section import ColorJitter, Fraction, NonNegative, Positive, Rate, Section
+from mcis.datasets.section import ColorJitter, Fraction, NonNegative, Positive, Rate, Section, with_records
+from mcis.models.classifier_losses import LOSSES, LossConfig
 from mcis.models.networks import SEGMENTERS, Affinity, check_backbone
 from mcis.platform.config.maps import PseudoMasksCrf
 
@@ -55,7 +56,7 @@ class SegmenterOptimizer(Optimizer):
     """Learning rate schedule, see `classifier.optimizer.schedule`."""
 
 
-class EquivariantConfig(Section):
+class EquivariantConfig(LossConfig):
     """Self-supervised equivariant attention (SEAM, Wang et al., CVPR 2020), used in the LID challenge (section 4.4).
 
     If it is enabled, single-round maps come from its pixel correlation module and are scores in [0, 1].
@@ -67,6 +68,15 @@ class EquivariantConfig(Section):
     """Size of the copy relative to the image."""
     hard: float = Field(default=0.2, gt=0, le=1)
     """Fraction of map values, those with the largest differences, over which the loss on refined maps is averaged."""
+
+
+@with_records(LOSSES)
+class LossesConfig(Section):
+    """Losses of the classifier, by their names in `models/classifier_losses.py`."""
+
+    def with_scaled_epochs(self, factor: int) -> "LossesConfig":
+        """Returns a copy in which each loss starts after `factor` times as many epochs."""
+        return self.model_copy(update={name: section.with_scaled_epochs(factor) for name, section in self})
 
 
 class BackboneSection(Section):
@@ -138,17 +148,8 @@ class ClassifierConfig(BackboneSection):
         default=EquivariantConfig(), exclude_if=lambda equivariant: not equivariant.weight
     )  # excluded from the stage key while disabled, because its values then change no result
     """Equivariant attention, in addition to co-attention."""
-    contrastive_weight: Rate = 1.0
-    """Weight of the contrastive loss. The paper adds all losses with weight 1 (Eq. 10)."""
-    contrastive_from_epoch: int = Field(default=0, ge=0)
-    """First epoch, counted from 0, with the contrastive loss. The released code uses 2 (RELEASED_RECIPE,
-    "Classifier")."""
-    contrastive_needs_unshared: bool = False
-    """Count the contrastive loss of one side of the batch only if some label on that side is not shared, as in the
-    released code (RELEASED_RECIPE, "Classifier")."""
-    loss_reduction: Literal["paper", "released"] = "paper"
-    """`paper`: the losses of both images are added; `released`: basic and co-attention losses are averaged over the 2B
-    images of a batch (RELEASED_RECIPE, "Classifier")."""
+    losses: LossesConfig = LossesConfig()
+    """Weights of the losses."""
     self_pairs: tuple[Literal["hflip", "x0.75", "x2"], ...] = ()
     """Transformations tau; for each, a step also trains on the pair (m, tau m) with the basic and co-attention losses
     (RELEASED_RECIPE, "Classifier")."""
@@ -195,16 +196,26 @@ class ClassifierConfig(BackboneSection):
             return self
 
         changes: dict[str, Any] = {}
-        for name in ("epochs", "attention_epochs", "contrastive_from_epoch", "val_every"):
+        for name in ("epochs", "attention_epochs", "val_every"):
             value = getattr(self, name)
             if value:
                 changes[name] = value * factor
         if self.stop_epoch is not None:
             changes["stop_epoch"] = (self.stop_epoch + 1) * factor - 1
 
+        changes["losses"] = self.losses.with_scaled_epochs(factor)
+        changes["equivariant"] = self.equivariant.with_scaled_epochs(factor)
         step_epochs = tuple(epoch * factor for epoch in self.optimizer.step_epochs)
         changes["optimizer"] = self.optimizer.model_copy(update={"step_epochs": step_epochs})
         return self.model_copy(update=changes)
+
+    @property
+    def loss_values(self) -> dict[str, LossConfig]:
+        """The section with the weight of each loss, by the loss's name."""
+        values = {}
+        for name, loss in LOSSES.items():
+            values[name] = getattr(self, loss.section) if loss.section else getattr(self.losses, name)
+        return values
 
     @property
     def trained_epochs(self) -> int:

@@ -1,9 +1,9 @@
 """The co-attention classifier as a training sees it: pairs of images, and the losses of their scores (section 3.1)."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,11 +19,11 @@ from mcis.datasets.tables.memory_mapped import Features, Statistics
 from mcis.datasets.tags import Tags
 from mcis.models.augment import Augmentation
 from mcis.models.backbones import to_unit
-from mcis.models.classifier import Attended, BatchScores, CoAttentionClassifier, pool
-from mcis.models.losses import PairScores, pair_losses
+from mcis.models.classifier import AttentionPartner, BatchScores, CoAttentionClassifier, pool
+from mcis.models.classifier_losses import LossInputs, PairScores, weighted_losses
 from mcis.models.metrics import average_precision
 from mcis.models.networks import normalization_of
-from mcis.models.seam import Equivariance, EquivariantMaps, RefinedMaps, equivariant_losses
+from mcis.models.seam import Equivariance, EquivariantMaps, RefinedMaps
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.engine.learner import Network, Schedule, device_images
 from mcis.platform.networks.build import build_classifier, freeze
@@ -101,40 +101,62 @@ class ClassifierLearner:
         return len(batch)
 
     def losses(self, model: Network, batch: PairBatch, step: int, device: torch.device) -> dict[str, Tensor]:
-        """The terms `basic`, `common`, `contrastive` of the pairs (Eq. 10), and `self_*` of the self pairs.
+        """Weighted losses of the pairs by name (Eq. 10) and, as `self_NAME`, of the self pairs."""
+        tags_m = self._tags(batch.m, device)
+        tags_n = self._tags(batch.n, device)
+        out = self._forward(model, batch, step, tags_m, tags_n, device)
+        epoch = self.schedule.epoch(step)
+        values = self.config.loss_values
 
-        With equivariant attention `basic` is the mean over images and copies, and `equivariant` and `cross` are the
-        terms of their maps.
-        """
-        c = self.config
-        kind = torch.from_numpy(batch.kind.astype(np.int64)).to(device) if c.num_domain_affinities > 1 else None
-        attend = self.schedule.epoch(step) >= c.attention_start_epoch
-        attended: Attended = "itself" if c.attention_partner == "itself" else "partner"
-        tags = [self.tags.matrix(index) for index in (batch.m, batch.n)]
-        tags_m, tags_n = (torch.from_numpy(matrix).to(device, torch.float32) for matrix in tags)
-        if isinstance(self.images, Features):
-            outputs = (torch.from_numpy(images).to(device).float() for images in (batch.images_m, batch.images_n))
-            out: BatchScores = model(*outputs, kind=kind, embedded=True, attend=attend, attended=attended)
-        else:
-            images_m, images_n, plain_m = self._images(batch, device)
-            images = images_m, images_n, c.self_pairs, kind, plain_m
-            most = max(1, int(np.concatenate(tags).sum(axis=1).max()))
-            equivariance = Equivariance(torch.cat([tags_m, tags_n]), most, c.equivariant.scale)
-            also = {"equivariance": equivariance} if c.equivariant.weight else {}
-            out = model(*images, attend=attend, attended=attended, **also)
+        pair_features, *self_features = out.features
+        inputs = LossInputs(
+            in_float32(out.pairs),
+            tags_m,
+            tags_n,
+            *pair_features,
+            unshared_m=bool(batch.unshared_m[0]),
+            unshared_n=bool(batch.unshared_n[0]),
+            copies=None if out.copies is None else in_float32(out.copies),
+            maps=None if out.maps is None else _maps_in_float32(out.maps),
+        )
+        terms = weighted_losses(inputs, values, epoch=epoch)
 
-        terms = _summed_losses(in_float32(out.pairs), tags_m, tags_n, c)
-        if out.copies is not None and out.maps is not None:
-            of_copies = _summed_losses(in_float32(out.copies), tags_m, tags_n, c)
-            terms["basic"] = (terms["basic"] + of_copies["basic"]) / 2
-            terms |= _summed_equivariant_losses(out.maps, c, self.tags.classes)
-        if "contrastive_m" in terms:
-            weight_m, weight_n = self._contrastive_weights(batch, step)
-            terms["contrastive"] = weight_m * terms.pop("contrastive_m") + weight_n * terms.pop("contrastive_n")
-        for scores in out.selves:
-            for name, value in _summed_losses(in_float32(scores), tags_m, tags_m, c).items():
+        for scores, features in zip(out.selves, self_features, strict=True):
+            self_inputs = LossInputs(in_float32(scores), tags_m, tags_m, *features)
+            for name, value in weighted_losses(self_inputs, values, epoch=epoch).items():
                 terms[f"self_{name}"] = terms.get(f"self_{name}", torch.zeros((), device=device)) + value
         return terms
+
+    def _tags(self, index: NDArray[np.int64], device: torch.device) -> Tensor:
+        """Tags of images by their index, (B, K) of 0 and 1, on the device."""
+        return torch.from_numpy(self.tags.matrix(index)).to(device, torch.float32)
+
+    def _forward(
+        self, model: Network, batch: PairBatch, step: int, tags_m: Tensor, tags_n: Tensor, device: torch.device
+    ) -> BatchScores:
+        """Passes a batch of images, or of a frozen backbone's outputs, through the network."""
+        config = self.config
+        kind = torch.from_numpy(batch.kind.astype(np.int64)).to(device) if config.num_domain_affinities > 1 else None
+        partner: AttentionPartner = "itself" if config.attention_partner == "itself" else "partner"
+        options: dict[str, Any] = {
+            "kind": kind,
+            "attend": self.schedule.epoch(step) >= config.attention_start_epoch,
+            "attention_partner": partner,
+        }
+        out: BatchScores
+        if isinstance(self.images, Features):
+            outputs_m = torch.from_numpy(batch.images_m).to(device).float()
+            outputs_n = torch.from_numpy(batch.images_n).to(device).float()
+            out = model(outputs_m, outputs_n, embedded=True, **options)
+            return out
+
+        images_m, images_n, plain_m = self._images(batch, device)
+        if config.equivariant.weight:
+            num_tags = self.tags.matrix(np.concatenate([batch.m, batch.n])).sum(axis=1)
+            max_tags = max(1, int(num_tags.max()))
+            options["equivariance"] = Equivariance(torch.cat([tags_m, tags_n]), max_tags, config.equivariant.scale)
+        out = model(images_m, images_n, self_transforms=config.self_pairs, plain_m=plain_m, **options)
+        return out
 
     def _images(self, batch: PairBatch, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
         """Augmented images m and n, (B, 3, S, S), and m with its own colors where self pairs need it.
@@ -153,30 +175,11 @@ class ClassifierLearner:
         without_jitter = replace(augmentation, color_jitter=(0, 0, 0, 0))
         return images_m, images_n, device_images(batch.images_m, draws_m, without_jitter, normalize, device)
 
-    def _contrastive_weights(self, batch: PairBatch, step: int) -> tuple[float, float]:
-        """The weights of the contrastive terms of m and n, 0 where they do not count.
 
-        A term counts from the configured epoch on and, as released, where the whole batch's pairs have an unshared
-        label on its side.
-        """
-        c = self.config
-        weight = c.contrastive_weight * (self.schedule.epoch(step) >= c.contrastive_from_epoch)
-        if not c.contrastive_needs_unshared:
-            return weight, weight
-        return weight * bool(batch.unshared_m[0]), weight * bool(batch.unshared_n[0])
-
-
-def _summed_losses(scores: PairScores, tags_m: Tensor, tags_n: Tensor, config: ClassifierConfig) -> dict[str, Tensor]:
-    losses: Mapping[str, Tensor] = pair_losses(scores, tags_m, tags_n, loss_reduction=config.loss_reduction)
-    return {name: values.sum() for name, values in losses.items()}
-
-
-def _summed_equivariant_losses(maps: EquivariantMaps, config: ClassifierConfig, classes: int) -> dict[str, Tensor]:
-    """Added up over both images of the pairs, as the basic term is."""
-    weight = config.equivariant.weight * (0.5 if config.loss_reduction == "released" else 1.0)
-    precise = EquivariantMaps(*(RefinedMaps(*(each.float() for each in view)) for view in maps))
-    losses = equivariant_losses(precise, classes=classes, hard=config.equivariant.hard)
-    return {name: weight * values.sum() for name, values in losses.items()}
+def _maps_in_float32(maps: EquivariantMaps) -> EquivariantMaps:
+    """Converts maps of a network of any precision to float32, in which losses are computed."""
+    images, copies = (RefinedMaps(view.maps.float(), view.refined.float()) for view in maps)
+    return EquivariantMaps(images, copies)
 
 
 def in_float32(scores: PairScores) -> PairScores:

@@ -58,7 +58,7 @@ def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClass
             attention=config.attention,
             head=config.head,
             affinity=config.affinity,
-            kinds=config.num_domain_affinities,
+            num_domain_affinities=config.num_domain_affinities,
             phi_std=config.phi_std,
             correlated=config.equivariant.weight > 0,
         )

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 import mcis.models.classifier
 from mcis.models.backbones import Backbone, small
 from mcis.models.classifier import SELF_TRANSFORMS, Affinity, CoAttentionClassifier, transform
+from mcis.models.classifier_losses import LOSSES, LossInputs, PairScores, weighted_losses
 from mcis.models.coattention import affinity, coattend, unshared
 from mcis.models.grids import Layout
-from mcis.models.losses import PairScores, pair_losses
 
 Array = NDArray[np.float64]
 K, C = 4, 6
@@ -89,7 +89,7 @@ def present(scores: PairScores) -> dict[str, Tensor]:
 @pytest.mark.parametrize("options", FORMS, ids=str)
 def test_scores_are_section_3_1(options: dict[str, Any], fused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if fused:
-        monkeypatch.setattr(mcis.models.classifier, "MOST_ENTRIES", 0)
+        monkeypatch.setattr(mcis.models.classifier, "MAX_AFFINITY_ENTRIES", 0)
     model = classifier(**options)
     f_m, f_n = features(1, 2, 2, 3), features(2, 2, 3, 2)
     got = present(model.pair_scores(f_m, f_n))
@@ -104,7 +104,7 @@ def test_scores_are_section_3_1(options: dict[str, Any], fused: bool, monkeypatc
 def test_as_a_control_images_attend_to_themselves_in_training(options: dict[str, Any]) -> None:
     model = classifier(**options)
     f_m, f_n = features(1, 1, 2, 3), features(2, 1, 3, 2)
-    got = present(model.pair_scores(f_m, f_n, attended="itself"))
+    got = present(model.pair_scores(f_m, f_n, attention_partner="itself"))
     of_m, of_n = (section_3_1(model, f[0].flatten(1).numpy(), f[0].flatten(1).numpy()) for f in (f_m, f_n))
     for name, scores in got.items():
         np.testing.assert_allclose(scores[0].detach(), (of_m if name.endswith("_m") else of_n)[name], atol=1e-10)
@@ -123,7 +123,7 @@ def test_pairs_may_be_scored_without_attention() -> None:
 
 def of_kinds(**options: Any) -> CoAttentionClassifier:
     """A classifier with three W_P that differ."""
-    model = classifier(kinds=3, **options)
+    model = classifier(num_domain_affinities=3, **options)
     model.w_p.data.copy_(torch.randn(3, C, C, generator=torch.Generator().manual_seed(5), dtype=torch.float64))
     return model
 
@@ -193,12 +193,12 @@ def test_every_weight_has_a_gradient_in_every_form(options: dict[str, Any]) -> N
     """DistributedDataParallel waits for each; one without hangs or raises there."""
     model = classifier(**options)
     tags = torch.eye(K, dtype=torch.float64)
-    scores, selves, *_ = model(images(1, 4), images(2, 4), ("hflip",))
-    terms = [
-        *pair_losses(scores, tags, tags.flip(0), loss_reduction="paper").values(),
-        *pair_losses(selves[0], tags, tags, loss_reduction="paper").values(),
-    ]
-    torch.cat(terms).sum().backward()
+    outputs = model(images(1, 4), images(2, 4), ("hflip",))
+    pairs = LossInputs(outputs.pairs, tags, tags.flip(0), *outputs.features[0])
+    selves = LossInputs(outputs.selves[0], tags, tags, *outputs.features[1])
+    values = {name: loss.record() for name, loss in LOSSES.items() if loss.record}
+    terms = [*weighted_losses(pairs, values, epoch=0).values(), *weighted_losses(selves, values, epoch=0).values()]
+    torch.stack(terms).sum().backward()
     without = [name for name, p in model.named_parameters() if p.grad is None or not p.grad.any()]
     assert not without
 
@@ -293,7 +293,7 @@ def test_maps_are_activations_of_co_attentive_and_contrastive_features(options: 
 @pytest.mark.parametrize("attention", ["none", "co"])
 def test_co_attention_by_the_identity_needs_no_training_of_it(attention: str, head: str, form: dict[str, Any]) -> None:
     """P = F_m^T F_n, and the second layer where there is one, else phi; the same from either side of a pair."""
-    model = classifier(attention=attention, head=head, kinds=3, **form)
+    model = classifier(attention=attention, head=head, num_domain_affinities=3, **form)
     weights = {name: p.detach().numpy()[..., 0, 0] for name, p in model.named_parameters() if p.ndim == 4}
     second = attention == "co" and head == "own"
     weight, bias = weights["common_head.weight" if second else "phi.weight"], 0.0

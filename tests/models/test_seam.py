@@ -14,12 +14,13 @@ from mcis.models.seam import (
     EquivariantMaps,
     PixelCorrelation,
     RefinedMaps,
-    equivariant_losses,
-    of_tags,
+    cross_equivariant_loss,
+    equivariant_loss,
+    keep_strongest,
+    min_max_normalized,
     propagated,
     smaller_copies,
-    stretched,
-    strongest,
+    tagged_maps,
 )
 
 Array = NDArray[np.float64]
@@ -73,19 +74,19 @@ def test_copies_are_smaller_by_the_factor() -> None:
 
 def test_maps_of_tags_are_the_tagged_classes_in_order() -> None:
     activations = drawn(1, 2, 5, 3, 4)
-    maps = of_tags(activations, TAGS, 2)
+    maps = tagged_maps(activations, TAGS, 2)
     assert torch.equal(maps[0], activations[0, [1, 3]])
     assert torch.equal(maps[1, 0], activations[1, 4])
     assert not maps[1, 1].any()
-    assert of_tags(activations, torch.zeros(2, 5), 1).shape == (2, 1, 3, 4)
+    assert tagged_maps(activations, torch.zeros(2, 5), 1).shape == (2, 1, 3, 4)
 
 
 @given(st.integers(0, 999), st.integers(1, 4))
 def test_maps_are_stretched_and_the_strongest_kept(seed: int, classes: int) -> None:
     maps = drawn(seed, 1, classes, 3, 4) + 0.5
     expected = ranged(maps[0].numpy())
-    np.testing.assert_allclose(stretched(maps)[0], expected, atol=1e-12)
-    np.testing.assert_allclose(strongest(stretched(maps))[0], alone(expected), atol=1e-12)
+    np.testing.assert_allclose(min_max_normalized(maps)[0], expected, atol=1e-12)
+    np.testing.assert_allclose(keep_strongest(min_max_normalized(maps))[0], alone(expected), atol=1e-12)
 
 
 @given(st.integers(0, 999))
@@ -123,16 +124,16 @@ def test_pixel_correlation_is_the_public_codes() -> None:
 @pytest.mark.parametrize("hard", [0.02, 0.2, 1.0])
 def test_losses_are_the_public_codes_over_all_classes(hard: float) -> None:
     """The reference has the maps of all K classes, multiplied by the tags; here the others are left out."""
-    maps, copies = (of_tags(drawn(seed, 2, 5, 3, 4), TAGS, 2) for seed in (1, 2))
+    maps, copies = (tagged_maps(drawn(seed, 2, 5, 3, 4), TAGS, 2) for seed in (1, 2))
     refined, refined_copies = (drawn(seed, 2, 3, 3, 4).abs() for seed in (3, 4))
     for each in (refined, refined_copies):
         each[1, 2] = 0  # of the tag that the second image does not have
-    found = equivariant_losses(
-        EquivariantMaps(RefinedMaps(maps, refined), RefinedMaps(copies, refined_copies)), classes=5, hard=hard
-    )
+    both = EquivariantMaps(RefinedMaps(maps, refined), RefinedMaps(copies, refined_copies))
+    equivariant = equivariant_loss(both, classes=5)
+    cross = cross_equivariant_loss(both, classes=5, hard=hard)
     for b in range(2):
         image, copy = (ranged(of_all_classes(each[b], TAGS[b])) for each in (maps, copies))
-        assert found["equivariant"][b].item() == pytest.approx(np.abs(image - copy).mean(), abs=1e-12)
+        assert equivariant[b].item() == pytest.approx(np.abs(image - copy).mean(), abs=1e-12)
         total = 0.0
         for target, other in ((copy, refined), (image, refined_copies)):
             background = ranged(other[b, :1].numpy())
@@ -140,14 +141,14 @@ def test_losses_are_the_public_codes_over_all_classes(hard: float) -> None:
             differences = sorted(np.abs(alone(target) - scores).ravel(), reverse=True)
             hardest = differences[: int(6 * 12 * hard)]
             total += sum(hardest) / len(hardest)
-        assert found["cross"][b].item() == pytest.approx(total, abs=1e-12)
+        assert cross[b].item() == pytest.approx(total, abs=1e-12)
 
 
 def test_equal_maps_cost_nothing_and_targets_get_no_gradient() -> None:
     maps, refined = drawn(1, 2, 2, 3, 4).requires_grad_(), drawn(2, 2, 3, 3, 4).requires_grad_()
     view = RefinedMaps(maps, refined)
-    losses = equivariant_losses(EquivariantMaps(view, view), classes=5, hard=0.2)
-    assert losses["equivariant"].tolist() == [0, 0]
-    losses["cross"].sum().backward()
+    both = EquivariantMaps(view, view)
+    assert equivariant_loss(both, classes=5).tolist() == [0, 0]
+    cross_equivariant_loss(both, classes=5, hard=0.2).sum().backward()
     assert maps.grad is None
     assert refined.grad is not None

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ValidationError
 from mcis.datasets.section import Section
 from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.config.sections import Config
-from mcis.platform.config.training import ClassifierConfig, Optimizer
+from mcis.platform.config.training import ClassifierConfig, LossesConfig, Optimizer
 
 
 def sections(of: type[BaseModel] = Config) -> list[type[BaseModel]]:
@@ -125,13 +125,14 @@ def test_few_images_are_seen_more_often_so_that_the_updates_do() -> None:
         epochs=8,
         min_steps=800,
         attention_epochs=2,
-        contrastive_from_epoch=1,
+        losses=LossesConfig.model_validate({"contrastive": {"from_epoch": 1}}),
         stop_epoch=6,
         optimizer=Optimizer(step_epochs=(3, 6)),
     )
     assert plain.scaled_for(1600) is plain
     few = plain.scaled_for(400)
-    assert (few.epochs, few.attention_epochs, few.contrastive_from_epoch, few.val_every) == (32, 8, 4, 4)
+    assert (few.epochs, few.attention_epochs, few.val_every) == (32, 8, 4)
+    assert few.loss_values["contrastive"].from_epoch == 4
     assert (few.trained_epochs, few.attention_start_epoch) == (
         4 * plain.trained_epochs,
         4 * plain.attention_start_epoch,

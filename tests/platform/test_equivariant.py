@@ -20,7 +20,7 @@ from mcis.models.grids import pixel_grids
 from mcis.models.localization import embed
 from mcis.models.losses import sigmoid_ce
 from mcis.models.resampling import resample
-from mcis.models.seam import EquivariantMaps, RefinedMaps, equivariant_losses, smaller_copies
+from mcis.models.seam import EquivariantMaps, RefinedMaps, cross_equivariant_loss, equivariant_loss, smaller_copies
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
@@ -91,13 +91,13 @@ def test_terms_are_sums_over_images_one_by_one() -> None:
                 expected["basic"] += sigmoid_ce(scores, wanted).item() / 2
             tagged = np.flatnonzero(TAGS[row]).tolist()
             both = EquivariantMaps(seen(model, image, tagged, copy), seen(model, copy, tagged, copy))
-            for name, term in equivariant_losses(both, classes=K, hard=0.2).items():
-                expected[name] += 2 * term.item()
+            expected["equivariant"] += 2 * equivariant_loss(both, classes=K).item()
+            expected["cross"] += 2 * cross_equivariant_loss(both, classes=K, hard=0.2).item()
     assert {name: found[name].item() for name in expected} == pytest.approx(expected, rel=1e-4)
     without = terms(config("classifier.equivariant.weight=0").classifier, model, batch)
     assert set(found) - set(without) == {"equivariant", "cross"}
-    assert found["common"].item() == pytest.approx(without["common"].item(), rel=1e-4)
-    halved = terms(section.model_copy(update={"loss_reduction": "released"}), model, batch)
+    assert found["co_attention"].item() == pytest.approx(without["co_attention"].item(), rel=1e-4)
+    halved = terms(config("classifier.equivariant.weight=1").classifier, model, batch)
     assert halved["cross"].item() == pytest.approx(found["cross"].item() / 2, rel=1e-4)
 
 
@@ -145,7 +145,7 @@ def test_stages_of_runs_without_it_keep_their_keys() -> None:
         section = resolve("voc", recipe).config.classifier
         assert ("equivariant" in section.model_dump(mode="json")) == (recipe == "lid")
     hard = config("classifier.equivariant.hard=0.3").classifier.model_dump(mode="json")
-    assert hard["equivariant"] == {"weight": 2.0, "scale": 0.5, "hard": 0.3}
+    assert hard["equivariant"] == {"weight": 2.0, "from_epoch": 0, "scale": 0.5, "hard": 0.3}
 
 
 @pytest.mark.parametrize("backbone", ["timm/vit_tiny_patch16_224", "timm/resnet18"])

@@ -76,7 +76,7 @@ def test_the_recipe_runs_from_lists_to_scores(ray_local: None, tmp_path: Path) -
         torch.save(BACKBONES[backbone]().body.state_dict(), options[f"weights.{key}"])
     result = run(None, tmp_path / "workspace", options, *SHRUNK)
     steps = (result.context.inputs["train_classifier"] / "steps.jsonl").read_text()
-    assert {f'"{term}"' for term in ("basic", "common", "contrastive", "equivariant", "cross")} <= set(
+    assert {f'"{term}"' for term in ("basic", "co_attention", "contrastive", "equivariant", "cross")} <= set(
         part.strip(" {") for line in steps.splitlines() for pair in line.split(",") for part in pair.split(":")[:1]
     )
     assert result.context.result("train_classifier", StageResult).counts["steps"] == 2

@@ -12,7 +12,7 @@ from mcis.datasets.sampling.batches import PairBatch
 from mcis.datasets.tags import Tags
 from mcis.models.backbones import IMAGENET, to_unit
 from mcis.models.classifier import BatchScores
-from mcis.models.losses import PairScores
+from mcis.models.classifier_losses import PairScores
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.training import AffinityNetConfig, SegmenterConfig
 from mcis.platform.learners.classifier_learner import ClassifierLearner
@@ -44,12 +44,16 @@ class Recorder:
     """Stands where the network stands and keeps what it is given."""
 
     def __call__(
-        self, m: Tensor, n: Tensor, transforms: tuple[str, ...], kind: None, plain_m: Tensor | None, **how: Any
+        self, m: Tensor, n: Tensor, *, self_transforms: tuple[str, ...], plain_m: Tensor | None, **options: Any
     ) -> BatchScores:
-        assert how == {"attend": True, "attended": "partner"}
-        self.m, self.n, self.transforms, self.plain = m, n, transforms, plain_m
+        assert options == {"kind": None, "attend": True, "attention_partner": "partner"}
+        self.m = m
+        self.n = n
+        self.transforms = self_transforms
+        self.plain = plain_m
         scores = [torch.full((len(m), K), 0.1 * i) for i in range(6)]
-        return BatchScores(PairScores(*scores), [PairScores(*scores[:4]) for _ in transforms])
+        selves = [PairScores(*scores[:4]) for _ in self_transforms]
+        return BatchScores(PairScores(*scores), selves, [(m, n)] * (1 + len(selves)))
 
 
 def losses(
@@ -85,13 +89,13 @@ def test_color_jitter_is_on_both_images_of_a_pair_and_not_on_tau_m() -> None:
     torch.testing.assert_close(paper.m, plain["m"])
 
 
-def test_reduction_and_the_contrastive_terms_beginning() -> None:
-    """Basic and common terms: the text adds both sides, the code takes the mean over 2B. Contrastive: alike."""
+def test_weights_and_start_of_the_losses() -> None:
+    """The paper adds the basic and co-attention losses of both images; the released code averages them."""
     _, text, _ = losses("paper", 0)
     _, early, _ = losses("released", 3)  # epoch 1
     _, late, _ = losses("released", 4)  # epoch 2
-    assert set(text) == {"basic", "common", "contrastive"}
-    for name in ("basic", "common"):
+    assert set(text) == {"basic", "co_attention", "contrastive"}
+    for name in ("basic", "co_attention"):
         assert late[name] == pytest.approx(text[name] / 2, rel=1e-5)
         assert late[f"self_{name}"] > 0
     assert early["contrastive"] == 0

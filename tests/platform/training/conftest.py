@@ -9,7 +9,7 @@ from mcis.datasets.sources.voc import list_voc
 from mcis.datasets.synthetic.devkit import draw
 from mcis.datasets.tags import Tags
 from mcis.models.networks import Affinity
-from mcis.platform.config.training import ClassifierConfig, Optimizer
+from mcis.platform.config.training import ClassifierConfig, LossesConfig, Optimizer
 from mcis.platform.learners.classifier_learner import ClassifierLearner
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import Workspace
@@ -29,9 +29,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> ClassifierLearner:
         affinity=Affinity(form="cosine", scale=10, init=1.0),
         self_pairs=("hflip",),
         attention_epochs=3,
-        contrastive_weight=1.5,
-        contrastive_from_epoch=2,
-        contrastive_needs_unshared=True,
+        losses=LossesConfig.model_validate({"contrastive": {"weight": 1.5, "from_epoch": 2, "needs_unshared": True}}),
         color_jitter=(0.3, 0.3, 0.3, 0.1),
         hflip=True,
         shift=2,

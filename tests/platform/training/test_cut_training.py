@@ -334,8 +334,9 @@ class Overflowing(ClassifierLearner):
     def losses(self, model: Network, batch: PairBatch, step: int, device: torch.device) -> dict[str, Tensor]:
         terms = super().losses(model, batch, step, device)
         if step == self.schedule.steps - 1:
-            common = terms["common"]
-            terms["common"] = common + (common - common.detach()).sqrt()  # adds 0, whose slope is infinite
+            co_attention = terms["co_attention"]
+            zero = (co_attention - co_attention.detach()).sqrt()  # its slope is infinite
+            terms["co_attention"] = co_attention + zero
         return terms
 
 

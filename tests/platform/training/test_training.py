@@ -84,26 +84,33 @@ def check_weights(folder: Path, weights: dict[str, Tensor]) -> None:
 def test_the_plain_loop_does_train(tiny: ClassifierLearner) -> None:
     """What the others are compared with: its losses fall, and its terms begin and weigh as configured."""
     _, terms = plain_loop(tiny)
-    common, contrastive = (np.array([t[name] for t in terms[5:]]) for name in ("common", "contrastive"))
-    assert common[10:].mean() < 0.95 * common[:3].mean()
+    co_attention = np.array([t["co_attention"] for t in terms[5:]])
+    contrastive = np.array([t["contrastive"] for t in terms[5:]])
+    assert co_attention[10:].mean() < 0.95 * co_attention[:3].mean()
     assert contrastive[10:].mean() < 0.8 * contrastive[5:10].max()
     assert [sorted(t) for t in terms[:5]] == [["basic", "self_basic"]] * 5, "pairs attend from epoch 1 on"
     assert (contrastive[:5] == 0).all(), "it begins with epoch 2"
     assert (contrastive[5:] > 0).all()
 
 
-def test_a_side_without_an_unshared_label_in_the_whole_batch_has_no_contrastive_term(tiny: ClassifierLearner) -> None:
+def test_contrastive_loss_needs_an_unshared_tag_in_the_whole_batch(tiny: ClassifierLearner) -> None:
     batch = tiny.decoder(WorkerShard(0, 1, 0, 1))(np.array([0]))
+    torch.manual_seed(0)
+    network = tiny.model()
 
-    def weights(m: bool, n: bool, step: int = 12) -> tuple[float, float]:
-        unshared = replace(batch, unshared_m=np.array([m, m]), unshared_n=np.array([n, n]))
-        return tiny._contrastive_weights(unshared, step)
+    def contrastive(m: bool, n: bool, step: int = 12) -> float:
+        part = replace(batch, unshared_m=np.array([m, m]), unshared_n=np.array([n, n]))
+        number_samples(network, [0] * len(part))
+        return float(tiny.losses(network, part, step, torch.device("cpu"))["contrastive"].detach())
 
-    assert weights(True, True) == (1.5, 1.5)
-    assert weights(True, False) == (1.5, 0)
-    assert weights(False, True) == (0, 1.5)
-    assert weights(False, False) == (0, 0)
-    assert weights(True, True, step=9) == (0, 0), "it begins with epoch 2"
+    both_sides = contrastive(True, True)
+    only_m = contrastive(True, False)
+    only_n = contrastive(False, True)
+    assert only_m > 0
+    assert only_n > 0
+    assert both_sides == pytest.approx(only_m + only_n)
+    assert contrastive(False, False) == 0
+    assert contrastive(True, True, step=9) == 0, "it starts in epoch 2"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,233 @@
+"""Losses of the classifier: one registered function each, weighted and added up (Eq. 10).
+
+Workers see parts of a batch. Each loss is a sum over the pairs of such a part; the trainer divides the sum over all
+workers by the number of pairs in the batch. Gradients therefore do not depend on how pairs are spread over workers.
+"""
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, Self
+
+from pydantic import Field
+from torch import Tensor
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.registry import Registry
+from mcis.datasets.section import NonNegative, Rate, Section
+from mcis.models.losses import sigmoid_ce
+from mcis.models.seam import EquivariantMaps, cross_equivariant_loss, equivariant_loss
+
+
+class PairScores(NamedTuple):
+    """Class scores (B, K) of B pairs of images before the sigmoid; None for scores that are not computed.
+
+    Attributes:
+        basic_m, basic_n: s_m and s_n, from an image's own features.
+        common_m, common_n: s_m^{m∩n} and s_n^{m∩n}, from co-attentive features.
+        exclusive_m, exclusive_n: s_m^{m\\n} and s_n^{n\\m}, from contrastive co-attentive features.
+    """
+
+    basic_m: Tensor
+    basic_n: Tensor
+    common_m: Tensor | None = None
+    common_n: Tensor | None = None
+    exclusive_m: Tensor | None = None
+    exclusive_n: Tensor | None = None
+
+
+class LossInputs(NamedTuple):
+    """Inputs of a loss: B pairs of images, which are a batch or the part of it that one worker processes.
+
+    Attributes:
+        scores: class scores of the pairs, float32.
+        tags_m, tags_n: l_m and l_n, (B, K) of 0 and 1, float32.
+        features_m, features_n: F_m and F_n, (B, C, H, W), in the precision of the network.
+        unshared_m: whether any image m of the whole batch, over all workers, has a tag that its partner lacks.
+        unshared_n: the same for images n.
+        copies: basic scores of smaller copies of the images; None without equivariant attention and for self pairs.
+        maps: localization maps of images and copies, float32; None without equivariant attention and for self pairs.
+    """
+
+    scores: PairScores
+    tags_m: Tensor
+    tags_n: Tensor
+    features_m: Tensor
+    features_n: Tensor
+    unshared_m: bool = True
+    unshared_n: bool = True
+    copies: PairScores | None = None
+    maps: EquivariantMaps | None = None
+
+
+class LossConfig(Section):
+    """A loss of the classifier that is disabled by default."""
+
+    weight: NonNegative = 0.0
+    """Weight in the sum of the losses; 0 = disabled."""
+    from_epoch: int = Field(default=0, ge=0)
+    """First epoch, counted from 0, with this loss."""
+
+    def with_scaled_epochs(self, factor: int) -> Self:
+        """Returns a copy that starts after `factor` times as many epochs."""
+        return self.model_copy(update={"from_epoch": self.from_epoch * factor})
+
+
+class PaperLossConfig(LossConfig):
+    """A loss of the paper. `classifier.attention` selects which of them are computed."""
+
+    weight: Rate = 1.0
+    """Weight in the sum of the losses. The paper uses 1 for each (Eq. 10); 0.5 averages over both images of a pair."""
+
+
+class ContrastiveLossConfig(PaperLossConfig):
+    """The contrastive loss (Eq. 9)."""
+
+    needs_unshared: bool = False
+    """Count the loss of images m, or n, only if one of them in the batch has a tag that its partner lacks, as in the
+    released code (RELEASED_RECIPE, "Classifier")."""
+
+
+LossFunction = Callable[..., Tensor | None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClassifierLoss:
+    """A loss of the classifier, an entry of `LOSSES`.
+
+    Attributes:
+        compute: function from `LossInputs` to a scalar, the sum (not the mean) over the pairs, or to None if the inputs
+            lack what the loss needs. Its keyword-only parameters are values of its section.
+        record: class of its section `classifier.losses.<name>`; None if it uses an existing section.
+        section: name of the existing section of `classifier` that it uses, or None.
+    """
+
+    compute: LossFunction
+    record: type[LossConfig] | None
+    section: str | None
+
+    def __call__(self, inputs: LossInputs, values: LossConfig) -> Tensor | None:
+        """Computes the loss.
+
+        Raises:
+            UserError: the function does not return a scalar, which can happen with a function of another package.
+        """
+        parameters = inspect.signature(self.compute).parameters.values()
+        names = [parameter.name for parameter in parameters if parameter.kind == parameter.KEYWORD_ONLY]
+        total = self.compute(inputs, **{name: getattr(values, name) for name in names})
+
+        if total is not None and total.ndim > 0:
+            raise UserError(
+                f"the loss {self.compute.__module__}.{self.compute.__qualname__} has shape {tuple(total.shape)}",
+                "a scalar, the sum over the pairs",
+                "correct the package that adds it, or set its weight to 0",
+            )
+        return total
+
+
+def classifier_loss(
+    *, record: type[LossConfig] = LossConfig, section: str | None = None
+) -> Callable[[LossFunction], ClassifierLoss]:
+    """Decorates a function as a loss of the classifier, see `ClassifierLoss`.
+
+    Args:
+        record: class of the configuration section with its weight.
+        section: name of an existing section of `classifier` to use instead.
+    """
+
+    def decorate(compute: LossFunction) -> ClassifierLoss:
+        return ClassifierLoss(compute=compute, record=None if section else record, section=section)
+
+    return decorate
+
+
+@classifier_loss(record=PaperLossConfig)
+def basic(inputs: LossInputs) -> Tensor:
+    """L_CE(s_m, l_m) + L_CE(s_n, l_n) (Eq. 1); with equivariant attention, the mean of this over images and copies."""
+    total = _cross_entropy(inputs.scores, inputs)
+    if inputs.copies is None:
+        return total
+    return (total + _cross_entropy(inputs.copies, inputs)) / 2
+
+
+def _cross_entropy(scores: PairScores, inputs: LossInputs) -> Tensor:
+    return (sigmoid_ce(scores.basic_m, inputs.tags_m) + sigmoid_ce(scores.basic_n, inputs.tags_n)).sum()
+
+
+@classifier_loss(record=PaperLossConfig)
+def co_attention(inputs: LossInputs) -> Tensor | None:
+    """Cross entropy of the common scores of both images with the shared labels l_m ∩ l_n (Eq. 5)."""
+    scores = inputs.scores
+    if scores.common_m is None or scores.common_n is None:
+        return None
+
+    shared = inputs.tags_m * inputs.tags_n
+    return (sigmoid_ce(scores.common_m, shared) + sigmoid_ce(scores.common_n, shared)).sum()
+
+
+@classifier_loss(record=ContrastiveLossConfig)
+def contrastive(inputs: LossInputs, *, needs_unshared: bool) -> Tensor | None:
+    """Cross entropy of the exclusive scores with the unshared labels l_m \\ l_n and l_n \\ l_m (Eq. 9)."""
+    scores = inputs.scores
+    if scores.exclusive_m is None or scores.exclusive_n is None:
+        return None
+
+    shared = inputs.tags_m * inputs.tags_n
+    total_m = sigmoid_ce(scores.exclusive_m, inputs.tags_m - shared).sum()
+    total_n = sigmoid_ce(scores.exclusive_n, inputs.tags_n - shared).sum()
+
+    # An ignored side is multiplied by 0, not left out: its weights then have a gradient, which DDP waits for.
+    if needs_unshared and not inputs.unshared_m:
+        total_m = 0.0 * total_m
+    if needs_unshared and not inputs.unshared_n:
+        total_n = 0.0 * total_n
+    return total_m + total_n
+
+
+@classifier_loss(section="equivariant")
+def equivariant(inputs: LossInputs) -> Tensor | None:
+    """Equivariant regularization of the images' maps (SEAM)."""
+    if inputs.maps is None:
+        return None
+    return equivariant_loss(inputs.maps, classes=inputs.tags_m.shape[1]).sum()
+
+
+@classifier_loss(section="equivariant")
+def cross(inputs: LossInputs, *, hard: float) -> Tensor | None:
+    """Equivariant cross regularization of the images' refined maps (SEAM)."""
+    if inputs.maps is None:
+        return None
+    return cross_equivariant_loss(inputs.maps, classes=inputs.tags_m.shape[1], hard=hard).sum()
+
+
+LOSSES = Registry[ClassifierLoss](
+    "losses",
+    {
+        "basic": basic,
+        "co_attention": co_attention,
+        "equivariant": equivariant,
+        "cross": cross,
+        "contrastive": contrastive,
+    },
+)
+"""Losses of the classifier by name; packages add to them by entry points of `mcis.losses`."""
+
+
+def weighted_losses(inputs: LossInputs, values: Mapping[str, LossConfig], *, epoch: int) -> dict[str, Tensor]:
+    """Computes the losses of the pairs, each multiplied by its weight.
+
+    Args:
+        inputs: scores, tags and features of the pairs.
+        values: section of each loss by name.
+        epoch: current epoch, counted from 0. A loss that starts later is multiplied by 0.
+
+    Returns:
+        Scalars by name, sums over the pairs. A loss is absent if it is disabled or the inputs lack what it needs.
+    """
+    losses = {}
+    for name, section in values.items():
+        total = LOSSES[name](inputs, section) if section.weight else None
+        if total is not None:
+            weight = section.weight if epoch >= section.from_epoch else 0.0
+            losses[name] = weight * total
+    return losses
