@@ -32,7 +32,7 @@ def pair_kinds(source_m: Tensor, source_n: Tensor) -> Tensor:
     return torch.where(source_m == source_n, source_m.long(), 2)
 
 
-def seen_from_n(source: Tensor, of_related: Tensor, target: Literal["m", "n"]) -> Tensor:
+def target_is_image_n(source: Tensor, of_related: Tensor, target: Literal["m", "n"]) -> Tensor:
     """Whether a target is image n of its pairs, (R,): in pairs of two domains where it is of the domain source.
 
     Args:

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcis.datasets.classes import IGNORE
-from mcis.models.strongest import strongest
+from mcis.models.max_with_index import max_with_index
 
 MASK_PARTS = 4
 """Parts of a mask's pixels: 2 in the boundary region of the truth + 1 in that of the prediction."""
@@ -98,7 +98,7 @@ def map_counts(truth: NDArray[np.uint8], maps: NDArray[np.float32], tags: NDArra
         tags: (T,) class indices.
         bins: number of intervals of equal width into which [0, 1] is divided.
     """
-    (score, number), cells = strongest(maps), truth.astype(np.int32) * len(tags)
+    (score, number), cells = max_with_index(maps), truth.astype(np.int32) * len(tags)
     cells += number
     cells *= bins
     cells += intervals(score, bins)

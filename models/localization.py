@@ -23,7 +23,7 @@ def embed(
     images: Tensor,
     *,
     extra_scales: Sequence[float] = (),
-    mirror: bool = False,
+    hflip: bool = False,
     known: Sequence[Tensor] = (),
 ) -> Tensor:
     """Features of images (B, 3, H, W), averaged over scales and mirror images at the same places, (B, C, h, w).
@@ -42,7 +42,7 @@ def embed(
     for scale in (1.0, *extra_scales):
         size = [max(1, round(side * scale)) for side in images.shape[2:]]
         scaled = images if scale == 1 else functional.interpolate(images, size=size, mode="bilinear")
-        for flipped in (False, True) if mirror else (False,):
+        for flipped in (False, True) if hflip else (False,):
             if scale == 1 and not flipped:
                 continue
             if scale == 1 and len(known) > 1:
@@ -53,7 +53,7 @@ def embed(
             if flipped:
                 features, grids = features.flip(3), grids.mirrored()
             total = total + resample(features, grids, target)
-    return total / ((1 + len(extra_scales)) * (2 if mirror else 1))
+    return total / ((1 + len(extra_scales)) * (2 if hflip else 1))
 
 
 def affinity_query(target: Tensor, w_p: Tensor | None, *, form: AffinityForm = "bilinear", scale: float = 1) -> Tensor:

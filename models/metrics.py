@@ -58,7 +58,7 @@ def mean(values: NDArray[np.float64]) -> float:
     return float(known.mean()) if len(known) else float("nan")
 
 
-class Losses(NamedTuple):
+class ErrorShares(NamedTuple):
     """What each label lacks to an IoU of 100, in percent of its union, (K + 1,) each; with the IoU they sum to 100.
 
     Attributes:
@@ -72,13 +72,13 @@ class Losses(NamedTuple):
     confused: NDArray[np.float64]
 
 
-def losses(matrix: NDArray[np.int64]) -> Losses:
+def error_shares(matrix: NDArray[np.int64]) -> ErrorShares:
     """What a confusion matrix (K + 1, K + 1) lacks, label by label; NaN for one that has no IoU."""
     hits, truth, predicted = _marginals(matrix)
     missed, spurious = matrix[:, 0].copy(), matrix[0].copy()
     missed[0], spurious[0] = matrix[1:, 0].sum(), matrix[0, 1:].sum()
     union = truth + predicted - hits
-    return Losses(*(_percent(part, union) for part in (missed, spurious, union - hits - missed - spurious)))
+    return ErrorShares(*(_percent(part, union) for part in (missed, spurious, union - hits - missed - spurious)))
 
 
 def _marginals(matrix: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:

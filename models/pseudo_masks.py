@@ -13,7 +13,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.registry import Registry
 from mcis.datasets.section import Section
 from mcis.models.crf import CrfParameters, dense_crf
-from mcis.models.strongest import strongest
+from mcis.models.max_with_index import max_with_index
 
 
 class PseudoMask(NamedTuple):
@@ -80,7 +80,7 @@ class MaskRule:
 
 def _labels(scores: NDArray[np.float32], tags: NDArray[np.int64]) -> NDArray[np.uint8]:
     """The label of the highest score, of the background's and those of T tags (1 + T, H, W), at each pixel."""
-    return np.concatenate([[0], tags + 1]).astype(np.uint8)[strongest(scores)[1]]
+    return np.concatenate([[0], tags + 1]).astype(np.uint8)[max_with_index(scores)[1]]
 
 
 def by_saliency(
@@ -141,7 +141,7 @@ def by_crf(maps: TaggedMaps, *, threshold: float, background_threshold: float, c
     """
 
     count, *size = maps.scores.shape
-    highest, number = strongest(maps.scores)
+    highest, number = max_with_index(maps.scores)
     both = np.full((2, count + 1, *size), (1 - _CERTAINTY) / count, np.float32)
     for probabilities, background in zip(both, (threshold, background_threshold), strict=True):
         won = np.where(highest > background, number + 1, 0)

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mcis.models.metrics import losses, mean
+from mcis.models.metrics import error_shares, mean
 from mcis.platform.runs.scores import Score, Scored, grouped
 
 LOST = ("missed", "spurious", "confused")
-"""How points are lost, see `models.metrics.Losses`; in the order of the columns and bars."""
+"""How points are lost, see `models.metrics.ErrorShares`; in the order of the columns and bars."""
 
 
 class Step(NamedTuple):
@@ -43,7 +43,7 @@ def steps(scores: Sequence[Score]) -> list[Step]:
 
 def _step(score: Score, before: Score | None) -> Step:
     alike = before is not None and (before.split, before.images) == (score.split, score.images)
-    lost = losses(np.array(score.confusion))
+    lost = error_shares(np.array(score.confusion))
     rows: list[tuple[str, list[float | None]]] = []
     for label, name in enumerate(score.iou):
         boundary = score.boundary_iou[name] if score.boundary_iou else None

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mcis.models.coattention import AffinityForm, affinity, coattend, coattend_fused, pair_kinds, seen_from_n, unshared
+from mcis.models.coattention import (
+    AffinityForm,
+    affinity,
+    coattend,
+    coattend_fused,
+    pair_kinds,
+    target_is_image_n,
+    unshared,
+)
 
 Array = NDArray[np.float64]
 FORMS: tuple[AffinityForm, ...] = ("bilinear", "cosine")
@@ -163,7 +171,9 @@ def test_the_fused_form_lays_out_no_affinity(width: int) -> None:
 def test_a_target_is_image_n_as_asked_but_in_pairs_of_two_domains() -> None:
     domains = torch.tensor([False, True])
     assert [pair_kinds(torch.tensor(source), domains).tolist() for source in (False, True)] == [[0, 2], [2, 1]]
-    seen = {(s, target): seen_from_n(torch.tensor(s), domains, target) for s in (False, True) for target in ("m", "n")}
+    seen = {
+        (s, target): target_is_image_n(torch.tensor(s), domains, target) for s in (False, True) for target in ("m", "n")
+    }
     assert {key: value.tolist() for key, value in seen.items()} == {
         (False, "m"): [False, False],
         (True, "m"): [True, False],

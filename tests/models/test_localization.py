@@ -200,7 +200,7 @@ def test_embedding_averages_over_scales_and_mirror_images_at_the_same_places() -
                 expected[:, :, y, x] += at_position(features, ((8 * y + 0.5) / 32, (8 * x + 0.5) / 48), grids)
         torch.testing.assert_close(embed(backbone, torch.nn.Identity(), images), whole)
         torch.testing.assert_close(
-            embed(backbone, torch.nn.Identity(), images, extra_scales=(0.5,), mirror=True), expected / 4
+            embed(backbone, torch.nn.Identity(), images, extra_scales=(0.5,), hflip=True), expected / 4
         )
 
 

@@ -72,7 +72,7 @@ def test_iou_precision_recall_and_losses_are_shares_of_pixels(seed: int, classes
     rng = np.random.default_rng(seed)
     truth, prediction = labels(rng, classes, (3, 4), ignored=True), labels(rng, classes, (3, 4))
     matrix = counts.confusion(truth, prediction, classes)
-    whole, values = (metrics.iou(matrix), *metrics.losses(matrix)), []
+    whole, values = (metrics.iou(matrix), *metrics.error_shares(matrix)), []
     for label in range(classes + 1):
         of_predicted, of_true, parts = shares(truth, prediction, label)
         assert metrics.precision(matrix)[label] == pytest.approx(of_predicted, nan_ok=True)

@@ -16,7 +16,7 @@ from mcis.datasets.sampling.related_images import RELATED, Relations
 from mcis.datasets.tables.memory_mapped import CachedRows, Features, cache_table
 from mcis.models.backbones import to_unit
 from mcis.models.classifier import SELF_TRANSFORMS, transform
-from mcis.models.coattention import pair_kinds, seen_from_n
+from mcis.models.coattention import pair_kinds, target_is_image_n
 from mcis.models.localization import embed, released_map
 from mcis.models.resampling import resample
 from mcis.platform.config.sections import Config
@@ -116,7 +116,7 @@ class Embed:
         with backbone.watching(*(backbone.middle if refine else ())) as middle:
             known = known or [backbone(images)]
             scales, mirror = how.extra_scales, how.hflip
-            embedding = embed(backbone, self.model.standard, images, extra_scales=scales, mirror=mirror, known=known)
+            embedding = embed(backbone, self.model.standard, images, extra_scales=scales, hflip=mirror, known=known)
         if self.vectors:
             kept[VECTORS].append(self.model.standard(known[0])[: len(rows)].mean(dim=(2, 3)).cpu().numpy())
         if self.features:
@@ -229,7 +229,7 @@ class Relate:
         method, source = self.config.localize.method, self.source[position]
         if method.w_p == "identity":
             return self.model.query(embedding, identity=True)[None]
-        kinds, target_is_n = pair_kinds(source, self.domains), seen_from_n(source, self.domains, method.target)
+        kinds, target_is_n = pair_kinds(source, self.domains), target_is_image_n(source, self.domains, method.target)
         queries = self.model.query(embedding, kind=kinds, target_is_n=target_is_n)
         return queries if queries.ndim == 3 else queries[None]  # the identity is the same for both
 

@@ -82,7 +82,7 @@ def maps(config: ClassifierConfig, device: torch.device) -> dict[str, torch.Tens
         images = model.backbone.normalize(to_unit(torch.from_numpy(IMAGES).to(device)))
         with model.backbone.watching(*model.backbone.middle) as middle:
             known = [model.backbone(images)]
-            features = embed(model.backbone, model.standard, images, extra_scales=(0.75,), mirror=True, known=known)
+            features = embed(model.backbone, model.standard, images, extra_scales=(0.75,), hflip=True, known=known)
         single, query = model.activations(features), model.query(features[0], kind=torch.tensor([1], device=device))
         attended: Any = query, features[0], features[1:], 1
         made = {"co": model.co_maps(*attended), "contrastive": model.contrastive_maps(*attended), "single": single}
