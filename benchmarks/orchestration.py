@@ -21,10 +21,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 
-from mcis.datasets.index import verify
+from mcis.datasets.index import check_images
 from mcis.datasets.sampling.batch_stream import WorkerShard
 from mcis.datasets.sampling.batches import MaskedImages
-from mcis.datasets.sampling.keyed_random import Draw, Order, generator_seeds, permuted
+from mcis.datasets.sampling.keyed_random import DrawPurpose, OrderPurpose, generator_seeds, permuted
 from mcis.datasets.tables.memory_mapped import Features
 from mcis.datasets.tables.shards import Shards
 from mcis.datasets.tags import Tags
@@ -64,7 +64,7 @@ def train(learner: Learner[Any], folder: Path) -> None:
         for group in optimizer.param_groups:
             group["lr"] = schedule.learning_rate(step) * group["factor"]
         samples = step * schedule.batch + np.arange(schedule.batch)
-        number_samples(model, generator_seeds(Draw.DROPOUT, schedule.seed, samples))
+        number_samples(model, generator_seeds(DrawPurpose.DROPOUT, schedule.seed, samples))
         terms = learner.losses(model, batch, step, torch.device("cpu"))
         loss = torch.stack(list(terms.values())).sum() / learner.count(batch)
         optimizer.zero_grad(set_to_none=True)
@@ -98,7 +98,7 @@ class Plain:
     @classmethod
     def index(cls, config: Config, folder: Path) -> "Plain":
         listed = listing(config)
-        verified = verify(listed.table, min_side=config.data.min_side)
+        verified = check_images(listed.table, min_side=config.data.min_side)
         rows, val_rows = (verified.filter(pc.equal(verified["split"], split)) for split in ("train", "val"))
         tags = Tags.from_index(rows["tags"], len(listed.classes))
         return cls(config=config, folder=folder, classes=len(listed.classes), rows=rows, val_rows=val_rows, tags=tags)
@@ -109,7 +109,7 @@ class Plain:
         for first in range(0, n, SHARD):
             shard = self.folder / "features" / f"part-{first:08d}-{min(first + SHARD, n):08d}.arrow"
             write_table(shard, make(self.rows.slice(first, SHARD)))
-        sample = np.sort(permuted(Order.STATISTICS, self.config.seed, 0, n, np.arange(min(256, n))))
+        sample = np.sort(permuted(OrderPurpose.STATISTICS, self.config.seed, 0, n, np.arange(min(256, n))))
         learner = ClassifierLearner(
             config=config,
             seed=self.config.seed,

@@ -105,17 +105,17 @@ def list_rows(folder: Path, rows: int) -> None:
 def keys(folder: Path, rows: int) -> None:
     """Computes what the index's key is made of: the listing, and the stamp of every file."""
     from mcis.datasets.sources.tagged import list_tagged
-    from mcis.datasets.tables.large_tables import digest
+    from mcis.datasets.tables.large_tables import table_digest
     from mcis.platform.runs.files import file_stamps
 
     table = list_tagged(folder / "table.parquet").table
-    digest([table])
+    table_digest([table])
     file_stamps(table["uri"])
 
 
 def verdicts(folder: Path, rows: int) -> None:
     """Keeps verdicts on made-up files, as many at a time as the index does, and finds them all."""
-    from mcis.datasets.tables.large_tables import take
+    from mcis.datasets.tables.large_tables import take_rows
     from mcis.platform.runs.image_checks import VERDICT_SCHEMA, KeptVerdicts, keep_verdicts
     from mcis.platform.runs.workspace import Workspace
 
@@ -139,7 +139,7 @@ def verdicts(folder: Path, rows: int) -> None:
     files = pa.concat_tables(parts)
     kept = KeptVerdicts(workspace)
     found = kept.find(files)
-    assert sorted(take(kept.verdicts, found[:: max(1, rows // 1000)])["content_hash"].to_pylist()) == [
+    assert sorted(take_rows(kept.verdicts, found[:: max(1, rows // 1000)])["content_hash"].to_pylist()) == [
         f"{number:064x}" for number in range(0, rows, max(1, rows // 1000))
     ]
 
@@ -166,10 +166,10 @@ def pairs(folder: Path, rows: int) -> None:
 
 def relations(folder: Path, rows: int) -> None:
     """Draws the images that all maps are made of."""
-    from mcis.datasets.sampling.related_images import draw
+    from mcis.datasets.sampling.related_images import draw_related_images
 
     tags, source = _tags(folder)
-    draw(tags, source, seed=0, related=RELATED, contrastive=True)
+    draw_related_images(tags, source, seed=0, related=RELATED, contrastive=True)
 
 
 PARTS: dict[str, Callable[[Path, int], None]] = {

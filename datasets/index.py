@@ -17,7 +17,7 @@ from mcis.datasets.errors import UserError, one_line
 from mcis.datasets.images.decode import MAX_PIXELS, MAX_REASON, RejectedImage, decode_picture, size_problem
 from mcis.datasets.storage.faults import access_refused, error_text, retry_io
 from mcis.datasets.storage.files import read_bytes
-from mcis.datasets.tables.large_tables import hashes, repeated
+from mcis.datasets.tables.large_tables import repeated_texts, text_hashes
 
 INDEX_SCHEMA = pa.schema(
     [
@@ -45,9 +45,9 @@ REJECTS_SCHEMA = pa.schema(
 LISTING_SCHEMA = pa.schema([f for f in INDEX_SCHEMA if f.name not in ("height", "width", "content_hash")])
 
 
-VERIFIED_SCHEMA = INDEX_SCHEMA.append(pa.field("reason", pa.string()))
-VERDICT_FIELDS = pa.schema([VERIFIED_SCHEMA.field(name) for name in ("height", "width", "content_hash", "reason")])
-"""Columns that hold verdicts, by the names of `Verdict`; of a sound image the reason is null."""
+CHECKED_SCHEMA = INDEX_SCHEMA.append(pa.field("reason", pa.string()))
+CHECK_SCHEMA = pa.schema([CHECKED_SCHEMA.field(name) for name in ("height", "width", "content_hash", "reason")])
+"""Columns that hold verdicts, by the names of `ImageCheck`; of a sound image the reason is null."""
 
 
 class Listing(NamedTuple):
@@ -68,12 +68,12 @@ def merge(first: Listing, *others: Listing) -> Listing:
     """Listings of several sources that mean the same classes, one after the other, with all their notes; UserError
     where an image is in two of them."""
     table = pa.concat_tables([first.table, *(listing.table for listing in others)])
-    if others and (twice := repeated(table["image_id"])):
+    if others and (twice := repeated_texts(table["image_id"])):
         raise UserError(f"{len(twice)} image(s) in two sources: {shown(twice)}", "each image once", "name each once")
     return Listing(table, first.classes, tuple(note for listing in (first, *others) for note in listing.notes))
 
 
-class Verdict(NamedTuple):
+class ImageCheck(NamedTuple):
     """What opening an image file has shown.
 
     Attributes:
@@ -90,7 +90,7 @@ class Verdict(NamedTuple):
     reason: str | None
 
 
-def verify(listing: pa.Table, *, min_side: int = 32, max_pixels: int = MAX_PIXELS) -> pa.Table:
+def check_images(listing: pa.Table, *, min_side: int = 32, max_pixels: int = MAX_PIXELS) -> pa.Table:
     """Opens, decodes and hashes every image of a part of a listing.
 
     Args:
@@ -98,28 +98,28 @@ def verify(listing: pa.Table, *, min_side: int = 32, max_pixels: int = MAX_PIXEL
         max_pixels: images of a larger width x height are rejected, before they are decoded.
 
     Returns:
-        VERIFIED_SCHEMA. Reasons are lasting: the file is absent, or its bytes give no image.
+        CHECKED_SCHEMA. Reasons are lasting: the file is absent, or its bytes give no image.
 
     Raises:
         UserError: a file cannot be read at present (`read_bytes`), or access to it is refused.
     """
-    return with_verdicts(listing, [_verify_file(uri, min_side, max_pixels) for uri in listing["uri"].to_pylist()])
+    return with_checks(listing, [_verify_file(uri, min_side, max_pixels) for uri in listing["uri"].to_pylist()])
 
 
-def with_verdicts(listing: pa.Table, verdicts: Sequence[Verdict]) -> pa.Table:
-    """Rows of LISTING_SCHEMA and a verdict on each -> VERIFIED_SCHEMA."""
-    columns = {name: [getattr(verdict, name) for verdict in verdicts] for name in Verdict._fields}
-    return with_columns(listing, pa.table(columns, VERDICT_FIELDS))
+def with_checks(listing: pa.Table, verdicts: Sequence[ImageCheck]) -> pa.Table:
+    """Rows of LISTING_SCHEMA and a verdict on each -> CHECKED_SCHEMA."""
+    columns = {name: [getattr(verdict, name) for verdict in verdicts] for name in ImageCheck._fields}
+    return with_check_columns(listing, pa.table(columns, CHECK_SCHEMA))
 
 
-def with_columns(listing: pa.Table, verdicts: pa.Table) -> pa.Table:
-    """Rows of LISTING_SCHEMA and the columns of their verdicts (VERDICT_FIELDS) -> VERIFIED_SCHEMA."""
-    of_table = {name: listing for name in LISTING_SCHEMA.names} | {name: verdicts for name in Verdict._fields}
-    return pa.table([of_table[name][name] for name in VERIFIED_SCHEMA.names], schema=VERIFIED_SCHEMA)
+def with_check_columns(listing: pa.Table, verdicts: pa.Table) -> pa.Table:
+    """Rows of LISTING_SCHEMA and the columns of their verdicts (CHECK_SCHEMA) -> CHECKED_SCHEMA."""
+    of_table = {name: listing for name in LISTING_SCHEMA.names} | {name: verdicts for name in ImageCheck._fields}
+    return pa.table([of_table[name][name] for name in CHECKED_SCHEMA.names], schema=CHECKED_SCHEMA)
 
 
-def within_bounds(verdicts: pa.Table, min_side: int, max_pixels: int) -> pa.Table:
-    """Verdicts (VERDICT_FIELDS), where images of more pixels, or with a shorter side, are rejected too."""
+def reject_out_of_bounds(verdicts: pa.Table, min_side: int, max_pixels: int) -> pa.Table:
+    """Verdicts (CHECK_SCHEMA), where images of more pixels, or with a shorter side, are rejected too."""
     height, width = verdicts["height"].to_numpy().astype(np.int64), verdicts["width"].to_numpy()
     beyond = (height * width > max_pixels) | (np.minimum(height, width) < min_side)
     beyond &= verdicts["reason"].is_null().to_numpy()
@@ -128,10 +128,10 @@ def within_bounds(verdicts: pa.Table, min_side: int, max_pixels: int) -> pa.Tabl
     sizes = zip(height[beyond].tolist(), width[beyond].tolist(), strict=True)
     rejected = pa.array([size_problem(h, w, min_side, max_pixels) for h, w in sizes], pa.string())
     reasons = pc.replace_with_mask(verdicts["reason"].combine_chunks(), pa.array(beyond), rejected)
-    return verdicts.set_column(verdicts.schema.get_field_index("reason"), VERDICT_FIELDS.field("reason"), reasons)
+    return verdicts.set_column(verdicts.schema.get_field_index("reason"), CHECK_SCHEMA.field("reason"), reasons)
 
 
-def _verify_file(uri: str, min_side: int, max_pixels: int) -> Verdict:
+def _verify_file(uri: str, min_side: int, max_pixels: int) -> ImageCheck:
     content_hash = ""
     try:
         data = read_bytes(uri)
@@ -139,15 +139,15 @@ def _verify_file(uri: str, min_side: int, max_pixels: int) -> Verdict:
         decode = functools.partial(decode_picture, data, min_side=min_side, max_pixels=max_pixels)
         _, height, width = retry_io(uri, decode)
     except RejectedImage as error:
-        return Verdict(0, 0, content_hash, error.reason)
+        return ImageCheck(0, 0, content_hash, error.reason)
     except PermissionError as error:  # says nothing of the image
         raise access_refused(uri, error) from None
     except (OSError, ValueError) as error:  # ValueError: no path, as it holds a null byte
-        return Verdict(0, 0, content_hash, one_line(f"cannot be read: {error_text(error)}", MAX_REASON))
-    return Verdict(height, width, content_hash, None)
+        return ImageCheck(0, 0, content_hash, one_line(f"cannot be read: {error_text(error)}", MAX_REASON))
+    return ImageCheck(height, width, content_hash, None)
 
 
-def duplicates(read: Callable[[list[str]], Iterable[pa.Table]]) -> list[list[str]]:
+def find_duplicates(read: Callable[[list[str]], Iterable[pa.Table]]) -> list[list[str]]:
     """The names of images with the same content, for each content that lies in more than one split: images that are
     trained on would be scored.
 
@@ -169,7 +169,7 @@ def duplicates(read: Callable[[list[str]], Iterable[pa.Table]]) -> list[list[str
 
 def _contents(table: pa.Table) -> NDArray[np.int64]:
     """Numbers for the content and the split of each row, (2, N), equal for equal ones in this process."""
-    return np.stack([hashes(table["content_hash"]), hashes(table["split"])])
+    return np.stack([text_hashes(table["content_hash"]), text_hashes(table["split"])])
 
 
 def shown(names: Sequence[str], most: int = 5) -> str:

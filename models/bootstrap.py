@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from mcis.datasets.sampling.keyed_random import Draw, uniforms
+from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
 from mcis.models.counts import Overlaps
 from mcis.models.metrics import iou_of
 
@@ -53,7 +53,7 @@ def bootstrap_differences(
 
 def times_drawn(images: int, resamples: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
     """How often each resample draws each image, (len(resamples), images); rows sum to the number of images."""
-    drawn = (_draws(Draw.BOOTSTRAP, images, resamples, seed) * images).astype(np.int64)
+    drawn = (_draws(DrawPurpose.BOOTSTRAP, images, resamples, seed) * images).astype(np.int64)
     of_resample = drawn + np.arange(len(resamples))[:, None] * images
     return np.bincount(of_resample.ravel(), minlength=drawn.size).reshape(drawn.shape)
 
@@ -70,12 +70,14 @@ def seed_shares(seeds: int, resamples: NDArray[np.int64], seed: int, *, turn: in
     """
     if seeds == 1:
         return np.ones((len(resamples), 1))
-    draws = _draws(Draw.BOOTSTRAP_SEEDS, seeds + 1, resamples, seed, turn).clip(min=1e-12)
+    draws = _draws(DrawPurpose.BOOTSTRAP_SEEDS, seeds + 1, resamples, seed, turn).clip(min=1e-12)
     z, squares = stats.norm.ppf(draws[:, :-1]), stats.chi2.ppf(draws[:, -1:], seeds - 1)
     return np.asarray(1 / seeds + (z - z.mean(axis=1, keepdims=True)) / np.sqrt(seeds * squares))
 
 
-def _draws(purpose: Draw, turns: int, resamples: NDArray[np.int64], seed: int, first: int = 0) -> NDArray[np.float64]:
+def _draws(
+    purpose: DrawPurpose, turns: int, resamples: NDArray[np.int64], seed: int, first: int = 0
+) -> NDArray[np.float64]:
     """Draws in [0, 1) of each resample in so many turns, the first of which has the number `first`."""
     turn, rows = np.tile(np.arange(first, first + turns), len(resamples)), np.repeat(resamples, turns)
     return uniforms(purpose, seed, rows, turn)[:, 0].reshape(-1, turns)

@@ -254,9 +254,9 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Chrome"]:
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of this machine's copies of what lies in buckets."""
-    from mcis.datasets.storage.folders import PLACE
+    from mcis.datasets.storage.folders import COPIES_VARIABLE
 
-    monkeypatch.setenv(PLACE, str(tmp_path / "copies"))
+    monkeypatch.setenv(COPIES_VARIABLE, str(tmp_path / "copies"))
     return tmp_path / "copies"
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from mcis.datasets.index import Listing
-from mcis.datasets.sampling.related_images import RelatedRule
+from mcis.datasets.sampling.related_images import RelatedImageRule
 from mcis.datasets.section import LocalPath, Section
 from mcis.datasets.sources.lists import listing_table
 from mcis.datasets.sources.source import Source
@@ -75,7 +75,11 @@ def strict(maps, *, sure):
 
 
 STRICT = MaskRule(make=strict, record=StrictConfig)
-NEXT = RelatedRule(draw=lambda asked: np.repeat((asked.image[:, None] + 1) % len(asked.tags), asked.related, axis=1))
+def next_image(query):
+    return np.repeat((query.image[:, None] + 1) % len(query.tags), query.related, axis=1)
+
+
+NEXT = RelatedImageRule(draw=next_image)
 
 
 class SparsityConfig(LossConfig):

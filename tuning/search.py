@@ -16,7 +16,7 @@ from ray import tune
 from rich.table import Table
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.tables.large_tables import digest
+from mcis.datasets.tables.large_tables import table_digest
 from mcis.platform.config.experiment import experiment_text
 from mcis.platform.reporting.terminal import make_table
 from mcis.platform.runs.files import write_json, write_text, written_aside
@@ -45,7 +45,7 @@ def run_search(search: Search) -> Found:
     """
     refuse_if_running(search.workspace, search.name)
     check_search(search)
-    search = dataclasses.replace(search, images=digest([listing(search.resolved.config).table]))
+    search = dataclasses.replace(search, images=table_digest([listing(search.resolved.config).table]))
     began = time.monotonic()
     with tracked(search, identity=search.identity(), varied=search.axes.keys()) as tracker:
         trials = SearchTrials(search)

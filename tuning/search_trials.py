@@ -22,7 +22,7 @@ from ray.tune.search.optuna import OptunaSearch
 from sqlalchemy.exc import SQLAlchemyError
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.storage.folders import fetched
+from mcis.datasets.storage.folders import fetch_file
 from mcis.platform.config.keys import Values
 from mcis.platform.runs.files import fingerprint, written_aside
 from mcis.platform.runs.progress import console
@@ -95,7 +95,7 @@ class SearchTrials(OptunaSearch):
         self.numbers: list[int] = []
         try:
             with contextlib.suppress(FileNotFoundError):
-                shutil.copyfile(fetched(self.path), self.file)
+                shutil.copyfile(fetch_file(self.path), self.file)
             storage = optuna.storages.RDBStorage(f"sqlite:///{self.file}")
             sampler = SamplerByNumber(search.resolved.config.seed)
             self.study = _open_study(storage, search)

@@ -5,7 +5,7 @@ from typing import Any
 
 from mcis.datasets.formats.data_set import AnnotatedObject, DataSet, Format, ImportRequest, Photos
 from mcis.datasets.formats.libraries import require_module
-from mcis.datasets.storage.folders import written_aside
+from mcis.datasets.storage.folders import atomic_write
 
 
 def read_hugging_face(request: ImportRequest) -> DataSet:
@@ -28,7 +28,7 @@ def read_hugging_face(request: ImportRequest) -> DataSet:
 
         name = f"{number:08}{path.suffix}"
         photos[name] = [AnnotatedObject(tag.strip()) for tag in _tags(row[column], label_type)]
-        with written_aside(request.copies / name, durable=False) as aside:
+        with atomic_write(request.copies / name, durable=False) as aside:
             aside.write_bytes(path.read_bytes() if content is None else content)
 
     return DataSet(request.copies, photos)

@@ -26,7 +26,7 @@ from mcis.datasets.index import shown
 from mcis.datasets.sources.lists import LeftOut, did_you_mean, left_out_notes, path_inside
 from mcis.datasets.sources.tagged import SPLITS
 from mcis.datasets.storage.files import read_bytes
-from mcis.datasets.storage.folders import written_aside
+from mcis.datasets.storage.folders import atomic_write
 
 FORMATS: dict[str, Format] = {
     "coco": COCO,
@@ -334,7 +334,7 @@ def _write_masks(
                 problems.append(f"{name}: {unquoted(error)}")
             else:
                 mask = f"masks/{output.split}/{name}.png"
-                with written_aside(output.folder / mask, durable=False) as aside:
+                with atomic_write(output.folder / mask, durable=False) as aside:
                     aside.write_bytes(labels)
 
         tags = sorted({item.tag for item in objects if item.tag})
@@ -372,10 +372,10 @@ def _draw_labels(image: Path, objects: Sequence[AnnotatedObject], names: Sequenc
 
 
 def _write_table(output: _Output, rows: Sequence[Row], names: Sequence[str]) -> None:
-    with written_aside(output.classes) as aside:
+    with atomic_write(output.classes) as aside:
         aside.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
 
-    with written_aside(output.table) as aside, aside.open("w", encoding="utf-8", newline="") as file:
+    with atomic_write(output.table) as aside, aside.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

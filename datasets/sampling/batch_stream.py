@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.storage.threads import in_threads
+from mcis.datasets.storage.threads import map_in_threads
 
 DecodeIn = Literal["threads", "tasks"]
 """Where images are decoded: threads of the training worker, or Ray Data tasks."""
@@ -87,11 +87,11 @@ def batches(
         return iter(())
     if decode_in == "threads":
         steps = (np.array([step]) for step in range(shard.steps))
-        return in_threads(decode, steps, threads=threads)
-    return by_tasks(decode, batch=batch, shard=shard)
+        return map_in_threads(decode, steps, threads=threads)
+    return decode_in_tasks(decode, batch=batch, shard=shard)
 
 
-def by_tasks(
+def decode_in_tasks(
     decode: Decode[AnyBatch], *, batch: int, shard: WorkerShard, window_bytes: int = _WINDOW_BYTES
 ) -> Iterator[AnyBatch]:
     """Decodes a window of `window_bytes` ahead in Ray Data tasks; at most two windows lie in the object store."""

@@ -11,7 +11,7 @@ from mcis.datasets.images.decode import decode_labels
 from mcis.datasets.images.squares import Squares, read_rgb
 from mcis.datasets.sampling.batch_stream import Batch, WorkerShard
 from mcis.datasets.sampling.crops import CROP_DRAWS, random_crop
-from mcis.datasets.sampling.keyed_random import FLIP_DRAW, Draw, uniforms
+from mcis.datasets.sampling.keyed_random import FLIP_DRAW, DrawPurpose, uniforms
 from mcis.datasets.sampling.pairs import PairRows, PairSampler, epoch_rows
 from mcis.datasets.tables.memory_mapped import Features
 from mcis.datasets.tables.shards import Shards
@@ -69,7 +69,7 @@ class PairDecoder:
         sampler: draws the pairs.
         batch: pairs per step, over all workers.
         crop_scales: where given, images are random crops (`random_crop`), drawn from (seed, row, image); else whole.
-        mirror: whether features are those of the mirror image with probability 1/2, by the draw that mirrors images.
+        hflip: whether features are those of the mirror image with probability 1/2, by the draw that mirrors images.
     """
 
     images: Squares | Features
@@ -78,7 +78,7 @@ class PairDecoder:
     batch: int
     shard: WorkerShard
     crop_scales: Sequence[float] | None = None
-    mirror: bool = False
+    hflip: bool = False
 
     def __call__(self, steps: NDArray[np.int64]) -> PairBatch:
         of_worker = self.shard.positions(self.batch)
@@ -88,8 +88,8 @@ class PairDecoder:
         row = np.concatenate([first + of_worker for first in firsts])
         unshared = np.repeat([_unshared(rows, self.sampler.tags) for rows in batches], len(of_worker), axis=0)
         return PairBatch(
-            images_m=self._images(m, row, Draw.PAIR_CROP_M, Draw.AUGMENT_M),
-            images_n=self._images(n, row, Draw.PAIR_CROP_N, Draw.AUGMENT_N),
+            images_m=self._images(m, row, DrawPurpose.PAIR_CROP_M, DrawPurpose.AUGMENT_M),
+            images_n=self._images(n, row, DrawPurpose.PAIR_CROP_N, DrawPurpose.AUGMENT_N),
             m=m,
             n=n,
             epoch=epoch,
@@ -99,10 +99,12 @@ class PairDecoder:
             unshared_n=unshared[:, 1],
         )
 
-    def _images(self, positions: NDArray[np.int64], row: NDArray[np.int64], crop: Draw, augment: Draw) -> NDArray[Any]:
+    def _images(
+        self, positions: NDArray[np.int64], row: NDArray[np.int64], crop: DrawPurpose, augment: DrawPurpose
+    ) -> NDArray[Any]:
         if isinstance(self.images, Features):
             draws = uniforms(augment, self.sampler.seed, row, positions, count=FLIP_DRAW + 1)
-            return self.images(positions, self.mirror & (draws[:, FLIP_DRAW] < 0.5))
+            return self.images(positions, self.hflip & (draws[:, FLIP_DRAW] < 0.5))
         if self.crop_scales is None:
             return self.images(positions)
         draws = uniforms(crop, self.sampler.seed, row, positions, count=CROP_DRAWS)
@@ -112,7 +114,7 @@ class PairDecoder:
         assert isinstance(self.images, Squares)
         rgb = self.images.read(position)
         empty = np.zeros(rgb.shape[:2], np.uint8)
-        crop = random_crop(rgb, empty, size=self.images.size, scales=self.crop_scales or (), mirror=False, draws=draws)
+        crop = random_crop(rgb, empty, size=self.images.size, scales=self.crop_scales or (), hflip=False, draws=draws)
         return crop.image
 
 
@@ -154,7 +156,7 @@ class CropDecoder:
         seed: of all draws.
         batch: images per step, over all workers.
         size: side of a crop, pixels.
-        scales, mirror: see `random_crop`.
+        scales, hflip: see `random_crop`.
     """
 
     images: MaskedImages
@@ -164,7 +166,7 @@ class CropDecoder:
     shard: WorkerShard
     size: int
     scales: Sequence[float]
-    mirror: bool
+    hflip: bool
 
     def __call__(self, steps: NDArray[np.int64]) -> CropBatch:
         of_worker = self.shard.positions(self.batch)
@@ -172,10 +174,10 @@ class CropDecoder:
         batches = [epoch_rows(self.seed, len(self.images.uris), first, first + self.batch) for first in firsts]
         index = np.concatenate([image[of_worker] for image, _ in batches])
         epoch = np.concatenate([of_row[of_worker] for _, of_row in batches])
-        draws = uniforms(Draw.SEGMENTER_CROP, self.seed, epoch, index, count=CROP_DRAWS)
+        draws = uniforms(DrawPurpose.SEGMENTER_CROP, self.seed, epoch, index, count=CROP_DRAWS)
         crops = [
             random_crop(
-                *self.images.read(position), size=self.size, scales=self.scales, mirror=self.mirror, draws=numbers
+                *self.images.read(position), size=self.size, scales=self.scales, hflip=self.hflip, draws=numbers
             )
             for position, numbers in zip(index.tolist(), draws, strict=True)
         ]

@@ -3,14 +3,14 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from mcis.datasets.sampling.keyed_random import Draw, uniforms
+from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
 from mcis.datasets.tags import Tags
 
 MOST_TIMES = 16.0
 """Of an image: more repeats teach the pixels of few images."""
 
 
-def repeated_by_class(tags: Tags, strength: float, seed: int, most: int) -> NDArray[np.int64]:
+def repeat_rare_classes(tags: Tags, strength: float, seed: int, most: int) -> NDArray[np.int64]:
     """Positions of N images, each as often as its rarest class asks for (repeat factors of Gupta et al., CVPR 2019).
 
     An image stands there (m / c)^strength times, no more than MOST_TIMES, or fewer where there would be more than
@@ -32,5 +32,5 @@ def repeated_by_class(tags: Tags, strength: float, seed: int, most: int) -> NDAr
     np.maximum.at(times, owner, of_class[tags.values])
     bounds = np.arange(MOST_TIMES, 1, -0.125)
     times = np.minimum(times, next((bound for bound in bounds if np.minimum(times, bound).sum() <= most), 1))
-    draws = uniforms(Draw.CLASS_REPEAT, seed, 0, np.arange(len(tags)), count=1)[:, 0]
+    draws = uniforms(DrawPurpose.CLASS_REPEAT, seed, 0, np.arange(len(tags)), count=1)[:, 0]
     return np.repeat(np.arange(len(tags)), np.floor(times + draws).astype(np.int64))

@@ -28,7 +28,7 @@ def random_crop(
     *,
     size: int,
     scales: Sequence[float],
-    mirror: bool,
+    hflip: bool,
     draws: NDArray[np.float64],
 ) -> Crop:
     """A training crop of an image (H, W, 3) and its labels (H, W).
@@ -36,14 +36,14 @@ def random_crop(
     Args:
         size: side of the crop, pixels. Padding has ImageNet's mean color and label 255, which teaches nothing.
         scales: factors, one of which is drawn; bilinear for the image, nearest for the labels.
-        mirror: whether half of the crops are mirrored.
+        hflip: whether half of the crops are mirrored.
         draws: four numbers in [0, 1): scale, mirror, top, left.
     """
     factor = scales[int(draws[0] * len(scales))]
     height, width = (max(1, round(side * factor)) for side in labels.shape)
     rgb = np.asarray(Image.fromarray(rgb).resize((width, height), Image.Resampling.BILINEAR))
     labels = resize_labels(labels, height, width)
-    if mirror and draws[1] < 0.5:
+    if hflip and draws[1] < 0.5:
         rgb, labels = rgb[:, ::-1], labels[:, ::-1]
     image_crop = np.full((size, size, 3), _PADDING, np.uint8)
     labels_crop = np.full((size, size), IGNORE, np.uint8)

@@ -3,7 +3,7 @@
 Scheduling, worker count and restarts change nothing of what is drawn, because there is no generator with a state that
 somebody could have advanced. The mixing function is SplitMix64 (Steele et al., OOPSLA 2014), vectorized.
 
-The key of a number ends in a member of `Draw`, that of an order in a member of `Order`. The two kinds of key differ in
+The key of a number ends in a member of `DrawPurpose`, that of an order in a member of `OrderPurpose`. They differ in
 length, so a number may be a member of both enumerations.
 """
 
@@ -20,7 +20,7 @@ _HALF = np.uint64(32)
 
 
 @enum.unique
-class Draw(enum.IntEnum):
+class DrawPurpose(enum.IntEnum):
     """Purposes of `uniforms` and `generator_seeds`; each docstring names the two parts of the key beside the seed.
 
     An image is its position in the rows that are drawn from. Published figures were made with these numbers: a new
@@ -39,7 +39,7 @@ class Draw(enum.IntEnum):
     """Color jitter of such a crop: (epoch, image)."""
     RANDOM_TAG = 6
     """Tag that the baseline `random tag` takes for an image: (0, image)."""
-    RELATED = 7
+    RELATED_IMAGES = 7
     """Related images of an image for one of its classes: (class, image)."""
     THUMBNAIL = 8
     """Which images of a class the page of an index shows: (class, image)."""
@@ -68,7 +68,7 @@ class Draw(enum.IntEnum):
 
 
 @enum.unique
-class Order(enum.IntEnum):
+class OrderPurpose(enum.IntEnum):
     """Purposes of `permuted`: what is put in order; each docstring names the part of the key beside the seed."""
 
     IMAGES = 0
@@ -96,7 +96,7 @@ def _hashed(state: NDArray[np.uint64], *parts: ArrayLike) -> NDArray[np.uint64]:
     return state
 
 
-def generator_seeds(purpose: Draw, seed: int, rows: NDArray[np.int64]) -> list[int]:
+def generator_seeds(purpose: DrawPurpose, seed: int, rows: NDArray[np.int64]) -> list[int]:
     """Seeds in 0..2^62 - 1 of a random generator for each row, (N,), where `uniforms` would be too many numbers.
 
     The key is (seed, 0, row).
@@ -105,7 +105,7 @@ def generator_seeds(purpose: Draw, seed: int, rows: NDArray[np.int64]) -> list[i
 
 
 def uniforms(
-    purpose: Draw, seed: int, first: NDArray[np.int64] | int, second: NDArray[np.int64], *, count: int = 1
+    purpose: DrawPurpose, seed: int, first: NDArray[np.int64] | int, second: NDArray[np.int64], *, count: int = 1
 ) -> NDArray[np.float64]:
     """Numbers in [0, 1), (N, count), for each of N keys; of a larger `count` the first columns are the same.
 
@@ -120,7 +120,7 @@ def uniforms(
 
 
 def permuted(
-    purpose: Order, seed: int, turn: NDArray[np.int64] | int, count: int, positions: NDArray[np.int64]
+    purpose: OrderPurpose, seed: int, turn: NDArray[np.int64] | int, count: int, positions: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """The values at some positions of a random order of 0..count-1, (N,); the order itself is never laid out.
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mcis.datasets.sampling.keyed_random import Draw, Order, permuted, uniforms
+from mcis.datasets.sampling.keyed_random import DrawPurpose, OrderPurpose, permuted, uniforms
 from mcis.datasets.tags import ClassMembers, Positions, Tags
 
 TARGET_TARGET, SOURCE_SOURCE, TARGET_SOURCE = 0, 1, 2
@@ -57,9 +57,8 @@ class PairSampler:
         wrong_class: whether partners are drawn of the images that lack the class, as a control of what partners bring.
         source: (N,), which images are of the domain source; None if there are none.
         epoch_pairs: E, pairs per epoch; None for as many as there are images with a tag.
-        class_balance: fraction of the pairs, in [0, 1], in which no image takes its turn: a class is drawn, all with
-            the same chance, then m out of its images, and the class is the one that the pair shares. 1 is
-            class-balanced sampling.
+        class_balanced_fraction: fraction of the pairs, in [0, 1], for which a class is drawn uniformly, then m from its
+            images; this class is the one that the pair shares. 1 is class-balanced sampling.
     """
 
     def __init__(
@@ -71,10 +70,10 @@ class PairSampler:
         wrong_class: bool = False,
         source: NDArray[np.bool_] | None = None,
         epoch_pairs: int | None = None,
-        class_balance: float = 0.0,
+        class_balanced_fraction: float = 0.0,
     ):
         self.tags, self.seed, self.partner_may_be_itself = tags, seed, partner_may_be_itself
-        self.class_balance, self.wrong_class = class_balance, wrong_class
+        self.class_balanced_fraction, self.wrong_class = class_balanced_fraction, wrong_class
         self.members = ClassMembers.from_tags(tags, source)
         self._source = source if source is not None and source.any() else None
         self._tagged = _tagged(tags, self._source)
@@ -89,9 +88,9 @@ class PairSampler:
         number = np.arange(first, last)
         epoch, position = np.divmod(number, self._pairs)
         turn, within = np.divmod(number, self.tags.num_tagged)
-        m = permuted(Order.IMAGES, self.seed, turn, self.tags.num_tagged, within)
+        m = permuted(OrderPurpose.IMAGES, self.seed, turn, self.tags.num_tagged, within)
         half = self._half(turn, m if self._tagged is None else self._tagged[m].astype(np.int64))
-        if self.class_balance:
+        if self.class_balanced_fraction:
             self._balance(half, epoch, position)
         m, n = half.m, self._partners(half)
         if self._source is None:
@@ -107,7 +106,7 @@ class PairSampler:
 
     def _half(self, turn: NDArray[np.int64], m: NDArray[np.int64]) -> _Half:
         """One of the classes of each m, and the number that chooses n."""
-        draws = uniforms(Draw.PARTNER, self.seed, turn, m, count=2)
+        draws = uniforms(DrawPurpose.PARTNER, self.seed, turn, m, count=2)
         start = self.tags.start[m].astype(np.int64)
         count = self.tags.start[m + 1].astype(np.int64) - start
         classes = self.tags.values[start + (draws[:, 0] * count).astype(np.int64)].astype(np.int64)
@@ -115,8 +114,8 @@ class PairSampler:
 
     def _balance(self, half: _Half, epoch: NDArray[np.int64], position: NDArray[np.int64]) -> None:
         """Draws a class first, and then m out of its images, in a fraction of the pairs; changes `half` in place."""
-        draws = uniforms(Draw.CLASS_BALANCE, self.seed, epoch, position, count=4)
-        rows = np.flatnonzero(draws[:, 0] < self.class_balance)
+        draws = uniforms(DrawPurpose.CLASS_BALANCE, self.seed, epoch, position, count=4)
+        rows = np.flatnonzero(draws[:, 0] < self.class_balanced_fraction)
         low, high = self.members.ranges(np.arange(self.tags.classes))
         filled = np.flatnonzero(high > low)
         half.classes[rows] = k = filled[(draws[rows, 1] * len(filled)).astype(np.int64)]
@@ -162,4 +161,4 @@ def epoch_rows(seed: int, count: int, first: int, last: int) -> tuple[NDArray[np
     """Rows first .. last - 1 of the endless stream of epochs over `count` images, each epoch in an order of its own:
     which image, in 0..count-1, and which epoch, (N,)."""
     epoch, position = np.divmod(np.arange(first, last), count)
-    return permuted(Order.IMAGES, seed, epoch, count, position), epoch
+    return permuted(OrderPurpose.IMAGES, seed, epoch, count, position), epoch

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcis.datasets.registry import Registry
-from mcis.datasets.sampling.keyed_random import Draw, uniforms
+from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
 from mcis.datasets.tags import ClassMembers, Tags
 
 _MAPS_AT_ONCE, _COMBINED_AT_ONCE = 2**18, 2**13
@@ -34,10 +34,10 @@ class Relations:
     """(T,) the class of the map."""
     related: NDArray[np.int64]
     """(T, R) related images; (T, 1) where each image is related to itself."""
-    others: NDArray[np.int64]
+    contrastive: NDArray[np.int64]
     """(O,) images with which contrastive activations are computed, map by map (`_contrastive_images`)."""
-    others_start: NDArray[np.int64]
-    """(T + 1,) where the `others` of each map begin."""
+    contrastive_start: NDArray[np.int64]
+    """(T + 1,) where the `contrastive` images of each map begin."""
 
     def numbers(self) -> NDArray[np.int64]:
         """The numbers of the related images' maps of each map's class, (T, R); -1 of an image without that class."""
@@ -48,7 +48,7 @@ class Relations:
         return np.where(have[found] == wanted, found, -1)
 
 
-class Asked(NamedTuple):
+class RelatedImagesQuery(NamedTuple):
     """What a rule for related images is given: N images, their T maps, and the configuration's values.
 
     Attributes:
@@ -58,7 +58,7 @@ class Asked(NamedTuple):
         related: R.
         seed: of all draws.
         may_repeat: draws with repetition, and the image itself may be drawn (RELEASED_RECIPE, "Localization maps").
-        vectors: of all images, (N, C), see `rounded`; None for rules that ask for none.
+        vectors: of all images, (N, C), see `rounded_unit_vectors`; None for rules that ask for none.
     """
 
     tags: Tags
@@ -71,7 +71,7 @@ class Asked(NamedTuple):
     vectors: NDArray[np.float32] | None = None
 
 
-def draw(
+def draw_related_images(
     tags: Tags,
     source: NDArray[np.bool_],
     *,
@@ -85,39 +85,45 @@ def draw(
     """Draws the images that the maps of all tags are made of.
 
     Args:
-        tags, source, seed, related, related_may_repeat, vectors: as of `Asked`.
-        related_by: a rule of `RELATED`.
+        tags, source, seed, related, related_may_repeat, vectors: as in `RelatedImagesQuery`.
+        related_by: a rule of `RELATED_IMAGE_RULES`.
         contrastive: whether maps are contrasted with the related images of their images' other tags.
     """
     start, tag = tags.start.astype(np.int64), tags.values.astype(np.int64)
     image = np.repeat(np.arange(len(tags)), np.diff(start))
-    drawn = RELATED[related_by].draw(Asked(tags, source, image, tag, related, seed, related_may_repeat, vectors))
-    others, others_start = np.zeros(0, np.int64), np.zeros(len(tag) + 1, np.int64)
+    drawn = RELATED_IMAGE_RULES[related_by].draw(
+        RelatedImagesQuery(tags, source, image, tag, related, seed, related_may_repeat, vectors)
+    )
+    others, contrastive_start = np.zeros(0, np.int64), np.zeros(len(tag) + 1, np.int64)
     if contrastive:
-        others, others_start = _contrastive_images(tags, drawn)
-    return Relations(start=start, image=image, tag=tag, related=drawn, others=others, others_start=others_start)
+        others, contrastive_start = _contrastive_images(tags, drawn)
+    return Relations(
+        start=start, image=image, tag=tag, related=drawn, contrastive=others, contrastive_start=contrastive_start
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
-class RelatedRule:
-    """A rule for which images a map is related to, an entry of `RELATED`.
+class RelatedImageRule:
+    """A rule for which images a map is related to, an entry of `RELATED_IMAGE_RULES`.
 
     Attributes:
         draw: Asked -> (T, R) positions of images; the first r of a row are those for R = r.
-        words: what scores add to the name of the method.
-        vectors: whether it asks for vectors of the images.
-        control: whether it draws no images of the class, so that contrastive images mean nothing.
-        lacking: which classes make rows repeat, in words.
+        description_suffix: what scores add to the name of the method.
+        needs_vectors: whether it asks for vectors of the images.
+        is_control: whether it draws no images of the class, so that contrastive images mean nothing.
+        repetition_note: which classes make rows repeat, in words.
     """
 
-    draw: Callable[[Asked], NDArray[np.int64]]
-    words: str = ""
-    vectors: bool = False
-    control: bool = False
-    lacking: str = "of classes with too few images repeat related images; a class's only image is related to itself"
+    draw: Callable[[RelatedImagesQuery], NDArray[np.int64]]
+    description_suffix: str = ""
+    needs_vectors: bool = False
+    is_control: bool = False
+    repetition_note: str = (
+        "of classes with too few images repeat related images; a class's only image is related to itself"
+    )
 
 
-def _of_class(asked: Asked) -> NDArray[np.int64]:
+def _of_class(asked: RelatedImagesQuery) -> NDArray[np.int64]:
     """R related images of each map's class (section 3.2), drawn from (seed, image, class).
 
     The image itself is not among them and none comes twice while the class has enough; then the row repeats. The only
@@ -129,7 +135,7 @@ def _of_class(asked: Asked) -> NDArray[np.int64]:
         part = slice(first, first + _MAPS_AT_ONCE)
         image, tag = asked.image[part], asked.tag[part]
         low, high = members.ranges(tag)
-        draws = uniforms(Draw.RELATED, asked.seed, tag, image, count=asked.related)
+        draws = uniforms(DrawPurpose.RELATED_IMAGES, asked.seed, tag, image, count=asked.related)
         if asked.may_repeat:
             related[part] = members.images[low[:, None] + (draws * (high - low)[:, None]).astype(np.int64)]
         else:
@@ -139,12 +145,12 @@ def _of_class(asked: Asked) -> NDArray[np.int64]:
     return related
 
 
-def _itself(asked: Asked) -> NDArray[np.int64]:
+def _itself(asked: RelatedImagesQuery) -> NDArray[np.int64]:
     """Each image alone, once, whatever R."""
     return asked.image[:, None][:, : asked.related]
 
 
-def _of_wrong_class(asked: Asked) -> NDArray[np.int64]:
+def _of_wrong_class(asked: RelatedImagesQuery) -> NDArray[np.int64]:
     """R images that lack each map's class, drawn from (seed, image, class): a control of related images.
 
     None comes twice while there are enough; then the row repeats. Where every image has the class, images of the class.
@@ -153,7 +159,7 @@ def _of_wrong_class(asked: Asked) -> NDArray[np.int64]:
     for k in np.unique(asked.tag):
         maps, (begin, end) = np.flatnonzero(asked.tag == k), members.start[k : k + 2]
         lacking = np.delete(np.arange(len(asked.tags)), members.images[begin:end])
-        draws = uniforms(Draw.WRONG_CLASS, asked.seed, asked.tag[maps], asked.image[maps], count=asked.related)
+        draws = uniforms(DrawPurpose.WRONG_CLASS, asked.seed, asked.tag[maps], asked.image[maps], count=asked.related)
         size = np.full(len(maps), len(lacking))
         choice = (draws * len(lacking)).astype(np.int64) if asked.may_repeat else _choices(draws, size)
         related[maps] = lacking[choice] if len(lacking) else related[maps]
@@ -181,13 +187,13 @@ def _choices(draws: NDArray[np.float64], size: NDArray[np.int64]) -> NDArray[np.
     return choice
 
 
-def rounded(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+def rounded_unit_vectors(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """Vectors (N, C) -> of unit length, rounded to multiples of 2^-11; a vector of zeros stays one."""
     unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-6)
     return (np.trunc(unit * _STEPS) / _STEPS).astype(np.float32)  # towards 0, so that no length exceeds 1
 
 
-def _nearest(asked: Asked) -> NDArray[np.int64]:
+def _nearest(asked: RelatedImagesQuery) -> NDArray[np.int64]:
     """The R images nearest to each map's image among those of its class, (T, R) positions, nearest first.
 
     The image itself is not among them and none comes twice while the class has enough; then the row repeats. The only
@@ -248,17 +254,17 @@ def _contrastive_images(tags: Tags, related: NDArray[np.int64]) -> tuple[NDArray
     return np.concatenate(images), np.cumsum(np.concatenate(kept))
 
 
-RELATED = Registry[RelatedRule](
+RELATED_IMAGE_RULES = Registry[RelatedImageRule](
     "related",
     {
-        "class": RelatedRule(draw=_of_class),
-        "nearest": RelatedRule(draw=_nearest, words=", nearest images", vectors=True),
-        "itself": RelatedRule(draw=_itself, words=" with itself", control=True),
-        "wrong_class": RelatedRule(
+        "class": RelatedImageRule(draw=_of_class),
+        "nearest": RelatedImageRule(draw=_nearest, description_suffix=", nearest images", needs_vectors=True),
+        "itself": RelatedImageRule(draw=_itself, description_suffix=" with itself", is_control=True),
+        "wrong_class": RelatedImageRule(
             draw=_of_wrong_class,
-            words=" with wrong-class images",
-            control=True,
-            lacking="of classes that too few images lack repeat related images",
+            description_suffix=" with wrong-class images",
+            is_control=True,
+            repetition_note="of classes that too few images lack repeat related images",
         ),
     },
 )

@@ -29,7 +29,7 @@ from mcis.datasets.sources.lists import constant_column, did_you_mean, listing_t
 from mcis.datasets.sources.source import Source
 from mcis.datasets.sources.user_table import UserTable, read_user_table, trimmed
 from mcis.datasets.storage.uris import is_remote
-from mcis.datasets.tables.large_tables import give_back, pieces, repeated
+from mcis.datasets.tables.large_tables import pieces, release_arrow_memory, repeated_texts
 
 SPLITS = ("train", "val", "test")
 
@@ -117,7 +117,7 @@ def list_tagged(
     result = Listing(listing, tagged.classes, tuple(f"{rows.path}: {note}" for note in notes))
 
     del rows, images
-    give_back()
+    release_arrow_memory()
     return result
 
 
@@ -139,7 +139,7 @@ def photograph_tags(table: str, classes: Sequence[str], *, allow_absolute: bool 
     uris = rows.uris("image", rows.filled("image"))
     cells = _tag_cells(rows)
 
-    duplicates = repeated(uris)
+    duplicates = repeated_texts(uris)
     if duplicates:
         raise UserError(f"{rows.path}: {shown(duplicates)} more than once", "each image once", "merge the rows")
 
@@ -162,7 +162,7 @@ def _ids(rows: UserTable, images: pa.ChunkedArray, id_column: str) -> pa.Chunked
     """Returns a unique id for each row: from the column of ids, or the image's path as written."""
     role = "id" if "id" in rows.columns else "image"
     ids = rows.filled("id") if role == "id" else images
-    duplicates = repeated(ids)
+    duplicates = repeated_texts(ids)
     if duplicates:
         raise UserError(
             f"{rows.path}: {len(duplicates)} value(s) of column {rows.columns[role]!r} are there more than once: "

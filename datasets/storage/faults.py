@@ -13,7 +13,7 @@ from typing import TypeVar
 import tenacity
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.storage.threads import in_background
+from mcis.datasets.storage.threads import run_in_background
 from mcis.datasets.storage.uris import without_credentials
 
 PATIENCE = 30.0
@@ -44,11 +44,11 @@ def retry_io(uri: str, act: Callable[[], _T]) -> _T:
         try:
             return act()
         except (OSError, MemoryError) as error:
-            if not may_pass(error):
+            if not is_transient(error):
                 raise
             return _AGAIN(act)
     except (OSError, MemoryError) as error:
-        if not may_pass(error):
+        if not is_transient(error):
             raise
         what = "not enough memory" if isinstance(error, MemoryError) else error_text(error)
         raise UserError(
@@ -58,7 +58,7 @@ def retry_io(uri: str, act: Callable[[], _T]) -> _T:
         ) from None
 
 
-def may_pass(error: BaseException) -> bool:
+def is_transient(error: BaseException) -> bool:
     """Whether the same call may succeed later."""
     lasting = FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError
     if isinstance(error, OSError):
@@ -67,7 +67,7 @@ def may_pass(error: BaseException) -> bool:
 
 
 _AGAIN = tenacity.Retrying(
-    retry=tenacity.retry_if_exception(may_pass),
+    retry=tenacity.retry_if_exception(is_transient),
     stop=tenacity.stop_after_attempt(7),
     wait=tenacity.wait_exponential(0.5, max=16) + tenacity.wait_random(0, 0.5),
     reraise=True,
@@ -85,7 +85,7 @@ def with_timeout(seconds: float, act: Callable[[], _T]) -> _T:
     Raises:
         TimeoutError: it takes longer than so many seconds.
     """
-    answer = in_background(act)
+    answer = run_in_background(act)
     try:
         return answer.result(seconds)
     except TimeoutError:
@@ -94,7 +94,7 @@ def with_timeout(seconds: float, act: Callable[[], _T]) -> _T:
         raise TimeoutError(errno.ETIMEDOUT, f"it takes longer than {seconds:.3g} s") from None
 
 
-def ask_remote(act: Callable[[], _T], *, size: int = 0, many: bool = False) -> _T:
+def call_remote(act: Callable[[], _T], *, size: int = 0, many: bool = False) -> _T:
     """What `act` returns, which asks a remote file system.
 
     Args:

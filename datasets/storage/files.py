@@ -19,8 +19,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from mcis.datasets.storage.faults import access_refused, ask_remote, error_text, parser_errors, retry_io
-from mcis.datasets.storage.threads import in_threads
+from mcis.datasets.storage.faults import access_refused, call_remote, error_text, parser_errors, retry_io
+from mcis.datasets.storage.threads import map_in_threads
 from mcis.datasets.storage.uris import is_remote, without_credentials
 from mcis.datasets.tables.large_tables import pieces
 
@@ -81,9 +81,9 @@ def _read(uri: str, most: int) -> bytes:
             size = os.fstat(file.fileno()).st_size
             return file.read(min(most, size + 1))  # Python reserves as many bytes as it is asked for
     system, place = locate(uri)
-    remote = ask_remote(functools.partial(system.open_input_file, place))
+    remote = call_remote(functools.partial(system.open_input_file, place))
     size = min(remote.size(), most)
-    return ask_remote(functools.partial(_read_all, remote, size), size=size)
+    return call_remote(functools.partial(_read_all, remote, size), size=size)
 
 
 def _read_all(file: pa.NativeFile, size: int) -> bytes:
@@ -110,7 +110,7 @@ def stamp(uri: str) -> Stamp | None:
             state = os.stat(path)
             return Stamp(state.st_size, state.st_mtime_ns)
         system, place = locate(uri)
-        info = ask_remote(functools.partial(system.get_file_info, place))
+        info = call_remote(functools.partial(system.get_file_info, place))
         return Stamp(info.size or 0, info.mtime_ns or 0) if info.type == pafs.FileType.File else None
 
     try:
@@ -125,7 +125,7 @@ def stamps(uris: Sequence[str]) -> list[Stamp | None]:
     """As `stamp` of each file, in many threads, each of which asks for some hundred one after the other."""
     count = min(2**9, -(-len(uris) // _PARALLEL) or 1)
     parts = (uris[first : first + count] for first in range(0, len(uris), count))
-    found = in_threads(lambda part: list(map(stamp, part)), parts, threads=_PARALLEL)
+    found = map_in_threads(lambda part: list(map(stamp, part)), parts, threads=_PARALLEL)
     return [each for part in found for each in part]
 
 

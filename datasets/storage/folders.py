@@ -23,17 +23,17 @@ from typing import TypeVar
 import pyarrow.fs as pafs
 
 from mcis.datasets.errors import BadFile, UserError
-from mcis.datasets.storage.faults import access_refused, ask_remote, may_pass, parser_errors, retry_io
+from mcis.datasets.storage.faults import access_refused, call_remote, is_transient, parser_errors, retry_io
 from mcis.datasets.storage.files import Stamp, locate, stamp, stamps, sync
 from mcis.datasets.storage.uris import holds_credentials, is_remote
 
-PLACE = "MCIS_COPIES"
+COPIES_VARIABLE = "MCIS_COPIES"
 """The variable that names the folder of all copies, the same on all machines of a cluster."""
-LOCAL = {"cache", "data", "mlflow", "mlflow.db"}
+LOCAL_NAMES = {"cache", "data", "mlflow", "mlflow.db"}
 """Names, in a folder at a URI, of what never goes to the bucket."""
-ASIDE = re.compile(r"\..+\.(?P<host>[A-Za-z0-9-]+)\.(?P<pid>\d{1,9})")
-"""Names as `aside_of` makes them."""
-AGAIN = "repeat the stage that wrote it"
+TEMPORARY_NAME = re.compile(r"\..+\.(?P<host>[A-Za-z0-9-]+)\.(?P<pid>\d{1,9})")
+"""Names as `temporary_path` makes them."""
+REPEAT_STAGE = "repeat the stage that wrote it"
 """What to do about an output's file that is damaged."""
 _T = TypeVar("_T")
 _PIECE = 2**23
@@ -73,13 +73,13 @@ def uri_of(path: Path) -> str | None:
     for top in _tops(_copies()):
         if text.startswith(top):
             scheme, *parts = text.removeprefix(top).split("/")
-            return f"{scheme}://{'/'.join(parts)}" if parts and not LOCAL.intersection(parts[1:]) else None
+            return f"{scheme}://{'/'.join(parts)}" if parts and not LOCAL_NAMES.intersection(parts[1:]) else None
     return None
 
 
 def _copies() -> str:
     """The folder of all copies."""
-    return os.environ.get(PLACE) or f"/tmp/mcis-copies-{os.geteuid()}"
+    return os.environ.get(COPIES_VARIABLE) or f"/tmp/mcis-copies-{os.geteuid()}"
 
 
 @functools.cache
@@ -91,7 +91,7 @@ def _checked(copies: str) -> Path:
         raise UserError(
             f"{place} belongs to another user, or others may write into it",
             "a folder of your own for copies of what lies in a bucket",
-            f"name one by the variable {PLACE}",
+            f"name one by the variable {COPIES_VARIABLE}",
         )
     return place.resolve()
 
@@ -111,7 +111,7 @@ def file_system(path: Path) -> tuple[pafs.FileSystem, str]:
 # --- reading
 
 
-def fetched(path: Path) -> Path:
+def fetch_file(path: Path) -> Path:
     """The path itself, once the file there is the bucket's.
 
     Raises:
@@ -128,7 +128,9 @@ def fetched(path: Path) -> Path:
     return path
 
 
-def read_file(path: Path, read: Callable[[Path], _T], expected: str, remedy: str = AGAIN, *, fetch: bool = True) -> _T:
+def read_file(
+    path: Path, read: Callable[[Path], _T], expected: str, remedy: str = REPEAT_STAGE, *, fetch: bool = True
+) -> _T:
     """What `read` makes of a file, once it is the bucket's; faults that pass are met with `retry_io`.
 
     Args:
@@ -146,7 +148,7 @@ def read_file(path: Path, read: Callable[[Path], _T], expected: str, remedy: str
             return read(path)
 
     try:
-        return retry_io(str(fetched(path) if fetch else path), act)
+        return retry_io(str(fetch_file(path) if fetch else path), act)
     except FileNotFoundError:
         raise
     except PermissionError as error:
@@ -164,7 +166,7 @@ def fetch_below(folder: Path, wanted: Callable[[str, Stamp], bool]) -> None:
     if uri_of(folder):
         paths = [folder / name for name, at in files_below(folder).items() if wanted(name, at)]
         with ThreadPoolExecutor(_PARALLEL) as pool:
-            list(pool.map(fetched, paths))
+            list(pool.map(fetch_file, paths))
 
 
 def _download(uri: str, path: Path, there: Stamp) -> None:
@@ -184,13 +186,13 @@ def host_name() -> str:
     return re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname()) or "localhost"
 
 
-def aside_of(path: Path) -> Path:
-    """A new name beside a path under which this process writes or removes it; `ASIDE` matches such names."""
+def temporary_path(path: Path) -> Path:
+    """A new name beside a path under which this process writes or removes it; `TEMPORARY_NAME` matches such names."""
     return path.with_name(f".{path.name}-{os.urandom(4).hex()}.{host_name()}.{os.getpid()}")
 
 
 @contextlib.contextmanager
-def written_aside(path: Path, *, durable: bool = True) -> Iterator[Path]:
+def atomic_write(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yields a temporary name to write to, which is then renamed to `path`, or removed if writing failed.
 
     Args:
@@ -204,13 +206,13 @@ def written_aside(path: Path, *, durable: bool = True) -> Iterator[Path]:
         yield aside
         if durable:
             sync(aside)
-        send(aside, path)
+        upload_file(aside, path)
 
 
 @contextlib.contextmanager
 def _aside(path: Path) -> Iterator[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = aside_of(path)
+    aside = temporary_path(path)
     try:
         yield aside
         os.replace(aside, path)
@@ -218,7 +220,7 @@ def _aside(path: Path) -> Iterator[Path]:
         aside.unlink(missing_ok=True)
 
 
-def send(file: Path, path: Path) -> None:
+def upload_file(file: Path, path: Path) -> None:
     """Sends a file of this machine to where `path` belongs in the bucket, if that is a copy.
 
     The file gets the time that the bucket says, so that it can be the copy.
@@ -241,28 +243,28 @@ def _upload(path: Path, uri: str) -> None:
     system, place = locate(uri)
     size = path.stat().st_size
     _copy(pafs.LocalFileSystem(), str(path), system, place, size)
-    info = ask_remote(functools.partial(system.get_file_info, place))
+    info = call_remote(functools.partial(system.get_file_info, place))
     if info.size != size:
         raise OSError(errno.EIO, f"{info.size} of {size} bytes arrived")
     os.utime(path, ns=(info.mtime_ns, info.mtime_ns))
 
 
 def _copy(system: pafs.FileSystem, place: str, other: pafs.FileSystem, copy: str, size: int) -> None:
-    ask_remote(functools.partial(pafs.copy_files, place, copy, system, other, chunk_size=_PIECE), size=size)
+    call_remote(functools.partial(pafs.copy_files, place, copy, system, other, chunk_size=_PIECE), size=size)
 
 
 def copy_folder(folder: Path, copy: Path) -> None:
     """Copies a folder's files; what `copy` held before is removed."""
     remove(copy)
     for name in files_below(folder):
-        with written_aside(copy / name) as aside:
-            shutil.copyfile(fetched(folder / name), aside)
+        with atomic_write(copy / name) as aside:
+            shutil.copyfile(fetch_file(folder / name), aside)
 
 
 # --- listing and removing
 
 
-def is_there(path: Path) -> bool:
+def path_exists(path: Path) -> bool:
     """Whether there is a file, or a folder with a file in it."""
     uri = uri_of(path)
     return bool(stamp(uri or str(path))) or (uri is not None and bool(files_below(path)))
@@ -283,7 +285,7 @@ def _walked(folder: Path) -> list[str]:
     """The paths of all files below a folder of this machine; what may not be listed is left out."""
 
     def on_error(error: OSError) -> None:
-        if may_pass(error):
+        if is_transient(error):
             raise error
 
     return [os.path.join(parent, name) for parent, _, names in os.walk(folder, onerror=on_error) for name in names]
@@ -303,7 +305,7 @@ def _listed(uri: str, *, recursive: bool) -> tuple[str, list[pafs.FileInfo]]:
     system, place = locate(uri)
     selector = pafs.FileSelector(place, recursive=recursive, allow_not_found=True)
     asked = functools.partial(system.get_file_info, selector)
-    return place, retry_io(uri, lambda: ask_remote(asked, many=True))
+    return place, retry_io(uri, lambda: call_remote(asked, many=True))
 
 
 def remove(path: Path) -> bool:
@@ -319,7 +321,7 @@ def remove(path: Path) -> bool:
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return True
-    aside = aside_of(path)
+    aside = temporary_path(path)
     try:
         path.rename(aside)
     except FileNotFoundError:
@@ -330,8 +332,8 @@ def remove(path: Path) -> bool:
 
 def _delete(uri: str) -> None:
     system, place = locate(uri)
-    kind = ask_remote(functools.partial(system.get_file_info, place)).type
+    kind = call_remote(functools.partial(system.get_file_info, place)).type
     if kind == pafs.FileType.File:
-        ask_remote(functools.partial(system.delete_file, place))
+        call_remote(functools.partial(system.delete_file, place))
     elif kind == pafs.FileType.Directory:
-        ask_remote(functools.partial(system.delete_dir, place), many=True)
+        call_remote(functools.partial(system.delete_dir, place), many=True)

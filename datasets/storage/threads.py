@@ -10,7 +10,9 @@ _Item = TypeVar("_Item")
 _T = TypeVar("_T")
 
 
-def in_threads(act: Callable[[_Item], _T], items: Iterable[_Item], *, threads: int, ahead: int = 4) -> Generator[_T]:
+def map_in_threads(
+    act: Callable[[_Item], _T], items: Iterable[_Item], *, threads: int, ahead: int = 4
+) -> Generator[_T]:
     """What `act` makes of each item, in order; the threads end with the generator.
 
     Each thread is at most so many items `ahead` of the reader, so that neither items nor results pile up.
@@ -28,7 +30,7 @@ def in_threads(act: Callable[[_Item], _T], items: Iterable[_Item], *, threads: i
         pool.shutdown(wait=False, cancel_futures=True)
 
 
-def in_background(act: Callable[[], _T]) -> Future[_T]:
+def run_in_background(act: Callable[[], _T]) -> Future[_T]:
     """What `act` will return or raise, in a thread that nobody has to wait for, not even the end of the process."""
     answer: Future[_T] = Future()
 

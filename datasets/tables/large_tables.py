@@ -37,7 +37,7 @@ def in_shards(tables: Iterable[pa.Table], rows: int = SHARD_ROWS) -> Iterator[pa
         yield pa.concat_tables(held).combine_chunks()
 
 
-def give_back() -> None:
+def release_arrow_memory() -> None:
     """Gives the memory of columns that nobody has any more back to the system."""
     pa.default_memory_pool().release_unused()
 
@@ -47,7 +47,7 @@ def pieces(column: pa.ChunkedArray, rows: int = SHARD_ROWS) -> Iterator[pa.Array
     return (chunk.slice(first, rows) for chunk in column.chunks for first in range(0, len(chunk), rows))
 
 
-def take(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
+def take_rows(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
     """Some rows of a table, (N,), in any order.
 
     pyarrow's own would first join all chunks of a column, which costs its memory once more, and at most 2 GiB of texts.
@@ -70,7 +70,7 @@ def take(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
     return taken.take(pa.array(places))
 
 
-def digest(tables: Iterable[pa.Table]) -> str:
+def table_digest(tables: Iterable[pa.Table]) -> str:
     """Sixteen hexadecimal digits of the SHA-256 of the shards' SHA-256, of all rows of tables of one schema.
 
     It depends on names, types and values of the columns, and on nothing of how tables and chunks divide the rows.
@@ -85,24 +85,24 @@ def digest(tables: Iterable[pa.Table]) -> str:
     return of_shards.hexdigest()[:16]
 
 
-def _hash_values(digest: Any, column: pa.Array) -> None:
+def _hash_values(sha256: Any, column: pa.Array) -> None:
     """Hashes what a column holds: which values are null, how long they are, and the values; never what lies unused."""
-    digest.update(np.packbits(column.is_valid().to_numpy(zero_copy_only=False)))
+    sha256.update(np.packbits(column.is_valid().to_numpy(zero_copy_only=False)))
     if pa.types.is_list(column.type):
-        digest.update(pc.list_value_length(column).fill_null(0).to_numpy())
-        _hash_values(digest, column.flatten())
+        sha256.update(pc.list_value_length(column).fill_null(0).to_numpy())
+        _hash_values(sha256, column.flatten())
     elif pa.types.is_string(column.type):
         filled = column.fill_null("")
-        digest.update(pc.binary_length(filled).to_numpy())
+        sha256.update(pc.binary_length(filled).to_numpy())
         _, offsets, texts = filled.buffers()
         if texts is not None and len(filled):
             first, last = np.frombuffer(offsets, np.int32)[[filled.offset, filled.offset + len(filled)]].tolist()
-            digest.update(memoryview(texts)[first:last])
+            sha256.update(memoryview(texts)[first:last])
     else:
-        digest.update(column.fill_null(0).to_numpy())
+        sha256.update(column.fill_null(0).to_numpy())
 
 
-def hashes(texts: pa.ChunkedArray) -> NDArray[np.int64]:
+def text_hashes(texts: pa.ChunkedArray) -> NDArray[np.int64]:
     """64 bits for each text, (N,), equal for equal texts, in this process alone: Python's hash, SipHash with a key.
 
     Of ten million different texts, two have the same one in three of a million cases.
@@ -111,13 +111,13 @@ def hashes(texts: pa.ChunkedArray) -> NDArray[np.int64]:
     return np.fromiter(chain.from_iterable(of_pieces), np.int64, len(texts))
 
 
-def repeated(texts: pa.ChunkedArray) -> list[str]:
+def repeated_texts(texts: pa.ChunkedArray) -> list[str]:
     """The texts that are there more than once, in the order in which they come first."""
-    numbers = hashes(texts)
+    numbers = text_hashes(texts)
     ascending = np.sort(numbers)
     alike = np.unique(ascending[1:][ascending[1:] == ascending[:-1]])
     rows = np.flatnonzero(np.isin(numbers, alike))
-    found = collections.Counter(take(pa.table([texts], ["text"]), rows)["text"].to_pylist())
+    found = collections.Counter(take_rows(pa.table([texts], ["text"]), rows)["text"].to_pylist())
     return [text for text, count in found.items() if count > 1]
 
 

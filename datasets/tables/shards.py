@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from mcis.datasets.errors import BadFile
-from mcis.datasets.storage.folders import AGAIN, fetch_below, files_below, read_file
+from mcis.datasets.storage.folders import REPEAT_STAGE, fetch_below, files_below, read_file
 
 _T = TypeVar("_T")
 SHARD_BYTES = 2**30
@@ -31,7 +31,7 @@ def read_parquet(file: Path, read: Callable[[Path], _T], *, fetch: bool = True) 
     try:
         return read_file(file, read, expected, fetch=fetch)
     except FileNotFoundError:
-        raise BadFile(f"{file} is missing", expected, AGAIN) from None
+        raise BadFile(f"{file} is missing", expected, REPEAT_STAGE) from None
 
 
 class Shards:

@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode, conv_flop_count
 from mcis.datasets.images.decode import decode_picture
 from mcis.datasets.images.squares import Squares
 from mcis.datasets.sampling.batches import CropBatch, MaskedImages, PairBatch
-from mcis.datasets.sampling.keyed_random import Draw, generator_seeds
+from mcis.datasets.sampling.keyed_random import DrawPurpose, generator_seeds
 from mcis.datasets.tables.memory_mapped import Features
 from mcis.datasets.tags import Tags
 from mcis.models.classifier import CoAttentionClassifier
@@ -184,7 +184,7 @@ def work_of(
     optimizer = build_optimizer(model, learner.schedule.optimizer)
     for group in optimizer.param_groups:
         group["lr"] = 0.0  # the weights stay sound, however often they are updated
-    seeds, count = generator_seeds(Draw.DROPOUT, 0, np.arange(len(batch))), learner.count(batch)
+    seeds, count = generator_seeds(DrawPurpose.DROPOUT, 0, np.arange(len(batch))), learner.count(batch)
 
     def forward(*arguments: Any, **options: Any) -> Any:
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=bf16):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
-from mcis.datasets.sampling.related_images import RELATED
+from mcis.datasets.sampling.related_images import RELATED_IMAGE_RULES
 from mcis.datasets.section import Fraction, Positive, Rate, Section, with_records
 from mcis.models.crf import CrfParameters
 from mcis.models.pseudo_masks import MASK_RULES
@@ -67,7 +67,7 @@ class LocalizeConfig(Section):
     """How many times activations pass through related images. 1: a map uses the activations of its related images
     (section 3.2); 2: it uses the maps that these get from their own related images; and so on. More hops cover more of
     the object and raise the best threshold; each hop costs as much as the first. Not in the paper."""
-    related_by: Annotated[str, AfterValidator(RELATED.choice())] = "class"
+    related_by: Annotated[str, AfterValidator(RELATED_IMAGE_RULES.choice())] = "class"
     """Which images are related. `class`: images with the class, drawn at random (section 3.2); `nearest`: those of
     them with the nearest mean feature (`datasets/sampling/related_images.py`). Controls: `itself`: the image alone;
     `wrong_class`: images without the class, or images with it if every image has it."""
@@ -84,7 +84,7 @@ class LocalizeConfig(Section):
     def description(self) -> str:
         """Short text that names the method and the related images in scores."""
         hops = f", {self.hops} hops" if self.hops > 1 else ""
-        return self.method.description() + RELATED[self.related_by].words + hops
+        return self.method.description() + RELATED_IMAGE_RULES[self.related_by].description_suffix + hops
 
     def problems(self) -> Iterator[str]:
         """Contrastive maps without images to contrast with, and rules that exclude each other."""
@@ -94,13 +94,13 @@ class LocalizeConfig(Section):
                 "localize.method.contrastive is set but localize.related is 0, so there is no image to contrast with; "
                 "set localize.method.contrastive=false or localize.related=3"
             )
-        rule = RELATED[self.related_by]
-        if rule.vectors and self.related_may_repeat:
+        rule = RELATED_IMAGE_RULES[self.related_by]
+        if rule.needs_vectors and self.related_may_repeat:
             yield (
                 f"localize.related_may_repeat is set but localize.related_by is {self.related_by}, which draws "
                 "nothing; set localize.related_may_repeat=false or localize.related_by=class"
             )
-        if rule.control and self.method.contrastive:
+        if rule.is_control and self.method.contrastive:
             yield (
                 f"localize.method.contrastive is set but localize.related_by is {self.related_by}, and contrastive "
                 "maps need related images of the other tags; set localize.method.contrastive=false or "

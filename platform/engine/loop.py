@@ -23,8 +23,8 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images.squares import Squares
 from mcis.datasets.index import shown
 from mcis.datasets.sampling.batch_stream import AnyBatch, DecodeIn, WorkerShard, batches
-from mcis.datasets.sampling.keyed_random import Draw, generator_seeds
-from mcis.datasets.storage.threads import in_threads
+from mcis.datasets.sampling.keyed_random import DrawPurpose, generator_seeds
+from mcis.datasets.storage.threads import map_in_threads
 from mcis.datasets.tables.memory_mapped import Features
 from mcis.datasets.tags import Tags
 from mcis.models.dropout import number_samples
@@ -78,7 +78,7 @@ class Validation:
         read: Callable[[NDArray[np.int64]], NDArray[Any]] = self.images
         model.eval()
         with torch.inference_mode():
-            for chunk, values in zip(chunks, in_threads(read, chunks, threads=threads), strict=True):
+            for chunk, values in zip(chunks, map_in_threads(read, chunks, threads=threads), strict=True):
                 images = torch.from_numpy(values).to(device, non_blocking=True)
                 with autocast():
                     scores[torch.from_numpy(chunk).to(device)] = self.scores(model, images).float()
@@ -223,7 +223,7 @@ class Trainer(Generic[AnyBatch]):
         """Adds up the gradients of the batch's micro batches; returns the loss terms, divided by `count`."""
         rows, size = len(batch), self.micro_batch or len(batch)
         sample_numbers = step * self.schedule.batch + self.shard.positions(self.schedule.batch)
-        sample_seeds = generator_seeds(Draw.DROPOUT, self.schedule.seed, sample_numbers)
+        sample_seeds = generator_seeds(DrawPurpose.DROPOUT, self.schedule.seed, sample_numbers)
         terms: dict[str, Tensor] = {}
         for first in range(0, rows, size):
             # Workers may have another number of micro batches: they meet in the last one's backward pass alone.

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.storage.folders import is_there, read_file, remove
+from mcis.datasets.storage.folders import path_exists, read_file, remove
 from mcis.platform.networks.checkpoints import load_tensors, save
 
 CHECKPOINT = "checkpoint.pt"
@@ -60,7 +60,7 @@ def resume(folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, dev
     """
     done = 0
     expected, remedy = "a checkpoint of the same network and optimizer", f"remove {folder} and repeat the command"
-    if is_there(folder / CHECKPOINT):
+    if path_exists(folder / CHECKPOINT):
         try:
             load = functools.partial(load_tensors, device=device)
             state = read_file(folder / CHECKPOINT, load, expected, remedy)

@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.storage.folders import PLACE
+from mcis.datasets.storage.folders import COPIES_VARIABLE
 from mcis.platform.config.compute import ComputeConfig
 
 _ENVIRONMENT = {
@@ -67,7 +67,7 @@ def ray_session(compute: ComputeConfig, *, shared: bool = False, verbose: bool =
     logs: Any = {"log_to_driver": verbose, "logging_level": logging.INFO if verbose else logging.ERROR}
     with contextlib.ExitStack() as blocks:
         if os.environ.get("RAY_ADDRESS"):
-            of_all = [name for name in (*of_workers, "RAY_ADDRESS", PLACE) if name in os.environ]
+            of_all = [name for name in (*of_workers, "RAY_ADDRESS", COPIES_VARIABLE) if name in os.environ]
             blocks.callback(ray.shutdown)
             # Trials of a study have to know, too, that they are on a cluster, which may grow.
             ray.init(address="auto", runtime_env={"env_vars": {name: os.environ[name] for name in of_all}}, **logs)

@@ -12,8 +12,8 @@ from typing import Any
 
 from mcis.datasets.errors import UserError, one_line
 from mcis.datasets.sampling.batch_stream import DecodeIn
-from mcis.datasets.storage.folders import file_system, files_below, is_there, remove
-from mcis.datasets.storage.threads import in_background
+from mcis.datasets.storage.folders import file_system, files_below, path_exists, remove
+from mcis.datasets.storage.threads import run_in_background
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.errors import IMAGE_AT_FAULT, MemoryRanOut, causes_of, death_text, deaths, user_error_in
 from mcis.platform.engine.learner import Learner, Schedule
@@ -51,7 +51,7 @@ def fit(
     Raises:
         UserError: the cluster is too small, or a worker raised it.
     """
-    if is_there(folder / FIT):
+    if path_exists(folder / FIT):
         return _finished(folder)
     wait_for_nodes(_reserved(compute), compute.wait_minutes, f"the {label}'s training")
     if drop_damaged(folder):
@@ -223,7 +223,7 @@ def _followed(schedule: Schedule, folder: Path, tracker: Tracker, label: str) ->
 def _run_interruptibly(call: Callable[[], Any], watch: Iterator[object]) -> None:
     """Runs `call` in a thread, so that Ctrl-C ends this process: in the main thread Ray Train would put a handler of
     its own in Ctrl-C's place, and leave it there. Meanwhile it goes through `watch`, whose errors end it, too."""
-    ended = in_background(call)
+    ended = run_in_background(call)
     while not wait([ended], timeout=0.2).done:
         next(watch)
     ended.result()

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from mcis.datasets.sampling.batches import CropBatch
-from mcis.datasets.sampling.keyed_random import Draw
+from mcis.datasets.sampling.keyed_random import DrawPurpose
 from mcis.models.affinity_net import AffinityNet, affinity_losses, nearest_labels
 from mcis.platform.config.training import AffinityNetConfig
 from mcis.platform.engine.learner import Network
@@ -34,6 +34,6 @@ class AffinityLearner(CropLearner):
 
     def losses(self, model: Network, batch: CropBatch, step: int, device: torch.device) -> dict[str, Tensor]:
         """The terms `background`, `foreground` and `different` of the labeled pairs."""
-        found = model(self.images(batch, Draw.AFFINITY_JITTER, device))
+        found = model(self.images(batch, DrawPurpose.AFFINITY_JITTER, device))
         labels = nearest_labels(torch.from_numpy(np.array(batch.labels)).to(device), found.grids)
         return affinity_losses(found.affinities, labels, self.config.radius)

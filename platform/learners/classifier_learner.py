@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from mcis.datasets.images.squares import Squares
 from mcis.datasets.sampling.batch_stream import WorkerShard
 from mcis.datasets.sampling.batches import PairBatch, PairDecoder
-from mcis.datasets.sampling.keyed_random import Draw, uniforms
+from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
 from mcis.datasets.sampling.pairs import PairSampler
 from mcis.datasets.tables.memory_mapped import Features, Statistics
 from mcis.datasets.tags import Tags
@@ -89,10 +89,10 @@ class ClassifierLearner:
             wrong_class=c.attention_partner == "wrong_class",
             source=self.source,
             epoch_pairs=c.epoch_pairs,
-            class_balance=c.class_balanced_fraction,
+            class_balanced_fraction=c.class_balanced_fraction,
         )
         scales = c.crop_scales if c.sizing == "random_crop" else None
-        return PairDecoder(self.images, sampler, batch=c.batch, shard=shard, crop_scales=scales, mirror=c.hflip)
+        return PairDecoder(self.images, sampler, batch=c.batch, shard=shard, crop_scales=scales, hflip=c.hflip)
 
     def image_uris(self, batch: PairBatch) -> list[str]:
         return [self.images.uris[index] for pair in zip(batch.m, batch.n, strict=True) for index in pair]
@@ -166,8 +166,8 @@ class ClassifierLearner:
         c = self.config
         normalize = normalization_of(c.backbone)
         augmentation = Augmentation(color_jitter=c.color_jitter, flip=c.hflip, shift=c.shift)
-        draws_m = uniforms(Draw.AUGMENT_M, self.seed, batch.row, batch.m, count=Augmentation.DRAWS)
-        draws_n = uniforms(Draw.AUGMENT_N, self.seed, batch.row, batch.n, count=Augmentation.DRAWS)
+        draws_m = uniforms(DrawPurpose.AUGMENT_M, self.seed, batch.row, batch.m, count=Augmentation.DRAWS)
+        draws_n = uniforms(DrawPurpose.AUGMENT_N, self.seed, batch.row, batch.n, count=Augmentation.DRAWS)
         images_m = device_images(batch.images_m, draws_m, augmentation, normalize, device)
         images_n = device_images(batch.images_n, draws_n, augmentation, normalize, device)
         if not (c.self_pairs and any(c.color_jitter)):
@@ -213,7 +213,7 @@ def chance(tags: Tags, seed: int) -> tuple[float, float] | None:
     images = np.arange(len(tags))
     matrix = tags.matrix(images)
     drawn = [
-        float(np.nanmean(average_precision(uniforms(Draw.CHANCE, seed, n, images, count=tags.classes), matrix)))
+        float(np.nanmean(average_precision(uniforms(DrawPurpose.CHANCE, seed, n, images, count=tags.classes), matrix)))
         for n in range(_REPETITIONS)
     ]
     mean = float(np.mean(drawn))

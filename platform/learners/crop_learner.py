@@ -8,7 +8,7 @@ from torch import Tensor
 
 from mcis.datasets.sampling.batch_stream import WorkerShard
 from mcis.datasets.sampling.batches import CropBatch, CropDecoder, MaskedImages
-from mcis.datasets.sampling.keyed_random import Draw, uniforms
+from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
 from mcis.models.augment import Augmentation
 from mcis.models.networks import normalization_of
 from mcis.platform.config.training import AffinityNetConfig, SegmenterConfig
@@ -50,13 +50,13 @@ class CropLearner:
     def decoder(self, shard: WorkerShard) -> CropDecoder:
         c = self.config
         return CropDecoder(
-            self.masked, seed=self.seed, batch=c.batch, shard=shard, size=c.crop, scales=c.scales, mirror=c.hflip
+            self.masked, seed=self.seed, batch=c.batch, shard=shard, size=c.crop, scales=c.scales, hflip=c.hflip
         )
 
     def image_uris(self, batch: CropBatch) -> list[str]:
         return [self.masked.uris[index] for index in batch.index.tolist()]
 
-    def images(self, batch: CropBatch, jitter: Draw, device: torch.device) -> Tensor:
+    def images(self, batch: CropBatch, jitter: DrawPurpose, device: torch.device) -> Tensor:
         """The batch's crops with changed colors, normalized for the backbone, (B, 3, crop, crop), on the device."""
         draws = uniforms(jitter, self.seed, batch.epoch, batch.index, count=Augmentation.DRAWS)
         augmentation = Augmentation(color_jitter=self.config.color_jitter)

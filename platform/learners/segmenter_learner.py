@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from mcis.datasets.classes import IGNORE
 from mcis.datasets.sampling.batches import CropBatch
-from mcis.datasets.sampling.keyed_random import Draw
+from mcis.datasets.sampling.keyed_random import DrawPurpose
 from mcis.models.backbones import Backbone
 from mcis.models.losses import pixel_ce, presence_ce
 from mcis.platform.config.training import SegmenterConfig
@@ -48,7 +48,7 @@ class SegmenterLearner(CropLearner):
     def losses(self, model: Network, batch: CropBatch, step: int, device: torch.device) -> dict[str, Tensor]:
         """The terms `pixel`, cross entropy over the labeled pixels, and `image`, of which classes a crop holds."""
         labels = torch.from_numpy(np.array(batch.labels)).to(device)
-        images, c = self.images(batch, Draw.SEGMENTER_JITTER, device), self.config
+        images, c = self.images(batch, DrawPurpose.SEGMENTER_JITTER, device), self.config
         if not c.image_loss_weight:
             return {"pixel": pixel_ce(model(images).float(), labels)}
         logits, in_image = model(images, image_level=True)

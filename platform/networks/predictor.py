@@ -19,7 +19,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import Picture, RejectedImage, fit_picture
 from mcis.datasets.images.squares import read_picture
 from mcis.datasets.index import shown
-from mcis.datasets.storage.threads import in_threads
+from mcis.datasets.storage.threads import map_in_threads
 from mcis.models.backbones import to_unit
 from mcis.models.networks import normalization_of
 from mcis.models.segmenters import among_tags, labels_at, predict
@@ -173,7 +173,7 @@ class Predictor:
             photo, plain = pair
             return self._finish(photo, plain, then)
 
-        return in_threads(finish, predicted, threads=self.processes + 1, ahead=1)
+        return map_in_threads(finish, predicted, threads=self.processes + 1, ahead=1)
 
     def close(self) -> None:
         """Ends the processes of the CRF."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mcis.datasets.errors import BadFile, UserError
-from mcis.datasets.storage.folders import fetched, is_there, local_path, send
+from mcis.datasets.storage.folders import fetch_file, local_path, path_exists, upload_file
 from mcis.models.backbones import Backbone
 from mcis.models.classifier import CoAttentionClassifier
 from mcis.models.networks import TIMM
@@ -64,7 +64,7 @@ def load_backbone(network: Literal["classifier", "segmenter", "affinity_net"], b
         UserError: See `load_pretrained`; the message names the configuration keys of the network.
     """
     with keys_in_errors(f"weights.{network}_backbone", f"{network}.backbone"):
-        load_pretrained(backbone, fetched(path))
+        load_pretrained(backbone, fetch_file(path))
 
 
 def backbone_weights(origin: str, backbone: str, workspace: Workspace) -> Path | None:
@@ -94,12 +94,12 @@ def backbone_weights(origin: str, backbone: str, workspace: Workspace) -> Path |
 
     if origin == "download":
         path = _download_path(backbone, workspace)
-        if not is_there(path):
+        if not path_exists(path):
             _download(backbone, path)
         return path
 
     path = local_path(origin)
-    if not is_there(path):
+    if not path_exists(path):
         raise UserError(
             f"weights of {backbone}: {path} is no file",
             "`none`, `download`, `bundled`, or a state_dict file of torchvision's, timm's or, of resnet38, PSA's",
@@ -155,7 +155,7 @@ def _download_from_torchvision(backbone: str, path: Path) -> None:
         load_state_dict_from_url(
             pretrained_url(backbone), str(path.parent), map_location="cpu", check_hash=True, weights_only=True
         )
-        send(path, path)
+        upload_file(path, path)
 
 
 def classifier_description(config: ClassifierConfig, classes: Sequence[str]) -> dict[str, Any]:
@@ -178,7 +178,7 @@ def trained_classifier_file(config: Config) -> Path | None:
     if not config.weights.classifier:
         return None
     path = local_path(config.weights.classifier)
-    if not is_there(path):
+    if not path_exists(path):
         raise UserError(
             f"weights.classifier: {path} is no file",
             "weights.pt of an earlier run's stage train_classifier, or what `mcis import-weights` wrote",

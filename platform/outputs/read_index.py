@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.masks import read_truth
 from mcis.datasets.index import INDEX_SCHEMA
-from mcis.datasets.storage.folders import is_there
-from mcis.datasets.tables.large_tables import take
+from mcis.datasets.storage.folders import path_exists
+from mcis.datasets.tables.large_tables import take_rows
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_parts, read_table
 from mcis.platform.runs.results import IndexResult, read_result
@@ -38,7 +38,7 @@ def open_index(workspace: Workspace, name: str, columns: list[str] | None = None
         UserError: the run has none.
     """
     folder = workspace.outputs(name).get("index")
-    if folder is None or not is_there(folder / SUMMARY):
+    if folder is None or not path_exists(folder / SUMMARY):
         raise UserError(f"no run {name!r} with an index in {workspace.root}", "a run with one", "see `mcis runs`")
     result = read_result(folder, IndexResult)
     index = read_table(folder / "index.parquet", columns)
@@ -67,7 +67,7 @@ def split_rows(
     for part in read_parts(file, read):
         rows = of_split(part, split, tagged=tagged).select(wanted).cast(parts[0].schema)
         inside = None if only is None else np.sort(only[(only >= first) & (only < first + len(rows))]) - first
-        parts.append(rows if inside is None else take(rows, inside))
+        parts.append(rows if inside is None else take_rows(rows, inside))
         first += len(rows)
     found = pa.concat_tables(parts)
     return found if only is None else found.take(pa.array(np.argsort(np.argsort(only))))

@@ -8,7 +8,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mcis.datasets.sampling.related_images import RELATED, Relations, draw, rounded
+from mcis.datasets.sampling.related_images import (
+    RELATED_IMAGE_RULES,
+    Relations,
+    draw_related_images,
+    rounded_unit_vectors,
+)
 from mcis.datasets.tags import Tags
 from mcis.platform.config.maps import LocalizeConfig
 from mcis.platform.config.sections import Config
@@ -21,15 +26,17 @@ VECTORS = "vectors"
 
 
 def read_vectors(folder: Path) -> NDArray[np.float32]:
-    """The vectors (N, C') of that table, `rounded`."""
-    return rounded(np.stack(read_table(folder)["vector"].to_numpy(zero_copy_only=False)).astype(np.float32))
+    """The vectors (N, C') of that table, see `rounded_unit_vectors`."""
+    return rounded_unit_vectors(
+        np.stack(read_table(folder)["vector"].to_numpy(zero_copy_only=False)).astype(np.float32)
+    )
 
 
 def draw_relations(
     config: LocalizeConfig, seed: int, tags: Tags, source: NDArray[np.bool_], vectors: NDArray[np.float32] | None = None
 ) -> Relations:
-    """The related images of all maps, as configured; arguments as of `related_images.draw`."""
-    return draw(
+    """The related images of all maps, as configured; arguments as of `related_images.draw_related_images`."""
+    return draw_related_images(
         tags,
         source,
         seed=seed,
@@ -63,7 +70,7 @@ def relations_of_run(config: Config, context: RunContext) -> MapRelations | None
     if not config.localize.related:
         return None
     rows = split_rows(context, "train", tagged=True)
-    asked = RELATED[config.localize.related_by].vectors
+    asked = RELATED_IMAGE_RULES[config.localize.related_by].needs_vectors
     vectors = read_vectors(context.inputs["localize"] / VECTORS) if asked else None
     tags = Tags.from_index(rows["tags"], len(context.classes))
     return MapRelations(rows, draw_relations(config.localize, config.seed, tags, of_source(rows), vectors))

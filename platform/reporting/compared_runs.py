@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
-from mcis.datasets.storage.folders import is_there
+from mcis.datasets.storage.folders import path_exists
 from mcis.platform.config.experiment import read_experiment
 from mcis.platform.runs.results import IndexResult, read_result
 from mcis.platform.runs.scores import SCORES, Score, read_scores
@@ -124,7 +124,7 @@ def _opened(folder: RunFolder, is_shared: bool) -> Run:
     outputs = workspace.outputs(name)
     if not outputs and folder.study.exists():
         raise UserError(f"{name!r} is a study", "a run", f"compare its trials, whose names begin with {name}-")
-    if "evaluate" not in outputs or not is_there(outputs["evaluate"] / SCORES):
+    if "evaluate" not in outputs or not path_exists(outputs["evaluate"] / SCORES):
         raise UserError(
             f"run {name!r} has no scores in {workspace.root}; it has come to {shown(list(outputs)[-1:]) or 'no stage'}",
             "a run that came to the stage evaluate",

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_labels, resize_labels
 from mcis.datasets.images.squares import read_rgb
-from mcis.datasets.sampling.keyed_random import Draw, uniforms
+from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
 from mcis.datasets.tables.shards import Shards
 from mcis.platform.outputs.counts import PLAIN, WITH_CRF
 from mcis.platform.outputs.read_index import truth_of_row
@@ -80,7 +80,7 @@ def choose(
     ranges = scores.max(axis=0) - scores.min(axis=0)
     order = np.argsort(-np.nan_to_num(ranges), kind="stable")
     most = [int(i) for i in order[: (count + 1) // 2] if ranges[i] > 0]
-    drawn = np.argsort(uniforms(Draw.COMPARED_IMAGES, seed, 0, np.arange(len(image_ids)))[:, 0], kind="stable")
+    drawn = np.argsort(uniforms(DrawPurpose.COMPARED_IMAGES, seed, 0, np.arange(len(image_ids)))[:, 0], kind="stable")
     others = [int(i) for i in drawn if i not in most][: count - len(most)]
     return [(image_ids[i], True) for i in most] + [(image_ids[i], False) for i in others]
 

@@ -11,7 +11,7 @@ from mcis.datasets.classes import palette
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
 from mcis.datasets.sources.lists import relative_name
-from mcis.datasets.storage.threads import in_threads
+from mcis.datasets.storage.threads import map_in_threads
 from mcis.platform.runs.files import read_table, shards_in, written_aside
 from mcis.platform.runs.progress import counted
 from mcis.platform.runs.workspace import Workspace
@@ -71,7 +71,7 @@ def write_all(rows: Iterable[Any], write: Callable[[Any], int], *, label: str, t
 
     Rows are taken as they are written, so that few of them are in memory.
     """
-    with contextlib.closing(in_threads(write, rows, threads=_AT_ONCE)) as counts:
+    with contextlib.closing(map_in_threads(write, rows, threads=_AT_ONCE)) as counts:
         return sum(counted(counts, label, total))
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mcis.datasets.tables.large_tables import hashes
+from mcis.datasets.tables.large_tables import text_hashes
 from mcis.datasets.tags import Tags
 
 _ORDER = ("target", "source", "web", "train", "val", "test")
@@ -41,7 +41,7 @@ class IndexFacts:
 
 def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> IndexFacts:
     """Counts an index (INDEX_SCHEMA, but for ids and URIs) and its rejects."""
-    contents = hashes(index["content_hash"])[pc.not_equal(index["content_hash"], "").to_numpy()]
+    contents = text_hashes(index["content_hash"])[pc.not_equal(index["content_hash"], "").to_numpy()]
     repeats = len(contents) - len(np.unique(contents))
     del contents
     group, groups = _groups(index)

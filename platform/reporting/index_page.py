@@ -15,9 +15,9 @@ from PIL import Image
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import PILLOW_MAX_PIXELS, RejectedImage
 from mcis.datasets.images.squares import read_picture
-from mcis.datasets.index import duplicates
-from mcis.datasets.sampling.keyed_random import Draw, uniforms
-from mcis.datasets.storage.threads import in_threads
+from mcis.datasets.index import find_duplicates
+from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
+from mcis.datasets.storage.threads import map_in_threads
 from mcis.datasets.tags import Tags
 from mcis.platform.reporting.html import render
 from mcis.platform.reporting.index_facts import index_facts
@@ -48,7 +48,7 @@ def browse_page(index: pa.Table, rejects: pa.Table, classes: Sequence[str], *, n
         "classes": [label_of[k + 1] for k in range(len(classes))],
         "per_class": [(int(k), facts.per_class[k].tolist()) for k in np.argsort(-totals, kind="stable")],
         "pictures": _choose_pictures(index, classes),
-        "copies": duplicates(lambda columns: [index.select(columns)]),
+        "copies": find_duplicates(lambda columns: [index.select(columns)]),
         "most_rows": _MOST_ROWS,
         "rejects": rejects.slice(0, _MOST_ROWS).to_pylist(),
         "most_reasons": _MOST_REASONS,
@@ -72,7 +72,7 @@ def _choose_pictures(index: pa.Table, classes: Sequence[str]) -> dict[str, Any] 
     untagged = np.flatnonzero(counts == 0)
     rows = np.concatenate([np.repeat(np.arange(len(index)), counts), untagged])
     tags = np.concatenate([of_images.values.astype(np.int64), np.full(len(untagged), len(classes))])
-    order = np.lexsort((uniforms(Draw.THUMBNAIL, 0, tags, rows)[:, 0], tags))
+    order = np.lexsort((uniforms(DrawPurpose.THUMBNAIL, 0, tags, rows)[:, 0], tags))
     shelves, start, sizes = np.unique(tags[order], return_index=True, return_counts=True)
     most = min(_OF_A_CLASS, max(1, _MOST_PICTURES // len(shelves)))
     chosen = [rows[order[first : first + min(most, size)]].tolist() for first, size in zip(start, sizes, strict=True)]
@@ -88,7 +88,7 @@ def _choose_pictures(index: pa.Table, classes: Sequence[str]) -> dict[str, Any] 
 def _thumbnails(index: pa.Table, rows: list[int], classes: Sequence[str]) -> dict[int, dict[str, Any]]:
     """The images of some rows, by row: each with its picture, or the reason why there is none."""
     images = index.select(["image_id", "uri", "split", "tags"]).take(rows).to_pylist()
-    opened = in_threads(_open, (image["uri"] for image in images), threads=min(8, os.cpu_count() or 1))
+    opened = map_in_threads(_open, (image["uri"] for image in images), threads=min(8, os.cpu_count() or 1))
     with contextlib.closing(opened):
         return {
             row: {

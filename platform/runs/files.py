@@ -20,8 +20,8 @@ from pydantic import TypeAdapter, ValidationError
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage import folders
 from mcis.datasets.storage.files import Stamp, stamp, stamps_of_column, sync
-from mcis.datasets.storage.folders import fetched, files_below, names_in, read_file
-from mcis.datasets.tables.large_tables import digest, in_shards
+from mcis.datasets.storage.folders import fetch_file, files_below, names_in, read_file
+from mcis.datasets.tables.large_tables import in_shards, table_digest
 from mcis.datasets.tables.shards import read_parquet
 
 _Record = TypeVar("_Record")
@@ -37,12 +37,12 @@ def file_stamps(uris: pa.ChunkedArray) -> str:
     """Fingerprint of names, sizes and modification times of files, and of their positions; null means no file."""
     named = uris.drop_null()
     rows = pa.array(np.flatnonzero(uris.is_valid().to_numpy()))
-    return digest([stamps_of_column(named).append_column("uri", named).append_column("row", rows)])
+    return table_digest([stamps_of_column(named).append_column("uri", named).append_column("row", rows)])
 
 
 def content_digest(file: Path) -> str:
     """Sixteen hexadecimal digits of the SHA-256 of the content of a local or remote file."""
-    file = fetched(file)
+    file = fetch_file(file)
     return _content_digest(file, stamp(str(file)))
 
 
@@ -119,8 +119,8 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def written_aside(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """Like `folders.written_aside`, with errors of the disk converted by `disk_errors`."""
-    with disk_errors(path.parent), folders.written_aside(path, durable=durable) as aside:
+    """Like `folders.atomic_write`, with errors of the disk converted by `disk_errors`."""
+    with disk_errors(path.parent), folders.atomic_write(path, durable=durable) as aside:
         yield aside
 
 

@@ -13,9 +13,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from mcis.datasets.errors import BadFile
-from mcis.datasets.index import VERDICT_FIELDS
+from mcis.datasets.index import CHECK_SCHEMA
 from mcis.datasets.storage.files import stamps_of_column
-from mcis.datasets.tables.large_tables import hashes, in_shards
+from mcis.datasets.tables.large_tables import in_shards, text_hashes
 from mcis.platform.runs.files import read_parts, shards_in, write_batches
 from mcis.platform.runs.workspace import Workspace
 
@@ -24,7 +24,7 @@ VERDICT_SCHEMA = pa.schema(
         pa.field("uri", pa.string(), nullable=False),
         pa.field("size", pa.int64(), nullable=False, metadata={"about": "bytes"}),
         pa.field("changed", pa.int64(), nullable=False, metadata={"about": "time of the last change, ns"}),
-        *VERDICT_FIELDS,
+        *CHECK_SCHEMA,
     ]
 )
 
@@ -45,12 +45,12 @@ class KeptVerdicts:
 
     def __init__(self, workspace: Workspace):
         prints = [np.empty((0, 3), np.int64)]
-        verdicts = [VERDICT_FIELDS.empty_table()]
+        verdicts = [CHECK_SCHEMA.empty_table()]
         for table in shards_in(workspace.image_checks):
             with contextlib.suppress(BadFile):
                 for part in read_parts(table, VERDICT_SCHEMA.names):
                     prints.append(_prints(part))
-                    verdicts.append(part.select(VERDICT_FIELDS.names).cast(VERDICT_FIELDS))
+                    verdicts.append(part.select(CHECK_SCHEMA.names).cast(CHECK_SCHEMA))
         self.verdicts = pa.concat_tables(verdicts)
         all_prints = np.concatenate(prints)
         self._row = np.argsort(all_prints[:, 0], kind="stable")  # stable: the latest verdict on a file comes last
@@ -71,7 +71,7 @@ class KeptVerdicts:
 
 def _prints(files: pa.Table) -> NDArray[np.int64]:
     """Hash of the URI (64 bits), size and modification time of each file, (N, 3); valid in this process only."""
-    return np.stack([hashes(files["uri"]), files["size"].to_numpy(), files["changed"].to_numpy()], axis=1)
+    return np.stack([text_hashes(files["uri"]), files["size"].to_numpy(), files["changed"].to_numpy()], axis=1)
 
 
 def keep_verdicts(workspace: Workspace, verdicts: pa.Table) -> None:

@@ -19,7 +19,7 @@ import psutil
 
 from mcis.datasets.errors import BadFile, UserError
 from mcis.datasets.index import shown
-from mcis.datasets.storage.folders import ASIDE, host_name, is_there, names_in, remove
+from mcis.datasets.storage.folders import TEMPORARY_NAME, host_name, names_in, path_exists, remove
 from mcis.platform.config.experiment import read_experiment
 from mcis.platform.runs.files import bytes_in, disk_errors, read_json
 from mcis.platform.runs.locks import Holder, run_holder
@@ -233,7 +233,7 @@ def _pointed(found: Mapping[str, RunRecord | UserError | None]) -> set[str]:
 
 def _outputs(workspace: Workspace, pointed: set[str], notes: list[str]) -> list[Garbage]:
     """Outputs of stages, finished or not, that nobody points to."""
-    lonely = [name for name in names_in(workspace.store) if name not in pointed and not ASIDE.fullmatch(name)]
+    lonely = [name for name in names_in(workspace.store) if name not in pointed and not TEMPORARY_NAME.fullmatch(name)]
     outputs = [name for name in lonely if OUTPUT.fullmatch(name)]
     others = [name for name in lonely if name not in outputs and not name.endswith(".lock")]
     notes += (f"store/{name} stays: not the output of a stage" for name in others)
@@ -249,7 +249,7 @@ def _caches(workspace: Workspace, pointed: set[str], notes: list[str]) -> list[G
         try:
             used.update(read_json(folder / SUMMARY)["caches"])
         except (FileNotFoundError, BadFile, KeyError, TypeError):
-            if is_there(folder):
+            if path_exists(folder):
                 silent.append(name)
     if silent:
         notes.append(f"cache/ stays: {shown(silent)} does not say what it was computed from, or is unfinished")
@@ -268,7 +268,7 @@ def _leftovers(workspace: Workspace, inside: set[Path]) -> Iterator[Path]:
 
 
 def _is_left_over(path: Path) -> bool:
-    match = ASIDE.fullmatch(path.name)
+    match = TEMPORARY_NAME.fullmatch(path.name)
     if match is None:
         return False
     if match["host"] == host_name():

@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import local_path
-from mcis.datasets.tables.large_tables import give_back
+from mcis.datasets.tables.large_tables import release_arrow_memory
 from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.resolve import Resolved
@@ -155,7 +155,7 @@ def record_index(resolved: Resolved, context: RunContext) -> None:
     """
     if context.sources:
         context.sources.release()
-    give_back()
+    release_arrow_memory()
     write_text(context.folder.config, experiment_text(resolved.config, resolved.origins))
     index = context.result("index", IndexResult)
     assert index.identity is not None  # written with the result

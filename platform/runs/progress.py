@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from mcis.datasets.errors import UserError, printable
-from mcis.datasets.storage.folders import fetched
+from mcis.datasets.storage.folders import fetch_file
 
 Item = TypeVar("Item")
 
@@ -99,7 +99,7 @@ def counted(items: Iterable[Item], label: str, total: int) -> Iterator[Item]:
 def read_records(path: Path, skip: int = 0) -> list[dict[str, Any]]:
     """Reads the records of a JSON lines file after the first `skip`; empty if the file does not exist."""
     try:
-        lines = fetched(path).read_bytes().splitlines()
+        lines = fetch_file(path).read_bytes().splitlines()
     except FileNotFoundError:
         return []
     return [json.loads(line) for line in lines[skip:]]

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from mcis.datasets.errors import BadFile
 from mcis.datasets.index import shown
 from mcis.datasets.storage.files import sync
-from mcis.datasets.storage.folders import ASIDE
+from mcis.datasets.storage.folders import TEMPORARY_NAME
 from mcis.platform.runs.files import files_in, read_json, read_record_of, write_json
 from mcis.platform.runs.workspace import SUMMARY
 
@@ -95,7 +95,9 @@ def write_result(folder: Path, result: StageResult, *, key: str, caches: Sequenc
     `find_missing_files` checks.
     """
     # Temporary files of processes that died are not part of the output; `mcis gc` removes them.
-    files = {name: size for name, size in sorted(files_in(folder).items()) if not ASIDE.fullmatch(Path(name).name)}
+    files = {
+        name: size for name, size in sorted(files_in(folder).items()) if not TEMPORARY_NAME.fullmatch(Path(name).name)
+    }
     files.pop(SUMMARY, None)
 
     sync(folder.parent)

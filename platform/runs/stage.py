@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mcis.datasets.section import Section
-from mcis.datasets.storage.folders import is_there, remove
+from mcis.datasets.storage.folders import path_exists, remove
 from mcis.platform.config.sections import Config
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import disk_errors, fingerprint
@@ -119,7 +119,7 @@ def _compute(stage: Stage, config: Config, context: RunContext, folder: Path, *,
         missing = find_missing_files(folder)
         if missing is None:  # another run has computed it meanwhile
             return False
-        if is_there(folder / SUMMARY):
+        if path_exists(folder / SUMMARY):
             console.print(f"note: {folder.name} is computed again: {missing}")
             remove(folder)
 

@@ -30,7 +30,7 @@ from pydantic import AfterValidator, Field
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import DECODER_VERSION
-from mcis.datasets.storage.folders import ASIDE, fetch_below, is_there, names_in, uri_of
+from mcis.datasets.storage.folders import TEMPORARY_NAME, fetch_below, names_in, path_exists, uri_of
 from mcis.platform.runs.files import disk_errors, read_record_of, write_json
 
 SUMMARY = "summary.json"
@@ -175,7 +175,7 @@ class Workspace:
         self.tracking_store = self.root / "mlflow.db"
         self.tracking_artifacts = self.root / "mlflow"
 
-        if not create and not is_there(self.runs):
+        if not create and not path_exists(self.runs):
             raise UserError(
                 f"{self.uri or self.root} is not a workspace",
                 "a folder that `mcis run` has written",
@@ -204,7 +204,7 @@ class Workspace:
 
     def run_folders(self) -> list[Path]:
         """Folders in runs/, sorted by name, without those that are being written or removed."""
-        return [self.runs / name for name in names_in(self.runs) if not ASIDE.fullmatch(name)]
+        return [self.runs / name for name in names_in(self.runs) if not TEMPORARY_NAME.fullmatch(name)]
 
     def record(self, name: str) -> RunRecord | None:
         """The record of a run; None if the run does not exist. For errors see `read_record`."""

@@ -15,20 +15,20 @@ from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import (
+    CHECK_SCHEMA,
     INDEX_SCHEMA,
     REJECTS_SCHEMA,
-    VERDICT_FIELDS,
-    Verdict,
-    duplicates,
+    ImageCheck,
+    check_images,
+    find_duplicates,
+    reject_out_of_bounds,
     shown,
-    verify,
-    with_columns,
-    with_verdicts,
-    within_bounds,
+    with_check_columns,
+    with_checks,
 )
 from mcis.datasets.sources import SOURCES
 from mcis.datasets.storage.folders import remove
-from mcis.datasets.tables.large_tables import digest, give_back, in_shards, take
+from mcis.datasets.tables.large_tables import in_shards, release_arrow_memory, table_digest, take_rows
 from mcis.platform.config.sections import Config, sources_of
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.runs.context import RunContext
@@ -39,14 +39,14 @@ from mcis.platform.runs.results import IndexResult
 _SHARD_ROWS = 256  # a fifth of a second's work of a core
 _BLOCK = 2**20
 """Rows of a listing whose verdicts are kept together: what a kill may lose, and what lies in memory beside them."""
-_OPENED = ["uri", *Verdict._fields]
+_OPENED = ["uri", *ImageCheck._fields]
 
 
 def inputs(config: Config, context: RunContext) -> Any:
     """What the index depends on beside the configuration: the lists, and the stamps of every image."""
     assert context.sources is not None
     listed = context.sources.listing()
-    return [digest([listed.table]), listed.classes, file_stamps(listed.table["uri"])]
+    return [table_digest([listed.table]), listed.classes, file_stamps(listed.table["uri"])]
 
 
 def run(config: Config, context: RunContext) -> IndexResult:
@@ -67,7 +67,7 @@ def run(config: Config, context: RunContext) -> IndexResult:
     rejected: list[pa.Table] = []
     index_file = context.part / "index.parquet"
     write_batches(index_file, INDEX_SCHEMA, _sound(verified, rejected))
-    give_back()  # the listing
+    release_arrow_memory()  # the listing
     rejects = pa.concat_tables([REJECTS_SCHEMA.empty_table(), *rejected])
     write_table(context.part / "rejects.parquet", rejects)
     _check_rejects(config, rejects, images)
@@ -77,9 +77,13 @@ def run(config: Config, context: RunContext) -> IndexResult:
     _check_classes(config, len(train), trained, rejects)
     left_out = [f"{len(rejects)} of {images} images are rejected: {_reasons(rejects)}"] if len(rejects) else []
     return IndexResult(
-        identity=fingerprint(digest(read_parts(index_file, _IDENTITY)), classes),
+        identity=fingerprint(table_digest(read_parts(index_file, _IDENTITY)), classes),
         classes=classes,
-        notes=(*notes, *left_out, *_notes(trained, untagged, duplicates(functools.partial(read_parts, index_file)))),
+        notes=(
+            *notes,
+            *left_out,
+            *_notes(trained, untagged, find_duplicates(functools.partial(read_parts, index_file))),
+        ),
         counts={
             "images": _value_counts(index["split"]),
             "domains": _value_counts(index["domain"]),
@@ -106,28 +110,28 @@ def _sound(shards: Iterator[pa.Table], rejected: list[pa.Table]) -> Iterator[pa.
 
 def open_images(max_pixels: int, rows: pa.Table) -> pa.Table:
     """Rows of a listing -> the uri and the verdict of each, however small; more than `max_pixels` are not decoded."""
-    return verify(rows, min_side=1, max_pixels=max_pixels).select(_OPENED)
+    return check_images(rows, min_side=1, max_pixels=max_pixels).select(_OPENED)
 
 
 def _verify(table: pa.Table, config: Config, context: RunContext) -> tuple[Iterator[pa.Table], int]:
-    """Shards of VERIFIED_SCHEMA, each made when it is taken, and how many images were opened."""
+    """Shards of CHECKED_SCHEMA, each made when it is taken, and how many images were opened."""
     files, kept = image_files(table["uri"]), KeptVerdicts(context.workspace)
     rows, verdicts = kept.find(files), kept.verdicts
     unverified = np.flatnonzero(rows < 0)
     for block in np.split(unverified, np.flatnonzero(np.diff(unverified // _BLOCK)) + 1) if len(unverified) else ():
-        fresh = _fresh(take(table, block), take(files, block), config, context)
+        fresh = _fresh(take_rows(table, block), take_rows(files, block), config, context)
         rows[block] = len(verdicts) + np.arange(len(block))
         verdicts = pa.concat_tables([verdicts, fresh])
     return _shards(table, rows, verdicts, config), len(unverified)
 
 
 def _fresh(table: pa.Table, files: pa.Table, config: Config, context: RunContext) -> pa.Table:
-    """The verdicts on the files of a listing's rows, VERDICT_FIELDS, which the workspace keeps.
+    """The verdicts on the files of a listing's rows, CHECK_SCHEMA, which the workspace keeps.
 
     UserError where files changed meanwhile: these are not kept.
     """
     # A shard is named by the numbers of its rows, so the folder is named by the files that these numbers count.
-    folder = context.part / f"verified-{digest([files])}"
+    folder = context.part / f"verified-{table_digest([files])}"
     map_table(
         table,
         folder,
@@ -139,7 +143,7 @@ def _fresh(table: pa.Table, files: pa.Table, config: Config, context: RunContext
     )
     opened = read_table(folder)
     assert opened["uri"].equals(files["uri"])
-    fresh, changed = opened.select(VERDICT_FIELDS.names).cast(VERDICT_FIELDS), pa.array(_changed(files))
+    fresh, changed = opened.select(CHECK_SCHEMA.names).cast(CHECK_SCHEMA), pa.array(_changed(files))
     columns = {name: part[name] for part in (files, fresh) for name in part.column_names}
     keep_verdicts(context.workspace, pa.table(columns).filter(pc.invert(changed)))
     remove(folder)
@@ -156,8 +160,8 @@ def _shards(table: pa.Table, rows: NDArray[np.int64], verdicts: pa.Table, config
     """The listing and the verdict on each of its rows, (N,) rows of `verdicts`, some at a time."""
     first = 0
     for shard in in_shards([table]):
-        of_shard = take(verdicts, rows[first : first + len(shard)])
-        yield with_columns(shard, within_bounds(of_shard, config.data.min_side, config.data.max_pixels))
+        of_shard = take_rows(verdicts, rows[first : first + len(shard)])
+        yield with_check_columns(shard, reject_out_of_bounds(of_shard, config.data.min_side, config.data.max_pixels))
         first += len(shard)
 
 
@@ -172,7 +176,7 @@ def _kills(row: pa.Table, what: str) -> pa.Table:
 
     It has no hash, so it is not kept for other indexes: the image may be as sound as its machine was short of memory.
     """
-    return with_verdicts(row, [Verdict(0, 0, "", f"kills the decoder: {what}")]).select(_OPENED)
+    return with_checks(row, [ImageCheck(0, 0, "", f"kills the decoder: {what}")]).select(_OPENED)
 
 
 def _check_rejects(config: Config, rejects: pa.Table, images: int) -> None:

@@ -10,7 +10,7 @@ import torch
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.squares import Squares, image_bytes
 from mcis.datasets.index import Listing
-from mcis.datasets.sampling.keyed_random import Order, permuted
+from mcis.datasets.sampling.keyed_random import OrderPurpose, permuted
 from mcis.datasets.tables.large_tables import Texts
 from mcis.datasets.tables.memory_mapped import Features, Statistics
 from mcis.datasets.tags import Tags
@@ -120,7 +120,7 @@ def _images(config: Config, context: RunContext, rows: pa.Table, *, cached: bool
 def _statistics(config: Config, context: RunContext, rows: pa.Table, images: Squares | Features) -> Statistics:
     """Of the backbone's channels before its training, over a sample of the training images; `images` are all."""
     count = min(_SAMPLE, len(rows))
-    sample = np.sort(permuted(Order.STATISTICS, config.seed, 0, len(rows), np.arange(count)))
+    sample = np.sort(permuted(OrderPurpose.STATISTICS, config.seed, 0, len(rows), np.arange(count)))
     if isinstance(images, Features):
         return images.statistics(sample)
     features = features_cache(rows.take(sample), config, context, views=1)

@@ -8,9 +8,9 @@ import torch
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
-from mcis.datasets.sampling.class_balance import repeated_by_class
-from mcis.datasets.storage.folders import AGAIN
-from mcis.datasets.tables.large_tables import take
+from mcis.datasets.sampling.class_balance import repeat_rare_classes
+from mcis.datasets.storage.folders import REPEAT_STAGE
+from mcis.datasets.tables.large_tables import take_rows
 from mcis.datasets.tables.shards import Shards
 from mcis.datasets.tags import Tags
 from mcis.platform.config.sections import Config
@@ -57,14 +57,14 @@ def run(config: Config, context: RunContext) -> StageResult:
     useful = masks.filter(pc.less(masks["ignored"], 1.0))
     tagged = split_rows(context, "train", tagged=True)
     if len(masks) != len(tagged):
-        raise UserError(f"{len(masks)} masks of {len(tagged)} images in {folder}", "one of each", AGAIN)
+        raise UserError(f"{len(masks)} masks of {len(tagged)} images in {folder}", "one of each", REPEAT_STAGE)
     rows = taught_rows(tagged, useful, lacking)
     tags = Tags.from_index(rows["tags"], len(classes))
     c = config.segmenter
-    repeated = repeated_by_class(tags, c.class_balance_exponent, config.seed, most=c.num_steps(len(rows)) * c.batch)
+    repeated = repeat_rare_classes(tags, c.class_balance_exponent, config.seed, most=c.num_steps(len(rows)) * c.batch)
     corrected = pc.is_in(rows["image_id"], masks.filter(pc.equal(masks["cue"], CORRECTED))["image_id"].combine_chunks())
     times = np.where(corrected.to_numpy()[repeated], c.corrected_weight, 1)
-    shown = take(rows, np.repeat(repeated, times))
+    shown = take_rows(rows, np.repeat(repeated, times))
     made_of, backbone = crops("segmenter", config, context, shown, Shards(folder, ["mask"])), None
     if config.segmenter.init == "classifier":
         classifier = build_classifier(config.classifier, len(classes))

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_square
 from mcis.datasets.images.squares import Squares
-from mcis.datasets.sampling.batch_stream import Batch, DecodeIn, WorkerShard, batches, by_tasks
+from mcis.datasets.sampling.batch_stream import Batch, DecodeIn, WorkerShard, batches, decode_in_tasks
 from mcis.datasets.sampling.batches import PairBatch, PairDecoder
 from mcis.datasets.sampling.pairs import PairSampler
 from mcis.datasets.sources.voc import list_voc
-from mcis.datasets.storage.threads import in_threads
+from mcis.datasets.storage.threads import map_in_threads
 from mcis.datasets.synthetic.devkit import draw
 from mcis.datasets.tags import Tags
 
@@ -111,7 +111,7 @@ def test_a_worker_knows_of_unshared_labels_in_the_whole_batch(drawn: pa.Table, r
 
 
 def test_an_image_that_is_twice_in_an_epoch_is_cropped_twice(drawn: pa.Table) -> None:
-    sampler = PairSampler(Tags.from_index(drawn["tags"], 4), seed=1, class_balance=1.0)
+    sampler = PairSampler(Tags.from_index(drawn["tags"], 4), seed=1, class_balanced_fraction=1.0)
     squares = Squares(drawn["uri"].to_pylist(), SIZE)
     decode = PairDecoder(squares, sampler, batch=24, shard=WorkerShard(0, 1, 0, 1), crop_scales=(1.0, 1.5))
     batch = decode(np.array([0]))
@@ -153,7 +153,7 @@ def test_threads_decode_a_bounded_number_of_steps_ahead_and_stop_with_the_reader
         return step
 
     before = threading.active_count()
-    stream = in_threads(decode, range(1000), threads=2)
+    stream = map_in_threads(decode, range(1000), threads=2)
     assert [next(stream) for _ in range(5)] == [0, 1, 2, 3, 4]
     time.sleep(0.2)
     assert 5 <= len(asked) <= 5 + 2 * 4
@@ -170,7 +170,7 @@ def test_threads_decode_a_bounded_number_of_steps_ahead_and_stop_with_the_reader
 def test_windows_change_nothing(drawn: pa.Table, ray_local: None, steps: int) -> None:
     shard = WorkerShard(0, 1, 3, 14)
     decode = decoder(drawn, shard)
-    found = list(by_tasks(decode, batch=5, shard=shard, window_bytes=steps * decode(np.array([0])).nbytes))
+    found = list(decode_in_tasks(decode, batch=5, shard=shard, window_bytes=steps * decode(np.array([0])).nbytes))
     same(found, decoded(drawn, shard))
 
 

@@ -44,7 +44,7 @@ def decoder(tmp_path: Path) -> CropDecoder:
     (tmp_path / "masks").mkdir()
     pq.write_table(pa.table({"image_id": ids, "mask": masks}), tmp_path / "masks" / "part-0.parquet")
     images, shard = MaskedImages(ids, uris, Shards(tmp_path / "masks")), WorkerShard(1, 3, 2, 9)
-    return CropDecoder(images, seed=5, batch=4, shard=shard, size=SIZE, scales=(1.0,), mirror=True)
+    return CropDecoder(images, seed=5, batch=4, shard=shard, size=SIZE, scales=(1.0,), hflip=True)
 
 
 def test_images_are_read_at_the_size_of_their_masks(decoder: CropDecoder, tmp_path: Path) -> None:

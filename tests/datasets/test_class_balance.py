@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mcis.datasets.sampling.class_balance import MOST_TIMES, repeated_by_class
+from mcis.datasets.sampling.class_balance import MOST_TIMES, repeat_rare_classes
 from mcis.datasets.tags import Tags
 
 IMAGES = (900, 100, 30, 0)
@@ -19,7 +19,7 @@ def tags() -> Tags:
 
 
 def times(tags: Tags, strength: float, seed: int = 0, most: int = 10**6) -> NDArray[np.int64]:
-    return np.bincount(repeated_by_class(tags, strength, seed, most), minlength=len(tags))
+    return np.bincount(repeat_rare_classes(tags, strength, seed, most), minlength=len(tags))
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.5, 1.0])
@@ -47,7 +47,7 @@ def test_there_are_no_more_repeats_than_a_training_shows(tags: Tags) -> None:
 
 
 def test_the_draws_are_the_seeds_own_and_positions_ascend(tags: Tags) -> None:
-    once = repeated_by_class(tags, 0.5, 3, 10**6)
-    np.testing.assert_array_equal(once, repeated_by_class(tags, 0.5, 3, 10**6))
+    once = repeat_rare_classes(tags, 0.5, 3, 10**6)
+    np.testing.assert_array_equal(once, repeat_rare_classes(tags, 0.5, 3, 10**6))
     assert (np.diff(once) >= 0).all()
-    assert not np.array_equal(once, repeated_by_class(tags, 0.5, 4, 10**6))
+    assert not np.array_equal(once, repeat_rare_classes(tags, 0.5, 4, 10**6))

@@ -41,7 +41,7 @@ def slow_crop(rgb: Array, labels: Array, size: int, top: float, left: float) -> 
 
 
 def crop(rgb: Array, labels: Array, size: int, draws: Sequence[float], **options: Any) -> tuple[Array, Array]:
-    given: dict[str, Any] = {"scales": (1.0,), "mirror": False, **options}
+    given: dict[str, Any] = {"scales": (1.0,), "hflip": False, **options}
     return random_crop(rgb, labels, size=size, draws=np.array(draws), **given)
 
 
@@ -56,7 +56,7 @@ def test_a_crop_is_the_references(height: int, width: int, size: int, turn: floa
         assert (found.shape, found.dtype) == (wanted.shape, np.uint8)
         np.testing.assert_array_equal(found, wanted)
     turned = expected if turn >= 0.5 else slow_crop(rgb[:, ::-1], labels[:, ::-1], size, top, left)
-    for found, wanted in zip(crop(rgb, labels, size, [0, turn, top, left], mirror=True), turned, strict=True):
+    for found, wanted in zip(crop(rgb, labels, size, [0, turn, top, left], hflip=True), turned, strict=True):
         np.testing.assert_array_equal(found, wanted)
 
 
@@ -92,7 +92,7 @@ def test_scaled_crops_are_bilinear_and_labels_nearest(height: int, width: int, s
     borders = [(dy, dx) for dy in (-1e-6, 1e-6) for dx in (-1e-6, 1e-6)]
     nearest = [labels[(y + dy).astype(int)][:, (x + dx).astype(int)] for dy, dx in borders]
     draws = [0.0, 0.0 if mirrored else 0.9, 0.0, 0.0]
-    image, taught = crop(rgb, labels, size, draws, scales=[scale], mirror=True)
+    image, taught = crop(rgb, labels, size, draws, scales=[scale], hflip=True)
     turn = -1 if mirrored else 1
     assert np.abs(image[: len(rows), : len(columns)] - smooth[:, ::turn]).max() <= 1.5
     assert np.any([taught[: len(rows), : len(columns)] == each[:, ::turn] for each in nearest], axis=0).all()

@@ -34,16 +34,16 @@ def test_other_paths_stay_as_they_are(place: Path, tmp_path: Path) -> None:
     assert folders.local_path("file:///photos/a") == Path("/photos/a")
     file = tmp_path / "a.txt"
     file.write_text("a")
-    folders.send(file, file)
-    assert folders.fetched(file) == file
-    assert folders.fetched(tmp_path / "absent") == tmp_path / "absent"
+    folders.upload_file(file, file)
+    assert folders.fetch_file(file) == file
+    assert folders.fetch_file(tmp_path / "absent") == tmp_path / "absent"
     assert folders.names_in(tmp_path) == ["a.txt"]
     assert folders.names_in(tmp_path / "absent") == []
     assert folders.files_below(tmp_path)["a.txt"].size == 1
     folders.copy_folder(tmp_path, tmp_path.with_name(f"{tmp_path.name}-copy"))
     assert (tmp_path.with_name(f"{tmp_path.name}-copy") / "a.txt").read_text() == "a"
     folders.remove(file)
-    assert not folders.is_there(file)
+    assert not folders.path_exists(file)
 
 
 NO_FOLDERS = [
@@ -74,33 +74,33 @@ def test_what_is_sent_is_fetched_elsewhere(
     file = folder / "store/a/b.bin"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"1" * 100)
-    folders.send(file, file)
-    assert folders.fetched(file).stat().st_mtime_ns == folders.files_below(folder)["store/a/b.bin"].changed
+    folders.upload_file(file, file)
+    assert folders.fetch_file(file).stat().st_mtime_ns == folders.files_below(folder)["store/a/b.bin"].changed
 
-    monkeypatch.setenv(folders.PLACE, str(tmp_path / "other"))
+    monkeypatch.setenv(folders.COPIES_VARIABLE, str(tmp_path / "other"))
     other = folder_of(bucket) / "store/a/b.bin"
-    assert folders.is_there(other)
-    assert folders.is_there(other.parent)
+    assert folders.path_exists(other)
+    assert folders.path_exists(other.parent)
     assert not other.exists()
-    assert folders.fetched(other).read_bytes() == b"1" * 100
+    assert folders.fetch_file(other).read_bytes() == b"1" * 100
     before = other.stat().st_ino
-    assert folders.fetched(other).stat().st_ino == before, "it is fetched once"
+    assert folders.fetch_file(other).stat().st_ino == before, "it is fetched once"
     other.write_bytes(b"2" * 99)
-    folders.send(other, other)
+    folders.upload_file(other, other)
 
-    monkeypatch.setenv(folders.PLACE, str(place))
-    assert folders.fetched(file).read_bytes() == b"2" * 99, "a copy that is no longer the bucket's is fetched again"
+    monkeypatch.setenv(folders.COPIES_VARIABLE, str(place))
+    assert folders.fetch_file(file).read_bytes() == b"2" * 99, "a copy that is no longer the bucket's is fetched again"
     assert folders.names_in(folder / "store/a") == ["b.bin"]
     folders.copy_folder(folder / "store/a", folder / "store/c")
-    assert folders.fetched(folder / "store/c/b.bin").read_bytes() == b"2" * 99
+    assert folders.fetch_file(folder / "store/c/b.bin").read_bytes() == b"2" * 99
     folders.remove(folder / "store/a")
-    assert not folders.is_there(file)
+    assert not folders.path_exists(file)
     assert not file.exists()
     assert list(folders.files_below(folder)) == ["store/c/b.bin"]
 
-    monkeypatch.setenv(folders.PLACE, str(tmp_path / "other"))
+    monkeypatch.setenv(folders.COPIES_VARIABLE, str(tmp_path / "other"))
     with pytest.raises(FileNotFoundError):
-        folders.fetched(other)
+        folders.fetch_file(other)
     assert not other.exists(), "what the bucket has no longer is none here"
 
 
@@ -110,8 +110,8 @@ def test_small_files_come_together(bucket: pafs.FileSystem, tmp_path: Path, monk
     for name, size in (("runs/a/run.json", 10), ("runs/b/run.json", 10), ("runs/a/report.html", 1000)):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(os.urandom(size))
-        folders.send(folder / name, folder / name)
-    monkeypatch.setenv(folders.PLACE, str(tmp_path / "other"))
+        folders.upload_file(folder / name, folder / name)
+    monkeypatch.setenv(folders.COPIES_VARIABLE, str(tmp_path / "other"))
     other = folder_of(bucket)
     folders.fetch_below(other / "runs", lambda _, at: at.size <= 100)
     assert sorted(str(path.relative_to(other)) for path in other.rglob("*.*")) == ["runs/a/run.json", "runs/b/run.json"]
@@ -124,7 +124,7 @@ def test_rows_in_a_bucket_are_found(bucket: pafs.FileSystem, tmp_path: Path, mon
         ids = [f"{number}-{n}" for n in range(2)]
         rows = pa.table({"image_id": ids, "noise": [os.urandom(2**20) for _ in ids]})
         write_table(folder / f"part-{number}.parquet", rows)
-    monkeypatch.setenv(folders.PLACE, str(tmp_path / "other"))
+    monkeypatch.setenv(folders.COPIES_VARIABLE, str(tmp_path / "other"))
     folder = folder_of(bucket) / "store/maps"
     rows = Shards(folder).rows("2-1")
     assert rows["image_id"].to_pylist() == ["2-1"]
@@ -135,7 +135,7 @@ def test_a_mute_bucket_is_not_waited_for(place: Path, monkeypatch: pytest.Monkey
     asked: list[Callable[[Path], object]] = [
         folders.names_in,
         folders.files_below,
-        folders.is_there,
+        folders.path_exists,
         folders.remove,
         lambda folder: folders.copy_folder(folder, folder.with_name("copy")),
     ]
@@ -162,4 +162,4 @@ def test_a_bucket_may_be_read_only(bucket: pafs.FileSystem, tmp_path: Path, monk
 
     monkeypatch.setattr(folders, "_upload", refuse)
     with pytest.raises(UserError, match=r"s3://bucket.*/a cannot be written"):
-        folders.send(file, folder_of(bucket) / "a")
+        folders.upload_file(file, folder_of(bucket) / "a")

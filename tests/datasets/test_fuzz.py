@@ -17,7 +17,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from mcis.datasets.images.decode import MAX_PIXELS, RejectedImage, decode_picture
-from mcis.datasets.index import LISTING_SCHEMA, verify
+from mcis.datasets.index import LISTING_SCHEMA, check_images
 from mcis.platform.cli import app
 from mcis.platform.outputs.read_index import open_index
 from mcis.platform.runs.workspace import Workspace
@@ -199,7 +199,7 @@ def test_damaged_files_are_accepted_completely_or_rejected_with_a_reason(tmp_pat
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         table = written(tmp_path, files)
-        found = pa.concat_tables(verify(table.slice(start, 250)) for start in range(0, len(table), 250))
+        found = pa.concat_tables(check_images(table.slice(start, 250)) for start in range(0, len(table), 250))
     assert found["image_id"].to_pylist() == list(files), "each exactly once, in order"
     kinds: collections.Counter[str] = collections.Counter()
     for row in found.to_pylist():
@@ -254,7 +254,7 @@ def test_a_claimed_size_costs_no_memory(tmp_path: Path, name: str) -> None:
     side = 16383 if name.startswith("webp") and "VP8X" not in str(SEEDS[name][:20]) else 65000
     table = written(tmp_path, {name: claimed(SEEDS[name], side, side)})
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    (reason,) = verify(table)["reason"].to_pylist()
+    (reason,) = check_images(table)["reason"].to_pylist()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024  # KiB
     assert reason is not None
     assert in_order(reason)
@@ -278,7 +278,7 @@ def test_paths_that_are_none_are_rejected(tmp_path: Path) -> None:
         {"image_id": str(i), "uri": uri, "domain": "web", "split": "train", "tags": []}
         for i, uri in enumerate(["a\0b", "", str(tmp_path), str(tmp_path / ("x" * 5000)), "nowhere://a/b.jpg"])
     ]
-    for reason in verify(pa.Table.from_pylist(rows, schema=LISTING_SCHEMA))["reason"].to_pylist():
+    for reason in check_images(pa.Table.from_pylist(rows, schema=LISTING_SCHEMA))["reason"].to_pylist():
         assert reason.startswith("cannot be read: ")
         assert in_order(reason)
         assert not reason.endswith("None")

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.index import LISTING_SCHEMA, duplicates, shown, verify
+from mcis.datasets.index import LISTING_SCHEMA, check_images, find_duplicates, shown
 
 if TYPE_CHECKING:
     from tests.conftest import FaultyS3
@@ -40,7 +40,7 @@ def test_sound_images_get_size_and_hash(tmp_path: Path) -> None:
     sideways = Image.Exif()
     sideways[0x0112] = 6  # the camera was held upright: shown as 40 high, 50 wide
     contents = {"a.jpg": jpeg(33, 47), "b.jpg": jpeg(50, 40, exif=sideways)}
-    found = verify(listing(files(tmp_path, contents)))
+    found = check_images(listing(files(tmp_path, contents)))
     assert found["reason"].to_pylist() == [None, None]
     assert found["height"].to_pylist() == [33, 40]
     assert found["width"].to_pylist() == [47, 50]
@@ -57,7 +57,7 @@ def test_every_broken_file_has_its_reason(tmp_path: Path) -> None:
     (tmp_path / "folder.jpg").mkdir()
     (tmp_path / "loop.jpg").symlink_to(tmp_path / "loop.jpg")
     paths += [tmp_path / "gone.jpg", tmp_path / "folder.jpg", tmp_path / "loop.jpg"]
-    found = verify(listing(paths))
+    found = check_images(listing(paths))
     assert found["image_id"].to_pylist() == [p.stem for p in paths], "every row stays, in its order"
     reasons = dict(zip(found["image_id"].to_pylist(), found["reason"].to_pylist(), strict=True))
     assert reasons.pop("sound") is None
@@ -90,10 +90,10 @@ def test_duplicates_are_contents_of_several_splits() -> None:
         ("f", "val", "3"), ("g", "test", "2"), ("h", "train", ""), ("i", "val", ""),
     ]  # fmt: skip
     table = pa.table({n: [r[i] for r in rows] for i, n in enumerate(("image_id", "split", "content_hash"))})
-    found = duplicates(lambda columns: [table.slice(0, 4).select(columns), table.slice(4).select(columns)])
+    found = find_duplicates(lambda columns: [table.slice(0, 4).select(columns), table.slice(4).select(columns)])
     assert found == [["a", "c", "d"], ["b", "g"]]
     val = table.filter(pa.compute.equal(table["split"], "val"))
-    assert duplicates(lambda columns: [val.select(columns)]) == []
+    assert find_duplicates(lambda columns: [val.select(columns)]) == []
 
 
 def test_refused_access_is_no_verdict(faulty_s3: "FaultyS3") -> None:
@@ -102,6 +102,6 @@ def test_refused_access_is_no_verdict(faulty_s3: "FaultyS3") -> None:
     table = table.set_column(table.schema.get_field_index("uri"), "uri", [[faulty_s3.uri("/bucket/a.jpg")]])
     faulty_s3.faults["/bucket/a.jpg"] = [403]
     with pytest.raises(UserError, match=r"access to s3://bucket/a\.jpg is refused") as caught:
-        verify(table)
+        check_images(table)
     assert "repeat the command" in caught.value.remedy
-    assert verify(table)["reason"].to_pylist() == [None]
+    assert check_images(table)["reason"].to_pylist() == [None]

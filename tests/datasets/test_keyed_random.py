@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mcis.datasets.sampling.keyed_random import Draw, Order, generator_seeds, permuted, uniforms
+from mcis.datasets.sampling.keyed_random import DrawPurpose, OrderPurpose, generator_seeds, permuted, uniforms
 
 small = st.integers(0, 2**40)
 
@@ -22,9 +22,9 @@ def splitmix(state: int) -> int:
     return z ^ (z >> 31)
 
 
-def draw(number: int) -> Draw:
+def draw(number: int) -> DrawPurpose:
     """Any number as a purpose: what is hashed is the number, whether or not the enumeration has it."""
-    return cast(Draw, number)
+    return cast(DrawPurpose, number)
 
 
 def slow(purpose: int, seed: int, first: int, second: int, count: int) -> list[float]:
@@ -54,43 +54,46 @@ def test_draws_are_the_references(purpose: int, seed: int, first: int, second: l
 
 # The first number of the key (3, 5, 7) for each purpose, and the value at position 7 of order 5 of 1009, seed 3.
 FIRST_DRAWS = {
-    Draw.PARTNER: 0.144119353249331,
-    Draw.AUGMENT_M: 0.6654417729230072,
-    Draw.AUGMENT_N: 0.506392502644138,
-    Draw.SEGMENTER_CROP: 0.39552367044029224,
-    Draw.SEGMENTER_JITTER: 0.8936255461928599,
-    Draw.RANDOM_TAG: 0.6585506480892372,
-    Draw.RELATED: 0.3274953062574678,
-    Draw.THUMBNAIL: 0.49228746355598363,
-    Draw.PAIR_CROP_N: 0.5434486091472647,
-    Draw.DROPOUT: 0.710587795470082,
-    Draw.CLASS_BALANCE: 0.3550741950484392,
-    Draw.PAIR_CROP_M: 0.7683117532847903,
-    Draw.WRONG_CLASS: 0.1768286221332237,
-    Draw.CHANCE: 0.3212742861874225,
-    Draw.AFFINITY_JITTER: 0.20994075436901216,
-    Draw.BOOTSTRAP: 0.08788432830266724,
-    Draw.BOOTSTRAP_SEEDS: 0.8435193105126645,
-    Draw.COMPARED_IMAGES: 0.8996202971209578,
-    Draw.CLASS_REPEAT: 0.42062646770180956,
+    DrawPurpose.PARTNER: 0.144119353249331,
+    DrawPurpose.AUGMENT_M: 0.6654417729230072,
+    DrawPurpose.AUGMENT_N: 0.506392502644138,
+    DrawPurpose.SEGMENTER_CROP: 0.39552367044029224,
+    DrawPurpose.SEGMENTER_JITTER: 0.8936255461928599,
+    DrawPurpose.RANDOM_TAG: 0.6585506480892372,
+    DrawPurpose.RELATED_IMAGES: 0.3274953062574678,
+    DrawPurpose.THUMBNAIL: 0.49228746355598363,
+    DrawPurpose.PAIR_CROP_N: 0.5434486091472647,
+    DrawPurpose.DROPOUT: 0.710587795470082,
+    DrawPurpose.CLASS_BALANCE: 0.3550741950484392,
+    DrawPurpose.PAIR_CROP_M: 0.7683117532847903,
+    DrawPurpose.WRONG_CLASS: 0.1768286221332237,
+    DrawPurpose.CHANCE: 0.3212742861874225,
+    DrawPurpose.AFFINITY_JITTER: 0.20994075436901216,
+    DrawPurpose.BOOTSTRAP: 0.08788432830266724,
+    DrawPurpose.BOOTSTRAP_SEEDS: 0.8435193105126645,
+    DrawPurpose.COMPARED_IMAGES: 0.8996202971209578,
+    DrawPurpose.CLASS_REPEAT: 0.42062646770180956,
 }
-FIRST_ORDERS = {Order.IMAGES: 63, Order.STATISTICS: 735}
+FIRST_ORDERS = {OrderPurpose.IMAGES: 63, OrderPurpose.STATISTICS: 735}
 
 
 def test_no_purpose_changes_its_number() -> None:
     """Published figures were drawn with these: a purpose that is renumbered draws other pairs, crops and maps."""
-    assert {purpose: uniforms(purpose, 3, 5, np.array([7]))[0, 0] for purpose in Draw} == FIRST_DRAWS
-    assert generator_seeds(Draw.DROPOUT, 3, np.array([7])) == [3364696294580851512]
-    assert {purpose: permuted(purpose, 3, 5, 1009, np.array([7])).item() for purpose in Order} == FIRST_ORDERS
+    assert {purpose: uniforms(purpose, 3, 5, np.array([7]))[0, 0] for purpose in DrawPurpose} == FIRST_DRAWS
+    assert generator_seeds(DrawPurpose.DROPOUT, 3, np.array([7])) == [3364696294580851512]
+    assert {purpose: permuted(purpose, 3, 5, 1009, np.array([7])).item() for purpose in OrderPurpose} == FIRST_ORDERS
 
 
 def test_seeds_follow_from_their_keys_as_draws_do() -> None:
     rows = np.arange(1000)
-    seeds = generator_seeds(Draw.DROPOUT, 3, rows)
+    seeds = generator_seeds(DrawPurpose.DROPOUT, 3, rows)
     assert len(set(seeds)) == 1000
     assert all(0 <= seed < 2**62 for seed in seeds)
-    assert generator_seeds(Draw.DROPOUT, 3, rows[[7, 2]]) == [seeds[7], seeds[2]]
-    assert not set(seeds) & {*generator_seeds(Draw.DROPOUT, 4, rows), *generator_seeds(Draw.CLASS_BALANCE, 3, rows)}
+    assert generator_seeds(DrawPurpose.DROPOUT, 3, rows[[7, 2]]) == [seeds[7], seeds[2]]
+    assert not set(seeds) & {
+        *generator_seeds(DrawPurpose.DROPOUT, 4, rows),
+        *generator_seeds(DrawPurpose.CLASS_BALANCE, 3, rows),
+    }
     assert np.mean(seeds) / 2**62 == pytest.approx(0.5, abs=0.05)
 
 
@@ -118,7 +121,7 @@ def test_draws_are_evenly_spread(varied: str) -> None:
 def orders(seed: int, turns: int, count: int) -> NDArray[np.int64]:
     """The whole orders of many turns, (turns, count), asked for at once."""
     turn, position = np.divmod(np.arange(turns * count), count)
-    return permuted(Order.IMAGES, seed, turn, count, position).reshape(turns, count)
+    return permuted(OrderPurpose.IMAGES, seed, turn, count, position).reshape(turns, count)
 
 
 # One number, powers of two, squares and their neighbors, primes, and both sides of where the rounds become fewer.
@@ -132,30 +135,32 @@ def test_an_order_is_a_permutation(count: int) -> None:
 
 
 def test_an_order_of_nothing() -> None:
-    assert permuted(Order.IMAGES, 0, 0, 0, np.arange(0)).shape == (0,)
+    assert permuted(OrderPurpose.IMAGES, 0, 0, 0, np.arange(0)).shape == (0,)
 
 
 @given(st.integers(1, 3000), small, small, st.data())
 def test_an_order_is_the_same_asked_for_in_parts(count: int, seed: int, turn: int, data: st.DataObject) -> None:
     positions = np.array(data.draw(st.lists(st.integers(0, count - 1), max_size=20)), np.int64)
-    whole = permuted(Order.STATISTICS, seed, turn, count, np.arange(count))
+    whole = permuted(OrderPurpose.STATISTICS, seed, turn, count, np.arange(count))
     for turns in (turn, np.full(len(positions), turn)):
-        np.testing.assert_array_equal(permuted(Order.STATISTICS, seed, turns, count, positions), whole[positions])
+        np.testing.assert_array_equal(
+            permuted(OrderPurpose.STATISTICS, seed, turns, count, positions), whole[positions]
+        )
 
 
 def test_each_row_may_have_its_own_turn() -> None:
     turns, positions = np.divmod(np.random.default_rng(0).permutation(300), 30)
     expected = [
-        permuted(Order.STATISTICS, 5, int(turn), 30, np.array([position]))[0]
+        permuted(OrderPurpose.STATISTICS, 5, int(turn), 30, np.array([position]))[0]
         for turn, position in zip(turns, positions, strict=True)
     ]
-    assert permuted(Order.STATISTICS, 5, turns, 30, positions).tolist() == expected
+    assert permuted(OrderPurpose.STATISTICS, 5, turns, 30, positions).tolist() == expected
 
 
 def test_positions_in_a_huge_order() -> None:
     """Beyond 32 bits, where nobody lays an order out: in range, none twice, spread evenly and not by neighbors."""
     count = 10**11 + 3
-    values = permuted(Order.IMAGES, 1, 2, count, np.arange(20_000))
+    values = permuted(OrderPurpose.IMAGES, 1, 2, count, np.arange(20_000))
     assert values.min() >= 0
     assert values.max() < count
     assert len(np.unique(values)) == 20_000
@@ -184,7 +189,7 @@ def test_values_at_two_positions_are_independent(count: int) -> None:
     sizes = np.diff(edges)
     chances = (np.outer(sizes, sizes) - np.diag(sizes)) / (count * (count - 1))
     for a, b in positions:
-        first, second = (permuted(Order.IMAGES, 0, np.arange(turns), count, np.full(turns, p)) for p in (a, b))
+        first, second = (permuted(OrderPurpose.IMAGES, 0, np.arange(turns), count, np.full(turns, p)) for p in (a, b))
         thirds = [np.searchsorted(edges[1:], v, side="right") for v in (first, second)]
         table = np.bincount(thirds[0] * 3 + thirds[1], minlength=9).reshape(3, 3)
         assert chi_square(table, turns * chances) < 40  # 8 degrees of freedom: beyond one chance in 100,000
@@ -197,7 +202,7 @@ def test_every_part_of_an_orders_key_matters(changed: str) -> None:
     key = {"purpose": 1, "seed": 4, "turn": 9}
 
     def values(key: dict[str, int]) -> NDArray[np.int64]:
-        return permuted(cast(Order, key["purpose"]), key["seed"], key["turn"], 1000, np.arange(1000))
+        return permuted(cast(OrderPurpose, key["purpose"]), key["seed"], key["turn"], 1000, np.arange(1000))
 
     for other in (values({**key, changed: key[changed] + 1}), values({**key, "seed": 9, "turn": 4})):
         assert (other == values(key)).sum() < 12  # one is expected to stay where it was

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mcis.datasets.tables import large_tables
-from mcis.datasets.tables.large_tables import Texts, digest, in_shards, repeated, take
+from mcis.datasets.tables.large_tables import Texts, in_shards, repeated_texts, table_digest, take_rows
 
 SCHEMA = pa.schema({"text": pa.string(), "tags": pa.list_(pa.uint16()), "number": pa.int64()})
 COLUMNS = {"text": st.text(max_size=4), "tags": st.lists(st.integers(0, 3), max_size=3), "number": st.integers(-2, 2)}
@@ -27,7 +27,7 @@ def cut(table: pa.Table, at: list[int]) -> list[pa.Table]:
 @given(tables, st.lists(st.integers(0, 12), max_size=4), st.integers(1, 5))
 def test_neither_rows_nor_digest_depend_on_chunks(table: pa.Table, at: list[int], rows: int) -> None:
     parts = cut(table, at)
-    assert digest(parts) == digest([table]) == digest([pa.concat_tables(parts)])
+    assert table_digest(parts) == table_digest([table]) == table_digest([pa.concat_tables(parts)])
     shards = list(in_shards(parts, rows))
     assert [len(shard) for shard in shards[:-1]] == [rows] * (len(shards) - 1)
     assert all(column.num_chunks == 1 for shard in shards for column in shard.columns)
@@ -36,30 +36,30 @@ def test_neither_rows_nor_digest_depend_on_chunks(table: pa.Table, at: list[int]
 
 @given(tables, tables)
 def test_tables_of_other_values_have_another_digest(one: pa.Table, other: pa.Table) -> None:
-    assert (digest([one]) == digest([other])) == (one.to_pylist() == other.to_pylist())
+    assert (table_digest([one]) == table_digest([other])) == (one.to_pylist() == other.to_pylist())
 
 
 def test_a_digest_has_names_types_and_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     of_tables = [("a", 3, pa.int64()), ("b", 3, pa.int64()), ("a", 3, pa.uint64()), ("a", None, None), ("a", 0, None)]
-    digests = [digest([pa.table({name: pa.array([1, 2, last], kind)})]) for name, last, kind in of_tables]
+    digests = [table_digest([pa.table({name: pa.array([1, 2, last], kind)})]) for name, last, kind in of_tables]
     assert len(set(digests)) == len(digests)
     monkeypatch.setattr(large_tables.in_shards, "__defaults__", (2,))
-    of_shards = digest([pa.table({"a": pa.chunked_array([[1], [2, 3]])})])
-    assert of_shards == digest([pa.table({"a": pa.chunked_array([[1, 2, 3]])})])
+    of_shards = table_digest([pa.table({"a": pa.chunked_array([[1], [2, 3]])})])
+    assert of_shards == table_digest([pa.table({"a": pa.chunked_array([[1, 2, 3]])})])
     assert of_shards != digests[0], "the shards' digests are digested"
 
 
 @given(st.lists(st.text("ab", max_size=2), max_size=12), st.lists(st.integers(0, 12), max_size=3))
 def test_repeated_texts_are_found_in_their_order(texts: list[str], at: list[int]) -> None:
     whole = pa.table({"text": pa.array(texts, pa.string())})
-    found = repeated(pa.concat_tables(cut(whole, at))["text"])
+    found = repeated_texts(pa.concat_tables(cut(whole, at))["text"])
     assert found == [text for text in dict.fromkeys(texts) if texts.count(text) > 1]
 
 
 @given(tables, st.lists(st.integers(0, 12), max_size=4), st.data())
 def test_rows_are_taken_in_any_order_from_any_chunks(table: pa.Table, at: list[int], data: st.DataObject) -> None:
     rows = data.draw(st.lists(st.integers(0, max(0, len(table) - 1)), max_size=9)) if len(table) else []
-    taken = take(pa.concat_tables(cut(table, at)), np.array(rows, np.int64))
+    taken = take_rows(pa.concat_tables(cut(table, at)), np.array(rows, np.int64))
     assert taken.schema == table.schema
     assert taken.to_pylist() == [table.to_pylist()[row] for row in rows]
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from mcis.datasets.sampling.keyed_random import Draw, Order, permuted, uniforms
+from mcis.datasets.sampling.keyed_random import DrawPurpose, OrderPurpose, permuted, uniforms
 from mcis.datasets.sampling.pairs import SOURCE_SOURCE, TARGET_SOURCE, TARGET_TARGET, PairRows, PairSampler, epoch_rows
 from mcis.datasets.tags import Tags
 
@@ -47,7 +47,7 @@ def cases(draw: st.DrawFn) -> Case:
         options["source"] = draw(arrays(bool, len(tags)))
     options["wrong_class"] = draw(st.sampled_from([False, False, True]))
     options["epoch_pairs"] = draw(st.sampled_from([None, None, 1, 5, 30]))
-    options["class_balance"] = draw(st.sampled_from([0.0, 0.0, 0.4, 1.0]))
+    options["class_balanced_fraction"] = draw(st.sampled_from([0.0, 0.0, 0.4, 1.0]))
     return Case(tags, options)
 
 
@@ -71,16 +71,16 @@ def slow_row(case: Case, row: int) -> tuple[int, int, int, int]:
     images = [i for i in targets_first if tags[i].any()]
     epoch, position = divmod(row, case.options["epoch_pairs"] or len(images))
     turn, within = divmod(row, len(images))
-    m = images[int(permuted(Order.IMAGES, seed, turn, len(images), np.array([within]))[0])]
-    of_class, of_partner = uniforms(Draw.PARTNER, seed, turn, np.array([m]), count=2)[0]
+    m = images[int(permuted(OrderPurpose.IMAGES, seed, turn, len(images), np.array([within]))[0])]
+    of_class, of_partner = uniforms(DrawPurpose.PARTNER, seed, turn, np.array([m]), count=2)[0]
     tag = pick([k for k in range(tags.shape[1]) if tags[m, k]], of_class)
 
     def members(tag: int) -> list[int]:
         return [i for i in targets_first if tags[i, tag]]
 
-    draws = uniforms(Draw.CLASS_BALANCE, seed, epoch, np.array([position]), count=4)
+    draws = uniforms(DrawPurpose.CLASS_BALANCE, seed, epoch, np.array([position]), count=4)
     balanced, of_class, of_image, of_other = draws[0]
-    if balanced < case.options["class_balance"]:
+    if balanced < case.options["class_balanced_fraction"]:
         tag = pick([k for k in range(tags.shape[1]) if members(k)], of_class)
         m, of_partner = pick(members(tag), of_image), of_other
     choice = members(tag) if itself else stepping_over(members(tag), m)
@@ -204,7 +204,7 @@ def test_the_chance_of_a_class_to_be_the_common_one(balance: float) -> None:
     """Classes of 2, 10 and 48 images of one tag: by their sizes, the same for each, or between as the share says."""
     of_class = np.repeat([0, 1, 2], [2, 10, 48])
     tags = Tags.from_matrix(of_class[:, None] == np.arange(4))  # class 3 has no image
-    rows = PairSampler(tags, seed=0, class_balance=balance).rows(0, 60_000)
+    rows = PairSampler(tags, seed=0, class_balanced_fraction=balance).rows(0, 60_000)
     np.testing.assert_array_equal(of_class[rows.m], of_class[rows.n])
     chance = balance / 3 + (1 - balance) * np.array([2, 10, 48]) / 60
     # Turns are no draws and vary less: the statistic is at most that of 2 degrees of freedom.

@@ -10,14 +10,22 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
-from mcis.datasets.sampling.related_images import RELATED, Asked, Relations, draw, rounded
+from mcis.datasets.sampling.related_images import (
+    RELATED_IMAGE_RULES,
+    RelatedImagesQuery,
+    Relations,
+    draw_related_images,
+    rounded_unit_vectors,
+)
 from mcis.datasets.tags import Tags
 
 Matrix = NDArray[np.bool_]
 
 
 def drawn_by(matrix: Matrix, related: int = 3, **options: Any) -> Relations:
-    return draw(Tags.from_matrix(matrix), np.zeros(len(matrix), bool), related=related, **{"seed": 0, **options})
+    return draw_related_images(
+        Tags.from_matrix(matrix), np.zeros(len(matrix), bool), related=related, **{"seed": 0, **options}
+    )
 
 
 def related_of(matrix: Matrix, image: int, count: int, **options: Any) -> list[int]:
@@ -144,10 +152,10 @@ def test_fewer_related_images_are_the_first_of_more(matrix: Matrix, how: dict[st
     tags, source = Tags.from_matrix(matrix), np.arange(len(matrix)) % 3 == 0
     if how.get("related_by") == "nearest":
         alike = np.random.default_rng(seed).integers(-1, 2, (len(matrix), 3))  # whole numbers make many ties
-        how = {**how, "vectors": rounded(alike.astype(np.float32))}
-    most = draw(tags, source, seed=seed, related=6, **how)
+        how = {**how, "vectors": rounded_unit_vectors(alike.astype(np.float32))}
+    most = draw_related_images(tags, source, seed=seed, related=6, **how)
     for related in range(1, 7):
-        fewer = draw(tags, source, seed=seed, related=related, **how)
+        fewer = draw_related_images(tags, source, seed=seed, related=related, **how)
         np.testing.assert_array_equal(most.related[:, :related], fewer.related)
 
 
@@ -161,7 +169,7 @@ def world(seed: int, alike: bool = False) -> tuple[Tags, NDArray[np.bool_], NDAr
     matrix = rng.random((N, K)) < 0.4
     matrix[:, 0] |= ~matrix.any(axis=1)
     vectors = rng.integers(-1, 2, (N, C)) if alike else rng.normal(size=(N, C))  # whole numbers make many ties
-    return Tags.from_matrix(matrix), rng.random(N) < 0.3, rounded(vectors.astype(np.float32))
+    return Tags.from_matrix(matrix), rng.random(N) < 0.3, rounded_unit_vectors(vectors.astype(np.float32))
 
 
 def every_tag(tags: Tags) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -169,7 +177,9 @@ def every_tag(tags: Tags) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 def nearest(tags: Tags, source: NDArray[np.bool_], vectors: NDArray[np.float32], related: int) -> NDArray[np.int64]:
-    return RELATED["nearest"].draw(Asked(tags, source, *every_tag(tags), related, seed=0, vectors=vectors))
+    return RELATED_IMAGE_RULES["nearest"].draw(
+        RelatedImagesQuery(tags, source, *every_tag(tags), related, seed=0, vectors=vectors)
+    )
 
 
 def one_by_one(tags: Tags, vectors: NDArray[np.float32], image: int, k: int, related: int) -> list[int]:
@@ -191,13 +201,13 @@ def test_the_nearest_are_those_of_a_search_one_by_one(seed: int, alike: bool, re
 
 def test_the_only_image_of_a_class_is_related_to_itself() -> None:
     tags = Tags.from_matrix(np.eye(3, dtype=bool))
-    got = nearest(tags, np.zeros(3, bool), rounded(np.eye(3, dtype=np.float32)), 2)
+    got = nearest(tags, np.zeros(3, bool), rounded_unit_vectors(np.eye(3, dtype=np.float32)), 2)
     assert got.tolist() == [[0, 0], [1, 1], [2, 2]]
 
 
 def test_products_of_rounded_vectors_are_exact_in_any_order() -> None:
     rng = np.random.default_rng(0)
-    vectors = rounded(rng.normal(size=(200, 432)).astype(np.float32))
+    vectors = rounded_unit_vectors(rng.normal(size=(200, 432)).astype(np.float32))
     assert (np.linalg.norm(vectors, axis=1) <= 1).all()
     order = rng.permutation(432)
     exact = vectors.astype(np.float64) @ vectors.T.astype(np.float64)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from mcis.datasets.sampling.keyed_random import Draw, uniforms
+from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
 from mcis.models.bootstrap import bootstrap_differences, percentile_interval, seed_shares, times_drawn
 from mcis.models.counts import Counts, Overlaps, overlaps
 
@@ -48,7 +48,7 @@ def test_seeds_are_weighed_beside_images(seed: int, images: int, one: int, other
     got = bootstrap_differences(*stacked, paired=paired, resamples=10, seed=seed)
 
     for resample in range(10):
-        draws = [uniforms(Draw.BOOTSTRAP, seed, resample, np.array([turn]))[0, 0] for turn in range(images)]
+        draws = [uniforms(DrawPurpose.BOOTSTRAP, seed, resample, np.array([turn]))[0, 0] for turn in range(images)]
         means, first_turn = [], 0
         for group in predictions:
             shares = seed_shares(len(group), np.array([resample]), seed, turn=first_turn)[0]

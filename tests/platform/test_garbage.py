@@ -11,7 +11,7 @@ from rich.filesize import decimal
 from typer.testing import CliRunner
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.storage.folders import ASIDE, aside_of, remove
+from mcis.datasets.storage.folders import TEMPORARY_NAME, remove, temporary_path
 from mcis.platform.cli import app
 from mcis.platform.config.resolve import resolve
 from mcis.platform.runs.context import RunContext
@@ -226,14 +226,14 @@ def test_what_dead_processes_left_goes_and_what_living_ones_write_stays(workspac
     run(workspace, "first", "a")
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    written = aside_of(workspace.runs / "first" / "report.html")
-    host = ASIDE.fullmatch(written.name)
+    written = temporary_path(workspace.runs / "first" / "report.html")
+    host = TEMPORARY_NAME.fullmatch(written.name)
     assert host is not None
     left = [
         written.with_name(f".report.html.{host['host']}.{dead.pid}"),
-        aside_of(workspace.store / f"index-{'a' * 16}"),  # of an earlier process with the number of this one
+        temporary_path(workspace.store / f"index-{'a' * 16}"),  # of an earlier process with the number of this one
         workspace.weights / ".resnet.pth.node-7.12",
-        aside_of(workspace.cache / f"squash64-{'a' * 16}"),
+        temporary_path(workspace.cache / f"squash64-{'a' * 16}"),
     ]
     stays = [
         written.with_name(f".scores.json.{host['host']}.{os.getppid()}"),
@@ -257,7 +257,7 @@ def test_a_removal_that_was_killed_leaves_nothing_that_counts_and_the_next_call_
     assert subprocess.run(command, capture_output=True).returncode == -9
     assert "first" not in folders(workspace.runs)
     names = [path.name for path in (*workspace.runs.iterdir(), *workspace.store.iterdir()) if path.is_dir()]
-    assert any(ASIDE.fullmatch(name) for name in names)
+    assert any(TEMPORARY_NAME.fullmatch(name) for name in names)
     assert [entry.name for entry in entries(workspace)] == []
     assert gc(workspace, "--delete").exit_code == 0
     assert folders(workspace.runs) == folders(workspace.store) == folders(workspace.cache) == []

@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.index import VERDICT_FIELDS, Verdict, within_bounds
+from mcis.datasets.index import CHECK_SCHEMA, ImageCheck, reject_out_of_bounds
 from mcis.platform.runs.image_checks import VERDICT_SCHEMA, KeptVerdicts, image_files, keep_verdicts
 from mcis.platform.runs.workspace import Workspace
 
-SOUND = Verdict(40, 50, "abc", None)
-BROKEN = Verdict(0, 0, "def", "empty: 0 bytes")
-UNREADABLE = Verdict(0, 0, "", "cannot be read: Permission denied")
-TOO_LARGE = Verdict(0, 0, "abc", "too large: 9000x9000 pixels, more than 50000000")
+SOUND = ImageCheck(40, 50, "abc", None)
+BROKEN = ImageCheck(0, 0, "def", "empty: 0 bytes")
+UNREADABLE = ImageCheck(0, 0, "", "cannot be read: Permission denied")
+TOO_LARGE = ImageCheck(0, 0, "abc", "too large: 9000x9000 pixels, more than 50000000")
 
 
 class ImageFile(NamedTuple):
@@ -27,16 +27,16 @@ class ImageFile(NamedTuple):
     changed: int
 
 
-def keep(workspace: Workspace, of_files: dict[ImageFile, Verdict]) -> None:
+def keep(workspace: Workspace, of_files: dict[ImageFile, ImageCheck]) -> None:
     rows = [file._asdict() | verdict._asdict() for file, verdict in of_files.items()]
     keep_verdicts(workspace, pa.Table.from_pylist(rows, VERDICT_SCHEMA))
 
 
-def found(workspace: Workspace, *files: ImageFile) -> list[Verdict | None]:
+def found(workspace: Workspace, *files: ImageFile) -> list[ImageCheck | None]:
     kept = KeptVerdicts(workspace)
     asked = [file._asdict() for file in files]
     rows = kept.find(pa.Table.from_pylist(asked, pa.schema(list(VERDICT_SCHEMA)[:3])))
-    made = [Verdict(**row) for row in kept.verdicts.to_pylist()]
+    made = [ImageCheck(**row) for row in kept.verdicts.to_pylist()]
     return [made[row] if row >= 0 else None for row in rows.tolist()]
 
 
@@ -54,7 +54,7 @@ def test_verdicts_are_kept_by_file_and_replaced_with_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verdict", [UNREADABLE, TOO_LARGE])
-def test_verdicts_that_may_change_are_not_kept(tmp_path: Path, verdict: Verdict) -> None:
+def test_verdicts_that_may_change_are_not_kept(tmp_path: Path, verdict: ImageCheck) -> None:
     """Of files that could not be read, and of limits, which another index may have other ones of."""
     workspace, file = Workspace(tmp_path), ImageFile("/a.jpg", 3, 1)
     keep(workspace, {file: verdict})
@@ -108,9 +108,9 @@ def test_a_file_is_known_by_its_size_and_time(tmp_path: Path) -> None:
 
 
 def test_limits_reject_sound_images_alone() -> None:
-    both = pa.Table.from_pylist([SOUND._asdict(), BROKEN._asdict()], VERDICT_FIELDS)
+    both = pa.Table.from_pylist([SOUND._asdict(), BROKEN._asdict()], CHECK_SCHEMA)
     limits = ((40, 2000), (41, 2000), (40, 1999))
-    assert {bounds: within_bounds(both, *bounds)["reason"].to_pylist() for bounds in limits} == {
+    assert {bounds: reject_out_of_bounds(both, *bounds)["reason"].to_pylist() for bounds in limits} == {
         (40, 2000): [None, BROKEN.reason],
         (41, 2000): ["too small: 50x40 pixels, both sides must be at least 41", BROKEN.reason],
         (40, 1999): ["too large: 50x40 pixels, more than 1999", BROKEN.reason],

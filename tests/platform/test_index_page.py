@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from mcis.datasets.index import INDEX_SCHEMA, REJECTS_SCHEMA, verify
+from mcis.datasets.index import INDEX_SCHEMA, REJECTS_SCHEMA, check_images
 from mcis.datasets.sources.voc import list_voc
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.commands.terminal import show_index
@@ -63,7 +63,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[pa.Table, tuple[str
     root = tmp_path_factory.mktemp("browse") / "VOC2012"
     synthetic.draw(root, train=16, val=8, size=64, classes=4)
     listing = list_voc(root, classes=root / "classes.txt")
-    return verify(listing.table).select(INDEX_SCHEMA.names), listing.classes
+    return check_images(listing.table).select(INDEX_SCHEMA.names), listing.classes
 
 
 def test_counts_agree_with_counting_row_by_row() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from mcis.datasets.storage.folders import aside_of
+from mcis.datasets.storage.folders import temporary_path
 from mcis.platform.cli import app
 from mcis.platform.runs.files import write_json
 from mcis.platform.runs.inventory import Entry, entries
@@ -152,7 +152,7 @@ def test_foreign_folders_and_files_have_rows_that_say_so(workspace: Workspace) -
     (workspace.runs / "file").touch()
     (workspace.runs / "link").symlink_to(workspace.root / "nowhere")
     (workspace.runs / "loop").symlink_to(workspace.runs / "loop")
-    aside_of(workspace.runs / "removed").mkdir()
+    temporary_path(workspace.runs / "removed").mkdir()
     rows = {each.name: each.state for each in entries(workspace)}
     assert set(rows) == {"notes", "a b", ".hidden", "x\x1b[2J", "[red]", "file", "link", "loop"}
     assert set(rows.values()) <= {"foreign", "damaged"}

@@ -71,9 +71,9 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
     out = []
     with torch.inference_mode():
         for number, (image, tag) in enumerate(zip(relations.image.tolist(), relations.tag.tolist(), strict=True)):
-            first, last = relations.others_start[number : number + 2]
+            first, last = relations.contrastive_start[number : number + 2]
             parts = [activation(image, other, tag, False) for other in relations.related[number].tolist()]
-            parts += [activation(image, other, tag, True) for other in relations.others[first:last].tolist()]
+            parts += [activation(image, other, tag, True) for other in relations.contrastive[first:last].tolist()]
             out.append(torch.stack(parts).mean(dim=0))
         keys = list(zip(relations.image.tolist(), relations.tag.tolist(), strict=True))
         for _ in range(1, config.localize.hops):
@@ -174,7 +174,7 @@ def test_maps_are_those_of_pairs_one_by_one(localizable: Any, tmp_path: Path, as
         difference = scale_maps(ours, "range") - scale_maps(theirs, "range")
         assert difference.abs().max() < 5e-3 * config.localize.hops
     relations, _ = relations_of(config, context)
-    with_part = int((np.diff(relations.others_start) > 0).sum())
+    with_part = int((np.diff(relations.contrastive_start) > 0).sum())
     assert with_part == result.counts.get("maps with a contrastive part", 0)
     assert (0 < with_part < len(got)) == config.localize.method.contrastive
 

@@ -129,7 +129,7 @@ def test_a_search_whose_workspace_lies_in_a_bucket_goes_on_on_another_machine(
     whole = searched(search(tmp_path / "whole"), 13)
     uri = f"s3://{bucket.base_path.strip('/')}/work"
     for machine in range(3):
-        monkeypatch.setenv(folders.PLACE, str(tmp_path / f"machine{machine}"))
+        monkeypatch.setenv(folders.COPIES_VARIABLE, str(tmp_path / f"machine{machine}"))
         there = search(folders.local_path(uri))
         searched(there, 4)
         left = begun(SearchTrials(there))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from mcis.datasets.images.decode import decode_labels, resize_labels
 from mcis.datasets.images.masks import SALIENCY_THRESHOLD, read_saliency
-from mcis.datasets.sampling.keyed_random import Draw, uniforms
+from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
 from mcis.datasets.tables.shards import Shards
 from mcis.models.counts import MASK_PARTS, Counts, map_counts
 from mcis.models.localization import score_maps
@@ -156,7 +156,7 @@ class ScoreTrain:
         if row["saliency_uri"]:
             salient = read_saliency(row["saliency_uri"], truth.shape) >= SALIENCY_THRESHOLD
             tags = np.array(row["tags"], np.int64)
-            draw = float(uniforms(Draw.RANDOM_TAG, self.seed, 0, np.array([row["position"]]))[0, 0])
+            draw = float(uniforms(DrawPurpose.RANDOM_TAG, self.seed, 0, np.array([row["position"]]))[0, 0])
             yield RANDOM_TAG, random_tag_mask(salient, tags, draw)
             yield BEST_TAG, best_tag_mask(salient, tags, truth)
 

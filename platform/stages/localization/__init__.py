@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.sampling.related_images import RELATED, Relations
+from mcis.datasets.sampling.related_images import RELATED_IMAGE_RULES, Relations
 from mcis.datasets.storage.folders import copy_folder, names_in, remove
 from mcis.datasets.tags import Tags
 from mcis.platform.config.maps import LocalizeConfig
@@ -57,7 +57,7 @@ def run(config: Config, context: RunContext) -> StageResult:
     copy_folder(embedded / "single", part / "single")
     if config.localize.related:
         vectors = None
-        if RELATED[config.localize.related_by].vectors:  # the report reads them, too
+        if RELATED_IMAGE_RULES[config.localize.related_by].needs_vectors:  # the report reads them, too
             copy_folder(embedded / VECTORS, part / VECTORS)
             vectors = read_vectors(part / VECTORS)
         relations = draw_relations(config.localize, config.seed, tags, of_source(rows), vectors)
@@ -92,11 +92,11 @@ def _map(config: Config, rows: pa.Table, make_worker: Callable[[], Worker], tabl
 
 def related_counts(config: LocalizeConfig, relations: Relations, tags: Tags) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Counts for the report of maps that lack related images as they are asked for, and notes on them."""
-    rule, maps = RELATED[config.related_by], len(relations.tag)
+    rule, maps = RELATED_IMAGE_RULES[config.related_by], len(relations.tag)
     if config.related_by == "itself":
         return {"maps related to their own image alone": maps}, ()
     counts, notes = {}, []
-    if rule.control:
+    if rule.is_control:
         everywhere = np.flatnonzero(np.bincount(relations.tag, minlength=tags.classes) == len(tags))
         having = int(np.isin(relations.tag, everywhere).sum())
         counts["maps related to images of their class for want of others"] = having
@@ -106,7 +106,7 @@ def related_counts(config: LocalizeConfig, relations: Relations, tags: Tags) -> 
     repeats = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1) | (ordered == relations.image[:, None]).any(axis=1)
     counts["maps whose related images repeat"] = int(repeats.sum())
     if repeats.any() and not config.related_may_repeat:
-        notes.append(f"{repeats.sum()} map(s) {rule.lacking}")
+        notes.append(f"{repeats.sum()} map(s) {rule.repetition_note}")
     if config.method.contrastive:
-        counts["maps with a contrastive part"] = int((np.diff(relations.others_start) > 0).sum())
+        counts["maps with a contrastive part"] = int((np.diff(relations.contrastive_start) > 0).sum())
     return counts, tuple(notes)

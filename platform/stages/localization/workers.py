@@ -12,7 +12,7 @@ from torch import Tensor
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.squares import read_squares
 from mcis.datasets.index import shown
-from mcis.datasets.sampling.related_images import RELATED, Relations
+from mcis.datasets.sampling.related_images import RELATED_IMAGE_RULES, Relations
 from mcis.datasets.tables.memory_mapped import CachedRows, Features, cache_table
 from mcis.models.backbones import to_unit
 from mcis.models.classifier import SELF_TRANSFORMS, transform
@@ -51,7 +51,7 @@ def relate_rows(rows: pa.Table, relations: Relations, hops: int = 1) -> pa.Table
             "tags": _lists(relations.start, relations.tag),
             "related": _lists(relations.start, of_related),
             "theirs": _lists(relations.start, of_theirs),
-            "others": _lists(relations.start, _lists(relations.others_start, relations.others)),
+            "others": _lists(relations.start, _lists(relations.contrastive_start, relations.contrastive)),
         }
     )
 
@@ -87,7 +87,7 @@ class Embed:
         self.outputs, self.folder, how = outputs, folder, config.localize
         self.features = how.related > 0
         self.selves = self.features and how.method.name == "released"
-        self.vectors = self.features and RELATED[how.related_by].vectors
+        self.vectors = self.features and RELATED_IMAGE_RULES[how.related_by].needs_vectors
         self.batch = min(how.batch, config.compute.shard_rows)
 
     @torch.inference_mode()

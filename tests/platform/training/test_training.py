@@ -17,7 +17,7 @@ from mcis.datasets.images.decode import encode_labels
 from mcis.datasets.images.squares import Squares, read_rgb
 from mcis.datasets.sampling.batch_stream import WorkerShard
 from mcis.datasets.sampling.batches import MaskedImages
-from mcis.datasets.sampling.keyed_random import Draw, generator_seeds
+from mcis.datasets.sampling.keyed_random import DrawPurpose, generator_seeds
 from mcis.datasets.sources.voc import list_voc
 from mcis.datasets.tables.shards import Shards
 from mcis.datasets.tags import Tags
@@ -59,7 +59,7 @@ def plain_loop(learner: Learner[Any]) -> tuple[dict[str, Tensor], list[dict[str,
             )
         batch = decode(np.array([step]))
         numbers = step * schedule.batch + np.arange(schedule.batch)
-        number_samples(network, generator_seeds(Draw.DROPOUT, schedule.seed, numbers))
+        number_samples(network, generator_seeds(DrawPurpose.DROPOUT, schedule.seed, numbers))
         losses = learner.losses(network, batch, step, torch.device("cpu"))
         optimizer.zero_grad()
         (torch.stack(list(losses.values())).sum() / learner.count(batch)).backward()
