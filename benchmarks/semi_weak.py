@@ -17,7 +17,7 @@ import numpy as np
 from scipy import stats
 
 from mcis.platform.api import scores
-from mcis.platform.outputs.read_index import of_split, open_index
+from mcis.platform.outputs.read_index import open_index, rows_in_split
 from mcis.platform.reporting.files import names_of
 from mcis.platform.runs.workspace import Workspace
 
@@ -37,7 +37,7 @@ def miou(workspace: Path, name: str) -> float:
 
 def true_masks(workspace: Path, name: str) -> dict[str, str]:
     """The true mask of each tagged training image of a run, by image id."""
-    rows = of_split(open_index(Workspace(workspace), name).index, "train", tagged=True)
+    rows = rows_in_split(open_index(Workspace(workspace), name).index, "train", tagged=True)
     return dict(zip(rows["image_id"].to_pylist(), rows["mask_uri"].to_pylist(), strict=True))
 
 

@@ -147,12 +147,12 @@ def verdicts(folder: Path, rows: int) -> None:
 def _tags(folder: Path) -> tuple[Any, Any]:
     """The tags of the training images of the index, and which of them are of the domain source."""
     from mcis.datasets.tags import Tags
-    from mcis.platform.outputs.read_index import of_source, split_rows
+    from mcis.platform.outputs.read_index import from_source_domain, split_rows
     from mcis.platform.runs.workspace import Workspace
 
     file = Workspace(folder / "workspace", create=False).outputs(NAME)["index"] / "index.parquet"
     rows = split_rows(file, "train", tagged=True, columns=["tags", "domain"])
-    return Tags.from_index(rows["tags"], CLASSES), of_source(rows)
+    return Tags.from_index(rows["tags"], CLASSES), from_source_domain(rows)
 
 
 def pairs(folder: Path, rows: int) -> None:

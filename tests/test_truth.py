@@ -11,7 +11,7 @@ READERS: dict[str, set[str]] = {
     "truth_of_row": {
         "platform/reporting/comparison_page.py",  # the pictures of a comparison
         "platform/stages/report.py",  # its pictures
-        "platform/outputs/corrected.py",  # as given_mask
+        "platform/outputs/corrected_masks.py",  # as given_mask
         "platform/stages/evaluation/__init__.py",
         "platform/stages/evaluation/scoring.py",
     },

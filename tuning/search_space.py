@@ -13,7 +13,7 @@ from mcis.datasets.errors import UserError
 from mcis.platform import pipeline
 from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import parse_value
-from mcis.platform.outputs.read_index import of_split
+from mcis.platform.outputs.read_index import rows_in_split
 from mcis.platform.runs.files import fingerprint
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.scores import Score
@@ -205,7 +205,7 @@ def _check_objective(search: Search) -> None:
         found = f"--objective {search.objective} with supervision=full, which trains no classifier"
         raise UserError(found, "supervision=tags, or the objective segmentation", another)
     images = listing(config).table.select(["split", "mask_uri", "tags"])
-    masks = of_split(images, "train", tagged=True)["mask_uri"]
+    masks = rows_in_split(images, "train", tagged=True)["mask_uri"]
     if goal.what is not None and masks.null_count == len(masks):
         raise UserError(
             "no training image has a ground-truth mask",
@@ -213,7 +213,7 @@ def _check_objective(search: Search) -> None:
             "name their folder, or search by --objective val_map",
         )
     untaught = not config.classifier.val_every or config.weights.classifier is not None
-    if goal.what is None and (untaught or not len(of_split(images, "val", tagged=True))):
+    if goal.what is None and (untaught or not len(rows_in_split(images, "val", tagged=True))):
         raise UserError(
             "--objective val_map without a classifier that is trained and validated on tagged images of the split val",
             "val images with tags, classifier.val_every of at least 1, and no weights.classifier",

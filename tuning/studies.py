@@ -12,7 +12,7 @@ from mcis.platform import pipeline
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
-from mcis.platform.outputs.read_index import of_split
+from mcis.platform.outputs.read_index import rows_in_split
 from mcis.platform.reporting.compared_runs import open_cases
 from mcis.platform.reporting.comparison import Settings, compare
 from mcis.platform.reporting.comparison_page import compared_images, write_page
@@ -81,7 +81,7 @@ def _check_study(study: Study, own_keys: Sequence[str]) -> None:
         raise UserError(f"{' and '.join(told)} by --set", "values that the study does not set", "leave them out")
     predicts = stages.index(study.until) >= stages.index("predict")
     rows = listing(config).table.select(["split", "mask_uri", "tags"])
-    masks = (rows if predicts else of_split(rows, "train", tagged=True))["mask_uri"]
+    masks = (rows if predicts else rows_in_split(rows, "train", tagged=True))["mask_uri"]
     if masks.null_count == len(masks):
         what = f"no {'' if predicts else 'training '}image has a ground-truth mask"
         raise UserError(what, "some masks, for scores", "name their folder")

@@ -23,7 +23,7 @@ from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import build_segmenter
 from mcis.platform.networks.checkpoints import SAFETENSORS, load_weights, weights_in
 from mcis.platform.networks.trained_segmenter import TrainedSegmenter, check_assignments, sets_max_side
-from mcis.platform.outputs.read_index import of_split, open_index
+from mcis.platform.outputs.read_index import open_index, rows_in_split
 from mcis.platform.runs.files import read_record_of, write_json, write_text, written_aside
 from mcis.platform.runs.scores import Score, read_scores
 from mcis.platform.runs.workspace import Workspace
@@ -111,7 +111,7 @@ def _card(trained: TrainedSegmenter) -> str:
 
     c = trained.config
     workspace = Workspace(trained.run.parent.parent, create=False)
-    rows = of_split(open_index(workspace, trained.run.name, ["split", "tags"]).index, "train", tagged=True)
+    rows = rows_in_split(open_index(workspace, trained.run.name, ["split", "tags"]).index, "train", tagged=True)
     scores = "".join(_score_row(score) for score in read_scores(workspace.outputs(trained.run.name)))
     return f"""---
 library_name: mcis

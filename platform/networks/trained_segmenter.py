@@ -11,7 +11,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import local_path
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
-from mcis.platform.outputs.read_index import of_split, open_index
+from mcis.platform.outputs.read_index import open_index, rows_in_split
 from mcis.platform.runs.workspace import Workspace
 
 DEFAULT_MAX_SIDE = 1024
@@ -71,7 +71,7 @@ def open_trained_segmenter(run: Path | str, assignments: Sequence[str] = ()) -> 
 
 def _median_side(index: pa.Table, limit: int) -> int:
     """Returns the median longest side of the training images, at most `limit`; `limit` if there are none."""
-    rows = of_split(index, "train")
+    rows = rows_in_split(index, "train")
     if not len(rows):
         return limit
     sides = np.maximum(rows["height"].to_numpy(), rows["width"].to_numpy())

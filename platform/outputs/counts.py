@@ -1,7 +1,7 @@
-"""Counts of pixels, image by image: what the stage `evaluate` keeps beside its scores, and what follows from it.
+"""Reads and writes pixel counts of single images, which the stage `evaluate` keeps next to its scores.
 
-A row is what was counted of one image for one score: for each true and predicted label, and each part of the image, a
-number of pixels, entries of 0 left out. Sums over images are confusion matrices, and runs are compared by image.
+A row holds the counts of one image for one score: the number of pixels for each true label, predicted label and part of
+the image, without entries of 0. Sums over images are confusion matrices. Runs are compared image by image.
 """
 
 import zlib
@@ -18,50 +18,74 @@ from mcis.models.counts import Counts, add_counts, mask_counts
 from mcis.platform.runs.files import read_shards
 from mcis.platform.runs.scores import Score
 
+
+def _field(name: str, kind: pa.DataType, about: str | None = None) -> pa.Field:
+    return pa.field(name, kind, nullable=False, metadata={"about": about} if about else None)
+
+
 COUNTS_SCHEMA = pa.schema(
     [
-        pa.field("image_id", pa.string(), nullable=False),
-        pa.field("truth_crc", pa.uint32(), nullable=False, metadata={"about": "CRC-32 of the truth: size and labels"}),
-        pa.field("scored", pa.string(), nullable=False, metadata={"about": "what was counted"}),
-        pa.field("truth", pa.list_(pa.uint8()), nullable=False, metadata={"about": "label; no ignored pixels"}),
-        pa.field("predicted", pa.list_(pa.uint8()), nullable=False, metadata={"about": "label; of maps the strongest"}),
-        pa.field("part", pa.list_(pa.uint16()), nullable=False, metadata={"about": "see models/counts.py: Counts"}),
-        pa.field("pixels", pa.list_(pa.uint32()), nullable=False, metadata={"about": "how many, at least 1"}),
+        _field("image_id", pa.string()),
+        _field("truth_crc", pa.uint32(), "CRC-32 of the ground truth: size and labels"),
+        _field("scored", pa.string(), "what was compared with the ground truth"),
+        _field("truth", pa.list_(pa.uint8()), "true label; ignored pixels are left out"),
+        _field("predicted", pa.list_(pa.uint8()), "predicted label; for maps, the class with the highest score"),
+        _field("part", pa.list_(pa.uint16()), "see models/counts.py: Counts"),
+        _field("pixels", pa.list_(pa.uint32()), "number of pixels, at least 1"),
     ]
-)  # fmt: skip
-SINGLE_ROUND, RELATED, PSEUDO_MASKS = "single round", "related images", "pseudo masks"
-RANDOM_TAG, BEST_TAG = "a random tag on salient pixels", "the best tag on salient pixels"
-PLAIN, WITH_CRF = "plain", "with CRF"
-"""What is counted; baselines and predictions by the names of their scores."""
-TRAINING_IMAGES, PREDICTED_IMAGES = "training-images", "predicted-images"
-"""Folders of shards in the stage's output: of maps, masks and baselines; of predictions."""
+)
+SINGLE_ROUND = "single round"
+RELATED = "related images"
+PSEUDO_MASKS = "pseudo masks"
+RANDOM_TAG = "a random tag on salient pixels"
+BEST_TAG = "the best tag on salient pixels"
+PLAIN = "plain"
+WITH_CRF = "with CRF"
+"""Values of the column `scored`. For baselines and predictions they are the names of the scores."""
+TRAINING_IMAGES = "training-images"
+"""Folder in the output of the stage: counts of maps, pseudo masks and baselines."""
+PREDICTED_IMAGES = "predicted-images"
+"""Folder in the output of the stage: counts of predictions."""
 
 
 def counts_row(image_id: str, truth: NDArray[np.uint8], scored: str, counts: Counts) -> dict[str, Any]:
-    """A row of COUNTS_SCHEMA, of what was counted of an image for one score; `truth` is its mask, (H, W)."""
+    """Returns a row of COUNTS_SCHEMA.
+
+    Args:
+        truth: The ground-truth mask of the image, (H, W).
+        scored: What was compared with it.
+        counts: The pixel counts.
+    """
     return {"image_id": image_id, "truth_crc": crc_of_truth(truth), "scored": scored, **counts._asdict()}
 
 
 def mask_rows(
     image_id: str, truth: NDArray[np.uint8], masks: Mapping[str, NDArray[np.uint8]], classes: int
 ) -> Iterator[dict[str, Any]]:
-    """Rows of COUNTS_SCHEMA, of the label masks of an image, (H, W) by what is scored."""
+    """Compares label masks of an image with its ground truth. Yields a row of COUNTS_SCHEMA for each.
+
+    Args:
+        truth: The ground-truth mask, (H, W).
+        masks: Label masks, (H, W) each, by what they are.
+        classes: K.
+    """
     for scored, counts in zip(masks, mask_counts(truth, masks.values(), classes), strict=True):
         yield counts_row(image_id, truth, scored, counts)
 
 
 def crc_of_truth(truth: NDArray[np.uint8]) -> int:
-    """CRC-32 of a ground-truth mask's height, width and labels: another one means another truth."""
+    """Returns the CRC-32 of a mask's height, width and labels. It differs if two runs had different ground truth."""
     return zlib.crc32(np.ascontiguousarray(truth).data, zlib.crc32(str(truth.shape).encode()))
 
 
 class ImageCounts(NamedTuple):
-    """What was counted of N images for one score.
+    """The pixel counts of N images for one score.
 
     Attributes:
-        image_ids, truth_crc: of the images, (N,).
-        counts: entries of all images, chained, (E,).
-        images: position of the image that each entry is of, (E,).
+        image_ids: The N images.
+        truth_crc: CRC-32 of their ground truth, (N,).
+        counts: The entries of all images, concatenated, (E,).
+        images: The position of each entry's image, (E,).
     """
 
     image_ids: list[str]
@@ -71,30 +95,47 @@ class ImageCounts(NamedTuple):
 
     @classmethod
     def of_rows(cls, rows: pa.Table) -> Self:
-        """What rows of COUNTS_SCHEMA hold."""
+        """Converts rows of COUNTS_SCHEMA."""
         columns = {name: rows[name].combine_chunks() for name in COUNTS_SCHEMA.names}
-        counts = Counts(*(columns[name].flatten().to_numpy(zero_copy_only=False) for name in Counts._fields))
+        entries = [columns[name].flatten().to_numpy(zero_copy_only=False) for name in Counts._fields]
         images = np.repeat(np.arange(len(rows)), pc.list_value_length(columns["pixels"]).to_numpy())
-        return cls(columns["image_id"].to_pylist(), columns["truth_crc"].to_numpy(), counts, images)
+        return cls(columns["image_id"].to_pylist(), columns["truth_crc"].to_numpy(), Counts(*entries), images)
 
 
 def read_counts(output: Path, score: Score) -> ImageCounts:
-    """What was counted for a score, of all its images in the order of their ids; errors as of `read_shards`.
+    """Reads the pixel counts that a score was computed from, of all its images in the order of their ids.
 
     Args:
-        output: of the stage.
+        output: The output of the stage evaluate.
+        score: One of its scores.
+
+    Raises:
+        UserError: See `read_shards`.
     """
     folder = output / (PREDICTED_IMAGES if score.what == "segmentation" else TRAINING_IMAGES)
-    counted = {"localization_maps": RELATED if score.related else SINGLE_ROUND, "pseudo_masks": PSEUDO_MASKS}
-    rows = pa.concat_tables(_rows_of(shard, counted.get(score.what, score.name)) for shard in read_shards(folder))
+    if score.what == "localization_maps":
+        scored = RELATED if score.related else SINGLE_ROUND
+    elif score.what == "pseudo_masks":
+        scored = PSEUDO_MASKS
+    else:
+        scored = score.name
+
+    rows = pa.concat_tables(_rows_of(shard, scored) for shard in read_shards(folder))
     return ImageCounts.of_rows(rows.sort_by("image_id"))
 
 
 def sum_counts(folder: Path, shapes: Mapping[str, tuple[int, int, int]]) -> dict[str, NDArray[np.int64]]:
-    """Sums over the images of a folder's shards, by what was counted.
+    """Sums pixel counts over the images of a folder's shards.
 
     Args:
-        shapes: (parts, K + 1, K + 1) by what was counted.
+        folder: TRAINING_IMAGES or PREDICTED_IMAGES in the output of the stage.
+        shapes: (parts, K + 1, K + 1) by value of the column `scored`.
+
+    Returns:
+        The sums by value of `scored`.
+
+    Raises:
+        UserError: See `read_shards`.
     """
     totals = {scored: np.zeros(shape, np.int64) for scored, shape in shapes.items()}
     for shard in read_shards(folder):

@@ -1,4 +1,4 @@
-"""A finished index, as later stages and commands read it: its rows by split, its rejects, its classes."""
+"""Reads a finished index for later stages and commands: its rows by split, its rejects and its classes."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,14 @@ from mcis.platform.runs.workspace import SUMMARY, Workspace
 
 
 class OpenedIndex(NamedTuple):
-    """A finished index: its tables, K class names, and notes for the user."""
+    """A finished index.
+
+    Attributes:
+        index: Rows of the images (`INDEX_SCHEMA`).
+        rejects: Rows of the images that cannot be read (`REJECTS_SCHEMA`).
+        classes: The K class names.
+        notes: Sentences that the user should read.
+    """
 
     index: pa.Table
     rejects: pa.Table
@@ -32,59 +39,94 @@ def open_index(workspace: Workspace, name: str, columns: list[str] | None = None
     """Opens the index of a run.
 
     Args:
-        columns: of its rows that are wanted; None = all.
+        name: The run.
+        columns: The columns of `index` to read. None: all.
 
     Raises:
-        UserError: the run has none.
+        UserError: The run has no index.
     """
     folder = workspace.outputs(name).get("index")
     if folder is None or not path_exists(folder / SUMMARY):
-        raise UserError(f"no run {name!r} with an index in {workspace.root}", "a run with one", "see `mcis runs`")
+        raise UserError(
+            f"no run {name!r} with an index in {workspace.root}", "a run with an index", "list the runs by `mcis runs`"
+        )
     result = read_result(folder, IndexResult)
     index = read_table(folder / "index.parquet", columns)
-    return OpenedIndex(index, read_table(folder / "rejects.parquet"), result.classes, result.notes)
+    rejects = read_table(folder / "rejects.parquet")
+    return OpenedIndex(index, rejects, result.classes, result.notes)
 
 
 def split_rows(
-    of: RunContext | Path,
+    source: RunContext | Path,
     split: str,
     *,
     tagged: bool = False,
     columns: list[str] | None = None,
     only: NDArray[np.int64] | None = None,
 ) -> pa.Table:
-    """Rows of an index of one split, in order; with `tagged`, those with at least one tag.
+    """Reads the rows of one split from an index.
 
     Args:
-        of: a run that has the index, or the index's file.
-        columns: that are wanted; None = all. Of millions of images they take most of a stage's memory.
-        only: which of these rows are wanted, counted from 0, and in which order; None = all.
+        source: The context of a run that has the index, or the file of the index.
+        split: The split.
+        tagged: Whether to return only images with at least one tag.
+        columns: The columns to return. None: all. With millions of images, they take_rows most of a stage's memory.
+        only: Which of these rows to return, counted from 0, in this order. None: all, in the order of the index.
     """
-    file = of if isinstance(of, Path) else of.inputs["index"] / "index.parquet"
-    wanted = INDEX_SCHEMA.names if columns is None else columns
-    read = list(dict.fromkeys([*wanted, "split", "tags"]))
-    parts, first = [pa.schema([INDEX_SCHEMA.field(name) for name in wanted]).empty_table()], 0
-    for part in read_parts(file, read):
-        rows = of_split(part, split, tagged=tagged).select(wanted).cast(parts[0].schema)
-        inside = None if only is None else np.sort(only[(only >= first) & (only < first + len(rows))]) - first
-        parts.append(rows if inside is None else take_rows(rows, inside))
-        first += len(rows)
-    found = pa.concat_tables(parts)
-    return found if only is None else found.take(pa.array(np.argsort(np.argsort(only))))
+    file = source if isinstance(source, Path) else source.inputs["index"] / "index.parquet"
+    columns = INDEX_SCHEMA.names if columns is None else columns
+    schema = pa.schema([INDEX_SCHEMA.field(name) for name in columns])
+    columns_to_read = list(dict.fromkeys([*columns, "split", "tags"]))
+
+    parts = [schema.empty_table()]
+    first = 0
+    for part in read_parts(file, columns_to_read):
+        rows = rows_in_split(part, split, tagged=tagged).select(columns).cast(schema)
+        last = first + len(rows)
+        if only is None:
+            parts.append(rows)
+        else:
+            positions = np.sort(only[(only >= first) & (only < last)]) - first
+            parts.append(take_rows(rows, positions))
+        first = last
+
+    rows = pa.concat_tables(parts)
+    if only is None:
+        return rows
+
+    # The rows are sorted by position. Put row i of `only` back to place i.
+    order = np.argsort(only)
+    ranks = np.empty_like(order)
+    ranks[order] = np.arange(len(order))
+    return rows.take_rows(pa.array(ranks))
 
 
-def of_source(rows: pa.Table) -> NDArray[np.bool_]:
-    """Which rows of an index are of the domain source, (N,)."""
+def from_source_domain(rows: pa.Table) -> NDArray[np.bool_]:
+    """Returns which rows of an index are images of the source domain, (N,)."""
     return np.asarray(pc.equal(rows["domain"], "source").to_numpy(), bool)
 
 
-def of_split(images: pa.Table, split: str, *, tagged: bool = False) -> pa.Table:
-    """Rows of an index or a listing of one split, in order; with `tagged`, those with at least one tag."""
+def rows_in_split(images: pa.Table, split: str, *, tagged: bool = False) -> pa.Table:
+    """Returns the rows of one split of an index or a listing, in their order.
+
+    Args:
+        tagged: Whether to return only images with at least one tag.
+    """
     rows = images.filter(pc.equal(images["split"], split))
-    return rows.filter(pc.greater(pc.list_value_length(rows["tags"]), 0)) if tagged else rows
+    if tagged:
+        rows = rows.filter(pc.greater(pc.list_value_length(rows["tags"]), 0))
+    return rows
 
 
 def truth_of_row(row: dict[str, Any], classes: int) -> NDArray[np.uint8]:
-    """The ground-truth mask of a row of the index, (H, W), labels 0..K and 255, or of a listing, whose sizes are not
-    known; errors as of `read_truth`."""
-    return read_truth(row["mask_uri"], (row["height"], row["width"]) if "height" in row else None, classes)
+    """Reads the ground-truth mask of an image, (H, W), labels 0..K and 255.
+
+    Args:
+        row: A row of the index, or of a listing, which does not have the image's size.
+        classes: K.
+
+    Raises:
+        UserError: See `read_truth`.
+    """
+    shape = (row["height"], row["width"]) if "height" in row else None
+    return read_truth(row["mask_uri"], shape, classes)

@@ -1,4 +1,4 @@
-"""Tables that stages leave, of localization maps, labels, pseudo masks and predictions: their schemas; maps as rows."""
+"""Schemas of the tables that stages write, and localization maps as rows of such a table."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,52 +10,57 @@ from numpy.typing import NDArray
 from mcis.datasets.tables.shards import Shards
 from mcis.models.grids import Grid, Grids
 
+
+def _field(name: str, kind: pa.DataType, about: str | None = None, *, nullable: bool = False) -> pa.Field:
+    return pa.field(name, kind, nullable=nullable, metadata={"about": about} if about else None)
+
+
 MAPS_SCHEMA = pa.schema(
     [
-        pa.field("image_id", pa.string(), nullable=False),
-        pa.field("class", pa.uint16(), nullable=False, metadata={"about": "a tag of the image, index from 0"}),
-        pa.field("height", pa.int32(), nullable=False, metadata={"about": "of the map"}),
-        pa.field("width", pa.int32(), nullable=False, metadata={"about": "of the map"}),
-        pa.field("first", pa.float64(), nullable=False, metadata={"about": "where row and column 0 lie, of the side"}),
-        pa.field("step", pa.float64(), nullable=False, metadata={"about": "from one to the next, of the side"}),
-        pa.field("map", pa.list_(pa.float16()), nullable=False, metadata={"about": "class activations, row by row"}),
+        _field("image_id", pa.string()),
+        _field("class", pa.uint16(), "a tag of the image, index from 0"),
+        _field("height", pa.int32(), "rows of the map"),
+        _field("width", pa.int32(), "columns of the map"),
+        _field("first", pa.float64(), "center of row 0 and of column 0, as a fraction of the side"),
+        _field("step", pa.float64(), "distance of two rows or columns, as a fraction of the side"),
+        _field("map", pa.list_(pa.float16()), "class activations, row by row"),
     ]
 )
 MASKS_SCHEMA = pa.schema(
     [
-        pa.field("image_id", pa.string(), nullable=False),
-        pa.field("labels", pa.binary(), nullable=False, metadata={"about": "PNG, the label of every pixel: scored"}),
-        pa.field("mask", pa.binary(), nullable=False, metadata={"about": "PNG, 255 = ignore: trained on"}),
-        pa.field("ignored", pa.float32(), nullable=False, metadata={"about": "fraction of ignored pixels"}),
-        pa.field("foreground", pa.float32(), nullable=False, metadata={"about": "fraction of pixels of a class"}),
-        pa.field("cue", pa.string(), nullable=False, metadata={"about": "of the background: saliency, crf, affinity"}),
+        _field("image_id", pa.string()),
+        _field("labels", pa.binary(), "PNG, the label of every pixel; this is scored"),
+        _field("mask", pa.binary(), "PNG, 255 = ignore; this is trained on"),
+        _field("ignored", pa.float32(), "fraction of ignored pixels"),
+        _field("foreground", pa.float32(), "fraction of pixels with a class"),
+        _field("cue", pa.string(), "background cue: saliency, crf, affinity"),
     ]
 )
 LABELS_SCHEMA = pa.schema(
     [
-        pa.field("image_id", pa.string(), nullable=False),
-        pa.field("mask", pa.binary(), nullable=False, metadata={"about": "PNG, confident labels, 255 elsewhere"}),
-        pa.field("confident", pa.float32(), nullable=False, metadata={"about": "fraction of pixels with a label"}),
+        _field("image_id", pa.string()),
+        _field("mask", pa.binary(), "PNG, confident labels, 255 elsewhere"),
+        _field("confident", pa.float32(), "fraction of pixels with a label"),
     ]
 )
 PREDICTIONS_SCHEMA = pa.schema(
     [
-        pa.field("image_id", pa.string(), nullable=False),
-        pa.field("plain", pa.binary(), nullable=False, metadata={"about": "PNG, labels without CRF"}),
-        pa.field("crf", pa.binary(), metadata={"about": "PNG, labels after the CRF, or null"}),
-        pa.field("absent_tags", pa.list_(pa.uint16()), metadata={"about": "the image's tags that are not predicted"}),
+        _field("image_id", pa.string()),
+        _field("plain", pa.binary(), "PNG, labels without CRF"),
+        _field("crf", pa.binary(), "PNG, labels after the CRF, or null", nullable=True),
+        _field("absent_tags", pa.list_(pa.uint16()), "tags of the image that are not predicted", nullable=True),
     ]
 )
 _LARGEST = float(np.finfo(np.float16).max)
 
 
 class ImageMaps(NamedTuple):
-    """The maps of one image.
+    """The localization maps of one image.
 
     Attributes:
-        classes: class indices, (T,).
-        maps: activations, (T, H, W) float32.
-        grids: where their positions lie along the image's height and width.
+        classes: Class indices, (T,).
+        maps: Activations, (T, H, W) float32.
+        grids: Positions of their rows and columns along the image's height and width.
     """
 
     classes: NDArray[np.int64]
@@ -64,15 +69,16 @@ class ImageMaps(NamedTuple):
 
 
 def map_rows(image_ids: Sequence[str], classes: Sequence[int], maps: NDArray[np.floating], grid: Grid) -> pa.Table:
-    """Writes T maps as rows of MAPS_SCHEMA.
+    """Converts T maps to rows of MAPS_SCHEMA.
 
     Args:
-        image_ids, classes: the image and the class of each map.
-        maps: (T, H, W); activations beyond the range of float16 become its largest value, with their sign.
-        grid: where their rows lie, and their columns; networks see squares, so that both lie alike.
+        image_ids: The image of each map.
+        classes: The class index of each map.
+        maps: (T, H, W). Activations beyond the range of float16 become its largest value, with their sign.
+        grid: Positions of their rows. Columns have the same positions, because networks see square images.
 
     Raises:
-        ValueError: a value is NaN.
+        ValueError: A value is NaN.
     """
     count, height, width = maps.shape
     if np.isnan(maps).any():
@@ -92,10 +98,9 @@ def map_rows(image_ids: Sequence[str], classes: Sequence[int], maps: NDArray[np.
 
 
 def image_maps(shards: Shards, image_id: str) -> ImageMaps:
-    """The maps of one image, out of a table with MAPS_SCHEMA; errors as of `Shards.rows`."""
+    """Reads the maps of one image from a table with MAPS_SCHEMA. Raises what `Shards.rows` raises."""
     rows = shards.rows(image_id)
-    column = rows["map"].combine_chunks()
-    values = column.flatten().to_numpy(zero_copy_only=False).astype(np.float32)
+    values = rows["map"].combine_chunks().flatten().to_numpy(zero_copy_only=False).astype(np.float32)
     height, width, first, step = (rows[name][0].as_py() for name in ("height", "width", "first", "step"))
     return ImageMaps(
         classes=rows["class"].to_numpy().astype(np.int64),

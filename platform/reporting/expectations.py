@@ -6,7 +6,7 @@ import pyarrow.compute as pc
 
 from mcis.datasets.index import Listing, shown
 from mcis.platform.config.sections import Config
-from mcis.platform.outputs.read_index import of_split
+from mcis.platform.outputs.read_index import rows_in_split
 
 _FEW = 10
 """Training images of a class that teach little of it."""
@@ -15,8 +15,8 @@ _FEW = 10
 def expectations(config: Config, listing: Listing) -> list[str]:
     """The images in figures, and what follows from them for a run."""
     images, names = listing.table.select(["split", "tags"]), listing.classes
-    train, val = (of_split(images, split) for split in ("train", "val"))
-    tagged, tagged_val = (of_split(images, split, tagged=True) for split in ("train", "val"))
+    train, val = (rows_in_split(images, split) for split in ("train", "val"))
+    tagged, tagged_val = (rows_in_split(images, split, tagged=True) for split in ("train", "val"))
     single = float(np.mean(pc.list_value_length(tagged["tags"]).to_numpy() == 1)) if len(tagged) else 0.0
     lines = [
         f"images:  {len(tagged):,} of {len(train):,} in train with a tag, {len(tagged_val):,} of {len(val):,} in val; "
@@ -39,14 +39,14 @@ def _scores(config: Config, listing: Listing) -> list[str]:
     """What is not scored, for want of masks."""
     images, split = listing.table.select(["split", "mask_uri"]), config.predict.split
     if split == "auto":
-        split = "val" if len(of_split(images, "val")) else "train"
+        split = "val" if len(rows_in_split(images, "val")) else "train"
     sentences = []
     if split == "train":
         sentences.append("predictions of the training images themselves, and scores on these alone")
     without = [
         name
         for name in dict.fromkeys(("train", split))
-        if not pc.any(of_split(images, name)["mask_uri"].is_valid()).as_py()
+        if not pc.any(rows_in_split(images, name)["mask_uri"].is_valid()).as_py()
     ]
     if without:
         sentences.append(f"no scores of split {' and '.join(without)}: no image of it has a ground-truth mask")

@@ -84,7 +84,7 @@ def _curve(related: int, scores: Sequence[Score], curves: Mapping[str, Curve]) -
 
 def _related(relations: MapRelations, row: int) -> Iterator[dict[str, Any]]:
     """By map of an image: its label, the number of its related images, some of them."""
-    for tag, related in relations.of(row):
+    for tag, related in relations.maps_of(row):
         some = relations.rows.take(list(dict.fromkeys(related))[:_MOST_RELATED]).select(["image_id", "uri"]).to_pylist()
         pictures = (Image.fromarray(read_rgb(of["uri"], max_side=_THUMBNAIL)) for of in some)
         tiles = [

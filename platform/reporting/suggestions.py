@@ -16,8 +16,8 @@ from mcis.datasets.sources.photographs import Photograph
 from mcis.datasets.tables.shards import Shards
 from mcis.models.counts import confusion
 from mcis.platform.networks.predictor import Photo, Prediction, Predictor
-from mcis.platform.outputs.corrected import CORRECTED
-from mcis.platform.outputs.read_index import of_split, open_index
+from mcis.platform.outputs.corrected_masks import CORRECTED
+from mcis.platform.outputs.read_index import open_index, rows_in_split
 from mcis.platform.reporting.export import export_objects
 from mcis.platform.reporting.files import csv_table, names_of, table_of, write_bytes
 from mcis.platform.reporting.html import render
@@ -55,7 +55,7 @@ def suggestions(workspace: Workspace, name: str, predictor: Predictor, count: in
     table, classes = table_of(workspace, name, "pseudo_masks", "masks"), len(predictor.classes)
     cues, masks = read_table(table, ["image_id", "cue"]), Shards(table, ["labels"])
     left = cues.filter(pc.not_equal(cues["cue"], CORRECTED))["image_id"].combine_chunks()
-    rows = of_split(open_index(workspace, name).index, "train", tagged=True)
+    rows = rows_in_split(open_index(workspace, name).index, "train", tagged=True)
     rows = rows.filter(pc.is_in(rows["image_id"], left)).to_pylist()
     if not rows:
         raise UserError(f"all masks of run {name!r} are corrected", "some that are not", "add images to the run")

@@ -25,8 +25,8 @@ from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import Worker, map_table
 from mcis.platform.networks.tagged_maps import AffinityWalk, tagged_maps
-from mcis.platform.outputs.corrected import CORRECTED, given_mask, with_corrected
-from mcis.platform.outputs.read_index import of_split, split_rows
+from mcis.platform.outputs.corrected_masks import CORRECTED, given_mask, with_corrected
+from mcis.platform.outputs.read_index import rows_in_split, split_rows
 from mcis.platform.outputs.tables import MASKS_SCHEMA
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import file_stamps, read_table
@@ -139,7 +139,7 @@ def _given_row(row: dict[str, Any], uri: str, classes: int, max_side: int | None
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     """Raises UserError where tagged training images lack what masks are made of: saliency maps that are asked for and
     are no ground truth, or, where supervision is full, ground-truth masks."""
-    rows = with_corrected(of_split(listing.table, "train", tagged=True), config.data.corrected_masks)
+    rows = with_corrected(rows_in_split(listing.table, "train", tagged=True), config.data.corrected_masks)
     if config.supervision == "full":
         there = [uri is not None and stamp(uri) is not None for uri in rows["mask_uri"].to_pylist()]
         without = rows.filter(pa.array([not mask for mask in there]))["image_id"].to_pylist()

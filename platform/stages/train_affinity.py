@@ -23,7 +23,7 @@ from mcis.platform.learners.crop_training import crops, taught_rows, train_on_cr
 from mcis.platform.networks.build import build_affinity_net, build_backbone, freeze
 from mcis.platform.networks.pretrained import downstream_weights, load_backbone
 from mcis.platform.networks.tagged_maps import tagged_maps
-from mcis.platform.outputs.corrected import CORRECTED, given_mask, with_corrected
+from mcis.platform.outputs.corrected_masks import CORRECTED, given_mask, with_corrected
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.outputs.tables import LABELS_SCHEMA
 from mcis.platform.runs.context import RunContext

@@ -29,7 +29,7 @@ from mcis.platform.networks.pretrained import (
     load_trained_classifier,
     trained_classifier_file,
 )
-from mcis.platform.outputs.read_index import of_source, split_rows
+from mcis.platform.outputs.read_index import from_source_domain, split_rows
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import content_digest
 from mcis.platform.runs.results import VAL_MAP, StageResult
@@ -100,7 +100,7 @@ def _learner(config: Config, context: RunContext) -> ClassifierLearner:
         config=c,
         seed=config.seed,
         tags=Tags.from_index(rows["tags"], len(context.classes)),
-        source=of_source(rows),
+        source=from_source_domain(rows),
         images=images,
         pretrained=classifier_weights(config, context.workspace),
         statistics=_statistics(config, context, rows, images) if c.standardize else None,

@@ -18,7 +18,7 @@ from mcis.platform.learners.crop_training import crops, taught_rows, train_on_cr
 from mcis.platform.learners.segmenter_learner import SegmenterLearner
 from mcis.platform.networks.build import build_backbone, build_classifier, build_segmenter, freeze, load_trained
 from mcis.platform.networks.pretrained import downstream_weights, load_backbone
-from mcis.platform.outputs.corrected import CORRECTED
+from mcis.platform.outputs.corrected_masks import CORRECTED
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import content_digest, read_table

@@ -336,7 +336,7 @@ def test_a_click_shows_the_images_that_made_a_map(browser: "Chrome", small: Any,
         assert button.get_attribute("aria-pressed") == "true"
         strips = browser.find_elements("css selector", "#explore-related .strip")
         shown = [[f.text for f in strip.find_elements("css selector", "figcaption")] for strip in strips]
-        expected = [[ids[row] for row in related] for _, related in made.of(ids.index(image["id"]))]
+        expected = [[ids[row] for row in related] for _, related in made.maps_of(ids.index(image["id"]))]
         assert shown == expected
         assert all(len(related) == 2 for related in shown)
         pictures = browser.find_elements("css selector", "#explore-related img")

@@ -27,7 +27,7 @@ from mcis.datasets.index import INDEX_SCHEMA
 from mcis.datasets.sources.tagged import list_tagged
 from mcis.platform.cli import app
 from mcis.platform.networks.predictor import Predictor
-from mcis.platform.outputs.corrected import CORRECTED, with_corrected
+from mcis.platform.outputs.corrected_masks import CORRECTED, with_corrected
 from mcis.platform.outputs.tables import MASKS_SCHEMA, PREDICTIONS_SCHEMA
 from mcis.platform.reporting import files
 from mcis.platform.reporting.export import export

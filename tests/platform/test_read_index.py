@@ -8,7 +8,7 @@ import pytest
 
 from mcis.datasets.index import INDEX_SCHEMA
 from mcis.datasets.tables import large_tables
-from mcis.platform.outputs.read_index import of_split, split_rows
+from mcis.platform.outputs.read_index import rows_in_split, split_rows
 from mcis.platform.runs.files import read_parts, write_batches
 
 ROWS = 23
@@ -32,7 +32,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize("split", ["train", "val", "test"])
 def test_the_rows_of_a_split_do_not_depend_on_the_files_groups(file: Path, split: str, tagged: bool) -> None:
     whole = pa.concat_tables(read_parts(file))
-    expected = of_split(whole, split, tagged=tagged)
+    expected = rows_in_split(whole, split, tagged=tagged)
     assert split_rows(file, split, tagged=tagged).equals(expected)
     names = split_rows(file, split, tagged=tagged, columns=["image_id"])
     assert names.equals(expected.select(["image_id"]))

@@ -23,8 +23,8 @@ from mcis.datasets.images.masks import tags_of_mask
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.storage.files import read_bytes, stamp, stamps
 from mcis.platform.config.sections import Config
-from mcis.platform.outputs.corrected import CORRECTED, with_corrected
-from mcis.platform.outputs.read_index import of_split, split_rows, truth_of_row
+from mcis.platform.outputs.corrected_masks import CORRECTED, with_corrected
+from mcis.platform.outputs.read_index import rows_in_split, split_rows, truth_of_row
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import file_stamps, write_json
 from mcis.platform.runs.results import PredictResult, StageResult
@@ -41,7 +41,7 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     truth = columns.filter(pc.and_(scored, pc.is_valid(columns["mask_uri"])))
     _check_some(truth, listing.classes)
     if config.data.corrected_masks:
-        rows = with_corrected(of_split(listing.table, "train", tagged=True), config.data.corrected_masks)
+        rows = with_corrected(rows_in_split(listing.table, "train", tagged=True), config.data.corrected_masks)
         masks = rows.drop(["mask_uri"]).rename_columns({CORRECTED: "mask_uri"})
         _check_some(masks.filter(pc.is_valid(masks["mask_uri"])), listing.classes, corrected=True)
 

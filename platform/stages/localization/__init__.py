@@ -23,7 +23,7 @@ from mcis.platform.config.maps import LocalizeConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.cache import features_cache
 from mcis.platform.engine.mapping import Worker, map_table, shards_of
-from mcis.platform.outputs.read_index import of_source, split_rows
+from mcis.platform.outputs.read_index import from_source_domain, split_rows
 from mcis.platform.outputs.relations import VECTORS, draw_relations, read_vectors
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.results import StageResult
@@ -60,8 +60,8 @@ def run(config: Config, context: RunContext) -> StageResult:
         if RELATED_IMAGE_RULES[config.localize.related_by].needs_vectors:  # the report reads them, too
             copy_folder(embedded / VECTORS, part / VECTORS)
             vectors = read_vectors(part / VECTORS)
-        relations = draw_relations(config.localize, config.seed, tags, of_source(rows), vectors)
-        make_relater = functools.partial(Relate, *network, embedded, of_source(rows))
+        relations = draw_relations(config.localize, config.seed, tags, from_source_domain(rows), vectors)
+        make_relater = functools.partial(Relate, *network, embedded, from_source_domain(rows))
         hops = config.localize.hops
         to_relate = relate_rows(rows, relations, hops)
         for hop in range(1, hops):

@@ -14,7 +14,7 @@ from mcis.datasets.images.decode import decode_labels, encode_labels
 from mcis.datasets.tables.shards import Shards
 from mcis.platform import pipeline
 from mcis.platform.networks.predictor import Predictor
-from mcis.platform.outputs.corrected import CORRECTED, with_corrected
+from mcis.platform.outputs.corrected_masks import CORRECTED, with_corrected
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.reporting.suggestions import suggestions, write_suggestions
 from mcis.platform.runs.results import StageResult
