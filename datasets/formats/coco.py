@@ -44,5 +44,5 @@ def _annotated_object(annotation: dict[str, Any], image: dict[str, Any], name: s
 
 COCO = Format(
     read_coco,
-    "a JSON file of COCO's images, annotations and categories, next to its images, or with the folder `images`",
+    "a JSON file of COCO's images, annotations and categories, next to its images, or with the folder --images",
 )

@@ -41,5 +41,5 @@ def _annotated_object(shape: ElementTree.Element, sides: tuple[float, float]) ->
 
 CVAT = Format(
     read_cvat,
-    "CVAT's XML `CVAT for images` of tags, boxes, polygons and masks, next to its images, or with the folder `images`",
+    "CVAT's XML `CVAT for images` of tags, boxes, polygons and masks, next to its images, or with the folder --images",
 )

@@ -124,7 +124,7 @@ def import_data_set(
     data_set = _read_data_set(format, ImportRequest(source, images, output.images, split, left_out))
     other_rows = _read_other_rows(output)
     if data_set.folder != output.images and output.images.is_dir() and not output.images.is_symlink():
-        raise UserError(f"{output.images} is a folder of images", "a link, or nothing", "name another `out`")
+        raise UserError(f"{output.images} is a folder of images", "a link, or nothing", "name another --out")
 
     exported = _read_exported_classes(labels) if labels else []
     selection = _select_classes(source, data_set.photos, classes, exported, other_rows, output, left_out)
@@ -171,7 +171,7 @@ def _read_data_set(format: str, request: ImportRequest) -> DataSet:
         raise UserError(found, FORMATS[format].expected, "correct the data set, or name another one") from error
 
     legible_names = f"legible names of files below {folder}"
-    remedy = "correct the names, or name the folder by `images`"
+    remedy = "correct the names, or name the folder by --images"
     if invalid_names:
         count = f"{len(invalid_names)} of {len(photos)} images of {source}"
         raise UserError(f"{count} are outside or illegible: {shown(invalid_names)}", legible_names, remedy)
@@ -205,10 +205,10 @@ def _read_other_rows(output: _Output) -> list[Row]:
 
     if rows and tuple(rows[0]) != _COLUMNS:
         found = f"{output.table} has columns {', '.join(rows[0])}"
-        raise UserError(found, f"columns {', '.join(_COLUMNS)}", "name another `out`")
+        raise UserError(found, f"columns {', '.join(_COLUMNS)}", "name another --out")
     if has_table != output.classes.exists():
         found = f"{output.folder} holds photos.csv or classes.txt of others"
-        raise UserError(found, "a folder for imports only", "name another `out`")
+        raise UserError(found, "a folder for imports only", "name another --out")
     return [row for row in rows if row["split"] != output.split]
 
 
@@ -225,7 +225,7 @@ def _read_exported_classes(labels: Path) -> list[str]:
         return [class_of_label[label] for label in range(1, num_classes + 1)]
     except (KeyError, OSError, ValueError) as error:
         found = f"{labels} is no table of labels: {unquoted(error)}"
-        raise UserError(found, "labels.csv of an export", "name that file by `labels`") from error
+        raise UserError(found, "labels.csv of an export", "name that file by --labels") from error
 
 
 def _select_classes(
@@ -298,7 +298,7 @@ def _check_names(source: Path, names: Sequence[str], wrong: Set[str], occurring:
         raise UserError(
             f"{source}: {found}",
             f"names without ; , | of classes that occur ({shown(correct, 20)}), the same as in other splits",
-            f"{did_you_mean(invalid, correct)}rename them, choose by `classes`, or import the split that has all "
+            f"{did_you_mean(invalid, correct)}rename them, choose by --classes, or import the split that has all "
             "classes first",
         )
     check_classes(source, names)

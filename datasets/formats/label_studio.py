@@ -69,5 +69,5 @@ def _annotated_objects(result: dict[str, Any], left_out: LeftOut) -> list[Annota
 
 LABEL_STUDIO = Format(
     read_label_studio,
-    "Label Studio's JSON with choices, rectangles, polygons or brushes; `images` is the folder of its images",
+    "Label Studio's JSON with choices, rectangles, polygons or brushes; --images is the folder of its images",
 )

@@ -121,6 +121,6 @@ def _read_label_file(path: Path, description: _Description) -> list[AnnotatedObj
 
 YOLO = Format(
     read_yolo,
-    "a folder with data.yaml or classes.txt, images/... and labels/...; `images` is the folder of the split's images "
+    "a folder with data.yaml or classes.txt, images/... and labels/...; --images is the folder of the split's images "
     "if data.yaml does not name it and it is not images/SPLIT",
 )
