@@ -1,4 +1,4 @@
-"""A user's table as a file: what cannot be read, which files it may name, cells that become URIs."""
+"""A user's table as a file: unreadable tables, files that it may name, and cells that become URIs."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from mcis.datasets.sources.tagged import list_tagged
 if TYPE_CHECKING:
     from tests.conftest import FaultyS3
 
-BAD_FILES = [
+INVALID_FILES = [
     ("t.txt", b"image,tags\na,cat\n", r"t\.txt has the suffix \.txt"),
     ("t.csv", b"", r"t\.csv cannot be read: Empty CSV file"),
     ("t.csv", b"image,tags\n", r"t\.csv has no row"),
@@ -39,50 +39,99 @@ BAD_FILES = [
     ("t.parquet", b"PAR1hunter2" + bytes(99) + b"hunter2PAR1", r"t\.parquet cannot be read"),
 ]
 CELLS = [
-    "a.jpg", "x/a b.jpg", "./a.jpg", "x//a.jpg", "x/./a.jpg", "x/../a.jpg", "../a.jpg", "a/", ".a", "..a", "...", ".",
-    "x/..", "/a.jpg", "//a.jpg", "/x/../a.jpg", "FOLDER/a.jpg", "FOLDER/../a.jpg", "FOLDERS/a.jpg", "FOLDER",
-    "ü/ö.jpg", "a?b#c", "file:///FOLDER/a.jpg", "s3://bucket/a.jpg", "s3://bucket/../a.jpg",
-    "s3://bucket/a.jpg?region=x", "s3://bucket", "s3:/a", "s3://user:word@bucket/a", "s3://bucket:9000/a.jpg",
-    "gs://bucket/ü", "a[b].jpg", "a\nb.jpg", "a%20b.jpg",
-]  # fmt: skip
+    "a.jpg",
+    "x/a b.jpg",
+    "./a.jpg",
+    "x//a.jpg",
+    "x/./a.jpg",
+    "x/../a.jpg",
+    "../a.jpg",
+    "a/",
+    ".a",
+    "..a",
+    "...",
+    ".",
+    "x/..",
+    "/a.jpg",
+    "//a.jpg",
+    "/x/../a.jpg",
+    "FOLDER/a.jpg",
+    "FOLDER/../a.jpg",
+    "FOLDERS/a.jpg",
+    "FOLDER",
+    "ü/ö.jpg",
+    "a?b#c",
+    "file:///FOLDER/a.jpg",
+    "s3://bucket/a.jpg",
+    "s3://bucket/../a.jpg",
+    "s3://bucket/a.jpg?region=x",
+    "s3://bucket",
+    "s3:/a",
+    "s3://user:word@bucket/a",
+    "s3://bucket:9000/a.jpg",
+    "gs://bucket/ü",
+    "a[b].jpg",
+    "a\nb.jpg",
+    "a%20b.jpg",
+]
+"""Cells of a table; FOLDER stands for its folder."""
 
 
 @pytest.mark.parametrize("trusted", [True, False])
 @pytest.mark.parametrize("table", ["/data/set/t.csv", "s3://bucket/set/t.csv", "s3://bucket/set/t.csv?region=x"])
-def test_cells_made_at_once_are_what_each_alone_would_be(table: str, trusted: bool) -> None:
+def test_cells_converted_together_equal_cells_converted_one_by_one(table: str, trusted: bool) -> None:
     cells = [cell.replace("FOLDER", "/data/set") for cell in CELLS]
     rows = user_table.UserTable(table, pa.table({"image": cells}), {"image": "image"}, [], [], [], trusted)
     expected = [user_table._uri(table, cell) for cell in cells]
+    forbidden = [] if trusted else [uri for uri in expected if not user_table._may_name(table, uri)]
+
     outside: list[str] = []
-    found = rows._uris(pa.array([*cells, None]), outside).to_pylist()
-    assert found == [*expected, None]
-    assert sorted(outside) == sorted(uri for uri in expected if not trusted and not user_table._may_name(table, uri))
+    uris = rows._uris(pa.array([*cells, None]), outside).to_pylist()
+
+    assert uris == [*expected, None]
+    assert sorted(outside) == sorted(forbidden)
 
 
 INSIDE = ("b.jpg", "x/b.jpg", "OWN/set/b.jpg")
-ELSEWHERE = (
-    "../b.jpg", "/etc/b.jpg", "file:///etc/b.jpg", "OWN/other/b.jpg", "OWN/set/../b.jpg", "s3://bucket/set/b.jpg",
-    "s3://bucket/set/b.jpg?endpoint_override=evil.org", "gs://bucket/set/b.jpg",
-)  # fmt: skip
+OUTSIDE = (
+    "../b.jpg",
+    "/etc/b.jpg",
+    "file:///etc/b.jpg",
+    "OWN/other/b.jpg",
+    "OWN/set/../b.jpg",
+    "s3://bucket/set/b.jpg",
+    "s3://bucket/set/b.jpg?endpoint_override=evil.org",
+    "gs://bucket/set/b.jpg",
+)
 
 
-@pytest.mark.parametrize(("cell", "may"), [*((cell, True) for cell in INSIDE), *((cell, False) for cell in ELSEWHERE)])
-def test_a_remote_table_names_files_of_its_own_folder_and_server(faulty_s3: "FaultyS3", cell: str, may: bool) -> None:
-    table = faulty_s3.uri("/bucket/set/t.csv")
+def remote_table(server: "FaultyS3", cell: str) -> str:
+    """Writes a table with one image to a server; OWN stands for its bucket. Returns the table's URI."""
     if cell.startswith("OWN"):
-        cell = faulty_s3.uri(cell.replace("OWN", "/bucket"))
-    faulty_s3.files["/bucket/set/t.csv"] = f"image,tags\n{cell},cat\n".encode()
-    assert len(list_tagged(table, allow_absolute=True).table) == 1
-    if may:
-        assert len(list_tagged(table).table) == 1
-        return
+        cell = server.uri(cell.replace("OWN", "/bucket"))
+    server.files["/bucket/set/t.csv"] = f"image,tags\n{cell},cat\n".encode()
+    return server.uri("/bucket/set/t.csv")
+
+
+@pytest.mark.parametrize("cell", INSIDE)
+def test_remote_table_names_files_of_its_folder_and_server(faulty_s3: "FaultyS3", cell: str) -> None:
+    assert len(list_tagged(remote_table(faulty_s3, cell)).table) == 1
+
+
+@pytest.mark.parametrize("cell", OUTSIDE)
+def test_remote_table_names_no_other_files(faulty_s3: "FaultyS3", cell: str) -> None:
     with pytest.raises(UserError, match="lie outside of the table's folder or on another server"):
-        list_tagged(table)
+        list_tagged(remote_table(faulty_s3, cell))
 
 
-@pytest.mark.parametrize(("name", "content", "found"), BAD_FILES, ids=[found for _, _, found in BAD_FILES])
-def test_what_is_no_table_is_an_error_and_not_quoted(tmp_path: Path, name: str, content: bytes, found: str) -> None:
+@pytest.mark.parametrize("cell", [*INSIDE, *OUTSIDE])
+def test_trusted_remote_table_names_any_file(faulty_s3: "FaultyS3", cell: str) -> None:
+    assert len(list_tagged(remote_table(faulty_s3, cell), allow_absolute=True).table) == 1
+
+
+@pytest.mark.parametrize(("name", "content", "message"), INVALID_FILES)
+def test_invalid_table_is_an_error_and_not_quoted(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=found) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         list_tagged(tmp_path / name)
     assert "hunter2" not in str(caught.value)
