@@ -23,7 +23,7 @@ from torch import Tensor
 from mcis.models.classifier_losses import LossInputs, PairScores, weighted_losses
 from mcis.platform.commands.bench import operations_of, seconds_of
 from mcis.platform.config.resolve import resolve
-from mcis.platform.engine.learner import build_optimizer
+from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.learners.classifier_learner import in_float32
 from mcis.platform.networks.build import build_classifier
 

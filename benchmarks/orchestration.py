@@ -32,7 +32,8 @@ from mcis.models.dropout import number_samples
 from mcis.models.pretrained import bundled_file
 from mcis.platform.commands.run import demo_configuration
 from mcis.platform.config.sections import Config
-from mcis.platform.engine.learner import Learner, build_optimizer
+from mcis.platform.engine.learner import Learner
+from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.learners.affinity_learner import AffinityLearner
 from mcis.platform.learners.classifier_learner import ClassifierLearner
 from mcis.platform.learners.segmenter_learner import SegmenterLearner
@@ -65,7 +66,7 @@ def train(learner: Learner[Any], folder: Path) -> None:
             group["lr"] = schedule.learning_rate(step) * group["factor"]
         samples = step * schedule.batch + np.arange(schedule.batch)
         number_samples(model, generator_seeds(DrawPurpose.DROPOUT, schedule.seed, samples))
-        terms = learner.losses(model, batch, step, torch.device("cpu"))
+        terms = learner.loss_sums(model, batch, step, torch.device("cpu"))
         loss = torch.stack(list(terms.values())).sum() / learner.count(batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()

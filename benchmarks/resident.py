@@ -20,7 +20,7 @@ from mcis.datasets.images.squares import Squares, make_squares
 from mcis.datasets.sampling.batch_stream import WorkerShard, batches
 from mcis.datasets.sampling.batches import PairBatch
 from mcis.platform.config.resolve import resolve
-from mcis.platform.engine.learner import build_optimizer
+from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.learners.classifier_learner import ClassifierLearner
 from mcis.platform.runs.files import write_table
 
@@ -39,7 +39,7 @@ def train(learner: ClassifierLearner, stream: Iterator[PairBatch], steps: int) -
         if step == steps // 4:  # by then both sides have their buffers
             began, images = time.perf_counter(), 0
         batch = next(stream)
-        loss = torch.stack(list(learner.losses(model, batch, step, device).values())).sum() / learner.count(batch)
+        loss = torch.stack(list(learner.loss_sums(model, batch, step, device).values())).sum() / learner.count(batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()

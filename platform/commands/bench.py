@@ -31,7 +31,8 @@ from mcis.platform.commands.doctor import Check, checked
 from mcis.platform.config.recipes import lid, paper, photos, photos_fast, released, scratch
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.errors import is_out_of_memory
-from mcis.platform.engine.learner import Learner, build_optimizer
+from mcis.platform.engine.learner import Learner
+from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.learners.classifier_learner import ClassifierLearner
 from mcis.platform.learners.segmenter_learner import SegmenterLearner
 from mcis.platform.networks.build import build_backbone, build_classifier, build_segmenter, move_channels_last
@@ -193,7 +194,7 @@ def work_of(
     def step(size: int) -> None:
         optimizer.zero_grad(set_to_none=True)
         number_samples(model, seeds[:size])
-        terms = learner.losses(forward, batch.rows(0, size), learner.schedule.steps - 1, DEVICE)
+        terms = learner.loss_sums(forward, batch.rows(0, size), learner.schedule.steps - 1, DEVICE)
         (torch.stack(list(terms.values())).sum() / count).backward()
         optimizer.step()
 

@@ -30,8 +30,10 @@ from mcis.datasets.tags import Tags
 from mcis.models.dropout import number_samples
 from mcis.models.metrics import average_precision
 from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine.devices import resolve_precision
 from mcis.platform.engine.errors import memory_errors
-from mcis.platform.engine.learner import Learner, build_optimizer, resolve_precision
+from mcis.platform.engine.learner import Learner
+from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.engine.resuming import resume, write_checkpoint
 from mcis.platform.engine.step_log import STEPS, StepLog, Throughput
 from mcis.platform.networks.build import move_channels_last
@@ -230,7 +232,7 @@ class Trainer(Generic[AnyBatch]):
             is_last = first + size >= rows
             with contextlib.nullcontext() if self.world_size == 1 or is_last else self.model.no_sync():
                 number_samples(self.network, sample_seeds[first : first + size])
-                sums = self.learner.losses(self._forward, batch.rows(first, first + size), step, self.device)
+                sums = self.learner.loss_sums(self._forward, batch.rows(first, first + size), step, self.device)
                 for name, value in sums.items():
                     terms[name] = terms.get(name, 0) + value.detach() / count
                 # DDP takes the mean over workers; the batch's loss is their sum.

@@ -16,7 +16,7 @@ from mcis.datasets.storage.folders import file_system, files_below, path_exists,
 from mcis.datasets.storage.threads import run_in_background
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.errors import IMAGE_AT_FAULT, MemoryRanOut, causes_of, death_text, deaths, user_error_in
-from mcis.platform.engine.learner import Learner, Schedule
+from mcis.platform.engine.learner import Learner, TrainingSchedule
 from mcis.platform.engine.loop import FIT, FitResult, TrainingJob, Validation, train_worker
 from mcis.platform.engine.nodes import Bundle, wait_for_nodes
 from mcis.platform.engine.resuming import CHECKPOINT, drop_damaged
@@ -205,7 +205,7 @@ def _run_trainer(job: TrainingJob[Any], scaling: Any, run: Any = None) -> None:
 
 
 @contextlib.contextmanager
-def _followed(schedule: Schedule, folder: Path, tracker: Tracker, label: str) -> Iterator[None]:
+def _followed(schedule: TrainingSchedule, folder: Path, tracker: Tracker, label: str) -> Iterator[None]:
     """In the block the records of a training's log move a progress bar and go to MLflow."""
     images = schedule.images_per_step
     with bar(label, schedule.steps * images, "images") as progress:

@@ -32,7 +32,7 @@ class AffinityLearner(CropLearner):
     def count(self, batch: CropBatch) -> int:
         return len(batch)
 
-    def losses(self, model: Network, batch: CropBatch, step: int, device: torch.device) -> dict[str, Tensor]:
+    def loss_sums(self, model: Network, batch: CropBatch, step: int, device: torch.device) -> dict[str, Tensor]:
         """The terms `background`, `foreground` and `different` of the labeled pairs."""
         found = model(self.images(batch, DrawPurpose.AFFINITY_JITTER, device))
         labels = nearest_labels(torch.from_numpy(np.array(batch.labels)).to(device), found.grids)

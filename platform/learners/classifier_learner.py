@@ -25,7 +25,8 @@ from mcis.models.metrics import average_precision
 from mcis.models.networks import normalization_of
 from mcis.models.seam import Equivariance, EquivariantMaps, RefinedMaps
 from mcis.platform.config.training import ClassifierConfig
-from mcis.platform.engine.learner import Network, Schedule, device_images
+from mcis.platform.engine.devices import device_images
+from mcis.platform.engine.learner import Network, TrainingSchedule
 from mcis.platform.networks.build import build_classifier, freeze
 from mcis.platform.networks.pretrained import load_backbone
 
@@ -51,11 +52,11 @@ class ClassifierLearner:
     statistics: Statistics | None = None
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> TrainingSchedule:
         c = self.config
         steps_per_epoch = (c.epoch_pairs or self.tags.num_tagged) / c.batch
         schedule_steps = math.ceil(c.epochs * steps_per_epoch)
-        return Schedule(
+        return TrainingSchedule(
             batch=c.batch,
             images_per_sample=2,
             steps=schedule_steps if c.stop_epoch is None else math.ceil((c.stop_epoch + 1) * steps_per_epoch),
@@ -100,7 +101,7 @@ class ClassifierLearner:
     def count(self, batch: PairBatch) -> int:
         return len(batch)
 
-    def losses(self, model: Network, batch: PairBatch, step: int, device: torch.device) -> dict[str, Tensor]:
+    def loss_sums(self, model: Network, batch: PairBatch, step: int, device: torch.device) -> dict[str, Tensor]:
         """Weighted losses of the pairs by name (Eq. 10) and, as `self_NAME`, of the self pairs."""
         tags_m = self._tags(batch.m, device)
         tags_n = self._tags(batch.n, device)

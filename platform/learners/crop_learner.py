@@ -12,7 +12,8 @@ from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
 from mcis.models.augment import Augmentation
 from mcis.models.networks import normalization_of
 from mcis.platform.config.training import AffinityNetConfig, SegmenterConfig
-from mcis.platform.engine.learner import Schedule, device_images
+from mcis.platform.engine.devices import device_images
+from mcis.platform.engine.learner import TrainingSchedule
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,10 +31,10 @@ class CropLearner:
     pretrained: Path | None
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> TrainingSchedule:
         c, images = self.config, len(self.masked.uris)
         steps = c.num_steps(images)
-        return Schedule(
+        return TrainingSchedule(
             batch=c.batch,
             images_per_sample=1,
             steps=steps,

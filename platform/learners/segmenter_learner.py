@@ -45,7 +45,7 @@ class SegmenterLearner(CropLearner):
     def count(self, batch: CropBatch) -> int:
         return int((batch.labels != IGNORE).sum())
 
-    def losses(self, model: Network, batch: CropBatch, step: int, device: torch.device) -> dict[str, Tensor]:
+    def loss_sums(self, model: Network, batch: CropBatch, step: int, device: torch.device) -> dict[str, Tensor]:
         """The terms `pixel`, cross entropy over the labeled pixels, and `image`, of which classes a crop holds."""
         labels = torch.from_numpy(np.array(batch.labels)).to(device)
         images, c = self.images(batch, DrawPurpose.SEGMENTER_JITTER, device), self.config

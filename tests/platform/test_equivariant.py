@@ -64,7 +64,7 @@ def pairs() -> PairBatch:
 
 
 def terms(section: ClassifierConfig, model: CoAttentionClassifier, batch: PairBatch) -> dict[str, Tensor]:
-    return learner(section).losses(model, batch, 0, torch.device("cpu"))
+    return learner(section).loss_sums(model, batch, 0, torch.device("cpu"))
 
 
 def seen(model: CoAttentionClassifier, image: Tensor, tags: list[int], at: Tensor) -> RefinedMaps:

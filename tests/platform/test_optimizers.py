@@ -9,7 +9,7 @@ from torch import nn
 from mcis.models.backbones import Backbone
 from mcis.models.grids import Layout
 from mcis.platform.config.training import Optimizer
-from mcis.platform.engine.learner import build_optimizer, learning_rate_factor
+from mcis.platform.engine.optimizers import build_optimizer, learning_rate_factor
 
 
 def factors(optimizer: Optimizer, steps: int, epoch_steps: int = 1) -> list[float]:

@@ -72,7 +72,7 @@ def losses(
         unshared_n=np.full(5, unshared[1]),
     )
     recorder = Recorder()
-    terms = learner(recipe).losses(recorder, batch, step, torch.device("cpu"))
+    terms = learner(recipe).loss_sums(recorder, batch, step, torch.device("cpu"))
     return recorder, {name: float(value) for name, value in terms.items()}, batch
 
 

@@ -47,7 +47,7 @@ class Struck(ClassifierLearner):
             file.write(f"{shard.start} ")
         return super().decoder(shard)
 
-    def losses(self, model: Network, batch: PairBatch, step: int, device: torch.device) -> dict[str, Tensor]:
+    def loss_sums(self, model: Network, batch: PairBatch, step: int, device: torch.device) -> dict[str, Tensor]:
         struck = self.folder / f"struck-{step}"
         if step in self.steps and (self.again or not struck.exists()):
             deadline = time.monotonic() + 60
@@ -55,7 +55,7 @@ class Struck(ClassifierLearner):
                 time.sleep(0.1)
             struck.touch()
             self.blow()
-        return super().losses(model, batch, step, device)
+        return super().loss_sums(model, batch, step, device)
 
 
 @pytest.fixture(autouse=True)
@@ -177,8 +177,8 @@ def run_out_on_a_gpu() -> None:
 class Narrow(Struck):
     """Has memory for two pairs at a time from step 5 on; the first one of those of which it runs out is on its way."""
 
-    def losses(self, model: Network, batch: PairBatch, step: int, device: torch.device) -> dict[str, Tensor]:
-        losses = super().losses(model, batch, step, device)
+    def loss_sums(self, model: Network, batch: PairBatch, step: int, device: torch.device) -> dict[str, Tensor]:
+        losses = super().loss_sums(model, batch, step, device)
         if step >= 5 and len(batch) > 2:
             sum(losses.values()).backward()  # type: ignore[union-attr]
             (self.folder / f"struck-{step}-{len(batch)}").touch()
@@ -331,8 +331,8 @@ def test_an_elastic_training_goes_on_with_fewer(tiny: ClassifierLearner, tmp_pat
 class Overflowing(ClassifierLearner):
     """The last update's gradients overflow, though its loss is finite."""
 
-    def losses(self, model: Network, batch: PairBatch, step: int, device: torch.device) -> dict[str, Tensor]:
-        terms = super().losses(model, batch, step, device)
+    def loss_sums(self, model: Network, batch: PairBatch, step: int, device: torch.device) -> dict[str, Tensor]:
+        terms = super().loss_sums(model, batch, step, device)
         if step == self.schedule.steps - 1:
             co_attention = terms["co_attention"]
             zero = (co_attention - co_attention.detach()).sqrt()  # its slope is infinite

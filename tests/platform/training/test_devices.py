@@ -23,8 +23,9 @@ from mcis.models.segmenters import predict
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.training import ClassifierConfig, EquivariantConfig
-from mcis.platform.engine.learner import Learner, build_optimizer
+from mcis.platform.engine.learner import Learner
 from mcis.platform.engine.loop import Trainer
+from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.engine.step_log import Throughput
 from mcis.platform.learners.affinity_learner import AffinityLearner
 from mcis.platform.learners.classifier_learner import ClassifierLearner, val_scores
@@ -68,7 +69,7 @@ def step(learner: Learner[Any], batch: Any, device: torch.device) -> dict[str, t
     for layer in model.modules():
         if isinstance(layer, SampleDropout):
             layer.rate = 0.0  # `meta` has no generator
-    terms = learner.losses(model, batch, 10**6, device)
+    terms = learner.loss_sums(model, batch, 10**6, device)
     torch.stack(list(terms.values())).sum().backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return {name: value.detach() for name, value in {**terms, **gradients}.items()}

@@ -26,8 +26,9 @@ from mcis.models.metrics import average_precision
 from mcis.models.pretrained import BUNDLED, bundled_file
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.training import AffinityNetConfig, SegmenterConfig, SegmenterOptimizer
-from mcis.platform.engine.learner import Learner, build_optimizer
+from mcis.platform.engine.learner import Learner
 from mcis.platform.engine.loop import Validation
+from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.engine.training import fit
 from mcis.platform.learners.affinity_learner import AffinityLearner
@@ -60,7 +61,7 @@ def plain_loop(learner: Learner[Any]) -> tuple[dict[str, Tensor], list[dict[str,
         batch = decode(np.array([step]))
         numbers = step * schedule.batch + np.arange(schedule.batch)
         number_samples(network, generator_seeds(DrawPurpose.DROPOUT, schedule.seed, numbers))
-        losses = learner.losses(network, batch, step, torch.device("cpu"))
+        losses = learner.loss_sums(network, batch, step, torch.device("cpu"))
         optimizer.zero_grad()
         (torch.stack(list(losses.values())).sum() / learner.count(batch)).backward()
         optimizer.step()
@@ -101,7 +102,7 @@ def test_contrastive_loss_needs_an_unshared_tag_in_the_whole_batch(tiny: Classif
     def contrastive(m: bool, n: bool, step: int = 12) -> float:
         part = replace(batch, unshared_m=np.array([m, m]), unshared_n=np.array([n, n]))
         number_samples(network, [0] * len(part))
-        return float(tiny.losses(network, part, step, torch.device("cpu"))["contrastive"].detach())
+        return float(tiny.loss_sums(network, part, step, torch.device("cpu"))["contrastive"].detach())
 
     both_sides = contrastive(True, True)
     only_m = contrastive(True, False)
