@@ -1,4 +1,4 @@
-"""The source `tags`: CSV, JSONL and Parquet tables, local and on S3, and each way in which a table can be wrong."""
+"""The source `tags`: CSV, JSONL and Parquet tables, and the ways in which a table can be wrong."""
 
 import json
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import pyarrow.parquet
 import pytest
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.index import LISTING_SCHEMA
+from mcis.datasets.index import LISTING_SCHEMA, Listing
 from mcis.datasets.sources.tagged import list_tagged, photograph_tags
 
 Rows = list[dict[str, Any]]
@@ -23,8 +23,12 @@ ROWS: Rows = [
 ]
 
 
+def csv_cell(value: Any) -> Any:
+    return "; ".join(value) if isinstance(value, list) else value
+
+
 def write_csv(path: Path, rows: Rows) -> None:
-    cells = [{k: "; ".join(v) if isinstance(v, list) else v for k, v in row.items()} for row in rows]
+    cells = [{name: csv_cell(value) for name, value in row.items()} for row in rows]
     pa.csv.write_csv(pa.Table.from_pylist(cells), path)
 
 
@@ -39,8 +43,13 @@ def write_parquet(path: Path, rows: Rows) -> None:
 WRITERS: dict[str, Callable[[Path, Rows], None]] = {"csv": write_csv, "jsonl": write_jsonl, "parquet": write_parquet}
 
 
+def tags_of(listing: Listing) -> list[list[int]]:
+    return listing.table["tags"].to_pylist()
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
+    """A folder with the empty masks m/a.png and m/c.png."""
     (tmp_path / "m").mkdir()
     for name in "ac":
         (tmp_path / f"m/{name}.png").touch()
@@ -48,36 +57,46 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", WRITERS)
-def test_a_table_is_listed(folder: Path, kind: str) -> None:
+def test_table_becomes_rows(folder: Path, kind: str) -> None:
     WRITERS[kind](folder / f"t.{kind}", ROWS)
-    found = list_tagged(folder / f"t.{kind}", allow_absolute=True)
-    assert found.classes == ("cat", "dog", "potted plant")
-    assert found.table.schema.equals(LISTING_SCHEMA, check_metadata=True)
-    unmasked = "no ground-truth mask for 1 of 2 images of split train: these are not scored"
-    assert found.notes == (f"{folder}/t.{kind}: {unmasked}",)
-    rows = found.table.to_pylist()
-    assert [r["image_id"] for r in rows] == ["1", "2020-01-01", "c", "ü"]
-    assert [r["uri"] for r in rows] == [str(folder / "images/a.jpg"), *(row["image"] for row in ROWS[1:])]
-    assert [r["tags"] for r in rows] == [[0, 2], [], [0], [0, 1]]
-    assert [r["split"] for r in rows] == ["train", "train", "val", "val"]
-    masks = [str(folder / "m/a.png"), None, str(folder / "m/c.png"), "s3://bucket/d.png"]
-    assert [r["mask_uri"] for r in rows] == masks
-    assert {(r["domain"], r["saliency_uri"]) for r in rows} == {("target", None)}
+
+    listing = list_tagged(folder / f"t.{kind}", allow_absolute=True)
+
+    assert listing.classes == ("cat", "dog", "potted plant")
+    assert listing.table.schema.equals(LISTING_SCHEMA, check_metadata=True)
+    columns = listing.table.to_pydict()
+    assert columns["image_id"] == ["1", "2020-01-01", "c", "ü"]
+    assert columns["uri"] == [str(folder / "images/a.jpg"), *(row["image"] for row in ROWS[1:])]
+    assert columns["tags"] == [[0, 2], [], [0], [0, 1]]
+    assert columns["split"] == ["train", "train", "val", "val"]
+    assert columns["mask_uri"] == [str(folder / "m/a.png"), None, str(folder / "m/c.png"), "s3://bucket/d.png"]
+    assert columns["domain"] == ["target"] * 4
+    assert columns["saliency_uri"] == [None] * 4
+    note = "no ground-truth mask for 1 of 2 images of split train: these are not scored"
+    assert listing.notes == (f"{folder}/t.{kind}: {note}",)
 
 
 def test_texts_that_look_like_times_stay_texts(folder: Path) -> None:
     write_jsonl(folder / "t.jsonl", [{"image": "2020-01-01", "tags": "2020-01-02", "id": "2020-01-01 00:00:00"}])
-    found = list_tagged(folder / "t.jsonl")
-    assert found.classes == ("2020-01-02",)
-    assert found.table["image_id"].to_pylist() == ["2020-01-01 00:00:00"]
+    listing = list_tagged(folder / "t.jsonl")
+    assert listing.classes == ("2020-01-02",)
+    assert listing.table["image_id"].to_pylist() == ["2020-01-01 00:00:00"]
 
 
-DIVIDED = {"cat;dog": ["cat", "dog"], "cat, dog ,cow": ["cat", "cow", "dog"], " cat | dog;;": ["cat", "dog"]}
-DIVIDED |= {"potted plant": ["potted plant"], "cat dog": ["cat dog"]}
+# --- tags and classes
 
 
-@pytest.mark.parametrize(("text", "names"), DIVIDED.items())
-def test_tags_are_divided_by_punctuation_and_never_by_spaces(folder: Path, text: str, names: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("cat;dog", ["cat", "dog"]),
+        ("cat, dog ,cow", ["cat", "cow", "dog"]),
+        (" cat | dog;;", ["cat", "dog"]),
+        ("potted plant", ["potted plant"]),
+        ("cat dog", ["cat dog"]),
+    ],
+)
+def test_tags_are_separated_by_punctuation_and_never_by_spaces(folder: Path, text: str, names: list[str]) -> None:
     write_csv(folder / "t.csv", [{"image": "a", "tags": text}])
     assert list(list_tagged(folder / "t.csv").classes) == names
 
@@ -86,103 +105,163 @@ def test_tags_that_are_no_class_are_left_out_on_request(folder: Path) -> None:
     rows = [{"image": "a", "tags": "sky;cat"}, {"image": "b", "tags": "sea;sky"}, {"image": "c", "tags": "dog"}]
     write_csv(folder / "t.csv", rows)
     (folder / "classes.txt").write_text("dog\ncat\n")
-    found = list_tagged(folder / "t.csv", classes=folder / "classes.txt", ignore_others=True)
-    assert found.classes == ("dog", "cat")
-    assert found.table["tags"].to_pylist() == [[1], [], [0]]
-    assert "3 tags of 2 names that are no class were left out: sea, sky; 1 of 3 images have no tag" in found.notes[-1]
+
+    listing = list_tagged(folder / "t.csv", classes=folder / "classes.txt", ignore_others=True)
+
+    assert listing.classes == ("dog", "cat")
+    assert tags_of(listing) == [[1], [], [0]]
+    note = "3 tags of 2 names that are no class were left out: sea, sky; 1 of 3 images have no tag"
+    assert note in listing.notes[-1]
 
 
-def test_tags_divided_by_spaces_are_asked_about(folder: Path) -> None:
+def test_tags_separated_by_spaces_are_an_error(folder: Path) -> None:
     write_csv(folder / "t.csv", [{"image": "a", "tags": "cat dog"}, {"image": "b", "tags": "cat;dog;potted plant"}])
     with pytest.raises(UserError, match="cat dog in column 'tags': tags with spaces between them"):
         list_tagged(folder / "t.csv")
+
+
+def test_class_file_allows_names_that_are_made_of_others(folder: Path) -> None:
+    write_csv(folder / "t.csv", [{"image": "a", "tags": "cat dog"}, {"image": "b", "tags": "cat;dog;potted plant"}])
     (folder / "classes.txt").write_text("cat\ndog\ncat dog\npotted plant\n")
-    listed = list_tagged(folder / "t.csv", classes=folder / "classes.txt").table
-    assert listed["tags"].to_pylist() == [[2], [0, 1, 3]]
+    assert tags_of(list_tagged(folder / "t.csv", classes=folder / "classes.txt")) == [[2], [0, 1, 3]]
 
 
-def test_columns_may_have_other_names_and_further_ones_are_noted(folder: Path) -> None:
-    (folder / "s.png").touch()
-    rows = [{"file": "a", "labels": "cat", "fold": "train", "heat": "s.png", "truth": "m/a.png", "key": 7, "by": "me"}]
-    rows.append({"file": "b", "labels": None, "fold": "Validation", "heat": None, "truth": "", "key": 8, "by": "me"})
-    write_parquet(folder / "t.parquet", rows)
-    found = list_tagged(
-        folder / "t.parquet", image="file", tags="labels", split="fold", saliency="heat", mask="truth", id="key"
-    )
-    first, second = found.table.to_pylist()
-    assert (first["image_id"], first["split"]) == ("7", "train")
-    assert (first["saliency_uri"], first["mask_uri"]) == (str(folder / "s.png"), str(folder / "m/a.png"))
-    assert (second["tags"], second["saliency_uri"], second["mask_uri"]) == ([], None, None)
-    assert found.notes == (
-        f"{folder}/t.parquet: columns that are not read: by",
-        f"{folder}/t.parquet: no saliency map for 1 of 2 images",
-        f"{folder}/t.parquet: no ground-truth mask for 1 of 1 images of split val: these are not scored",
-    )
-
-
-@pytest.mark.parametrize("between", [",", ";", "\t"])
-@pytest.mark.parametrize("mark", ["", "\ufeff"])
-def test_a_table_as_others_write_it_is_understood_and_that_is_said(folder: Path, between: str, mark: str) -> None:
-    """Columns of other names, semicolons or tabs between them, Windows line ends, a byte order mark."""
-    lines = (("File Name", "LABEL", "width"), ("a", "cat|dog", "640"), ("b", "cat", "480"))
-    text = mark + "\r\n".join(between.join(line) for line in lines) + "\r\n"
-    (folder / "t.csv").write_bytes(text.encode())
-    found = list_tagged(folder / "t.csv")
-    assert (found.classes, found.table["tags"].to_pylist()) == (("cat", "dog"), [[0, 1], [0]])
-    assert found.table["image_id"].to_pylist() == ["a", "b"]
-    assert found.notes[1:] == (
-        f"{folder}/t.csv: columns are taken for what they seem to hold: 'File Name' as image, 'LABEL' as tags",
-        f"{folder}/t.csv: columns that are not read: width",
-    )
-
-
-@pytest.mark.parametrize(("no", "yes"), [(0, 1), (False, True)])
-@pytest.mark.parametrize("suffix", WRITERS)
-def test_columns_of_0_and_1_are_classes_where_none_holds_tags(folder: Path, suffix: str, no: int, yes: int) -> None:
-    rows: Rows = [{"image": "a", "dog": yes, "cat": yes, "width": 9}, {"image": "b", "dog": no, "cat": no, "width": 9}]
-    rows.append({"image": "c", "dog": None, "cat": yes, "width": 9})
-    WRITERS[suffix](folder / f"t.{suffix}", rows)
-    found = list_tagged(folder / f"t.{suffix}")
-    assert (found.classes, found.table["tags"].to_pylist()) == (("cat", "dog"), [[0, 1], [], [0]])
-    assert "dog, cat as a class each, 0 or 1" in found.notes[1]
-    tags = photograph_tags(str(folder / f"t.{suffix}"), ["dog", "cat"])
-    assert list(tags.values()) == [[0, 1], [], [1]]
-    write_csv(folder / "named.csv", [row | {"tags": "horse"} for row in rows])
-    assert list_tagged(folder / "named.csv").classes == ("horse",)
-
-
-def test_flags_and_names_that_may_mean_anything_are_not_guessed(folder: Path) -> None:
-    write_csv(folder / "t.csv", [{"image": "a", "dog": 1, "width": 9}])
-    with pytest.raises(UserError, match="no column 'tags'; it has 'image', 'dog', 'width'"):
-        list_tagged(folder / "t.csv")
-    write_csv(folder / "t.csv", [{"file": "a", "path": "b", "tags": "cat"}])
-    with pytest.raises(UserError, match="no column 'image'; it has 'file', 'path', 'tags'"):
-        list_tagged(folder / "t.csv")
-
-
-def test_a_slip_is_named_beside_what_it_may_mean(folder: Path) -> None:
-    rows: Rows = [{"image": f"{n}", "tags": "horse" if n < 40 else "cow"} for n in range(70)]
-    write_csv(folder / "t.csv", [*rows, *({"image": tag, "tags": tag} for tag in ("hrose", "Horse", "cwo", "cat"))])
-    slips = [note for note in list_tagged(folder / "t.csv").notes if "misspelling" in note]
-    for slip, (odd, like) in zip(slips, (("Horse", "horse"), ("cwo", "cow"), ("hrose", "horse")), strict=True):
-        assert f"'{odd}' (1 images) may be a misspelling of '{like}' (" in slip
-    write_csv(folder / "t.csv", [*rows, {"image": "x", "tags": "['horse', 'cow']"}])
-    with pytest.raises(UserError, match=r"tags such as 'cow'\], \['horse'"):
-        list_tagged(folder / "t.csv")
-
-
-def test_a_class_file_orders_and_bounds_the_classes(folder: Path) -> None:
+def test_class_file_orders_the_classes(folder: Path) -> None:
     (folder / "classes.txt").write_text("dog\ncow\ncat\n")
     write_csv(folder / "t.csv", [{"image": "a", "tags": "cat;dog"}])
-    found = list_tagged(folder / "t.csv", classes=folder / "classes.txt")
-    assert (found.classes, found.table["tags"].to_pylist()) == (("dog", "cow", "cat"), [[0, 2]])
+    listing = list_tagged(folder / "t.csv", classes=folder / "classes.txt")
+    assert listing.classes == ("dog", "cow", "cat")
+    assert tags_of(listing) == [[0, 2]]
+
+
+def test_tag_that_is_not_in_the_class_file_is_an_error(folder: Path) -> None:
+    (folder / "classes.txt").write_text("dog\ncow\ncat\n")
     write_csv(folder / "t.csv", [{"image": "a", "tags": "cta;dog"}])
     with pytest.raises(UserError, match=r"t\.csv: 1 tag\(s\) are no class: cta\n") as caught:
         list_tagged(folder / "t.csv", classes=folder / "classes.txt")
     assert "did you mean cat?" in caught.value.remedy
 
 
-BAD_ROWS = [
+ANIMALS: Rows = [{"image": f"{n}", "tags": "horse" if n < 40 else "cow"} for n in range(70)]
+
+
+def test_likely_misspellings_are_noted(folder: Path) -> None:
+    others = [{"image": tag, "tags": tag} for tag in ("hrose", "Horse", "cwo", "cat")]
+    write_csv(folder / "t.csv", ANIMALS + others)
+
+    notes = [note for note in list_tagged(folder / "t.csv").notes if "may be a misspelling" in note]
+
+    assert notes == [
+        f"{folder}/t.csv: 'Horse' (1 images) may be a misspelling of 'horse' (40 images)",
+        f"{folder}/t.csv: 'cwo' (1 images) may be a misspelling of 'cow' (30 images)",
+        f"{folder}/t.csv: 'hrose' (1 images) may be a misspelling of 'horse' (40 images)",
+    ]
+
+
+def test_tags_with_brackets_and_quotes_are_an_error(folder: Path) -> None:
+    write_csv(folder / "t.csv", [*ANIMALS, {"image": "x", "tags": "['horse', 'cow']"}])
+    with pytest.raises(UserError, match=r"tags such as 'cow'\], \['horse'"):
+        list_tagged(folder / "t.csv")
+
+
+# --- columns
+
+
+def test_columns_may_have_other_names(folder: Path) -> None:
+    (folder / "s.png").touch()
+    rows = [{"file": "a", "labels": "cat", "fold": "train", "heat": "s.png", "truth": "m/a.png", "key": 7, "by": "me"}]
+    rows.append({"file": "b", "labels": None, "fold": "Validation", "heat": None, "truth": "", "key": 8, "by": "me"})
+    write_parquet(folder / "t.parquet", rows)
+
+    listing = list_tagged(
+        folder / "t.parquet", image="file", tags="labels", split="fold", saliency="heat", mask="truth", id="key"
+    )
+
+    columns = listing.table.to_pydict()
+    assert columns["image_id"] == ["7", "8"]
+    assert columns["split"] == ["train", "val"]
+    assert columns["tags"] == [[0], []]
+    assert columns["saliency_uri"] == [str(folder / "s.png"), None]
+    assert columns["mask_uri"] == [str(folder / "m/a.png"), None]
+    assert listing.notes == (
+        f"{folder}/t.parquet: columns that are not read: by",
+        f"{folder}/t.parquet: no saliency map for 1 of 2 images",
+        f"{folder}/t.parquet: no ground-truth mask for 1 of 1 images of split val: these are not scored",
+    )
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t"])
+@pytest.mark.parametrize("byte_order_mark", ["", "\ufeff"])
+def test_tables_of_other_programs_are_understood(folder: Path, delimiter: str, byte_order_mark: str) -> None:
+    """Columns of other names, separated by semicolons or tabs; Windows line ends, a byte order mark."""
+    rows = (("File Name", "LABEL", "width"), ("a", "cat|dog", "640"), ("b", "cat", "480"))
+    text = byte_order_mark + "".join(f"{delimiter.join(row)}\r\n" for row in rows)
+    (folder / "t.csv").write_bytes(text.encode())
+
+    listing = list_tagged(folder / "t.csv")
+
+    assert listing.classes == ("cat", "dog")
+    assert tags_of(listing) == [[0, 1], [0]]
+    assert listing.table["image_id"].to_pylist() == ["a", "b"]
+    assert listing.notes[1:] == (
+        f"{folder}/t.csv: columns are taken for what they seem to hold: 'File Name' as image, 'LABEL' as tags",
+        f"{folder}/t.csv: columns that are not read: width",
+    )
+
+
+def flag_rows(no: int, yes: int) -> Rows:
+    return [
+        {"image": "a", "dog": yes, "cat": yes, "width": 9},
+        {"image": "b", "dog": no, "cat": no, "width": 9},
+        {"image": "c", "dog": None, "cat": yes, "width": 9},
+    ]
+
+
+every_flag = pytest.mark.parametrize(("no", "yes"), [(0, 1), (False, True)])
+every_format = pytest.mark.parametrize("suffix", WRITERS)
+
+
+@every_flag
+@every_format
+def test_columns_of_0_and_1_are_classes(folder: Path, suffix: str, no: int, yes: int) -> None:
+    WRITERS[suffix](folder / f"t.{suffix}", flag_rows(no, yes))
+    listing = list_tagged(folder / f"t.{suffix}")
+    assert listing.classes == ("cat", "dog")
+    assert tags_of(listing) == [[0, 1], [], [0]]
+    assert "dog, cat as a class each, 0 or 1" in listing.notes[1]
+
+
+@every_flag
+@every_format
+def test_columns_of_0_and_1_are_tags_of_photographs(folder: Path, suffix: str, no: int, yes: int) -> None:
+    """A photograph of zeros is known to have no tag."""
+    WRITERS[suffix](folder / f"t.{suffix}", flag_rows(no, yes))
+    tags = photograph_tags(str(folder / f"t.{suffix}"), ["dog", "cat"])
+    assert list(tags.values()) == [[0, 1], [], [1]]
+
+
+def test_columns_of_0_and_1_are_not_read_if_a_column_holds_tags(folder: Path) -> None:
+    write_csv(folder / "t.csv", [row | {"tags": "horse"} for row in flag_rows(0, 1)])
+    assert list_tagged(folder / "t.csv").classes == ("horse",)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"image": "a", "dog": 1, "width": 9}, "no column 'tags'; it has 'image', 'dog', 'width'"),
+        ({"file": "a", "path": "b", "tags": "cat"}, "no column 'image'; it has 'file', 'path', 'tags'"),
+    ],
+    ids=["one flag", "two images"],
+)
+def test_ambiguous_columns_are_not_guessed(folder: Path, row: dict[str, Any], message: str) -> None:
+    write_csv(folder / "t.csv", [row])
+    with pytest.raises(UserError, match=message):
+        list_tagged(folder / "t.csv")
+
+
+# --- errors
+
+INVALID_ROWS = [
     ([{"photo": "a", "tags": "cat"}], r"has no column 'image'; it has 'photo', 'tags'\n", "data.tags.image=COLUMN"),
     ([{"image": "a", " tags": "cat"}], r"has no column 'tags'; it has 'image', ' tags'\n", "data.tags.tags=COLUMN"),
     ([{"image": image, "tags": "cat"} for image in "a "], r"1 empty cell\(s\) in .*'image': row 2\n", "fill"),
@@ -201,15 +280,19 @@ BAD_ROWS = [
 ]
 
 
-@pytest.mark.parametrize("kind", WRITERS)
-@pytest.mark.parametrize(("rows", "found", "remedy"), BAD_ROWS, ids=[found for _, found, _ in BAD_ROWS])
-def test_wrong_rows_are_reported_with_a_remedy(folder: Path, kind: str, rows: Rows, found: str, remedy: str) -> None:
-    WRITERS[kind](folder / f"t.{kind}", rows)
-    with pytest.raises(UserError, match=found) as caught:
-        list_tagged(folder / f"t.{kind}")
+@every_format
+@pytest.mark.parametrize(("rows", "message", "remedy"), INVALID_ROWS, ids=[message for _, message, _ in INVALID_ROWS])
+def test_invalid_rows_have_a_remedy(folder: Path, suffix: str, rows: Rows, message: str, remedy: str) -> None:
+    WRITERS[suffix](folder / f"t.{suffix}", rows)
+
+    with pytest.raises(UserError, match=message) as caught:
+        list_tagged(folder / f"t.{suffix}")
+
     assert remedy in caught.value.remedy
     assert caught.value.expected
 
+
+# --- files that a table may name
 
 OUTSIDE = [
     ("/data/b.jpg", "/data/b.jpg"),
@@ -224,21 +307,31 @@ OUTSIDE = [
 
 @pytest.mark.parametrize("column", ["image", "mask", "saliency"])
 @pytest.mark.parametrize(("cell", "named"), OUTSIDE)
-def test_a_table_that_is_not_trusted_names_its_own_files(tmp_path: Path, column: str, cell: str, named: str) -> None:
+def test_table_may_not_name_files_outside_of_its_folder(tmp_path: Path, column: str, cell: str, named: str) -> None:
     (tmp_path / "set").mkdir()
     (tmp_path / "b.jpg").touch()
     write_csv(tmp_path / "set/t.csv", [{"image": "a.jpg", "tags": "cat"} | {column: cell}])
+
     with pytest.raises(UserError) as caught:
         list_tagged(tmp_path / "set/t.csv")
-    assert f"1 file(s) of column '{column}' lie outside of the table's folder or on another server" in str(caught.value)
-    assert caught.value.found.endswith(named)
+
+    found = caught.value.found
+    assert f"1 file(s) of column '{column}' lie outside of the table's folder or on another server" in found
+    assert found.endswith(named)
     assert "data.tags.allow_absolute=true" in caught.value.remedy
-    # As the remedy says: with the option, or with the table above the file, the call goes on.
-    if column == "image":
-        assert len(list_tagged(tmp_path / "set/t.csv", allow_absolute=True).table) == 1
-    if cell.startswith(".."):
-        write_csv(tmp_path / "t.csv", [{"image": "a.jpg", "tags": "cat"} | {column: "set/../b.jpg"}])
-        assert len(list_tagged(tmp_path / "t.csv").table) == 1
+
+
+@pytest.mark.parametrize("cell", [cell for cell, _ in OUTSIDE])
+def test_trusted_table_may_name_images_outside_of_its_folder(tmp_path: Path, cell: str) -> None:
+    write_csv(tmp_path / "t.csv", [{"image": cell, "tags": "cat"}])
+    assert len(list_tagged(tmp_path / "t.csv", allow_absolute=True).table) == 1
+
+
+@pytest.mark.parametrize("column", ["image", "mask", "saliency"])
+def test_table_may_name_files_below_its_folder_by_dots(tmp_path: Path, column: str) -> None:
+    (tmp_path / "b.jpg").touch()
+    write_csv(tmp_path / "t.csv", [{"image": "a.jpg", "tags": "cat"} | {column: "set/../b.jpg"}])
+    assert len(list_tagged(tmp_path / "t.csv").table) == 1
 
 
 @pytest.mark.parametrize("trusted", [True, False])
@@ -253,75 +346,105 @@ def test_a_table_that_is_not_trusted_names_its_own_files(tmp_path: Path, column:
         "https://me:hunter2@example.com/b.jpg",
     ],
 )
-def test_a_cell_with_credentials_is_named_and_not_shown(tmp_path: Path, column: str, cell: str, trusted: bool) -> None:
-    rows = [{"image": "a.jpg", "tags": "cat", "id": "a"}, {"image": "b.jpg", "tags": "cat", "id": "b"} | {column: cell}]
-    rows[0].setdefault(column, "")
-    write_csv(tmp_path / "t.csv", rows)
+def test_cell_with_credentials_is_named_and_not_shown(tmp_path: Path, column: str, cell: str, trusted: bool) -> None:
+    first = {"image": "a.jpg", "tags": "cat", "id": "a"}
+    first.setdefault(column, "")
+    second = {"image": "b.jpg", "tags": "cat", "id": "b"} | {column: cell}
+    write_csv(tmp_path / "t.csv", [first, second])
+
     with pytest.raises(UserError, match=rf"signature in column '{column}' of .*t\.csv: row 2") as caught:
         list_tagged(tmp_path / "t.csv", allow_absolute=trusted)
+
     assert "ter2" not in str(caught.value)
-    write_csv(tmp_path / "t.csv", rows[:1])
+    write_csv(tmp_path / "t.csv", [first])
     assert len(list_tagged(tmp_path / "t.csv").table) == 1
 
 
-def test_absent_tables_and_columns_are_errors(folder: Path) -> None:
+# --- files
+
+
+def test_absent_table_is_an_error(folder: Path) -> None:
     with pytest.raises(UserError, match=r"no table .*/none\.csv"):
         list_tagged(folder / "none.csv")
+
+
+def test_table_of_an_unknown_scheme_is_an_error() -> None:
     with pytest.raises(UserError, match=r"nowhere://x/t\.csv cannot be read: .*no such file system"):
         list_tagged("nowhere://x/t.csv")
+
+
+def test_absent_column_of_another_name_is_an_error(folder: Path) -> None:
     write_csv(folder / "t.csv", [{"image": "a", "tags": "cat"}])
     with pytest.raises(UserError, match=r"has no column 'fold'; it has 'image', 'tags'") as caught:
         list_tagged(folder / "t.csv", split="fold")
     assert "data.tags.split=COLUMN" in caught.value.remedy
 
 
-def test_a_table_of_many_chunks_is_the_table_of_one(folder: Path) -> None:
-    """Tags, splits and ids do not depend on how a file's rows are grouped; tags are numbered through all groups."""
+def test_rows_do_not_depend_on_the_chunks_of_a_table(folder: Path) -> None:
     rows = [
         {"image": f" {n}.jpg", "tags": f"t{n % 7};t{n % 3}, t{n % 7}|", "split": "val" if n % 5 == 4 else "train"}
         for n in range(40)
     ]
-    for name, size in (("one", 40), ("many", 3)):
-        pa.parquet.write_table(pa.Table.from_pylist(rows), folder / f"{name}.parquet", row_group_size=size)
-    one, many = (list_tagged(folder / f"{name}.parquet") for name in ("one", "many"))
-    assert one.table.equals(many.table)
-    assert one.classes == many.classes == tuple(f"t{k}" for k in range(7))
-    assert one.table["tags"].to_pylist() == [sorted({n % 7, n % 3}) for n in range(40)]
-    assert one.table["image_id"].to_pylist() == [f"{n}.jpg" for n in range(40)]
+    pa.parquet.write_table(pa.Table.from_pylist(rows), folder / "one.parquet", row_group_size=40)
+    pa.parquet.write_table(pa.Table.from_pylist(rows), folder / "many.parquet", row_group_size=3)
+
+    one_chunk = list_tagged(folder / "one.parquet")
+    many_chunks = list_tagged(folder / "many.parquet")
+
+    assert one_chunk.table.equals(many_chunks.table)
+    assert one_chunk.classes == many_chunks.classes == tuple(f"t{k}" for k in range(7))
+    assert tags_of(one_chunk) == [sorted({n % 7, n % 3}) for n in range(40)]
+    assert one_chunk.table["image_id"].to_pylist() == [f"{n}.jpg" for n in range(40)]
 
 
-@pytest.mark.parametrize("kind", ["large_string", "string_view", "large_list", "dictionary", "int"])
-def test_every_kind_of_text_is_read(folder: Path, kind: str) -> None:
-    images: Any = pa.array([5, 6]) if kind == "int" else pa.array(["5", " 6 "])
-    tags: Any = pa.array(["cat", "dog; cat"])
-    if kind in ("large_string", "string_view"):
-        images, tags = (column.cast(getattr(pa, kind)()) for column in (images, tags))
-    if kind == "large_list":
-        tags = pa.array([["cat"], ["dog ", None, "", "cat"]], pa.large_list(pa.string()))
-    if kind == "dictionary":
-        images, tags = images.dictionary_encode(), tags.dictionary_encode()
+TEXT_IMAGES = pa.array(["5", " 6 "])
+TEXT_TAGS = pa.array(["cat", "dog; cat"])
+
+
+@pytest.mark.parametrize(
+    ("images", "tags"),
+    [
+        (TEXT_IMAGES.cast(pa.large_string()), TEXT_TAGS.cast(pa.large_string())),
+        (TEXT_IMAGES.cast(pa.string_view()), TEXT_TAGS.cast(pa.string_view())),
+        (TEXT_IMAGES, pa.array([["cat"], ["dog ", None, "", "cat"]], pa.large_list(pa.string()))),
+        (TEXT_IMAGES.dictionary_encode(), TEXT_TAGS.dictionary_encode()),
+        (pa.array([5, 6]), TEXT_TAGS),
+    ],
+    ids=["large_string", "string_view", "large_list", "dictionary", "int"],
+)
+def test_columns_of_any_text_type_are_read(folder: Path, images: pa.Array, tags: pa.Array) -> None:
     pa.parquet.write_table(pa.table({"image": images, "tags": tags}), folder / "t.parquet")
-    found = list_tagged(folder / "t.parquet").table
-    assert (found["image_id"].to_pylist(), found["tags"].to_pylist()) == (["5", "6"], [[0], [0, 1]])
+    listing = list_tagged(folder / "t.parquet")
+    assert listing.table["image_id"].to_pylist() == ["5", "6"]
+    assert tags_of(listing) == [[0], [0, 1]]
 
 
-@pytest.mark.parametrize("suffix", WRITERS)
-def test_the_tags_of_photographs_to_be_predicted(folder: Path, suffix: str) -> None:
-    """By URI as indices of the network's classes, in whatever order these are; other columns are not looked at."""
-    rows: Rows = [{"image": "images/a.jpg", "tags": ["dog", "cat"], "mask": "absent.png"}]
-    rows.append({"image": "b.jpg", "tags": [], "mask": None})
+# --- photograph_tags
+
+
+@every_format
+def test_tags_of_photographs_are_class_indices_of_the_network(folder: Path, suffix: str) -> None:
+    """Other columns are not read. The tags of a photograph with an empty cell are unknown, so it is absent."""
+    rows: Rows = [
+        {"image": "images/a.jpg", "tags": ["dog", "cat"], "mask": "absent.png"},
+        {"image": "b.jpg", "tags": [], "mask": None},
+    ]
     WRITERS[suffix](folder / f"t.{suffix}", rows)
-    found = photograph_tags(str(folder / f"t.{suffix}"), ["dog", "cow", "cat"])
-    assert found == {str(folder / "images/a.jpg"): [0, 2]}, "what has no tags is not known to be empty"
+    tags = photograph_tags(str(folder / f"t.{suffix}"), ["dog", "cow", "cat"])
+    assert tags == {str(folder / "images/a.jpg"): [0, 2]}
 
 
-SLIPS = {"a.jpg,dgo": "1 tag.s. are no class: dgo", "a.jpg,dog\n./a.jpg,cat": "more than once"}
-SLIPS |= {"../a.jpg,dog": "outside of the table's folder", ",dog": "empty cell"}
-
-
-@pytest.mark.parametrize(("rows", "found"), SLIPS.items())
-def test_tags_that_cannot_be_given(tmp_path: Path, rows: str, found: str) -> None:
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ("a.jpg,dgo", "1 tag.s. are no class: dgo"),
+        ("a.jpg,dog\n./a.jpg,cat", "more than once"),
+        ("../a.jpg,dog", "outside of the table's folder"),
+        (",dog", "empty cell"),
+    ],
+)
+def test_invalid_tags_of_photographs_have_a_remedy(tmp_path: Path, rows: str, message: str) -> None:
     (tmp_path / "t.csv").write_text(f"image,tags\n{rows}\n")
-    with pytest.raises(UserError, match=found) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         photograph_tags(str(tmp_path / "t.csv"), ["dog", "cat"])
     assert caught.value.remedy
