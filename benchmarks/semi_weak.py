@@ -18,7 +18,7 @@ from scipy import stats
 
 from mcis.platform.api import scores
 from mcis.platform.outputs.read_index import open_index, rows_in_split
-from mcis.platform.reporting.files import names_of
+from mcis.platform.reporting.files import file_names
 from mcis.platform.runs.workspace import Workspace
 
 WAYS = ("suggest", "random")
@@ -77,7 +77,7 @@ def main() -> None:
         for count in arguments.counts:
             for way in WAYS:
                 folder = workspace / f"corrected-{seed}-{way}-{count}"
-                for image_id, name in names_of(orders[way][:count], folder).items():
+                for image_id, name in file_names(orders[way][:count], folder).items():
                     target = folder / f"{name}.png"
                     target.parent.mkdir(parents=True, exist_ok=True)
                     shutil.copyfile(masks[image_id], target)

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mcis.datasets.errors import UserError
-from mcis.platform.reporting.compared_runs import open_cases
-from mcis.platform.reporting.comparison import Settings, compare
+from mcis.platform.reporting.compared_runs import open_run_groups
+from mcis.platform.reporting.comparison import BootstrapSettings, compare
 from mcis.platform.runs.progress import console
-from mcis.platform.runs.scores import ORIGIN, Score, headings_of
+from mcis.platform.runs.scores import ORIGIN, VARIANTS, Score, headings_of
 from mcis.platform.runs.workspace import Workspace
 from mcis.tuning.definition import Case
 
-COLUMNS = ("localization maps", "pseudo masks", "segmentation, no CRF", "segmentation, CRF")
+COLUMNS = tuple(variant.study_column for variant in VARIANTS)
 INTERVALS = (
     "in brackets: the 95 % interval over 2000 resamples of the images, and over seeds by Student's t; none = it "
     "contains 0. Of one seed it does not tell what another would change; of many, 5 in 100 leave out 0 by chance."
@@ -62,9 +62,7 @@ def scores_by_column(scores: Sequence[Score], related: int) -> dict[str, Score]:
 
 def column_of(score: Score) -> str | None:
     """The column that a score stands in; None for one that studies do not show."""
-    maps, masks, plain, refined = COLUMNS
-    of_segmentation = refined if score.crf else plain
-    return {"localization_maps": maps, "pseudo_masks": masks, "segmentation": of_segmentation}.get(score.what)
+    return score.variant.study_column if score.variant else None
 
 
 def figures_of(case: Case, scores: Mapping[int, Mapping[str, Score]], val_map: Mapping[int, float | None]) -> Figures:
@@ -107,8 +105,8 @@ def with_intervals(of: PairedDifference, trial: Callable[[str, int], str], works
     pair = str(of.of.against), of.of.name
     runs = [",".join(trial(name, seed) for seed in of.seeds) for name in pair]
     try:
-        cases = open_cases(workspace.root, runs)
-        compared = compare(cases, Settings()).scores
+        groups = open_run_groups(workspace.root, runs)
+        compared = compare(groups, BootstrapSettings()).scores
     except UserError as error:
         console.print(f"note: no intervals of {' and '.join(pair)}: {error.found}")
         return of
@@ -116,7 +114,7 @@ def with_intervals(of: PairedDifference, trial: Callable[[str, int], str], works
         column: [found.low, found.high]
         for score in compared
         for found in score.differences
-        if found.figure == "mIoU" and (column := column_of(cases[0].scores(score.title)[0])) in of.miou
+        if found.measure == "miou" and (column := column_of(groups[0].scores(score.title)[0])) in of.miou
     }
     return replace(of, intervals=intervals)
 
@@ -131,7 +129,7 @@ def meaning_of_columns(trials: Sequence[Mapping[str, Score]]) -> dict[str, dict[
     columns = {}
     for column in COLUMNS:
         meanings = [trial[column].meaning() for trial in trials if column in trial]
-        headings = headings_of(meanings, but=_OF_A_CASE)
+        headings = headings_of(meanings, without=_OF_A_CASE)
         columns[column] = {h: " or ".join(dict.fromkeys(of[h] for of in meanings if h in of)) for h in headings}
     return {column: meaning for column, meaning in columns.items() if meaning}
 

@@ -16,7 +16,7 @@ from mcis.platform.config.resolve import parse_value
 from mcis.platform.outputs.read_index import rows_in_split
 from mcis.platform.runs.files import fingerprint
 from mcis.platform.runs.listing import listing
-from mcis.platform.runs.scores import Score
+from mcis.platform.runs.scores import SCORED_OUTPUTS, Score
 from mcis.tuning.definition import configured, trial_values
 from mcis.tuning.trials import Sweep, Trial, short_names
 
@@ -103,10 +103,11 @@ class Objective(NamedTuple):
 
 OBJECTIVES: Mapping[str, Objective] = {
     "val_map": Objective("mAP % of the classifier, val", "train_classifier"),
-    "maps": Objective("mIoU % of the localization maps", "localize", "localization_maps"),
-    "masks": Objective("mIoU % of the pseudo masks", "pseudo_masks", "pseudo_masks"),
-    "segmentation": Objective("mIoU % of the segmentation", "evaluate", "segmentation", False),
-    "segmentation-crf": Objective("mIoU % of the segmentation after the CRF", "evaluate", "segmentation", True),
+    **{
+        variant.objective: Objective(f"mIoU % of {variant.title}", output.until, what, variant.crf)
+        for what, output in SCORED_OUTPUTS.items()
+        for variant in output.variants
+    },
 }
 
 

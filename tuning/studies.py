@@ -13,8 +13,8 @@ from mcis.platform.config.keys import leaves
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.read_index import rows_in_split
-from mcis.platform.reporting.compared_runs import open_cases
-from mcis.platform.reporting.comparison import Settings, compare
+from mcis.platform.reporting.compared_runs import open_run_groups
+from mcis.platform.reporting.comparison import BootstrapSettings, compare
 from mcis.platform.reporting.comparison_page import compared_images, write_page
 from mcis.platform.reporting.terminal import print_table
 from mcis.platform.runs.files import fingerprint, write_json, written_aside
@@ -144,9 +144,9 @@ def _write_page(study: Study, figures: Sequence[Figures]) -> bool:
     """Writes the page of `mcis compare` of the cases, the first as the baseline; or says why there is none."""
     runs = [",".join(study.trial_name(of.case.name, seed) for seed in of.seeds) for of in figures]
     try:
-        opened = open_cases(study.workspace.root, runs)
+        opened = open_run_groups(study.workspace.root, runs)
         named = [case._replace(label=of.case.name) for case, of in zip(opened, figures, strict=True)]
-        comparison = compare(named, Settings())
+        comparison = compare(named, BootstrapSettings())
         write_page(comparison, compared_images(comparison, count=8), study.folder.study_page)
     except UserError as error:
         console.print(f"note: no page of the cases: {error.found}")

@@ -9,9 +9,10 @@ from textwrap import fill
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mcis.tuning.figures import COLUMNS, Figures, PairedDifference, reached
+from mcis.platform.runs.scores import VARIANTS
+from mcis.tuning.figures import Figures, PairedDifference, reached
 
-_HEADS = dict(zip(COLUMNS, ("maps", "pseudo masks", "segments", "with CRF"), strict=True))  # eighty characters are few
+_HEADS = {variant.study_column: variant.heading for variant in VARIANTS}
 
 
 Cells = tuple[tuple[str, ...], list[tuple[str, ...]]]

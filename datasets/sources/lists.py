@@ -14,6 +14,7 @@ from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.index import LISTING_SCHEMA, shown
 from mcis.datasets.tables.large_tables import SHARD_ROWS
 
+_IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
 LeftOut: TypeAlias = collections.Counter[str]
 """Number of items that were left out, by the reason; a reason reads "hidden file(s)" in "left out 3 hidden file(s)"."""
 
@@ -113,6 +114,12 @@ def path_inside(path: str) -> str | None:
 def relative_name(path: str) -> str | None:
     """Makes a relative path from any path or URI, to name files by it; None if the path leads out by `..`."""
     return path_inside(path.replace("://", "/").lstrip("/"))
+
+
+def without_image_suffix(path: str) -> str:
+    """Removes the suffix of an image file from a path, for example `.jpg`; other suffixes are part of the name."""
+    stem, suffix = posixpath.splitext(path)
+    return stem if suffix.lower() in _IMAGE_SUFFIXES else path
 
 
 class Folder(NamedTuple):

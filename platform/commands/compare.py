@@ -1,5 +1,6 @@
-"""The command `mcis compare`: what differs between runs, and is it more than their images and seeds would let them?"""
+"""The command `mcis compare`: differences between runs, with intervals over images and seeds."""
 
+import json
 import os
 from pathlib import Path
 from typing import Annotated
@@ -14,8 +15,8 @@ def compare(
         list[str],
         typer.Argument(
             metavar="RUN",
-            help="Runs, the first of which is the baseline: names, or folders WORKSPACE/runs/NAME of any workspace. "
-            "Several joined by commas are the seeds of one configuration.",
+            help="Runs to compare; the first is the baseline. Names, or folders WORKSPACE/runs/NAME of any workspace. "
+            "Separate several seeds of one configuration by commas.",
         ),
     ],
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
@@ -23,39 +24,48 @@ def compare(
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="The page; what lies there is replaced.",
+            help="The page to write; an existing file is overwritten.",
             show_default="comparisons/<runs>.html in the workspace of the first run",
         ),
     ] = None,
-    images: Annotated[int, typer.Option(min=0, max=200, help="Images that the page shows of each kind.")] = 8,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the resamples and of the images at random.")] = 0,
+    images: Annotated[
+        int,
+        typer.Option(min=0, max=200, help="Number of images on the page for maps, pseudo masks and segmentation each."),
+    ] = 8,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap and of the images drawn at random.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead of tables.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print every measure as CSV instead of tables.")] = False,
 ) -> None:
-    """Compare runs: configurations, scores, IoU per class, the same images, and whether there is a difference.
+    """Compare runs: settings, scores, IoU per class, the same images, and whether differences are significant.
 
-    Differences of mIoU to the first run have paired bootstrap intervals over the images, and over the seeds where
-    several are given.
+    Differences of mIoU to the first run have paired bootstrap intervals over the images, and over the seeds if several
+    are given.
     """
     with plain_errors(resumes=False):
         from mcis.datasets.errors import UserError
         from mcis.platform.reporting import comparison_page
-        from mcis.platform.reporting.compared_runs import open_cases
+        from mcis.platform.reporting.compared_runs import open_run_groups
 
-        cases = open_cases(workspace, runs)
-        page = Path(os.path.expanduser(html)).absolute() if html else comparison_page.default_file(cases)
+        if as_json and as_csv:
+            raise UserError("--json and --csv", "one of them", "leave one of them out")
+        groups = open_run_groups(workspace, runs)
+        page = Path(os.path.expanduser(html)).absolute() if html else comparison_page.default_file(groups)
         if page.suffix != ".html":
-            raise UserError(f"--html {page}", "a file *.html, which is written anew", "name the page so")
+            raise UserError(f"--html {page}", "a file with the suffix .html", "rename the page")
 
-        from mcis.datasets.errors import one_line
-        from mcis.platform.reporting.comparison import Settings
-        from mcis.platform.reporting.comparison import compare as compare_cases
-        from mcis.platform.reporting.terminal import print_table
-        from mcis.platform.runs.progress import console
+        from mcis.platform.commands.terminal import show_comparison
+        from mcis.platform.reporting.comparison import BootstrapSettings
+        from mcis.platform.reporting.comparison import compare as compare_groups
+        from mcis.platform.reporting.comparison_tables import comparison_csv, comparison_json
 
-        comparison = compare_cases(cases, Settings(seed=seed))
-        shown = comparison_page.compared_images(comparison, images)
-        for table in comparison.tables():
-            print_table(table.title, table.columns, table.rows, numbers=table.numbers)
-        for remark in comparison.remarks():
-            console.print(one_line(remark))
-        comparison_page.write_page(comparison, shown, page)
-        typer.echo(f"page:  {page}")
+        comparison = compare_groups(groups, BootstrapSettings(seed=seed))
+        galleries = comparison_page.compared_images(comparison, images)
+        comparison_page.write_page(comparison, galleries, page)
+
+        if as_json:
+            typer.echo(json.dumps({**comparison_json(comparison), "page": str(page)}, indent=2))
+        elif as_csv:
+            typer.echo(comparison_csv(comparison), nl=False)
+        else:
+            show_comparison(comparison)
+            typer.echo(f"page:  {page}")

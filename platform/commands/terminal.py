@@ -1,4 +1,4 @@
-"""What commands print: the table of scores, an index in figures."""
+"""What commands print: the scores of a run, the runs of a workspace, an index in numbers."""
 
 import datetime
 from collections.abc import Sequence
@@ -11,38 +11,65 @@ from rich.text import Text
 
 from mcis.datasets.errors import one_line
 from mcis.platform.reporting.index_facts import index_facts
-from mcis.platform.reporting.terminal import make_table, print_table
+from mcis.platform.reporting.terminal import make_table, print_descriptions, print_table
 from mcis.platform.runs.progress import console
+from mcis.platform.runs.scores import VARIANTS, Score, grouped, measure_heading
 
 if TYPE_CHECKING:
     from mcis.datasets.index import Listing
     from mcis.platform.config.sections import Config
-    from mcis.platform.pipeline import RunResult  # brings all stages, which `mcis index show` does not need
+    from mcis.platform.pipeline import RunResult  # imports all stages, which `mcis index show` does not need
+    from mcis.platform.reporting.comparison import Comparison
     from mcis.platform.runs.inventory import Entry, Plan
     from mcis.platform.runs.workspace import Workspace
 
 
 def show_result(result: "RunResult") -> None:
-    """The final table of a run, a line each on 80 columns, what the scores mean, and where to look."""
+    """Prints the scores of a run, the settings that they depend on, and where its files are."""
     context = result.context
-    columns, rows, meanings = ("what", "which", "images of", "mIoU %", "boundary"), [], list[str]()
-    for score in result.scores:
-        boundary = "-" if score.boundary_miou is None else f"{score.boundary_miou:.2f}"
-        rows.append((score.title, score.name, f"{score.split}, {score.images}", f"{score.miou:.2f}", boundary))
-        made = ", ".join(f"{heading} {text}" for heading, text in score.made().items())
-        meanings.append(f"{score.title}, {score.name}: {made}")
-    if rows:
-        console.print(make_table(f"Scores of {context.name}", columns, rows, numbers=columns[3:]))
-        console.print("\n".join(meanings))
-    computed = sum(s for stage, s in context.seconds.items() if context.computed[stage])
+    if result.scores:
+        _show_scores(f"Scores of {context.name}, percent", result.scores)
+
+    computed = sum(seconds for stage, seconds in context.seconds.items() if context.computed[stage])
     console.print(f"{computed:.0f} s in stages that were computed")
     console.print(f"report:  {context.folder.report}")
     console.print(f"scores:  {context.folder.scores}")
     console.print(f"MLflow:  mcis ui --workspace {context.workspace.root}")
 
 
+def _show_scores(title: str, scores: Sequence[Score]) -> None:
+    """Prints a table of scores, and below it how the masks of each were made."""
+    measures = list(dict.fromkeys(name for score in scores for name in score.measures()))
+    rows = []
+    for score in scores:
+        values = score.measures()
+        cells = [f"{values[name]:.2f}" if name in values else "-" for name in measures]
+        rows.append((score.title, score.name, score.split, grouped(score.images), *cells))
+
+    headings = [measure_heading(name) for name in measures]
+    columns = ("scored", "variant", "split", "images", *headings)
+    print_table(title, columns, rows, numbers=("images", *headings), optional=headings[:1:-1])
+
+    descriptions = []
+    for score in scores:
+        settings = ", ".join(f"{heading} {text}" for heading, text in score.made().items())
+        descriptions.append((f"{score.title}, {score.name}", settings))
+    print_descriptions(descriptions)
+
+
+def show_comparison(comparison: "Comparison") -> None:
+    """Prints the differences between runs: settings that differ, a table per compared group, then notes."""
+    from mcis.platform.reporting.comparison_tables import footnotes, score_settings, terminal_tables
+
+    for table in terminal_tables(comparison):
+        print_table(table.title, table.columns, table.rows, numbers=table.numbers, optional=table.optional)
+    print_descriptions(score_settings(comparison))
+    for note in footnotes(comparison):
+        console.print(one_line(note))
+
+
 def show_outlook(config: "Config", listing: "Listing") -> None:
-    """What a run can expect of its images."""
+    """Prints what a run can expect of its images."""
     from mcis.platform.reporting.expectations import expectations
 
     for line in expectations(config, listing):
@@ -50,63 +77,80 @@ def show_outlook(config: "Config", listing: "Listing") -> None:
 
 
 def show_runs(entries: Sequence["Entry"], workspace: "Workspace") -> None:
-    """What a workspace holds; trials are indented below their study."""
-    from mcis.platform.runs.inventory import MAIN_SCORES
-
+    """Prints the runs and studies of a workspace; trials are indented below their study."""
     if not entries:
         console.print(f"no runs in {workspace.root}")
         return
+
     studies = {entry.name for entry in entries if entry.kind == "study"}
     rows = []
     for entry in entries:
-        name = f"  {entry.name}" if entry.study in studies and entry.kind == "run" else entry.name
-        configuration = ", ".join(filter(None, (entry.sources, entry.recipe)))
-        scores = [f"{entry.scores[name]:.2f}" if name in entry.scores else "" for name in MAIN_SCORES]
-        time = entry.ended or entry.began  # of ISO 8601; shown as this place has it
-        called = f"{datetime.datetime.fromisoformat(time).astimezone():%Y-%m-%d %H:%M}" if time else ""
+        is_trial = entry.kind == "run" and entry.study in studies
+        name = f"  {entry.name}" if is_trial else entry.name
+        reached = f"{entry.trials} trials" if entry.kind == "study" else entry.reached or ""
+        scores = [f"{entry.scores[variant.key]:.2f}" if variant.key in entry.scores else "" for variant in VARIANTS]
         size = decimal(entry.bytes) if entry.bytes else ""
-        rows.append((name, configuration, called, _state(entry), *scores, size))
-    numbers = (*MAIN_SCORES.values(), "points to")
-    columns = ("name", "of", "last call", "state", *numbers)
-    print_table(f"Runs of {workspace.root}", columns, rows, numbers=numbers)
-    for entry in (each for each in entries if each.problem and not each.holder):
-        console.print(f"{one_line(entry.name)}: {one_line(entry.problem or '')}")
-    words = ", ".join(f"{short} = {name}" for name, short in MAIN_SCORES.items() if name != short)
-    console.print(f"mIoU % ({words}), and the disk that each points to, which runs may share")
+        configuration = (entry.sources or "", entry.recipe or "")
+        rows.append((name, *configuration, _last_call(entry), entry.state, reached, *scores, size))
+
+    headings = [variant.heading for variant in VARIANTS]
+    columns = ("name", "sources", "recipe", "last call", "state", "reached", *headings, "disk")
+    optional = ("recipe", "sources", "last call", "reached")
+    print_table(f"Runs of {workspace.root}", columns, rows, numbers=(*headings, "disk"), optional=optional)
+
+    for entry in entries:
+        if entry.holder:
+            process = f"running on host {entry.holder.host}, process {entry.holder.pid}"
+            console.print(f"{one_line(entry.name)}: {process}")
+        elif entry.problem:
+            console.print(f"{one_line(entry.name)}: {one_line(entry.problem)}")
+
+    titles = ", ".join(f"{variant.heading} = {variant.title}" for variant in VARIANTS)
+    console.print(f"mIoU in percent: {titles}")
+    console.print("disk: the run and the outputs that it uses, some of which several runs may share")
 
 
-def _state(entry: "Entry") -> str:
-    """The state of a run: how far it came, who runs it."""
-    reached = f"{entry.trials} trials" if entry.kind == "study" else entry.reached
-    holder = entry.holder and f"host {entry.holder.host}, process {entry.holder.pid}"
-    return ", ".join(filter(None, (entry.state, reached, holder)))
+def _last_call(entry: "Entry") -> str:
+    """Local time at which the last call of a run ended, or began."""
+    time = entry.ended or entry.began
+    return f"{datetime.datetime.fromisoformat(time).astimezone():%Y-%m-%d %H:%M}" if time else ""
 
 
 def show_removal(plan: "Plan", workspace: "Workspace") -> None:
-    """What is to be removed, its sum, and notes on what stays."""
+    """Prints what is to be removed, its total size, and notes on what is kept."""
     if plan.garbage:
-        rows = [(str(each.path.relative_to(workspace.root)), each.why, decimal(each.size)) for each in plan.garbage]
-        rows.append((f"sum of {len(rows)}", "", decimal(sum(each.size for each in plan.garbage))))
+        rows = []
+        for item in plan.garbage:
+            rows.append((str(item.path.relative_to(workspace.root)), item.reason, decimal(item.size)))
+        rows.append((f"total of {len(rows)}", "", decimal(sum(item.size for item in plan.garbage))))
         title = f"To be removed from {workspace.root}"
-        console.print(make_table(title, ("what", "why", "size"), rows, numbers=("size",)))
-    for note in plan.notes:
-        console.print(Text.assemble(("note", "yellow"), f"  {one_line(note)}"))
+        console.print(make_table(title, ("path", "reason", "size"), rows, numbers=("size",)))
+    _show_notes(plan.notes, console)
 
 
 def show_index(
     index: pa.Table, rejects: pa.Table, classes: tuple[str, ...], notes: Sequence[str], console: Console = console
 ) -> None:
-    """An index in figures: images by class, domain and split, rejects by kind of reason, copies; notes last."""
+    """Prints an index in numbers: images by class, domain and split, rejects by kind of reason, copies, notes."""
     facts = index_facts(index, rejects, classes)
-    columns = (*(facts.groups if len(facts.groups) > 1 else []), "all")
-    names = ("every image", *classes, "without a tag")
+    groups = facts.groups if len(facts.groups) > 1 else ()
+    names = ("all images", *classes, "without a tag")
     counts = (facts.images, *facts.per_class, facts.untagged)
-    rows = [(name, *(n if len(n) > 1 else []), n.sum()) for name, n in zip(names, counts, strict=True)]
+    rows = []
+    for name, by_group in zip(names, counts, strict=True):
+        group_counts = by_group if groups else ()
+        rows.append((name, *group_counts, by_group.sum()))
+    columns = (*groups, "all")
     console.print(make_table("Images", ("class", *columns), rows, numbers=columns))
+
     if facts.reject_kinds:
         columns = ("kind of reason", "images")
         console.print(make_table("Rejects", columns, facts.reject_kinds.items(), numbers=["images"]))
     console.print(f"rejected: {len(rejects)}")
     console.print(f"copies of an earlier image: {facts.repeats}")
+    _show_notes(notes, console)
+
+
+def _show_notes(notes: Sequence[str], console: Console) -> None:
     for note in notes:
         console.print(Text.assemble(("note", "yellow"), f"  {one_line(note)}"))

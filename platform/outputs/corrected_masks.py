@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import fitted_size, resize_labels
 from mcis.datasets.index import shown
-from mcis.datasets.sources.lists import map_paths, relative_name
+from mcis.datasets.sources.lists import map_paths, relative_name, without_image_suffix
 from mcis.platform.outputs.read_index import truth_of_row
 
 CORRECTED = "corrected"
@@ -22,8 +22,9 @@ CORRECTED = "corrected"
 def with_corrected(rows: pa.Table, folder: Path | None) -> pa.Table:
     """Adds a column `corrected` to rows of an index or a listing: the file of each image's mask in a folder, or null.
 
-    A mask has the name that `mcis export masks` gives it, `<id>.png` or, without the suffix of its image,
-    `<id>.jpg.png`. It may also have the name of the image's file, if no other image has that name.
+    A mask has the name that `mcis export masks` gives it: the image's id without the suffix of an image file, and
+    `.png`. It may also be named `<id>.png` or `<id>.jpg.png`, or have the name of the image's file, if no other image
+    has that name.
 
     Args:
         rows: Rows with a column `image_id`.
@@ -60,10 +61,14 @@ def _match(image_ids: Sequence[str], files: Mapping[str, str]) -> list[str | Non
     """
     paths = [PurePosixPath(relative_name(image_id) or "") for image_id in image_ids]
     images_by_stem = collections.Counter(path.stem for path in paths)
+    images_by_short_path = collections.Counter(without_image_suffix(str(path)) for path in paths)
 
     masks = []
     for path in paths:
         names = [str(path), f"{path}.jpg"]
+        short_path = without_image_suffix(str(path))
+        if images_by_short_path[short_path] == 1:
+            names += [short_path, f"{short_path}.jpg"]
         if images_by_stem[path.stem] == 1:
             names += [path.name, path.stem]
         matching = (files[name] for name in names if name in files)

@@ -1,4 +1,4 @@
-"""What is compared: runs of one or several workspaces, by themselves or as the seeds of one configuration."""
+"""Opens the runs to compare, from one or several workspaces: one by one, or grouped as seeds of one configuration."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,19 +13,20 @@ from mcis.platform.runs.results import IndexResult, read_result
 from mcis.platform.runs.scores import SCORES, Score, read_scores
 from mcis.platform.runs.workspace import RunFolder, Workspace
 
-_OF_A_SEED = ("seed", "compute.", "tracking.")
-"""Beginnings of the keys in which the runs of a case may differ: all but `seed` change no result but for rounding."""
+_MAY_DIFFER = ("seed", "compute.", "tracking.")
+"""Prefixes of the keys in which the runs of a group may differ. All except `seed` change results only by rounding."""
 
 
 class Run(NamedTuple):
-    """A run that came to its scores.
+    """A run with scores.
 
     Attributes:
-        name: its name; where two runs have one, with the workspace.
+        name: its name, with the workspace if two of the compared runs have the same name.
+        workspace: its workspace.
         folder: its files.
-        outputs: the folder of each stage's output.
-        scores: by what is scored, and for segmentation also which of them.
-        configuration: by dotted key, each value as text.
+        outputs: folders of the outputs of its stages, by stage.
+        scores: its scores by `Variant.title`.
+        configuration: values as text, by dotted key.
     """
 
     name: str
@@ -37,139 +38,184 @@ class Run(NamedTuple):
 
     @property
     def seed(self) -> str:
+        """The seed as text."""
         return self.configuration.get("seed", "none")
 
 
-class Case(NamedTuple):
-    """A configuration that is compared, by its name: one run, or several of different seeds, ordered by these."""
+class RunGroup(NamedTuple):
+    """One run, or several runs of one configuration with different seeds, in the order of their seeds.
+
+    Attributes:
+        label: name of the group in tables.
+        runs: at least one.
+    """
 
     label: str
     runs: tuple[Run, ...]
 
     @property
     def seeds(self) -> list[str]:
+        """The seed of each run."""
         return [run.seed for run in self.runs]
 
-    def scores(self, key: str) -> list[Score]:
-        """The score of each of its runs; none where they did not come to it."""
-        return [run.scores[key] for run in self.runs if key in run.scores]
+    def scores(self, title: str) -> list[Score]:
+        """The scores with a `Variant.title`, of the runs that have it."""
+        return [run.scores[title] for run in self.runs if title in run.scores]
 
 
-def open_cases(root: Path, arguments: Sequence[str]) -> list[Case]:
-    """Opens what is to be compared.
+def open_run_groups(root: Path, arguments: Sequence[str]) -> list[RunGroup]:
+    """Opens the runs to compare.
 
     Args:
-        root: the workspace of runs that are given by their names.
-        arguments: at least two; each the name of a run or the path of a run's folder in any workspace, or several of
-            them joined by commas, which are the seeds of one configuration.
+        root: the workspace of runs that are given by name.
+        arguments: at least two. Each is the name of a run, the path of a run's folder in any workspace, or several of
+            these, separated by commas, which are the seeds of one configuration.
 
     Raises:
-        UserError: fewer than two; a run is absent, is given twice, has no scores or other classes than the first; or
-            the runs of a case differ by more than their seed.
+        UserError: there are fewer than two arguments; a run is missing, given twice, without scores, or has other
+            classes than the first; or the runs of a group differ in more than their seed.
     """
     if len(arguments) < 2:
         raise UserError(f"{len(arguments)} run to compare", "at least two", "name another: `mcis compare FIRST SECOND`")
-    texts = [[text.strip() for text in argument.split(",")] for argument in arguments]
-    folders = [[_folder(root, text) for text in of_case] for of_case in texts]
-    flat = [folder for of_case in folders for folder in of_case]
-    if twice := [folder.path.name for i, folder in enumerate(flat) if folder in flat[:i]]:
-        raise UserError(f"run {twice[0]!r} is given twice", "runs apart", "leave it out once")
-    names = [folder.path.name for folder in flat]
-    opened = [[_opened(folder, names.count(folder.path.name) > 1) for folder in of_case] for of_case in folders]
-    _check_classes([run for of_case in opened for run in of_case])
-    return [_case(runs) for runs in opened]
+
+    folder_groups = []
+    for argument in arguments:
+        folder_groups.append([_find_run(root, text.strip()) for text in argument.split(",")])
+    _check_given_once(folder_groups)
+
+    names = [folder.path.name for folders in folder_groups for folder in folders]
+    run_groups = []
+    for folders in folder_groups:
+        run_groups.append([_open_run(folder, names.count(folder.path.name) > 1) for folder in folders])
+    _check_classes([run for runs in run_groups for run in runs])
+    return [_make_group(runs) for runs in run_groups]
 
 
-def differing_keys(cases: Sequence[Case]) -> dict[str, list[str]]:
-    """The keys whose values differ between cases: of each case the value as text, `-` where it has none."""
-    keys, rows = dict.fromkeys(key for case in cases for run in case.runs for key in run.configuration), {}
+def differing_keys(groups: Sequence[RunGroup]) -> dict[str, list[str]]:
+    """Keys whose values differ between groups, each with the value in every group as text; `-` if there is none."""
+    keys = dict.fromkeys(key for group in groups for run in group.runs for key in run.configuration)
+    differing = {}
     for key in keys:
-        of_cases = [[run.configuration[key] for run in case.runs if key in run.configuration] for case in cases]
-        values = [merged(of_case) or "-" for of_case in of_cases]
+        values = []
+        for group in groups:
+            group_values = [run.configuration[key] for run in group.runs if key in run.configuration]
+            values.append(joined_once(group_values) or "-")
         if len(set(values)) > 1:
-            rows[key] = values
-    return rows
+            differing[key] = values
+    return differing
 
 
-def merged(texts: Iterable[str]) -> str:
-    """Texts behind one another, each once."""
+def joined_once(texts: Iterable[str]) -> str:
+    """Joins texts by commas, each once."""
     return ", ".join(dict.fromkeys(texts))
 
 
-def _folder(root: Path, text: str) -> RunFolder:
-    """The folder of a run, which exists."""
+def _find_run(root: Path, text: str) -> RunFolder:
+    """Returns the existing folder of a run that is given by its name or path."""
     if "/" in text:
         folder = Path(os.path.expanduser(text)).resolve()
         if folder.parent.name != "runs" or not folder.is_dir():
             raise UserError(
-                f"{text} is no folder of a run",
+                f"{text} is not the folder of a run",
                 "the name of a run, or its folder WORKSPACE/runs/NAME",
                 "correct the path, or name a run of the workspace",
             )
         return RunFolder(folder)
+
     workspace = Workspace(root, create=False)
     run = workspace.run(text, create=False)
     if not run.path.is_dir():
         raise UserError(
             f"no run {text!r} in {workspace.root}",
-            "the name of a run, the path of its folder, or several of them joined by commas",
+            "the name of a run, the path of its folder, or several of them separated by commas",
             f"run it, or name another; there are {shown([path.name for path in workspace.run_folders()]) or 'none'}",
         )
     return run
 
 
-def _opened(folder: RunFolder, is_shared: bool) -> Run:
-    """Reads a run; `is_shared` says whether another one has its name."""
-    workspace, name = Workspace(folder.path.parent.parent, create=False), folder.path.name
+def _check_given_once(folder_groups: Sequence[Sequence[RunFolder]]) -> None:
+    """Raises UserError if a run is given twice."""
+    seen: list[RunFolder] = []
+    for folders in folder_groups:
+        for folder in folders:
+            if folder in seen:
+                raise UserError(f"run {folder.path.name!r} is given twice", "different runs", "name it once")
+            seen.append(folder)
+
+
+def _open_run(folder: RunFolder, name_is_shared: bool) -> Run:
+    """Reads a run.
+
+    Args:
+        folder: the folder of the run.
+        name_is_shared: whether another of the compared runs has the same name.
+    """
+    workspace = Workspace(folder.path.parent.parent, create=False)
+    name = folder.path.name
     outputs = workspace.outputs(name)
     if not outputs and folder.study.exists():
         raise UserError(f"{name!r} is a study", "a run", f"compare its trials, whose names begin with {name}-")
     if "evaluate" not in outputs or not path_exists(outputs["evaluate"] / SCORES):
         raise UserError(
-            f"run {name!r} has no scores in {workspace.root}; it has come to {shown(list(outputs)[-1:]) or 'no stage'}",
-            "a run that came to the stage evaluate",
-            "repeat its command, which goes on from there",
+            f"run {name!r} has no scores in {workspace.root}; it has reached {shown(list(outputs)[-1:]) or 'no stage'}",
+            "a run that has finished the stage evaluate",
+            "repeat its command, which continues the run",
         )
+
     scores: dict[str, Score] = {}
     for score in read_scores(outputs):
-        if score.what != "baseline":
-            # Maps with related images come behind those of a single round, which are the run's where it has no others.
-            scores[f"{score.title}, {score.name}" if score.what == "segmentation" else score.title] = score
-    title = f"{name} in {workspace.root}" if is_shared else name
+        if score.variant:
+            scores[score.variant.title] = score  # maps with related images follow single-round maps, and replace them
     experiment = read_experiment(folder.config)
     values = experiment.names | experiment.values
     configuration = {key: str(value) for key, value in values.items() if value is not None}
-    return Run(title, workspace, folder, outputs, scores, configuration)
+    label = f"{name} in {workspace.root}" if name_is_shared else name
+    return Run(label, workspace, folder, outputs, scores, configuration)
 
 
 def _check_classes(runs: Sequence[Run]) -> None:
-    scored = [(run.name, list(score.iou)) for run in runs for score in list(run.scores.values())[:1]]
-    for name, labels in scored[1:]:
-        first, of_first = scored[0]
-        if labels != of_first:
+    """Raises UserError if the scored labels differ between runs."""
+    scored_labels = []
+    for run in runs:
+        for score in list(run.scores.values())[:1]:
+            scored_labels.append((run.name, list(score.iou)))
+
+    for name, labels in scored_labels[1:]:
+        first_name, first_labels = scored_labels[0]
+        if labels != first_labels:
+            first_classes = ", ".join(first_labels[1:])
             raise UserError(
-                f"run {first!r} has the classes {', '.join(of_first[1:])}, run {name!r} {', '.join(labels[1:])}",
-                "runs of the same classes in the same order",
-                "compare runs of one data set",
+                f"run {first_name!r} has the classes {first_classes}, run {name!r} {', '.join(labels[1:])}",
+                "runs with the same classes in the same order",
+                "compare runs on one data set",
             )
 
 
-def _case(runs: Sequence[Run]) -> Case:
-    """The case of some runs; UserError where they differ in another key than their seed, or not in that."""
+def _make_group(runs: Sequence[Run]) -> RunGroup:
+    """Makes a group; UserError unless its runs differ in their seed, and in nothing else that changes results."""
     if len(runs) == 1:
-        return Case(runs[0].name, tuple(runs))
+        return RunGroup(runs[0].name, tuple(runs))
+
     names = ", ".join(run.name for run in runs)
-    remedy = "name runs of one configuration and several seeds with commas, and others apart"
-    differing = differing_keys([Case(run.name, (run,)) for run in runs])
-    other = [key for key in differing if not key.startswith(_OF_A_SEED)]
-    if other:
-        raise UserError(f"{names} differ in {shown(other)}", "runs of one case that differ in their seed alone", remedy)
+    remedy = "separate seeds of one configuration by commas, and different configurations by spaces"
+    differing = differing_keys([RunGroup(run.name, (run,)) for run in runs])
+    other_keys = [key for key in differing if not key.startswith(_MAY_DIFFER)]
+    if other_keys:
+        raise UserError(f"{names} differ in {shown(other_keys)}", "runs that differ only in their seed", remedy)
     if len({run.seed for run in runs}) < len(runs):
         seeds = ", ".join(f"{run.name!r} has seed {run.seed}" for run in runs)
-        raise UserError(f"runs of one seed in one case: {seeds}", "another seed for each run of a case", remedy)
+        raise UserError(f"two runs of a group have the same seed: {seeds}", "a different seed for each run", remedy)
     if len({read_result(run.outputs["index"], IndexResult).identity for run in runs}) > 1:
-        raise UserError(f"{names} are of other images or tags", "runs that differ in their seed alone", remedy)
+        raise UserError(f"{names} have different images or tags", "runs that differ only in their seed", remedy)
+
     ordered = sorted(runs, key=lambda run: (len(run.seed), run.seed))
-    stem, seeds = ordered[0].name.removesuffix(ordered[0].seed), ",".join(run.seed for run in ordered)
-    alike = all(run.name == stem + run.seed for run in ordered)
-    return Case(f"{stem}{{{seeds}}}" if alike else names, tuple(ordered))
+    return RunGroup(_group_label(ordered) or names, tuple(ordered))
+
+
+def _group_label(runs: Sequence[Run]) -> str | None:
+    """Label such as `a-s{0,1}` for the runs a-s0 and a-s1; None if their names do not end in their seeds."""
+    stem = runs[0].name.removesuffix(runs[0].seed)
+    if any(run.name != stem + run.seed for run in runs):
+        return None
+    seeds = ",".join(run.seed for run in runs)
+    return f"{stem}{{{seeds}}}"

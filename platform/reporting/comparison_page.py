@@ -1,17 +1,16 @@
-"""The page of a comparison: configuration, scores, differences, IoU per class and images -> one self-contained file.
+"""Writes the page of a comparison as one self-contained file: tables, IoU per class, and the same images side by side.
 
-Its images are those whose scores differ most between cases and some at random, with every case's masks and maps. Names
-come from outside, so the template escapes everything and the page forbids itself, by its content security policy, to
-load or run anything.
+The images are those whose mIoU differs most between groups, and some drawn at random. Names come from outside, so the
+template escapes everything, and the content security policy of the page forbids loading or running anything.
 """
 
 import datetime
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
@@ -24,113 +23,209 @@ from mcis.datasets.tables.shards import Shards
 from mcis.platform.outputs.counts import PLAIN, WITH_CRF
 from mcis.platform.outputs.read_index import truth_of_row
 from mcis.platform.outputs.tables import image_maps
-from mcis.platform.reporting.compared_runs import Case
+from mcis.platform.reporting.compared_runs import RunGroup
 from mcis.platform.reporting.comparison import ComparedScore, Comparison
+from mcis.platform.reporting.comparison_tables import footnotes, page_tables
 from mcis.platform.reporting.html import render
-from mcis.platform.reporting.panels import CELL_HEIGHT, Panel, cells, labels, legend
+from mcis.platform.reporting.panels import CELL_HEIGHT, Cell, Label, Panel, cells, labels, legend
 from mcis.platform.reporting.plots import MOST_BARS, THEME, Bars, iou_chart
 from mcis.platform.runs.files import fingerprint, read_table, write_text
+from mcis.platform.runs.scores import SCORED_OUTPUTS
 
 _LONGEST_NAME = 120
-"""Bytes of the runs' names in the name of a page's file."""
+"""Maximum number of bytes of the runs' names in the name of a page's file."""
 _MAX_SIDE = 480
-"""Pixels of the longer side at which images are read: twice what the page shows."""
-_SHOWN = {
-    "segmentation": ("Predictions", "predict", "predictions", "prediction"),
-    "pseudo_masks": ("Pseudo masks", "pseudo_masks", "masks", "pseudo mask"),
-    "localization_maps": ("Localization maps", "localize", "maps", "localization map"),
-}
-"""What is shown -> its title, the stage that made it, its table, and the column of panels that it takes."""
+"""Longer side, in pixels, at which images are read: twice the size on the page."""
 
 
-def compared_images(comparison: Comparison, count: int) -> list[dict[str, Any]]:
-    """Images of which every case has a mask or maps: half of them those that differ most, others drawn by the seed.
+class GalleryCell(NamedTuple):
+    """A picture of an image.
+
+    Attributes:
+        title: what it shows: `image`, `truth`, or the label of a group.
+        cell: the picture; None if there is none.
+        note: shown below the picture.
+    """
+
+    title: str
+    cell: Cell | None
+    note: str
+
+
+class GalleryImage(NamedTuple):
+    """An image with its pictures.
+
+    Attributes:
+        id: id of the image.
+        tags: its tags.
+        why: its split, and why it was chosen.
+        cells: the photograph, the ground truth, and the output of every group.
+    """
+
+    id: str
+    tags: list[Label]
+    why: str
+    cells: list[GalleryCell]
+
+
+class Gallery(NamedTuple):
+    """The same images in the outputs of several groups.
+
+    Attributes:
+        title: which output is shown.
+        common: number of images that all of these groups have.
+        without: labels of the groups that lack the output.
+        legend: the labels that occur.
+        images: the chosen images.
+    """
+
+    title: str
+    common: int
+    without: list[str]
+    legend: list[Label]
+    images: list[GalleryImage]
+
+
+class IouChart(NamedTuple):
+    """The IoU of each class in the groups.
+
+    Attributes:
+        title: what is scored.
+        order: names of the labels, those with the largest differences first.
+        rows: the values of each group.
+        plot: a bar chart of the first `MOST_BARS` labels.
+    """
+
+    title: str
+    order: list[str]
+    rows: list[Bars]
+    plot: Any
+
+
+def compared_images(comparison: Comparison, count: int) -> list[Gallery]:
+    """Chooses images for which every group has an output, and draws them.
+
+    Half of the images, rounded up, are those whose mIoU differs most; the others are drawn at random by the seed of the
+    comparison. Every group is shown by its first run.
 
     Args:
-        count: of images, at most, for predictions, pseudo masks and localization maps each; 0 = none.
+        comparison: the comparison.
+        count: maximum number of images for each output; 0 for no galleries at all.
 
     Returns:
-        What the page shows of each of these: how many images are in all cases that have them (`common`), which cases
-        have none (`without`), and the chosen images with cells for the photograph, the truth, and of each case the mask
-        or the maps, of its first seed.
+        A gallery for each of the compared outputs: segmentation, pseudo masks, localization maps.
 
     Raises:
         UserError: the baseline's index, a photograph or a ground-truth mask cannot be read.
     """
-    whats = [what for what in _SHOWN if any(score.what == what for score in comparison.scores)]
+    if not count:
+        return []
+    compared = {score.what for score in comparison.scores}
     try:
-        return [_gallery(comparison, what, count) for what in whats] if count else []
+        return [_make_gallery(comparison, what, count) for what in reversed(SCORED_OUTPUTS) if what in compared]
     except UserError as error:
-        raise UserError(error.found, error.expected, f"{error.remedy}, or show no images by --images 0") from None
+        raise UserError(error.found, error.expected, f"{error.remedy}, or leave out images by --images 0") from None
 
 
-def choose(
+def choose_images(
     image_ids: Sequence[str], mious: Sequence[Mapping[str, float]], count: int, *, seed: int
 ) -> list[tuple[str, bool]]:
-    """Chooses up to `count` images, half of them, rounded up, by the range of their scores, the largest first.
+    """Chooses up to `count` images: half of them, rounded up, by the range of their mIoU, the others at random.
 
-    Each comes with whether it was chosen by its range. Images of equal ranges come in the order of their ids, and one
-    on which the cases are equal does not differ most. The others are drawn by (seed, position of the image) alone.
+    The largest range comes first; images with the same range are ordered by their ids. Images with a range of 0 are
+    never chosen by their range. The random choice depends only on the seed and the position of the image.
 
     Args:
-        image_ids: sorted.
-        mious: by image, of each case; an image that one of them lacks or has as NaN has no range.
+        image_ids: sorted ids.
+        mious: for each group, mIoU by image. An image that is missing or NaN in one of them has no range.
+        count: maximum number of images.
+        seed: of the random choice.
+
+    Returns:
+        The id of each chosen image, and whether it was chosen by its range.
     """
-    scores = np.array([[of.get(image_id, np.nan) for image_id in image_ids] for of in mious])
-    ranges = scores.max(axis=0) - scores.min(axis=0)
+    values = np.array([[by_image.get(image_id, np.nan) for image_id in image_ids] for by_image in mious])
+    ranges = values.max(axis=0) - values.min(axis=0)
     order = np.argsort(-np.nan_to_num(ranges), kind="stable")
-    most = [int(i) for i in order[: (count + 1) // 2] if ranges[i] > 0]
-    drawn = np.argsort(uniforms(DrawPurpose.COMPARED_IMAGES, seed, 0, np.arange(len(image_ids)))[:, 0], kind="stable")
-    others = [int(i) for i in drawn if i not in most][: count - len(most)]
-    return [(image_ids[i], True) for i in most] + [(image_ids[i], False) for i in others]
+    largest = [int(i) for i in order[: (count + 1) // 2] if ranges[i] > 0]
+
+    draws = uniforms(DrawPurpose.COMPARED_IMAGES, seed, 0, np.arange(len(image_ids)))[:, 0]
+    drawn = np.argsort(draws, kind="stable")
+    others = [int(i) for i in drawn if i not in largest][: count - len(largest)]
+    return [(image_ids[i], True) for i in largest] + [(image_ids[i], False) for i in others]
 
 
-def _gallery(comparison: Comparison, what: str, count: int) -> dict[str, Any]:
-    (title, stage, table, column), classes = _SHOWN[what], _classes(comparison)
-    cases = [case for case in comparison.cases if stage in case.runs[0].outputs]
-    runs = [case.runs[0] for case in cases]
-    if len(cases) < 2:
-        return {"title": title, "common": 0, "images": []}
-    tables = [Shards(run.outputs[stage] / table) for run in runs]
-    common = sorted(set.intersection(*(set(of) for of in tables)))
-    mious = [_mious(comparison, what, run.name) for run in runs]
-    compared = [of for of in mious if of]  # of a run that is not compared there are none
-    chosen = dict(choose(common, compared, count, seed=comparison.settings.seed))
-    panels, masked, images, label_of = _panels(comparison, list(chosen)), list[Panel](), [], labels(classes)
+def _make_gallery(comparison: Comparison, what: str, count: int) -> Gallery:
+    """Makes the gallery of an output; it has no images if fewer than two groups have the output."""
+    output = SCORED_OUTPUTS[what]
+    groups = [group for group in comparison.groups if output.stage in group.runs[0].outputs]
+    without = [group.label for group in comparison.groups if output.stage not in group.runs[0].outputs]
+    if len(groups) < 2:
+        return Gallery(output.page_title, 0, [], [], [])
+
+    runs = [group.runs[0] for group in groups]
+    tables = [Shards(run.outputs[str(output.stage)] / output.table) for run in runs]
+    common = sorted(set.intersection(*(set(table) for table in tables)))
+    mious = [_image_mious(comparison, what, run.name) for run in runs]
+    compared_mious = [by_image for by_image in mious if by_image]  # empty for a run that is not compared
+    chosen = dict(choose_images(common, compared_mious, count, seed=comparison.bootstrap.seed))
+
+    panels = _read_panels(comparison, list(chosen))
+    masked: list[Panel] = []
+    images = []
     for image_id, differs_most in chosen.items():
         panel = panels[image_id]
-        of_image = cells(panel, classes, CELL_HEIGHT)
-        shown = [(name, of_image.get(name), "") for name in ("image", "truth")]
-        for case, of_case, of in zip(cases, tables, mious, strict=True):
-            made, which = _with_made(panel, what, of_case)
-            masked.append(made)
-            cell = cells(made, classes, CELL_HEIGHT)[column]
-            facts = ["" if len(case.runs) == 1 else case.runs[0].name, which]
-            facts.append("" if math.isnan(of.get(image_id, math.nan)) else f"mIoU here {of[image_id]:.1f}")
-            shown.append((case.label, cell._replace(alt=f"{case.label}: {cell.alt}"), ", ".join(filter(None, facts))))
-        tags = [label_of[classes.index(name) + 1] for name in panel.tags]
+        image_cells = cells(panel, comparison.classes, CELL_HEIGHT)
+        gallery_cells = [GalleryCell(column, image_cells.get(column), "") for column in ("image", "truth")]
+        for group, table, by_image in zip(groups, tables, mious, strict=True):
+            with_output, variant = _with_output(panel, what, table)
+            masked.append(with_output)
+            cell = cells(with_output, comparison.classes, CELL_HEIGHT)[output.picture]
+            described = cell._replace(alt=f"{group.label}: {cell.alt}")
+            note = _cell_note(group, variant, by_image.get(image_id, math.nan))
+            gallery_cells.append(GalleryCell(group.label, described, note))
+
         why = f"{panel.split}, {'differs most' if differs_most else 'drawn at random'}"
-        images.append({"id": image_id, "tags": tags, "why": why, "cells": shown})
-    without = [case.label for case in comparison.cases if stage not in case.runs[0].outputs]
-    view = {"title": title, "common": len(common), "without": without}
-    return view | {"legend": legend(masked, classes), "images": images}
+        images.append(GalleryImage(image_id, _tag_labels(panel, comparison.classes), why, gallery_cells))
+    return Gallery(output.page_title, len(common), without, legend(masked, comparison.classes), images)
 
 
-def _mious(comparison: Comparison, what: str, run: str) -> Mapping[str, float]:
-    """A run's mIoU by image, of what is shown: after the CRF where there is one, of maps at the run's threshold."""
-    scores = {score.title: score.image_mious for score in comparison.scores if score.what == what}
-    names = [f"segmentation, {WITH_CRF}", f"segmentation, {PLAIN}", "pseudo masks", "localization maps"]
-    return next((scores[name][run] for name in names if run in scores.get(name, {})), {})
+def _cell_note(group: RunGroup, variant: str, miou: float) -> str:
+    notes = []
+    if len(group.runs) > 1:
+        notes.append(group.runs[0].name)
+    if variant:
+        notes.append(variant)
+    if not math.isnan(miou):
+        notes.append(f"mIoU here {miou:.1f}")
+    return ", ".join(notes)
 
 
-def _panels(comparison: Comparison, image_ids: Sequence[str]) -> dict[str, Panel]:
-    """The photographs and the truth of images of the baseline's index."""
-    classes = _classes(comparison)
+def _tag_labels(panel: Panel, classes: Sequence[str]) -> list[Label]:
+    by_label = labels(classes)
+    return [by_label[classes.index(name) + 1] for name in panel.tags]
+
+
+def _image_mious(comparison: Comparison, what: str, run: str) -> Mapping[str, float]:
+    """mIoU of a run by image for the shown variant of an output: with the CRF if there is one."""
+    by_title = {score.title: score.image_mious for score in comparison.scores if score.what == what}
+    for variant in reversed(SCORED_OUTPUTS[what].variants):
+        mious = by_title.get(variant.title, {})
+        if run in mious:
+            return mious[run]
+    return {}
+
+
+def _read_panels(comparison: Comparison, image_ids: Sequence[str]) -> dict[str, Panel]:
+    """Reads photographs and ground truth of images of the baseline's index."""
+    classes = comparison.classes
     columns = ["image_id", "uri", "split", "tags", "mask_uri", "height", "width"]
-    index = read_table(comparison.cases[0].runs[0].outputs["index"] / "index.parquet", columns)
+    index = read_table(comparison.groups[0].runs[0].outputs["index"] / "index.parquet", columns)
     panels = {}
     for row in index.filter(pc.is_in(index["image_id"], pc.cast(list(image_ids), "string"))).to_pylist():
-        image_id, photograph, truth = row["image_id"], read_rgb(row["uri"], max_side=_MAX_SIDE), None
+        image_id = row["image_id"]
+        photograph = read_rgb(row["uri"], max_side=_MAX_SIDE)
+        truth = None
         if row["mask_uri"]:
             truth = resize_labels(truth_of_row(row, len(classes)), *photograph.shape[:2])
         tags = tuple(classes[k] for k in row["tags"])
@@ -138,63 +233,70 @@ def _panels(comparison: Comparison, image_ids: Sequence[str]) -> dict[str, Panel
     return panels
 
 
-def _with_made(panel: Panel, what: str, table: Shards) -> tuple[Panel, str]:
-    """A panel with its image's row or maps of one of a run's tables, and which of the predictions it shows."""
+def _with_output(panel: Panel, what: str, table: Shards) -> tuple[Panel, str]:
+    """Adds an output of a run to a panel; returns the panel and which variant of the segmentation it shows."""
     if what == "localization_maps":
         return replace(panel, maps=image_maps(table, panel.image_id)), ""
+
     [row] = table.rows(panel.image_id).to_pylist()
-    labels = decode_labels(row["labels"] if what == "pseudo_masks" else row["crf"] or row["plain"])
-    mask = resize_labels(labels, *panel.image.shape[:2])
+    size = panel.image.shape[:2]
     if what == "pseudo_masks":
-        return replace(panel, pseudo_mask=mask), ""
-    return replace(panel, prediction=mask), WITH_CRF if row["crf"] else PLAIN
+        return replace(panel, pseudo_mask=resize_labels(decode_labels(row["labels"]), *size)), ""
+    prediction = resize_labels(decode_labels(row["crf"] or row["plain"]), *size)
+    return replace(panel, prediction=prediction), WITH_CRF if row["crf"] else PLAIN
 
 
-def default_file(cases: Sequence[Case]) -> Path:
-    """Where the page of a choice of runs lies unless another file is asked for: in the workspace of the first one.
+def default_file(groups: Sequence[RunGroup]) -> Path:
+    """Where the page is written unless the user names a file: in the workspace of the first run.
 
-    `~` is in no name of a run. Long names, and those of several workspaces, are told apart by a fingerprint.
+    The name joins the runs' names by `~`, which no run's name contains. A fingerprint distinguishes long names, and
+    runs of several workspaces.
     """
-    runs = [run for case in cases for run in case.runs]
-    names = "~".join(",".join(run.folder.path.name for run in case.runs) for case in cases)
-    beginning = names.encode()[:_LONGEST_NAME].decode(errors="ignore")
-    if beginning != names or len({run.workspace.root for run in runs}) > 1:
-        names = f"{beginning}-{fingerprint([[str(run.folder.path) for run in case.runs] for case in cases])}"
+    runs = [run for group in groups for run in group.runs]
+    names = "~".join(",".join(run.folder.path.name for run in group.runs) for group in groups)
+    prefix = names.encode()[:_LONGEST_NAME].decode(errors="ignore")
+    if prefix != names or len({run.workspace.root for run in runs}) > 1:
+        paths = [[str(run.folder.path) for run in group.runs] for group in groups]
+        names = f"{prefix}-{fingerprint(paths)}"
     return runs[0].workspace.comparisons / f"{names}.html"
 
 
-def write_page(comparison: Comparison, galleries: Sequence[Mapping[str, Any]], file: Path) -> None:
-    """Writes the page with its `compared_images`, in place of what lies there."""
+def write_page(comparison: Comparison, galleries: Sequence[Gallery], file: Path) -> None:
+    """Writes the page with its `compared_images`; an existing file is overwritten."""
+    group_labels = [group.label for group in comparison.groups]
     view = {
         "created": f"{datetime.datetime.now(datetime.UTC):%d %B %Y, %H:%M UTC}".lstrip("0"),
         "comparison": comparison,
-        "tables": comparison.tables()[::-1],
-        "charts": [_chart(score, [case.label for case in comparison.cases]) for score in comparison.scores],
+        "tables": page_tables(comparison)[::-1],
+        "notes": footnotes(comparison),
+        "charts": [_make_chart(score, group_labels) for score in comparison.scores],
         "most_bars": MOST_BARS,
-        "label_of": {label.name: label for label in labels(_classes(comparison)).values()},
+        "label_of": {label.name: label for label in labels(comparison.classes).values()},
         "galleries": galleries,
         "theme": THEME,
     }
     write_text(file, render("comparison_page.html.j2", view))
 
 
-def _chart(score: ComparedScore, labels: list[str]) -> dict[str, Any]:
-    """A chart of IoU by class, those first that differ most between the cases, and the values that it shows."""
-    bars = []
-    for case in score.cases:
-        scores = case.scores(score.title)
-        known = {name: [value for of in scores if (value := of.iou[name]) is not None] for name in scores[0].iou}
-        iou = {name: fmean(values) if values else None for name, values in known.items()}
-        bars.append(Bars(case.label, iou, fmean(of.miou for of in scores), labels.index(case.label)))
+def _make_chart(score: ComparedScore, group_labels: list[str]) -> IouChart:
+    """Makes the chart of IoU by class; classes whose IoU differs most between the groups come first."""
+    rows = []
+    for group in score.groups:
+        scores = group.scores(score.title)
+        ious = {name: _known_mean(run_score.iou[name] for run_score in scores) for name in scores[0].iou}
+        miou = fmean(run_score.miou for run_score in scores)
+        rows.append(Bars(group.label, ious, miou, group_labels.index(group.label)))
 
     def spread(name: str) -> float:
-        values = [value for of in bars if (value := of.iou[name]) is not None]
-        return max(values) - min(values) if values else -1.0
+        values = [row.iou[name] for row in rows]
+        known = [value for value in values if value is not None]
+        return max(known) - min(known) if known else -1.0
 
-    order = sorted(bars[0].iou, key=spread, reverse=True)
-    return {"title": score.title, "order": order, "rows": bars, "plot": iou_chart(order[:MOST_BARS], bars)}
+    order = sorted(rows[0].iou, key=spread, reverse=True)
+    return IouChart(score.title, order, rows, iou_chart(order[:MOST_BARS], rows))
 
 
-def _classes(comparison: Comparison) -> tuple[str, ...]:
-    first = comparison.cases[0].runs[0].scores[comparison.scores[0].title]
-    return tuple(first.iou)[1:]
+def _known_mean(values: Iterable[float | None]) -> float | None:
+    """Mean of the values that are not None; None if there are none."""
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None

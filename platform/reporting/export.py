@@ -33,7 +33,16 @@ from mcis.models.localization import score_maps
 from mcis.platform.networks.exported import export_network, export_onnx, export_pretrained
 from mcis.platform.outputs.read_index import open_index
 from mcis.platform.outputs.tables import image_maps
-from mcis.platform.reporting.files import csv_table, labels_table, names_of, rows_of, table_of, write_all, write_bytes
+from mcis.platform.reporting.files import (
+    class_file_names,
+    csv_table,
+    file_names,
+    labels_table,
+    stage_table,
+    table_rows,
+    write_all,
+    write_bytes,
+)
 from mcis.platform.reporting.html import encode
 from mcis.platform.reporting.panels import heat_picture
 from mcis.platform.runs.files import write_json
@@ -74,8 +83,9 @@ def export_maps(workspace: Workspace, name: str, out: Path) -> str:
     Each map is clipped at 0 and divided by its maximum, for any `maps.scale`.
     """
     index = open_index(workspace, name, ["image_id", "uri", "height", "width", "content_hash"])
-    shards = Shards(table_of(workspace, name, "localize", "maps"))
-    names, files = names_of(shards, out), list(names_of(index.classes, out, what="class(es)").values())
+    shards = Shards(stage_table(workspace, name, "localize", "maps"))
+    names = file_names(shards, out)
+    files = list(class_file_names(index.classes, out).values())
     rows = {row["image_id"]: row for row in index.index.to_pylist()}
     count = write_all(
         (rows[image_id] for image_id in shards),
@@ -101,15 +111,15 @@ def _write_maps(shards: Shards, row: dict[str, Any], files: Sequence[str], folde
 
 def export_predictions(workspace: Workspace, name: str, out: Path) -> str:
     """Writes `<id>.png`, palette PNGs, after the CRF where there is one, and `labels.csv`."""
-    table = table_of(workspace, name, "predict", "predictions")
+    table = stage_table(workspace, name, "predict", "predictions")
     write_bytes(out / "labels.csv", labels_table(open_index(workspace, name, ["split"]).classes))
-    names = names_of((row["image_id"] for row in rows_of(table, ["image_id"])), out)
+    names = file_names((row["image_id"] for row in table_rows(table, ["image_id"])), out)
 
     def write(row: dict[str, Any]) -> int:
         write_bytes(out / f"{names[row['image_id']]}.png", row["crf"] or row["plain"])
         return 1
 
-    count = write_all(rows_of(table), write, label="export predictions", total=len(names))
+    count = write_all(table_rows(table), write, label="export predictions", total=len(names))
     return f"{count} predictions below {out}"
 
 
@@ -129,10 +139,10 @@ def export_masks(workspace: Workspace, name: str, out: Path) -> str:
     Raises:
         UserError: the run has no pseudo masks, an id cannot be a file's name, or an image is gone.
     """
-    index, table = open_index(workspace, name), table_of(workspace, name, "pseudo_masks", "masks")
+    index, table = open_index(workspace, name), stage_table(workspace, name, "pseudo_masks", "masks")
     devkit = out / "VOCdevkit" / "VOC2012"
-    masked = list(rows_of(table, ["image_id", "cue"]))
-    names = names_of((row["image_id"] for row in masked), out)
+    masked = list(table_rows(table, ["image_id", "cue"]))
+    names = file_names((row["image_id"] for row in masked), out)
     images = {row["image_id"]: row for row in index.index.to_pylist()}
 
     def write(row: dict[str, Any]) -> int:
@@ -142,7 +152,7 @@ def export_masks(workspace: Workspace, name: str, out: Path) -> str:
         write_bytes(devkit / "SegmentationClass" / f"{named}.png", encode_labels(labels))
         return 1
 
-    count = write_all(rows_of(table, ["image_id", "mask"]), write, label="export masks", total=len(masked))
+    count = write_all(table_rows(table, ["image_id", "mask"]), write, label="export masks", total=len(masked))
     lists = devkit / "ImageSets" / "Segmentation"
     write_bytes(lists / "train.txt", "".join(f"{names[row['image_id']]}\n" for row in masked).encode())
     write_bytes(out / "labels.csv", labels_table(index.classes))
@@ -251,10 +261,10 @@ def export_label_studio(classes: Sequence[str], labelled: Iterable[_Labelled], o
 
 def _labelled(workspace: Workspace, name: str, what: str, out: Path) -> Iterator[_Labelled]:
     """Each image of a table of labels, with the progress shown."""
-    table = table_of(workspace, name, *_LABELS[what][1:])
-    names = names_of((row["image_id"] for row in rows_of(table, ["image_id"])), out)
+    table = stage_table(workspace, name, *_LABELS[what][1:])
+    names = file_names((row["image_id"] for row in table_rows(table, ["image_id"])), out)
     images = {row["image_id"]: row for row in open_index(workspace, name).index.to_pylist()}
-    for row in counted(rows_of(table), f"export {what}", len(names)):
+    for row in counted(table_rows(table), f"export {what}", len(names)):
         image = images[row["image_id"]]
         labels = decode_labels(row.get("mask") or row.get("crf") or row["plain"])
         yield image, names[row["image_id"]], resize_labels(labels, image["height"], image["width"])

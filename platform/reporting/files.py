@@ -1,83 +1,128 @@
-"""What all exports write with: tables of a run, names that stay below a folder, CSV, pictures some at once."""
+"""What all exports write with: tables of a run, file names that stay below a folder, CSV, several threads."""
 
 import contextlib
 import csv
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mcis.datasets.classes import palette
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
-from mcis.datasets.sources.lists import relative_name
+from mcis.datasets.sources.lists import relative_name, without_image_suffix
 from mcis.datasets.storage.threads import map_in_threads
 from mcis.platform.runs.files import read_table, shards_in, written_aside
 from mcis.platform.runs.progress import counted
 from mcis.platform.runs.workspace import Workspace
 
-_AT_ONCE = 4
+_THREADS = 4
 """Threads that write pictures."""
+_FILE_SUFFIXES = (".png", ".jpg")
+"""Suffixes of exported files, one of which might be named like the folder of another."""
 
 
-def table_of(workspace: Workspace, name: str, stage: str, table: str) -> Path:
-    """The folder of a table that a stage of a run has left; UserError where the run has not come so far."""
+def stage_table(workspace: Workspace, name: str, stage: str, table: str) -> Path:
+    """The folder of a table in the output of a stage; UserError if the run has not finished the stage."""
     reached = workspace.outputs(name)
     if stage not in reached:
         raise UserError(
-            f"run {name!r} has no {table}: it has come to {shown(list(reached))}",
-            f"a run that has passed the stage {stage}",
+            f"run {name!r} has no {table}: it has reached {shown(list(reached))}",
+            f"a run that has finished the stage {stage}",
             f"repeat the run's command with --until {stage}, or without --until",
         )
     return reached[stage] / table
 
 
-def rows_of(table: Path, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
-    """The rows of a table, of which a shard at a time is in memory."""
+def table_rows(table: Path, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Yields the rows of a table; one shard at a time is in memory."""
     for file in shards_in(table):
         yield from read_table(file, columns).to_pylist()
 
 
-def names_of(image_ids: Iterable[str], out: Path, what: str = "image id(s)") -> dict[str, str]:
-    """A relative path for each image id, which may be an absolute path or a URI, to name files below a folder.
+def file_names(image_ids: Iterable[str], out: Path) -> dict[str, str]:
+    """Relative paths to name files after images, by image id.
+
+    An id may be an absolute path or a URI. The suffix of an image file is left out, unless two names would be the same.
 
     Args:
-        what: they are, where they are no image ids, for messages.
+        image_ids: the ids.
+        out: the folder of the files, for messages.
 
     Raises:
-        UserError: an id would lead out of `out`, two lead to the same file, one leads below another's file, or one
-            cannot stand in a list of lines.
+        UserError: an id leads out of `out`, two ids lead to the same file, or a name cannot be a line in a list.
     """
-    names = {image_id: relative_name(image_id) for image_id in image_ids}
-    inside = {image_id: name for image_id, name in names.items() if name is not None}
+    paths = {image_id: relative_name(image_id) for image_id in image_ids}
+    short = {image_id: path if path is None else without_image_suffix(path) for image_id, path in paths.items()}
+    counts = Counter(name.casefold() for name in short.values() if name is not None)
+    names = {}
+    for image_id, path in paths.items():
+        name = short[image_id]
+        is_unique = name is not None and counts[name.casefold()] == 1
+        names[image_id] = name if is_unique else path
+    return _check_names(names, out, "image id(s)")
+
+
+def class_file_names(classes: Iterable[str], out: Path) -> dict[str, str]:
+    """Relative paths to name files after classes, by class; UserError as in `file_names`."""
+    return _check_names({name: relative_name(name) for name in classes}, out, "class(es)")
+
+
+def _check_names(names: Mapping[str, str | None], out: Path, kind: str) -> dict[str, str]:
+    """Returns the names if every one of them can be a file of its own; UserError otherwise.
+
+    Args:
+        names: relative path by id; None leads out of the folder.
+        out: the folder.
+        kind: what the ids are, for messages.
+    """
+    inside = {item: name for item, name in names.items() if name is not None}
     first: dict[str, str] = {}
-    same = [image_id for image_id, name in inside.items() if first.setdefault(name.casefold(), image_id) != image_id]
-    pictures = {f"{name.casefold()}{suffix}" for name in inside.values() for suffix in (".png", ".jpg")}
-    below = [i for i, name in inside.items() if any(str(p) in pictures for p in PurePosixPath(name.casefold()).parents)]
-    for problem, ids in (
-        (f"lead out of {out}", [image_id for image_id, name in names.items() if name is None]),
-        ("lead to the file of another", same),
-        ("lead below the file of another", below),
-        ("end in spaces or hold line breaks", [i for i, n in inside.items() if n != n.strip() or not n.isprintable()]),
-    ):
-        if ids:
-            found = f"{what} that {problem}: {', '.join(map(repr, ids[:5]))}"
+    same = [item for item, name in inside.items() if first.setdefault(name.casefold(), item) != item]
+    files = {f"{name.casefold()}{suffix}" for name in inside.values() for suffix in _FILE_SUFFIXES}
+    below_a_file = []
+    for item, name in inside.items():
+        if any(str(parent) in files for parent in PurePosixPath(name.casefold()).parents):
+            below_a_file.append(item)
+
+    problems = {
+        f"lead out of {out}": [item for item, name in names.items() if name is None],
+        "lead to the file of another": same,
+        "lead below the file of another": below_a_file,
+        "end in spaces or hold line breaks": [item for item, name in inside.items() if not _is_line(name)],
+    }
+    for problem, items in problems.items():
+        if items:
+            found = f"{kind} that {problem}: {', '.join(map(repr, items[:5]))}"
             raise UserError(found, "a file of its own for each", "correct the names in the data set")
     return inside
 
 
-def write_all(rows: Iterable[Any], write: Callable[[Any], int], *, label: str, total: int) -> int:
-    """Writes the pictures of all rows, some at once; returns how many `write` says it wrote.
+def _is_line(name: str) -> bool:
+    return name == name.strip() and name.isprintable()
 
-    Rows are taken as they are written, so that few of them are in memory.
+
+def write_all(rows: Iterable[Any], write: Callable[[Any], int], *, label: str, total: int) -> int:
+    """Writes the pictures of all rows in several threads, with few rows in memory at a time.
+
+    Args:
+        rows: what to write.
+        write: writes one row and returns how many pictures it wrote.
+        label: name in the progress display.
+        total: number of rows.
+
+    Returns:
+        The number of pictures.
     """
-    with contextlib.closing(map_in_threads(write, rows, threads=_AT_ONCE)) as counts:
+    with contextlib.closing(map_in_threads(write, rows, threads=_THREADS)) as counts:
         return sum(counted(counts, label, total))
 
 
 def labels_table(classes: Sequence[str]) -> bytes:
-    """label,class,red,green,blue: background is 0, class index k is k + 1, 255 is ignored."""
-    colors, names = palette(), [(0, "background"), *enumerate(classes, 1), (255, "ignore")]
+    """CSV of label, class, red, green, blue: background is 0, class index k is k + 1, 255 is ignored."""
+    colors = palette()
+    names = [(0, "background"), *enumerate(classes, 1), (255, "ignore")]
     rows = ([label, name, *colors[label].tolist()] for label, name in names)
     return csv_table(["label", "class", "red", "green", "blue"], rows)
 
@@ -85,9 +130,9 @@ def labels_table(classes: Sequence[str]) -> bytes:
 def csv_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
     """A table as CSV in UTF-8."""
     text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(columns)
-    lines.writerows(rows)
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
     return text.getvalue().encode()
 
 

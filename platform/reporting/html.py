@@ -11,7 +11,7 @@ from typing import Any, Literal
 import jinja2
 from PIL import Image
 
-from mcis.platform.runs.scores import grouped
+from mcis.platform.runs.scores import SCORED_OUTPUTS, grouped
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -63,7 +63,7 @@ def _templates() -> jinja2.Environment:
         "png": lambda picture: data_uri(picture, "PNG"),
         "jpeg": lambda picture: data_uri(picture, "JPEG"),
     }
-    templates.globals["zip"] = zip
+    templates.globals |= {"zip": zip, "scored_outputs": SCORED_OUTPUTS}
     return templates
 
 

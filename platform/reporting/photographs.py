@@ -1,4 +1,4 @@
-"""Photographs -> finished predictions in a folder: masks, overlays, and tables of class shares and of rejects."""
+"""Predicts photographs and writes masks, overlays, and tables of class shares and of rejected files."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -21,19 +21,22 @@ from mcis.platform.runs.progress import bar
 def predict_photographs(
     predictor: Predictor, photographs: Sequence[Photograph], out: Path, tags: Mapping[str, Sequence[int]]
 ) -> list[tuple[str, str]]:
-    """Writes what is predicted of photographs below `out`; what lies there under the same names is replaced.
+    """Writes predictions for photographs; existing files with the same names are overwritten.
 
         masks/<name>.png      palette PNG at the photograph's size
         overlays/<name>.jpg   the labels' colors over the photograph, at most DEFAULT_MAX_SIDE pixels a side
         shares.csv            a row for each photograph: its file, mask and size, and the share of each label's pixels
         labels.csv            which label is which class, and its color
-        rejects.csv           the files that give no photograph, and why
+        rejects.csv           the files that could not be read, and why
 
     Args:
-        tags: by URI the class indices, from 0, of what is in a photograph, where they are known.
+        predictor: the segmentation network.
+        photographs: the photographs.
+        out: the folder to write to.
+        tags: class indices, from 0, of what a photograph shows, by its URI, if known.
 
     Returns:
-        What is in rejects.csv: a file and why it gives no photograph.
+        The rows of rejects.csv: a file and the reason.
     """
     rejected: list[tuple[str, str]] = []
     rows: list[list[Any]] = []
@@ -41,7 +44,7 @@ def predict_photographs(
     write_bytes(out / "labels.csv", labels_table(classes))
 
     def read() -> Iterator[Photo[tuple[Photograph, NDArray[np.uint8]]]]:
-        """The photographs that can be read, each with its overlay's image and as it is predicted."""
+        """Yields the photographs that can be read, each with the image of its overlay."""
         for photograph in photographs:
             try:
                 picture = predictor.read(photograph.uri)
@@ -51,22 +54,26 @@ def predict_photographs(
                 continue
             yield Photo((photograph, shown.rgb), picture, tags.get(photograph.uri))
 
-    def write(of: tuple[Photograph, NDArray[np.uint8]], prediction: Prediction) -> list[Any]:
+    def write(item: tuple[Photograph, NDArray[np.uint8]], prediction: Prediction) -> list[Any]:
         """Writes mask and overlay; returns the row of shares.csv."""
-        (photograph, shown), labels = of, prediction.labels()
-        mask = f"masks/{photograph.name}.png"
-        write_bytes(out / mask, encode_labels(labels))
+        photograph, shown = item
+        labels = prediction.labels()
+        mask_file = f"masks/{photograph.name}.png"
+        write_bytes(out / mask_file, encode_labels(labels))
+
         overlay = overlay_picture(shown, resize_labels(labels, *shown.shape[:2]))
         write_bytes(out / "overlays" / f"{photograph.name}.jpg", encode(overlay, "JPEG"))
+
         shares = np.bincount(labels.ravel(), minlength=len(classes) + 1) / labels.size
-        return [photograph.uri, mask, *labels.shape, *(f"{share:.6f}" for share in shares)]
+        return [photograph.uri, mask_file, *labels.shape, *(f"{share:.6f}" for share in shares)]
 
     with bar("predict", len(photographs), "images") as progress:
         for row in predictor.map(read(), write):
             rows.append(row)
             progress.update(len(rows) + len(rejected))
         progress.update(len(photographs))
-    names = ["image", "mask", "height", "width", "background", *classes]
-    write_bytes(out / "shares.csv", csv_table(names, rows))
+
+    columns = ["image", "mask", "height", "width", "background", *classes]
+    write_bytes(out / "shares.csv", csv_table(columns, rows))
     write_bytes(out / "rejects.csv", csv_table(["image", "reason"], rejected))
     return rejected

@@ -1,8 +1,9 @@
-"""Plots of the pages: IoU per class, losses, thresholds, trainings."""
+"""Plots on the pages: IoU per class, losses of mIoU, thresholds, training curves."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,62 +15,76 @@ from numpy.typing import NDArray
 
 from mcis.datasets.errors import one_line
 from mcis.platform.reporting.losses import LOST, Step
-from mcis.platform.runs.scores import Curve, Scored
-
-STAGE_COLORS: dict[Scored, int] = {"localization_maps": 0, "pseudo_masks": 2, "segmentation": 1}
-"""By `Score.what` of a stage the number of its color in `Theme.series`; the pages' style sheet has the same."""
+from mcis.platform.runs.scores import SCORED_OUTPUTS, Curve
 
 
 class Theme(NamedTuple):
-    """Colors of a plot; the style sheet of the pages is made of them too."""
+    """Colors of the plots and of the style sheet of the pages.
+
+    Attributes:
+        paper: background.
+        ink: text.
+        muted: secondary text.
+        line: grid lines and borders.
+        series: colors of the lines and bars.
+    """
 
     paper: str = "#ffffff"
     ink: str = "#16181d"
     muted: str = "#5c6370"
     line: str = "#e3e6ea"
-    series: tuple[str, ...] = (
-        "#d98200", "#2467c9", "#009e73", "#c2408b", "#7a52c7", "#8a6d3b", "#3aa3c4", "#d1495b",
-    )  # fmt: skip
+    series: tuple[str, ...] = ("#d98200", "#2467c9", "#009e73", "#c2408b", "#7a52c7", "#8a6d3b", "#3aa3c4", "#d1495b")
 
 
 THEME = Theme()
 MOST_BARS = 40
-"""Labels that the chart of IoU holds; with more, some are drawn."""
-_OF_TRAINING = ("val_map", "learning_rate", "images_per_second", "waiting")
-_NO_TERMS = ("step", "epoch", "loss", *_OF_TRAINING, "time")
-"""Columns of a step log that are no terms of the loss."""
+"""Maximum number of labels in the chart of IoU."""
+_TRAINING_VALUES = ("val_map", "learning_rate", "images_per_second", "waiting")
+_NOT_LOSS_TERMS = ("step", "epoch", "loss", *_TRAINING_VALUES, "time")
+"""Columns of a step log that are not terms of the loss."""
 _SMOOTH_FROM = 60
-"""Records from which on a loss is drawn as a mean over 1/30 of them over its faint self."""
+"""Number of records above which a loss is smoothed over 1/30 of them and drawn over its faint original."""
 _PIXEL = 1 / 96
-"""Inches of a CSS pixel."""
-Draw = Callable[[Figure], None]
-
-
+"""Size of a CSS pixel in inches."""
 TrainingLog = Mapping[str, NDArray[np.float64]]
-"""The N records of a training's steps.jsonl as columns, (N,) each; NaN where a record lacks a value."""
+"""The N records of a training's steps.jsonl as columns, (N,) each; NaN if a record lacks a value."""
 
 
 def log_columns(records: Sequence[Mapping[str, Any]]) -> TrainingLog:
-    """The columns of a step log with at least one record, those of `_NO_TERMS` among them."""
-    keys = dict.fromkeys([*_NO_TERMS, *(key for record in records for key in record)])
+    """Turns the records of a step log, at least one, into columns; all of `_NOT_LOSS_TERMS` are present."""
+    keys = dict.fromkeys(_NOT_LOSS_TERMS)
+    for record in records:
+        keys |= dict.fromkeys(record)
     return {key: np.array([record.get(key) for record in records], np.float64) for key in keys}
 
 
 def loss_terms(log: TrainingLog) -> list[str]:
-    """The names of the terms that the loss is the sum of."""
-    return [key for key in log if key not in _NO_TERMS]
+    """Names of the terms whose sum is the loss."""
+    return [key for key in log if key not in _NOT_LOSS_TERMS]
 
 
 class Plot(NamedTuple):
-    """A plot as PNG, at twice the density; width and height in CSS pixels."""
+    """A plot.
+
+    Attributes:
+        png: content of the PNG, with two pixels per CSS pixel.
+        width: in CSS pixels.
+        height: in CSS pixels.
+    """
 
     png: bytes
     width: int
     height: int
 
 
-def plot(width: int, height: int, draw: Draw) -> Plot:
-    """What `draw` draws."""
+def plot(width: int, height: int, draw: Callable[[Figure], None]) -> Plot:
+    """Draws a plot.
+
+    Args:
+        width: in CSS pixels.
+        height: in CSS pixels.
+        draw: draws on the figure.
+    """
     buffer = BytesIO()
     with rc_context(_style()):
         figure = Figure(figsize=(width * _PIXEL, height * _PIXEL), layout="constrained")
@@ -79,7 +94,14 @@ def plot(width: int, height: int, draw: Draw) -> Plot:
 
 
 class Bars(NamedTuple):
-    """The IoU in percent by name that a chart shows in one color, the number of a series; None gets no bar."""
+    """Values that a chart of IoU shows in one color.
+
+    Attributes:
+        label: name in the legend.
+        iou: IoU in percent by the name of the class; None has no bar.
+        miou: mean IoU in percent.
+        color: index of the color in `Theme.series`.
+    """
 
     label: str
     iou: Mapping[str, float | None]
@@ -88,37 +110,49 @@ class Bars(NamedTuple):
 
 
 def iou_chart(names: Sequence[str], bars: Sequence[Bars]) -> Plot:
-    """Horizontal bars, a group per name in the order given from the top; dashed lines are the means."""
+    """Draws horizontal bars of IoU, a group per class, and dashed lines for mIoU.
+
+    Args:
+        names: classes in their order from the top.
+        bars: values; one bar each per class.
+    """
     thickness = 0.78 / len(bars)
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
-        for i, (label, iou, miou, number) in enumerate(bars):
+        for i, (label, iou, miou, color_index) in enumerate(bars):
+            color = f"C{color_index}"
             values = np.nan_to_num(np.array([iou.get(name) for name in names], np.float64))
             centers = np.arange(len(names)) + (i - (len(bars) - 1) / 2) * thickness
-            axes.barh(centers, values, thickness * 0.86, color=f"C{number}", label=f" {one_line(label, 60)}")
-            axes.axvline(miou, color=f"C{number}", linewidth=1, linestyle=(0, (4, 3)), zorder=0.5)
+            axes.barh(centers, values, thickness * 0.86, color=color, label=f" {one_line(label, 60)}")
+            axes.axvline(miou, color=color, linewidth=1, linestyle=(0, (4, 3)), zorder=0.5)
+
         _name_rows(axes, [one_line(name, 24) for name in names])
         axes.set_xlabel("IoU in percent, dashed: mIoU")
         figure.legend(loc="outside upper left")
 
-    return plot(480, 90 + 18 * (len(bars) - 1) + len(names) * (12 + 8 * len(bars)), draw)
+    legend_height = 90 + 18 * (len(bars) - 1)
+    row_height = 12 + 8 * len(bars)
+    return plot(480, legend_height + len(names) * row_height, draw)
 
 
 def loss_chart(steps: Sequence[Step]) -> Plot:
-    """Stacked horizontal bars of 100 points, a step each: its mIoU, and how it lost the others."""
+    """Draws a stacked horizontal bar of 100 points per step: its mIoU, and how it lost the other points."""
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
-        rows, mious = np.arange(len(steps)), np.array([step.miou for step in steps])
-        axes.barh(rows, mious, 0.62, color=[f"C{STAGE_COLORS[step.what]}" for step in steps])
+        rows = np.arange(len(steps))
+        mious = np.array([step.miou for step in steps])
+        axes.barh(rows, mious, 0.62, color=[f"C{SCORED_OUTPUTS[step.what].color}" for step in steps])
         for row, miou in enumerate(mious):
             axes.text(miou - 1, row, f"{miou:.1f}", color=THEME.paper, va="center", ha="right")
+
         start = mious
         for number, name in enumerate(LOST):
             points = np.array([step.lost[number] for step in steps])
             axes.barh(rows, points, 0.62, left=start, color=f"C{3 + number}", label=name)
             start = start + points
+
         _name_rows(axes, [f"{one_line(step.name, 34)}\n{one_line(step.images, 40)}" for step in steps])
         axes.set_xlabel("mIoU, and points lost")
         figure.legend(loc="outside upper left", ncols=3)
@@ -127,19 +161,22 @@ def loss_chart(steps: Sequence[Step]) -> Plot:
 
 
 def threshold_chart(curves: Mapping[str, Curve]) -> Plot:
-    """mIoU in percent over the background threshold, a line per label, with a dot at its best point."""
+    """Draws mIoU in percent over the background threshold, a line per label with a dot at its best point."""
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
         axes.grid()
         for i, (label, curve) in enumerate(curves.items()):
-            color, text = f"C{i}", one_line(label, 40)
-            known = [(threshold, miou) for threshold, miou in zip(*curve, strict=True) if math.isfinite(miou)]
-            if best := max(known, key=lambda point: point[1], default=None):
-                axes.axvline(best[0], color=color, linewidth=0.8, alpha=0.5)
-                axes.plot(*best, "o", color=color, markersize=8, markeredgecolor=THEME.paper, zorder=3)
-                text += f": best {best[1]:.1f} at {best[0]:.3g}"
+            color = f"C{i}"
+            text = one_line(label, 40)
+            finite = [(threshold, miou) for threshold, miou in zip(*curve, strict=True) if math.isfinite(miou)]
+            if finite:
+                threshold, miou = max(finite, key=itemgetter(1))
+                axes.axvline(threshold, color=color, linewidth=0.8, alpha=0.5)
+                axes.plot(threshold, miou, "o", color=color, markersize=8, markeredgecolor=THEME.paper, zorder=3)
+                text += f": best {miou:.1f} at {threshold:.3g}"
             axes.plot(*curve, color=color, linewidth=1.8, label=f" {text}")
+
         axes.set_xlabel("threshold of the background")
         axes.set_ylabel("mIoU in percent")
         figure.legend(loc="outside lower left")
@@ -148,68 +185,99 @@ def threshold_chart(curves: Mapping[str, Curve]) -> Plot:
 
 
 def training_chart(log: TrainingLog) -> Plot:
-    """Loss and its terms, mean average precision, learning rate, time waiting, by epoch.
+    """Draws the loss and its terms, mean average precision, learning rate and waiting time of a training by epoch.
 
-    `log` holds at least one record.
+    Args:
+        log: columns of at least one record.
     """
     losses = {name: log[name] for name in ("loss", *loss_terms(log))}
-    charts = {"loss and its terms" if len(losses) > 1 else "loss": losses}
+    others = {}
     if np.isfinite(log["val_map"]).any():
-        charts["mean average precision on val tags, percent"] = {"": log["val_map"]}
-    charts["learning rate"] = {"": log["learning_rate"]}
-    charts["waiting for data, percent of the time"] = {"": 100 * log["waiting"]}
+        others["mean average precision on val tags, percent"] = log["val_map"]
+    others["learning rate"] = log["learning_rate"]
+    others["waiting for data, percent of the time"] = 100 * log["waiting"]
 
     def draw(figure: Figure) -> None:
-        all_axes = figure.subplots(len(charts), 1, sharex=True, height_ratios=(3, *[1] * (len(charts) - 1)))
-        for axes, (title, lines) in zip(all_axes, charts.items(), strict=True):
-            axes.grid(axis="y")
-            for i, (name, values) in enumerate(lines.items()):
-                color = f"C{i - 1}" if i else THEME.ink
-                known = np.isfinite(values) if lines is not losses else np.ones(len(values), bool)
-                epoch, values = log["epoch"][known], values[known]
-                if lines is losses and len(values) > _SMOOTH_FROM:
-                    axes.plot(epoch, values, color=color, linewidth=0.6, alpha=0.25)
-                    values = _smoothed(values)
-                marker = "o" if len(values) < 2 else None
-                label = f" {one_line(name, 30)}" if name else None
-                axes.plot(epoch, values, color=color, linewidth=1.6, marker=marker, label=label)
-            axes.set_title(title)
-            axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
-            axes.locator_params(axis="y", nbins=6 if lines is losses else 3)
-        all_axes[-1].set_xlabel("epoch")
+        height_ratios = (3, *[1] * len(others))
+        loss_axes, *other_axes = figure.subplots(1 + len(others), 1, sharex=True, height_ratios=height_ratios)
+        _draw_losses(loss_axes, log["epoch"], losses)
+        for axes, (title, values) in zip(other_axes, others.items(), strict=True):
+            is_known = np.isfinite(values)
+            _draw_line(axes, log["epoch"][is_known], values[is_known], THEME.ink)
+            _finish_axes(axes, title, ticks=3)
+
+        other_axes[-1].set_xlabel("epoch")
         figure.legend(loc="outside lower left", ncols=4)
 
-    return plot(480, 480 + 90 * (len(charts) - 3), draw)
+    return plot(480, 480 + 90 * (len(others) - 2), draw)
+
+
+def _draw_losses(axes: Axes, epoch: NDArray[np.float64], losses: Mapping[str, NDArray[np.float64]]) -> None:
+    """Draws the loss and its terms; gaps in the records are gaps in the lines."""
+    for i, (name, values) in enumerate(losses.items()):
+        color = f"C{i - 1}" if i else THEME.ink
+        shown = values
+        if len(values) > _SMOOTH_FROM:
+            axes.plot(epoch, values, color=color, linewidth=0.6, alpha=0.25)
+            shown = _smoothed(values)
+        _draw_line(axes, epoch, shown, color, f" {one_line(name, 30)}")
+    _finish_axes(axes, "loss and its terms" if len(losses) > 1 else "loss", ticks=6)
+
+
+def _draw_line(
+    axes: Axes, epoch: NDArray[np.float64], values: NDArray[np.float64], color: str, label: str | None = None
+) -> None:
+    marker = "o" if len(values) < 2 else None
+    axes.plot(epoch, values, color=color, linewidth=1.6, marker=marker, label=label)
+
+
+def _finish_axes(axes: Axes, title: str, *, ticks: int) -> None:
+    axes.grid(axis="y")
+    axes.set_title(title)
+    axes.set_ylim(bottom=min(0, axes.get_ylim()[0]))
+    axes.locator_params(axis="y", nbins=ticks)
 
 
 def _smoothed(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mean over a centered window of 1/30 of the records, at the ends over what there is of it; NaN are left out."""
-    finite, kernel = np.isfinite(values), np.ones(2 * (len(values) // 60) + 1)
+    """Mean over a centered window of 1/30 of the records, cut off at both ends; NaN are left out."""
+    finite = np.isfinite(values)
+    kernel = np.ones(2 * (len(values) // 60) + 1)
     total = np.convolve(np.where(finite, values, 0), kernel, "same")
     count = np.convolve(finite, kernel, "same")
     return np.where(finite, total / np.maximum(count, 1), np.nan)
 
 
 def _style() -> Any:
-    """The settings of matplotlib that all plots have in common; "$" in a name is a dollar."""
-    no_spines = {f"axes.spines.{side}": False for side in ("left", "right", "top")}
-    no_ticks = {f"{axis}tick.major.size": 0 for axis in "xy"}
+    """The matplotlib settings of all plots. Math text is off, so that "$" in a name is shown as it is."""
     colors = {
         THEME.paper: ("figure.facecolor", "savefig.facecolor", "axes.facecolor"),
         THEME.ink: ("text.color", "axes.titlecolor"),
         THEME.muted: ("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"),
         THEME.line: ("axes.edgecolor", "grid.color"),
     }
-    return {
-        **no_spines, **no_ticks, **{key: color for color, keys in colors.items() for key in keys},
-        "text.parse_math": False, "font.size": 9, "axes.titlesize": 9.5, "axes.titlelocation": "left",
-        "axes.prop_cycle": cycler(color=THEME.series), "axes.axisbelow": True, "legend.frameon": False,
-        "legend.fontsize": 9, "legend.handlelength": 1.2, "legend.columnspacing": 1.4,
-    }  # fmt: skip
+    style: dict[str, Any] = {
+        "text.parse_math": False,
+        "font.size": 9,
+        "axes.titlesize": 9.5,
+        "axes.titlelocation": "left",
+        "axes.prop_cycle": cycler(color=THEME.series),
+        "axes.axisbelow": True,
+        "legend.frameon": False,
+        "legend.fontsize": 9,
+        "legend.handlelength": 1.2,
+        "legend.columnspacing": 1.4,
+    }
+    for color, keys in colors.items():
+        style |= dict.fromkeys(keys, color)
+    for side in ("left", "right", "top"):
+        style[f"axes.spines.{side}"] = False
+    for axis in ("x", "y"):
+        style[f"{axis}tick.major.size"] = 0
+    return style
 
 
 def _name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Names the rows of horizontal bars, percent, from the top."""
+    """Names the rows of horizontal bars in percent, from the top."""
     axes.grid(axis="x")
     axes.set_yticks(range(len(names)), names)
     axes.tick_params("y", labelcolor=THEME.ink)

@@ -1,9 +1,9 @@
-"""The page of one run: scores, pictures, curves, counts -> report.html, one self-contained file, and pictures/*.png.
+"""Writes the page of one run, report.html, and its pictures: scores, images, curves, counts, configuration.
 
-A pure function of `ReportData`: no Ray, no MLflow. The page names what a run lacks (it stopped early, there is no
-ground truth) instead of failing. Names and reasons come from outside, so the template escapes everything, and the page
-forbids itself, by its content security policy, to load anything and to run anything but its own script, which makes
-pictures of localization maps and never HTML; without it the page is whole but for its section "Try a threshold".
+The page is a pure function of `ReportData`; no Ray, no MLflow. If something is missing because the run stopped early or
+there is no ground truth, the page says so. Names and reasons come from outside, so the template escapes everything. The
+content security policy of the page forbids loading anything, and running anything except for its own script, which
+draws localization maps and never writes HTML. Without the script only the section "Try a threshold" is missing.
 """
 
 import re
@@ -15,7 +15,7 @@ from math import isfinite
 from operator import attrgetter
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, TypeAlias, Union
+from typing import Any, NamedTuple, TypeAlias, Union
 
 import numpy as np
 
@@ -24,20 +24,18 @@ from mcis.platform.reporting import plots
 from mcis.platform.reporting.files import write_bytes
 from mcis.platform.reporting.html import printable, render, script
 from mcis.platform.reporting.losses import LOST, steps
-from mcis.platform.reporting.panels import CELL_HEIGHT, COLUMNS, Panel, cells, labels, legend
+from mcis.platform.reporting.panels import CELL_HEIGHT, COLUMNS, Cell, Label, Panel, cells, labels, legend
 from mcis.platform.runs.files import write_text
-from mcis.platform.runs.scores import Curve, Score, Scored, grouped, headings_of, percent, same_origin
+from mcis.platform.runs.scores import SCORED_OUTPUTS, Curve, Score, grouped, headings_of, percent, shared_origin
 from mcis.platform.runs.workspace import RunFolder
 
 Counts: TypeAlias = Mapping[str, Union[float, "Counts"]]
-"""Numbers by name, nested as deep as needed: {"images": {"train": 480, "val": 120}, ...}."""
+"""Numbers by name, with any nesting: {"images": {"train": 480, "val": 120}, ...}."""
 
-_TITLES: dict[Scored, str] = {
-    **{what: what.replace("_", " ").capitalize() for what in plots.STAGE_COLORS},
-    "baseline": "Baselines, without a classifier",
-}
-_NUMBERS = {"images", "threshold", "related images", "ignored share", "seed"}
-"""Headings of columns of numbers, which are aligned on the right."""
+_TILES = tuple(what for what, output in SCORED_OUTPUTS.items() if output.stage)
+"""The outputs that have a tile at the top of the page."""
+_NUMBER_HEADINGS = {"images", "threshold", "related images", "ignored share", "seed"}
+"""Headings of right-aligned columns."""
 _PICTURE_NAME = re.compile(r"(iou|losses|thresholds|training-\w+)\.png")
 
 
@@ -46,17 +44,24 @@ class ReportData:
     """What the page shows. Scores and IoU are in percent, shares in [0, 1], times in seconds.
 
     Attributes:
-        name, sources, recipe, created (ISO 8601), git: what ran, when, and from which commit.
-        classes: K names; class index k is label k + 1.
-        notes: warnings in plain words.
-        counts: by stage.
-        rejected: images that the index has left out, which its own page lists.
-        seconds, computed: by stage, its wall time and whether it was computed in this call or taken from before.
-        training: the logs of the trainings "classifier", "affinity net" and "segmenter", those that took part.
-        config: each value's dotted key, the value as text, and where it comes from.
-        curves: mIoU of localization maps over thresholds, by label.
+        name: name of the run.
+        sources: of the configuration.
+        recipe: of the configuration.
+        created: ISO 8601.
+        git: the commit; None outside a checkout.
+        classes: the K class names; class index k has label k + 1.
+        scores: all scores of the run.
+        counts: counts by stage.
+        rejected: number of images that the index rejected; its own page lists them.
+        notes: warnings.
+        seconds: wall time by stage.
+        computed: by stage, whether this call computed it; otherwise its output was reused.
+        training: the logs of the trainings that took part: "classifier", "affinity net", "segmenter".
+        curves: mIoU of localization maps over thresholds, by the name of their score.
+        config: dotted key, value as text, and origin of every value.
         environment: versions and machine, by name.
-        explorer: images whose maps a reader can set against thresholds (`explorer_data`); None where there are none.
+        panels: images of the gallery.
+        explorer: `explorer_data`; None if there are no maps to explore.
     """
 
     name: str
@@ -79,67 +84,128 @@ class ReportData:
     explorer: Mapping[str, Any] | None = None
 
 
+class Tile(NamedTuple):
+    """The headline number of an output.
+
+    Attributes:
+        what: key of `SCORED_OUTPUTS`.
+        title: its heading.
+        score: the best score; None if there is none.
+        explanation: how the scored masks were made, or why there is no score.
+        candidates: number of scores that the best one was chosen from.
+        baselines: baselines on the same split, for pseudo masks.
+    """
+
+    what: str
+    title: str
+    score: Score | None
+    explanation: str
+    candidates: int
+    baselines: list[Score]
+
+
+class ScoreGroup(NamedTuple):
+    """The scores of one output, each with its `Score.meaning`."""
+
+    what: str
+    title: str
+    rows: list[tuple[Score, dict[str, str]]]
+
+
+class IouColumn(NamedTuple):
+    """A column of the table of IoU per class."""
+
+    what: str
+    title: str
+    score: Score
+
+
+class GalleryPanel(NamedTuple):
+    """An image of the gallery.
+
+    Attributes:
+        id: id of the image.
+        explore: its position in the explorer; None if it is not there.
+        tags: its tags.
+        cells: its picture in each column, or None.
+    """
+
+    id: str
+    explore: int | None
+    tags: list[Label]
+    cells: list[tuple[str, Cell | None]]
+
+
+class GallerySplit(NamedTuple):
+    """The images of a split, and the columns that any of them has."""
+
+    name: str
+    columns: list[str]
+    panels: list[GalleryPanel]
+
+
+class TrainingSummary(NamedTuple):
+    """Facts about the training of a network.
+
+    Attributes:
+        network: name of the network.
+        facts: names and values.
+        plot: name of its plot.
+        alt: description of the plot.
+        broken: whether the loss was not a number at some steps.
+    """
+
+    network: str
+    facts: list[tuple[str, str]]
+    plot: str
+    alt: str
+    broken: bool
+
+
 def write_report(data: ReportData, folder: RunFolder) -> Path:
-    """Writes the report and its pictures into a run's folder, in place of those of an earlier one; returns the page."""
+    """Writes the report and its pictures into the folder of a run, replacing earlier ones; returns the page's path."""
     view = _view(data)
-    content = {f"{name}.png": plot.png for name, plot in view["plots"].items()}
-    for name, png in content.items():
+    pictures = {f"{name}.png": plot.png for name, plot in view["plots"].items()}
+    for name, png in pictures.items():
         write_bytes(folder.pictures / name, png)
     for path in folder.pictures.glob("*.png"):
-        if path.name not in content and _PICTURE_NAME.fullmatch(path.name):
-            path.unlink()  # an earlier report's: this run has no such picture
+        if path.name not in pictures and _PICTURE_NAME.fullmatch(path.name):
+            path.unlink()  # from an earlier report; this one has no such picture
     write_text(folder.report, render("run_page.html.j2", view))
     return folder.report
 
 
 def _view(data: ReportData) -> dict[str, Any]:
-    """The template's variables; its plots are by the name of their file."""
+    """The variables of the template; `plots` is by the stem of the file name."""
     meanings = [score.meaning() for score in data.scores]
-    same = same_origin(meanings)
-    groups = [
-        (what, title, [(s, meaning) for s, meaning in zip(data.scores, meanings, strict=True) if s.what == what])
-        for what, title in _TITLES.items()
-    ]
-    tiles = [_tile(data.scores, what) for what in plots.STAGE_COLORS]
-    shown = [tile for tile in tiles if tile["score"] and tile["score"].iou]
-    order = _iou_order([tile["score"] for tile in shown])
-    most_bars, drawn = plots.MOST_BARS, dict[str, plots.Plot]()
-    if order:
-        names = order if len(order) <= most_bars else order[: most_bars // 2] + order[-most_bars // 2 :]
-        bars = [plots.Bars(t["title"], t["score"].iou, t["score"].miou, plots.STAGE_COLORS[t["what"]]) for t in shown]
-        drawn["iou"] = plots.iou_chart(names, bars)
-    lost = steps(data.scores)
-    if lost:
-        drawn["losses"] = plots.loss_chart(lost)
-    if swept := {name: curve for name, curve in data.curves.items() if curve.thresholds}:
-        drawn["thresholds"] = plots.threshold_chart(swept)
-    drawn |= {_training_name(network): plots.training_chart(log) for network, log in data.training.items()}
+    shared = shared_origin(meanings)
+    tiles = [_make_tile(data.scores, what) for what in _TILES]
+    iou_columns = [IouColumn(tile.what, tile.title, tile.score) for tile in tiles if tile.score and tile.score.iou]
+    iou_order = _iou_order([column.score for column in iou_columns])
+    stages = dict.fromkeys([*data.seconds, *data.computed])
     return {
         "data": data,
         "created": f"{datetime.fromisoformat(data.created):%d %B %Y, %H:%M %Z}".lstrip("0"),
-        "commit": data.git or "not known",
+        "commit": data.git or "unknown",
         "tiles": tiles,
-        "training": [_training_view(network, log) for network, log in data.training.items()],
-        "times": [
-            (stage.replace("_", " "), data.seconds.get(stage), data.computed.get(stage))
-            for stage in dict.fromkeys([*data.seconds, *data.computed])
-        ],
-        "spent": sum(s for stage, s in data.seconds.items() if data.computed.get(stage, True)),
+        "training": [_summarize_training(network, log) for network, log in data.training.items()],
+        "times": [(stage.replace("_", " "), data.seconds.get(stage), data.computed.get(stage)) for stage in stages],
+        "spent": sum(seconds for stage, seconds in data.seconds.items() if data.computed.get(stage, True)),
         "origins": Counter(origin for _, _, origin in data.config).most_common(),
-        "plots": drawn,
+        "plots": _draw_plots(data, iou_columns, iou_order),
         "splits": _gallery_by_split(data.panels, data.classes, data.explorer),
         "labels_shown": legend(data.panels, data.classes),
         "explorer": data.explorer,
         "script": script("explorer.js"),
-        "score_groups": [group for group in groups if group[2]],
-        "headings": headings_of(meanings, but=same),
-        "same_origin": same,
-        "numbers": _NUMBERS,
-        "iou_columns": [(tile["what"], tile["title"], tile["score"]) for tile in shown],
-        "iou_order": order,
+        "score_groups": _group_scores(data.scores, meanings),
+        "headings": headings_of(meanings, without=shared),
+        "shared_origin": shared,
+        "numbers": _NUMBER_HEADINGS,
+        "iou_columns": iou_columns,
+        "iou_order": iou_order,
         "images_of": data.counts.get("index", {}).get("tags", {}),
-        "most_bars": most_bars,
-        "steps": lost,
+        "most_bars": plots.MOST_BARS,
+        "steps": steps(data.scores),
         "lost": list(LOST),
         "label_of": {label.name: label for label in labels(data.classes).values()},
         "counts": list(flat(data.counts, " → ")),
@@ -147,86 +213,139 @@ def _view(data: ReportData) -> dict[str, Any]:
     }
 
 
-def _candidates(scores: Sequence[Score], what: Scored) -> list[Score]:
-    """Scores with a mIoU that may stand for a stage: of segmentation, where possible, not on training images."""
+def _draw_plots(data: ReportData, iou_columns: Sequence[IouColumn], iou_order: list[str]) -> dict[str, plots.Plot]:
+    """Draws the plots that there is data for, by the stem of their file name."""
+    drawn: dict[str, plots.Plot] = {}
+    if iou_order:
+        half = plots.MOST_BARS // 2
+        names = iou_order
+        if len(names) > plots.MOST_BARS:
+            names = iou_order[:half] + iou_order[-half:]
+        bars = []
+        for column in iou_columns:
+            color = SCORED_OUTPUTS[column.what].color or 0
+            bars.append(plots.Bars(column.title, column.score.iou, column.score.miou, color))
+        drawn["iou"] = plots.iou_chart(names, bars)
+
+    run_steps = steps(data.scores)
+    if run_steps:
+        drawn["losses"] = plots.loss_chart(run_steps)
+
+    swept = {name: curve for name, curve in data.curves.items() if curve.thresholds}
+    if swept:
+        drawn["thresholds"] = plots.threshold_chart(swept)
+
+    for network, log in data.training.items():
+        drawn[_training_plot_name(network)] = plots.training_chart(log)
+    return drawn
+
+
+def _group_scores(scores: Sequence[Score], meanings: Sequence[dict[str, str]]) -> list[ScoreGroup]:
+    """Groups scores by output, without empty groups."""
+    groups = []
+    for what, output in SCORED_OUTPUTS.items():
+        rows = [(score, meaning) for score, meaning in zip(scores, meanings, strict=True) if score.what == what]
+        if rows:
+            groups.append(ScoreGroup(what, output.page_title, rows))
+    return groups
+
+
+def _candidates(scores: Sequence[Score], what: str) -> list[Score]:
+    """Scores with an mIoU that can be the headline; for segmentation, not on training images if there are others."""
     computed = [score for score in scores if score.what == what and isfinite(score.miou)]
     if what == "segmentation":
-        return [score for score in computed if not score.split.startswith("train")] or computed
+        held_out = [score for score in computed if not score.split.startswith("train")]
+        return held_out or computed
     return computed
 
 
-def _tile(scores: Sequence[Score], what: Scored) -> dict[str, Any]:
-    """A stage's tile of the page's head: its best of `of` scores and how that was made, or why there is none.
-
-    Beside pseudo masks it has the baselines of the same split.
-    """
+def _make_tile(scores: Sequence[Score], what: str) -> Tile:
+    """Makes the tile of an output from its best score."""
+    title = SCORED_OUTPUTS[what].page_title
     candidates = _candidates(scores, what)
     best = max(candidates, key=attrgetter("miou"), default=None)
-    how = "scored without truth: no mIoU" if any(s.what == what for s in scores) else "no score in this run"
-    if best:
-        how = " · ".join(f"{heading} {text}" for heading, text in best.made().items())
-    baselines = _candidates(scores, "baseline") if best and what == "pseudo_masks" else []
-    baselines = [baseline for baseline in baselines if best and baseline.split == best.split]
-    shown = {"what": what, "title": _TITLES[what], "score": best, "how": how}
-    return shown | {"of": len(candidates), "baselines": baselines}
+    if best is None:
+        is_scored = any(score.what == what for score in scores)
+        explanation = "scored without truth: no mIoU" if is_scored else "no score in this run"
+        return Tile(what, title, None, explanation, 0, [])
+
+    baselines = []
+    if what == "pseudo_masks":
+        baselines = [baseline for baseline in _candidates(scores, "baseline") if baseline.split == best.split]
+    explanation = " · ".join(f"{heading} {text}" for heading, text in best.made().items())
+    return Tile(what, title, best, explanation, len(candidates), baselines)
 
 
 def _iou_order(scores: Sequence[Score]) -> list[str]:
-    """The names of labels in falling order of the last score's IoU."""
+    """Names of the labels, by falling IoU in the last score."""
 
     def rank(name: str) -> list[float]:
         values = [score.iou.get(name) for score in reversed(scores)]
         return [-1.0 if value is None else value for value in values]
 
-    return sorted(dict.fromkeys(name for score in scores for name in score.iou), key=rank, reverse=True)
+    names: dict[str, None] = {}
+    for score in scores:
+        names |= dict.fromkeys(score.iou)
+    return sorted(names, key=rank, reverse=True)
 
 
 def _gallery_by_split(
     panels: Sequence[Panel], classes: Sequence[str], explorer: Mapping[str, Any] | None
-) -> list[dict[str, Any]]:
-    """Panels by split, with the columns that any of the split's has; the explorer's images can be tried out."""
-    label_of, splits = labels(classes), []
+) -> list[GallerySplit]:
+    """Groups panels by split."""
+    label_of = labels(classes)
     explored = [image["id"] for image in explorer["images"]] if explorer else []
+    splits = []
     for split in dict.fromkeys(panel.split for panel in panels):
         members = [(panel, cells(panel, classes, CELL_HEIGHT)) for panel in panels if panel.split == split]
-        columns = [column for column in COLUMNS if any(column in row for _, row in members)]
-        shown = [
-            {
-                "id": panel.image_id,
-                "explore": explored.index(name) if (name := printable(panel.image_id)) in explored else None,
-                "tags": [label_of[classes.index(name) + 1] for name in panel.tags],
-                "cells": [(column, row.get(column)) for column in columns],
-            }
-            for panel, row in members
-        ]
-        splits.append({"name": split, "columns": columns, "panels": shown})
+        columns = [column for column in COLUMNS if any(column in panel_cells for _, panel_cells in members)]
+        shown = []
+        for panel, panel_cells in members:
+            name = printable(panel.image_id)
+            position = explored.index(name) if name in explored else None
+            tags = [label_of[classes.index(tag) + 1] for tag in panel.tags]
+            row = [(column, panel_cells.get(column)) for column in columns]
+            shown.append(GalleryPanel(panel.image_id, position, tags, row))
+        splits.append(GallerySplit(split, columns, shown))
     return splits
 
 
-def _training_name(network: str) -> str:
-    """The name of the file that holds the curves of a network's training."""
+def _training_plot_name(network: str) -> str:
+    """Stem of the file that holds the training curves of a network."""
     return f"training-{re.sub(r'[^a-z0-9]', '_', network.lower())}"
 
 
-def _training_view(network: str, log: plots.TrainingLog) -> dict[str, Any]:
-    """Facts of a training with at least one record, and words for its plot; `broken`: a loss was not a number."""
+def _summarize_training(network: str, log: plots.TrainingLog) -> TrainingSummary:
+    """Summarizes a training with at least one record."""
     losses = log["loss"].tolist()
-    first, last = f"{losses[0]:.3g}", f"{fmean(losses[-max(1, len(losses) // 20) :]):.3g}"
+    last_twentieth = losses[-max(1, len(losses) // 20) :]
+    first = f"{losses[0]:.3g}"
+    last = f"{fmean(last_twentieth):.3g}"
     facts = [
         ("steps", grouped(int(log["step"][-1]))),
         ("epochs", f"{log['epoch'][-1]:.4g}"),
         ("loss", f"{first} → {last}"),
     ]
-    columns = (log[name] for name in ("val_map", "images_per_second", "waiting"))
-    precision, speeds, waits = (column[~np.isnan(column)].tolist() for column in columns)
-    if precision:
-        facts.append(("mAP on val tags", f"{precision[-1]:.1f}"))
+    precisions = _known(log, "val_map")
+    if precisions:
+        facts.append(("mAP on val tags", f"{precisions[-1]:.1f}"))
+    speeds = _known(log, "images_per_second")
     if speeds:
         facts.append(("images per second", f"{median(speeds):,.0f}"))
+    waits = _known(log, "waiting")
     if waits:
         facts.append(("waiting for data", percent(fmean(waits))))
+
     alt = f"Loss of the {network} over {len(losses)} records, from {first} to {last}"
-    if terms := plots.loss_terms(log):
+    terms = plots.loss_terms(log)
+    if terms:
         alt += f"; terms: {', '.join(terms)}"
-    shown = {"network": network, "facts": facts, "plot": _training_name(network), "alt": alt}
-    return shown | {"broken": not all(map(isfinite, losses))}
+    broken = not all(isfinite(loss) for loss in losses)
+    return TrainingSummary(network, facts, _training_plot_name(network), alt, broken)
+
+
+def _known(log: plots.TrainingLog, name: str) -> list[float]:
+    """The values of a column without NaN."""
+    column = log[name]
+    known: list[float] = column[~np.isnan(column)].tolist()
+    return known

@@ -1,10 +1,11 @@
-"""Which masks to correct first: those whose pixels the network disagrees with most, class by class."""
+"""Suggests which pseudo masks to correct first: those that the network disagrees with most, weighed by class."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
@@ -19,7 +20,7 @@ from mcis.platform.networks.predictor import Photo, Prediction, Predictor
 from mcis.platform.outputs.corrected_masks import CORRECTED
 from mcis.platform.outputs.read_index import open_index, rows_in_split
 from mcis.platform.reporting.export import export_objects
-from mcis.platform.reporting.files import csv_table, names_of, table_of, write_bytes
+from mcis.platform.reporting.files import csv_table, file_names, stage_table, write_bytes
 from mcis.platform.reporting.html import render
 from mcis.platform.reporting.panels import CELL_HEIGHT, Panel, cells, labels, legend
 from mcis.platform.reporting.photographs import predict_photographs
@@ -30,12 +31,12 @@ from mcis.platform.runs.workspace import Workspace
 
 
 class Suggestion(NamedTuple):
-    """A training image whose mask is worth correcting.
+    """A training image whose pseudo mask should be corrected.
 
     Attributes:
-        row: of the index.
-        need: sum over its tags of what `suggestions` says.
-        worst: the class, index from 0, that adds most to it.
+        row: the image's row of the index.
+        need: how much a correction may change, see `suggest_images`.
+        worst: class index of the tag that adds most to `need`.
     """
 
     row: dict[str, Any]
@@ -43,22 +44,28 @@ class Suggestion(NamedTuple):
     worst: int
 
 
-def suggestions(workspace: Workspace, name: str, predictor: Predictor, count: int) -> list[Suggestion]:
-    """The training images of a run whose masks most need to be corrected, those first that need it most.
+def suggest_images(workspace: Workspace, name: str, predictor: Predictor, count: int) -> list[Suggestion]:
+    """Ranks the training images of a run by how much they need a corrected mask, without using any ground truth.
 
-    A tag adds the pixels of the class that the pseudo mask and the network do not share, divided by those that it has
-    in all pseudo masks: about what a correction may change of the class's IoU. No ground truth is looked at.
+    The need of an image is a sum over its tags: the number of pixels of the class on which pseudo mask and network
+    differ, divided by the pixels of the class in all pseudo masks. This is about what a correction may change in the
+    IoU of the class.
+
+    Args:
+        workspace: the workspace of the run.
+        name: name of the run.
+        predictor: the segmentation network of the run.
+        count: maximum number of images.
+
+    Returns:
+        The images, the largest need first.
 
     Raises:
         UserError: the run has no pseudo masks, or all masks are corrected.
     """
-    table, classes = table_of(workspace, name, "pseudo_masks", "masks"), len(predictor.classes)
-    cues, masks = read_table(table, ["image_id", "cue"]), Shards(table, ["labels"])
-    left = cues.filter(pc.not_equal(cues["cue"], CORRECTED))["image_id"].combine_chunks()
-    rows = rows_in_split(open_index(workspace, name).index, "train", tagged=True)
-    rows = rows.filter(pc.is_in(rows["image_id"], left)).to_pylist()
-    if not rows:
-        raise UserError(f"all masks of run {name!r} are corrected", "some that are not", "add images to the run")
+    table = stage_table(workspace, name, "pseudo_masks", "masks")
+    masks = Shards(table, ["labels"])
+    rows = _uncorrected_rows(workspace, name, table)
 
     def read() -> Iterator[Photo[dict[str, Any]]]:
         for row in rows:
@@ -67,65 +74,117 @@ def suggestions(workspace: Workspace, name: str, predictor: Predictor, count: in
 
     def compare(row: dict[str, Any], prediction: Prediction) -> NDArray[np.int64]:
         mask = masks.rows(row["image_id"])
-        labels = resize_labels(decode_labels(mask["labels"][0].as_py()), row["height"], row["width"])
-        return confusion(labels, prediction.labels(), classes)
+        pseudo_mask = resize_labels(decode_labels(mask["labels"][0].as_py()), row["height"], row["width"])
+        return confusion(pseudo_mask, prediction.labels(), len(predictor.classes))
 
-    unshared, taught = list[NDArray[np.int64]](), np.zeros(classes, np.int64)
+    differing_pixels: list[NDArray[np.int64]] = []
+    class_pixels = np.zeros(len(predictor.classes), np.int64)
     for row, matrix in counted(zip(rows, predictor.map(read(), compare), strict=True), "suggest", len(rows)):
-        taught += matrix.sum(axis=1)[1:]
-        apart = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * matrix.diagonal()
-        unshared.append(apart[np.array(row["tags"]) + 1])
-    needs = [pixels / taught[row["tags"]].clip(min=1) for row, pixels in zip(rows, unshared, strict=True)]
-    order = np.argsort([-need.sum() for need in needs], kind="stable")[:count]
-    return [Suggestion(rows[i], float(needs[i].sum()), rows[i]["tags"][int(needs[i].argmax())]) for i in order.tolist()]
+        class_pixels += matrix.sum(axis=1)[1:]
+        differing = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * matrix.diagonal()
+        differing_pixels.append(differing[np.array(row["tags"]) + 1])
+
+    suggestions = []
+    for row, pixels in zip(rows, differing_pixels, strict=True):
+        needs = pixels / class_pixels[row["tags"]].clip(min=1)
+        suggestions.append(Suggestion(row, float(needs.sum()), row["tags"][int(needs.argmax())]))
+    order = np.argsort([-suggestion.need for suggestion in suggestions], kind="stable")[:count]
+    return [suggestions[i] for i in order.tolist()]
+
+
+def _uncorrected_rows(workspace: Workspace, name: str, table: Path) -> list[dict[str, Any]]:
+    """Index rows of the tagged training images without a corrected mask; UserError if there are none."""
+    cues = read_table(table, ["image_id", "cue"])
+    uncorrected = cues.filter(pc.not_equal(cues["cue"], CORRECTED))["image_id"].combine_chunks()
+    tagged: pa.Table = rows_in_split(open_index(workspace, name).index, "train", tagged=True)
+    rows: list[dict[str, Any]] = tagged.filter(pc.is_in(tagged["image_id"], uncorrected)).to_pylist()
+    if not rows:
+        raise UserError(f"all masks of run {name!r} are corrected", "masks to correct", "add images to the run")
+    return rows
 
 
 def write_suggestions(
     workspace: Workspace, name: str, predictor: Predictor, count: int, out: Path, format: str | None = None
 ) -> str:
-    """Writes masks to begin from, of what `suggestions` names; returns what it wrote, in words.
+    """Writes predicted masks to start corrections from, for the images of `suggest_images`.
 
-    Beside what `predict_photographs` writes, of the network among the images' tags, `suggested.csv`: the images, those
-    first that need it most, each with its mask's file, its need in percent, and the class that adds most to it;
-    `suggested.html`, a page of them; and in a folder `<format>` the masks as objects in one of OBJECTS.
+        suggested.csv     the images, the largest need first: mask file, need in percent, the class that adds most to it
+        suggested.html    a page that shows them
+        <format>/         the masks as objects, if a format of `OBJECTS` is given
+        masks/, ...       the files of `predict_photographs`, with predictions restricted to the images' tags
+
+    Returns:
+        A description of what was written.
 
     Raises:
-        UserError: as `suggestions`; an image id cannot be a file's name; or there are masks already.
+        UserError: as in `suggest_images`; an image id cannot be a file name; or the folders exist already.
     """
-    for place in filter(Path.exists, (out / "masks", out / (format or "masks"))):
-        there = f"{place} is there, and may hold masks that were corrected"
-        raise UserError(there, "a folder without it", "name another --out, or move it away")
+    for folder in (out / "masks", out / (format or "masks")):
+        if folder.exists():
+            found = f"{folder} exists, and may hold masks that were corrected"
+            raise UserError(found, "a folder without it", "choose another --out, or move it away")
     if format == "coco":
-        require_module("pycocotools.mask")  # before the network is at work for minutes
-    found = suggestions(workspace, name, predictor, count)
-    names = names_of((each.row["image_id"] for each in found), out)
-    photographs = [Photograph(each.row["uri"], names[each.row["image_id"]]) for each in found]
-    predict_photographs(predictor, photographs, out, {each.row["uri"]: each.row["tags"] for each in found})
-    rows = [
-        (each.row["image_id"], f"masks/{photo.name}.png", f"{100 * each.need:.3f}", predictor.classes[each.worst])
-        for each, photo in zip(found, photographs, strict=True)
-    ]
+        require_module("pycocotools.mask")  # fails now rather than after minutes of predictions
+
+    suggestions = suggest_images(workspace, name, predictor, count)
+    names = file_names((suggestion.row["image_id"] for suggestion in suggestions), out)
+    photographs = []
+    tags = {}
+    for suggestion in suggestions:
+        uri = suggestion.row["uri"]
+        photographs.append(Photograph(uri, names[suggestion.row["image_id"]]))
+        tags[uri] = suggestion.row["tags"]
+    predict_photographs(predictor, photographs, out, tags)
+
+    rows = []
+    masks = []
+    for suggestion, photograph in zip(suggestions, photographs, strict=True):
+        mask_file = f"masks/{photograph.name}.png"
+        worst = predictor.classes[suggestion.worst]
+        rows.append((suggestion.row["image_id"], mask_file, f"{100 * suggestion.need:.3f}", worst))
+        masks.append(decode_labels((out / mask_file).read_bytes()))
     write_bytes(out / "suggested.csv", csv_table(["image", "mask", "need %", "class"], rows))
-    masks = [decode_labels((out / mask).read_bytes()) for _, mask, _, _ in rows]
-    write_bytes(out / "suggested.html", _page(workspace, name, predictor.classes, found, masks).encode())
-    said = f"{len(found)} masks to correct below {out / 'masks'}, in the order of {out / 'suggested.html'} and .csv"
+    page = _render_page(workspace, name, predictor.classes, suggestions, masks)
+    write_bytes(out / "suggested.html", page.encode())
+
+    order = f"in the order of {out / 'suggested.html'} and .csv"
+    description = f"{len(rows)} masks to correct below {out / 'masks'}, {order}"
     if not format:
-        return said
-    labelled = ((each.row, photo.name, mask) for each, photo, mask in zip(found, photographs, masks, strict=True))
-    return f"{said}; {export_objects(format, predictor.classes, labelled, out / format)}"
+        return description
+    labeled_images = [
+        (suggestion.row, photograph.name, mask)
+        for suggestion, photograph, mask in zip(suggestions, photographs, masks, strict=True)
+    ]
+    return f"{description}; {export_objects(format, predictor.classes, labeled_images, out / format)}"
 
 
-def _page(
-    workspace: Workspace, name: str, classes: Sequence[str], found: list[Suggestion], predicted: list[NDArray[np.uint8]]
+def _render_page(
+    workspace: Workspace,
+    name: str,
+    classes: Sequence[str],
+    suggestions: Sequence[Suggestion],
+    predictions: Sequence[NDArray[np.uint8]],
 ) -> str:
-    """A page of what was found: each image, its pseudo mask, and the network's among its tags."""
-    masks, panels = Shards(table_of(workspace, name, "pseudo_masks", "masks"), ["labels"]), list[Panel]()
-    for (row, _, _), mask in zip(found, predicted, strict=True):
+    """Renders a page with each image, its pseudo mask, and its prediction among its tags."""
+    masks = Shards(stage_table(workspace, name, "pseudo_masks", "masks"), ["labels"])
+    panels = []
+    for (row, _, _), prediction in zip(suggestions, predictions, strict=True):
         image = read_rgb(row["uri"], max_side=2 * CELL_HEIGHT, content_hash=row["content_hash"])
-        taught = decode_labels(masks.rows(row["image_id"])["labels"][0].as_py())
-        both = [resize_labels(each, *image.shape[:2]) for each in (taught, mask)]
-        about = {"image_id": row["image_id"], "split": "train", "tags": tuple(classes[tag] for tag in row["tags"])}
-        panels.append(Panel(**about, image=image, pseudo_mask=both[0], prediction=both[1]))
-    shown = [(*each, panel, cells(panel, classes, CELL_HEIGHT)) for each, panel in zip(found, panels, strict=True)]
+        pseudo_mask = decode_labels(masks.rows(row["image_id"])["labels"][0].as_py())
+        size = image.shape[:2]
+        panels.append(
+            Panel(
+                image_id=row["image_id"],
+                split="train",
+                tags=tuple(classes[tag] for tag in row["tags"]),
+                image=image,
+                pseudo_mask=resize_labels(pseudo_mask, *size),
+                prediction=resize_labels(prediction, *size),
+            )
+        )
+    shown = [
+        (suggestion, panel, cells(panel, classes, CELL_HEIGHT))
+        for suggestion, panel in zip(suggestions, panels, strict=True)
+    ]
     view = {"name": name, "labels": labels(classes), "legend": legend(panels, classes), "shown": shown, "theme": THEME}
     return render("suggestions_page.html.j2", view)

@@ -3,6 +3,7 @@
 from collections.abc import Collection, Iterable, Sequence
 
 from rich import box
+from rich.padding import Padding
 from rich.table import Table
 
 from mcis.datasets.errors import one_line
@@ -76,7 +77,18 @@ def _compact_table(
     table = make_table(title, kept_columns, kept_rows, numbers=numbers)
     table.box = box.SIMPLE_HEAD
     table.padding = (0, 1, 0, 0)
+    table.title_style = "bold"
     return table
+
+
+def print_descriptions(descriptions: Iterable[tuple[str, str]]) -> None:
+    """Prints terms and their descriptions in two columns, so that a long description wraps in its own."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(overflow="fold", max_width=console.width * 3 // 8)
+    grid.add_column(overflow="fold")
+    for term, description in descriptions:
+        grid.add_row(one_line(term), one_line(description))
+    console.print(Padding(grid, (0, 0, 1, 1)))
 
 
 def _width(table: Table) -> int:

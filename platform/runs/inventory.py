@@ -1,8 +1,8 @@
-"""What a workspace holds: its runs and studies, the disk that they point to, and what none of them does, to be removed.
+"""What a workspace holds: its runs and studies, the disk space they use, and outputs that no run uses.
 
-Whatever lies in runs/ is listed; what is damaged, or nothing that mcis wrote, says so in its row. Nothing is removed
-beside a run in progress. A folder is renamed before it is removed, runs before the outputs that they point to, so that
-after a kill the next call finds the rest.
+Every folder in runs/ has an entry. An entry says so if the folder is damaged or was not written by mcis. Nothing is
+removed while a run is in progress. A folder is renamed before it is removed, and runs are removed before the outputs
+that they use, so that the next call can finish after a kill.
 """
 
 import contextlib
@@ -27,28 +27,30 @@ from mcis.platform.runs.scores import read_scores
 from mcis.platform.runs.workspace import CACHE, OUTPUT, SUMMARY, RunFolder, RunRecord, Workspace, read_record
 
 State = Literal["running", "finished", "failed", "interrupted", "killed", "damaged", "foreign"]
-"""How a run's last call ended: killed = its process is gone and wrote of no end; foreign = nothing that mcis wrote."""
-
-MAIN_SCORES = {"maps": "maps", "masks": "masks", "segmentation": "segm.", "with CRF": "+CRF"}
-"""The main scores of a run, and their headings."""
+"""How the last call of a run ended. killed: the process ended without a record of it. foreign: not written by mcis."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """A row of what a workspace holds.
+    """A folder in runs/.
 
     Attributes:
-        name: of the folder below runs/.
-        kind: None of what is damaged or foreign.
+        name: name of the folder.
+        kind: None if the folder is damaged or foreign.
         study: the study that a run is a trial of.
-        sources, recipe: of the configuration.
-        began, ended: of the last call, UTC, ISO 8601.
-        holder: the process that runs it.
-        reached: the last finished stage of the last call.
-        scores: mIoU in percent by MAIN_SCORES, as far as the last call came to them; maps with the most related images.
-        outputs: names of the folders below store/ that it points to.
-        bytes: of its own folder and of those; a study's with its trials'. Folders that several point to count for each.
-        trials: of a study.
+        sources: of the configuration.
+        recipe: of the configuration.
+        began: start of the last call, UTC, ISO 8601.
+        ended: end of the last call, UTC, ISO 8601.
+        state: how the last call ended.
+        holder: the process that runs it now.
+        reached: the last stage that the last call finished.
+        scores: mIoU in percent by `Variant.key`, for the scores that the last call reached. Maps with related images
+            take precedence over single-round maps.
+        outputs: names of the folders in store/ that it uses.
+        bytes: size of its own folder and of its outputs; for a study, including its trials. An output that several runs
+            use counts for each of them.
+        trials: number of trials of a study.
         problem: why it failed, or what is damaged.
     """
 
@@ -69,58 +71,65 @@ class Entry:
     problem: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """The row as values of JSON; a score that is not a number is null."""
+        """The entry as JSON values; a score that is not a number becomes null."""
         values = {name: value for name, value in vars(self).items() if name not in ("outputs", "holder")}
-        scores = {name: value if math.isfinite(value) else None for name, value in self.scores.items()}
-        holder = self.holder._asdict() if self.holder else None
-        return values | {"scores": scores, "holder": holder, "outputs": sorted(self.outputs)}
+        values["scores"] = {name: value if math.isfinite(value) else None for name, value in self.scores.items()}
+        values["holder"] = self.holder._asdict() if self.holder else None
+        values["outputs"] = sorted(self.outputs)
+        return values
 
 
 def records(workspace: Workspace) -> dict[str, RunRecord | UserError | None]:
-    """The record of whatever lies in runs/, by name: None of what mcis did not write, an error where it is damaged."""
-    found: dict[str, RunRecord | UserError | None] = {}
+    """Reads the record of every folder in runs/, by its name: None if mcis did not write it, an error if damaged."""
+    read: dict[str, RunRecord | UserError | None] = {}
     for path in workspace.run_folders():
         try:
             if path.is_symlink():
-                path.stat()  # one to a disk that is not there now may be to a run
-            found[path.name] = read_record(RunFolder(path).record)
-            if found[path.name]:
-                workspace.run(path.name, create=False)  # its name may be none of a run
+                path.stat()  # fails if the link leads to a disk that is not mounted, where a run may be
+            read[path.name] = read_record(RunFolder(path).record)
+            if read[path.name]:
+                workspace.run(path.name, create=False)  # checks that the name is valid for a run
         except OSError as error:
-            found[path.name] = UserError(f"{path} cannot be read ({error.strerror})", "a run", "make it readable")
+            read[path.name] = UserError(f"{path} cannot be read ({error.strerror})", "a run", "make it readable")
         except UserError as error:
-            found[path.name] = error
-    return found
+            read[path.name] = error
+    return read
 
 
 def entries(workspace: Workspace) -> list[Entry]:
-    """All that lies in runs/, by name; the trials of a study behind it."""
-    found = [_entry(workspace, name, record) for name, record in records(workspace).items()]
-    studies = {entry.name for entry in found if entry.kind == "study"}
-    size_of = functools.cache(lambda output: bytes_in(workspace.store / output))
+    """Lists everything in runs/ by name; trials follow their study."""
+    folders = [_read_entry(workspace, name, record) for name, record in records(workspace).items()]
+    studies = {entry.name for entry in folders if entry.kind == "study"}
 
-    def whole(entry: Entry, trials: Sequence[Entry] = ()) -> Entry:
+    @functools.cache
+    def output_bytes(output: str) -> int:
+        return bytes_in(workspace.store / output)
+
+    def with_outputs(entry: Entry, trials: Sequence[Entry] = ()) -> Entry:
         outputs = entry.outputs.union(*(trial.outputs for trial in trials))
-        size = sum(each.bytes for each in (entry, *trials)) + sum(map(size_of, outputs))
-        return replace(entry, outputs=outputs, bytes=size, trials=len(trials))
+        own_bytes = sum(folder.bytes for folder in (entry, *trials))
+        total_bytes = own_bytes + sum(output_bytes(output) for output in outputs)
+        return replace(entry, outputs=outputs, bytes=total_bytes, trials=len(trials))
 
-    rows: list[Entry] = []
-    for entry in found:
+    listed: list[Entry] = []
+    for entry in folders:
         if entry.kind == "study":
-            trials = [each for each in found if each.kind == "run" and each.study == entry.name]
-            rows += [whole(entry, trials), *map(whole, trials)]
+            trials = [folder for folder in folders if folder.kind == "run" and folder.study == entry.name]
+            listed.append(with_outputs(entry, trials))
+            listed += [with_outputs(trial) for trial in trials]
         elif entry.kind != "run" or entry.study not in studies:
-            rows.append(whole(entry))
-    return rows
+            listed.append(with_outputs(entry))
+    return listed
 
 
-def _entry(workspace: Workspace, name: str, record: RunRecord | UserError | None) -> Entry:
-    """The row of one folder, with the bytes of this folder alone."""
+def _read_entry(workspace: Workspace, name: str, record: RunRecord | UserError | None) -> Entry:
+    """Makes the entry of a folder, with the size of the folder alone."""
     folder = RunFolder(workspace.runs / name)
     if record is None:
-        return Entry(name=name, state="foreign", problem="nothing that mcis wrote")
+        return Entry(name=name, state="foreign", problem="not written by mcis")
     if isinstance(record, UserError):
         return Entry(name=name, state="damaged", problem=record.found, bytes=bytes_in(folder.path))
+
     try:
         names = read_experiment(folder.config).names if folder.config.exists() else {}
         holder = run_holder(workspace, name)
@@ -141,138 +150,174 @@ def _entry(workspace: Workspace, name: str, record: RunRecord | UserError | None
             problem=None if holder else record.reason,
         )
     except (UserError, OSError) as error:
-        problem = error.found if isinstance(error, UserError) else f"it cannot be read ({error.strerror})"
+        problem = error.found if isinstance(error, UserError) else f"cannot be read ({error.strerror})"
         return Entry(name=name, state="damaged", problem=problem, bytes=bytes_in(folder.path))
 
 
 def _scores(workspace: Workspace, record: RunRecord) -> dict[str, float]:
-    """The main scores by MAIN_SCORES, as far as the last call has come to them."""
+    """Reads the mIoU of the scores that the last call reached, by `Variant.key`."""
     outputs = {stage: workspace.store / name for stage, name in record.current.items() if stage in record.reached}
-    found: dict[str, float] = {}
+    mious: dict[str, float] = {}
     for score in read_scores(outputs):
-        of_segmentation = "with CRF" if score.crf else "segmentation"
-        names = {"localization_maps": "maps", "pseudo_masks": "masks", "segmentation": of_segmentation}
-        if score.what in names:
-            found[names[score.what]] = score.miou  # maps with related images come last
-    return found
+        if score.variant:
+            mious[score.variant.key] = score.miou  # maps with related images come last
+    return mious
 
 
-# --- what nobody needs
+# --- what no run uses
 
 _ABANDONED = 24 * 3600.0
-"""Seconds after which a file that a process of another machine was writing counts as left over."""
+"""Seconds after which a temporary file of a process on another machine counts as abandoned."""
 
 
 class Garbage(NamedTuple):
-    """A file or folder to remove: why, and its bytes."""
+    """A file or folder to remove.
+
+    Attributes:
+        path: the file or folder.
+        reason: why it is removed.
+        size: bytes.
+    """
 
     path: Path
-    why: str
+    reason: str
     size: int
 
 
 class Plan(NamedTuple):
-    """What is to be removed, in this order, and notes on what stays although no run is known to need it."""
+    """What to remove.
+
+    Attributes:
+        garbage: files and folders, in the order of their removal.
+        notes: what is kept although no run is known to use it.
+    """
 
     garbage: list[Garbage]
     notes: list[str]
 
 
 def plan_removal(workspace: Workspace, names: Sequence[str] = ()) -> Plan:
-    """What could be removed, if these runs, and studies with their trials, went first; UserError where there is no such
-    run; or what another run points to cannot be read."""
-    found = records(workspace)
-    present = [name for name, record in found.items() if record]
+    """Finds what can be removed.
+
+    Args:
+        workspace: the workspace.
+        names: runs to remove first, and studies, with their trials.
+
+    Raises:
+        UserError: there is no such run, or the record of another run is damaged.
+    """
+    run_records = records(workspace)
+    present = [name for name, record in run_records.items() if record]
     for name in names:
         if name not in present:
             folder = workspace.run(name, create=False).path
             raise UserError(
-                f"--run {name}: {folder} is {'nothing that mcis wrote' if folder.exists() else 'absent'}",
+                f"--run {name}: {folder} {'was not written by mcis' if folder.exists() else 'does not exist'}",
                 f"a run or study of {workspace.root}: {shown(present)}",
-                "see `mcis runs`",
+                "list them with `mcis runs`",
             )
-    trials = [name for name, record in found.items() if isinstance(record, RunRecord) and record.study in names]
+
+    trials = [name for name, record in run_records.items() if isinstance(record, RunRecord) and record.study in names]
     removed = list(dict.fromkeys([*trials, *names]))
-    garbage = [_garbage(workspace.runs / name, "asked for by --run") for name in removed]
-    notes = [f"runs/{name} stays: nothing that mcis wrote" for name, record in found.items() if record is None]
-    pointed = _pointed({name: record for name, record in found.items() if name not in removed})
-    garbage += _outputs(workspace, pointed, notes)
-    garbage += _caches(workspace, pointed, notes)
-    inside = {each.path for each in garbage}
-    garbage += (_garbage(path, "left over by a process that is gone") for path in _leftovers(workspace, inside))
+    garbage = [_garbage(workspace.runs / name, "named by --run") for name in removed]
+    notes = [f"runs/{name} is kept: not written by mcis" for name, record in run_records.items() if record is None]
+
+    used = _used_outputs({name: record for name, record in run_records.items() if name not in removed})
+    garbage += _unused_outputs(workspace, used, notes)
+    garbage += _unused_caches(workspace, used, notes)
+
+    planned = {item.path for item in garbage}
+    for path in _abandoned_files(workspace, planned):
+        garbage.append(_garbage(path, "temporary, of a process that has ended"))
     return Plan(garbage, notes)
 
 
 def remove_garbage(workspace: Workspace, plan: Plan) -> list[str]:
-    """Removes what a plan holds, while `hold_workspace` does; returns what could not be removed, with the reason."""
+    """Removes the garbage of a plan; the caller holds `hold_workspace`.
+
+    Returns:
+        A message for each path that could not be removed.
+    """
     with disk_errors(workspace.root):
-        left = [each.path for each in plan.garbage if not remove(each.path)]
-    return [f"{path.relative_to(workspace.root)}: a part of it cannot be removed" for path in left]
+        failed = [item.path for item in plan.garbage if not remove(item.path)]
+    return [f"{path.relative_to(workspace.root)}: a part of it cannot be removed" for path in failed]
 
 
-def _garbage(path: Path, why: str) -> Garbage:
+def _garbage(path: Path, reason: str) -> Garbage:
     try:
-        return Garbage(path, why, path.lstat().st_size if path.is_symlink() or path.is_file() else bytes_in(path))
-    except FileNotFoundError:  # beside a run in progress, which may rename a file meanwhile
-        return Garbage(path, why, 0)
+        is_folder = path.is_dir() and not path.is_symlink()
+        size = bytes_in(path) if is_folder else path.lstat().st_size
+    except FileNotFoundError:  # a run in progress may have renamed it
+        size = 0
+    return Garbage(path, reason, size)
 
 
-def _pointed(found: Mapping[str, RunRecord | UserError | None]) -> set[str]:
-    """The names of the folders below store/ that runs point to."""
-    pointed: set[str] = set()
-    for name, record in found.items():
+def _used_outputs(run_records: Mapping[str, RunRecord | UserError | None]) -> set[str]:
+    """Names of the folders in store/ that runs use; UserError if a record is damaged."""
+    used: set[str] = set()
+    for name, record in run_records.items():
         if isinstance(record, UserError):
             raise UserError(
-                f"what run {name} points to cannot be told: {record.found}",
-                "runs that say what they point to, or any output might be theirs",
-                f"repeat the run's command once the file is removed, or remove the run too (--run {name})",
+                f"the outputs of run {name} are unknown: {record.found}",
+                "readable records of all runs, because any output may belong to this run",
+                f"remove that file and repeat the run's command, or remove the run too with --run {name}",
             )
-        pointed.update(record.used_outputs if record else ())
-    return pointed
+        if record:
+            used.update(record.used_outputs)
+    return used
 
 
-def _outputs(workspace: Workspace, pointed: set[str], notes: list[str]) -> list[Garbage]:
-    """Outputs of stages, finished or not, that nobody points to."""
-    lonely = [name for name in names_in(workspace.store) if name not in pointed and not TEMPORARY_NAME.fullmatch(name)]
-    outputs = [name for name in lonely if OUTPUT.fullmatch(name)]
-    others = [name for name in lonely if name not in outputs and not name.endswith(".lock")]
-    notes += (f"store/{name} stays: not the output of a stage" for name in others)
-    return [_garbage(workspace.store / name, "no run points to it") for name in outputs]
+def _unused_outputs(workspace: Workspace, used: set[str], notes: list[str]) -> list[Garbage]:
+    """Outputs of stages, finished or not, that no run uses; adds a note for each folder that is not an output."""
+    unused = [name for name in names_in(workspace.store) if name not in used and not TEMPORARY_NAME.fullmatch(name)]
+    outputs = [name for name in unused if OUTPUT.fullmatch(name)]
+    for name in unused:
+        if name not in outputs and not name.endswith(".lock"):
+            notes.append(f"store/{name} is kept: not the output of a stage")
+    return [_garbage(workspace.store / name, "no run uses it") for name in outputs]
 
 
-def _caches(workspace: Workspace, pointed: set[str], notes: list[str]) -> list[Garbage]:
-    """Caches that none of these outputs was computed from; none where an output does not say what it was."""
+def _unused_caches(workspace: Workspace, used_outputs: set[str], notes: list[str]) -> list[Garbage]:
+    """Caches that no used output was computed from; none, and a note, if that is unknown for an output."""
     used: set[str] = set()
-    silent = []
-    for name in sorted(pointed):
+    unknown = []
+    for name in sorted(used_outputs):
         folder = workspace.store / name
         try:
             used.update(read_json(folder / SUMMARY)["caches"])
         except (FileNotFoundError, BadFile, KeyError, TypeError):
             if path_exists(folder):
-                silent.append(name)
-    if silent:
-        notes.append(f"cache/ stays: {shown(silent)} does not say what it was computed from, or is unfinished")
+                unknown.append(name)
+    if unknown:
+        notes.append(f"cache/ is kept: {shown(unknown)} does not name its caches, or is unfinished")
         return []
-    caches = [match for match in map(CACHE.fullmatch, names_in(workspace.cache)) if match and match["name"] not in used]
-    return [_garbage(workspace.cache / match[0], "no output that remains was computed from it") for match in caches]
+
+    garbage = []
+    for name in names_in(workspace.cache):
+        match = CACHE.fullmatch(name)
+        if match and match["name"] not in used:
+            garbage.append(_garbage(workspace.cache / name, "no remaining output was computed from it"))
+    return garbage
 
 
-def _leftovers(workspace: Workspace, inside: set[Path]) -> Iterator[Path]:
-    """Files and folders under the temporary name of a process that is gone, but not those inside of others."""
+def _abandoned_files(workspace: Workspace, planned: set[Path]) -> Iterator[Path]:
+    """Temporary files and folders of processes that have ended, without those inside of `planned` or of one another."""
     for top in (workspace.store, workspace.runs, workspace.cache, workspace.weights):
         for path in sorted(top.rglob(".*")):
-            if _is_left_over(path) and inside.isdisjoint((path, *path.parents)):
-                inside.add(path)
+            if _is_abandoned(path) and planned.isdisjoint((path, *path.parents)):
+                planned.add(path)
                 yield path
 
 
-def _is_left_over(path: Path) -> bool:
+def _is_abandoned(path: Path) -> bool:
     match = TEMPORARY_NAME.fullmatch(path.name)
     if match is None:
         return False
+
     if match["host"] == host_name():
-        return int(match["pid"]) == os.getpid() or not psutil.pid_exists(int(match["pid"]))
+        process = int(match["pid"])
+        return process == os.getpid() or not psutil.pid_exists(process)
+
     with contextlib.suppress(FileNotFoundError):
         return time.time() - path.lstat().st_mtime > _ABANDONED
     return False

@@ -1,77 +1,195 @@
-"""Scores: one figure each, with everything that it depends on and the words that say so."""
+"""What is scored against the ground truth, and the scores themselves, each with the settings that it depends on.
+
+`SCORED_OUTPUTS` is the one table of what is scored. Tables on the terminal, pages, plots, MLflow metrics, studies and
+search objectives derive from it. Measures beside IoU are registered in `mcis.models.metrics.LABEL_SCORES`.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import pydantic
+from pydantic_core import PydanticCustomError
 
 from mcis.platform.runs.files import read_record_of
 
-SCORES, CURVES = "scores.json", "curves.json"
-"""Files of the output of the stage `evaluate`: a list of scores, and curves by name."""
-Scored = Literal["localization_maps", "pseudo_masks", "baseline", "segmentation"]
-"""What a score is of; a baseline is made of tags and saliency maps, without a classifier."""
+SCORES = "scores.json"
+"""File in the output of the stage `evaluate`: the list of scores."""
+CURVES = "curves.json"
+"""File in the output of the stage `evaluate`: curves by the name of their score."""
 FULL_SUPERVISION = (
     "supervision is full: the segmentation network was trained on ground-truth masks, as an upper bound of what tags "
     "reach"
 )
 
 
+class Variant(NamedTuple):
+    """One of the scores that a run has for an output.
+
+    Attributes:
+        key: name in `mcis runs --json`.
+        title: name in tables and messages.
+        heading: abbreviated title, for tables with a column per score.
+        study_column: name in `study.json` and in the MLflow metrics of studies.
+        objective: name of the objective of `mcis search` that maximizes this score.
+        crf: value of `Score.crf`; None if the output has no such choice.
+    """
+
+    key: str
+    title: str
+    heading: str
+    study_column: str
+    objective: str
+    crf: bool | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoredOutput:
+    """An output that is scored against the ground truth.
+
+    Attributes:
+        title: name in tables and messages.
+        page_title: heading on pages.
+        color: index of its color in the series of `mcis.platform.reporting.plots.Theme`; None if it has none.
+        stage: the stage that writes it; None if no stage does.
+        table: name of its table in the output of that stage.
+        picture: the column of `mcis.platform.reporting.panels.COLUMNS` that shows it.
+        until: the first stage at which a run can end and have these scores.
+        variants: its scores that are shown, compared and searched for.
+    """
+
+    title: str
+    page_title: str
+    color: int | None = None
+    stage: str | None = None
+    table: str = ""
+    picture: str = ""
+    until: str = "evaluate"
+    variants: tuple[Variant, ...] = ()
+
+
+SCORED_OUTPUTS: dict[str, ScoredOutput] = {
+    "localization_maps": ScoredOutput(
+        title="localization maps",
+        page_title="Localization maps",
+        color=0,
+        stage="localize",
+        table="maps",
+        picture="localization map",
+        until="localize",
+        variants=(Variant("maps", "localization maps", "maps", "localization maps", "maps"),),
+    ),
+    "pseudo_masks": ScoredOutput(
+        title="pseudo masks",
+        page_title="Pseudo masks",
+        color=2,
+        stage="pseudo_masks",
+        table="masks",
+        picture="pseudo mask",
+        until="pseudo_masks",
+        variants=(Variant("masks", "pseudo masks", "masks", "pseudo masks", "masks"),),
+    ),
+    "segmentation": ScoredOutput(
+        title="segmentation",
+        page_title="Segmentation",
+        color=1,
+        stage="predict",
+        table="predictions",
+        picture="prediction",
+        variants=(
+            Variant("segmentation", "segmentation, plain", "segm.", "segmentation, no CRF", "segmentation", False),
+            Variant("with CRF", "segmentation, with CRF", "+CRF", "segmentation, CRF", "segmentation-crf", True),
+        ),
+    ),
+    "baseline": ScoredOutput(title="baseline", page_title="Baselines, without a classifier"),
+}
+"""What is scored, by the value of `Score.what`, in the order of the pipeline."""
+VARIANTS = tuple(variant for output in SCORED_OUTPUTS.values() for variant in output.variants)
+"""The scores of a run that are shown, compared and searched for, in the order of the pipeline."""
+MEASURES = {"miou": "mIoU", "boundary_miou": "boundary mIoU"}
+"""Headings of the measures that every mask has, by name. The others are means of `LABEL_SCORES`, `mean_<name>`."""
+
+
+def measure_heading(name: str) -> str:
+    """Heading of a measure, for example `mean precision` of `mean_precision`."""
+    return MEASURES.get(name, name.replace("_", " "))
+
+
 def grouped(number: int) -> str:
-    """A number with thin spaces between thousands: 10 582."""
+    """Formats a number with thin spaces between thousands, for example 10 582."""
     return f"{number:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
 
 
 def percent(value: float) -> str:
-    """A share in [0, 1] as percent: 12.3 %."""
+    """Formats a share in [0, 1] in percent, for example 12.3 %."""
     return f"{100 * value:.1f}\N{NARROW NO-BREAK SPACE}%"
 
 
-def _heading(heading: str, text: Callable[[Any], str] = str, *, origin: bool = False) -> dict[str, Any]:
-    """A field's heading, and how its value is shown: of how the scored masks were made, or where the score is from."""
-    return {"heading": heading, "text": text, "origin": origin}
-
-
-def _yes(value: bool) -> str:
+def _yes_or_no(value: bool) -> str:
     return "yes" if value else "no"
+
+
+def _joined(scales: Sequence[float]) -> str:
+    return ", ".join(f"{scale:g}" for scale in scales)
+
+
+def _heading(heading: str, text: Callable[[Any], str] = str, *, is_origin: bool = False) -> dict[str, Any]:
+    """Metadata of a field of `Score`.
+
+    Args:
+        heading: heading of the field in tables.
+        text: formats the value.
+        is_origin: whether the field says where the score is from, rather than how the scored masks were made.
+    """
+    return {"heading": heading, "text": text, "origin": is_origin}
+
+
+def _check_scored_output(what: str) -> str:
+    if what not in SCORED_OUTPUTS:
+        text = f"Input should be one of {', '.join(SCORED_OUTPUTS)}"
+        raise PydanticCustomError("unknown_output", "{text}", {"text": text})
+    return what
 
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """A mean IoU and what it means. A value that does not apply to what is scored is None.
+    """A mean IoU and the settings that it depends on. Settings that do not apply are None.
 
     Attributes:
-        what: what is scored.
-        name: which of them, such as "single round" or "with CRF".
-        split, images: the images whose ground truth was compared, and how many they are.
-        miou: mean IoU in percent over the labels that occur in truth or prediction; NaN where no pixel was scored.
-        iou: IoU in percent by name of the label, background first; None where a label occurs in neither.
-        figures: by the names of `metrics.LABEL_SCORES` what each label has, in percent by its name; None where none.
-        boundary_miou, boundary_iou: the same as `miou` and `iou` of the boundary regions (`metrics.boundary_iou`); None
-            for localization maps, which have no contours before a threshold is chosen.
-        confusion: pixels by true and predicted label, a row for each true one, background first; what the figures above
-            but boundary IoU follow from.
+        what: what is scored, a key of `SCORED_OUTPUTS`.
+        name: which of its scores, such as "single round" or "with CRF".
+        split: the split whose images were scored.
+        images: number of scored images.
+        miou: mean IoU in percent over the labels that occur in truth or prediction; NaN if no pixel was scored.
+        iou: IoU in percent by the name of the label, background first; None if the label occurs in neither.
+        figures: by the names of `metrics.LABEL_SCORES`, the value of each label in percent by its name, or None.
+        boundary_miou: like `miou`, over boundary regions (`metrics.boundary_iou`); None for localization maps, which
+            have no contours before a threshold is chosen.
+        boundary_iou: like `iou`, over boundary regions; None for localization maps.
+        confusion: confusion matrix in pixels, a row per true label and a column per predicted label, background first.
+            Everything above except for boundary IoU follows from it.
         threshold: background threshold of localization maps, in [0, 1].
-        background_cue: where the background comes from.
+        background_cue: how background was told from foreground.
         map_scale: how activations became scores in [0, 1] (`maps.scale`).
-        related: number of related images that each map was made with.
-        method: how maps were made of related images, or refined, or what was known of segmented images, in words.
-        scales, hflip: of the images that were segmented, and whether they were also mirrored.
+        related: number of related images per map.
+        method: description of how maps were made from related images or refined.
+        scales: scales at which images were segmented.
+        hflip: whether images were also segmented flipped horizontally.
         crf: whether the dense CRF refined the segmentation.
-        ignored_share: of its pixels that a pseudo mask ignores in training, mean over the images, in [0, 1]; they are
-            scored all the same.
-        trained_on: what taught the segmentation network, where it is not tags: `ground truth`.
-        seed, recipe, weights: of the configuration; `weights` is the file or source that training began from.
-        git: commit of the project that ran, None outside a checkout.
-        code: what `version.code_digest` said of it.
+        ignored_share: mean share, in [0, 1], of a pseudo mask's pixels that training ignores. They are scored.
+        trained_on: what the segmentation network was trained on if not on tags: `ground truth`.
+        seed: of the configuration.
+        recipe: of the configuration.
+        weights: file or source of the weights that training started from.
+        git: commit of the code; None outside a checkout.
+        code: digest of the code (`version.code_digest`).
     """
 
     __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
 
-    what: Scored
+    what: Annotated[str, pydantic.AfterValidator(_check_scored_output)]
     name: str
     split: str
     images: int
@@ -86,79 +204,110 @@ class Score:
     map_scale: str | None = field(default=None, metadata=_heading("map scale"))
     related: int | None = field(default=None, metadata=_heading("related images", grouped))
     method: str | None = field(default=None, metadata=_heading("method"))
-    scales: tuple[float, ...] | None = field(
-        default=None, metadata=_heading("scales", lambda scales: ", ".join(f"{scale:g}" for scale in scales))
-    )
-    hflip: bool | None = field(default=None, metadata=_heading("horizontal flip", _yes))
-    crf: bool | None = field(default=None, metadata=_heading("CRF", _yes))
+    scales: tuple[float, ...] | None = field(default=None, metadata=_heading("scales", _joined))
+    hflip: bool | None = field(default=None, metadata=_heading("horizontal flip", _yes_or_no))
+    crf: bool | None = field(default=None, metadata=_heading("CRF", _yes_or_no))
     ignored_share: float | None = field(default=None, metadata=_heading("ignored share", percent))
     trained_on: str | None = field(default=None, metadata=_heading("trained on"))
-    seed: int = field(metadata=_heading("seed", origin=True))
-    recipe: str = field(metadata=_heading("recipe", origin=True))
-    weights: str = field(metadata=_heading("weights", origin=True))
-    git: str | None = field(metadata=_heading("git", origin=True))
-    code: str | None = field(default=None, metadata=_heading("code", origin=True))
+    seed: int = field(metadata=_heading("seed", is_origin=True))
+    recipe: str = field(metadata=_heading("recipe", is_origin=True))
+    weights: str = field(metadata=_heading("weights", is_origin=True))
+    git: str | None = field(metadata=_heading("git", is_origin=True))
+    code: str | None = field(default=None, metadata=_heading("code", is_origin=True))
 
     @property
     def title(self) -> str:
-        """What is scored, in words: localization maps."""
-        return self.what.replace("_", " ")
+        """Name of what is scored, for example `localization maps`."""
+        return SCORED_OUTPUTS[self.what].title
+
+    @property
+    def variant(self) -> Variant | None:
+        """The entry of `VARIANTS` for this score; None for a baseline."""
+        for variant in SCORED_OUTPUTS[self.what].variants:
+            if variant.crf is None or variant.crf == bool(self.crf):
+                return variant
+        return None
 
     def metrics(self) -> dict[str, float]:
-        """The score's metrics in MLflow, by names of the characters that it allows: letters, digits, `_-. :/`."""
-        text = "".join(c if c.isalnum() or c in "_-. :/" else "" for c in f"{self.what}.{self.name}").replace("  ", " ")
-        means = {f"mean_{name}": mean for name, mean in self.means().items()}
-        values = {"miou": self.miou, "boundary_miou": self.boundary_miou, **means}
-        return {f"{text}.{name}": value for name, value in values.items() if value is not None}
+        """Measures by the name of their MLflow metric, with only the characters that MLflow allows."""
+        allowed = [letter for letter in f"{self.what}.{self.name}" if letter.isalnum() or letter in "_-. :/"]
+        prefix = "".join(allowed).replace("  ", " ")
+        return {f"{prefix}.{name}": value for name, value in self.measures().items()}
 
-    def means(self) -> dict[str, float]:
-        """The mean of each of `figures` over the labels that have a value, percent; those that have one at all."""
-        known = {name: [value for value in of.values() if value is not None] for name, of in self.figures.items()}
-        return {name: round(fmean(values), 2) for name, values in known.items() if values}
+    def measures(self) -> dict[str, float]:
+        """The measures that this score has, in percent by name: `MEASURES`, then the means of `LABEL_SCORES`."""
+        values = {"miou": self.miou}
+        if self.boundary_miou is not None:
+            values["boundary_miou"] = self.boundary_miou
+
+        for name, by_label in self.figures.items():
+            known = [value for value in by_label.values() if value is not None]
+            if known:
+                values[f"mean_{name}"] = round(fmean(known), 2)
+        return values
 
     def made(self) -> dict[str, str]:
-        """Heading -> text of how the scored masks were made, as far as it applies."""
-        return self._texts(origin=False)
-
-    def _texts(self, *, origin: bool) -> dict[str, str]:
-        values = {each: getattr(self, each.name) for each in fields(self) if each.metadata.get("origin") is origin}
-        return {each.metadata["heading"]: each.metadata["text"](v) for each, v in values.items() if v not in (None, "")}
+        """How the scored masks were made, as heading -> text, without settings that do not apply."""
+        return self._texts(is_origin=False)
 
     def meaning(self) -> dict[str, str]:
-        """Heading -> text for every value that applies, in the order of HEADINGS."""
-        return {"split": self.split, "images": grouped(self.images)} | self.made() | self._texts(origin=True)
+        """Every setting that applies, as heading -> text, in the order of `HEADINGS`."""
+        images = {"split": self.split, "images": grouped(self.images)}
+        return images | self.made() | self._texts(is_origin=True)
+
+    def _texts(self, *, is_origin: bool) -> dict[str, str]:
+        texts = {}
+        for setting in _SETTINGS:
+            value = getattr(self, setting.name)
+            if setting.metadata["origin"] is is_origin and value not in (None, ""):
+                texts[setting.metadata["heading"]] = setting.metadata["text"](value)
+        return texts
 
 
-ORIGIN = tuple(each.name for each in fields(Score) if each.metadata.get("origin"))
-"""The headings of the configuration and the revision that a score comes from."""
-HEADINGS = ("split", "images", *(each.metadata["heading"] for each in fields(Score) if each.metadata))
-"""The headings of what scores mean, in reading order: the images, how the masks were made, where the score is from."""
+_SETTINGS: tuple[Field[Any], ...] = tuple(setting for setting in fields(Score) if setting.metadata)
+ORIGIN = tuple(setting.metadata["heading"] for setting in _SETTINGS if setting.metadata["origin"])
+"""Headings of the configuration and the revision that a score comes from."""
+HEADINGS = ("split", "images", *(setting.metadata["heading"] for setting in _SETTINGS))
+"""Headings of everything that a score depends on, in reading order: images, how the masks were made, origin."""
 
 
 def read_scores(outputs: Mapping[str, Path]) -> list[Score]:
-    """The scores of a run; none where it has not come to them.
+    """Reads the scores of a run; returns none if it has not finished the stage `evaluate`.
 
     Args:
         outputs: folders of finished stages, by stage.
 
     Raises:
-        UserError: they are damaged, or another version wrote them.
+        UserError: the file is damaged or was written by another version.
     """
     if "evaluate" not in outputs:
         return []
-    expected, remedy = "scores as this version of mcis writes them", "repeat the run's command with --from evaluate"
+    expected = "scores as this version of mcis writes them"
+    remedy = "repeat the run's command with --from evaluate"
     return read_record_of(outputs["evaluate"] / SCORES, list[Score], expected, remedy)
 
 
-def headings_of(meanings: Iterable[Mapping[str, str]], *, but: Collection[str] = ()) -> list[str]:
-    """The headings that any of some scores' meanings has, in reading order; those in `but` are left out."""
+def headings_of(meanings: Iterable[Mapping[str, str]], *, without: Collection[str] = ()) -> list[str]:
+    """Headings that occur in any of the meanings of scores, in reading order.
+
+    Args:
+        meanings: results of `Score.meaning`.
+        without: headings to leave out.
+    """
     used = {heading for meaning in meanings for heading in meaning}
-    return [heading for heading in HEADINGS if heading in used and heading not in but]
+    return [heading for heading in HEADINGS if heading in used and heading not in without]
 
 
-def same_origin(of: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """Heading and text of what all of some scores' meanings have in common of their origin."""
-    return {h: of[0][h] for h in ORIGIN if of and h in of[0] and len({meaning.get(h) for meaning in of}) == 1}
+def shared_origin(meanings: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The part of the origin, as heading -> text, that is the same in the meanings of all scores."""
+    if not meanings:
+        return {}
+    shared = {}
+    for heading in ORIGIN:
+        texts = {meaning.get(heading) for meaning in meanings}
+        if heading in meanings[0] and len(texts) == 1:
+            shared[heading] = meanings[0][heading]
+    return shared
 
 
 class Curve(NamedTuple):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from mcis.datasets.errors import UserError
-from mcis.platform.reporting.compared_runs import differing_keys, open_cases
+from mcis.platform.reporting.compared_runs import differing_keys, open_run_groups
 from mcis.platform.runs.scores import SCORES
 from mcis.platform.runs.workspace import Workspace
 
@@ -26,19 +26,19 @@ def root(scored: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) 
 
 
 def test_a_run_is_its_name_or_its_folder(root: Path) -> None:
-    first, second = open_cases(root, ["a-s0", str(root / "runs" / "a-s1")])
+    first, second = open_run_groups(root, ["a-s0", str(root / "runs" / "a-s1")])
     assert (first.label, second.label) == ("a-s0", "a-s1")
     assert list(first.runs[0].scores) == ["pseudo masks", "segmentation, plain", "segmentation, with CRF"]
 
 
 def test_runs_of_one_name_are_called_by_their_workspace(root: Path) -> None:
     other = root.parent / "other"
-    cases = open_cases(root, ["b", str(other / "runs" / "b")])
+    cases = open_run_groups(root, ["b", str(other / "runs" / "b")])
     assert [case.label for case in cases] == [f"b in {root}", f"b in {other}"]
 
 
 def test_keys_that_differ_are_told_with_their_values(root: Path) -> None:
-    cases = open_cases(root, ["a-s0", "b", "a-s1"])
+    cases = open_run_groups(root, ["a-s0", "b", "a-s1"])
     rows = differing_keys(cases)
     assert rows.keys() == {"seed", "segmenter.min_steps", "compute.threads"}
     assert rows["seed"] == ["0", "0", "1"]
@@ -49,7 +49,7 @@ def test_keys_that_differ_are_told_with_their_values(root: Path) -> None:
 
 
 def test_seeds_of_one_configuration_are_one_case(root: Path) -> None:
-    case, single = open_cases(root, ["a-s2, a-s0,a-s1", "b"])
+    case, single = open_run_groups(root, ["a-s2, a-s0,a-s1", "b"])
     assert case.label == "a-s{0,1,2}"
     assert [run.name for run in case.runs] == ["a-s0", "a-s1", "a-s2"]
     assert case.seeds == ["0", "1", "2"]
@@ -64,7 +64,7 @@ def test_seeds_of_one_configuration_are_one_case(root: Path) -> None:
         (["a-s0", "absent"], "no run 'absent' in "),
         (["a-s0", ""], "run name ''"),
         (["a-s0", "a-s1,"], "run name ''"),
-        (["a-s0", "./absent"], "./absent is no folder of a run"),
+        (["a-s0", "./absent"], "./absent is not the folder of a run"),
         (["a-s0", "a-s1", "a-s0"], "run 'a-s0' is given twice"),
         (["a-s0,a-s1", "a-s1,b"], "run 'a-s1' is given twice"),
         (["a-s0", "a-s1,b"], "a-s1, b differ in segmenter.min_steps"),
@@ -72,17 +72,17 @@ def test_seeds_of_one_configuration_are_one_case(root: Path) -> None:
 )
 def test_what_is_no_choice_of_runs_is_refused(root: Path, arguments: list[str], found: str) -> None:
     with pytest.raises(UserError) as caught:
-        open_cases(root, arguments)
+        open_run_groups(root, arguments)
     assert caught.value.found.startswith(found)
 
 
 def test_an_absent_workspace_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not a workspace"):
-        open_cases(tmp_path / "none", ["a", "b"])
+        open_run_groups(tmp_path / "none", ["a", "b"])
     (tmp_path / "runs" / "x").mkdir(parents=True)
     (tmp_path / "runs" / "y").mkdir()
-    with pytest.raises(UserError, match=r"run 'x' has no scores in .*; it has come to no stage"):
-        open_cases(tmp_path, ["x", "y"])
+    with pytest.raises(UserError, match=r"run 'x' has no scores in .*; it has reached no stage"):
+        open_run_groups(tmp_path, ["x", "y"])
 
 
 @pytest.fixture
@@ -94,11 +94,11 @@ def copied(root: Path, tmp_path: Path) -> Workspace:
 
 def test_unfinished_runs_and_studies_are_refused(copied: Workspace) -> None:
     copied.record_outputs("b", {stage: f for stage, f in copied.outputs("b").items() if stage != "evaluate"})
-    with pytest.raises(UserError, match=r"run 'b' has no scores in .*; it has come to predict"):
-        open_cases(copied.root, ["a-s0", "b"])
+    with pytest.raises(UserError, match=r"run 'b' has no scores in .*; it has reached predict"):
+        open_run_groups(copied.root, ["a-s0", "b"])
     copied.run("study").study.write_text("{}")
     with pytest.raises(UserError, match="'study' is a study") as caught:
-        open_cases(copied.root, ["a-s0", "study"])
+        open_run_groups(copied.root, ["a-s0", "study"])
     assert caught.value.remedy == "compare its trials, whose names begin with study-"
 
 
@@ -106,24 +106,24 @@ def test_other_classes_and_runs_of_one_seed_are_refused(copied: Workspace) -> No
     file = copied.output("evaluate", "b") / SCORES
     file.write_text(file.read_text().replace('"cat"', '"lynx"'))
     with pytest.raises(UserError, match="run 'a-s0' has the classes cat, dog, run 'b' lynx, dog"):
-        open_cases(copied.root, ["a-s0", "b"])
+        open_run_groups(copied.root, ["a-s0", "b"])
     index = copied.output("index", "a-s1") / "summary.json"
     before = index.read_text()
     index.write_text(before.replace('"val"', '"other"'))
-    with pytest.raises(UserError, match="a-s0, a-s1 are of other images or tags"):
-        open_cases(copied.root, ["a-s2", "a-s0,a-s1"])
+    with pytest.raises(UserError, match="a-s0, a-s1 have different images or tags"):
+        open_run_groups(copied.root, ["a-s2", "a-s0,a-s1"])
     index.write_text(before)
     config = copied.run("a-s1").config
     config.write_text(config.read_text().replace("seed = 1 ", "seed = 0 "))
-    with pytest.raises(UserError, match="runs of one seed in one case: 'a-s0' has seed 0, 'a-s1' has seed 0"):
-        open_cases(copied.root, ["a-s2", "a-s0,a-s1"])
+    with pytest.raises(UserError, match="two runs of a group have the same seed: 'a-s0' has seed 0, 'a-s1' has seed 0"):
+        open_run_groups(copied.root, ["a-s2", "a-s0,a-s1"])
 
 
 def test_damaged_files_are_named(copied: Workspace) -> None:
     copied.run("b").config.write_text("= no TOML")
     with pytest.raises(UserError, match=r"config\.toml is not TOML"):
-        open_cases(copied.root, ["a-s0", "b"])
+        open_run_groups(copied.root, ["a-s0", "b"])
     file = copied.output("evaluate", "a-s1") / SCORES
     file.write_text(json.dumps([{"what": "?"}]))
     with pytest.raises(UserError, match=r"scores\.json is damaged"):
-        open_cases(copied.root, ["a-s0", "a-s1"])
+        open_run_groups(copied.root, ["a-s0", "a-s1"])

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +18,11 @@ from mcis.datasets.images.decode import decode_labels
 from mcis.datasets.tables.shards import Shards
 from mcis.models.counts import confusion
 from mcis.models.metrics import iou, mean
-from mcis.platform.reporting.compared_runs import open_cases
-from mcis.platform.reporting.comparison import Comparison, Difference, Settings, compare
-from mcis.platform.reporting.comparison_page import choose, compared_images
-from mcis.platform.reporting.panels import CELL_HEIGHT, Cell, Panel, cells
+from mcis.platform.reporting.compared_runs import open_run_groups
+from mcis.platform.reporting.comparison import BootstrapSettings, Comparison, Difference, compare
+from mcis.platform.reporting.comparison_page import Gallery, GalleryCell, choose_images, compared_images
+from mcis.platform.reporting.comparison_tables import footnotes, page_tables
+from mcis.platform.reporting.panels import CELL_HEIGHT, Panel, cells
 from mcis.platform.runs.results import StageResult, write_result
 from mcis.platform.runs.workspace import Workspace
 
@@ -46,37 +46,32 @@ def root(scored: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) 
 
 
 def compared(root: Path, *arguments: str, **settings: float) -> Comparison:
-    cases = open_cases(root, arguments)
-    return compare(cases, Settings(**{"resamples": 300} | settings))  # type: ignore[arg-type]
-
-
-def differences(comparison: Comparison) -> list[Difference]:
-    return [each for score in comparison.scores for each in score.differences]
+    groups = open_run_groups(root, arguments)
+    return compare(groups, BootstrapSettings(**{"resamples": 300} | settings))  # type: ignore[arg-type]
 
 
 def test_differences_are_of_the_scores_with_an_interval(root: Path) -> None:
     comparison = compared(root, "a-s0", "b-s0", "a-s1")
     assert [score.title for score in comparison.scores] == TITLES
     for score in comparison.scores:
-        assert [(d.case, d.figure) for d in score.differences] == [
-            (case, figure) for case in ("b-s0", "a-s1") for figure in ("mIoU", "boundary mIoU")
+        assert [(row.group, row.measure) for row in score.differences] == [
+            (group, measure) for group in ("b-s0", "a-s1") for measure in ("miou", "boundary_miou")
         ]
-        for each in score.differences:
-            scores = {case.label: case.runs[0].scores[score.title] for case in comparison.cases}
-            figure = "boundary_miou" if each.figure == "boundary mIoU" else "miou"
-            assert each.first == pytest.approx(getattr(scores["a-s0"], figure), abs=0.00501)
-            assert each.second == pytest.approx(getattr(scores[each.case], figure), abs=0.00501)
-            assert each.low < each.high
-            assert (each.split, each.images) == ("val", 8)
-    by_case = {d.case: d.verdict for d in differences(comparison) if d.figure == "mIoU"}
-    assert by_case["b-s0"] == "lower"
-    assert "300 resamples of the images, the same of all runs (seed 0). An" in comparison.remarks()[-1]
+        scores = {group.label: group.runs[0].scores[score.title] for group in comparison.groups}
+        for row in score.differences:
+            assert row.baseline == pytest.approx(getattr(scores["a-s0"], row.measure), abs=0.00501)
+            assert row.compared == pytest.approx(getattr(scores[row.group], row.measure), abs=0.00501)
+            assert row.low < row.high
+            assert (row.split, row.images) == ("val", 8)
+    verdicts = {row.group: row.verdict for row in comparison.differences if row.measure == "miou"}
+    assert verdicts["b-s0"] == "lower"
+    assert "300 resamples that are the same for all runs (seed 0). " in footnotes(comparison)[-2]
 
 
 def test_confidence_and_seed_change_the_intervals_alone(root: Path) -> None:
-    wide, narrow = (differences(compared(root, "a-s0", "b-s0", confidence=c)) for c in (0.95, 0.5))
+    wide, narrow = (compared(root, "a-s0", "b-s0", confidence=c).differences for c in (0.95, 0.5))
     assert all(a.low < b.low < b.high < a.high for a, b in zip(wide, narrow, strict=True))
-    others = differences(compared(root, "a-s0", "b-s0", seed=1))
+    others = compared(root, "a-s0", "b-s0", seed=1).differences
     assert all(a[:-2] == b[:-2] and a.low != b.low for a, b in zip(wide, others, strict=True))
 
 
@@ -86,32 +81,33 @@ def test_confidence_and_seed_change_the_intervals_alone(root: Path) -> None:
         ("no difference", [(-1.0, 1.0), (0.0, 0.0), (0.0, 2.0)]),
         ("higher", [(0.1, 2.0)]),
         ("lower", [(-2.0, -0.1)]),
-        ("cannot be told", [(NAN, NAN)]),
+        ("unknown", [(NAN, NAN)]),
     ],
 )
 def test_an_interval_that_contains_0_is_no_difference(verdict: str, intervals: list[tuple[float, float]]) -> None:
     for low, high in intervals:
-        assert Difference("x", "mIoU", "b", "val", 8, 50.0, 51.0, low, high).verdict == verdict
+        assert Difference("x", "miou", "b", "val", 8, 50.0, 51.0, low, high).verdict == verdict
 
 
 def test_a_copy_of_a_run_has_no_difference(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root, tmp_path / "copied")
     comparison = compared(root, "a-s0", str(tmp_path / "copied" / "runs" / "a-s0"))
-    assert comparison.tables()[0].rows == []
-    assert {(d.second - d.first, *d[-2:], d.verdict) for d in differences(comparison)} == {(0, 0, 0, "no difference")}
+    assert page_tables(comparison)[0].rows == []
+    found = {(row.difference, row.low, row.high, row.verdict) for row in comparison.differences}
+    assert found == {(0, 0, 0, "no difference")}
 
 
 def test_rows_tell_what_scores_mean(root: Path) -> None:
     comparison = compared(root, "a-s0", "b-s1")
-    _, scores, _ = comparison.tables()
+    _, scores, _ = page_tables(comparison)
     rows = [dict(zip(scores.columns, row, strict=True)) for row in scores.rows]
     for first, second, score in zip(rows[::2], rows[1::2], comparison.scores, strict=True):
-        of_run = comparison.cases[1].runs[0].scores[score.title]
+        of_run = comparison.groups[1].runs[0].scores[score.title]
         assert (first["run"], second["run"], second["split"]) == ("a-s0", "b-s1", "val")
         assert (second["mIoU %"], second["boundary mIoU %"]) == (f"{of_run.miou:.2f}", f"{of_run.boundary_miou:.2f}")
-        assert second["meaning"].endswith("seed 1")
+        assert second["settings"].endswith("seed 1")
         for heading, text in of_run.made().items():
-            assert f"{heading} {text}" in second["meaning"]
+            assert f"{heading} {text}" in second["settings"]
 
 
 def test_trained_classifiers_have_a_table(root: Path, scored: Callable[..., Path]) -> None:
@@ -120,46 +116,46 @@ def test_trained_classifiers_have_a_table(root: Path, scored: Callable[..., Path
         trained = workspace.output("train_classifier", f"c{seed}")
         write_result(trained, StageResult(counts=counts), key="c")
         workspace.record_outputs(f"c-s{seed}", workspace.outputs(f"c-s{seed}") | {"train_classifier": trained})
-    title, columns, rows, _ = compared(root, "b-s1", "c-s0,c-s1").tables()[2]
-    assert (title, columns[1:]) == ("Classifiers", ("val mAP %",))
-    assert rows == [["c-s{0,1}", "85.00 ± 7.07"]]
+    table = page_tables(compared(root, "b-s1", "c-s0,c-s1"))[2]
+    assert (table.title, table.columns[1:]) == ("Classifiers", ("val mAP %",))
+    assert table.rows == [("b-s1", "-"), ("c-s{0,1}", "85.00 ± 7.07")]
 
 
 def test_what_all_scores_share_of_their_origin_is_told_once(root: Path, scored: Callable[..., Path]) -> None:
-    shared, _ = compared(root, "a-s0", "b-s0").remarks()
+    shared, *_ = footnotes(compared(root, "a-s0", "b-s0"))
     assert shared.startswith("all scores: seed 0, recipe scratch, weights ")
     scored(root, "paper", data=root.parent / "data", recipe="paper")
-    assert not any("recipe" in remark for remark in compared(root, "a-s1", "paper").remarks())
+    assert not any("recipe" in note for note in footnotes(compared(root, "a-s1", "paper")))
 
 
 def test_seeds_have_means_deviations_and_intervals_over_both(root: Path) -> None:
     comparison = compared(root, "a-s0,a-s1,a-s2", "b-s1,b-s0,b-s2")
-    assert [case.label for case in comparison.cases] == ["a-s{0,1,2}", "b-s{0,1,2}"]
-    rows = iter(comparison.tables()[1].rows)
+    assert [group.label for group in comparison.groups] == ["a-s{0,1,2}", "b-s{0,1,2}"]
+    rows = iter(page_tables(comparison)[1].rows)
     for score in comparison.scores:
-        for case in comparison.cases:
-            mious = [run.scores[score.title].miou for run in case.runs]
+        for group in comparison.groups:
+            mious = [run.scores[score.title].miou for run in group.runs]
             row = next(rows)
-            assert row[-2] == f"{fmean(mious):.2f} ± {stdev(mious):.2f}"
-            assert "seed 0, 1, 2" in row[-3]
-    first = differences(comparison)[0]
-    baseline = [run.scores["pseudo masks"].miou for run in comparison.cases[0].runs]
-    assert first.first == pytest.approx(fmean(baseline), abs=0.006)
+            assert row[5] == f"{fmean(mious):.2f} ± {stdev(mious):.2f}"
+            assert "seed 0, 1, 2" in row[4]
+    first = comparison.differences[0]
+    baseline = [run.scores["pseudo masks"].miou for run in comparison.groups[0].runs]
+    assert first.baseline == pytest.approx(fmean(baseline), abs=0.006)
     assert first.verdict == "lower"
-    assert "the same of all runs (seed 0), and over seeds by Student's t. An" in comparison.remarks()[-1]
+    assert "the same for all runs (seed 0), and over seeds by Student's t. " in footnotes(comparison)[-1]
 
 
 def test_other_images_are_not_compared(root: Path) -> None:
     comparison = compared(root, "a-s0", "fewer", "train", "b-s0")
-    assert {d.case for d in differences(comparison)} == {"b-s0"}
+    assert {row.group for row in comparison.differences} == {"b-s0"}
     for score in comparison.scores:
-        assert [case.label for case in score.cases] == ["a-s0", "b-s0"]
+        assert [group.label for group in score.groups] == ["a-s0", "b-s0"]
         assert score.left_out == {
-            "fewer": "scored on 6 images of val, a-s0 on 8: 2 of a-s0 alone (val6, val7)",
+            "fewer": "scored on 6 images of val, a-s0 on 8: 2 only in a-s0 (val6, val7)",
             "train": "scored on split train, a-s0 on val",
         }
-    remark = compared(root, "a-s0", "fewer").remarks()[1]
-    assert "not compared: pseudo masks of fewer: scored on 6 images of val" in remark
+    note = footnotes(compared(root, "a-s0", "fewer"))[1]
+    assert "not compared: pseudo masks of fewer: scored on 6 images of val" in note
 
 
 def test_a_score_that_a_run_lacks_is_not_compared(root: Path, tmp_path: Path) -> None:
@@ -181,7 +177,7 @@ def test_another_truth_is_refused(root: Path) -> None:
         compared(root, "a-s0", "repainted")
 
 
-def test_seeds_of_a_case_have_the_same_images(root: Path, scored: Callable[..., Path]) -> None:
+def test_seeds_of_a_group_have_the_same_images(root: Path, scored: Callable[..., Path]) -> None:
     scored(root, "a-s9", "seed=9", data=root.parent / "data", images=6)
     with pytest.raises(UserError, match=r"the runs of a-s\{0,9\} cannot be compared with one another: scored on 6"):
         compared(root, "a-s0,a-s9", "b-s0")
@@ -191,7 +187,7 @@ def test_seeds_of_a_case_have_the_same_images(root: Path, scored: Callable[..., 
 def test_each_image_has_its_miou(root: Path) -> None:
     comparison = compared(root, "a-s0", "b-s0")
     of_run = comparison.scores[-1].image_mious["b-s0"]
-    table = Shards(comparison.cases[1].runs[0].outputs["predict"] / "predictions")
+    table = Shards(comparison.groups[1].runs[0].outputs["predict"] / "predictions")
     assert list(of_run) == [f"val{number}" for number in range(8)]
     for number in range(8):
         truth = np.array(Image.open(root.parent / "data" / f"0-val{number}.png"))
@@ -200,7 +196,7 @@ def test_each_image_has_its_miou(root: Path) -> None:
         assert of_run[f"val{number}"] == pytest.approx(mean(iou(confusion(truth, mask, 2))))
 
 
-def shown(root: Path, *arguments: str, count: int = 4) -> list[dict[str, Any]]:
+def shown(root: Path, *arguments: str, count: int = 4) -> list[Gallery]:
     return compared_images(compared(root, *arguments, resamples=100), count)
 
 
@@ -212,19 +208,19 @@ def test_the_largest_differences_come_first_then_others_at_random() -> None:
     second = first | {"i2": 90.0, "i4": 5.0, "i5": 51.0}
     third = first | {"i4": 55.0, "i0": 49.5}
     del second["i3"]
-    chosen = choose(IDS, [first, second, third], 4, seed=0)
+    chosen = choose_images(IDS, [first, second, third], 4, seed=0)
     assert [image_id for image_id, _ in chosen[:2]] == ["i4", "i2"]
     assert [differs_most for _, differs_most in chosen] == [True, True, False, False]
-    assert [image_id for image_id, _ in choose(IDS, [first, second, third], 6, seed=0)][:3] == ["i4", "i2", "i5"]
+    assert [image_id for image_id, _ in choose_images(IDS, [first, second, third], 6, seed=0)][:3] == ["i4", "i2", "i5"]
 
 
 @settings(max_examples=30)
 @given(st.integers(0, 9), st.integers(0, 999), st.lists(st.sampled_from([0.0, 1.0, 2.0, NAN]), min_size=6, max_size=6))
 def test_a_choice_has_each_image_once_and_is_the_same_in_every_call(count: int, seed: int, values: list[float]) -> None:
     mious = [dict(zip(IDS, values, strict=True)), dict.fromkeys(IDS, 0.0)]
-    chosen = choose(IDS, mious, count, seed=seed)
+    chosen = choose_images(IDS, mious, count, seed=seed)
     assert len({image_id for image_id, _ in chosen}) == len(chosen) == min(count, 6)
-    assert chosen == choose(IDS, mious[::-1], count, seed=seed)
+    assert chosen == choose_images(IDS, mious[::-1], count, seed=seed)
     differing = {image_id for image_id, value in mious[0].items() if value > 0}
     assert {image_id for image_id, differs_most in chosen if differs_most} <= differing
     assert sum(differs_most for _, differs_most in chosen) == min((count + 1) // 2, len(differing))
@@ -232,37 +228,39 @@ def test_a_choice_has_each_image_once_and_is_the_same_in_every_call(count: int, 
 
 def test_images_have_photograph_truth_and_the_mask_of_every_run(root: Path) -> None:
     predictions, masks = shown(root, "a-s0", "b-s0")
-    titles = [(of["title"], of["common"], len(of["images"])) for of in (predictions, masks)]
-    assert titles == [("Predictions", 8, 4), ("Pseudo masks", 8, 4)]
+    titles = [(gallery.title, gallery.common, len(gallery.images)) for gallery in (predictions, masks)]
+    assert titles == [("Segmentation", 8, 4), ("Pseudo masks", 8, 4)]
     of_masks = (masks, "pseudo_masks", "masks", "labels")
-    for of, stage, table, column in ((predictions, "predict", "predictions", "crf"), of_masks):
-        for image in of["images"]:
-            name, (photograph, truth, *of_runs) = image["id"], image["cells"]
+    for gallery, stage, table, column in ((predictions, "predict", "predictions", "crf"), of_masks):
+        for image in gallery.images:
+            name = image.id
+            photograph, truth, *run_cells = image.cells
             rgb, labels = (np.asarray(Image.open(root.parent / "data" / f"0-{name}.{end}")) for end in ("jpg", "png"))
             panel = Panel(image_id=name, split="val", tags=(), image=rgb, truth=labels)
             assert_shows([photograph, truth], panel, ["image", "truth"])
-            assert [run for run, _, _ in of_runs] == ["a-s0", "b-s0"]
-            for run, cell, note in of_runs:
+            assert [run for run, _, _ in run_cells] == ["a-s0", "b-s0"]
+            for run, cell, note in run_cells:
                 rows = Shards(root / "store" / f"{stage}-{run}" / table).rows(name)
                 masked = replace(panel, prediction=decode_labels(rows[column][0].as_py()))
-                assert_shows([(run, cell, note)], masked, ["prediction"])
+                assert_shows([GalleryCell(run, cell, note)], masked, ["prediction"])
                 assert note.startswith("with CRF, mIoU here " if stage == "predict" else "mIoU here ")
-        most = [image for image in of["images"] if image["why"] == "val, differs most"]
-        mious = [[float(note.split()[-1]) for _, _, note in image["cells"][2:]] for image in most]
+        most = [image for image in gallery.images if image.why == "val, differs most"]
+        mious = [[float(note.split()[-1]) for _, _, note in image.cells[2:]] for image in most]
         ranges = [abs(first - second) for first, second in mious]
         assert ranges == pytest.approx(sorted(ranges, reverse=True), abs=0.1)
 
 
-def assert_shows(shown: list[tuple[str, Cell, str]], panel: Panel, columns: list[str]) -> None:
+def assert_shows(shown: list[GalleryCell], panel: Panel, columns: list[str]) -> None:
     """Whether cells show what a panel has in some columns."""
     expected = cells(panel, CLASSES, CELL_HEIGHT)
     for (_, cell, _), column in zip(shown, columns, strict=True):
+        assert cell is not None
         np.testing.assert_array_equal(np.asarray(cell.picture), np.asarray(expected[column].picture))
 
 
 def test_only_images_of_all_runs_are_shown_and_none_where_none_are_asked_for(root: Path) -> None:
     predictions, _ = shown(root, "a-s0", "b-s0", "fewer", count=8)
-    assert (predictions["common"], len(predictions["images"])) == (6, 6)
+    assert (predictions.common, len(predictions.images)) == (6, 6)
     assert shown(root, "a-s0", "b-s0", count=0) == []
 
 
@@ -271,10 +269,10 @@ def test_runs_that_made_no_masks_have_no_images(root: Path, tmp_path: Path) -> N
     workspace = Workspace(tmp_path / "workspace")
     workspace.record_outputs("b-s0", {s: path for s, path in workspace.outputs("b-s0").items() if s != "predict"})
     predictions, masks = shown(tmp_path / "workspace", "a-s0", "b-s0")
-    assert (predictions["common"], predictions["images"], len(masks["images"])) == (0, [], 4)
+    assert (predictions.common, predictions.images, len(masks.images)) == (0, [], 4)
     predictions, _ = shown(tmp_path / "workspace", "a-s0", "b-s0", "a-s1")
-    assert (predictions["common"], predictions["without"], len(predictions["images"])) == (8, ["b-s0"], 4)
-    assert [run for run, _, _ in predictions["images"][0]["cells"]] == ["image", "truth", "a-s0", "a-s1"]
+    assert (predictions.common, predictions.without, len(predictions.images)) == (8, ["b-s0"], 4)
+    assert [run for run, _, _ in predictions.images[0].cells] == ["image", "truth", "a-s0", "a-s1"]
 
 
 def test_a_photograph_that_is_gone_is_named(root: Path) -> None:

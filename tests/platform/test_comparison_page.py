@@ -10,16 +10,17 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from mcis.platform.cli import app
-from mcis.platform.reporting.compared_runs import open_cases
-from mcis.platform.reporting.comparison import Comparison, Settings, compare
-from mcis.platform.reporting.comparison_page import compared_images, default_file, write_page
+from mcis.platform.reporting.compared_runs import open_run_groups
+from mcis.platform.reporting.comparison import BootstrapSettings, Comparison, compare
+from mcis.platform.reporting.comparison_page import Gallery, compared_images, default_file, write_page
+from mcis.platform.reporting.comparison_tables import footnotes, page_tables
 from mcis.platform.runs.workspace import RunFolder
 
 HOSTILE = ("$\\frac$<script>alert('\"{&amp;", "[/x]</title>\u202e")
 """Names of classes."""
 FOLDER = "w<b>&\"'$x_y$"
 """Of a workspace, which names two runs of one name."""
-Compared = tuple[Comparison, list[dict[str, Any]]]
+Compared = tuple[Comparison, list[Gallery]]
 
 
 @pytest.fixture(scope="module")
@@ -39,8 +40,8 @@ def folder(scored: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory
 @pytest.fixture(scope="module")
 def compared(folder: Path) -> Compared:
     others = [str(folder / FOLDER / "runs" / name) for name in ("b", "train")]
-    cases = open_cases(folder / "workspace", ["b", *others, "a-s0,a-s1"])
-    comparison = compare(cases, Settings(resamples=100))
+    groups = open_run_groups(folder / "workspace", ["b", *others, "a-s0,a-s1"])
+    comparison = compare(groups, BootstrapSettings(resamples=100))
     return comparison, compared_images(comparison, 8)
 
 
@@ -51,24 +52,24 @@ def page(compared: Compared, folder: Path, parsed: Callable[..., Any]) -> Any:
 
 
 def test_names_are_shown_as_they_are(page: Any, compared: Compared) -> None:
-    for case in compared[0].cases:
-        assert case.label in page.text
+    for group in compared[0].groups:
+        assert group.label in page.text
     for name in HOSTILE:
         assert name in page.text
     assert "/nowhere/<script>alert(1)</script>&" in page.text
 
 
 def test_tables_and_remarks_are_those_of_the_terminal(page: Any, compared: Compared) -> None:
-    configuration, scores, differences = compared[0].tables()
-    for name, table in (("configuration", configuration), ("scores", scores), ("differences", differences)):
+    configuration, scores, differences = page_tables(compared[0])
+    for name, table in (("settings", configuration), ("scores", scores), ("differences", differences)):
         assert page.rows[name] == [list(table.columns), *map(list, table.rows)]
     assert len(differences.rows) == 2 * 3 * 2  # cases, scores, figures
     assert {"lower", "no difference"} <= {row[3] for row in differences.rows}
     keys = {row[0]: row[1:] for row in configuration.rows}
     assert keys["data.voc"][:2] == ("-", "/nowhere/<script>alert(1)</script>&")
-    for remark in compared[0].remarks():
-        assert remark in page.text
-    train = compared[0].cases[2].label
+    for note in footnotes(compared[0]):
+        assert note in page.text
+    train = compared[0].groups[2].label
     assert page.text.count(f"of {train}: scored on split train, b in ") == 3
 
 
@@ -76,15 +77,15 @@ def test_iou_of_every_label_is_in_the_tables(page: Any, compared: Compared) -> N
     rows = page.rows["classes"]
     for score in compared[0].scores:
         for name in ("background", *HOSTILE):
-            ious = ([of.iou[name] for of in case.scores(score.title)] for case in score.cases)
+            ious = ([of.iou[name] for of in group.scores(score.title)] for group in score.groups)
             assert [name, *(f"{fmean(iou for iou in of_case if iou is not None):.1f}" for of_case in ious)] in rows
-        mious = ([of.miou for of in case.scores(score.title)] for case in score.cases)
+        mious = ([of.miou for of in group.scores(score.title)] for group in score.groups)
         assert ["mean", *(f"{fmean(of_case):.1f}" for of_case in mious)] in rows
 
 
 def test_without_an_image_of_all_runs_there_are_charts_alone(page: Any, compared: Compared) -> None:
-    assert [of["common"] for of in compared[1]] == [0, 0]  # none with the run on train
-    assert page.text.count("No image has them in all runs.") == 2
+    assert [gallery.common for gallery in compared[1]] == [0, 0]  # none with the run on train
+    assert page.text.count("No image is common to all runs.") == 2
     assert len(page.pictures) == 3
 
 
@@ -97,12 +98,18 @@ def test_the_command_prints_tables_and_says_where_the_page_lies(folder: Path, pa
     other = str(folder / FOLDER / "runs" / "b")
     done = invoke(folder, "a-s0,a-s1", other, "--images", "3")
     assert done.exit_code == 0, done.output
-    for words in ("Configuration", "Scores", "Differences to a-s{0,1}", "95 % intervals", "Student's t"):
+    for words in (
+        "Settings that differ",
+        "compared with a-s{0,1}",
+        "difference [95 %]",
+        "95 % intervals",
+        "Student's t",
+    ):
         assert words in done.output
     assert "lower" in invoke(folder, "a-s0", other, "--images", "0").output
     (line,) = [line for line in done.output.splitlines() if line.startswith("page: ")]
     written = Path(line.removeprefix("page:").strip())
-    assert written == default_file(open_cases(folder / "workspace", ["a-s0,a-s1", other]))
+    assert written == default_file(open_run_groups(folder / "workspace", ["a-s0,a-s1", other]))
     assert written.parent == folder / "workspace" / "comparisons"
     page = parsed(written)
     assert len(page.pictures) == 3 + 2 * 3 * 4  # charts; cells of 3 images of pseudo masks and of segmentation
@@ -110,12 +117,12 @@ def test_the_command_prints_tables_and_says_where_the_page_lies(folder: Path, pa
         assert words in page.text
     again = invoke(folder, "a-s0,a-s1", other, "--images", "0")
     assert again.exit_code == 0
-    assert "No images were asked for." in parsed(written).text
+    assert "The page was made without images (--images 0)." in parsed(written).text
 
 
 def test_a_page_has_a_file_of_its_own_for_each_choice_of_runs(folder: Path, compared: Compared) -> None:
     def file(*arguments: str) -> str:
-        return default_file(open_cases(folder / "workspace", arguments)).name
+        return default_file(open_run_groups(folder / "workspace", arguments)).name
 
     assert file("a-s0", "b") == "a-s0~b.html"
     assert file("a-s0,a-s1", "b") == "a-s0,a-s1~b.html"
@@ -123,9 +130,9 @@ def test_a_page_has_a_file_of_its_own_for_each_choice_of_runs(folder: Path, comp
     assert re.fullmatch(r"a-s0~b-[0-9a-f]{16}\.html", file("a-s0", other))
     names = [file(*arguments) for arguments in (("a-s0", "b"), ("b", "a-s0"), ("a-s0", other), ("a-s0,a-s1", "b"))]
     assert len(set(names)) == 4
-    (case, *_) = compared[0].cases
+    (group, *_) = compared[0].groups
     long = [
-        default_file([case._replace(runs=(case.runs[0]._replace(folder=RunFolder(Path(name))),))]).name
+        default_file([group._replace(runs=(group.runs[0]._replace(folder=RunFolder(Path(name))),))]).name
         for name in ("é" * 200, "é" * 201)
     ]
     assert len(set(long)) == 2
@@ -137,5 +144,5 @@ def test_the_command_ends_in_a_clear_error(folder: Path) -> None:
     table.write_text("image,tags\n")
     done = invoke(folder, "a-s0", "b", "--html", str(table))
     assert done.exit_code == 1
-    assert "expected: a file *.html" in done.output
+    assert "expected: a file with the suffix .html" in done.output
     assert table.read_text() == "image,tags\n", "a table is not written over"

@@ -16,7 +16,7 @@ from mcis.platform import pipeline
 from mcis.platform.networks.predictor import Predictor
 from mcis.platform.outputs.corrected_masks import CORRECTED, with_corrected
 from mcis.platform.outputs.read_index import split_rows
-from mcis.platform.reporting.suggestions import suggestions, write_suggestions
+from mcis.platform.reporting.suggestions import suggest_images, write_suggestions
 from mcis.platform.runs.results import StageResult
 
 
@@ -129,7 +129,7 @@ def test_the_masks_to_correct_first_are_those_that_the_network_contradicts(small
         sum(int(((mask == k + 1) != (predicted == k + 1)).sum()) / max(of_class[k], 1) for k in row["tags"])
         for row, (mask, predicted) in zip(rows, both, strict=True)
     ]
-    found = suggestions(small.workspace, "first", predictor, 24)
+    found = suggest_images(small.workspace, "first", predictor, 24)
     by_id = {row["image_id"]: need for row, need in zip(rows, needs, strict=True)}
     np.testing.assert_allclose([each.need for each in found], sorted(needs, reverse=True))
     np.testing.assert_allclose([each.need for each in found], [by_id[each.row["image_id"]] for each in found])

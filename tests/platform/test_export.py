@@ -31,7 +31,7 @@ from mcis.platform.outputs.corrected_masks import CORRECTED, with_corrected
 from mcis.platform.outputs.tables import MASKS_SCHEMA, PREDICTIONS_SCHEMA
 from mcis.platform.reporting import files
 from mcis.platform.reporting.export import export
-from mcis.platform.reporting.files import labels_table, names_of
+from mcis.platform.reporting.files import class_file_names, file_names, labels_table
 from mcis.platform.runs.files import write_table
 from mcis.platform.runs.results import IndexResult, PredictResult, write_result
 from mcis.platform.runs.workspace import Workspace
@@ -118,7 +118,7 @@ def test_pseudo_masks_are_a_devkit_that_torchvision_reads(images: dict[str, Path
     devkit = tmp_path / "out" / "VOCdevkit" / "VOC2012"
     assert (devkit / "JPEGImages" / "plain.jpg").read_bytes() == images["plain"].read_bytes()
     upright = np.asarray(Image.open(images["s3://bucket/web/turned.jpg"]).transpose(Image.Transpose.ROTATE_270))
-    exported = np.asarray(Image.open(devkit / "JPEGImages" / "s3/bucket/web/turned.jpg.jpg"))
+    exported = np.asarray(Image.open(devkit / "JPEGImages" / "s3/bucket/web/turned.jpg"))
     assert np.abs(exported.astype(int) - upright).mean() < 4
     with (tmp_path / "out" / "cues.csv").open(newline="") as file:
         cues = list(csv.DictReader(file))
@@ -251,12 +251,12 @@ def test_polygons_of_yolo_are_labels_to_the_pixel(labelled: tuple[Workspace, lis
 )
 def test_ids_that_name_no_file_of_their_own_are_an_error(ids: list[str], found: str) -> None:
     with pytest.raises(UserError, match=found):
-        names_of(ids, Path("out"))
+        file_names(ids, Path("out"))
 
 
 def test_classes_whose_maps_would_be_one_file_are_named() -> None:
     with pytest.raises(UserError, match=r"class\(es\) that lead to the file of another: 'Sea lion'"):
-        names_of(["sea lion", "cat", "Sea lion"], Path("out"), what="class(es)")
+        class_file_names(["sea lion", "cat", "Sea lion"], Path("out"))
 
 
 LOADS = """
@@ -337,7 +337,7 @@ def test_pictures_are_taken_as_they_are_written() -> None:
             yield row
 
     def write(row: int) -> int:
-        assert len(taken) - len(written) <= 5 * files._AT_ONCE + 1
+        assert len(taken) - len(written) <= 5 * files._THREADS + 1
         written.append(row)
         return 2
 

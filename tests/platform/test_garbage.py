@@ -173,7 +173,7 @@ def test_caches_stay_where_an_output_does_not_say_what_it_was_computed_from(work
     summary = workspace.outputs("first")["index"] / "summary.json"
     summary.write_text(summary.read_text().replace('"caches"', '"of an earlier version"'))
     assert planned(workspace) == []
-    assert "cache/ stays: index-" in gc(workspace).output
+    assert "cache/ is kept: index-" in gc(workspace).output
 
 
 @pytest.mark.parametrize("name", ["../x", "..", "/etc", "a/b", "absent", ".hidden", "", "folder"])
@@ -198,7 +198,7 @@ def test_what_mcis_did_not_write_stays_and_is_named(workspace: Workspace, tmp_pa
     done = gc(workspace, "--delete")
     assert done.exit_code == 0, done.output
     for path in ("store/mine", "store/index-k1", "runs/notes[red]"):
-        assert f"{path} stays" in done.output
+        assert f"{path} is kept" in done.output
     assert folders(workspace.store) == ["index-k1", "mine"]
     assert (tmp_path / "elsewhere" / "file").exists(), "a link is removed, not what it leads to"
 
@@ -210,7 +210,7 @@ def test_nothing_is_removed_where_a_run_does_not_say_what_it_points_to(workspace
     before = files(workspace)
     done = gc(workspace, "--delete")
     assert done.exit_code == 1
-    assert "what run first points to cannot be told" in done.output
+    assert "the outputs of run first are unknown" in done.output
     assert files(workspace) == before
     assert gc(workspace, "--run", "first", "--delete").exit_code == 0
     assert run(workspace, "second", "c") == []
@@ -218,7 +218,7 @@ def test_nothing_is_removed_where_a_run_does_not_say_what_it_points_to(workspace
 
 def test_a_link_to_a_run_that_is_not_there_now_ends_it(workspace: Workspace, tmp_path: Path) -> None:
     (workspace.runs / "far").symlink_to(tmp_path / "unmounted")
-    with pytest.raises(UserError, match=r"what run far points to cannot be told: .*far cannot be read"):
+    with pytest.raises(UserError, match=r"the outputs of run far are unknown: .*far cannot be read"):
         plan_removal(workspace)
 
 

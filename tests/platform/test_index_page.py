@@ -95,7 +95,7 @@ def test_rejects_are_counted_by_what_their_reason_starts_with(parsed: Parsed) ->
     assert ["r0", "val", "truncated: a: b", "in/r0.jpg"] in page.rows["rejects"]
     many = parsed(browse_page(random_index(5), rejects_of(reasons * 200), CLASSES, notes=[], title="t"))
     assert sum(len(row) == 4 for row in many.rows["rejects"]) == 1 + 500
-    assert "The first 500, and 300 more; all of them are in rejects.parquet" in many.text
+    assert "The first 500, and 300 more; all are in rejects.parquet" in many.text
     assert ["truncated", "400"] in many.rows["rejects"]
 
 
@@ -139,7 +139,7 @@ def test_a_broken_file_shows_its_reason_in_place_of_its_picture(tmp_path: Path, 
     assert len(page.pictures) == 1
     assert "not an image: expected JPEG" in page.text
     assert "No such file" in page.text
-    assert "Of 5 the file could not be shown" in page.text
+    assert "For 5, the file could not be read" in page.text
 
 
 @pytest.mark.parametrize("classes", [1, 2, 200, 254])
@@ -152,7 +152,9 @@ def test_pages_of_few_and_of_many_classes_are_whole(classes: int, parsed: Parsed
     assert "without any 0" in page.text
 
 
-@pytest.mark.parametrize(("rows", "words"), [([], ["No picture is shown."]), ([{"tags": []}], ["Without a tag"])])
+@pytest.mark.parametrize(
+    ("rows", "words"), [([], ["There are no images to show."]), ([{"tags": []}], ["Without a tag"])]
+)
 def test_a_page_says_what_an_index_lacks(rows: list[dict[str, Any]], words: list[str], parsed: Parsed) -> None:
     classes = tuple(f"c{k}" for k in range(30))
     text = parsed(browse_page(index_of(rows), NO_REJECTS, classes, notes=[], title="t")).text
@@ -168,7 +170,7 @@ def test_terminal_tells_the_same_figures() -> None:
     show_index(index, rejects, (HOSTILE, *CLASSES[1:]), ["a [red]note"], wide)
     text = stream.getvalue()
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if "│" in line]
-    assert ["every image", *map(str, (*facts.images, 300))] in cells
+    assert ["all images", *map(str, (*facts.images, 300))] in cells
     assert ["square", *map(str, (*facts.per_class[1], facts.per_class[1].sum()))] in cells
     assert ["truncated", "1"] in cells
     assert f"copies of an earlier image: {facts.repeats}" in text

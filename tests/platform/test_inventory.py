@@ -14,7 +14,7 @@ from mcis.platform.runs.files import write_json
 from mcis.platform.runs.inventory import Entry, entries
 from mcis.platform.runs.lifecycle import reference_output, run_record
 from mcis.platform.runs.locks import hold_run
-from mcis.platform.runs.scores import SCORES, Score, Scored
+from mcis.platform.runs.scores import SCORES, Score
 from mcis.platform.runs.workspace import Workspace
 
 runner = CliRunner()
@@ -38,7 +38,7 @@ def reach(workspace: Workspace, name: str, **sizes: int) -> None:
 
 
 def score(workspace: Workspace, name: str) -> None:
-    of_stage: list[tuple[Scored, float, bool | None]] = [
+    of_stage: list[tuple[str, float, bool | None]] = [
         ("localization_maps", 40.0, None),
         ("localization_maps", 45.5, None),
         ("pseudo_masks", 50.0, None),
@@ -78,7 +78,7 @@ def test_a_finished_run_has_its_configuration_scores_and_size(workspace: Workspa
     assert row["scores"] == {"maps": 45.5, "masks": 50.0, "segmentation": 51.25, "with CRF": None}
     assert (row["name"], row["bytes"], row["holder"]) == ("first", found.bytes, None)
     line = next(line for line in shown(workspace).splitlines() if "first" in line)
-    for text in ("voc+web, scratch", "finished, evaluate", "45.50", "50.00", "51.25", "nan"):
+    for text in ("voc+web", "scratch", "finished", "evaluate", "45.50", "50.00", "51.25", "nan"):
         assert text in line
 
 
@@ -122,7 +122,7 @@ def test_trials_stand_below_their_study_and_share_what_they_point_to(workspace: 
     assert rows[1].trials == 2
     assert 5000 < rows[1].bytes < 10000, "their index counts once"
     output = shown(workspace)
-    assert "finished, 2 trials" in output
+    assert "2 trials" in output
     assert any(line.startswith("   table7-r0 ") for line in output.splitlines())
 
 
@@ -157,7 +157,7 @@ def test_foreign_folders_and_files_have_rows_that_say_so(workspace: Workspace) -
     assert set(rows) == {"notes", "a b", ".hidden", "x\x1b[2J", "[red]", "file", "link", "loop"}
     assert set(rows.values()) <= {"foreign", "damaged"}
     output = shown(workspace)
-    assert "nothing that mcis wrote" in output
+    assert "not written by mcis" in output
     assert "\x1b[2J" not in output
     assert "[red]" in output
 

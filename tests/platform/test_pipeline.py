@@ -20,8 +20,8 @@ from mcis.platform.config.resolve import resolve
 from mcis.platform.engine.errors import user_error_in
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.outputs.tables import image_maps
-from mcis.platform.reporting.compared_runs import open_cases
-from mcis.platform.reporting.comparison import Settings, compare
+from mcis.platform.reporting.compared_runs import open_run_groups
+from mcis.platform.reporting.comparison import BootstrapSettings, compare
 from mcis.platform.reporting.comparison_page import compared_images
 from mcis.platform.reporting.panels import heat_picture
 from mcis.platform.runs.files import read_json, read_table
@@ -360,16 +360,18 @@ def test_without_related_images_single_round_maps_are_the_maps_and_are_compared(
     assert read_table(folder / "single").equals(read_table(small.first.context.inputs["localize"] / "single"))
     assert [s.what for s in result.scores] == ["localization_maps", "baseline", "baseline"]
     # `mcis compare` shows the maps of both.
-    compared = compare(open_cases(small.workspace.root, ["first", "r0"]), Settings(resamples=10))
+    compared = compare(open_run_groups(small.workspace.root, ["first", "r0"]), BootstrapSettings(resamples=10))
     *_, gallery = compared_images(compared, 2)
-    assert (gallery["title"], gallery["common"], len(gallery["images"])) == ("Localization maps", 24, 2)
-    for image in gallery["images"]:
-        (_, photograph, _), _, *of_runs = image["cells"]
+    assert (gallery.title, gallery.common, len(gallery.images)) == ("Localization maps", 24, 2)
+    for image in gallery.images:
+        (_, photograph, _), _, *of_runs = image.cells
+        assert photograph is not None
         size = [64 * side // max(photograph.picture.size) for side in photograph.picture.size[::-1]]
         for run, (name, cell, note) in zip((small.first, result), of_runs, strict=True):
-            maps = image_maps(Shards(run.context.inputs["localize"] / "maps"), image["id"])
+            maps = image_maps(Shards(run.context.inputs["localize"] / "maps"), image.id)
             heat = score_maps(torch.from_numpy(maps.maps), maps.grids, "maximum", *size).numpy()
             expected = heat_picture(photograph.picture, heat, maps.classes + 1)
+            assert cell is not None
             np.testing.assert_array_equal(np.asarray(cell.picture), np.asarray(expected))
             assert (name, note[:10]) == (run.context.name, "mIoU here ")
 

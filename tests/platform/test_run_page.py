@@ -15,7 +15,7 @@ from mcis.platform.outputs.tables import ImageMaps
 from mcis.platform.reporting.panels import Panel
 from mcis.platform.reporting.plots import log_columns
 from mcis.platform.reporting.run_page import ReportData, write_report
-from mcis.platform.runs.scores import Curve, Score, Scored
+from mcis.platform.runs.scores import Curve, Score
 from mcis.platform.runs.workspace import RunFolder
 
 CLASSES = ("circle", "square", "star")
@@ -23,7 +23,7 @@ HOSTILE = "$\\frac$<script>alert('\"{&amp;</title>\x00\udcff\u202e"
 Parsed = Callable[..., Any]
 
 
-def score(what: Scored, miou: float, **meaning: Any) -> Score:
+def score(what: str, miou: float, **meaning: Any) -> Score:
     origin: dict[str, Any] = {"seed": 0, "recipe": "scratch", "weights": "none", "git": None}
     images: dict[str, Any] = {"name": "any", "split": "val", "images": 6, "iou": {}}
     images |= {"figures": {}, "confusion": ()}
@@ -222,13 +222,13 @@ def test_hostile_names_are_shown_and_do_nothing(data: ReportData, tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, ["no score in this run", "Nothing was trained in this run", "No image was given to show"]),
+        ({}, ["no score in this run", "Nothing was trained in this run", "There are no images to show"]),
         ({"scores": [score("segmentation", float("nan"))]}, ["scored without truth: no mIoU"]),
         (
             {"training": {"classifier": log_columns([{"step": 1, "epoch": 0.5, "loss": float("nan")}])}},
             ["not a number at some steps"],
         ),
-        ({"curves": {"single round": Curve([], [])}}, ["No sweep of the localization maps' threshold"]),
+        ({"curves": {"single round": Curve([], [])}}, ["The thresholds of the localization maps were not swept"]),
         ({"seconds": {"index": 3.0}, "computed": {"index": True, "localize": False}}, ["localize"]),
     ],
 )

@@ -79,7 +79,7 @@ def test_scores_are_the_same_after_a_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        ({"what": "mark"}, "what: Input should be 'localization_maps'"),
+        ({"what": "mark"}, "what: Input should be one of localization_maps"),
         ({"related_images": 3}, "related_images: "),
         ({"miou": "high"}, "miou: Input should be a valid number"),
     ],

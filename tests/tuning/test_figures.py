@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from mcis.platform.runs.scores import Score, Scored
+from mcis.platform.runs.scores import Score
 from mcis.tuning.definition import Case
 from mcis.tuning.figures import (
     Figures,
@@ -16,7 +16,7 @@ from mcis.tuning.figures import (
 )
 
 
-def score(what: Scored, miou: float, **meaning: Any) -> Score:
+def score(what: str, miou: float, **meaning: Any) -> Score:
     of_all: dict[str, Any] = {"name": "any", "split": "train", "images": 9, "iou": {}}
     of_all |= {"figures": {}, "confusion": ()}
     origin: dict[str, Any] = {"seed": 0, "recipe": "scratch", "weights": "none", "git": "abc"}

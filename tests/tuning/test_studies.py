@@ -13,8 +13,8 @@ from mcis.datasets.errors import UserError
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.checkpoints import save_weights
-from mcis.platform.reporting.compared_runs import open_cases
-from mcis.platform.reporting.comparison import Settings, compare
+from mcis.platform.reporting.compared_runs import open_run_groups
+from mcis.platform.reporting.comparison import BootstrapSettings, compare
 from mcis.platform.runs import progress
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.workspace import Workspace
@@ -97,11 +97,11 @@ def test_effects_beside_their_controls(ray_local: None, tmp_path: Path, small_vo
     assert (difference["seeds"], difference["miou"]["pseudo masks"]) == ([4, 5], expected)
     low, high = difference["intervals"]["pseudo masks"]
     both = [f"study-{case}-s4,study-{case}-s5" for case in ("co-alone-related", "co-related")]
-    compared = open_cases(workspace, both)
-    [found] = [of for of in compare(compared, Settings()).scores[1].differences if of.figure == "mIoU"]
+    compared = open_run_groups(workspace, both)
+    [found] = [of for of in compare(compared, BootstrapSettings()).scores[1].differences if of.measure == "miou"]
     assert (found.low, found.high) == (low, high)
-    assert low <= found.second - found.first <= high
-    assert found.second - found.first == pytest.approx(mean(expected), abs=0.01)  # scores have two digits
+    assert low <= found.difference <= high
+    assert found.difference == pytest.approx(mean(expected), abs=0.01)  # scores have two digits
 
 
 @pytest.mark.slow

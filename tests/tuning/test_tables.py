@@ -27,7 +27,7 @@ EFFECT = [
 
 def test_the_table_has_mean_and_deviation_what_maps_decide_and_only_columns_that_were_reached() -> None:
     heads, rows = cases_table([replace(EFFECT[0], shares={"found": [12.0, 13.0]}), EFFECT[1]])
-    assert heads == ("case", "maps by", "pseudo masks", "with CRF", "found", "paper")
+    assert heads == ("case", "maps by", "masks", "+CRF", "found", "paper")
     assert rows == [
         ("none-single", "by none-single", "11.00 ±1.41", "-", "12.5", "61.7"),
         ("co-itself", "by co-itself", "20.00 ±0.00", "31.50 ±2.12", "-", "-"),
@@ -57,7 +57,7 @@ def test_differences_have_their_own_deviation_a_sign_and_an_interval_which_says_
     miou = {masks: [1.0, 2.0], maps: [0.5, 0.5]}
     found = PairedDifference(of=case, seeds=[0, 1], miou=miou, intervals=intervals_of)
     heads, rows = differences_table([found])
-    assert "with CRF" not in heads
+    assert "+CRF" not in heads
     assert rows == [
         ("co-r3 - co-itself", "other images", "+0.50 ±0.00 (none: -0.5 to +1.5)", "+1.50 ±0.71 (+0.2 to +2.8)")
     ]

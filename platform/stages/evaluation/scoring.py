@@ -40,7 +40,7 @@ from mcis.platform.outputs.tables import image_maps
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.results import MasksResult
-from mcis.platform.runs.scores import Curve, Score, Scored
+from mcis.platform.runs.scores import Curve, Score
 from mcis.platform.runs.version import code_digest, git_revision
 
 
@@ -53,7 +53,7 @@ class Scorer:
     split: str
     images: int
 
-    def score(self, what: Scored, name: str, matrix: NDArray[np.int64], **made: Any) -> Score:
+    def score(self, what: str, name: str, matrix: NDArray[np.int64], **made: Any) -> Score:
         """The score of a confusion matrix (K + 1, K + 1); `made` are further fields of `Score`."""
         weights = self.config.weights
         origin = (
@@ -76,7 +76,7 @@ class Scorer:
             **made,
         )
 
-    def mask_score(self, what: Scored, name: str, counts: NDArray[np.int64], **made: Any) -> Score:
+    def mask_score(self, what: str, name: str, counts: NDArray[np.int64], **made: Any) -> Score:
         """The score of label masks, from their counts (MASK_PARTS, K + 1, K + 1), with its boundary IoU."""
         values = boundary_iou(counts)
         boundary = {"boundary_miou": round(mean(values), 2), "boundary_iou": self._by_label(values)}

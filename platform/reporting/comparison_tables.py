@@ -1,0 +1,343 @@
+"""Tables, notes and plain values of a comparison, for its page, the terminal and other programs."""
+
+import csv
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
+
+from mcis.platform.reporting.compared_runs import RunGroup, differing_keys, joined_once
+from mcis.platform.reporting.comparison import Comparison, Difference
+from mcis.platform.runs.results import VAL_MAP, StageResult, read_result
+from mcis.platform.runs.scores import MEASURES, grouped, headings_of, measure_heading, shared_origin
+
+
+class Table(NamedTuple):
+    """Rows of text below headings.
+
+    Attributes:
+        title: shown above the table.
+        columns: headings.
+        rows: one cell per column each.
+        numbers: headings of the columns of numbers.
+        optional: headings of the columns that a narrow terminal may miss, the least important first.
+    """
+
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers: Sequence[str] = ()
+    optional: Sequence[str] = ()
+
+
+class ComparedMeasure(NamedTuple):
+    """One measure of one score, of the baseline and of a group of runs, in percent; a row of the CSV and JSON output.
+
+    Attributes:
+        scored: what is scored, a `Variant.title`.
+        measure: name of the measure.
+        compared_runs: label of the compared group.
+        split: the split of the images.
+        images: number of images.
+        baseline: value of the baseline, mean over its seeds.
+        baseline_deviation: standard deviation over its seeds; None for one seed.
+        compared: value of the compared group, mean over its seeds.
+        compared_deviation: standard deviation over its seeds; None for one seed.
+        difference: `compared - baseline`, in percentage points.
+        low: lower end of the interval of the difference; None if the measure has no interval.
+        high: upper end of the interval; None if the measure has no interval.
+        verdict: see `Difference.verdict`.
+    """
+
+    scored: str
+    measure: str
+    compared_runs: str
+    split: str
+    images: int
+    baseline: float
+    baseline_deviation: float | None
+    compared: float
+    compared_deviation: float | None
+    difference: float
+    low: float | None
+    high: float | None
+    verdict: str
+
+
+def page_tables(comparison: Comparison) -> list[Table]:
+    """The tables of the page: settings, scores, trained classifiers, differences."""
+    tables = [settings_table(comparison), _scores_table(comparison)]
+    classifiers = classifiers_table(comparison)
+    if classifiers:
+        tables.append(classifiers)
+    tables.append(_differences_table(comparison))
+    return tables
+
+
+def terminal_tables(comparison: Comparison) -> list[Table]:
+    """The tables of the terminal, of at most 80 columns without the optional ones.
+
+    They are the settings in which the runs differ, the trained classifiers, and a table of differences for each group.
+    """
+    tables = []
+    settings = settings_table(comparison)
+    if settings.rows:
+        tables.append(settings)
+    classifiers = classifiers_table(comparison)
+    if classifiers:
+        tables.append(classifiers)
+    for group in comparison.groups[1:]:
+        tables.append(_group_table(comparison, group))
+    return tables
+
+
+def settings_table(comparison: Comparison) -> Table:
+    """The settings in which the groups differ."""
+    labels = [group.label for group in comparison.groups]
+    rows = [(key, *values) for key, values in differing_keys(comparison.groups).items()]
+    return Table("Settings that differ", ("setting", *labels), rows)
+
+
+def classifiers_table(comparison: Comparison) -> Table | None:
+    """The mean average precision of the trained classifiers on tags; None if no group has it for all of its runs."""
+    heading = f"{VAL_MAP} %"
+    rows = [(group.label, _classifier_precision(group)) for group in comparison.groups]
+    if all(precision == "-" for _, precision in rows):
+        return None
+    return Table("Classifiers", ("run", heading), rows, (heading,))
+
+
+def _classifier_precision(group: RunGroup) -> str:
+    precisions = []
+    for run in group.runs:
+        if "train_classifier" in run.outputs:
+            precision = read_result(run.outputs["train_classifier"], StageResult).counts.get(VAL_MAP)
+            if precision is not None:
+                precisions.append(precision)
+    return _mean_text(precisions) if len(precisions) == len(group.runs) else "-"
+
+
+def _scores_table(comparison: Comparison) -> Table:
+    """Every score of every group with its measures and the settings that the scores do not share."""
+    shared = _shared_origin(comparison)
+    measures = _measures(comparison)
+    rows = []
+    for score in comparison.scores:
+        for group in score.groups:
+            scores = group.scores(score.title)
+            meanings = [one.meaning() for one in scores]
+            settings = []
+            for heading in headings_of(meanings, without=("split", *shared)):
+                texts = joined_once(meaning[heading] for meaning in meanings if heading in meaning)
+                settings.append(f"{heading} {texts}")
+            variants = joined_once(one.name for one in scores)
+            values = [_mean_text(_values(group, score.title, measure)) for measure in measures]
+            rows.append((score.title, group.label, variants, scores[0].split, ", ".join(settings), *values))
+
+    headings = tuple(f"{measure_heading(measure)} %" for measure in measures)
+    return Table("Scores", ("score", "run", "variant", "split", "settings", *headings), rows, headings)
+
+
+def _differences_table(comparison: Comparison) -> Table:
+    """Every difference to the baseline with its interval."""
+    rows = []
+    for row in comparison.differences:
+        values = (f"{row.baseline:.2f}", f"{row.compared:.2f}", f"{row.difference:+.2f}", _interval(row, " to "))
+        measure = measure_heading(row.measure)
+        rows.append((row.title, measure, row.group, row.verdict, row.split, grouped(row.images), *values))
+    numbers = ("images", "baseline", "compared", "difference", "interval")
+    columns = ("score", "measure", "run", "verdict", "split", *numbers)
+    return Table(f"Differences to {comparison.groups[0].label}", columns, rows, numbers)
+
+
+def _group_table(comparison: Comparison, group: RunGroup) -> Table:
+    """The differences of one group to the baseline, mIoU and boundary mIoU of a score below each other."""
+    baseline = comparison.groups[0]
+    further = [measure for measure in _measures(comparison) if measure not in MEASURES]
+    rows = []
+    for row in comparison.differences:
+        if row.group != group.label:
+            continue
+        own_row = row.measure == "miou"
+        name = row.title if own_row else f"  {measure_heading(row.measure)}"
+        difference = f"{row.difference:+.2f}"
+        if row.verdict != "unknown":
+            difference += f" [{_interval(row, ', ')}]"
+
+        further_values = []
+        for measure in further:
+            before = _mean_text(_values(baseline, row.title, measure))
+            after = _mean_text(_values(group, row.title, measure))
+            further_values.append(f"{before} → {after}" if own_row else "")
+        deviations = [_deviation_text(_values(runs, row.title, row.measure)) for runs in (baseline, group)]
+        values = (f"{row.baseline:.2f}", f"{row.compared:.2f}", difference)
+        rows.append((name, *values, row.verdict, row.split, grouped(row.images), *deviations, *further_values))
+
+    confidence = f"{100 * comparison.bootstrap.confidence:g}"
+    difference_heading = f"difference [{confidence} %]"
+    deviation_headings = ("± baseline", "± compared")
+    further_headings = tuple(measure_heading(measure) for measure in further)
+    columns = ("mIoU %", "baseline", "compared", difference_heading, "verdict", "split", "images")
+    numbers = ("baseline", "compared", "images", *deviation_headings, *further_headings)
+    optional = (*further_headings[::-1], *deviation_headings, "images", "split")
+    title = f"{group.label} compared with {baseline.label}"
+    return Table(title, (*columns, *deviation_headings, *further_headings), rows, numbers, optional)
+
+
+def score_settings(comparison: Comparison) -> list[tuple[str, str]]:
+    """The settings of each compared score, without those that all scores share; values that differ stand between /."""
+    shared = _shared_origin(comparison)
+    described = []
+    for score in comparison.scores:
+        meanings = [one.meaning() for group in score.groups for one in group.scores(score.title)]
+        settings = []
+        for heading in headings_of(meanings, without=shared):
+            texts = dict.fromkeys(meaning.get(heading, "-") for meaning in meanings)
+            settings.append(f"{heading} {' / '.join(texts)}")
+        described.append((score.title, ", ".join(settings)))
+    return described
+
+
+def footnotes(comparison: Comparison) -> list[str]:
+    """What all scores share, what is not compared and why, and what the intervals mean."""
+    notes = []
+    shared = ", ".join(f"{heading} {text}" for heading, text in _shared_origin(comparison).items())
+    if shared:
+        notes.append(f"all scores: {shared}")
+    for score in comparison.scores:
+        for label, reason in score.left_out.items():
+            notes.append(f"not compared: {score.title} of {label}: {reason}")
+
+    resamples, seed, confidence = comparison.bootstrap
+    has_seeds = any(len(group.runs) > 1 for group in comparison.groups)
+    over_seeds = ", and over seeds by Student's t" if has_seeds else ""
+    notes.append(
+        f"{100 * confidence:g} % intervals: paired bootstrap over the images, {resamples} resamples that are the same "
+        f'for all runs (seed {seed}){over_seeds}. "no difference": the interval contains 0. Each interval stands '
+        f"alone: without any true difference, about {100 * (1 - confidence):.3g} % of many intervals exclude 0."
+    )
+    if any(len(group.runs) == 1 for group in comparison.groups):
+        notes.append("The interval of a single run does not include what another seed would change.")
+    return notes
+
+
+def compared_measures(comparison: Comparison) -> Iterator[ComparedMeasure]:
+    """Every measure of every compared score. Measures without an interval are the means of `LABEL_SCORES`."""
+    baseline = comparison.groups[0]
+    for score in comparison.scores:
+        intervals = {(row.group, row.measure): row for row in score.differences}
+        for group in score.groups[1:]:
+            first = group.scores(score.title)[0]
+            for measure in _measures(comparison):
+                before = _values(baseline, score.title, measure)
+                after = _values(group, score.title, measure)
+                if not before or not after:
+                    continue
+                row = intervals.get((group.label, measure))
+                baseline_value = row.baseline if row else fmean(before)
+                compared_value = row.compared if row else fmean(after)
+                yield ComparedMeasure(
+                    scored=score.title,
+                    measure=measure,
+                    compared_runs=group.label,
+                    split=first.split,
+                    images=first.images,
+                    baseline=baseline_value,
+                    baseline_deviation=stdev(before) if len(before) > 1 else None,
+                    compared=compared_value,
+                    compared_deviation=stdev(after) if len(after) > 1 else None,
+                    difference=compared_value - baseline_value,
+                    low=_finite(row.low) if row else None,
+                    high=_finite(row.high) if row else None,
+                    verdict=row.verdict if row else "unknown",
+                )
+
+
+def comparison_csv(comparison: Comparison) -> str:
+    """Every measure of every compared score as CSV, a column per field of `ComparedMeasure`."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(ComparedMeasure._fields)
+    writer.writerows(compared_measures(comparison))
+    return text.getvalue()
+
+
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
+    """Everything that the tables and the notes hold, as JSON values."""
+    groups = []
+    for group in comparison.groups:
+        runs = [{"name": run.name, "folder": str(run.folder.path), "seed": run.seed} for run in group.runs]
+        groups.append({"label": group.label, "runs": runs})
+
+    scores = []
+    for score in comparison.scores:
+        by_run = {}
+        for group in score.groups:
+            for run in group.runs:
+                run_score = run.scores[score.title]
+                by_run[run.name] = {"measures": _finite_values(run_score.measures()), "settings": run_score.meaning()}
+        scores.append({"scored": score.title, "runs": by_run, "not_compared": dict(score.left_out)})
+
+    settings = {}
+    for key, *values in settings_table(comparison).rows:
+        settings[key] = dict(zip((group.label for group in comparison.groups), values, strict=True))
+    return {
+        "baseline": comparison.groups[0].label,
+        "groups": groups,
+        "settings": settings,
+        "scores": scores,
+        "differences": [_finite_values(row._asdict()) for row in compared_measures(comparison)],
+        "bootstrap": comparison.bootstrap._asdict(),
+        "notes": footnotes(comparison),
+    }
+
+
+def _measures(comparison: Comparison) -> list[str]:
+    """The measures that any score has, those of `MEASURES` first."""
+    measures = dict.fromkeys(MEASURES)
+    for score in comparison.scores:
+        for group in score.groups:
+            for one in group.scores(score.title):
+                measures |= dict.fromkeys(one.measures())
+    return list(measures)
+
+
+def _values(group: RunGroup, title: str, measure: str) -> list[float]:
+    """A measure of a score for the runs of a group that have it, in percent."""
+    by_run = [score.measures() for score in group.scores(title)]
+    return [measures[measure] for measures in by_run if measure in measures]
+
+
+def _mean_text(values: Sequence[float]) -> str:
+    """Mean, with the standard deviation over several seeds; `-` if there is no value."""
+    if not values:
+        return "-"
+    deviation = f" ± {_deviation_text(values)}" if len(values) > 1 else ""
+    return f"{fmean(values):.2f}{deviation}"
+
+
+def _deviation_text(values: Sequence[float]) -> str:
+    return f"{stdev(values):.2f}" if len(values) > 1 else ""
+
+
+def _interval(row: Difference, separator: str) -> str:
+    return f"{row.low:+.2f}{separator}{row.high:+.2f}"
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def _finite_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Replaces numbers that JSON cannot hold by None."""
+    return {key: _finite(value) if isinstance(value, float) else value for key, value in values.items()}
+
+
+def _shared_origin(comparison: Comparison) -> dict[str, str]:
+    """What all scores have in common of their origin, as heading -> text."""
+    meanings = []
+    for score in comparison.scores:
+        for group in score.groups:
+            meanings += [one.meaning() for one in group.scores(score.title)]
+    return shared_origin(meanings)
