@@ -19,7 +19,7 @@ def read_coco(request: ImportRequest) -> DataSet:
     if not len(photos) == len(images) == len(content["images"]):
         counts = Counter(image["file_name"] for image in content["images"])
         repeated = [name for name, count in counts.items() if count > 1]
-        raise ValueError(f"an image id or a file_name is there twice: {shown(repeated)}")
+        raise ValueError(f"an image id or a file_name occurs twice: {shown(repeated)}")
 
     for annotation in content.get("annotations", []):
         image = images.get(annotation["image_id"])

@@ -49,7 +49,7 @@ def read_yolo(request: ImportRequest) -> DataSet:
             photos[name] = _read_label_file(label_file, description)
         else:
             photos[name] = []
-            request.left_out["label file(s) that are not there: their photographs are all background"] += 1
+            request.left_out["missing label file(s), whose photographs are all background"] += 1
 
     return DataSet(folder, photos)
 

@@ -100,7 +100,7 @@ class Picture(NamedTuple):
     Attributes:
         rgb: (h, w, 3) uint8.
         height: Height of the original picture, pixels, EXIF orientation applied.
-        width: Width of the original picture, likewise.
+        width: Width of the original picture, pixels, EXIF orientation applied.
     """
 
     rgb: np.ndarray

@@ -171,7 +171,7 @@ def _list(
     present = set(classes)
     absent = [name for k, name in enumerate(names) if k not in present]
     if absent:
-        notes.append(f"{where}: none of class {shown(absent, len(absent))}")
+        notes.append(f"{where}: no image of class {shown(absent, len(absent))}")
 
     saliency_uris, saliency_notes = _saliency_uris(images, saliency, where)
     prefix = "single" if domain == "source" else domain
@@ -226,7 +226,7 @@ def _read_class_file(path: Path, names: tuple[str, ...]) -> dict[str, str]:
         if not rest:
             raise UserError(f"{path}, line {number}: no class name for {folder}", expected, "name its class")
         if folder in class_of:
-            raise UserError(f"{path}, line {number}: {folder} a second time", "each folder once", "delete one line")
+            raise UserError(f"{path}, line {number}: {folder} is listed twice", "each folder once", "delete one line")
         class_of[folder] = rest[0]
 
     unknown = sorted(set(class_of.values()) - set(names))

@@ -73,9 +73,9 @@ def read_tag_list(
 
         image = path_inside(text)
         if image is None:
-            raise UserError(f"{where}: {text} lies outside of the images", expected, "remove it from the list")
+            raise UserError(f"{where}: {text} is outside of the folder of images", expected, "remove it from the list")
         if image in tags:
-            raise UserError(f"{where}: {text} a second time", "one line per image", "merge the lines")
+            raise UserError(f"{where}: {text} is listed twice", "one line per image", "merge the lines")
 
         unknown = [index for index in indices if index not in index_of_text]
         if unknown:
@@ -277,7 +277,7 @@ Column: TypeAlias = Sequence[Any] | pa.ChunkedArray
 def listing_table(*, image_id: Column, **others: Column | str | None) -> pa.Table:
     """Builds a table of LISTING_SCHEMA from its columns.
 
-    A single text stands for every row. A column that is None or absent is null.
+    A single text is the value of every row. A column that is None or absent is null.
 
     Raises:
         KeyError: The schema has no such column.

@@ -141,7 +141,7 @@ def photograph_tags(table: str, classes: Sequence[str], *, allow_absolute: bool 
 
     duplicates = repeated_texts(uris)
     if duplicates:
-        raise UserError(f"{rows.path}: {shown(duplicates)} more than once", "each image once", "merge the rows")
+        raise UserError(f"{rows.path}: {shown(duplicates)} occur more than once", "each image once", "merge the rows")
 
     unknown = sorted(_distinct_tags(cells).difference(classes))
     if unknown:
@@ -165,7 +165,7 @@ def _ids(rows: UserTable, images: pa.ChunkedArray, id_column: str) -> pa.Chunked
     duplicates = repeated_texts(ids)
     if duplicates:
         raise UserError(
-            f"{rows.path}: {len(duplicates)} value(s) of column {rows.columns[role]!r} are there more than once: "
+            f"{rows.path}: {len(duplicates)} value(s) of column {rows.columns[role]!r} occur more than once: "
             f"{shown(duplicates)}",
             "each image once, under a unique name",
             f"delete or merge the rows, or give each a name in a column {id_column!r}",
@@ -388,7 +388,7 @@ def _table_notes(rows: UserTable, splits: pa.ChunkedArray) -> list[str]:
     if "val" not in splits.unique().to_pylist():
         notes.append("no image of split val: the training images are predicted")
     if rows.guessed:
-        notes.append(f"columns are taken for what they seem to hold: {', '.join(rows.guessed)}")
+        notes.append(f"columns recognized by their names or values: {', '.join(rows.guessed)}")
     if rows.unread:
         notes.append(f"columns that are not read: {shown(rows.unread)}")
     return notes

@@ -146,7 +146,7 @@ class UserTable(NamedTuple):
             folder = without_credentials(self.path).rpartition("/")[0]
             buckets = "" if is_remote(self.path) else ", or in buckets of the server that the environment names"
             raise UserError(
-                f"{self.path}: {len(outside)} file(s) of column {self.columns[role]!r} lie outside of the table's "
+                f"{self.path}: {len(outside)} file(s) of column {self.columns[role]!r} are outside of the table's "
                 f"folder or on another server: {shown([without_credentials(uri) for uri in outside])}",
                 f"files below {folder}/{buckets}",
                 "move the table to a folder above them or, if you trust it, set data.tags.allow_absolute=true",
@@ -260,7 +260,7 @@ def _read_csv(file: BinaryIO, wanted: Iterable[str]) -> _Columns:
 
 
 def _read_jsonl(file: BinaryIO, wanted: Iterable[str]) -> _Columns:
-    """Reads a JSONL file, a second time if Arrow has parsed texts as times."""
+    """Reads a JSONL file, and reads it again if Arrow has parsed texts as times."""
     table = pa.json.read_json(file)
     times = [column.name for column in table.schema if column.name in wanted and pa.types.is_timestamp(column.type)]
     if times:

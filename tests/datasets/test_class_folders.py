@@ -101,7 +101,7 @@ def test_imagenet_is_listed_from_any_folder_above(imagenet: Path, above: str) ->
 def test_imagenet_notes_other_folders_and_absent_classes(imagenet: Path) -> None:
     listing = listed(imagenet)
     assert has_note(listing, f"left out 1 folder(s) that stand for no class: {TENCH}")
-    (absent,) = (note for note in listing.notes if "none of class aeroplane, " in note)
+    (absent,) = (note for note in listing.notes if "no image of class aeroplane, " in note)
     assert "dog" not in absent
 
 
@@ -178,7 +178,7 @@ def test_class_file_replaces_the_table(imagenet: Path, tmp_path: Path) -> None:
 INVALID_CLASS_FILES = [
     (f"{DOG} dgo", r"names unknown classes: dgo\n", "did you mean dog?"),
     (f"\n{DOG}", f"line 2: no class name for {DOG}", "name its class"),
-    (f"{DOG} dog\n{DOG} cat", f"line 2: {DOG} a second time", "delete"),
+    (f"{DOG} dog\n{DOG} cat", f"line 2: {DOG} is listed twice", "delete"),
     ("", "is empty", "leave it empty"),
 ]
 
@@ -262,7 +262,7 @@ def test_crawl_is_listed_with_any_suffixes(tmp_path: Path) -> None:
     names = ["cat/a b.JPG", "cat/x.html", "dog/b.gif", "dog/b.jpg", "dog/page"]
     assert ids(listing) == [f"web/{name}" for name in names]
     assert tags(listing) == [[0], [0], [2], [2], [2]]
-    assert listing.notes == (f"web images in {tmp_path}: none of class cow",)
+    assert listing.notes == (f"web images in {tmp_path}: no image of class cow",)
     for row, name in zip(listing.table.to_pylist(), names, strict=True):
         assert row["uri"] == str(tmp_path / name)
         assert row["domain"] == "web"
@@ -291,7 +291,7 @@ def test_entries_that_are_left_out_are_counted(tmp_path: Path) -> None:
         f"web images in {root}: left out 2 pipe(s) or broken link(s)",
         f"web images in {root}: left out 1 name(s) that are not UTF-8",
         f"web images in {root}: left out 1 folder(s) that stand for no class: kitten",
-        f"web images in {root}: none of class cow",
+        f"web images in {root}: no image of class cow",
     }
 
 

@@ -132,7 +132,7 @@ def test_second_split_with_other_classes_is_an_error(coco: Path, tmp_path: Path)
 FAULTS: list[tuple[str, str, Any, str]] = [
     ("images", "file_name", "../a.png", "1 of 3 images of .* illegible: ../a.png"),
     ("images", "file_name", "/etc/passwd", "/etc/passwd"),
-    ("images", "id", 1, "there twice"),
+    ("images", "id", 1, "occurs twice"),
     ("annotations", "category_id", 8, "category_id 8, which no category has"),
     ("annotations", "category_id", 9, r"1 class\(es\): a;b"),
     ("categories", "name", 3, "no attribute"),

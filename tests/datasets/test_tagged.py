@@ -204,7 +204,7 @@ def test_tables_of_other_programs_are_understood(folder: Path, delimiter: str, b
     assert tags_of(listing) == [[0, 1], [0]]
     assert listing.table["image_id"].to_pylist() == ["a", "b"]
     assert listing.notes[1:] == (
-        f"{folder}/t.csv: columns are taken for what they seem to hold: 'File Name' as image, 'LABEL' as tags",
+        f"{folder}/t.csv: columns recognized by their names or values: 'File Name' as image, 'LABEL' as tags",
         f"{folder}/t.csv: columns that are not read: width",
     )
 
@@ -316,7 +316,7 @@ def test_table_may_not_name_files_outside_of_its_folder(tmp_path: Path, column: 
         list_tagged(tmp_path / "set/t.csv")
 
     found = caught.value.found
-    assert f"1 file(s) of column '{column}' lie outside of the table's folder or on another server" in found
+    assert f"1 file(s) of column '{column}' are outside of the table's folder or on another server" in found
     assert found.endswith(named)
     assert "data.tags.allow_absolute=true" in caught.value.remedy
 

@@ -120,7 +120,7 @@ def test_remote_table_names_files_of_its_folder_and_server(faulty_s3: "FaultyS3"
 
 @pytest.mark.parametrize("cell", OUTSIDE)
 def test_remote_table_names_no_other_files(faulty_s3: "FaultyS3", cell: str) -> None:
-    with pytest.raises(UserError, match="lie outside of the table's folder or on another server"):
+    with pytest.raises(UserError, match="are outside of the table's folder or on another server"):
         list_tagged(remote_table(faulty_s3, cell))
 
 

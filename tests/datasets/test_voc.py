@@ -143,7 +143,7 @@ INVALID_DEVKITS: list[tuple[Change, str, str]] = [
     (append(TAGS, "x 1 cat"), r"line 5: class index cat of image x", "data.classes"),
     (append(TAGS, "x \N{ARABIC-INDIC DIGIT TWO}"), r"line 5: class index . of image x", "data.classes"),
     (append("val_cls.txt", "\n\nv9 7"), r"val_cls\.txt, line 5: class index 7 of image v9", "data.classes"),
-    (append(TAGS, "t0 1"), r"train_aug_cls\.txt, line 5: t0 a second time", "merge"),
+    (append(TAGS, "t0 1"), r"train_aug_cls\.txt, line 5: t0 is listed twice", "merge"),
     (replace(TAGS, "t0 0\nt1 1 2\n"), r"train_aug_cls\.txt has no line for t2, t3\n", "id alone"),
     (append("val.txt", "t2"), r"val_cls\.txt has no line for t2\n", "add the missing lines"),
     (append("train_aug.txt", "t2"), r"image t2 is listed twice in .*/train_aug\.txt", "delete"),
