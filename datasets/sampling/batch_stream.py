@@ -1,9 +1,9 @@
-"""Streams of decoded uint8 batches for one training worker, ahead of its training.
+"""Streams of decoded uint8 batches for one training worker, decoded ahead of the training.
 
-A worker asks for its own rows: of batch t it takes every world_size-th row, beginning at its rank. The whole batch is
-the same for any number of workers, and a stream that starts at step s continues as if it had never stopped. Rows are
-drawn, files opened and decoded in threads of the worker's process, or in Ray Data tasks on any CPU of the cluster; both
-deliver the same batches. uint8 crosses the wire; everything else (normalization, jitter, flips) happens on the device.
+A worker reads only its own rows: of each batch, every world_size-th row, starting at its rank. The whole batch does not
+depend on the number of workers, and a stream that starts at step s continues as if it had never stopped. Rows are
+sampled, read and decoded either in threads of the worker's process or in Ray Data tasks on any CPU of the cluster. Both
+produce the same batches. Only uint8 is transferred; normalization, jitter and flips run on the device.
 """
 
 import dataclasses
@@ -23,24 +23,24 @@ DecodeIn = Literal["threads", "tasks"]
 _ROWS_PER_BLOCK = 64
 _WINDOW_BYTES = 96 * 2**20
 _RETRIES = 2
-"""How often a Data task is started again whose process or node died; Ray Data would do so without end."""
+"""How often a Data task is restarted if its process or node dies. Ray Data's default is without limit."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """Rows of a step as named arrays, all of the same length; its subclasses name them."""
+    """Base class of batches: named arrays of the same length. Subclasses define the names."""
 
     def columns(self) -> dict[str, NDArray[Any]]:
-        """The arrays by name, as Ray Data takes them."""
+        """Returns the arrays by name, in the form that Ray Data takes."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def rows(self, first: int, last: int) -> Self:
-        """Rows first .. last - 1, such as those of a micro batch."""
+        """Returns rows first .. last - 1, for example a micro-batch."""
         return type(self)(**{name: column[first:last] for name, column in self.columns().items()})
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the arrays."""
+        """Total size of the arrays, bytes."""
         return sum(column.nbytes for column in self.columns().values())
 
     def __len__(self) -> int:
@@ -51,7 +51,7 @@ AnyBatch = TypeVar("AnyBatch", bound=Batch)
 
 
 class WorkerShard(NamedTuple):
-    """A worker's part of a stream: of steps `start` .. `stop` - 1, every `world_size`-th row from `rank` on."""
+    """A worker's part of a stream: every `world_size`-th row from `rank` on, in steps `start` .. `stop` - 1."""
 
     rank: int
     world_size: int
@@ -60,31 +60,32 @@ class WorkerShard(NamedTuple):
 
     @property
     def steps(self) -> int:
-        """How many steps the stream has."""
+        """Number of steps in the stream."""
         return max(0, self.stop - self.start)
 
     def positions(self, batch: int) -> NDArray[np.int64]:
-        """Positions in a batch of so many rows that fall to this worker."""
+        """Returns this worker's positions within a batch of `batch` rows."""
         return np.arange(self.rank, batch, self.world_size)
 
 
 Decode: TypeAlias = Callable[[NDArray[np.int64]], AnyBatch]
-"""Decodes a worker's rows of steps, which are counted from its shard's start, in order."""
+"""Decodes a worker's rows of the given steps, in order. Steps are counted from the start of the worker's shard."""
 
 
 def batches(
     decode: Decode[AnyBatch], *, batch: int, shard: WorkerShard, decode_in: DecodeIn, threads: int = 1
 ) -> Iterator[AnyBatch]:
-    """The decoded batches of a worker's shard, one per step, in order; errors as of `decode`.
+    """Iterates over the decoded batches of a worker's shard, one per step, in order. Errors of `decode` are raised.
 
     Args:
-        batch: rows of a whole batch, over all workers.
-        decode_in: `threads` of this process, the fastest where its own node has enough cores; or Ray Data `tasks`, for
-            which any CPU of the cluster serves.
-        threads: how many threads decode.
+        batch: rows per batch, over all workers.
+        decode_in: `threads` of this process, which is fastest if the node has enough cores; or Ray Data `tasks`, which
+            use any CPU of the cluster.
+        threads: number of decoding threads.
     """
     if not shard.steps:
         return iter(())
+
     if decode_in == "threads":
         steps = (np.array([step]) for step in range(shard.steps))
         return map_in_threads(decode, steps, threads=threads)
@@ -94,20 +95,26 @@ def batches(
 def decode_in_tasks(
     decode: Decode[AnyBatch], *, batch: int, shard: WorkerShard, window_bytes: int = _WINDOW_BYTES
 ) -> Iterator[AnyBatch]:
-    """Decodes a window of `window_bytes` ahead in Ray Data tasks; at most two windows lie in the object store."""
+    """Decodes batches in Ray Data tasks, one window of steps ahead. The object store holds at most two windows.
+
+    Args:
+        window_bytes: size of a window, bytes.
+    """
     import ray
 
-    example = decode(np.zeros(1, np.int64))  # tells what batches are, and how large
+    example = decode(np.zeros(1, np.int64))  # gives the type and the size of a batch
     rows = len(shard.positions(batch))
     length = max(1, window_bytes // max(1, example.nbytes))
     windows = [(first, min(first + length, shard.steps)) for first in range(0, shard.steps, length)]
-    driver: Any = ray.remote(num_cpus=0)(_Windows).remote(decode, max(1, _ROWS_PER_BLOCK // rows))
+    decoder: Any = ray.remote(num_cpus=0)(_WindowDecoder).remote(decode, max(1, _ROWS_PER_BLOCK // rows))
+
     try:
-        coming = driver.window.remote(*windows[0])
+        next_window = decoder.window.remote(*windows[0])
         for number in range(len(windows)):
-            window = ray.get(coming)
+            window = ray.get(next_window)
             if number + 1 < len(windows):
-                coming = driver.window.remote(*windows[number + 1])
+                next_window = decoder.window.remote(*windows[number + 1])
+
             for columns in window.iter_batches(batch_size=rows, prefetch_batches=1):
                 yield type(example)(**columns)
     except ray.exceptions.RayTaskError as error:
@@ -118,42 +125,46 @@ def decode_in_tasks(
             raise cause from None
         raise
     finally:
-        ray.kill(driver)
+        ray.kill(decoder)
 
 
-class _Windows:
-    """Decodes a stream window by window, as an actor.
+class _WindowDecoder:
+    """Actor that decodes a stream window by window.
 
-    It is an actor of its own, because Ray Data's loop would keep Python's lock from a training that it shares a process
-    with. It decodes whole windows, because that loop runs hot for as long as it holds back what nobody takes.
+    It is an actor because the execution loop of Ray Data would otherwise hold the GIL of the training process. It
+    decodes whole windows because that loop busy-waits for as long as it applies backpressure.
     """
 
     def __init__(self, decode: Decode[Batch], steps_per_block: int):
         import ray
         import ray.data
 
-        # Each window's tasks get a reference to the decoder, which holds the names of all images, and not a copy.
-        self.decode, self.steps_per_block = ray.put(decode), steps_per_block
+        # Tasks get a reference, not a copy: the decoder holds the names of all images.
+        self.decode = ray.put(decode)
+        self.steps_per_block = steps_per_block
+
         context = ray.data.DataContext.get_current()
         context.execution_options.preserve_order = True
         context.enable_progress_bars = False
-        context.raise_original_map_exception = True  # else what `decode` raises arrives as text alone
+        context.raise_original_map_exception = True  # otherwise errors of `decode` arrive as text only
 
     def window(self, first: int, last: int) -> Any:
-        """Steps first .. last - 1 as a materialized data set."""
+        """Returns steps first .. last - 1 as a materialized data set."""
         import ray.data
 
         decode = self.decode
+
+        def decode_block(rows: dict[str, NDArray[np.int64]]) -> dict[str, NDArray[Any]]:
+            return _decoder_of_process(decode)(rows["id"] + first).columns()
+
         blocks = -(-(last - first) // self.steps_per_block)
         steps = ray.data.range(last - first, override_num_blocks=blocks)
-        return steps.map_batches(
-            lambda rows: _referred(decode)(rows["id"] + first).columns(), batch_size=None, max_retries=_RETRIES
-        ).materialize()
+        return steps.map_batches(decode_block, batch_size=None, max_retries=_RETRIES).materialize()
 
 
 @functools.lru_cache(maxsize=1)
-def _referred(reference: Any) -> Decode[Batch]:
-    """This process's decoder, which keeps the files that it has opened from block to block."""
+def _decoder_of_process(reference: Any) -> Decode[Batch]:
+    """Returns the decoder of this process, which keeps its opened files from block to block."""
     import ray
 
     decode: Decode[Batch] = ray.get(reference)

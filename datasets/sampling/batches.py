@@ -1,4 +1,4 @@
-"""The batches of both trainings, as named records, and the decoders that make them from step numbers."""
+"""Batches of pairs and of crops as named records, and the decoders that make them from step numbers."""
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mcis.datasets.images.decode import decode_labels
 from mcis.datasets.images.squares import Squares, read_rgb
 from mcis.datasets.sampling.batch_stream import Batch, WorkerShard
-from mcis.datasets.sampling.crops import CROP_DRAWS, random_crop
+from mcis.datasets.sampling.crops import CROP_DRAWS, Crop, random_crop
 from mcis.datasets.sampling.keyed_random import FLIP_DRAW, DrawPurpose, uniforms
 from mcis.datasets.sampling.pairs import PairRows, PairSampler, epoch_rows
 from mcis.datasets.tables.memory_mapped import Features
@@ -23,13 +23,13 @@ class PairBatch(Batch):
     """Decoded pairs of images (m, n).
 
     Attributes:
-        images_m, images_n: (N, S, S, 3) uint8; or what a frozen backbone makes of them, (N, C, H, W) float16.
-        m, n: the images' positions in the index, (N,).
-        epoch, kind: of each pair (see `PairRows`), (N,).
-        row: the pair's number in the endless stream, (N,). What is drawn for a pair is drawn from it, since an image
-            may be in several pairs of an epoch.
-        unshared_m, unshared_n: whether any pair of the whole batch, those of other workers included, has a label on
-            that side that the other side lacks, (N,) bool.
+        images_m, images_n: (N, S, S, 3) uint8 images, or their features from a frozen backbone, (N, C, H, W) float16.
+        m, n: positions of the images in the index, (N,).
+        epoch, kind: epoch and kind of each pair (see `PairRows`), (N,).
+        row: number of each pair in the endless stream, (N,). Random numbers for a pair are keyed by it, since an image
+            may occur in several pairs of an epoch.
+        unshared_m, unshared_n: whether any pair of the whole batch, over all workers, has a label on that side that
+            the other side lacks, (N,) bool.
     """
 
     images_m: NDArray[Any]
@@ -50,8 +50,8 @@ class CropBatch(Batch):
     Attributes:
         images: (N, S, S, 3) uint8.
         labels: (N, S, S) uint8, 255 = ignore.
-        index: the images' positions among the training images, (N,).
-        epoch: the epoch that each crop belongs to, (N,).
+        index: positions of the images among the training images, (N,).
+        epoch: epoch of each crop, (N,).
     """
 
     images: NDArray[np.uint8]
@@ -65,11 +65,12 @@ class PairDecoder:
     """Decodes the pairs of a worker's steps.
 
     Attributes:
-        images: of the index, or their features.
+        images: images of the index, or their features.
         sampler: draws the pairs.
         batch: pairs per step, over all workers.
-        crop_scales: where given, images are random crops (`random_crop`), drawn from (seed, row, image); else whole.
-        hflip: whether features are those of the mirror image with probability 1/2, by the draw that mirrors images.
+        crop_scales: if given, images are random crops (`random_crop`), keyed by (seed, row, image); otherwise whole.
+        hflip: whether features of the horizontally flipped image are used with probability 1/2. The random number is
+            the one that flips images.
     """
 
     images: Squares | Features
@@ -81,19 +82,24 @@ class PairDecoder:
     hflip: bool = False
 
     def __call__(self, steps: NDArray[np.int64]) -> PairBatch:
-        of_worker = self.shard.positions(self.batch)
-        firsts = (steps + self.shard.start) * self.batch
-        batches = [self.sampler.rows(first, first + self.batch) for first in firsts.tolist()]
-        m, n, epoch, kind = (np.concatenate([rows[column][of_worker] for rows in batches]) for column in range(4))
-        row = np.concatenate([first + of_worker for first in firsts])
-        unshared = np.repeat([_unshared(rows, self.sampler.tags) for rows in batches], len(of_worker), axis=0)
+        worker_positions = self.shard.positions(self.batch)
+        first_rows = (steps + self.shard.start) * self.batch
+        batches = [self.sampler.rows(first, first + self.batch) for first in first_rows.tolist()]
+
+        m = np.concatenate([rows.m[worker_positions] for rows in batches])
+        n = np.concatenate([rows.n[worker_positions] for rows in batches])
+        row = np.concatenate([first + worker_positions for first in first_rows])
+        unshared = np.repeat(
+            [_has_unshared_labels(rows, self.sampler.tags) for rows in batches], len(worker_positions), axis=0
+        )
+
         return PairBatch(
             images_m=self._images(m, row, DrawPurpose.PAIR_CROP_M, DrawPurpose.AUGMENT_M),
             images_n=self._images(n, row, DrawPurpose.PAIR_CROP_N, DrawPurpose.AUGMENT_N),
             m=m,
             n=n,
-            epoch=epoch,
-            kind=kind,
+            epoch=np.concatenate([rows.epoch[worker_positions] for rows in batches]),
+            kind=np.concatenate([rows.kind[worker_positions] for rows in batches]),
             row=row,
             unshared_m=unshared[:, 0],
             unshared_n=unshared[:, 1],
@@ -105,22 +111,25 @@ class PairDecoder:
         if isinstance(self.images, Features):
             draws = uniforms(augment, self.sampler.seed, row, positions, count=FLIP_DRAW + 1)
             return self.images(positions, self.hflip & (draws[:, FLIP_DRAW] < 0.5))
+
         if self.crop_scales is None:
             return self.images(positions)
+
         draws = uniforms(crop, self.sampler.seed, row, positions, count=CROP_DRAWS)
         return np.stack([self._crop(*pair) for pair in zip(positions.tolist(), draws, strict=True)])
 
     def _crop(self, position: int, draws: NDArray[np.float64]) -> NDArray[np.uint8]:
         assert isinstance(self.images, Squares)
         rgb = self.images.read(position)
-        empty = np.zeros(rgb.shape[:2], np.uint8)
-        crop = random_crop(rgb, empty, size=self.images.size, scales=self.crop_scales or (), hflip=False, draws=draws)
-        return crop.image
+        no_labels = np.zeros(rgb.shape[:2], np.uint8)
+        scales = self.crop_scales or ()
+        return random_crop(rgb, no_labels, size=self.images.size, scales=scales, hflip=False, draws=draws).image
 
 
-def _unshared(rows: PairRows, tags: Tags) -> tuple[bool, bool]:
-    """Whether some pair has a label on the side of m, and of n, that its other side lacks."""
-    tags_m, tags_n = tags.matrix(rows.m), tags.matrix(rows.n)
+def _has_unshared_labels(rows: PairRows, tags: Tags) -> tuple[bool, bool]:
+    """Returns whether any pair has a label of m that n lacks, and a label of n that m lacks."""
+    tags_m = tags.matrix(rows.m)
+    tags_n = tags.matrix(rows.n)
     return bool((tags_m & ~tags_n).any()), bool((tags_n & ~tags_m).any())
 
 
@@ -129,10 +138,10 @@ class MaskedImages:
     """Training images and their label masks.
 
     Attributes:
-        ids, uris: of the images.
-        masks: table of their masks.
-        max_side: longest side at which the images are read and their masks were made, pixels; None = as they are.
-        hashes: SHA-256 of the images' files as they were indexed, which are compared; None = any files will do.
+        ids, uris: names and files of the images.
+        masks: table of the masks.
+        max_side: longest side at which images are read and masks were made, pixels; None = original size.
+        hashes: SHA-256 of the indexed image files, compared on reading; None = not compared.
     """
 
     ids: Sequence[str]
@@ -142,18 +151,19 @@ class MaskedImages:
     hashes: Sequence[str] | None = None
 
     def read(self, position: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-        """An image, (H, W, 3), and its mask, (H, W), 255 = ignore."""
-        digest = self.hashes[position] if self.hashes else None
-        image = read_rgb(self.uris[position], max_side=self.max_side, content_hash=digest)
-        return image, decode_labels(self.masks.rows(self.ids[position])["mask"][0].as_py())
+        """Returns an image, (H, W, 3), and its mask, (H, W), 255 = ignore."""
+        content_hash = self.hashes[position] if self.hashes else None
+        image = read_rgb(self.uris[position], max_side=self.max_side, content_hash=content_hash)
+        mask = decode_labels(self.masks.rows(self.ids[position])["mask"][0].as_py())
+        return image, mask
 
 
 @dataclass(frozen=True, eq=False)
 class CropDecoder:
-    """Decodes random crops of the training images and of their masks.
+    """Decodes random crops of the training images and their masks.
 
     Attributes:
-        seed: of all draws.
+        seed: seed of all random numbers.
         batch: images per step, over all workers.
         size: side of a crop, pixels.
         scales, hflip: see `random_crop`.
@@ -169,21 +179,27 @@ class CropDecoder:
     hflip: bool
 
     def __call__(self, steps: NDArray[np.int64]) -> CropBatch:
-        of_worker = self.shard.positions(self.batch)
-        firsts = ((steps + self.shard.start) * self.batch).tolist()
-        batches = [epoch_rows(self.seed, len(self.images.uris), first, first + self.batch) for first in firsts]
-        index = np.concatenate([image[of_worker] for image, _ in batches])
-        epoch = np.concatenate([of_row[of_worker] for _, of_row in batches])
+        worker_positions = self.shard.positions(self.batch)
+        indices = []
+        epochs = []
+        for step in steps.tolist():
+            first = (step + self.shard.start) * self.batch
+            image, epoch_of_row = epoch_rows(self.seed, len(self.images.uris), first, first + self.batch)
+            indices.append(image[worker_positions])
+            epochs.append(epoch_of_row[worker_positions])
+
+        index = np.concatenate(indices)
+        epoch = np.concatenate(epochs)
         draws = uniforms(DrawPurpose.SEGMENTER_CROP, self.seed, epoch, index, count=CROP_DRAWS)
-        crops = [
-            random_crop(
-                *self.images.read(position), size=self.size, scales=self.scales, hflip=self.hflip, draws=numbers
-            )
-            for position, numbers in zip(index.tolist(), draws, strict=True)
-        ]
+        crops = [self._crop(position, numbers) for position, numbers in zip(index.tolist(), draws, strict=True)]
+
         return CropBatch(
             images=np.stack([crop.image for crop in crops]),
             labels=np.stack([crop.labels for crop in crops]),
             index=index,
             epoch=epoch,
         )
+
+    def _crop(self, position: int, draws: NDArray[np.float64]) -> Crop:
+        image, mask = self.images.read(position)
+        return random_crop(image, mask, size=self.size, scales=self.scales, hflip=self.hflip, draws=draws)

@@ -1,4 +1,4 @@
-"""Images of rare classes repeated, so that an epoch shows each about as often as the most frequent, up to a bound."""
+"""Repeats images of rare classes, so that an epoch shows each class about as often as the most frequent one."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -6,31 +6,41 @@ from numpy.typing import NDArray
 from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
 from mcis.datasets.tags import Tags
 
-MOST_TIMES = 16.0
-"""Of an image: more repeats teach the pixels of few images."""
+MAX_REPEATS = 16.0
+"""Maximum number of repeats of an image. With more, rare classes would be learned from the pixels of a few images."""
 
 
 def repeat_rare_classes(tags: Tags, strength: float, seed: int, most: int) -> NDArray[np.int64]:
-    """Positions of N images, each as often as its rarest class asks for (repeat factors of Gupta et al., CVPR 2019).
+    """Repeats the positions of N images by the repeat factor of their rarest class (Gupta et al., CVPR 2019).
 
-    An image stands there (m / c)^strength times, no more than MOST_TIMES, or fewer where there would be more than
-    `most` in all; c is the number of images of its rarest class and m that of the most frequent one. The fraction of a
-    time that is left over is drawn. Images without a tag stand there once.
+    The factor of an image is (m / c)^strength, where c is the number of images of its rarest class and m is that of
+    the most frequent class. Factors are limited to MAX_REPEATS, or to less if the result would otherwise exceed `most`
+    images. Fractional factors are rounded up or down at random. Images without tags have factor 1.
 
     Args:
-        strength: in [0, 1]; 0 repeats nothing, 1 shows classes of single-tag images equally often, but for the bounds.
-        most: images that a training shows, so that it shows each of them.
+        strength: exponent in [0, 1]; 0 repeats nothing, 1 shows the classes of single-tag images equally often, unless
+            the limits apply.
+        most: number of images that the training shows, so that every repeated image is shown.
 
     Returns:
-        (M,), ascending, each of 0..N-1 at least once; M is about `most` at the highest, or N.
+        (M,) positions in ascending order, each of 0..N-1 at least once; M is about `most` or N at the highest.
     """
-    images = np.bincount(tags.values, minlength=tags.classes)
-    of_class = (images.max(initial=0) / np.maximum(images, 1)) ** strength
-    times = np.ones(len(tags))
+    images_per_class = np.bincount(tags.values, minlength=tags.classes)
+    class_factors = (images_per_class.max(initial=0) / np.maximum(images_per_class, 1)) ** strength
+
+    factors = np.ones(len(tags))
     start = tags.start.astype(np.int64)
-    owner = np.repeat(np.arange(len(tags)), start[1:] - start[:-1])
-    np.maximum.at(times, owner, of_class[tags.values])
-    bounds = np.arange(MOST_TIMES, 1, -0.125)
-    times = np.minimum(times, next((bound for bound in bounds if np.minimum(times, bound).sum() <= most), 1))
+    image_of_tag = np.repeat(np.arange(len(tags)), start[1:] - start[:-1])
+    np.maximum.at(factors, image_of_tag, class_factors[tags.values])
+    factors = np.minimum(factors, _limit(factors, most))
+
     draws = uniforms(DrawPurpose.CLASS_REPEAT, seed, 0, np.arange(len(tags)), count=1)[:, 0]
-    return np.repeat(np.arange(len(tags)), np.floor(times + draws).astype(np.int64))
+    return np.repeat(np.arange(len(tags)), np.floor(factors + draws).astype(np.int64))
+
+
+def _limit(factors: NDArray[np.float64], most: int) -> float:
+    """Returns the largest limit of the factors with which they sum to at most `most`; 1 if there is none."""
+    for limit in np.arange(MAX_REPEATS, 1, -0.125):
+        if np.minimum(factors, limit).sum() <= most:
+            return float(limit)
+    return 1.0

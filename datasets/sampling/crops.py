@@ -1,4 +1,4 @@
-"""Random crops of training images and their labels: scaled, mirrored, padded where the image is too small."""
+"""Random crops of training images and their labels: scaled, flipped, and padded where the image is too small."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,8 +11,8 @@ from mcis.datasets.classes import IGNORE
 from mcis.datasets.images.decode import resize_labels
 
 CROP_DRAWS = 4
-"""Random numbers that a crop takes: scale, mirror, top, left."""
-_PADDING = (124, 116, 104)  # ImageNet's mean color
+"""Number of random numbers that a crop takes: scale, flip, top, left."""
+_PADDING = (124, 116, 104)  # mean color of ImageNet
 
 
 class Crop(NamedTuple):
@@ -31,20 +31,25 @@ def random_crop(
     hflip: bool,
     draws: NDArray[np.float64],
 ) -> Crop:
-    """A training crop of an image (H, W, 3) and its labels (H, W).
+    """Returns a training crop of an image (H, W, 3) and its labels (H, W).
+
+    Padding has the mean color of ImageNet and the ignore label.
 
     Args:
-        size: side of the crop, pixels. Padding has ImageNet's mean color and label 255, which teaches nothing.
-        scales: factors, one of which is drawn; bilinear for the image, nearest for the labels.
-        hflip: whether half of the crops are mirrored.
-        draws: four numbers in [0, 1): scale, mirror, top, left.
+        size: side of the crop, pixels.
+        scales: factors to draw from. Images are resized with bilinear, labels with nearest interpolation.
+        hflip: whether to flip half of the crops horizontally.
+        draws: four numbers in [0, 1): scale, flip, top, left.
     """
     factor = scales[int(draws[0] * len(scales))]
     height, width = (max(1, round(side * factor)) for side in labels.shape)
     rgb = np.asarray(Image.fromarray(rgb).resize((width, height), Image.Resampling.BILINEAR))
     labels = resize_labels(labels, height, width)
+
     if hflip and draws[1] < 0.5:
-        rgb, labels = rgb[:, ::-1], labels[:, ::-1]
+        rgb = rgb[:, ::-1]
+        labels = labels[:, ::-1]
+
     image_crop = np.full((size, size, 3), _PADDING, np.uint8)
     labels_crop = np.full((size, size), IGNORE, np.uint8)
     from_rows, to_rows = _overlap(height, size, draws[2])
@@ -55,10 +60,13 @@ def random_crop(
 
 
 def _overlap(side: int, size: int, draw: float) -> tuple[slice, slice]:
-    """Which pixels of an image's side are seen, and where in a crop of `size` pixels they lie.
+    """Returns which pixels of an image's side are visible, and their place in a crop of `size` pixels.
 
-    A smaller image lies anywhere in the crop; of a larger one any part is taken.
+    A smaller image is placed anywhere in the crop. A larger image is cropped anywhere.
     """
     offset = int(draw * (abs(side - size) + 1))
-    whole, shifted = slice(0, min(side, size)), slice(offset, offset + min(side, size))
-    return (shifted, whole) if side > size else (whole, shifted)
+    whole = slice(0, min(side, size))
+    shifted = slice(offset, offset + min(side, size))
+    if side > size:
+        return shifted, whole
+    return whole, shifted

@@ -1,10 +1,10 @@
-"""Random numbers that depend on nothing but their key: (seed, purpose, what is drawn for) -> a number, or an order.
+"""Random numbers and permutations that are functions of a key: (seed, purpose, further parts) -> number or order.
 
-Scheduling, worker count and restarts change nothing of what is drawn, because there is no generator with a state that
-somebody could have advanced. The mixing function is SplitMix64 (Steele et al., OOPSLA 2014), vectorized.
+There is no generator with a state, so scheduling, the number of workers and restarts cannot change what is drawn. The
+mixing function is SplitMix64 (Steele et al., OOPSLA 2014), vectorized.
 
-The key of a number ends in a member of `DrawPurpose`, that of an order in a member of `OrderPurpose`. They differ in
-length, so a number may be a member of both enumerations.
+The key of a number ends in a member of `DrawPurpose`, the key of a permutation in a member of `OrderPurpose`. The two
+kinds of keys differ in length, so both enumerations may use the same numbers.
 """
 
 import enum
@@ -21,64 +21,64 @@ _HALF = np.uint64(32)
 
 @enum.unique
 class DrawPurpose(enum.IntEnum):
-    """Purposes of `uniforms` and `generator_seeds`; each docstring names the two parts of the key beside the seed.
+    """Purposes of `uniforms` and `generator_seeds`. Docstrings give the two key parts besides the seed.
 
-    An image is its position in the rows that are drawn from. Published figures were made with these numbers: a new
-    purpose takes a new number, and none is changed.
+    "Image" in a key means its position in the rows that are sampled from. Published results depend on these numbers:
+    never change one, and give a new purpose a new number.
     """
 
     PARTNER = 1
-    """Class and partner of a pair's image m, in its turn as m: (turn, m)."""
+    """Class and partner of image m of a pair: (turn of m, m)."""
     AUGMENT_M = 2
     """Augmentation of image m of a pair: (row of the stream of pairs, m)."""
     AUGMENT_N = 3
     """Augmentation of image n of a pair: (row of the stream of pairs, n)."""
     SEGMENTER_CROP = 4
-    """Scale, mirror image and window of a crop that the segmentation network is trained on: (epoch, image)."""
+    """Scale, flip and window of a crop for training the segmentation network: (epoch, image)."""
     SEGMENTER_JITTER = 5
-    """Color jitter of such a crop: (epoch, image)."""
+    """Color jitter of a crop for training the segmentation network: (epoch, image)."""
     RANDOM_TAG = 6
-    """Tag that the baseline `random tag` takes for an image: (0, image)."""
+    """Tag that the baseline `random tag` chooses for an image: (0, image)."""
     RELATED_IMAGES = 7
-    """Related images of an image for one of its classes: (class, image)."""
+    """Related images of an image, for one of its classes: (class, image)."""
     THUMBNAIL = 8
-    """Which images of a class the page of an index shows: (class, image)."""
+    """Images of a class that are shown on the page of an index: (class, image)."""
     PAIR_CROP_N = 9
     """Random crop of image n of a pair: (row of the stream of pairs, n)."""
     DROPOUT = 10
-    """Units that dropout leaves out for a sample: (0, row of the training's stream)."""
+    """Units dropped by dropout for a sample: (0, row of the training stream)."""
     CLASS_BALANCE = 11
-    """Whether a class is drawn first for a pair; class, m and n if so: (epoch, position in the epoch)."""
+    """Whether a pair is class-balanced, and its class, m and n if so: (epoch, position in the epoch)."""
     PAIR_CROP_M = 13
     """Random crop of image m of a pair: (row of the stream of pairs, m)."""
     WRONG_CLASS = 14
-    """Images that a map is related to although they lack its class, a control: (class, image)."""
+    """Related images without the class of a map, used as a control: (class, image)."""
     CHANCE = 15
-    """Class scores of an image that know nothing of it: (repetition, image)."""
+    """Class scores of an image at chance level: (repetition, image)."""
     AFFINITY_JITTER = 16
-    """Color jitter of a crop that the affinity network is trained on: (epoch, image)."""
+    """Color jitter of a crop for training the affinity network: (epoch, image)."""
     BOOTSTRAP = 17
-    """Image that a bootstrap's resample draws in one of its turns: (resample, turn)."""
+    """Image drawn in a turn of a bootstrap resample: (resample, turn)."""
     BOOTSTRAP_SEEDS = 18
-    """Seed of a training that a bootstrap's resample draws in one of its turns: (resample, turn)."""
+    """Training seed drawn in a turn of a bootstrap resample: (resample, turn)."""
     COMPARED_IMAGES = 19
-    """Which images the page of a comparison shows beside those that differ most: (0, image)."""
+    """Images shown on the page of a comparison in addition to those that differ most: (0, image)."""
     CLASS_REPEAT = 21
-    """Whether an image is repeated by the fraction that its class's repeat factor leaves over: (0, image)."""
+    """Whether the fractional part of an image's repeat factor adds a repeat: (0, image)."""
 
 
 @enum.unique
 class OrderPurpose(enum.IntEnum):
-    """Purposes of `permuted`: what is put in order; each docstring names the part of the key beside the seed."""
+    """Purposes of `permuted`. Docstrings give what is permuted and the key part besides the seed."""
 
     IMAGES = 0
     """Tagged images of all domains: (turn)."""
-    STATISTICS = 5  # the numbers between were orders that nothing draws any more
-    """Training images, the first of which give the statistics of a backbone's channels: (0)."""
+    STATISTICS = 5  # 1 to 4 were used by orders that no longer exist
+    """Training images; the first ones give the channel statistics of a backbone: (0)."""
 
 
 FLIP_DRAW = 5
-"""Which of an image's numbers for augmentation mirrors it, below 1/2: a stream of features draws it as well."""
+"""Index of the augmentation number that flips an image if it is below 1/2. Streams of features use it as well."""
 
 
 def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -89,7 +89,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _hashed(state: NDArray[np.uint64], *parts: ArrayLike) -> NDArray[np.uint64]:
-    """64 bits for each key: the seed, `state`, into which the parts are mixed one after another."""
+    """Returns 64 bits per key: the seeds in `state`, with the parts mixed in one after another."""
     state = _mix(state)
     for part in parts:
         state = _mix(state ^ np.asarray(part).astype(np.uint64))
@@ -97,21 +97,25 @@ def _hashed(state: NDArray[np.uint64], *parts: ArrayLike) -> NDArray[np.uint64]:
 
 
 def generator_seeds(purpose: DrawPurpose, seed: int, rows: NDArray[np.int64]) -> list[int]:
-    """Seeds in 0..2^62 - 1 of a random generator for each row, (N,), where `uniforms` would be too many numbers.
+    """Returns a seed in 0..2^62 - 1 for a random generator per row, for uses that need many numbers per row.
 
     The key is (seed, 0, row).
+
+    Args:
+        rows: (N,).
     """
-    return [int(n) for n in _hashed(np.full(len(rows), seed, np.uint64), 0, rows, purpose) >> np.uint64(2)]
+    hashed = _hashed(np.full(len(rows), seed, np.uint64), 0, rows, purpose)
+    return [int(value) for value in hashed >> np.uint64(2)]
 
 
 def uniforms(
     purpose: DrawPurpose, seed: int, first: NDArray[np.int64] | int, second: NDArray[np.int64], *, count: int = 1
 ) -> NDArray[np.float64]:
-    """Numbers in [0, 1), (N, count), for each of N keys; of a larger `count` the first columns are the same.
+    """Returns numbers in [0, 1), (N, count), for N keys. A larger `count` adds columns and leaves the others unchanged.
 
     Args:
-        purpose: what is drawn; its docstring says what the next two parts of the key are.
-        first: (N,), or the same for all keys.
+        purpose: what is drawn. Its docstring gives the next two parts of the key.
+        first: (N,), or one value for all keys.
         second: (N,).
     """
     state = _hashed(np.full(len(second), seed, np.uint64), first, second, purpose)
@@ -122,22 +126,23 @@ def uniforms(
 def permuted(
     purpose: OrderPurpose, seed: int, turn: NDArray[np.int64] | int, count: int, positions: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """The values at some positions of a random order of 0..count-1, (N,); the order itself is never laid out.
+    """Returns the values at some positions of a random permutation of 0..count-1, (N,), without materializing it.
 
-    A Feistel network on a table of about sqrt(count) rows and columns: in turn the row is moved on by a random number
-    that depends on the column, and the column by one that depends on the row, which can be undone and so is a
-    permutation of the table's cells. A cell outside of 0..count-1 is sent on until it falls inside (cycle walking,
-    Black and Rogaway, CT-RSA 2002), which happens to at most one position in about sqrt(count).
+    Uses a Feistel network on a table of about sqrt(count) rows and columns. Each round shifts the row by a random
+    number that depends on the column, or the column by one that depends on the row. Both are invertible, so the result
+    is a permutation of the cells. A cell outside of 0..count-1 is permuted again until it falls inside (cycle walking,
+    Black and Rogaway, CT-RSA 2002). At most one position in about sqrt(count) needs this.
 
     Args:
-        purpose: what is put in order; its docstring says what `turn` counts.
-        turn: number of the order, each of which is another one; the same for all positions, or (N,).
+        purpose: what is permuted. Its docstring gives the meaning of `turn`.
+        turn: number of the permutation; one value for all positions, or (N,).
         count: below 2^62.
         positions: (N,), in 0..count-1.
     """
-    # One element rather than a scalar: numpy warns of scalars that overflow, which is what mixing is made of.
+    # An array of one element, because numpy warns if a scalar overflows and mixing relies on overflow.
     key = _hashed(np.full(1, seed, np.uint64), turn, purpose)
     out = _shuffled(key, count, positions.astype(np.uint64))
+
     outside = np.flatnonzero(out >= count)
     if len(outside):
         key = np.broadcast_to(key, out.shape)
@@ -148,17 +153,24 @@ def permuted(
 
 
 def _shuffled(key: NDArray[np.uint64], count: int, cells: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A permutation of the smallest almost square table with at least `count` cells: key (1,) or (N,), cells (N,)."""
-    height = math.isqrt(max(count, 1) - 1) + 1
-    sides = np.uint64(height), np.uint64(max(1, -(-count // height)))
-    left: NDArray[np.uint64] = cells // sides[1]
-    right: NDArray[np.uint64] = cells - left * sides[1]
-    # A small table has few numbers to move by and mixes slowly: with 10 rounds the orders of 5 are visibly uneven.
+    """Permutes the cells of the smallest nearly square table with at least `count` cells.
+
+    Args:
+        key: (1,) or (N,).
+        cells: (N,).
+    """
+    rows = math.isqrt(max(count, 1) - 1) + 1
+    columns = np.uint64(max(1, -(-count // rows)))
+    sides = (np.uint64(rows), columns)
+    left: NDArray[np.uint64] = cells // columns
+    right: NDArray[np.uint64] = cells - left * columns
+
+    # Small tables mix slowly, since there are few numbers to shift by: 10 rounds are visibly uneven for count = 5.
     for number in range(10 if count > 1000 else 24):
         side = sides[number % 2]
         random = _mix(key + (right + np.uint64(number << 32)))
-        left = left + ((random >> _HALF) * side >> _HALF)
-        # Below zero wraps to a huge number, so the smaller one is the remainder.
-        left = np.minimum(left, left - side)
-        left, right = right, left
-    return left * sides[1] + right
+        shifted = left + ((random >> _HALF) * side >> _HALF)
+        # Subtraction below zero wraps to a huge number, so the minimum is the remainder.
+        shifted = np.minimum(shifted, shifted - side)
+        left, right = right, shifted
+    return left * columns + right

@@ -1,4 +1,4 @@
-"""Which images each localization map is made of (section 3.2), and the table of rules for it."""
+"""Chooses the related images from which each localization map is computed (section 3.2), and registers the rules."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,54 +11,57 @@ from mcis.datasets.registry import Registry
 from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
 from mcis.datasets.tags import ClassMembers, Tags
 
-_MAPS_AT_ONCE, _COMBINED_AT_ONCE = 2**18, 2**13
-"""Maps for which numbers are drawn, and images whose maps are combined with one another, at a time."""
+_MAPS_AT_ONCE = 2**18
+"""Number of maps for which random numbers are drawn at a time."""
+_IMAGES_AT_ONCE = 2**13
+"""Number of images whose maps are combined with each other at a time."""
 _STEPS = 2**11
-"""Steps of the parts of a vector of unit length: the product of two such vectors is exact in float32 whatever the order
-of the sum, so equal vectors have equal neighbors on every machine."""
-_BLOCK = 2**22  # entries of a block of products, 32 MiB in float64
+"""Unit vectors are rounded to multiples of 1 over this. The dot product of two such vectors is exact in float32, in
+any order of summation, so equal vectors have equal neighbors on every machine."""
+_BLOCK = 2**22  # entries in a block of dot products, 32 MiB in float64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Relations:
-    """What T maps of N images are made of.
+    """The images from which T maps of N images are computed.
 
-    Maps are numbered image by image and tag by tag; images are positions in the table of the N images.
+    Maps are numbered by image, then by tag. Images are positions in the table of the N images.
     """
 
     start: NDArray[np.int64]
-    """(N + 1,) where each image's maps begin."""
+    """(N + 1,) number of the first map of each image."""
     image: NDArray[np.int64]
-    """(T,) the image whose map it is."""
+    """(T,) image of each map."""
     tag: NDArray[np.int64]
-    """(T,) the class of the map."""
+    """(T,) class of each map."""
     related: NDArray[np.int64]
-    """(T, R) related images; (T, 1) where each image is related to itself."""
+    """(T, R) related images; (T, 1) if each image is related to itself."""
     contrastive: NDArray[np.int64]
-    """(O,) images with which contrastive activations are computed, map by map (`_contrastive_images`)."""
+    """(O,) images for contrastive activations, map by map (see `_contrastive_images`)."""
     contrastive_start: NDArray[np.int64]
     """(T + 1,) where the `contrastive` images of each map begin."""
 
     def numbers(self) -> NDArray[np.int64]:
-        """The numbers of the related images' maps of each map's class, (T, R); -1 of an image without that class."""
+        """Returns the number of each related image's map of the same class, (T, R); -1 if it lacks the class."""
         classes = int(self.tag.max(initial=0)) + 1
-        have, wanted = self.image * classes + self.tag, self.related * classes + self.tag[:, None]
-        order = np.argsort(have, kind="stable")
-        found = order[np.searchsorted(have, wanted, sorter=order).clip(max=len(have) - 1)]
-        return np.where(have[found] == wanted, found, -1)
+        keys = self.image * classes + self.tag
+        wanted = self.related * classes + self.tag[:, None]
+        order = np.argsort(keys, kind="stable")
+        found = order[np.searchsorted(keys, wanted, sorter=order).clip(max=len(keys) - 1)]
+        return np.where(keys[found] == wanted, found, -1)
 
 
 class RelatedImagesQuery(NamedTuple):
-    """What a rule for related images is given: N images, their T maps, and the configuration's values.
+    """Input of a rule for related images: N images, their T maps, and values of the configuration.
 
     Attributes:
-        tags: of N images, each with at least one.
-        source: (N,), which images are of the domain source.
-        image, tag: of each map, (T,).
+        tags: tags of the N images; each image has at least one.
+        source: (N,), which images are of the domain `source`.
+        image, tag: image and class of each map, (T,).
         related: R.
-        seed: of all draws.
-        may_repeat: draws with repetition, and the image itself may be drawn (RELEASED_RECIPE, "Localization maps").
-        vectors: of all images, (N, C), see `rounded_unit_vectors`; None for rules that ask for none.
+        seed: seed of all random numbers.
+        may_repeat: draw with replacement, including the image itself (RELEASED_RECIPE, "Localization maps").
+        vectors: vectors of all images, (N, C), see `rounded_unit_vectors`; None for rules that need none.
     """
 
     tags: Tags
@@ -82,36 +85,45 @@ def draw_related_images(
     contrastive: bool = False,
     vectors: NDArray[np.float32] | None = None,
 ) -> Relations:
-    """Draws the images that the maps of all tags are made of.
+    """Draws the related images of the maps of all tags.
 
     Args:
-        tags, source, seed, related, related_may_repeat, vectors: as in `RelatedImagesQuery`.
-        related_by: a rule of `RELATED_IMAGE_RULES`.
-        contrastive: whether maps are contrasted with the related images of their images' other tags.
+        tags, source, seed, related, related_may_repeat, vectors: see `RelatedImagesQuery`.
+        related_by: a rule in `RELATED_IMAGE_RULES`.
+        contrastive: whether maps are contrasted with the related images of the image's other tags.
     """
-    start, tag = tags.start.astype(np.int64), tags.values.astype(np.int64)
+    start = tags.start.astype(np.int64)
+    tag = tags.values.astype(np.int64)
     image = np.repeat(np.arange(len(tags)), np.diff(start))
-    drawn = RELATED_IMAGE_RULES[related_by].draw(
-        RelatedImagesQuery(tags, source, image, tag, related, seed, related_may_repeat, vectors)
-    )
-    others, contrastive_start = np.zeros(0, np.int64), np.zeros(len(tag) + 1, np.int64)
+    query = RelatedImagesQuery(tags, source, image, tag, related, seed, related_may_repeat, vectors)
+    related_images = RELATED_IMAGE_RULES[related_by].draw(query)
+
     if contrastive:
-        others, contrastive_start = _contrastive_images(tags, drawn)
+        contrastive_images, contrastive_start = _contrastive_images(tags, related_images)
+    else:
+        contrastive_images = np.zeros(0, np.int64)
+        contrastive_start = np.zeros(len(tag) + 1, np.int64)
+
     return Relations(
-        start=start, image=image, tag=tag, related=drawn, contrastive=others, contrastive_start=contrastive_start
+        start=start,
+        image=image,
+        tag=tag,
+        related=related_images,
+        contrastive=contrastive_images,
+        contrastive_start=contrastive_start,
     )
 
 
 @dataclass(frozen=True, kw_only=True)
 class RelatedImageRule:
-    """A rule for which images a map is related to, an entry of `RELATED_IMAGE_RULES`.
+    """A rule that chooses related images, an entry of `RELATED_IMAGE_RULES`.
 
     Attributes:
-        draw: Asked -> (T, R) positions of images; the first r of a row are those for R = r.
-        description_suffix: what scores add to the name of the method.
-        needs_vectors: whether it asks for vectors of the images.
-        is_control: whether it draws no images of the class, so that contrastive images mean nothing.
-        repetition_note: which classes make rows repeat, in words.
+        draw: returns (T, R) positions of images for a query; the first r columns are the result for R = r.
+        description_suffix: text that scores append to the name of the method.
+        needs_vectors: whether the rule needs vectors of the images.
+        is_control: whether it chooses images without the class, so that contrastive images have no meaning.
+        repetition_note: ends the note "N map(s) ..." on repeated related images.
     """
 
     draw: Callable[[RelatedImagesQuery], NDArray[np.int64]]
@@ -119,153 +131,179 @@ class RelatedImageRule:
     needs_vectors: bool = False
     is_control: bool = False
     repetition_note: str = (
-        "of classes with too few images repeat related images; a class's only image is related to itself"
+        "repeat related images, as their class has too few images; the only image of a class is related to itself"
     )
 
 
-def _of_class(asked: RelatedImagesQuery) -> NDArray[np.int64]:
-    """R related images of each map's class (section 3.2), drawn from (seed, image, class).
+def _draw_from_class(query: RelatedImagesQuery) -> NDArray[np.int64]:
+    """Draws R related images of each map's class (section 3.2), as a function of (seed, image, class).
 
-    The image itself is not among them and none comes twice while the class has enough; then the row repeats. The only
-    image of a class is related to itself. The cost does not depend on the sizes of the classes.
+    They exclude the image itself and contain no image twice, as long as the class has enough; otherwise the row
+    repeats. The only image of a class is related to itself. The cost does not depend on the sizes of the classes.
     """
-    members = ClassMembers.from_tags(asked.tags, asked.source)
-    related = np.empty((len(asked.tag), asked.related), np.int64)
+    members = ClassMembers.from_tags(query.tags, query.source)
+    related = np.empty((len(query.tag), query.related), np.int64)
     for first in range(0, len(related), _MAPS_AT_ONCE):
         part = slice(first, first + _MAPS_AT_ONCE)
-        image, tag = asked.image[part], asked.tag[part]
+        image = query.image[part]
+        tag = query.tag[part]
         low, high = members.ranges(tag)
-        draws = uniforms(DrawPurpose.RELATED_IMAGES, asked.seed, tag, image, count=asked.related)
-        if asked.may_repeat:
+        draws = uniforms(DrawPurpose.RELATED_IMAGES, query.seed, tag, image, count=query.related)
+
+        if query.may_repeat:
             related[part] = members.images[low[:, None] + (draws * (high - low)[:, None]).astype(np.int64)]
         else:
-            drawn = members.images[low[:, None] + _choices(draws, high - low - 1)]
-            # As for partners, the last member, which was left out, stands in for the image itself.
+            drawn = members.images[low[:, None] + _draw_without_replacement(draws, high - low - 1)]
+            # As for partners, the last member was excluded from the draw and replaces the image itself.
             related[part] = np.where(drawn == image[:, None], members.images[high - 1][:, None], drawn)
     return related
 
 
-def _itself(asked: RelatedImagesQuery) -> NDArray[np.int64]:
-    """Each image alone, once, whatever R."""
-    return asked.image[:, None][:, : asked.related]
+def _relate_to_itself(query: RelatedImagesQuery) -> NDArray[np.int64]:
+    """Returns each image itself, once, for any R."""
+    return query.image[:, None][:, : query.related]
 
 
-def _of_wrong_class(asked: RelatedImagesQuery) -> NDArray[np.int64]:
-    """R images that lack each map's class, drawn from (seed, image, class): a control of related images.
+def _draw_without_class(query: RelatedImagesQuery) -> NDArray[np.int64]:
+    """Draws R images that lack each map's class, as a function of (seed, image, class): a control.
 
-    None comes twice while there are enough; then the row repeats. Where every image has the class, images of the class.
+    No image occurs twice as long as there are enough; otherwise the row repeats. If every image has the class, images
+    of the class are used.
     """
-    members, related = ClassMembers.from_tags(asked.tags), _of_class(asked)
-    for k in np.unique(asked.tag):
-        maps, (begin, end) = np.flatnonzero(asked.tag == k), members.start[k : k + 2]
-        lacking = np.delete(np.arange(len(asked.tags)), members.images[begin:end])
-        draws = uniforms(DrawPurpose.WRONG_CLASS, asked.seed, asked.tag[maps], asked.image[maps], count=asked.related)
-        size = np.full(len(maps), len(lacking))
-        choice = (draws * len(lacking)).astype(np.int64) if asked.may_repeat else _choices(draws, size)
-        related[maps] = lacking[choice] if len(lacking) else related[maps]
+    members = ClassMembers.from_tags(query.tags)
+    related = _draw_from_class(query)
+    for k in np.unique(query.tag):
+        maps = np.flatnonzero(query.tag == k)
+        begin, end = members.start[k : k + 2]
+        candidates = np.delete(np.arange(len(query.tags)), members.images[begin:end])
+        if not len(candidates):
+            continue
+
+        draws = uniforms(DrawPurpose.WRONG_CLASS, query.seed, query.tag[maps], query.image[maps], count=query.related)
+        if query.may_repeat:
+            choice = (draws * len(candidates)).astype(np.int64)
+        else:
+            choice = _draw_without_replacement(draws, np.full(len(maps), len(candidates)))
+        related[maps] = candidates[choice]
     return related
 
 
-def _choices(draws: NDArray[np.float64], size: NDArray[np.int64]) -> NDArray[np.int64]:
-    """R of 0 .. size - 1 for each of B rows, none twice while there are enough; then the row repeats.
+def _draw_without_replacement(draws: NDArray[np.float64], size: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Draws R of 0 .. size - 1 for each of B rows without replacement; if size < R, the row repeats.
 
     Args:
-        draws: in [0, 1), (B, R).
-        size: (B,); where it is 0 or less, so is each choice.
+        draws: numbers in [0, 1), (B, R).
+        size: (B,); if it is 0 or less, all choices of the row are 0 or less.
 
     Returns:
         (B, R).
     """
     choice = np.empty(draws.shape, np.int64)
     for r in range(draws.shape[1]):
-        # The r-th of those that are left, counted over all by stepping over those taken, the smallest first.
+        # The drawn number counts the remaining candidates. Skip those already taken, smallest first.
         choice[:, r] = (draws[:, r] * (size - r)).astype(np.int64)
         for taken in np.sort(choice[:, :r], axis=1).T:
             choice[:, r] += choice[:, r] >= taken
-        again = np.flatnonzero(r >= np.maximum(size, 1))
-        choice[again, r] = choice[again, r % np.maximum(size, 1)[again]]
+
+        exhausted = np.flatnonzero(r >= np.maximum(size, 1))
+        choice[exhausted, r] = choice[exhausted, r % np.maximum(size, 1)[exhausted]]
     return choice
 
 
 def rounded_unit_vectors(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Vectors (N, C) -> of unit length, rounded to multiples of 2^-11; a vector of zeros stays one."""
+    """Scales vectors (N, C) to unit length and rounds them to multiples of 2^-11; zero vectors stay zero."""
     unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-6)
-    return (np.trunc(unit * _STEPS) / _STEPS).astype(np.float32)  # towards 0, so that no length exceeds 1
+    return (np.trunc(unit * _STEPS) / _STEPS).astype(np.float32)  # toward 0, so that no length exceeds 1
 
 
-def _nearest(asked: RelatedImagesQuery) -> NDArray[np.int64]:
-    """The R images nearest to each map's image among those of its class, (T, R) positions, nearest first.
+def _nearest_of_class(query: RelatedImagesQuery) -> NDArray[np.int64]:
+    """Returns the R images of each map's class that are nearest to its image, (T, R) positions, nearest first.
 
-    The image itself is not among them and none comes twice while the class has enough; then the row repeats. The only
-    image of a class is related to itself.
+    They exclude the image itself and contain no image twice, as long as the class has enough; otherwise the row
+    repeats. The only image of a class is related to itself.
     """
-    assert asked.vectors is not None
-    members, out = ClassMembers.from_tags(asked.tags, asked.source), np.empty((len(asked.tag), asked.related), np.int64)
-    for k in np.unique(asked.tag):
-        of_class, (begin, end) = np.flatnonzero(asked.tag == k), members.start[k : k + 2]
+    assert query.vectors is not None
+    members = ClassMembers.from_tags(query.tags, query.source)
+    related = np.empty((len(query.tag), query.related), np.int64)
+    for k in np.unique(query.tag):
+        maps = np.flatnonzero(query.tag == k)
+        begin, end = members.start[k : k + 2]
         candidates = np.sort(members.images[begin:end].astype(np.int64))
-        out[of_class] = _nearest_of(asked.vectors, asked.image[of_class], candidates, asked.related)
-    return out
+        related[maps] = _nearest_candidates(query.vectors, query.image[maps], candidates, query.related)
+    return related
 
 
-def _nearest_of(
+def _nearest_candidates(
     vectors: NDArray[np.float32], images: NDArray[np.int64], candidates: NDArray[np.int64], related: int
 ) -> NDArray[np.int64]:
-    """Rows of R of the candidates, which ascend, for some images, nearest first: (B, R)."""
+    """Returns the R candidates nearest to each of B images, nearest first, (B, R). `candidates` is ascending."""
     count = len(candidates)
-    wanted = min(related + 1, count)  # as an image may be among its own candidates
-    of_candidates = vectors[candidates]
-    behind = np.arange(count) / (count * _STEPS**2)  # less than the difference of two products: the earlier goes first
-    out = np.empty((len(images), related), np.int64)
-    rows = max(1, _BLOCK // count)
-    for first in range(0, len(images), rows):
-        block = images[first : first + rows]
-        nearness = vectors[block] @ of_candidates.T - behind
-        top = np.argpartition(nearness, count - wanted, axis=1)[:, count - wanted :]
-        order = np.argsort(-np.take_along_axis(nearness, top, axis=1), axis=1)
-        found = candidates[np.take_along_axis(top, order, axis=1)]
-        for row, image, nearest in zip(out[first:], block, found, strict=False):
-            others = nearest[nearest != image]
+    wanted = min(related + 1, count)  # one more, since an image may be among its own candidates
+    candidate_vectors = vectors[candidates]
+    # Less than the difference of two dot products, so that ties go to the earlier candidate.
+    tie_break = np.arange(count) / (count * _STEPS**2)
+    nearest = np.empty((len(images), related), np.int64)
+    rows_per_block = max(1, _BLOCK // count)
+
+    for first in range(0, len(images), rows_per_block):
+        block = images[first : first + rows_per_block]
+        similarity = vectors[block] @ candidate_vectors.T - tie_break
+        top = np.argpartition(similarity, count - wanted, axis=1)[:, count - wanted :]
+        order = np.argsort(-np.take_along_axis(similarity, top, axis=1), axis=1)
+        sorted_candidates = candidates[np.take_along_axis(top, order, axis=1)]
+
+        for row, image, neighbors in zip(nearest[first:], block, sorted_candidates, strict=False):
+            others = neighbors[neighbors != image]
             row[:] = np.resize(others, related) if len(others) else image
-    return out
+    return nearest
 
 
 def _contrastive_images(tags: Tags, related: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """The related images of the other tags of each map's image, as far as they lack the map's class, map by map, (O,),
-    and where those of each map begin, (T + 1,).
+    """Collects, for each map, the related images of its image's other tags that lack the class of the map.
 
-    A map's image and such an image share one class but not the map's. `related` is (T, R) positions.
+    Such an image shares a class with the map's image, but not the class of the map.
+
+    Args:
+        related: (T, R) positions.
+
+    Returns:
+        The images, map by map, (O,), and where the images of each map begin, (T + 1,).
     """
     start = tags.start.astype(np.int64)
-    images, kept = [np.zeros(0, np.int64)], [np.zeros(1, np.int64)]
-    for first in range(0, len(tags), _COMBINED_AT_ONCE):
-        of_images = start[first : first + _COMBINED_AT_ONCE + 1]
-        tag, count = tags.values[of_images[0] : of_images[-1]], np.diff(of_images)
-        # Each map is combined with all `count` maps of its image: (C,) combinations, map by map. Of a map combined with
-        # itself nothing is left, as its related images have its class.
+    images = [np.zeros(0, np.int64)]
+    counts = [np.zeros(1, np.int64)]
+    for first in range(0, len(tags), _IMAGES_AT_ONCE):
+        map_start = start[first : first + _IMAGES_AT_ONCE + 1]
+        tag = tags.values[map_start[0] : map_start[-1]]
+        count = np.diff(map_start)
+
+        # Combine each map with all `count` maps of its image, giving (C,) combinations, map by map. Combined with
+        # itself, a map keeps no image, because its related images have its class.
         repeats = np.repeat(count, count)
-        of_map = np.repeat(np.arange(len(tag)), repeats)
-        within = np.arange(len(of_map)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
-        candidates = related[np.repeat(np.repeat(of_images[:-1], count), repeats) + within]
-        wanted = np.repeat(tag[of_map], candidates.shape[1])
-        lacks = ~tags.matrix(candidates.ravel())[np.arange(candidates.size), wanted].reshape(candidates.shape)
-        images.append(candidates[lacks])
-        kept.append(np.bincount(np.repeat(of_map, lacks.sum(axis=1)), minlength=len(tag)))
-    return np.concatenate(images), np.cumsum(np.concatenate(kept))
+        map_number = np.repeat(np.arange(len(tag)), repeats)
+        tag_number = np.arange(len(map_number)) - np.repeat(np.cumsum(repeats) - repeats, repeats)
+        candidates = related[np.repeat(np.repeat(map_start[:-1], count), repeats) + tag_number]
+
+        wanted = np.repeat(tag[map_number], candidates.shape[1])
+        has_class = tags.matrix(candidates.ravel())[np.arange(candidates.size), wanted]
+        lacks_class = ~has_class.reshape(candidates.shape)
+        images.append(candidates[lacks_class])
+        counts.append(np.bincount(np.repeat(map_number, lacks_class.sum(axis=1)), minlength=len(tag)))
+    return np.concatenate(images), np.cumsum(np.concatenate(counts))
 
 
 RELATED_IMAGE_RULES = Registry[RelatedImageRule](
     "related",
     {
-        "class": RelatedImageRule(draw=_of_class),
-        "nearest": RelatedImageRule(draw=_nearest, description_suffix=", nearest images", needs_vectors=True),
-        "itself": RelatedImageRule(draw=_itself, description_suffix=" with itself", is_control=True),
+        "class": RelatedImageRule(draw=_draw_from_class),
+        "nearest": RelatedImageRule(draw=_nearest_of_class, description_suffix=", nearest images", needs_vectors=True),
+        "itself": RelatedImageRule(draw=_relate_to_itself, description_suffix=" with itself", is_control=True),
         "wrong_class": RelatedImageRule(
-            draw=_of_wrong_class,
+            draw=_draw_without_class,
             description_suffix=" with wrong-class images",
             is_control=True,
-            repetition_note="of classes that too few images lack repeat related images",
+            repetition_note="repeat related images, as too few images lack their class",
         ),
     },
 )
-"""What relates images to a map, `localize.related_by`; packages add to them by entry points of `mcis.related`."""
+"""Rules for related images, `localize.related_by`. Packages add rules by entry points of `mcis.related`."""

@@ -40,7 +40,7 @@ class KeptVerdicts:
     The lookup takes 32 bytes per file, independent of the length of its URI.
 
     Attributes:
-        verdicts: table of VERDICT_FIELDS; `find` returns its row numbers.
+        verdicts: table of CHECK_SCHEMA; `find` returns its row numbers.
     """
 
     def __init__(self, workspace: Workspace):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from mcis.datasets.sampling.class_balance import MOST_TIMES, repeat_rare_classes
+from mcis.datasets.sampling.class_balance import MAX_REPEATS, repeat_rare_classes
 from mcis.datasets.tags import Tags
 
 IMAGES = (900, 100, 30, 0)
@@ -26,11 +26,11 @@ def times(tags: Tags, strength: float, seed: int = 0, most: int = 10**6) -> NDAr
 def test_an_image_is_repeated_as_its_rarest_class_asks_for(tags: Tags, strength: float) -> None:
     shown, first = times(tags, strength), np.cumsum([0, *IMAGES])
     counts = np.array(IMAGES[:3]) + 7
-    for k, factor in enumerate(np.minimum((counts[0] / counts) ** strength, MOST_TIMES)):
+    for k, factor in enumerate(np.minimum((counts[0] / counts) ** strength, MAX_REPEATS)):
         of_class = shown[first[k] : first[k + 1]]
         assert set(of_class.tolist()) <= {int(np.floor(factor)), int(np.ceil(factor))}
         assert abs(of_class.mean() - factor) < 0.25, "fractions are drawn"
-    rarest = min((counts[0] / counts[2]) ** strength, MOST_TIMES)
+    rarest = min((counts[0] / counts[2]) ** strength, MAX_REPEATS)
     assert set(shown[-8:-1].tolist()) <= {int(np.floor(rarest)), int(np.ceil(rarest))}
     assert shown[-1] == 1, "an image without a tag stands there once"
     assert (shown == 1).all() == (strength == 0)
