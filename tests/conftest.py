@@ -375,4 +375,4 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
     from mcis.datasets.storage import faults
 
-    monkeypatch.setattr(faults, "_AGAIN", faults._AGAIN.copy(wait=tenacity.wait_none()))
+    monkeypatch.setattr(faults, "RETRY_POLICY", faults.RETRY_POLICY.copy(wait=tenacity.wait_none()))

@@ -1,7 +1,7 @@
-"""Single files by their URIs: paths of this machine, or URIs of s3://, gs:// and the other file systems of pyarrow.
+"""Single files by URI: paths of this machine, or URIs of s3://, gs:// and the other file systems of pyarrow.
 
-Everything that a data set names is read through here, so a table of s3:// images needs no further code, and faults that
-pass are met here for all (`storage.faults`).
+All files that a data set names are read here, so a table of s3:// images needs no further code and transient errors are
+handled in one place (`storage.faults`).
 """
 
 import contextlib
@@ -25,26 +25,26 @@ from mcis.datasets.storage.uris import is_remote, without_credentials
 from mcis.datasets.tables.large_tables import pieces
 
 MAX_BYTES = 2**28
-"""Largest file that is read, 256 MiB: a larger picture is no training image."""
+"""Maximum size of a file, 256 MiB. Larger files are not training images."""
 _PARALLEL = 32
 _T = TypeVar("_T")
 
 
 class Stamp(NamedTuple):
-    """Size in bytes and time of the last change in nanoseconds: they tell a changed file from an unchanged one."""
+    """Size in bytes and modification time in nanoseconds, which identify a version of a file."""
 
     size: int
     changed: int
 
 
 def read_bytes(uri: str, most: int = MAX_BYTES) -> bytes:
-    """The content of one file, read with `retry_io`.
+    """Returns the content of a file, read with `retry_io`.
 
     Raises:
-        UserError: its file system does not answer, or memory is short, for half a minute.
+        UserError: the file system does not respond, or memory is insufficient, for half a minute.
         PermissionError: access is refused.
-        OSError: it is absent, no plain file or larger than `most` bytes.
-        ValueError: it is no path or URI at all, or no file system knows its scheme.
+        OSError: the file does not exist, is not a regular file, or is larger than `most` bytes.
+        ValueError: `uri` is neither a path nor a URI, or its scheme is unknown.
     """
     data = retry_io(uri, functools.partial(_read, uri, most + 1))
     if len(data) > most:
@@ -53,33 +53,40 @@ def read_bytes(uri: str, most: int = MAX_BYTES) -> bytes:
 
 
 def read_opened(uri: str, read: Callable[[BinaryIO], _T], most: int = MAX_BYTES) -> _T:
-    """What `read` makes of a file that is open; of a file of this machine it holds what it reads of it alone. Errors as
-    of `read_bytes`, and what `read` raises."""
+    """Opens a file and returns the result of `read`. Files of this machine are not loaded as a whole.
+
+    Raises:
+        The errors of `read_bytes`, and those of `read`.
+    """
     path = path_on_disk(uri)
     if path is None:
         return read(io.BytesIO(read_bytes(uri, most)))
 
-    def opened() -> _T:
-        with _opened(path) as file:
+    def read_from_disk() -> _T:
+        with _open_regular(path) as file:
             if os.fstat(file.fileno()).st_size > most:
                 raise OSError(errno.EFBIG, f"more than {most} bytes")
             with parser_errors():
                 return read(file)
 
-    return retry_io(uri, opened)
+    return retry_io(uri, read_from_disk)
 
 
 def read_decoded(uri: str, decode: Callable[[bytes], _T]) -> _T:
-    """What a decoder makes of a file; reading and a decoder's lack of memory are met with `retry_io`. Errors as of
-    `read_bytes`, and what `decode` raises."""
+    """Returns the result of `decode` for the content of a file. A MemoryError of the decoder is retried too.
+
+    Raises:
+        The errors of `read_bytes`, and those of `decode`.
+    """
     return retry_io(uri, functools.partial(decode, read_bytes(uri)))
 
 
 def _read(uri: str, most: int) -> bytes:
     if path := path_on_disk(uri):
-        with _opened(path) as file:
+        with _open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            return file.read(min(most, size + 1))  # Python reserves as many bytes as it is asked for
+            return file.read(min(most, size + 1))  # Python allocates the requested number of bytes
+
     system, place = locate(uri)
     remote = call_remote(functools.partial(system.open_input_file, place))
     size = min(remote.size(), most)
@@ -92,17 +99,20 @@ def _read_all(file: pa.NativeFile, size: int) -> bytes:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
-    """A plain file of this machine, open. A pipe that nobody writes to is not waited for."""
+def _open_regular(path: Path) -> Iterator[BinaryIO]:
+    """Opens a regular file of this machine. O_NONBLOCK keeps it from waiting for a pipe without a writer."""
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK)) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "no plain file")
+            raise OSError(errno.EINVAL, "not a regular file")
         yield file
 
 
 def stamp(uri: str) -> Stamp | None:
-    """The stamp of a file, None of one that does not exist, asked for with `retry_io`; UserError where its file system
-    does not answer for half a minute, or refuses access."""
+    """Returns the stamp of a file, read with `retry_io`; None if the file does not exist.
+
+    Raises:
+        UserError: the file system does not respond for half a minute, or refuses access.
+    """
 
     def ask() -> Stamp | None:
         path = path_on_disk(uri) if is_remote(uri) else uri
@@ -111,35 +121,44 @@ def stamp(uri: str) -> Stamp | None:
             return Stamp(state.st_size, state.st_mtime_ns)
         system, place = locate(uri)
         info = call_remote(functools.partial(system.get_file_info, place))
-        return Stamp(info.size or 0, info.mtime_ns or 0) if info.type == pafs.FileType.File else None
+        if info.type != pafs.FileType.File:
+            return None
+        return Stamp(info.size or 0, info.mtime_ns or 0)
 
     try:
         return retry_io(uri, ask)
     except PermissionError as error:
         raise access_refused(uri, error) from None
-    except (OSError, ValueError):  # ValueError: no path, as it holds a null byte, or no such URI; reading it says which
+    except (OSError, ValueError):  # ValueError: an invalid path or URI; reading the file reports which
         return None
 
 
 def stamps(uris: Sequence[str]) -> list[Stamp | None]:
-    """As `stamp` of each file, in many threads, each of which asks for some hundred one after the other."""
+    """Returns `stamp` of each file. Many threads each process some hundred files in sequence."""
     count = min(2**9, -(-len(uris) // _PARALLEL) or 1)
     parts = (uris[first : first + count] for first in range(0, len(uris), count))
-    found = map_in_threads(lambda part: list(map(stamp, part)), parts, threads=_PARALLEL)
-    return [each for part in found for each in part]
+    found = []
+    for part in map_in_threads(_stamp_all, parts, threads=_PARALLEL):
+        found.extend(part)
+    return found
+
+
+def _stamp_all(uris: Sequence[str]) -> list[Stamp | None]:
+    return [stamp(uri) for uri in uris]
 
 
 def stamps_of_column(uris: pa.ChunkedArray) -> pa.Table:
-    """As `stamps`, in the columns `size`, bytes, and `changed`, ns, both -1 for a file that does not exist, int64."""
-    found, done = np.empty((len(uris), 2), np.int64), 0
+    """Returns the stamps of files as int64 columns `size`, bytes, and `changed`, ns; -1 for files that do not exist."""
+    found = np.empty((len(uris), 2), np.int64)
+    done = 0
     for piece in pieces(uris):
-        found[done : done + len(piece)] = [each or (-1, -1) for each in stamps(piece.to_pylist())]
+        found[done : done + len(piece)] = [file_stamp or (-1, -1) for file_stamp in stamps(piece.to_pylist())]
         done += len(piece)
     return pa.table({"size": found[:, 0], "changed": found[:, 1]})
 
 
 def sync(path: Path) -> None:
-    """Returns once a file's content, or the names in a folder, are on the disk."""
+    """Flushes a file's content, or the names in a folder, to the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -148,14 +167,18 @@ def sync(path: Path) -> None:
 
 
 def path_on_disk(uri: str) -> Path | None:
-    """The path of a file of this machine, None for a URI of another file system."""
+    """Returns the path of a file of this machine; None for a URI of another file system."""
     if uri.startswith("file://"):
         return Path(unquote(urlsplit(uri, allow_fragments=False).path))
     return None if is_remote(uri) else Path(uri)
 
 
 def locate(uri: str) -> tuple[pafs.FileSystem, str]:
-    """The file system of a URI, and the path in it; ValueError where it is no URI, or none knows its scheme."""
+    """Returns the file system of a URI and the path in it.
+
+    Raises:
+        ValueError: `uri` is not a valid URI, or its scheme is unknown.
+    """
     parts = urlsplit(uri, allow_fragments=False)
     query = f"?{parts.query}" if parts.query else ""
     system, root = _system(f"{parts.scheme}://{parts.netloc}{query}")

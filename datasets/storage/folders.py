@@ -1,10 +1,10 @@
-"""Folders on a disk or in a bucket, behind one interface: their files are written aside, read, listed and removed.
+"""Folders on a disk or in a bucket behind one interface: atomic writes, reading, listing and removing.
 
-A folder at a URI (`s3://bucket/path`) is worked on under a path of this machine, `COPIES/s3/bucket/path`, which says
-what it is a copy of: every process that is given the path finds the bucket by it, on any machine whose environment
-names the same COPIES (the variable MCIS_COPIES). The bucket holds the truth. What a process writes it sends there at
-once, what it reads is fetched before unless the copy is of the same size and time, and names are those that the bucket
-lists. For any other path the functions are those of the operating system. What lies in LOCAL is a machine's own.
+A folder at a URI (`s3://bucket/path`) is used through a local copy at `COPIES/s3/bucket/path`, where COPIES is set by
+the environment variable MCIS_COPIES. The path identifies the bucket, so any process that is given the path can access
+the bucket, on any machine with the same COPIES. The bucket is authoritative: written files are uploaded at once, files
+are downloaded before they are read unless the copy has the same size and time, and listings come from the bucket. For
+other paths, the functions are those of the operating system. LOCAL_NAMES stay on each machine.
 """
 
 import contextlib
@@ -28,15 +28,15 @@ from mcis.datasets.storage.files import Stamp, locate, stamp, stamps, sync
 from mcis.datasets.storage.uris import holds_credentials, is_remote
 
 COPIES_VARIABLE = "MCIS_COPIES"
-"""The variable that names the folder of all copies, the same on all machines of a cluster."""
+"""Environment variable for the folder of all copies. It must be the same on all machines of a cluster."""
 LOCAL_NAMES = {"cache", "data", "mlflow", "mlflow.db"}
-"""Names, in a folder at a URI, of what never goes to the bucket."""
+"""Names in a folder at a URI that are never uploaded to the bucket."""
 TEMPORARY_NAME = re.compile(r"\..+\.(?P<host>[A-Za-z0-9-]+)\.(?P<pid>\d{1,9})")
-"""Names as `temporary_path` makes them."""
+"""Matches the names that `temporary_path` returns."""
 REPEAT_STAGE = "repeat the stage that wrote it"
-"""What to do about an output's file that is damaged."""
+"""Remedy for a damaged file of a stage output."""
 _T = TypeVar("_T")
-_PIECE = 2**23
+_CHUNK_BYTES = 2**23
 _PARALLEL = 16
 
 
@@ -44,11 +44,11 @@ _PARALLEL = 16
 
 
 def local_path(folder: str) -> Path:
-    """The path under which a folder is worked on: its copy's for a URI, and a path as it is.
+    """Returns the local path of a folder: the path of the copy for a URI, otherwise the path itself.
 
     Raises:
-        UserError: the URI has a password or a query, or no scheme of a bucket; or the folder of all copies is another
-            user's, who could put files into it.
+        UserError: the URI has a password or a query, or its scheme is not that of a bucket; or the folder of all copies
+            belongs to another user, who could plant files in it.
     """
     if not is_remote(folder):
         return Path(folder)
@@ -58,89 +58,97 @@ def local_path(folder: str) -> Path:
     parts = PurePosixPath(rest).parts
     if "?" in rest or "@" in rest.partition("/")[0] or holds_credentials(folder):
         raise UserError(
-            "a URI of a folder with a user, a password or a query",
-            "SCHEME://BUCKET/PATH alone, such as s3://bucket/work",
-            "give credentials by the environment (AWS_ACCESS_KEY_ID, ~/.aws), and a server by AWS_ENDPOINT_URL",
+            "the URI of a folder contains a user, a password or a query",
+            "SCHEME://BUCKET/PATH, for example s3://bucket/work",
+            "set credentials in the environment (AWS_ACCESS_KEY_ID, ~/.aws) and a server by AWS_ENDPOINT_URL",
         )
     if scheme not in ("s3", "gs", "gcs", "abfs", "abfss") or not parts or ".." in parts or rest.startswith("/"):
-        raise UserError(f"folder {folder}", "SCHEME://BUCKET/PATH of s3, gs or abfs", "name such a folder, or a path")
-    return _checked(_copies()).joinpath(scheme, *parts)
+        raise UserError(
+            f"folder {folder}", "SCHEME://BUCKET/PATH of s3, gs or abfs", "use such a folder, or a local path"
+        )
+    return _private_folder(_copies()).joinpath(scheme, *parts)
 
 
 def uri_of(path: Path) -> str | None:
-    """The URI of which a path is the copy; None of another path."""
+    """Returns the URI that a path is a copy of; None if it is not a copy."""
     text = str(path)
-    for top in _tops(_copies()):
-        if text.startswith(top):
-            scheme, *parts = text.removeprefix(top).split("/")
-            return f"{scheme}://{'/'.join(parts)}" if parts and not LOCAL_NAMES.intersection(parts[1:]) else None
+    for prefix in _copy_prefixes(_copies()):
+        if text.startswith(prefix):
+            scheme, *parts = text.removeprefix(prefix).split("/")
+            if not parts or LOCAL_NAMES.intersection(parts[1:]):
+                return None
+            return f"{scheme}://{'/'.join(parts)}"
     return None
 
 
 def _copies() -> str:
-    """The folder of all copies."""
+    """Returns the folder of all copies."""
     return os.environ.get(COPIES_VARIABLE) or f"/tmp/mcis-copies-{os.geteuid()}"
 
 
 @functools.cache
-def _checked(copies: str) -> Path:
-    place = Path(copies)
-    place.mkdir(mode=0o700, parents=True, exist_ok=True)
-    state = place.lstat()
+def _private_folder(copies: str) -> Path:
+    """Creates the folder of all copies, and returns it if nobody else can write to it."""
+    folder = Path(copies)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    state = folder.lstat()
     if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & 0o022:
         raise UserError(
-            f"{place} belongs to another user, or others may write into it",
-            "a folder of your own for copies of what lies in a bucket",
-            f"name one by the variable {COPIES_VARIABLE}",
+            f"{folder} belongs to another user, or others may write to it",
+            "a folder of your own for copies of the files in a bucket",
+            f"set the environment variable {COPIES_VARIABLE} to such a folder",
         )
-    return place.resolve()
+    return folder.resolve()
 
 
 @functools.cache
-def _tops(copies: str) -> tuple[str, ...]:
-    """How the paths of copies begin."""
+def _copy_prefixes(copies: str) -> tuple[str, ...]:
+    """Returns the prefixes of the paths of copies."""
     return (f"{copies.rstrip('/')}/", f"{Path(copies).resolve()}/")
 
 
 def file_system(path: Path) -> tuple[pafs.FileSystem, str]:
-    """The file system where a path's file lies, and the path in it, for readers that take no more than they need."""
+    """Returns the file system of a path and the path in it, for readers that read only parts of a file."""
     uri = uri_of(path)
-    return locate(uri) if uri else (pafs.LocalFileSystem(), str(path))
+    if uri:
+        return locate(uri)
+    return pafs.LocalFileSystem(), str(path)
 
 
 # --- reading
 
 
 def fetch_file(path: Path) -> Path:
-    """The path itself, once the file there is the bucket's.
+    """Returns the path itself, after downloading the file if the bucket has a different version.
 
     Raises:
-        FileNotFoundError: the bucket has none; nor has this machine then.
-        UserError: the bucket does not answer for half a minute, or refuses access.
+        FileNotFoundError: the bucket does not have the file. A local copy is removed.
+        UserError: the bucket does not respond for half a minute, or refuses access.
     """
     if uri := uri_of(path):
-        there = stamp(uri)
-        if there is None:
+        remote_stamp = stamp(uri)
+        if remote_stamp is None:
             path.unlink(missing_ok=True)
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), uri)
-        if stamp(str(path)) != there:
-            retry_io(uri, functools.partial(_download, uri, path, there))
+        if stamp(str(path)) != remote_stamp:
+            retry_io(uri, functools.partial(_download, uri, path, remote_stamp))
     return path
 
 
 def read_file(
     path: Path, read: Callable[[Path], _T], expected: str, remedy: str = REPEAT_STAGE, *, fetch: bool = True
 ) -> _T:
-    """What `read` makes of a file, once it is the bucket's; faults that pass are met with `retry_io`.
+    """Returns the result of `read` for the current version of a file. Transient errors are retried with `retry_io`.
 
     Args:
-        expected, remedy: what the file should be, and what to do where it is not.
-        fetch: False = the copy is taken as it is.
+        expected, remedy: what the file should be, and what to do if it is not, for the error.
+        fetch: whether to download the bucket's version first.
 
     Raises:
-        FileNotFoundError: there is none.
-        BadFile: `read` raises a ValueError, or an error of the system that says something of the file.
-        UserError: the disk or the bucket does not answer for half a minute, memory is short, or access is refused.
+        FileNotFoundError: the file does not exist.
+        BadFile: `read` raises a ValueError, or an error of the file system that describes the file.
+        UserError: the disk or the bucket does not respond or memory is insufficient for half a minute, or access is
+            refused.
     """
 
     def act() -> _T:
@@ -158,75 +166,77 @@ def read_file(
 
 
 def fetch_below(folder: Path, wanted: Callable[[str, Stamp], bool]) -> None:
-    """Fetches, of the files below a folder in a bucket, those that are wanted, some at a time.
+    """Downloads some of the files below a folder in a bucket, in parallel. Does nothing for other folders.
 
     Args:
-        wanted: told a file's path from there, and its stamp.
+        wanted: returns whether to download a file, given its path relative to the folder, and its stamp.
     """
     if uri_of(folder):
-        paths = [folder / name for name, at in files_below(folder).items() if wanted(name, at)]
+        paths = [folder / name for name, file_stamp in files_below(folder).items() if wanted(name, file_stamp)]
         with ThreadPoolExecutor(_PARALLEL) as pool:
             list(pool.map(fetch_file, paths))
 
 
-def _download(uri: str, path: Path, there: Stamp) -> None:
-    system, place = locate(uri)
-    with _aside(path) as aside:
-        _copy(system, place, pafs.LocalFileSystem(), str(aside), there.size)
-        if (size := aside.stat().st_size) != there.size:  # another one has taken its place, or the connection broke
-            raise OSError(errno.EIO, f"{size} of {there.size} bytes came")
-        os.utime(aside, ns=(there.changed, there.changed))
+def _download(uri: str, path: Path, expected: Stamp) -> None:
+    system, remote_path = locate(uri)
+    with _replacing(path) as temporary:
+        _copy(system, remote_path, pafs.LocalFileSystem(), str(temporary), expected.size)
+        size = temporary.stat().st_size
+        if size != expected.size:  # the file was replaced meanwhile, or the connection broke
+            raise OSError(errno.EIO, f"{size} of {expected.size} bytes received")
+        os.utime(temporary, ns=(expected.changed, expected.changed))
 
 
 # --- writing
 
 
 def host_name() -> str:
-    """The name of this machine, of letters, digits and hyphens alone."""
+    """Returns the name of this machine, restricted to letters, digits and hyphens."""
     return re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname()) or "localhost"
 
 
 def temporary_path(path: Path) -> Path:
-    """A new name beside a path under which this process writes or removes it; `TEMPORARY_NAME` matches such names."""
+    """Returns a new name in the folder of `path`, for writing or removing it. `TEMPORARY_NAME` matches such names."""
     return path.with_name(f".{path.name}-{os.urandom(4).hex()}.{host_name()}.{os.getpid()}")
 
 
 @contextlib.contextmanager
 def atomic_write(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """Yields a temporary name to write to, which is then renamed to `path`, or removed if writing failed.
+    """Yields a temporary path to write to, which is then renamed to `path`, or removed if writing failed.
 
     Args:
-        durable: whether the content is on the disk before it has the name; otherwise a machine that loses power may
-            leave an empty file under it. False for files that are easily written again.
+        durable: whether to flush the content to the disk before renaming. Otherwise a power failure may leave an empty
+            file. Use False for files that are cheap to write again.
 
     Raises:
-        UserError: the bucket does not answer for half a minute, or refuses access.
+        UserError: the bucket does not respond for half a minute, or refuses access.
     """
-    with _aside(path) as aside:
-        yield aside
+    with _replacing(path) as temporary:
+        yield temporary
         if durable:
-            sync(aside)
-        upload_file(aside, path)
+            sync(temporary)
+        upload_file(temporary, path)
 
 
 @contextlib.contextmanager
-def _aside(path: Path) -> Iterator[Path]:
+def _replacing(path: Path) -> Iterator[Path]:
+    """Yields a temporary path, which then replaces `path`, or is removed after an error."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    aside = temporary_path(path)
+    temporary = temporary_path(path)
     try:
-        yield aside
-        os.replace(aside, path)
+        yield temporary
+        os.replace(temporary, path)
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
 
 
 def upload_file(file: Path, path: Path) -> None:
-    """Sends a file of this machine to where `path` belongs in the bucket, if that is a copy.
+    """Uploads a local file to the place in the bucket that `path` is a copy of, if it is one.
 
-    The file gets the time that the bucket says, so that it can be the copy.
+    The file gets the modification time of the bucket's version, so that it can serve as the copy.
 
     Raises:
-        UserError: the bucket does not answer for half a minute, or refuses access.
+        UserError: the bucket does not respond for half a minute, or refuses access.
     """
     if uri := uri_of(path):
         try:
@@ -234,106 +244,124 @@ def upload_file(file: Path, path: Path) -> None:
         except PermissionError as error:
             raise UserError(
                 f"{uri} cannot be written ({str(error)[:300]})",
-                "credentials that may write into the bucket",
-                "correct them, or choose another folder",
+                "credentials with write access to the bucket",
+                "correct the credentials, or use another folder",
             ) from None
 
 
 def _upload(path: Path, uri: str) -> None:
-    system, place = locate(uri)
+    system, remote_path = locate(uri)
     size = path.stat().st_size
-    _copy(pafs.LocalFileSystem(), str(path), system, place, size)
-    info = call_remote(functools.partial(system.get_file_info, place))
+    _copy(pafs.LocalFileSystem(), str(path), system, remote_path, size)
+
+    info = call_remote(functools.partial(system.get_file_info, remote_path))
     if info.size != size:
         raise OSError(errno.EIO, f"{info.size} of {size} bytes arrived")
     os.utime(path, ns=(info.mtime_ns, info.mtime_ns))
 
 
-def _copy(system: pafs.FileSystem, place: str, other: pafs.FileSystem, copy: str, size: int) -> None:
-    call_remote(functools.partial(pafs.copy_files, place, copy, system, other, chunk_size=_PIECE), size=size)
+def _copy(source_system: pafs.FileSystem, source: str, target_system: pafs.FileSystem, target: str, size: int) -> None:
+    copy = functools.partial(pafs.copy_files, source, target, source_system, target_system, chunk_size=_CHUNK_BYTES)
+    call_remote(copy, size=size)
 
 
 def copy_folder(folder: Path, copy: Path) -> None:
-    """Copies a folder's files; what `copy` held before is removed."""
+    """Copies the files of a folder. Earlier content of `copy` is removed."""
     remove(copy)
     for name in files_below(folder):
-        with atomic_write(copy / name) as aside:
-            shutil.copyfile(fetch_file(folder / name), aside)
+        with atomic_write(copy / name) as temporary:
+            shutil.copyfile(fetch_file(folder / name), temporary)
 
 
 # --- listing and removing
 
 
 def path_exists(path: Path) -> bool:
-    """Whether there is a file, or a folder with a file in it."""
+    """Returns whether a file exists, or, in a bucket, a folder with files."""
     uri = uri_of(path)
-    return bool(stamp(uri or str(path))) or (uri is not None and bool(files_below(path)))
+    if stamp(uri or str(path)):
+        return True
+    return uri is not None and bool(files_below(path))
 
 
 def files_below(folder: Path) -> dict[str, Stamp]:
-    """Each file below a folder, by its path from there; what is renamed or removed meanwhile is left out."""
+    """Returns the stamps of all files below a folder, by path relative to the folder.
+
+    Files that are renamed or removed during the call are left out.
+    """
     uri = uri_of(folder)
     if uri is None:
-        files = retry_io(str(folder), functools.partial(_walked, folder))
-        return {os.path.relpath(f, folder): at for f, at in zip(files, stamps(files), strict=True) if at}
-    place, infos = _listed(uri, recursive=True)
-    files_there = [info for info in infos if info.type == pafs.FileType.File and not info.path.endswith("/")]
-    return {os.path.relpath(each.path, place): Stamp(each.size or 0, each.mtime_ns or 0) for each in files_there}
+        paths = retry_io(str(folder), functools.partial(_walk, folder))
+        local_files = zip(paths, stamps(paths), strict=True)
+        return {os.path.relpath(path, folder): file_stamp for path, file_stamp in local_files if file_stamp}
+
+    remote_folder, infos = _list_remote(uri, recursive=True)
+    files = {}
+    for info in infos:
+        if info.type == pafs.FileType.File and not info.path.endswith("/"):
+            files[os.path.relpath(info.path, remote_folder)] = Stamp(info.size or 0, info.mtime_ns or 0)
+    return files
 
 
-def _walked(folder: Path) -> list[str]:
-    """The paths of all files below a folder of this machine; what may not be listed is left out."""
+def _walk(folder: Path) -> list[str]:
+    """Returns the paths of all files below a local folder. Folders that cannot be listed are left out."""
 
     def on_error(error: OSError) -> None:
         if is_transient(error):
             raise error
 
-    return [os.path.join(parent, name) for parent, _, names in os.walk(folder, onerror=on_error) for name in names]
+    paths = []
+    for parent, _, names in os.walk(folder, onerror=on_error):
+        paths += [os.path.join(parent, name) for name in names]
+    return paths
 
 
 def names_in(folder: Path) -> list[str]:
-    """Names of what lies in a folder, in order; none of an absent one."""
+    """Returns the sorted names of the entries of a folder; none if the folder does not exist."""
     if uri := uri_of(folder):
-        return sorted(info.base_name for info in _listed(uri, recursive=False)[1])
+        _, infos = _list_remote(uri, recursive=False)
+        return sorted(info.base_name for info in infos)
+
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         return sorted(retry_io(str(folder), functools.partial(os.listdir, folder)))
     return []
 
 
-def _listed(uri: str, *, recursive: bool) -> tuple[str, list[pafs.FileInfo]]:
-    """The path of a folder in its bucket, and what lies in it."""
-    system, place = locate(uri)
-    selector = pafs.FileSelector(place, recursive=recursive, allow_not_found=True)
-    asked = functools.partial(system.get_file_info, selector)
-    return place, retry_io(uri, lambda: call_remote(asked, many=True))
+def _list_remote(uri: str, *, recursive: bool) -> tuple[str, list[pafs.FileInfo]]:
+    """Returns the path of a folder in its bucket, and its entries."""
+    system, remote_folder = locate(uri)
+    selector = pafs.FileSelector(remote_folder, recursive=recursive, allow_not_found=True)
+    get_infos = functools.partial(system.get_file_info, selector)
+    return remote_folder, retry_io(uri, lambda: call_remote(get_infos, many=True))
 
 
 def remove(path: Path) -> bool:
-    """Removes a file, a link, or a folder with all that is in it, and its copy; nothing where there is none.
+    """Removes a file, a link, or a folder with its content, and its copy. Does nothing if it does not exist.
 
-    A folder is renamed before, so that what has its own name is whole.
+    A folder is renamed first, so that no half-removed folder has the original name.
 
     Returns:
-        Whether nothing is left of it. What could not be removed keeps the other name, and `mcis gc` removes it.
+        Whether nothing is left. What could not be removed keeps the temporary name; `mcis gc` removes it.
     """
     if uri := uri_of(path):
         retry_io(uri, functools.partial(_delete, uri))
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)
         return True
-    aside = temporary_path(path)
+
+    temporary = temporary_path(path)
     try:
-        path.rename(aside)
+        path.rename(temporary)
     except FileNotFoundError:
         return True
-    shutil.rmtree(aside, ignore_errors=True)
-    return not aside.exists()
+    shutil.rmtree(temporary, ignore_errors=True)
+    return not temporary.exists()
 
 
 def _delete(uri: str) -> None:
-    system, place = locate(uri)
-    kind = call_remote(functools.partial(system.get_file_info, place)).type
+    system, remote_path = locate(uri)
+    kind = call_remote(functools.partial(system.get_file_info, remote_path)).type
     if kind == pafs.FileType.File:
-        call_remote(functools.partial(system.delete_file, place))
+        call_remote(functools.partial(system.delete_file, remote_path))
     elif kind == pafs.FileType.Directory:
-        call_remote(functools.partial(system.delete_dir, place), many=True)
+        call_remote(functools.partial(system.delete_dir, remote_path), many=True)

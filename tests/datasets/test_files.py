@@ -107,7 +107,7 @@ def test_a_disks_error_that_stays_is_the_users_and_the_same_call_goes_on(tmp_pat
     path.symlink_to(BROKEN)
     with pytest.raises(UserError) as caught:
         read_bytes(str(path))
-    assert f"{path} could not be read, however often that was tried: Input/output error" in caught.value.found
+    assert f"{path} cannot be read, after several attempts: Input/output error" in caught.value.found
     assert "repeat the command" in caught.value.remedy
     path.unlink()
     path.write_bytes(b"abc")
@@ -152,7 +152,7 @@ def test_what_tells_of_the_file_is_not_tried_again(tmp_path: Path, monkeypatch: 
 
     os.mkfifo(tmp_path / "pipe")  # nobody writes to it: an open would wait without end
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
-    monkeypatch.setattr(faults, "_AGAIN", never)
+    monkeypatch.setattr(faults, "RETRY_POLICY", never)
     with pytest.raises((OSError, ValueError)):
         read_bytes(str(tmp_path / name))
     stamps([str(tmp_path / name)])
@@ -168,14 +168,14 @@ def test_a_server_that_is_busy_is_asked_again(faulty_s3: "FaultyS3") -> None:
 
 @pytest.mark.slow
 def test_a_server_that_is_away_makes_no_file_absent(faulty_s3: "FaultyS3", monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(faults, "_AGAIN", faults._AGAIN.copy(stop=tenacity.stop_after_attempt(1)))
+    monkeypatch.setattr(faults, "RETRY_POLICY", faults.RETRY_POLICY.copy(stop=tenacity.stop_after_attempt(1)))
     faulty_s3.files["/bucket/a"] = b"abc"
     uri, absent = faulty_s3.uri("/bucket/a"), faulty_s3.uri("/bucket/absent")
     faulty_s3.stop()
-    with pytest.raises(UserError, match="s3://bucket/a could not be read") as caught:
+    with pytest.raises(UserError, match="s3://bucket/a cannot be read") as caught:
         read_bytes(uri)
     assert "endpoint" not in str(caught.value)
-    with pytest.raises(UserError, match="could not be read"):
+    with pytest.raises(UserError, match="cannot be read"):
         stamps([uri, absent])
     faulty_s3.start()
     assert read_bytes(uri) == b"abc"
@@ -192,7 +192,7 @@ def test_a_file_that_arrives_byte_by_byte_is_asked_for_again_and_then_named(
     faulty_s3.slow = {"/bucket/a": 2, "/bucket/b": 8}
     began = time.monotonic()
     assert read_bytes(faulty_s3.uri("/bucket/a")) == b"abc" * 10, "the third time it arrives at once"
-    with pytest.raises(UserError, match=r"s3://bucket/b could not be read, however often .* longer than 0.2 s"):
+    with pytest.raises(UserError, match=r"s3://bucket/b cannot be read, after several .* after 0.2 s"):
         read_bytes(faulty_s3.uri("/bucket/b"))
     assert time.monotonic() - began < 10
     assert read_bytes(faulty_s3.uri("/bucket/b")) == b"abc" * 10
@@ -204,7 +204,7 @@ def test_a_mute_server_holds_nobody(faulty_s3: "FaultyS3", monkeypatch: pytest.M
     with socket.create_server(("127.0.0.1", 0)) as silent:
         uri = f"s3://bucket/a?endpoint_override=127.0.0.1:{silent.getsockname()[1]}&scheme=http"
         for ask in (read_bytes, lambda uri: stamps([uri])):
-            with pytest.raises(UserError, match=r"s3://bucket/a could not be read, however often .* longer than 0.1 s"):
+            with pytest.raises(UserError, match=r"s3://bucket/a cannot be read, after several .* after 0.1 s"):
                 ask(uri)
 
 
@@ -232,7 +232,7 @@ from mcis.datasets.storage import faults, files
 from mcis.datasets.images.decode import decode_picture
 from mcis.datasets.errors import UserError
 
-faults._AGAIN = faults._AGAIN.copy(wait=tenacity.wait_none())
+faults.RETRY_POLICY = faults.RETRY_POLICY.copy(wait=tenacity.wait_none())
 stream = io.BytesIO()
 Image.new("RGB", (6000, 6000), "red").save(stream, "PNG")  # 108 MB as RGB, 144 MB as Pillow holds it
 open("a.png", "wb").write(stream.getvalue())
@@ -250,5 +250,5 @@ print(files.read_decoded("a.png", decode_picture).rgb.shape)
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "a.png could not be read, however often that was tried: not enough memory" in done.stdout
+    assert "a.png cannot be read, after several attempts: not enough memory" in done.stdout
     assert done.stdout.endswith("(6000, 6000, 3)\n")

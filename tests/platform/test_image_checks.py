@@ -91,7 +91,7 @@ def test_verdicts_that_cannot_be_read_at_present_are_not_given_up(
 ) -> None:
     workspace, file = Workspace(tmp_path), ImageFile("/a.jpg", 3, 1)
     keep(workspace, {file: SOUND})
-    with no_more_files(), pytest.raises(UserError, match="could not be read, however often"):
+    with no_more_files(), pytest.raises(UserError, match="cannot be read, after several attempts"):
         found(workspace, file)
     assert found(workspace, file) == [SOUND]
 

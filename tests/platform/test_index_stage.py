@@ -61,7 +61,7 @@ def test_an_error_of_the_disk_is_no_verdict(photos: Path, ray_local: None, monke
 
         from mcis.datasets.storage import faults
 
-        faults._AGAIN = faults._AGAIN.copy(wait=tenacity.wait_none())
+        faults.RETRY_POLICY = faults.RETRY_POLICY.copy(wait=tenacity.wait_none())
         return open_images(max_pixels, rows)
 
     path = photos.parent / "3.png"
@@ -70,7 +70,7 @@ def test_an_error_of_the_disk_is_no_verdict(photos: Path, ray_local: None, monke
     with monkeypatch.context() as patched:
         patched.setattr(index, "open_images", impatient)
         for _ in range(2):
-            with pytest.raises(UserError, match=r"3\.png could not be read, .*: Input/output error") as caught:
+            with pytest.raises(UserError, match=r"3\.png cannot be read, .*: Input/output error") as caught:
                 indexed(photos)
             assert "repeat the command" in caught.value.remedy
     path.unlink()
