@@ -1,4 +1,4 @@
-"""Pseudo masks: localization maps of the tagged classes and a background cue -> a label for every pixel, or ignore."""
+"""Pseudo masks: localization maps of the tagged classes and a background cue -> a label for each pixel, or ignore."""
 
 import dataclasses
 import inspect
@@ -17,11 +17,11 @@ from mcis.models.max_with_index import max_with_index
 
 
 class PseudoMask(NamedTuple):
-    """A pseudo mask before and after doubtful pixels are ignored.
+    """A pseudo mask before and after uncertain pixels are ignored.
 
     Attributes:
-        labels: (H, W) uint8, the most likely label of every pixel; the evaluation scores it.
-        mask: (H, W) uint8, the same with 255 at ignored pixels; the segmentation network learns from it.
+        labels: most likely label of each pixel, (H, W) uint8; scored by the evaluation.
+        mask: the same with 255 at ignored pixels, (H, W) uint8; the segmentation network is trained on it.
     """
 
     labels: NDArray[np.uint8]
@@ -29,14 +29,14 @@ class PseudoMask(NamedTuple):
 
 
 class TaggedMaps(NamedTuple):
-    """What a pseudo mask is made of.
+    """Inputs of a rule for pseudo masks: an image and the localization maps of its tags.
 
     Attributes:
-        scores: of the tagged classes, (T, H, W) float32 in [0, 1], T at least 1.
-        tags: (T,) class indices.
-        read_rgb: decodes the image, (H, W, 3) uint8.
-        saliency: (H, W) uint8; None of an image without a saliency map, or where the rule reads none.
-        one_scale: whether scores of different maps share a scale, which normalizing each by itself would lose.
+        scores: scores of the tagged classes, (T, H, W) float32 in [0, 1], T >= 1.
+        tags: indices of these classes, (T,).
+        read_rgb: function that decodes the image, (H, W, 3) uint8.
+        saliency: saliency map, (H, W) uint8; None if the image has none or the rule reads none.
+        one_scale: whether the scores of different maps share a scale, which normalization of each map would destroy.
     """
 
     scores: NDArray[np.float32]
@@ -48,14 +48,14 @@ class TaggedMaps(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MaskRule:
-    """A rule by which pseudo masks are made, an entry of `MASK_RULES`.
+    """A rule that makes pseudo masks, an entry of `MASK_RULES`.
 
     Attributes:
-        make: TaggedMaps -> PseudoMask; its keyword-only parameters are values of `pseudo_masks` by their names, or of
-            the rule's own record.
-        record: class of the section `pseudo_masks.<name of the rule>`; None for a rule without values of its own.
-        reads_saliency: whether each image has to have a saliency map.
-        uses_random_walk: whether maps walk over learnt affinities first.
+        make: function from TaggedMaps to a PseudoMask. Its keyword-only parameters are values of the section
+            `pseudo_masks` or of the rule's own section, by name.
+        record: class of the rule's own section `pseudo_masks.<name of the rule>`, or None.
+        reads_saliency: whether each image needs a saliency map.
+        uses_random_walk: whether a random walk over learned affinities is applied to the maps first.
     """
 
     make: Callable[..., PseudoMask]
@@ -64,23 +64,41 @@ class MaskRule:
     uses_random_walk: bool = False
 
     def __call__(self, maps: TaggedMaps, values: Mapping[str, Any]) -> PseudoMask:
-        """The pseudo mask by the values that the rule takes, out of more; UserError where it is none, as rules may be
-        another package's."""
-        taken = [p.name for p in inspect.signature(self.make).parameters.values() if p.kind == p.KEYWORD_ONLY]
-        made, size = self.make(maps, **{name: values[name] for name in taken}), maps.scores.shape[1:]
-        if not all(part.dtype == np.uint8 and part.shape == size for part in made) or (made.labels == IGNORE).any():
-            kinds = ", ".join(f"{name} {part.dtype} {part.shape}" for name, part in made._asdict().items())
+        """Makes a pseudo mask.
+
+        Args:
+            maps: the image and its maps.
+            values: values by name; those that the rule does not take are ignored.
+
+        Raises:
+            UserError: the result is not a valid pseudo mask, which can happen with a rule of another package.
+        """
+        parameters = inspect.signature(self.make).parameters.values()
+        names = [parameter.name for parameter in parameters if parameter.kind == parameter.KEYWORD_ONLY]
+        made = self.make(maps, **{name: values[name] for name in names})
+
+        size = maps.scores.shape[1:]
+        has_valid_arrays = all(array.dtype == np.uint8 and array.shape == size for array in made)
+        if not has_valid_arrays or (made.labels == IGNORE).any():
+            arrays = ", ".join(f"{name} {array.dtype} {array.shape}" for name, array in made._asdict().items())
             raise UserError(
-                f"the rule {self.make.__module__}.{self.make.__qualname__} made {kinds}",
-                f"uint8 {size}, and {IGNORE} in the mask alone",
+                f"the rule {self.make.__module__}.{self.make.__qualname__} returned {arrays}",
+                f"uint8 arrays of shape {size}, with {IGNORE} only in the mask",
                 "correct the package that adds it, or choose another pseudo_masks.rule",
             )
         return made
 
 
-def _labels(scores: NDArray[np.float32], tags: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """The label of the highest score, of the background's and those of T tags (1 + T, H, W), at each pixel."""
-    return np.concatenate([[0], tags + 1]).astype(np.uint8)[max_with_index(scores)[1]]
+def _most_likely(scores: NDArray[np.float32], tags: NDArray[np.int64]) -> NDArray[np.uint8]:
+    """Returns the label with the highest score at each pixel, (H, W).
+
+    Args:
+        scores: scores of background and T tags, (1 + T, H, W).
+        tags: indices of the tagged classes, (T,).
+    """
+    _, index = max_with_index(scores)
+    labels = np.concatenate([[0], tags + 1]).astype(np.uint8)
+    return labels[index]
 
 
 def by_saliency(
@@ -92,16 +110,17 @@ def by_saliency(
     max_background_saliency: int,
     min_foreground_fraction: float,
 ) -> PseudoMask:
-    """Pseudo mask in which 1 - saliency is the score of the background (RELEASED_RECIPE, "Pseudo masks").
+    """Makes a pseudo mask with the background score 1 - saliency (RELEASED_RECIPE, "Pseudo masks").
 
-    Each map is min-max normalized first; maps that share a scale compete as they are.
+    Each map is min-max normalized first, unless the maps share a scale.
 
     Args:
+        maps: the image and its maps.
         score_floor: scores below it count as 0.
-        conflict_threshold: a pixel where two or more scores exceed it is ignored.
-        foreground_confidence: a background pixel where a map exceeds it is ignored.
-        max_background_saliency: a background pixel whose saliency is at least this, of 255, is ignored.
-        min_foreground_fraction: an image whose foreground covers less than this fraction is ignored as a whole.
+        conflict_threshold: pixels where two or more scores exceed it are ignored.
+        foreground_confidence: background pixels where a map exceeds it are ignored.
+        max_background_saliency: background pixels with at least this saliency, of 255, are ignored.
+        min_foreground_fraction: images whose foreground covers a smaller fraction are ignored entirely.
     """
     assert maps.saliency is not None
     classes = maps.scores
@@ -109,45 +128,51 @@ def by_saliency(
         low = classes.min(axis=(1, 2), keepdims=True)
         high = classes.max(axis=(1, 2), keepdims=True)
         classes = (classes - low) / np.maximum(high - low, 1e-6)
+
     background = 1 - maps.saliency.astype(np.float32) / 255
     scores = np.concatenate([background[None], classes])
     scores[scores < score_floor] = 0
-    labels = _labels(scores, maps.tags)
+    labels = _most_likely(scores, maps.tags)
+
     mask = labels.copy()
     mask[(scores > conflict_threshold).sum(axis=0) >= 2] = IGNORE
-    salient = np.maximum(maps.saliency, np.where((classes > foreground_confidence).any(axis=0), 255, 0))
-    mask[(labels == 0) & (salient >= max_background_saliency)] = IGNORE
+    is_confident = (classes > foreground_confidence).any(axis=0)
+    saliency = np.where(is_confident, 255, maps.saliency)
+    mask[(labels == 0) & (saliency >= max_background_saliency)] = IGNORE
     if (labels > 0).mean() < min_foreground_fraction:
         mask[:] = IGNORE
     return PseudoMask(labels, mask)
 
 
 _CERTAINTY = 0.7
-"""Probability of the label that wins at a pixel, before the CRF."""
+"""Probability of the winning label at a pixel before the CRF."""
 
 
 def by_crf(maps: TaggedMaps, *, threshold: float, background_threshold: float, crf: CrfParameters) -> PseudoMask:
-    """Pseudo mask without saliency: two background thresholds refined by the dense CRF, ignored where they disagree.
+    """Makes a pseudo mask without saliency: two background thresholds refined by the dense CRF.
 
-    The maps compete with a constant background score. The label that wins gets a probability of 0.7 at its pixels, and
-    the CRF moves its edges to those of the image (after Ahn et al., CVPR 2019, section 4). Pixels that are foreground
-    against `threshold` are foreground, pixels that are background against `background_threshold` are background, and
-    the others are ignored.
+    The maps compete with a constant background score. The winning label gets probability 0.7, and the CRF moves label
+    boundaries to image edges (after Ahn et al., CVPR 2019, section 4). Pixels that win against `threshold` are
+    foreground, pixels that lose against `background_threshold` are background, and all others are ignored.
 
     Args:
+        maps: the image and its maps.
         threshold: background score that foreground has to exceed.
-        background_threshold: background score, at most `threshold`, that background has to win with.
+        background_threshold: background score that no class may exceed at background pixels; at most `threshold`.
         crf: parameters of the CRF.
     """
+    count, height, width = maps.scores.shape
+    highest, index = max_with_index(maps.scores)
 
-    count, *size = maps.scores.shape
-    highest, number = max_with_index(maps.scores)
-    both = np.full((2, count + 1, *size), (1 - _CERTAINTY) / count, np.float32)
-    for probabilities, background in zip(both, (threshold, background_threshold), strict=True):
-        won = np.where(highest > background, number + 1, 0)
-        np.put_along_axis(probabilities, won[None], _CERTAINTY, axis=0)
-    labels, lower = (_labels(refined, maps.tags) for refined in dense_crf(maps.read_rgb(), both, crf))
-    mask = np.where((labels == 0) & (lower > 0), IGNORE, labels)
+    probabilities = np.full((2, count + 1, height, width), (1 - _CERTAINTY) / count, np.float32)
+    for planes, background in zip(probabilities, (threshold, background_threshold), strict=True):
+        winner = np.where(highest > background, index + 1, 0)
+        np.put_along_axis(planes, winner[None], _CERTAINTY, axis=0)
+
+    refined, refined_low = dense_crf(maps.read_rgb(), probabilities, crf)
+    labels = _most_likely(refined, maps.tags)
+    labels_low = _most_likely(refined_low, maps.tags)
+    mask = np.where((labels == 0) & (labels_low > 0), IGNORE, labels)
     return PseudoMask(labels, mask)
 
 
@@ -159,4 +184,4 @@ MASK_RULES = Registry[MaskRule](
         "affinity": MaskRule(make=by_crf, uses_random_walk=True),
     },
 )
-"""What the values of `pseudo_masks.rule` mean; packages add to them by entry points of `mcis.mask_rules`."""
+"""Rules by their names in `pseudo_masks.rule`; packages add to them by entry points of `mcis.mask_rules`."""

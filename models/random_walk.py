@@ -1,8 +1,8 @@
 """Random walk of maps over affinities between neighboring positions (Ahn and Kwak, CVPR 2018, section 3.3).
 
-Affinities (..., D, h, w) lie in one plane per direction: plane d has, at (y, x), that of the positions (y, x) and
-(y, x) + directions[d]; where the latter lies outside the map, nothing is meant. Half of the directions suffice, as
-affinities are symmetric.
+Affinities have one plane per direction, (..., D, h, w): plane d contains at (y, x) the affinity between the positions
+(y, x) and (y, x) + directions[d]. Values whose second position is outside the map are not read. Affinities are
+symmetric, so half of the directions suffice.
 """
 
 import functools
@@ -16,34 +16,50 @@ from torch import Tensor
 
 
 def directions(radius: int) -> list[tuple[int, int]]:
-    """Offsets (dy, dx) shorter than `radius` positions, one of each opposite two: 34 of radius 5."""
-    return [
-        (dy, dx)
-        for dy in range(radius)
-        for dx in range(1 - radius, radius)
-        if dy * dy + dx * dx < radius * radius and (dy > 0 or dx > 0)
-    ]
+    """Returns the offsets (dy, dx) shorter than `radius`, one of each opposite pair: 34 for radius 5."""
+    found = []
+    for dy in range(radius):
+        for dx in range(1 - radius, radius):
+            is_near = dy * dy + dx * dx < radius * radius
+            is_first_of_pair = dy > 0 or dx > 0
+            if is_near and is_first_of_pair:
+                found.append((dy, dx))
+    return found
 
 
 def pair_slices(shape: tuple[int, int], direction: tuple[int, int]) -> tuple[tuple[slice, slice], tuple[slice, slice]]:
-    """Which positions of a map (h, w) have a partner in a direction, and which ones are the partners."""
-    (h, w), (dy, dx) = shape, direction
-    rows, partner_rows = slice(0, max(0, h - dy)), slice(dy, h)
-    columns, partner_columns = slice(max(0, -dx), max(0, min(w, w - dx))), slice(max(0, dx), max(0, min(w, w + dx)))
-    return (rows, columns), (partner_rows, partner_columns)
+    """Returns the slices of a map that select the pairs of positions in a direction.
+
+    Args:
+        shape: height and width of the map.
+        direction: offset (dy, dx) of the second position, dy >= 0.
+
+    Returns:
+        Slices of rows and columns for the first positions, and for the second ones.
+    """
+    h, w = shape
+    dy, dx = direction
+    rows = slice(0, max(0, h - dy))
+    columns = slice(max(0, -dx), max(0, min(w, w - dx)))
+    second_rows = slice(dy, h)
+    second_columns = slice(max(0, dx), max(0, min(w, w + dx)))
+    return (rows, columns), (second_rows, second_columns)
 
 
 class _Structure(NamedTuple):
-    """Where a step's weights stand in CSR, which the size of a map decides alone.
+    """Sparsity structure of a transition matrix in CSR format, which depends only on the size of the map.
+
+    Weights are listed as those of each position with itself, then for each direction those from first to second
+    positions and those from second to first.
 
     Attributes:
-        starts: where each row's entries begin, (hw + 1,) int32.
-        columns: of each entry, int32.
-        order: of each entry, its number among a position's own weights, then each direction's in both senses.
-        rows: of each weight in that order, int64.
+        row_starts: index of the first entry of each row, (hw + 1,) int32.
+        columns: column of each entry, int32.
+        order: number of each entry's weight in the list.
+        rows: row of each weight in the list, int64.
     """
 
-    starts: Tensor
+    row_starts: Tensor
     columns: Tensor
     order: Tensor
     rows: Tensor
@@ -52,46 +68,70 @@ class _Structure(NamedTuple):
 @functools.lru_cache(maxsize=16)
 def _structure(h: int, w: int, radius: int) -> _Structure:
     index = np.arange(h * w, dtype=np.int32).reshape(h, w)
-    rows, columns = [index.ravel()], [index.ravel()]
+    row_parts = [index.ravel()]
+    column_parts = [index.ravel()]
     for direction in directions(radius):
-        here, there = pair_slices((h, w), direction)
-        one, other = index[here].ravel(), index[there].ravel()
-        rows += [one, other]
-        columns += [other, one]
-    row, column = np.concatenate(rows), np.concatenate(columns)
-    order: NDArray[np.intp] = np.lexsort((column, row))
-    ends = np.cumsum(np.bincount(row, minlength=h * w), dtype=np.int32)
-    parts = np.concatenate([np.zeros(1, np.int32), ends]), column[order], order, row.astype(np.int64)
-    return _Structure(*(torch.from_numpy(part) for part in parts))
+        first_slices, second_slices = pair_slices((h, w), direction)
+        first = index[first_slices].ravel()
+        second = index[second_slices].ravel()
+        row_parts += [first, second]
+        column_parts += [second, first]
+
+    rows = np.concatenate(row_parts)
+    columns = np.concatenate(column_parts)
+    order: NDArray[np.intp] = np.lexsort((columns, rows))
+    row_ends = np.cumsum(np.bincount(rows, minlength=h * w), dtype=np.int32)
+    return _Structure(
+        row_starts=torch.from_numpy(np.concatenate([np.zeros(1, np.int32), row_ends])),
+        columns=torch.from_numpy(columns[order]),
+        order=torch.from_numpy(order),
+        rows=torch.from_numpy(rows.astype(np.int64)),
+    )
 
 
 def transition(affinities: Tensor, radius: int, beta: float) -> Tensor:
-    """The walk's step as a sparse matrix (hw, hw) in CSR: new value of a position = mean over its neighbors' values.
+    """Computes the matrix of a step, which replaces the value at a position by a mean over its neighbors.
 
-    The weights are affinities to the power `beta`, a position's with itself is 1, and each row sums to 1.
+    The weights are affinities to the power of `beta`; a position has weight 1 with itself. Each row sums to 1.
 
     Args:
         affinities: (D, h, w) in [0, 1].
-        radius: of `directions`.
-        beta: makes low affinities count less.
+        radius: radius of `directions`.
+        beta: exponent; large values suppress low affinities.
+
+    Returns:
+        Sparse matrix in CSR format, (hw, hw).
     """
     h, w = affinities.shape[1:]
-    starts, columns, order, rows = (part.to(affinities.device) for part in _structure(h, w, radius))
-    values = [affinities.new_ones(h * w)]
+    row_starts, columns, order, rows = (part.to(affinities.device) for part in _structure(h, w, radius))
+
+    weights = [affinities.new_ones(h * w)]
     for plane, direction in zip(affinities, directions(radius), strict=True):
-        here, _ = pair_slices((h, w), direction)
-        values += [plane[here].reshape(-1).pow(beta)] * 2
-    weight = torch.cat(values)
-    weight = weight / weight.new_zeros(h * w).index_add_(0, rows, weight)[rows]
+        first_slices, _ = pair_slices((h, w), direction)
+        powers = plane[first_slices].reshape(-1).pow(beta)
+        weights += [powers, powers]
+    weight = torch.cat(weights)
+    row_sums = weight.new_zeros(h * w).index_add_(0, rows, weight)
+    weight = weight / row_sums[rows]
+
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Sparse (invariant checks|CSR tensor support)")
-        return torch.sparse_csr_tensor(starts, columns, weight[order], size=(h * w, h * w), check_invariants=False)
+        return torch.sparse_csr_tensor(row_starts, columns, weight[order], size=(h * w, h * w), check_invariants=False)
 
 
 def random_walk(maps: Tensor, affinities: Tensor, *, radius: int, beta: float, steps: int) -> Tensor:
-    """Maps (T, h, w) after `steps` steps of a walk over affinities (D, h, w), (T, h, w).
+    """Applies steps of a random walk to maps. The values of a map stay within its range.
 
-    A map's values stay within its range. Memory grows with hw and the square of the radius, never with (hw)^2.
+    Memory grows with hw and the square of the radius, not with (hw)^2.
+
+    Args:
+        maps: (T, h, w).
+        affinities: (D, h, w) in [0, 1].
+        radius, beta: see `transition`.
+        steps: number of steps.
+
+    Returns:
+        Maps, (T, h, w).
     """
     step = transition(affinities, radius, beta)
     values = maps.flatten(1).T.contiguous()
