@@ -1,7 +1,8 @@
-"""Paired bootstrap: how far the difference of mIoU would move with other images, and with other seeds.
+"""Paired bootstrap: how much a difference of mIoU would vary with other images and with other seeds.
 
-Images are drawn with replacement, the same ones for everything that is compared (Efron and Tibshirani, "An Introduction
-to the Bootstrap", 1993, chapters 8 and 13). An mIoU is no mean over images, so it is computed anew from each draw.
+Images are drawn with replacement, the same ones for both compared configurations (Efron and Tibshirani, "An
+Introduction to the Bootstrap", 1993, chapters 8 and 13). mIoU is not a mean over images, so it is recomputed for each
+resample.
 """
 
 import numpy as np
@@ -12,85 +13,126 @@ from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
 from mcis.models.counts import Overlaps
 from mcis.models.metrics import iou_of
 
-_MOST_NUMBERS = 2**22
-"""Numbers that are drawn at a time."""
+_MAX_NUMBERS = 2**22
+"""Largest number of random numbers that are drawn at a time."""
 
 
 def bootstrap_differences(
     first: Overlaps, second: Overlaps, *, paired: bool, resamples: int, seed: int
 ) -> NDArray[np.float64]:
-    """Mean mIoU over seeds of the second configuration less that of the first, for each resample of images and seeds.
+    """Computes, for each resample, the mean mIoU over seeds of the second configuration minus that of the first.
 
-    A resample draws N images, the same ones for all seeds: with a draw for each seed, S seeds would pass for S times as
-    many images. Seeds are weighed beside them by Student's t (`seed_shares`): the few that there are resampled would
-    stay between the lowest and the highest, and three of them hold no difference in three of four cases rather than in
-    19 of 20. Of one seed nothing is known of others: it is taken in every resample.
+    A resample draws N images, the same ones for all seeds; with separate draws, S seeds would count like S times as
+    many images. Seeds are not resampled but weighted randomly by Student's t (`seed_weights`). Resampling a few seeds
+    would never leave the range of their values: with three seeds, an interval of 95 % would contain the true difference
+    in three of four cases only. With one seed, nothing is known about others, and it has weight 1 in every resample.
 
     Args:
-        first, second: overlaps of the same N images, (S, N, K + 1) of S seeds, which may be more of one than of the
-            other. Images without a scored pixel are left out of the draws.
-        paired: whether seed s of both is the same one, so that both get the same draw of seeds and what seeds share
-            cancels out; else seeds are drawn for each of them.
+        first, second: overlaps of the same N images, (S, N, K + 1), for S seeds; the numbers of seeds may differ.
+            Images without a scored pixel are excluded.
+        paired: whether both configurations have the same seeds. Both then get the same weights of seeds, so effects
+            that seeds share cancel out.
+        resamples: number of resamples.
+        seed: seed of the draws.
 
     Returns:
-        Differences in points of percent, (resamples,); all NaN where fewer than two images have a scored pixel.
+        Differences in percentage points, (resamples,); all NaN if fewer than two images have a scored pixel.
     """
-    scored = sum(np.asarray(part).sum(axis=(0, 2)) for prediction in (first, second) for part in prediction) > 0
-    if scored.sum() < 2:
+    is_scored = _scored_pixels(first) + _scored_pixels(second) > 0
+    images = int(is_scored.sum())
+    if images < 2:
         return np.full(resamples, np.nan)
-    first, second = (Overlaps(*(part[:, scored] for part in prediction)) for prediction in (first, second))
-    images, at_a_time = int(scored.sum()), max(1, _MOST_NUMBERS // int(scored.sum()))
+
+    first = Overlaps(*(part[:, is_scored] for part in first))
+    second = Overlaps(*(part[:, is_scored] for part in second))
+    first_seeds = len(first.both)
+    second_seeds = len(second.both)
+    chunk = max(1, _MAX_NUMBERS // images)
     differences = []
-    for start in range(0, resamples, at_a_time):
-        rows = np.arange(start, min(start + at_a_time, resamples))
+    for start in range(0, resamples, chunk):
+        rows = np.arange(start, min(start + chunk, resamples))
         times = times_drawn(images, rows, seed)
-        of_first, of_second = (_mious(times, prediction) for prediction in (first, second))
-        shares = seed_shares(len(first.both), rows, seed)
-        others = shares if paired else seed_shares(len(second.both), rows, seed, turn=len(first.both) + 1)
-        differences.append((of_second * others).sum(axis=1) - (of_first * shares).sum(axis=1))
+        first_mious = _mious(times, first)
+        second_mious = _mious(times, second)
+
+        first_weights = seed_weights(first_seeds, rows, seed)
+        if paired:
+            second_weights = first_weights
+        else:
+            second_weights = seed_weights(second_seeds, rows, seed, turn=first_seeds + 1)
+        second_means = (second_mious * second_weights).sum(axis=1)
+        first_means = (first_mious * first_weights).sum(axis=1)
+        differences.append(second_means - first_means)
     return np.concatenate(differences)
 
 
+def _scored_pixels(overlaps: Overlaps) -> NDArray[np.int64]:
+    """Counts each image's pixels of `overlaps` over seeds and labels, (N,); 0 if and only if no pixel is scored."""
+    totals = [np.asarray(part).sum(axis=(0, 2)) for part in overlaps]
+    return np.sum(totals, axis=0)
+
+
 def times_drawn(images: int, resamples: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-    """How often each resample draws each image, (len(resamples), images); rows sum to the number of images."""
-    drawn = (_draws(DrawPurpose.BOOTSTRAP, images, resamples, seed) * images).astype(np.int64)
-    of_resample = drawn + np.arange(len(resamples))[:, None] * images
-    return np.bincount(of_resample.ravel(), minlength=drawn.size).reshape(drawn.shape)
-
-
-def seed_shares(seeds: int, resamples: NDArray[np.int64], seed: int, *, turn: int = 0) -> NDArray[np.float64]:
-    """The weight of each of S `seeds` in each resample, (len(resamples), S); rows sum to 1, some are negative.
-
-    S values so weighed are distributed about their mean as t times its standard error is, with S - 1 degrees of
-    freedom: z, S normal draws less their mean, over the root of S times a draw of chi squared.
+    """Returns how often each resample draws each image.
 
     Args:
-        seed: of the draws.
-        turn: number of a resample's first draw, of S + 1; other ones give draws of their own.
+        images: number of images.
+        resamples: numbers of the resamples, (R,).
+        seed: seed of the draws.
+
+    Returns:
+        (R, images); rows sum to the number of images.
+    """
+    drawn = (_draws(DrawPurpose.BOOTSTRAP, images, resamples, seed) * images).astype(np.int64)
+    cells = drawn + np.arange(len(resamples))[:, None] * images
+    return np.bincount(cells.ravel(), minlength=drawn.size).reshape(drawn.shape)
+
+
+def seed_weights(seeds: int, resamples: NDArray[np.int64], seed: int, *, turn: int = 0) -> NDArray[np.float64]:
+    """Draws weights of S seeds for each resample; they can be negative.
+
+    The weighted sum of S values is distributed around their mean like t times its standard error, with t from Student's
+    distribution with S - 1 degrees of freedom: S normal draws minus their mean, divided by the square root of S times a
+    draw from the chi-squared distribution.
+
+    Args:
+        seeds: number of seeds S.
+        resamples: numbers of the resamples, (R,).
+        seed: seed of the draws.
+        turn: number of the first of S + 1 draws of a resample. Different numbers give independent draws.
+
+    Returns:
+        (R, S); rows sum to 1.
     """
     if seeds == 1:
         return np.ones((len(resamples), 1))
     draws = _draws(DrawPurpose.BOOTSTRAP_SEEDS, seeds + 1, resamples, seed, turn).clip(min=1e-12)
-    z, squares = stats.norm.ppf(draws[:, :-1]), stats.chi2.ppf(draws[:, -1:], seeds - 1)
-    return np.asarray(1 / seeds + (z - z.mean(axis=1, keepdims=True)) / np.sqrt(seeds * squares))
+    normal = stats.norm.ppf(draws[:, :-1])
+    chi_squared = stats.chi2.ppf(draws[:, -1:], seeds - 1)
+    deviations = (normal - normal.mean(axis=1, keepdims=True)) / np.sqrt(seeds * chi_squared)
+    return np.asarray(1 / seeds + deviations)
 
 
 def _draws(
-    purpose: DrawPurpose, turns: int, resamples: NDArray[np.int64], seed: int, first: int = 0
+    purpose: DrawPurpose, count: int, resamples: NDArray[np.int64], seed: int, first: int = 0
 ) -> NDArray[np.float64]:
-    """Draws in [0, 1) of each resample in so many turns, the first of which has the number `first`."""
-    turn, rows = np.tile(np.arange(first, first + turns), len(resamples)), np.repeat(resamples, turns)
-    return uniforms(purpose, seed, rows, turn)[:, 0].reshape(-1, turns)
+    """Returns `count` draws in [0, 1) for each resample, (R, count), numbered from `first`."""
+    turns = np.tile(np.arange(first, first + count), len(resamples))
+    rows = np.repeat(resamples, count)
+    return uniforms(purpose, seed, rows, turns)[:, 0].reshape(-1, count)
 
 
 def _mious(times: NDArray[np.int64], overlaps: Overlaps) -> NDArray[np.float64]:
-    """mIoU of each resample and seed, (R, S); sums of whole numbers below 2^53 are exact in float64, and fast."""
+    """Computes the mIoU of each resample and seed, (R, S).
+
+    Products are computed in float64, which is fast, and exact for whole numbers below 2^53.
+    """
     weights = times.astype(np.float64)
     values = iou_of(*(weights @ part.astype(np.float64) for part in overlaps))  # (S, R, K + 1)
     return np.asarray(np.nanmean(values, axis=2).T)
 
 
 def percentile_interval(values: NDArray[np.float64], confidence: float) -> tuple[float, float]:
-    """The percentile interval of bootstrapped values that holds so large a share of them, in (0, 1)."""
+    """Returns the central interval that contains the fraction `confidence`, in (0, 1), of bootstrapped values."""
     low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)

@@ -1,4 +1,4 @@
-"""Metrics of confusion matrices: IoU, precision, recall, boundary IoU, what is lost; thresholds, baselines, tags."""
+"""Metrics of confusion matrices (IoU, precision, recall, boundary IoU, error shares), baselines, average precision."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -10,27 +10,31 @@ from mcis.datasets.registry import Registry
 
 
 def iou(matrix: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Intersection over union of each label in percent, (..., K + 1), from confusion matrices (..., K + 1, K + 1).
+    """Computes the intersection over union of each label in percent.
 
-    It is NaN for a label that occurs in neither truth nor prediction.
+    Args:
+        matrix: confusion matrices, (..., K + 1, K + 1), with one row per true label.
+
+    Returns:
+        (..., K + 1); NaN for labels that occur in neither truth nor prediction.
     """
     hits, truth, predicted = _marginals(matrix)
     return iou_of(hits, truth, predicted)
 
 
 def iou_of(both: NDArray[Any], truth: NDArray[Any], predicted: NDArray[Any]) -> NDArray[np.float64]:
-    """Intersection over union in percent, from sizes of an intersection and of the two sets; NaN where these are 0."""
+    """Computes the IoU in percent from the sizes of intersection, truth and prediction; NaN if all are 0."""
     return _percent(both, truth + predicted - both)
 
 
 def precision(matrix: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Share of the pixels predicted as each label that are of it, in percent, (K + 1,); NaN where there are none."""
+    """Computes the precision of each label in percent, (K + 1,); NaN for labels that are never predicted."""
     hits, _, predicted = _marginals(matrix)
     return _percent(hits, predicted)
 
 
 def recall(matrix: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Share of the pixels of each label that are predicted as it, in percent, (K + 1,); NaN where there are none."""
+    """Computes the recall of each label in percent, (K + 1,); NaN for labels that do not occur in the truth."""
     hits, truth, _ = _marginals(matrix)
     return _percent(hits, truth)
 
@@ -38,33 +42,43 @@ def recall(matrix: NDArray[np.int64]) -> NDArray[np.float64]:
 LABEL_SCORES = Registry[Callable[[NDArray[np.int64]], NDArray[np.float64]]](
     "scores", {"precision": precision, "recall": recall}
 )
-"""What is scored beside IoU: confusion matrix (K + 1, K + 1), true by predicted label, background first -> a figure of
-each label in percent, (K + 1,), NaN where it has none; packages add to them by entry points of `mcis.scores`."""
+"""Scores of labels in addition to IoU, by name. A score is a function from a confusion matrix (K + 1, K + 1), with one
+row per true label and background first, to percentages (K + 1,), NaN for labels without a value. Packages add to them
+by entry points of `mcis.scores`."""
 
 
 def boundary_iou(counts: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Boundary IoU of each label in percent, (K + 1,), from the counts of label masks (MASK_PARTS, K + 1, K + 1).
+    """Computes the boundary IoU of each label in percent (Cheng et al., CVPR 2021, section 4.1).
 
-    That is the IoU of the boundary regions of the label in truth and prediction (Cheng et al., CVPR 2021, section 4.1),
-    intersections and unions summed over the images; NaN where a label occurs in neither. A prediction that is the truth
-    where that is known reaches less than 100 next to ignored pixels, since its own contour is not theirs.
+    It is the IoU of the label's boundary regions in truth and prediction, with intersections and unions summed over the
+    images. Next to ignored pixels, even a prediction that equals the truth at all scored pixels can score below 100,
+    because the contours of the ignored area are not contours of the prediction.
+
+    Args:
+        counts: counts of label masks, (MASK_PARTS, K + 1, K + 1).
+
+    Returns:
+        (K + 1,); NaN for labels that occur in neither truth nor prediction.
     """
-    return iou_of(np.diagonal(counts[3]), counts[2:].sum(axis=(0, 2)), counts[1::2].sum(axis=(0, 1)))
+    both = np.diagonal(counts[3])
+    truth = counts[2:].sum(axis=(0, 2))
+    predicted = counts[1::2].sum(axis=(0, 1))
+    return iou_of(both, truth, predicted)
 
 
 def mean(values: NDArray[np.float64]) -> float:
-    """Mean over the labels that have a value; NaN where none has."""
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else float("nan")
+    """Computes the mean over the labels that have a value; NaN if none has."""
+    present = values[~np.isnan(values)]
+    return float(present.mean()) if len(present) else float("nan")
 
 
 class ErrorShares(NamedTuple):
-    """What each label lacks to an IoU of 100, in percent of its union, (K + 1,) each; with the IoU they sum to 100.
+    """What reduces the IoU of each label, in percent of its union, (K + 1,) each. Their sum with the IoU is 100.
 
     Attributes:
-        missed: pixels of a class predicted as background, which lack to the class and are too many of the background.
-        spurious: pixels of the background predicted as a class, likewise.
-        confused: pixels of a class predicted as another class; none of the background's.
+        missed: pixels of a class that are predicted as background. They reduce the IoU of both.
+        spurious: background pixels that are predicted as a class. They reduce the IoU of both.
+        confused: pixels of a class that are predicted as another class; 0 for the background.
     """
 
     missed: NDArray[np.float64]
@@ -73,16 +87,20 @@ class ErrorShares(NamedTuple):
 
 
 def error_shares(matrix: NDArray[np.int64]) -> ErrorShares:
-    """What a confusion matrix (K + 1, K + 1) lacks, label by label; NaN for one that has no IoU."""
+    """Computes the error shares of each label from a confusion matrix (K + 1, K + 1); NaN for labels without an IoU."""
     hits, truth, predicted = _marginals(matrix)
-    missed, spurious = matrix[:, 0].copy(), matrix[0].copy()
-    missed[0], spurious[0] = matrix[1:, 0].sum(), matrix[0, 1:].sum()
     union = truth + predicted - hits
-    return ErrorShares(*(_percent(part, union) for part in (missed, spurious, union - hits - missed - spurious)))
+
+    missed = matrix[:, 0].copy()
+    missed[0] = matrix[1:, 0].sum()
+    spurious = matrix[0].copy()
+    spurious[0] = matrix[0, 1:].sum()
+    confused = union - hits - missed - spurious
+    return ErrorShares(_percent(missed, union), _percent(spurious, union), _percent(confused, union))
 
 
 def _marginals(matrix: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-    """Pixels of each label in both, in the truth, and in the prediction, (..., K + 1) each."""
+    """Returns the pixels of each label in truth and prediction, in truth, and in prediction, (..., K + 1) each."""
     return np.diagonal(matrix, axis1=-2, axis2=-1), matrix.sum(axis=-1), matrix.sum(axis=-2)
 
 
@@ -92,45 +110,68 @@ def _percent(part: NDArray[Any], whole: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def sweep(counts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Counts of maps (bins, K + 1, K + 1) -> confusion matrices (bins, K + 1, K + 1) at thresholds i / bins.
+    """Computes the confusion matrix at each background threshold i / bins from counts of maps.
 
-    At threshold t a pixel gets the label of its strongest tagged class if that class's score is at least t, else 0.
+    At threshold t a pixel is assigned to its tagged class with the highest score if this score is at least t, else to
+    the background.
+
+    Args:
+        counts: sums of `counts.map_counts`, (bins, K + 1, K + 1).
+
+    Returns:
+        Confusion matrices, (bins, K + 1, K + 1).
     """
-    out = counts[::-1].cumsum(axis=0)[::-1].copy()  # pixels with a score of at least i / bins
-    out[:, :, 0] = (counts.sum(axis=0) - out).sum(axis=-1)
-    return out
+    matrices = counts[::-1].cumsum(axis=0)[::-1].copy()  # pixels with a score of at least i / bins
+    matrices[:, :, 0] = (counts.sum(axis=0) - matrices).sum(axis=-1)
+    return matrices
 
 
 def random_tag_mask(salient: NDArray[np.bool_], tags: NDArray[np.int64], draw: float) -> NDArray[np.uint8]:
-    """The baseline without a classifier: one tag of the image on its salient pixels, (H, W), background elsewhere.
+    """Makes the mask of the baseline without a classifier: a random tag of the image on all its salient pixels.
 
     Args:
-        salient: (H, W).
-        tags: (T,) class indices.
-        draw: a random number in [0, 1), which chooses the tag.
+        salient: whether a pixel is salient, (H, W).
+        tags: class indices, (T,).
+        draw: random number in [0, 1) that selects the tag.
+
+    Returns:
+        Labels, (H, W).
     """
-    return np.where(salient, tags[int(draw * len(tags))] + 1, 0).astype(np.uint8)
+    tag = tags[int(draw * len(tags))]
+    return np.where(salient, tag + 1, 0).astype(np.uint8)
 
 
 def best_tag_mask(salient: NDArray[np.bool_], tags: NDArray[np.int64], truth: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """The baseline of a perfect classifier: the true tag on each salient pixel, (H, W), background elsewhere.
+    """Makes the mask of the baseline with a perfect classifier: the true tag on each salient pixel.
 
     Args:
-        salient: (H, W).
-        tags: (T,) class indices; the first is taken where none is true.
-        truth: (H, W).
+        salient: whether a pixel is salient, (H, W).
+        tags: class indices, (T,). The first is used at salient pixels whose true label is not a tag.
+        truth: true labels, (H, W).
+
+    Returns:
+        Labels, (H, W).
     """
-    tagged = np.isin(truth, tags + 1)
-    return np.where(salient, np.where(tagged, truth, tags[0] + 1), 0).astype(np.uint8)
+    is_tagged = np.isin(truth, tags + 1)
+    foreground = np.where(is_tagged, truth, tags[0] + 1)
+    return np.where(salient, foreground, 0).astype(np.uint8)
 
 
 def average_precision(scores: NDArray[np.float64], tags: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Average precision of every class in percent, (N, K), (N, K) -> (K,); NaN for a class without a positive image.
+    """Computes the average precision of each class in percent.
 
-    Of images with the same score those without the class come first: scores that tell nothing earn nothing.
+    Among images with equal scores, those without the class are ranked first, so constant scores gain nothing.
+
+    Args:
+        scores: scores of N images, (N, K).
+        tags: whether an image has a class, (N, K).
+
+    Returns:
+        (K,); NaN for classes without a positive image.
     """
     order = np.lexsort((tags, -scores), axis=0)
     hits = np.take_along_axis(tags, order, axis=0)
-    precision = hits.cumsum(axis=0) / np.arange(1, len(hits) + 1)[:, None]
+    ranks = np.arange(1, len(hits) + 1)[:, None]
+    precisions = hits.cumsum(axis=0) / ranks
     with np.errstate(invalid="ignore", divide="ignore"):
-        return 100 * (precision * hits).sum(axis=0) / hits.sum(axis=0)
+        return 100 * (precisions * hits).sum(axis=0) / hits.sum(axis=0)

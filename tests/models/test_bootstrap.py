@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
-from mcis.models.bootstrap import bootstrap_differences, percentile_interval, seed_shares, times_drawn
+from mcis.models.bootstrap import bootstrap_differences, percentile_interval, seed_weights, times_drawn
 from mcis.models.counts import Counts, Overlaps, overlaps
 
 seeds = st.integers(0, 2**31 - 1)
@@ -51,7 +51,7 @@ def test_seeds_are_weighed_beside_images(seed: int, images: int, one: int, other
         draws = [uniforms(DrawPurpose.BOOTSTRAP, seed, resample, np.array([turn]))[0, 0] for turn in range(images)]
         means, first_turn = [], 0
         for group in predictions:
-            shares = seed_shares(len(group), np.array([resample]), seed, turn=first_turn)[0]
+            shares = seed_weights(len(group), np.array([resample]), seed, turn=first_turn)[0]
             mious = [mean_iou(run, [int(draw * images) for draw in draws]) for run in group]
             means.append(float(shares @ mious))
             first_turn = 0 if paired else one + 1
@@ -95,12 +95,12 @@ def test_intervals_hold_the_true_difference_about_as_often_as_they_say() -> None
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_the_interval_of_a_mean_over_seeds_is_that_of_student(count: int) -> None:
     values = np.random.default_rng(count).normal(size=count)
-    shares = seed_shares(count, np.arange(40_000), seed=1)
+    shares = seed_weights(count, np.arange(40_000), seed=1)
     np.testing.assert_allclose(shares.sum(axis=1), 1)
     for confidence in (0.5, 0.8, 0.95):
         expected = stats.t.interval(confidence, count - 1, values.mean(), stats.sem(values))
         assert percentile_interval(shares @ values, confidence) == pytest.approx(expected, rel=0.06)
-    others = seed_shares(count, np.arange(40_000), seed=1, turn=count + 1)
+    others = seed_weights(count, np.arange(40_000), seed=1, turn=count + 1)
     assert abs(stats.spearmanr(shares[:, 0], others[:, 0]).statistic) < 0.03
 
 

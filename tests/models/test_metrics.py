@@ -41,7 +41,7 @@ def test_confusion_counts_each_scored_pixel(seed: int, classes: int, height: int
 
 @pytest.mark.parametrize("label", [3, IGNORE])
 def test_confusion_refuses_what_it_cannot_count(label: int) -> None:
-    with pytest.raises(ValueError, match=f"label {label} where at most 2"):
+    with pytest.raises(ValueError, match=f"label {label} is above the number of classes, 2"):
         counts.confusion(np.zeros((1, 1), np.uint8), np.full((1, 1), label, np.uint8), 2)
 
 
