@@ -143,14 +143,14 @@ def _fused_attention(query: Tensor, key: Tensor, values: Tensor) -> Tensor:
     """
     values_width = values.shape[2]
     common_width = max(values_width, key.shape[2])
-    padded = []
-    for tensor in (query, key, values):
+
+    def padded(tensor: Tensor) -> Tensor:
         width = tensor.shape[2]
         padding = -width % 8 if tensor.is_cuda else common_width - width
         # PyTorch selects a fused kernel only for contiguous tensors with a dimension for heads.
-        padded.append(functional.pad(tensor, (0, padding)).contiguous()[:, None])
+        return functional.pad(tensor, (0, padding)).contiguous()[:, None]
 
-    attended = functional.scaled_dot_product_attention(*padded, scale=1.0)
+    attended = functional.scaled_dot_product_attention(padded(query), padded(key), padded(values), scale=1.0)
     return attended[:, 0, :, :values_width]
 
 

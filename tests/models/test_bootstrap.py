@@ -62,7 +62,7 @@ def test_resamples_are_drawn_in_parts_with_the_same_result(monkeypatch: pytest.M
     rng = np.random.default_rng(0)
     first, second = (of_seeds(drawn_overlaps(rng, 30, 3)) for _ in range(2))
     whole = bootstrap_differences(first, second, paired=True, resamples=50, seed=3)
-    monkeypatch.setattr("mcis.models.bootstrap._MOST_NUMBERS", 70)
+    monkeypatch.setattr("mcis.models.bootstrap._MAX_NUMBERS", 70)
     np.testing.assert_array_equal(bootstrap_differences(first, second, paired=True, resamples=50, seed=3), whole)
     np.testing.assert_array_equal(-bootstrap_differences(second, first, paired=False, resamples=50, seed=3), whole)
     assert not np.array_equal(bootstrap_differences(first, second, paired=True, resamples=50, seed=4), whole)
