@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from mcis.models.classifier_losses import LossInputs, weighted_losses
-from mcis.models.pretrained import BUNDLED
-from mcis.models.timm_backbones import timm_backbone
+from mcis.models.pretrained import BUNDLED_BACKBONES
+from mcis.models.timm_backbones import build_timm_backbone
 from mcis.platform.config.resolve import resolve
 from mcis.platform.engine.runtime import ALLOCATOR
 from mcis.platform.networks.build import build_classifier, move_channels_last
@@ -46,7 +46,7 @@ def small() -> tuple[nn.Module, Loss]:
 
 def lite() -> tuple[nn.Module, Loss]:
     """The bundled backbone with random weights, and a loss of its features of 16 images."""
-    model = timm_backbone(BUNDLED[0].removeprefix("timm/"), stride=32)
+    model = build_timm_backbone(BUNDLED_BACKBONES[0].removeprefix("timm/"), stride=32)
     batch = images(16, 256)
     return model, lambda: model(batch).square().mean()
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from mcis.datasets.tables.memory_mapped import Features, cache_table
-from mcis.models.backbones import to_unit
+from mcis.models.backbones import to_float_images
 from mcis.models.classifier_losses import LossInputs, weighted_losses
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks.build import build_classifier, freeze, move_channels_last
@@ -61,7 +61,7 @@ def main() -> None:
 
         def from_images() -> None:
             pair = (torch.from_numpy(pixels[rng.integers(0, IMAGES, config.batch)]) for _ in range(2))
-            m, n = (model.backbone.normalize(to_unit(images)) for images in pair)
+            m, n = (model.backbone.normalize(to_float_images(images)) for images in pair)
             step(m, n, embedded=False)
 
         sides = {

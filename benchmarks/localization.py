@@ -20,7 +20,7 @@ import torch
 
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.tags import Tags
-from mcis.models.backbones import to_unit
+from mcis.models.backbones import to_float_images
 from mcis.models.classifier import SELF_TRANSFORMS, CoAttentionClassifier, transform
 from mcis.models.grids import pixel_grids
 from mcis.models.localization import normalize_maps, released_map
@@ -74,7 +74,8 @@ def pair_by_pair(
     size, uris, maps = config.classifier.input_size, rows["uri"].to_pylist(), []
     # Decoded beforehand, so that opening an image for every pair does not count.
     images = [
-        model.backbone.normalize(to_unit(torch.from_numpy(read_rgb(uri, size))[None].to(device)))[0] for uri in uris
+        model.backbone.normalize(to_float_images(torch.from_numpy(read_rgb(uri, size))[None].to(device)))[0]
+        for uri in uris
     ]
     began = time.perf_counter()
     for index, image_tags in enumerate(rows["tags"].to_pylist()):

@@ -28,8 +28,8 @@ from mcis.datasets.sampling.keyed_random import DrawPurpose, OrderPurpose, gener
 from mcis.datasets.tables.memory_mapped import Features
 from mcis.datasets.tables.shards import Shards
 from mcis.datasets.tags import Tags
-from mcis.models.dropout import number_samples
-from mcis.models.pretrained import bundled_file
+from mcis.models.dropout import seed_dropout
+from mcis.models.pretrained import bundled_weights
 from mcis.platform.commands.run import demo_configuration
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.learner import Learner
@@ -65,7 +65,7 @@ def train(learner: Learner[Any], folder: Path) -> None:
         for group in optimizer.param_groups:
             group["lr"] = schedule.learning_rate(step) * group["factor"]
         samples = step * schedule.batch + np.arange(schedule.batch)
-        number_samples(model, generator_seeds(DrawPurpose.DROPOUT, schedule.seed, samples))
+        seed_dropout(model, generator_seeds(DrawPurpose.DROPOUT, schedule.seed, samples))
         terms = learner.loss_sums(model, batch, step, torch.device("cpu"))
         loss = torch.stack(list(terms.values())).sum() / learner.count(batch)
         optimizer.zero_grad(set_to_none=True)
@@ -106,7 +106,7 @@ class Plain:
 
     def train_classifier(self) -> None:
         config, n = self.config.classifier, len(self.rows)
-        make = MakeFeatures(config, bundled_file(config.backbone), False, 2)
+        make = MakeFeatures(config, bundled_weights(config.backbone), False, 2)
         for first in range(0, n, SHARD):
             shard = self.folder / "features" / f"part-{first:08d}-{min(first + SHARD, n):08d}.arrow"
             write_table(shard, make(self.rows.slice(first, SHARD)))
@@ -117,7 +117,7 @@ class Plain:
             tags=self.tags,
             source=None,
             images=self.features,
-            pretrained=bundled_file(config.backbone),
+            pretrained=bundled_weights(config.backbone),
             statistics=self.features.statistics(sample),
         )
         train(learner, self.folder / "classifier")
@@ -142,7 +142,7 @@ class Plain:
             config=config.affinity_net,
             seed=config.seed,
             masked=self._masked(Shards(self.folder / "labels", ["mask"])),
-            pretrained=bundled_file(self.config.affinity_net.backbone),
+            pretrained=bundled_weights(self.config.affinity_net.backbone),
         )
         train(learner, self.folder / "affinity_net")
 
@@ -161,7 +161,7 @@ class Plain:
             seed=self.config.seed,
             classes=self.classes,
             masked=self._masked(Shards(self.folder / "masks")),
-            pretrained=bundled_file(self.config.segmenter.backbone),
+            pretrained=bundled_weights(self.config.segmenter.backbone),
         )
         train(learner, self.folder / "segmenter")
 

@@ -182,7 +182,7 @@ class AffinityNet(nn.Module):
 
     def forward(self, images: Tensor) -> Neighbors:
         """Computes affinities for normalized images, (B, 3, H, W)."""
-        outputs = self.backbone.with_levels(images)[-len(self.layouts) :]
+        outputs = self.backbone.forward_levels(images)[-len(self.layouts) :]
         grids = [layout.grids(images.shape, maps.shape) for layout, maps in zip(self.layouts, outputs, strict=True)]
         reduced = []
         for reduce, maps, source in zip(self.reduce, outputs, grids, strict=True):

@@ -31,7 +31,7 @@ class Augmentation:
     """
 
     color_jitter: tuple[float, float, float, float] = (0, 0, 0, 0)
-    flip: bool = False
+    hflip: bool = False
     shift: int = 0
 
     DRAWS: ClassVar[int] = 8
@@ -68,7 +68,7 @@ def augment(images: Tensor, augmentation: Augmentation, draws: Tensor) -> Tensor
     """
     if any(augmentation.color_jitter):
         images = color_jitter(images, augmentation.color_jitter, draws[:, :5])
-    if augmentation.flip:
+    if augmentation.hflip:
         mirrored = (draws[:, FLIP_DRAW] < 0.5).view(-1, 1, 1, 1).to(images.device, non_blocking=True)
         images = torch.where(mirrored, images.flip(3), images)
     if augmentation.shift:

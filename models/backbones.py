@@ -18,7 +18,7 @@ from mcis.datasets.errors import UserError
 from mcis.models.grids import Grids, Layout
 
 
-def to_unit(images: Tensor) -> Tensor:
+def to_float_images(images: Tensor) -> Tensor:
     """uint8 RGB (B, H, W, 3) -> float32 (B, 3, H, W) in [0, 1]."""
     return images.permute(0, 3, 1, 2).float() / 255
 
@@ -57,15 +57,15 @@ class Backbone(nn.Module):
     """A feature extractor with known width, and known places of its positions.
 
     Attributes:
-        groups: channels of the stages whose outputs, one behind the other, are the features.
-        channels: C of the features, the sum of `groups`.
+        stage_channels: channels of the stages whose outputs, one behind the other, are the features.
+        channels: C of the features, the sum of `stage_channels`.
         layout: of their positions.
         normalize: images in [0, 1] -> as the body wants them.
         stages: for each stage, in forward order, the beginning of the name of its first parameter in the body. A
             stage's parameters are those up to the next one's first, in the order of the body's parameters.
         new_layers: prefixes of the names of parameters without pretrained weights, whose learning rate may be higher
             (RELEASED_RECIPE, "Classifier").
-        unused: prefixes of names in a file of pretrained weights that the body has no place for: classification layers.
+        unused_weights: prefixes of the names of tensors that files of pretrained weights have and the body lacks.
         levels: earlier layers, from the finest to the coarsest, that may be read beside the features. The first one of
             convolutional networks has stride 4.
     """
@@ -74,31 +74,36 @@ class Backbone(nn.Module):
         self,
         body: nn.Module,
         *,
-        groups: tuple[int, ...],
+        stage_channels: tuple[int, ...],
         layout: Layout,
         stages: tuple[str, ...] = (),
         normalization: Normalization = IMAGENET,
         new_layers: tuple[str, ...] = (),
-        unused: tuple[str, ...] = (),
+        unused_weights: tuple[str, ...] = (),
         levels: tuple[Layer, ...] = (),
     ):
         super().__init__()
         self.body = body
-        self.groups, self.channels, self.layout, self.stages = groups, sum(groups), layout, stages
-        self.normalize, self.new_layers, self.unused = normalization, new_layers, unused
+        self.stage_channels, self.channels, self.layout, self.stages = (
+            stage_channels,
+            sum(stage_channels),
+            layout,
+            stages,
+        )
+        self.normalize, self.new_layers, self.unused_weights = normalization, new_layers, unused_weights
         self.levels = levels
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.body(images)
         return features
 
-    def with_levels(self, images: Tensor) -> list[Tensor]:
+    def forward_levels(self, images: Tensor) -> list[Tensor]:
         """The outputs of all levels, (B, C', h', w') each, and the features (B, C, h, w), of one forward pass."""
-        with self.watching(*self.levels) as outputs:
+        with self.capture_outputs(*self.levels) as outputs:
             features = self(images)
         return [*outputs, features]
 
-    def keep_head(self) -> int:
+    def keep_pretrained_head(self) -> int:
         """Keeps the layers between features and classes that the pretrained weights have, if they have any.
 
         Returns:
@@ -106,12 +111,12 @@ class Backbone(nn.Module):
         """
         return self.channels
 
-    def of_image(self, features: Tensor) -> Tensor:
+    def image_features(self, features: Tensor) -> Tensor:
         """What an image as a whole shows, (B, C'), of its features (B, C, h, w): their mean, behind the layers kept."""
         return features.mean(dim=(2, 3))
 
     @property
-    def middle(self) -> tuple[Layer, ...]:
+    def correlation_layers(self) -> tuple[Layer, ...]:
         """The last two levels at the features' positions, which pixel correlation compares (`seam`), if there are."""
         there = tuple(level for level in self.levels if level.layout == self.layout)
         return there[-2:] if len(there) > 1 else ()
@@ -121,7 +126,7 @@ class Backbone(nn.Module):
         return self.layout.grids(images.shape, features.shape)
 
     @contextlib.contextmanager
-    def watching(self, *layers: Layer) -> Iterator[list[Tensor]]:
+    def capture_outputs(self, *layers: Layer) -> Iterator[list[Tensor]]:
         """Fills a list with the layers' outputs, in forward order, of the first pass within the block."""
         outputs: list[Tensor] = []
 
@@ -137,7 +142,7 @@ class Backbone(nn.Module):
                 handle.remove()
 
 
-def train_last(backbone: Backbone, count: int) -> None:
+def freeze_except_last(backbone: Backbone, count: int) -> None:
     """Freezes a backbone but for its last `count` stages; 0 freezes all of it. UserError where it has fewer stages."""
     if count > len(backbone.stages):
         raise UserError(
@@ -193,7 +198,7 @@ def small(*, channels: int = 96, stride: int = 8) -> Backbone:
     early = Layer("3", 2 * third, Layout(4))  # behind the second ReLU
     return Backbone(
         body,
-        groups=(channels,),
+        stage_channels=(channels,),
         layout=Layout(stride),
         stages=("0.", "2.", "4.", "6.", "8."),
         new_layers=("body",),
@@ -231,11 +236,11 @@ def vgg16() -> Backbone:
     halves = Layout(8, 3.5)  # three poolings of 2x2 pixels
     return Backbone(
         nn.Sequential(OrderedDict(features=_vgg16_features(), extra_convs=extra_convs)),
-        groups=(512,),
+        stage_channels=(512,),
         layout=halves,
         stages=(*_VGG16_STAGES, "extra_convs."),
         new_layers=("body.extra_convs",),
-        unused=_HEADS,
+        unused_weights=_HEADS,
         levels=(  # pool2, conv4_3 and conv5_3
             Layer("features.9", 128, Layout(4, 1.5)),
             Layer("features.22", 512, halves),
@@ -255,10 +260,10 @@ def vgg16_largefov() -> Backbone:
     features.append(nn.MaxPool2d(3, stride=1, padding=1))  # pool5
     return Backbone(
         nn.Sequential(OrderedDict(features=features)),
-        groups=(512,),
+        stage_channels=(512,),
         layout=Layout(8),
         stages=_VGG16_STAGES,
-        unused=_HEADS,
+        unused_weights=_HEADS,
         levels=(  # pool2, conv4_3 and conv5_3
             Layer("features.9", 128, Layout(4)),
             Layer("features.22", 512, Layout(8)),
@@ -286,10 +291,10 @@ def _resnet(name: str, stride: int) -> Backbone:
     fold_frozen_norms(body)
     return Backbone(
         body,
-        groups=(2048,),
+        stage_channels=(2048,),
         layout=Layout(stride),
         stages=("conv1.", "layer2.", "layer3.", "layer4."),
-        unused=_HEADS,
+        unused_weights=_HEADS,
         levels=(
             Layer("layer1", 256, Layout(4)),
             Layer("layer2", 512, Layout(8)),
@@ -322,10 +327,10 @@ def resnet38() -> Backbone:
 
     return Backbone(
         ResNet38(),
-        groups=(4096,),
+        stage_channels=(4096,),
         layout=Layout(8),
         stages=("conv1a.", "b3.", "b4.", "b5.", "b6.", "b7."),
-        unused=("fc8.", "f8_", "f9."),
+        unused_weights=("fc8.", "f8_", "f9."),
         levels=(
             Layer("b3_2", 256, Layout(4)),
             Layer("b5.bn_branch2a", 512, Layout(8)),

@@ -6,12 +6,12 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from mcis.models.affinity import Affinity
 from mcis.models.backbones import Backbone
 from mcis.models.classifier_losses import PairScores
 from mcis.models.coattention import AffinityForm, CoAttentive, affinity, coattend, coattend_fused, unshared
 from mcis.models.grids import pixel_grids
 from mcis.models.localization import affinity_query, contrastive_round, multi_round
-from mcis.models.networks import Affinity
 from mcis.models.resampling import resample
 from mcis.models.seam import Equivariance, EquivariantMaps, PixelCorrelation, RefinedMaps, smaller_copies, tagged_maps
 
@@ -99,7 +99,7 @@ class CoAttentionClassifier(nn.Module):
         self.backbone = backbone
         self.attention = attention
         self.affinity = affinity
-        self.form: AffinityForm = backbone.groups if affinity.form == "cosine_by_level" else affinity.form
+        self.form: AffinityForm = backbone.stage_channels if affinity.form == "cosine_by_level" else affinity.form
 
         self.phi = nn.Conv2d(channels, classes, 1)
         nn.init.normal_(self.phi.weight, std=(2 / classes) ** 0.5 if phi_std is None else phi_std)
@@ -118,7 +118,7 @@ class CoAttentionClassifier(nn.Module):
         if attention == "co+contrastive":
             self.w_b = nn.Conv2d(channels, 1, 1, bias=False)
         if correlated:
-            self.correlation = PixelCorrelation(backbone.middle)
+            self.correlation = PixelCorrelation(backbone.correlation_layers)
 
     def set_statistics(self, mean: Tensor, deviation: Tensor) -> None:
         """Sets mean and standard deviation of the backbone's channels, (C,) each; they are saved with the weights."""
@@ -150,7 +150,7 @@ class CoAttentionClassifier(nn.Module):
         Args:
             images: normalized images, (B, 3, H, W).
             maps: maps of T classes of these images, (B, T, h, w).
-            middle: outputs of the layers `Backbone.middle` for these images.
+            middle: outputs of the layers `Backbone.correlation_layers` for these images.
 
         Returns:
             Scores of background and the classes, (B, 1 + T, h, w).
@@ -336,8 +336,8 @@ class CoAttentionClassifier(nn.Module):
             equivariance: tags of the 2B images, images m first, for equivariant attention, which requires images.
         """
         images = torch.cat([images_m, images_n])
-        watched = self.backbone.middle if equivariance else ()
-        with self.backbone.watching(*watched) as middle:
+        watched = self.backbone.correlation_layers if equivariance else ()
+        with self.backbone.capture_outputs(*watched) as middle:
             features = self.standard(images if embedded else self.backbone(images))
 
         m, n = features.chunk(2)
@@ -373,7 +373,7 @@ class CoAttentionClassifier(nn.Module):
     ) -> tuple[PairScores, EquivariantMaps]:
         """Computes basic scores of the images' smaller copies, and maps of images and copies at the copies' pixels."""
         copies = smaller_copies(images, equivariance.scale)
-        with self.backbone.watching(*self.backbone.middle) as copies_middle:
+        with self.backbone.capture_outputs(*self.backbone.correlation_layers) as copies_middle:
             copies_activations = self.activations(self.features(copies))
 
         def maps(images: Tensor, activations: Tensor, middle: list[Tensor]) -> RefinedMaps:

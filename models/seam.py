@@ -101,7 +101,7 @@ class PixelCorrelation(nn.Module):
     Positions are compared by color and by two layers of the backbone, which receive no gradient.
 
     Args:
-        layers: the two layers, `Backbone.middle`.
+        layers: the two layers, `Backbone.correlation_layers`.
 
     Raises:
         UserError: the backbone does not have two layers at the positions of its features.

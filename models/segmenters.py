@@ -14,18 +14,18 @@ from mcis.models.grids import Grids, pixel_grids
 from mcis.models.resampling import resample
 
 
-class Decoded(NamedTuple):
+class SegmenterOutput(NamedTuple):
     """What a network makes of images at some positions.
 
     Attributes:
         logits: (B, K + 1, h, w).
         grids: where the positions lie.
-        in_image: logits of each class being in the image, (B, K), where the network has a head for it.
+        image_logits: logits of each class being in the image, (B, K), where the network has a head for it.
     """
 
     logits: Tensor
     grids: Grids
-    in_image: Tensor | None = None
+    image_logits: Tensor | None = None
 
 
 class Segmenter(nn.Module):
@@ -41,25 +41,25 @@ class Segmenter(nn.Module):
         super().__init__()
         self.backbone = backbone
 
-    def decode(self, images: Tensor) -> Decoded:
+    def decode(self, images: Tensor) -> SegmenterOutput:
         """Logits at some positions of the images."""
         logits = self.head(self.backbone(images))
-        return Decoded(logits, self.backbone.grids(images, logits))
+        return SegmenterOutput(logits, self.backbone.grids(images, logits))
 
-    def forward(self, images: Tensor, *, image_level: bool = False) -> Tensor | tuple[Tensor, Tensor | None]:
-        """Logits of the images' pixels, (B, K + 1, H, W), bilinear between the positions; those of `in_image`, too,
-        where `image_level` asks for them.
+    def forward(self, images: Tensor, *, with_image_logits: bool = False) -> Tensor | tuple[Tensor, Tensor | None]:
+        """Logits of the images' pixels, (B, K + 1, H, W), bilinear between the positions; those of `image_logits`, too,
+        where `with_image_logits` asks for them.
 
         Images are padded on the right and at the bottom until the last position lies on the last pixel, 321 pixels for
         41 positions, where this is upsampling with aligned corners; the padding is cut off again.
         """
         (height, width), layout = images.shape[2:], self.backbone.layout
-        padded = functional.pad(images, (0, layout.padded(width) - width, 0, layout.padded(height) - height))
-        logits, source, in_image = self.decode(padded)
+        padded = functional.pad(images, (0, layout.padded_side(width) - width, 0, layout.padded_side(height) - height))
+        logits, source, image_logits = self.decode(padded)
         rows, columns = pixel_grids(*padded.shape[2:])
         target = Grids(rows._replace(positions=height), columns._replace(positions=width))
         of_pixels = resample(logits.contiguous(), source, target)  # label by label, as losses read them
-        return (of_pixels, in_image) if image_level else of_pixels
+        return (of_pixels, image_logits) if with_image_logits else of_pixels
 
 
 class LargeFov(Segmenter):
@@ -172,15 +172,15 @@ class Pyramid(Segmenter):
         self.reduce = nn.ModuleList(nn.Sequential(*_normed(level.channels, _REDUCED)) for level in self.finer)
         self.merge = nn.ModuleList(nn.Sequential(*_separable(width + _REDUCED, width)) for _ in self.finer)
         self.last = nn.Sequential(SampleDropout(dropout, channels=True), nn.Conv2d(width, labels, 1))
-        self.image_head = nn.Sequential(SampleDropout(dropout), nn.Linear(backbone.keep_head(), labels - 1))
+        self.image_head = nn.Sequential(SampleDropout(dropout), nn.Linear(backbone.keep_pretrained_head(), labels - 1))
         hidden = nn.Conv2d(backbone.channels, width, 3, padding=1), nn.ReLU(inplace=True)
         self.coarse = nn.Sequential(*hidden, SampleDropout(dropout, channels=True), nn.Conv2d(width, labels, 1))
         _initialize(self.last)
         _initialize(self.coarse)
 
-    def decode(self, images: Tensor) -> Decoded:
+    def decode(self, images: Tensor) -> SegmenterOutput:
         """As of `Segmenter`, at the positions of the finest level."""
-        with self.backbone.watching(*self.finer) as levels:
+        with self.backbone.capture_outputs(*self.finer) as levels:
             features = self.backbone(images)
         merged, source = self.head(features), self.backbone.grids(images, features)
         logits, of_features = self.coarse(features), source
@@ -189,10 +189,10 @@ class Pyramid(Segmenter):
             target = self.finer[n].layout.grids(images.shape, levels[n].shape)
             merged = self.merge[n](torch.cat([resample(merged, source, target), self.reduce[n](levels[n])], dim=1))
             source = target
-        in_image = self.image_head(self.backbone.of_image(features))
-        chances = functional.pad(functional.logsigmoid(in_image), (1, 0))  # background may be in any image
+        image_logits = self.image_head(self.backbone.image_features(features))
+        chances = functional.pad(functional.logsigmoid(image_logits), (1, 0))  # background may be in any image
         logits = self.last(merged) + resample(logits, of_features, source)
-        return Decoded(logits + chances[:, :, None, None], source, in_image)
+        return SegmenterOutput(logits + chances[:, :, None, None], source, image_logits)
 
 
 _REDUCED = 48  # channels of a level in the decoder, as in DeepLab-v3+
@@ -248,7 +248,7 @@ def _sliding(model: nn.Module, image: Tensor, crop: int | None) -> Tensor:
 
 @torch.inference_mode()
 def predict(
-    model: nn.Module, image: Tensor, *, scales: Sequence[float] = (1.0,), mirror: bool = False, crop: int | None = None
+    model: nn.Module, image: Tensor, *, scales: Sequence[float] = (1.0,), hflip: bool = False, crop: int | None = None
 ) -> Tensor:
     """Label probabilities (K + 1, H, W) of one image (3, H, W), averaged over scales and mirror images.
 
@@ -262,16 +262,16 @@ def predict(
     for scale in scales:
         size = [max(1, round(height * scale)), max(1, round(width * scale))]
         scaled = functional.interpolate(image[None], size=size, mode="bilinear", align_corners=False)
-        for flipped in (False, True) if mirror else (False,):
+        for flipped in (False, True) if hflip else (False,):
             out = _sliding(model, scaled.flip(3) if flipped else scaled, crop)
             out = out.flip(3) if flipped else out
             out = functional.interpolate(out, size=(height, width), mode="bilinear", align_corners=False)[0]
             total = out if total is None else total + out
     assert total is not None
-    return total / (len(scales) * (2 if mirror else 1))
+    return total / (len(scales) * (2 if hflip else 1))
 
 
-def among_tags(probabilities: Tensor, tags: Sequence[int]) -> Tensor:
+def restrict_to_tags(probabilities: Tensor, tags: Sequence[int]) -> Tensor:
     """Probabilities (K + 1, ...) of an image whose classes are known: those of others are 0, and the rest sum to 1.
 
     Args:
@@ -283,7 +283,7 @@ def among_tags(probabilities: Tensor, tags: Sequence[int]) -> Tensor:
     return kept / kept.sum(dim=0)
 
 
-def labels_at(probabilities: Tensor, height: int, width: int) -> Tensor:
+def upsampled_labels(probabilities: Tensor, height: int, width: int) -> Tensor:
     """The likeliest label at each pixel of an image (height, width), uint8, from probabilities (L, h, w) of any size.
 
     Probabilities are resized bilinearly, a strip of rows at a time, so that no more than STRIP_BYTES of them exist at

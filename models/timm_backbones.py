@@ -22,7 +22,6 @@ from mcis.datasets.errors import UserError
 from mcis.models.backbones import Backbone, Layer, Normalization
 from mcis.models.frozen_norms import fold_frozen_norms
 from mcis.models.grids import Layout
-from mcis.models.networks import TIMM
 
 _STRIDE = 16  # of convolutional networks, unless another one is asked for
 _SIDE = 256  # of the image without values that a network is measured with, a multiple of all strides
@@ -54,21 +53,21 @@ class TimmBackbone(Backbone):
                 images = functional.interpolate(images, size=whole, mode="bilinear", align_corners=False)
         return torch.cat(_intermediates(self.body, images, list(self.indices), norm=self.patch is not None), dim=1)
 
-    def keep_head(self) -> int:
+    def keep_pretrained_head(self) -> int:
         if not self.head:
-            return super().keep_head()
+            return super().keep_pretrained_head()
         for name, layer in self.head.items():
             setattr(self.body, name, layer)
         return int(self.head["conv_head"].out_channels)  # type: ignore[arg-type]
 
-    def of_image(self, features: Tensor) -> Tensor:
-        last = features[:, -self.groups[-1] :] if self.head else features
+    def image_features(self, features: Tensor) -> Tensor:
+        last = features[:, -self.stage_channels[-1] :] if self.head else features
         for name in self.head:
             last = self.body.get_submodule(name)(last)
-        return super().of_image(last)
+        return super().image_features(last)
 
 
-def timm_backbone(name: str, *, stride: int | None = None) -> Backbone:
+def build_timm_backbone(name: str, *, stride: int | None = None) -> Backbone:
     """A network of timm's, without its classification layers and with random weights.
 
     A convolutional network's features are all stages at the output stride, concatenated, where stages that would reduce
@@ -90,20 +89,20 @@ def timm_backbone(name: str, *, stride: int | None = None) -> Backbone:
 
 
 def timm_normalization(name: str) -> Normalization:
-    """How a network's weights want pixels, by timm's description; it is not built. Errors as of `check_name`."""
-    check_name(name)
+    """How a network's weights want pixels, by timm's description; it is not built. Errors as of `check_timm_name`."""
+    check_timm_name(name)
     described = timm.get_pretrained_cfg(name)
     assert described is not None
     return Normalization(*(tuple(values) for values in (described.mean, described.std)))  # type: ignore[arg-type]
 
 
-def downloaded_state(name: str) -> dict[str, Tensor]:
+def download_state_dict(name: str) -> dict[str, Tensor]:
     """A network's pretrained weights by timm's names, classification layers included, from timm's cache or hub; OSError
     or RuntimeError where there are none, or they cannot be fetched."""
     return dict(timm.create_model(name, pretrained=True).state_dict())
 
 
-def check_name(name: str) -> None:
+def check_timm_name(name: str) -> None:
     """Checks that timm has a network, and weights where its name is followed by a dot and their tag; UserError where
     there is none, which suggests the nearest name."""
     try:
@@ -113,7 +112,7 @@ def check_name(name: str) -> None:
     except RuntimeError:  # timm's for an unknown tag
         names = [*timm.list_models(), *timm.list_pretrained()]
         near = get_close_matches(name, names, n=3, cutoff=0.5)
-        suggested = " or ".join(f"{TIMM}{other}" for other in near) or f"{TIMM}resnet50"
+        suggested = " or ".join(f"timm/{other}" for other in near) or "timm/resnet50"
         raise UserError(
             f"timm has no network {name}", "a name out of timm.list_models()", f"choose another backbone: {suggested}"
         ) from None
@@ -158,10 +157,10 @@ def _facts(name: str, stride: int | None) -> Mapping[str, Any]:
     return {
         "indices": indices,
         "patch": patch,
-        "groups": tuple(measured[n].shape[1] for n in indices),
+        "stage_channels": tuple(measured[n].shape[1] for n in indices),
         "layout": layout,
         "stages": _first_parameters(network, names),
-        "unused": tuple(sorted(set(whole) - set(network.state_dict()))),
+        "unused_weights": tuple(sorted(set(whole) - set(network.state_dict()))),
         "levels": levels,
     }
 
@@ -171,7 +170,7 @@ def _network(name: str, stride: int | None) -> tuple[nn.Module, int | None]:
 
     Which of the two it is, and whether its stages can be dilated, timm tells by the options that it takes.
     """
-    check_name(name)
+    check_timm_name(name)
     options: dict[str, Any]
     for options in ({"output_stride": stride or _STRIDE}, {"dynamic_img_size": True}, {}):
         try:
@@ -260,7 +259,7 @@ def _measured(network: nn.Module, side: int) -> tuple[list[Tensor], dict[float, 
 def _check_places(network: nn.Module, name: str, layout: Layout) -> None:
     """Checks that an image of whole positions has as many as follow from the layout."""
     if layout.offset is not None:
-        side = layout.padded(_SIDE)
+        side = layout.padded_side(_SIDE)
         maps = _intermediates(network, torch.zeros(1, 3, side, side, device="meta"), None, norm=False)[-1]
         if layout.offset + (maps.shape[-1] - 1) * layout.stride == side - 1 - layout.offset:
             return

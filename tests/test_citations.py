@@ -60,7 +60,7 @@ FUNCTIONS = {
         "unshared": {"6", "7", "8"},
     },
     "models/localization.py": {"affinity_query": {"2"}, "contrastive_round": {"6", "7", "8"}},
-    "models/networks.py": {"Affinity": {"2"}},
+    "models/affinity.py": {"Affinity": {"2"}},
 }
 """Equations that the docstrings of functions and classes cite."""
 STUDIES = {"effect": {"2", "4"}, "inference": {"2"}, "references": {"5"}, "domains": {"1a", "1b", "1c"}}

@@ -26,7 +26,7 @@ from mcis.datasets.sampling.keyed_random import DrawPurpose, generator_seeds
 from mcis.datasets.tables.memory_mapped import Features
 from mcis.datasets.tags import Tags
 from mcis.models.classifier import CoAttentionClassifier
-from mcis.models.dropout import number_samples
+from mcis.models.dropout import seed_dropout
 from mcis.platform.commands.doctor import Check, checked
 from mcis.platform.config.recipes import lid, paper, photos, photos_fast, released, scratch
 from mcis.platform.config.sections import Config
@@ -193,7 +193,7 @@ def work_of(
 
     def step(size: int) -> None:
         optimizer.zero_grad(set_to_none=True)
-        number_samples(model, seeds[:size])
+        seed_dropout(model, seeds[:size])
         terms = learner.loss_sums(forward, batch.rows(0, size), learner.schedule.steps - 1, DEVICE)
         (torch.stack(list(terms.values())).sum() / count).backward()
         optimizer.step()

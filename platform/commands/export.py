@@ -59,12 +59,12 @@ def import_weights(
 ) -> None:
     """Convert a released classifier; use it by --recipe released --set weights.classifier=FILE."""
     with plain_errors():
-        from mcis.models.pretrained import read_released
+        from mcis.models.released import read_released_weights
         from mcis.platform.config.resolve import resolve
         from mcis.platform.networks.checkpoints import save
         from mcis.platform.networks.pretrained import classifier_description
 
-        state = read_released(file)
+        state = read_released_weights(file)
         about = classifier_description(resolve("voc", "released").config.classifier, ())
         about.pop("classes")  # the file has none; they are VOC's in the order of the project
         save({"state_dict": state, "about": about}, out)

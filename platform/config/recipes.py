@@ -6,8 +6,8 @@ A stated value counts as set by the recipe even if it equals the default; `keys.
 from collections.abc import Callable
 from typing import Literal, TypeVar
 
+from mcis.models.affinity import Affinity
 from mcis.models.crf import CrfParameters
-from mcis.models.networks import Affinity
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.data import DataConfig, WeightsConfig
 from mcis.platform.config.maps import (

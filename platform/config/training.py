@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field
 
 from mcis.datasets.section import ColorJitter, Fraction, NonNegative, Positive, Rate, Section, with_records
+from mcis.models.affinity import Affinity
 from mcis.models.classifier_losses import LOSSES, LossConfig
-from mcis.models.networks import SEGMENTERS, Affinity, check_backbone
+from mcis.models.registry import SEGMENTERS, check_backbone
 from mcis.platform.config.maps import PseudoMasksCrf
 
 RateSchedule = Literal["step", "poly", "cosine"]
@@ -119,7 +120,7 @@ class ClassifierConfig(BackboneSection):
     """The co-attention classifier and its training (section 3.1)."""
 
     backbone: BackboneName = "vgg16"
-    """Feature extractor: a name from `models/networks.py`, or timm/NAME for a convolutional network or vision
+    """Feature extractor: a name from `models/registry.py`, or timm/NAME for a convolutional network or vision
     transformer of timm. vgg16 is VGG-16 followed by three 3x3 convolutions (section 3.3)."""
     trainable_stages: TrainableStages = "all"
     """Trained part of the backbone: `all`, or its last N stages; 0 = frozen. Layers on top are always trained."""

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mcis.models.augment import Augmentation, augment
-from mcis.models.backbones import Normalization, to_unit
+from mcis.models.backbones import Normalization, to_float_images
 
 
 def device_images(
@@ -30,7 +30,7 @@ def device_images(
     Returns:
         (B, 3, H, W) float32, channels last, as the weights are.
     """
-    unit = to_unit(torch.from_numpy(np.array(images)).to(device, non_blocking=True))
+    unit = to_float_images(torch.from_numpy(np.array(images)).to(device, non_blocking=True))
     augmented = normalize(augment(unit, augmentation, torch.from_numpy(draws).float()))
     return augmented.contiguous(memory_format=torch.channels_last)
 

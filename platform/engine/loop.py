@@ -27,7 +27,7 @@ from mcis.datasets.sampling.keyed_random import DrawPurpose, generator_seeds
 from mcis.datasets.storage.threads import map_in_threads
 from mcis.datasets.tables.memory_mapped import Features
 from mcis.datasets.tags import Tags
-from mcis.models.dropout import number_samples
+from mcis.models.dropout import seed_dropout
 from mcis.models.metrics import average_precision
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.devices import resolve_precision
@@ -231,7 +231,7 @@ class Trainer(Generic[AnyBatch]):
             # Workers may have another number of micro batches: they meet in the last one's backward pass alone.
             is_last = first + size >= rows
             with contextlib.nullcontext() if self.world_size == 1 or is_last else self.model.no_sync():
-                number_samples(self.network, sample_seeds[first : first + size])
+                seed_dropout(self.network, sample_seeds[first : first + size])
                 sums = self.learner.loss_sums(self._forward, batch.rows(first, first + size), step, self.device)
                 for name, value in sums.items():
                     terms[name] = terms.get(name, 0) + value.detach() / count

@@ -18,11 +18,11 @@ from mcis.datasets.sampling.pairs import PairSampler
 from mcis.datasets.tables.memory_mapped import Features, Statistics
 from mcis.datasets.tags import Tags
 from mcis.models.augment import Augmentation
-from mcis.models.backbones import to_unit
+from mcis.models.backbones import to_float_images
 from mcis.models.classifier import AttentionPartner, BatchScores, CoAttentionClassifier, pool
 from mcis.models.classifier_losses import LossInputs, PairScores, weighted_losses
 from mcis.models.metrics import average_precision
-from mcis.models.networks import normalization_of
+from mcis.models.registry import backbone_normalization
 from mcis.models.seam import Equivariance, EquivariantMaps, RefinedMaps
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.engine.devices import device_images
@@ -165,8 +165,8 @@ class ClassifierLearner:
         tau(m) keeps its colors (RELEASED_RECIPE, "Classifier").
         """
         c = self.config
-        normalize = normalization_of(c.backbone)
-        augmentation = Augmentation(color_jitter=c.color_jitter, flip=c.hflip, shift=c.shift)
+        normalize = backbone_normalization(c.backbone)
+        augmentation = Augmentation(color_jitter=c.color_jitter, hflip=c.hflip, shift=c.shift)
         draws_m = uniforms(DrawPurpose.AUGMENT_M, self.seed, batch.row, batch.m, count=Augmentation.DRAWS)
         draws_n = uniforms(DrawPurpose.AUGMENT_N, self.seed, batch.row, batch.n, count=Augmentation.DRAWS)
         images_m = device_images(batch.images_m, draws_m, augmentation, normalize, device)
@@ -192,7 +192,10 @@ def val_scores(model: nn.Module, images: Tensor) -> Tensor:
     """Basic scores of uint8 images (B, S, S, 3), or of what a frozen backbone makes of them, (B, C, H, W): GAP of phi's
     class activations (Eq. 1), (B, K)."""
     assert isinstance(model, CoAttentionClassifier)
-    outputs = model.backbone(model.backbone.normalize(to_unit(images))) if images.dtype == torch.uint8 else images
+    if images.dtype == torch.uint8:
+        outputs = model.backbone(model.backbone.normalize(to_float_images(images)))
+    else:
+        outputs = images
     return pool(model.activations(model.standard(outputs.float())).float())  # means of bfloat16 would be few values
 
 

@@ -10,7 +10,7 @@ from mcis.datasets.sampling.batch_stream import WorkerShard
 from mcis.datasets.sampling.batches import CropBatch, CropDecoder, MaskedImages
 from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
 from mcis.models.augment import Augmentation
-from mcis.models.networks import normalization_of
+from mcis.models.registry import backbone_normalization
 from mcis.platform.config.training import AffinityNetConfig, SegmenterConfig
 from mcis.platform.engine.devices import device_images
 from mcis.platform.engine.learner import TrainingSchedule
@@ -61,4 +61,4 @@ class CropLearner:
         """The batch's crops with changed colors, normalized for the backbone, (B, 3, crop, crop), on the device."""
         draws = uniforms(jitter, self.seed, batch.epoch, batch.index, count=Augmentation.DRAWS)
         augmentation = Augmentation(color_jitter=self.config.color_jitter)
-        return device_images(batch.images, draws, augmentation, normalization_of(self.config.backbone), device)
+        return device_images(batch.images, draws, augmentation, backbone_normalization(self.config.backbone), device)

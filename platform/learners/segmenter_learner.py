@@ -51,6 +51,6 @@ class SegmenterLearner(CropLearner):
         images, c = self.images(batch, DrawPurpose.SEGMENTER_JITTER, device), self.config
         if not c.image_loss_weight:
             return {"pixel": pixel_ce(model(images).float(), labels)}
-        logits, in_image = model(images, image_level=True)
+        logits, image_logits = model(images, with_image_logits=True)
         weight = c.image_loss_weight * c.crop**2 * self.classes / 6  # of six: see `image_loss`
-        return {"pixel": pixel_ce(logits.float(), labels), "image": weight * presence_ce(in_image.float(), labels)}
+        return {"pixel": pixel_ce(logits.float(), labels), "image": weight * presence_ce(image_logits.float(), labels)}

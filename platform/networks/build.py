@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from mcis.datasets.errors import UserError
-from mcis.models import networks
+from mcis.models import registry
 from mcis.models.affinity_net import AffinityNet
-from mcis.models.backbones import Backbone, train_last
+from mcis.models.backbones import Backbone, freeze_except_last
 from mcis.models.classifier import CoAttentionClassifier
 from mcis.platform.config.keys import keys_in_errors
 from mcis.platform.config.training import NETWORKS, AffinityNetConfig, ClassifierConfig, NetworkConfig, SegmenterConfig
@@ -26,7 +26,7 @@ def build_backbone(config: NetworkConfig) -> Backbone:
     """
     section = NETWORKS[type(config)]
     with keys_in_errors(f"{section}.backbone", f"{section}.stride"):
-        return networks.build_backbone(config.backbone, stride=config.stride, channels=config.channels)
+        return registry.build_backbone(config.backbone, stride=config.stride, channels=config.channels)
 
 
 def freeze(network: nn.Module, config: NetworkConfig) -> None:
@@ -39,7 +39,7 @@ def freeze(network: nn.Module, config: NetworkConfig) -> None:
         return
     assert isinstance(network.backbone, Backbone)
     with keys_in_errors(f"{NETWORKS[type(config)]}.trainable_stages"):
-        train_last(network.backbone, config.trainable_stages)
+        freeze_except_last(network.backbone, config.trainable_stages)
 
 
 def build_classifier(config: ClassifierConfig, classes: int) -> CoAttentionClassifier:
@@ -85,7 +85,7 @@ def build_segmenter(config: SegmenterConfig, classes: int) -> nn.Module:
     """
     backbone = build_backbone(config)
     with keys_in_errors("segmenter.backbone", "segmenter.network"):
-        network = networks.SEGMENTERS[config.network](
+        network = registry.SEGMENTERS[config.network](
             backbone, labels=classes + 1, width=config.width, dilation=config.dilation, dropout=config.dropout
         )
 

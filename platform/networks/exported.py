@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
 from mcis.datasets.errors import UserError
-from mcis.models.backbones import Normalization, to_unit
-from mcis.models.networks import normalization_of
+from mcis.models.backbones import Normalization, to_float_images
+from mcis.models.registry import backbone_normalization
 from mcis.platform.networks.build import build_segmenter, load_trained
 from mcis.platform.networks.hub import write_pretrained
 from mcis.platform.networks.trained_segmenter import open_trained_segmenter
@@ -36,7 +36,7 @@ class _WithPixels(nn.Module):
 
     def forward(self, image: Tensor) -> Tensor:
         """Returns the probabilities (K + 1, H, W) of an image, RGB (H, W, 3) uint8."""
-        return torch.softmax(self.network(self.normalize(to_unit(image[None]))), dim=1)[0]
+        return torch.softmax(self.network(self.normalize(to_float_images(image[None]))), dim=1)[0]
 
 
 def export_network(workspace: Workspace, name: str, out: Path) -> str:
@@ -103,7 +103,7 @@ def _program(workspace: Workspace, name: str) -> tuple[ExportedProgram, dict[str
     trained = open_trained_segmenter(workspace.run(name, create=False).path)
     backbone = trained.config.segmenter.backbone
     network = load_trained(build_segmenter(trained.config.segmenter, len(trained.classes)), trained.weights)
-    with_pixels = _WithPixels(network, normalization_of(backbone)).eval()
+    with_pixels = _WithPixels(network, backbone_normalization(backbone)).eval()
 
     image = torch.zeros(96, 129, 3, dtype=torch.uint8)  # two sizes that no layer of a network is likely to have
     sides = {0: Dim("height", min=MIN_SIDE, max=MAX_SIDE), 1: Dim("width", min=MIN_SIDE, max=MAX_SIDE)}

@@ -11,7 +11,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images.squares import read_squares
 from mcis.datasets.index import shown
 from mcis.datasets.tables.memory_mapped import cache_table
-from mcis.models.backbones import to_unit
+from mcis.models.backbones import to_float_images
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.networks.build import build_backbone, move_channels_last
 from mcis.platform.networks.pretrained import load_backbone
@@ -67,7 +67,7 @@ class MakeFeatures:
     def _features(self, rows: pa.Table) -> Tensor:
         """Returns the features of a batch of images, (B, V, C, H, W) float16."""
         pixels = read_squares(rows, self.config.input_size)
-        images = self.backbone.normalize(to_unit(torch.from_numpy(pixels).to(self.device)))
+        images = self.backbone.normalize(to_float_images(torch.from_numpy(pixels).to(self.device)))
         views = [images, images.flip(3)][: self.views]
         batch = torch.cat(views).contiguous(memory_format=torch.channels_last)
         return torch.stack(self.backbone(batch).chunk(self.views), dim=1).half().cpu()

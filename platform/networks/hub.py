@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from mcis.datasets.classes import MAX_CLASSES
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import fetch_file
-from mcis.models.pretrained import read_state
+from mcis.models.pretrained import read_state_dict
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
@@ -49,7 +49,7 @@ class _Description(BaseModel):
 def write_pretrained(trained: TrainedSegmenter, folder: Path) -> None:
     """Writes weights, configuration and model card; see `Predictor.save_pretrained`."""
     card = _card(trained)
-    state = read_state(fetch_file(weights_in(trained.weights)), _REMEDY)
+    state = read_state_dict(fetch_file(weights_in(trained.weights)), _REMEDY)
     tensors = {name: tensor.clone(memory_format=torch.contiguous_format) for name, tensor in state.items()}
 
     values = {key: value for key, value in leaves(trained.config) if re.match(_WRITTEN_KEYS, key)}

@@ -20,9 +20,9 @@ from mcis.datasets.images.decode import Picture, RejectedImage, fit_picture
 from mcis.datasets.images.squares import read_picture
 from mcis.datasets.index import shown
 from mcis.datasets.storage.threads import map_in_threads
-from mcis.models.backbones import to_unit
-from mcis.models.networks import normalization_of
-from mcis.models.segmenters import among_tags, labels_at, predict
+from mcis.models.backbones import to_float_images
+from mcis.models.registry import backbone_normalization
+from mcis.models.segmenters import predict, restrict_to_tags, upsampled_labels
 from mcis.platform.networks.build import build_segmenter, load_trained
 from mcis.platform.networks.crf_pool import CrfPool
 from mcis.platform.networks.hub import open_pretrained, write_pretrained
@@ -48,7 +48,7 @@ class Prediction(NamedTuple):
     def labels(self, *, plain: bool = False) -> NDArray[np.uint8]:
         """Returns the labels of the whole image, (H, W), after the CRF if there is one and `plain` is False."""
         probabilities = self.plain if plain or self.refined is None else self.refined
-        labels = labels_at(torch.from_numpy(probabilities), self.picture.height, self.picture.width)
+        labels = upsampled_labels(torch.from_numpy(probabilities), self.picture.height, self.picture.width)
         return np.asarray(labels.numpy())
 
 
@@ -70,7 +70,7 @@ class Predictor:
     """Labels images, averaging over the configured scales and horizontal flips.
 
     A large image is predicted, and refined by the CRF, at a smaller size. Its probabilities are then resized to the
-    size of the file in strips (`labels_at`), so that memory stays bounded.
+    size of the file in strips (`upsampled_labels`), so that memory stays bounded.
 
     Args:
         gpu: Whether the network runs on a GPU. None: if there is one.
@@ -91,7 +91,7 @@ class Predictor:
         uses_gpu = torch.cuda.is_available() if gpu is None else gpu
         self.device = torch.device("cuda" if uses_gpu else "cpu")
         self.model = load_trained(build_segmenter(config.segmenter, len(self.classes)), trained.weights, self.device)
-        self.normalize = normalization_of(config.segmenter.backbone)
+        self.normalize = backbone_normalization(config.segmenter.backbone)
         self.crf = CrfPool(self.config.crf, processes) if self.config.crf.iterations else None
 
     @classmethod
@@ -207,10 +207,10 @@ class Predictor:
     def _probabilities(self, photo: Photo[Key]) -> NDArray[np.float32]:
         """Returns the probabilities (K + 1, H, W) of an image (H, W, 3), before the CRF."""
         c = self.config
-        image = self.normalize(to_unit(torch.tensor(photo.picture.rgb, device=self.device)[None]))[0]
-        probabilities = predict(self.model, image, scales=c.scales, mirror=c.hflip, crop=c.crop)
+        image = self.normalize(to_float_images(torch.tensor(photo.picture.rgb, device=self.device)[None]))[0]
+        probabilities = predict(self.model, image, scales=c.scales, hflip=c.hflip, crop=c.crop)
         if photo.tags is not None:
-            probabilities = among_tags(probabilities, photo.tags)
+            probabilities = restrict_to_tags(probabilities, photo.tags)
         return np.asarray(probabilities.cpu().numpy())
 
     def _finish(
@@ -219,5 +219,5 @@ class Predictor:
         """Applies the CRF, if there is one, and calls `then`."""
         refined = self.crf(photo.picture.rgb, plain) if self.crf else None
         if refined is not None and photo.tags is not None:
-            refined = among_tags(torch.from_numpy(refined), photo.tags).numpy()
+            refined = restrict_to_tags(torch.from_numpy(refined), photo.tags).numpy()
         return then(photo.key, Prediction(photo.picture, plain, refined))

@@ -13,8 +13,14 @@ from mcis.datasets.errors import BadFile, UserError
 from mcis.datasets.storage.folders import fetch_file, local_path, path_exists, upload_file
 from mcis.models.backbones import Backbone
 from mcis.models.classifier import CoAttentionClassifier
-from mcis.models.networks import TIMM
-from mcis.models.pretrained import BUNDLED, PRETRAINED, bundled_file, load_pretrained, pretrained_url
+from mcis.models.pretrained import (
+    BUNDLED_BACKBONES,
+    TORCHVISION_PRETRAINED,
+    bundled_weights,
+    load_pretrained,
+    torchvision_weights_url,
+)
+from mcis.models.registry import TIMM_PREFIX
 from mcis.platform.config.keys import keys_in_errors
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import ClassifierConfig
@@ -84,13 +90,13 @@ def backbone_weights(origin: str, backbone: str, workspace: Workspace) -> Path |
         return None
 
     if origin == "bundled":
-        if backbone not in BUNDLED:
+        if backbone not in BUNDLED_BACKBONES:
             raise UserError(
                 f"no weights of {backbone} are bundled with mcis",
-                f"one of the backbones {', '.join(BUNDLED)}",
+                f"one of the backbones {', '.join(BUNDLED_BACKBONES)}",
                 "choose one (classifier.backbone, segmenter.backbone), or --set weights.classifier_backbone=download",
             )
-        return bundled_file(backbone)
+        return bundled_weights(backbone)
 
     if origin == "download":
         path = _download_path(backbone, workspace)
@@ -110,22 +116,22 @@ def backbone_weights(origin: str, backbone: str, workspace: Workspace) -> Path |
 
 def _download_path(backbone: str, workspace: Workspace) -> Path:
     """Returns where the weights of a backbone are kept after their download. Raises UserError if there are none."""
-    if backbone.startswith(TIMM):
+    if backbone.startswith(TIMM_PREFIX):
         return workspace.weights / f"{backbone.replace('/', '-')}.pt"
-    if backbone not in PRETRAINED:
+    if backbone not in TORCHVISION_PRETRAINED:
         raise UserError(
             f"there are no pretrained weights of the backbone {backbone} to download",
-            f"one of {', '.join(PRETRAINED)}, or timm/NAME, or a file",
+            f"one of {', '.join(TORCHVISION_PRETRAINED)}, or timm/NAME, or a file",
             "name a state_dict file by --set weights.classifier_backbone=PATH (for resnet38: PSA's ImageNet weights, "
             "converted to torch), choose such a backbone, or "
             "--set weights.classifier_backbone=none to train from scratch",
         )
-    return workspace.weights / pretrained_url(backbone).rsplit("/", 1)[1]
+    return workspace.weights / torchvision_weights_url(backbone).rsplit("/", 1)[1]
 
 
 def _download(backbone: str, path: Path) -> None:
     """Downloads the weights of a backbone to a file. Raises UserError if that fails."""
-    is_timm = backbone.startswith(TIMM)
+    is_timm = backbone.startswith(TIMM_PREFIX)
     try:
         if is_timm:
             _download_from_timm(backbone, path)
@@ -143,9 +149,9 @@ def _download(backbone: str, path: Path) -> None:
 
 
 def _download_from_timm(backbone: str, path: Path) -> None:
-    from mcis.models.timm_backbones import downloaded_state
+    from mcis.models.timm_backbones import download_state_dict
 
-    save(downloaded_state(backbone.removeprefix(TIMM)), path)
+    save(download_state_dict(backbone.removeprefix(TIMM_PREFIX)), path)
 
 
 def _download_from_torchvision(backbone: str, path: Path) -> None:
@@ -153,7 +159,7 @@ def _download_from_torchvision(backbone: str, path: Path) -> None:
 
     with disk_errors(path.parent):
         load_state_dict_from_url(
-            pretrained_url(backbone), str(path.parent), map_location="cpu", check_hash=True, weights_only=True
+            torchvision_weights_url(backbone), str(path.parent), map_location="cpu", check_hash=True, weights_only=True
         )
         upload_file(path, path)
 

@@ -12,12 +12,12 @@ from torch import Tensor
 from mcis.datasets.images.decode import fitted_size
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.tables.shards import Shards
-from mcis.models.backbones import to_unit
+from mcis.models.backbones import to_float_images
 from mcis.models.grids import pixel_grids
 from mcis.models.localization import normalize_maps, scale_maps, score_maps
-from mcis.models.networks import normalization_of
 from mcis.models.pseudo_masks import TaggedMaps
 from mcis.models.random_walk import random_walk
+from mcis.models.registry import backbone_normalization
 from mcis.models.resampling import resample
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import build_affinity_net, load_trained
@@ -38,7 +38,7 @@ class AffinityWalk:
         self.walk = config.pseudo_masks.walk
         self.device = torch.device("cuda" if gpu else "cpu")
         self.model = load_trained(build_affinity_net(config.affinity_net), weights, self.device)
-        self.normalize = normalization_of(config.affinity_net.backbone)
+        self.normalize = backbone_normalization(config.affinity_net.backbone)
 
     @torch.inference_mode()
     def __call__(self, row: dict[str, Any], maps: ImageMaps, size: tuple[int, int]) -> Tensor:
@@ -54,7 +54,7 @@ class AffinityWalk:
         """
         max_side = min(self.max_side or self.walk.max_side, self.walk.max_side)
         rgb = read_rgb(row["uri"], max_side=max_side, content_hash=row["content_hash"])
-        image = self.normalize(to_unit(torch.from_numpy(rgb[None]).to(self.device)))
+        image = self.normalize(to_float_images(torch.from_numpy(rgb[None]).to(self.device)))
         neighbors = self.model(image)
 
         activations = torch.from_numpy(maps.maps).to(self.device)

@@ -14,7 +14,7 @@ from mcis.models.augment import Augmentation, augment, color_jitter
 
 seeds = st.integers(0, 2**32 - 1)
 side = st.integers(1, 5)
-STRONG = Augmentation(color_jitter=(0.3, 0.3, 0.3, 0.1), flip=True, shift=2)
+STRONG = Augmentation(color_jitter=(0.3, 0.3, 0.3, 0.1), hflip=True, shift=2)
 
 
 def drawn(seed: int, batch: int, height: int, width: int) -> tuple[Tensor, Tensor]:
@@ -76,7 +76,7 @@ def test_no_strength_and_no_deviation_are_the_identity() -> None:
 def test_an_image_is_mirrored_where_its_draw_is_below_one_half(seed: int, height: int, width: int) -> None:
     images, draws = drawn(seed, 4, height, width)
     draws[0, 5], draws[1, 5] = 0.5, np.nextafter(0.5, 0)
-    got = augment(images, Augmentation(flip=True), draws)
+    got = augment(images, Augmentation(hflip=True), draws)
     for image, image_draws, out in zip(images, draws, got, strict=True):
         assert torch.equal(out, image.flip(2) if image_draws[5] < 0.5 else image)
 
@@ -123,7 +123,7 @@ def test_each_draw_has_one_purpose(column: int) -> None:
     alone = {
         **{i: Augmentation(color_jitter=tuple(0.3 * (i == j) for j in range(4))) for i in range(4)},  # type: ignore[arg-type]
         4: Augmentation(color_jitter=STRONG.color_jitter),  # the order of the changes, where there are several
-        5: Augmentation(flip=True),
+        5: Augmentation(hflip=True),
         6: Augmentation(shift=2),
         7: Augmentation(shift=2),
     }

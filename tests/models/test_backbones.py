@@ -9,9 +9,9 @@ from torch.nn import functional
 
 import mcis.models.torchvision_ops  # noqa: F401  (before torchvision)
 from mcis.datasets.errors import UserError
-from mcis.models.backbones import IMAGENET, Backbone, resnet50, small, to_unit
-from mcis.models.dropout import number_samples
-from mcis.models.networks import BACKBONES
+from mcis.models.backbones import IMAGENET, Backbone, resnet50, small, to_float_images
+from mcis.models.dropout import seed_dropout
+from mcis.models.registry import BACKBONES
 
 WIDTHS = {
     "small": 96, "vgg16": 512, "vgg16_largefov": 512, "resnet50": 2048, "resnet101": 2048, "resnet38": 4096,
@@ -40,11 +40,11 @@ def close(got: Tensor, expected: Tensor) -> None:
 
 def test_pixels_become_channels_first_in_the_unit_range() -> None:
     pixels = torch.arange(2 * 4 * 5 * 3, dtype=torch.uint8).view(2, 4, 5, 3)
-    unit = to_unit(pixels)
+    unit = to_float_images(pixels)
     assert unit.dtype == torch.float32
     assert unit.shape == (2, 3, 4, 5)
     assert unit[1, 2, 3, 4].item() == pytest.approx(pixels[1, 3, 4, 2].item() / 255)
-    assert to_unit(torch.full((1, 1, 1, 3), 255, dtype=torch.uint8)).max() == 1
+    assert to_float_images(torch.full((1, 1, 1, 3), 255, dtype=torch.uint8)).max() == 1
 
 
 def test_normalizing_takes_imagenets_mean_and_deviation() -> None:
@@ -71,13 +71,13 @@ def test_features_have_the_promised_width_and_stride(built: dict[str, Backbone],
 def test_an_images_features_do_not_depend_on_its_batch(built: dict[str, Backbone], name: str) -> None:
     """In training mode too, and nothing in the backbone remembers what it saw."""
     backbone = built[name].train()
-    number_samples(backbone, range(3))
+    seed_dropout(backbone, range(3))
     before = {key: value.clone() for key, value in backbone.state_dict().items()}
     batch = images(3, 3, 24, 32) * torch.tensor([1.0, 5.0, 0.1]).view(3, 1, 1, 1)
     with torch.inference_mode():
         together = backbone(batch)
         for b in range(3):
-            number_samples(backbone, [b])
+            seed_dropout(backbone, [b])
             close(backbone(batch[b : b + 1])[0], together[b])
     assert all(torch.equal(value, before[key]) for key, value in backbone.state_dict().items())
 
@@ -94,7 +94,7 @@ def test_a_dot_moves_with_its_pixel(name: str, dot_offsets: Callable[..., Tensor
             if isinstance(layer, nn.Conv2d):
                 layer.weight.fill_(1 / layer.weight[0].numel())  # a mean: drawn ones lean to a side
         layouts = [*(level.layout for level in backbone.levels), backbone.layout]
-        off = dot_offsets(backbone.with_levels, layouts, 161, 8)
+        off = dot_offsets(backbone.forward_levels, layouts, 161, 8)
     assert off.abs().max() < 1.5, f"{off.tolist()} pixels"
 
 
@@ -195,7 +195,7 @@ def test_resnet_of_stride_16_is_dilated_in_its_last_stage_alone() -> None:
     assert [coarse.body.get_submodule(f"layer{n}.0.conv2").dilation[0] for n in (3, 4)] == [1, 2]  # type: ignore[index]
     pictures = images(1, 3, 65, 97)
     with torch.inference_mode():
-        (low, *_, features), (expected, *_) = coarse.with_levels(pictures), fine.with_levels(pictures)
+        (low, *_, features), (expected, *_) = coarse.forward_levels(pictures), fine.forward_levels(pictures)
     assert features.shape == (1, 2048, 5, 7)
     assert torch.equal(low, expected)
     with pytest.raises(UserError, match="resnet50 with stride 4"):

@@ -209,7 +209,7 @@ def test_every_weight_has_a_gradient_in_every_form(options: dict[str, Any]) -> N
 def standardized(**options: Any) -> CoAttentionClassifier:
     """A classifier of 6 channels that are standardized by drawn statistics."""
     torch.manual_seed(0)
-    backbone = Backbone(nn.Conv2d(3, 6, 1), groups=(6,), layout=Layout(1))
+    backbone = Backbone(nn.Conv2d(3, 6, 1), stage_channels=(6,), layout=Layout(1))
     model = CoAttentionClassifier(backbone, classes=K, standardized=True, **options).double()
     generator = torch.Generator().manual_seed(1)
     model.set_statistics(torch.randn(6, generator=generator), torch.rand(6, generator=generator) + 0.5)

@@ -17,8 +17,8 @@ import timm  # isort: skip
 
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import Backbone, resnet50, small, vgg16
-from mcis.models.pretrained import BUNDLED, bundled_file, load_pretrained
-from mcis.models.timm_backbones import timm_backbone
+from mcis.models.pretrained import BUNDLED_BACKBONES, bundled_weights, load_pretrained
+from mcis.models.timm_backbones import build_timm_backbone
 
 VIT = "vit_tiny_patch16_224"
 
@@ -101,7 +101,7 @@ def test_weights_of_timm_fit(tmp_path: Path, name: str, save: Callable[[dict[str
     """The file of the whole network, classification layers included."""
     torch.manual_seed(1)
     original = timm.create_model(name).eval()
-    backbone = timm_backbone(name, stride=32 if name == "resnet18" else None)
+    backbone = build_timm_backbone(name, stride=32 if name == "resnet18" else None)
     load_pretrained(backbone, save(original.state_dict(), tmp_path / "weights.pth"))
     pictures = images(1, 3, 224, 224)
     with torch.inference_mode():
@@ -111,10 +111,12 @@ def test_weights_of_timm_fit(tmp_path: Path, name: str, save: Callable[[dict[str
         close(backbone(pictures), features)
 
 
-@pytest.mark.parametrize(("name", "tensors", "last"), list(zip(BUNDLED, (296, 386, 386), (15, 20, 20), strict=True)))
+@pytest.mark.parametrize(
+    ("name", "tensors", "last"), list(zip(BUNDLED_BACKBONES, (296, 386, 386), (15, 20, 20), strict=True))
+)
 def test_bundled_weights_are_those_of_an_efficientnet_lite(name: str, tensors: int, last: int) -> None:
     """Each tensor stands behind timm's name of it."""
-    backbone, path = timm_backbone(name.removeprefix("timm/")), bundled_file(name)
+    backbone, path = build_timm_backbone(name.removeprefix("timm/")), bundled_weights(name)
     load_pretrained(backbone, path)
     state, got = torch.load(path, weights_only=True), backbone.body.state_dict()
     assert len(state) == tensors

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import vgg16
 from mcis.models.classifier import CoAttentionClassifier
-from mcis.models.pretrained import from_released, read_released
+from mcis.models.released import convert_released_state, read_released_weights
 
 K = 3
 
@@ -37,7 +37,7 @@ def checkpoint() -> dict[str, Tensor]:
 def test_an_imported_classifier_computes_the_released_formulas(checkpoint: dict[str, Tensor], tmp_path: Path) -> None:
     torch.save({"state_dict": checkpoint, "epoch": 10}, tmp_path / "released.pth")
     model = CoAttentionClassifier(vgg16(), classes=K, head="own")
-    model.load_state_dict(read_released(tmp_path / "released.pth"), strict=True)
+    model.load_state_dict(read_released_weights(tmp_path / "released.pth"), strict=True)
     images = torch.randn(2, 3, 32, 40, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
         scores = model(images[:1], images[1:])[0]
@@ -67,7 +67,7 @@ def test_every_tensor_that_does_not_fit_is_named(checkpoint: dict[str, Tensor]) 
     state["module.fc.weight"] = torch.zeros(2)
     state["module.extra_linear_e.weight"] = torch.zeros(512, 256)
     with pytest.raises(UserError) as caught:
-        from_released(state)
+        convert_released_state(state)
     text = str(caught.value)
     assert "3 tensor(s)" in text
     assert "missing: extra_gate.weight" in text

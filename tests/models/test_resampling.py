@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from mcis.models.grids import Grid, Grids, Layout, pixel_grids, pixels
+from mcis.models.grids import Grid, Grids, Layout, pixel_grid, pixel_grids
 from mcis.models.resampling import Kernel, resample
 
 counts = st.integers(1, 7)
@@ -77,23 +77,23 @@ def test_positions_of_a_stride_are_at_its_multiples_or_in_the_middle_of_its_pixe
     assert (Layout(8).grid(96, 12).first + 3 * Layout(8).grid(96, 12).step) * 96 - 0.5 == pytest.approx(24)
     middle = Layout(8, 3.5).grid(96, 12)
     assert (middle.first + 3 * middle.step) * 96 - 0.5 == pytest.approx(27.5)
-    assert middle.coincides(pixels(12))
-    assert not middle.coincides(Layout(8).grid(96, 12))
-    assert Layout(16, None).grid(75, 5) == pixels(5)
+    assert middle.is_close(pixel_grid(12))
+    assert not middle.is_close(Layout(8).grid(96, 12))
+    assert Layout(16, None).grid(75, 5) == pixel_grid(5)
 
 
 def test_mirrored_positions_are_as_far_from_the_other_edge() -> None:
     grid = Layout(8).grid(96, 12)  # from pixel 0 to pixel 88
-    assert grid.mirrored().first * 96 - 0.5 == pytest.approx(7)
-    assert grid.mirrored().mirrored() == pytest.approx(grid)
-    assert pixels(5).mirrored().coincides(pixels(5))
+    assert grid.hflipped().first * 96 - 0.5 == pytest.approx(7)
+    assert grid.hflipped().hflipped() == pytest.approx(grid)
+    assert pixel_grid(5).hflipped().is_close(pixel_grid(5))
 
 
 def test_a_padded_side_ends_on_a_position() -> None:
-    assert [Layout(8).padded(side) for side in (1, 8, 9, 321, 322)] == [1, 9, 9, 321, 329]
-    assert Layout(4).padded(6) == 9
+    assert [Layout(8).padded_side(side) for side in (1, 8, 9, 321, 322)] == [1, 9, 9, 321, 329]
+    assert Layout(4).padded_side(6) == 9
 
 
 @pytest.mark.parametrize("layout", [Layout(8, 3.5), Layout(8, None)])
 def test_a_padded_side_is_made_of_whole_parts(layout: Layout) -> None:
-    assert [layout.padded(side) for side in (1, 8, 9, 321)] == [8, 8, 16, 328]
+    assert [layout.padded_side(side) for side in (1, 8, 9, 321)] == [8, 8, 16, 328]

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mcis.models.backbones import Backbone, Layer, resnet38
-from mcis.models.dropout import number_samples
+from mcis.models.dropout import seed_dropout
 from mcis.models.pretrained import load_pretrained
 
 Shapes = dict[str, tuple[int, ...]]
@@ -128,14 +128,14 @@ def test_the_network_is_the_public_codes() -> None:
     pictures = torch.randn(1, 3, 40, 56)
     with torch.inference_mode():
         expected = by_hand(backbone.body.state_dict(), pictures)
-        with backbone.watching(*backbone.middle) as middle:
+        with backbone.capture_outputs(*backbone.correlation_layers) as middle:
             features = backbone(pictures)
         for got, name in ((features, "features"), (middle[0], "conv4"), (middle[1], "conv5")):
             torch.testing.assert_close(got, expected[name], rtol=0, atol=1e-5 * expected[name].abs().max().item())
         assert [tuple(output.shape) for output in (features, *middle)] == [
             (1, channels, 5, 7) for channels in (4096, 512, 1024)
         ]
-        number_samples(backbone.train(), [5])
-        with backbone.watching(Layer("bn7", 4096, backbone.layout)) as last:
+        seed_dropout(backbone.train(), [5])
+        with backbone.capture_outputs(Layer("bn7", 4096, backbone.layout)) as last:
             left = backbone(pictures).flatten(2).any(dim=2)
     assert left[last[0].flatten(2).any(dim=2)].float().mean().item() == pytest.approx(0.5, abs=0.05)

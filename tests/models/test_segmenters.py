@@ -14,11 +14,11 @@ from torch.nn import functional
 
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import Backbone, small
-from mcis.models.dropout import number_samples
+from mcis.models.dropout import seed_dropout
 from mcis.models.grids import Layout
-from mcis.models.networks import BACKBONES
-from mcis.models.segmenters import DeepLabV3, LargeFov, Pyramid, _windows, among_tags, labels_at, predict
-from mcis.models.timm_backbones import timm_backbone
+from mcis.models.registry import BACKBONES
+from mcis.models.segmenters import DeepLabV3, LargeFov, Pyramid, _windows, predict, restrict_to_tags, upsampled_labels
+from mcis.models.timm_backbones import build_timm_backbone
 
 
 def convolutions(model: LargeFov) -> list[nn.Conv2d]:
@@ -93,7 +93,7 @@ def test_overlapping_windows_are_averaged(height: int, width: int, crop: int) ->
 
 def test_scales_and_mirror_images_are_averaged_as_probabilities() -> None:
     image, model, scales = picture(10, 14), Windowed(), (0.5, 1.0, 1.5)
-    got = predict(model, image, scales=scales, mirror=True)
+    got = predict(model, image, scales=scales, hflip=True)
     parts = []
     for scale in scales:
         size = (round(10 * scale), round(14 * scale))
@@ -154,7 +154,7 @@ def test_the_head_is_deeplab_largefov() -> None:
     hidden = torch.relu(functional.conv2d(hidden, second.weight, second.bias))
     expected = functional.conv2d(hidden, last.weight, last.bias)
     torch.testing.assert_close(model.eval().head(f), expected)
-    number_samples(model, [0, 1])
+    seed_dropout(model, [0, 1])
     assert not torch.allclose(model.train().head(f), expected)
     without = network(dilation=3).train()
     torch.testing.assert_close(without.head(f), without.eval().head(f))
@@ -201,11 +201,11 @@ def test_logits_of_the_pyramid_lie_on_its_positions() -> None:
 def test_logits_of_the_pyramid_do_not_depend_on_the_batch() -> None:
     """In training, too, where units behind the pyramid are dropped."""
     model, images = deeplabv3().train(), picture(24, 16, batch=3)
-    number_samples(model, [7, 8, 9])
+    seed_dropout(model, [7, 8, 9])
     together = model(images)
     assert not torch.allclose(together, model.eval()(images))
     for b, number in enumerate((7, 8, 9)):
-        number_samples(model.train(), [number])
+        seed_dropout(model.train(), [number])
         torch.testing.assert_close(model(images[b : b + 1])[0], together[b], atol=1e-6, rtol=1e-4)
 
 
@@ -244,7 +244,7 @@ def test_a_pyramids_logits_lie_on_the_positions_of_its_finest_level() -> None:
     image = picture(33, 49, batch=1)
     assert [(level.layout.stride, level.channels) for level in model.finer] == [(4, 4)]
     with torch.inference_mode():
-        finest, *_, features = model.backbone.with_levels(image)
+        finest, *_, features = model.backbone.forward_levels(image)
         x = by_hand(model.head, features, dilation=2)
         x = x + functional.conv2d(features.mean((2, 3), keepdim=True), model.whole.weight, model.whole.bias)
         assert x.shape[2:] == (5, 7)
@@ -252,8 +252,8 @@ def test_a_pyramids_logits_lie_on_the_positions_of_its_finest_level() -> None:
         x = by_hand(model.merge[0], torch.cat([x, by_hand(model.reduce[0], finest)], dim=1))
         linear = model.image_head[-1]
         assert isinstance(linear, nn.Linear)
-        in_image = features.mean((2, 3)) @ linear.weight.T + linear.bias
-        chances = torch.cat([torch.ones(1, 1), 1 / (1 + torch.exp(-in_image))], dim=1)
+        image_logits = features.mean((2, 3)) @ linear.weight.T + linear.bias
+        chances = torch.cat([torch.ones(1, 1), 1 / (1 + torch.exp(-image_logits))], dim=1)
         first, *_, second = model.coarse.children()
         assert isinstance(first, nn.Conv2d)
         assert isinstance(second, nn.Conv2d)
@@ -261,13 +261,13 @@ def test_a_pyramids_logits_lie_on_the_positions_of_its_finest_level() -> None:
         coarse = functional.conv2d(coarse, second.weight, second.bias)
         x = last(x) + functional.interpolate(coarse, size=(9, 13), mode="bilinear", align_corners=True)
         x = x + chances.log()[:, :, None, None]
-        torch.testing.assert_close(model(image, image_level=True)[1], in_image, atol=1e-4, rtol=1e-3)
+        torch.testing.assert_close(model(image, with_image_logits=True)[1], image_logits, atol=1e-4, rtol=1e-3)
         torch.testing.assert_close(model(image)[:, :, ::4, ::4], x, atol=1e-4, rtol=1e-3)
 
 
 def test_a_pyramid_has_each_stride_once_from_coarse_to_fine() -> None:
     """Lite0 with features at stride 32 has levels of 16, 8 and 4; VGG-16's two levels of its features' stride go."""
-    lite = pyramid(timm_backbone("tf_efficientnet_lite0", stride=32))
+    lite = pyramid(build_timm_backbone("tf_efficientnet_lite0", stride=32))
     assert [level.layout.stride for level in lite.finer] == [4, 8, 16]
     assert [level.layout.stride for level in pyramid(BACKBONES["vgg16_largefov"]()).finer] == [4]
     with torch.inference_mode():
@@ -278,7 +278,7 @@ def test_a_pyramid_has_each_stride_once_from_coarse_to_fine() -> None:
 def test_a_dot_moves_with_its_pixel_through_the_pyramid(backbone: str, dot_offsets: Callable[..., Tensor]) -> None:
     """Both ways: through the finer levels with the features silenced, and through the features alone."""
     torch.manual_seed(0)
-    built = timm_backbone(backbone.removeprefix("timm/")) if "timm/" in backbone else BACKBONES[backbone]()
+    built = build_timm_backbone(backbone.removeprefix("timm/")) if "timm/" in backbone else BACKBONES[backbone]()
     model, stride = pyramid(built).eval(), built.layout.stride
     side = 8 * stride + (1 if built.layout.offset == 0 else 0)
     for name, layer in list(model.named_modules()):  # they have no place of their own, and what a dot raises stays
@@ -306,7 +306,7 @@ def test_a_dot_moves_with_its_pixel_through_the_pyramid(backbone: str, dot_offse
 
 
 def test_a_backbone_without_a_finer_level_has_no_pyramid() -> None:
-    backbone = Backbone(nn.Conv2d(3, 4, 1), groups=(4,), layout=Layout(1))
+    backbone = Backbone(nn.Conv2d(3, 4, 1), stage_channels=(4,), layout=Layout(1))
     with pytest.raises(UserError, match="without a layer of a finer stride") as raised:
         pyramid(backbone)
     assert "set network to" in raised.value.remedy
@@ -316,7 +316,7 @@ def test_a_backbone_without_a_finer_level_has_no_pyramid() -> None:
 def test_among_tags_only_these_classes_are_left_and_the_rest_sums_to_one(tags: list[int]) -> None:
     drawn = torch.from_numpy(np.random.default_rng(0).dirichlet(np.ones(4), (5, 6)).transpose(2, 0, 1)).float()
     drawn[:, 0, 0] = torch.tensor([0.0, 1.0, 0.0, 0.0])
-    kept = among_tags(drawn, tags)
+    kept = restrict_to_tags(drawn, tags)
     there = [0, *sorted(tag + 1 for tag in tags)]
     others = [label for label in range(4) if label not in there]
     assert (kept[others] == 0).all()
@@ -334,7 +334,7 @@ def test_labels_are_of_probabilities_resized_once(rows: int, columns: int, heigh
     whole = functional.interpolate(planes[None], size=(height, width), mode="bilinear", align_corners=False)[0]
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("mcis.models.segmenters.STRIP_BYTES", strip)
-        labels = labels_at(planes.float(), height, width)
+        labels = upsampled_labels(planes.float(), height, width)
     assert labels.dtype == torch.uint8
     assert labels.shape == (height, width)
     chosen = whole.gather(0, labels.long()[None])[0]

@@ -13,10 +13,10 @@ import timm.layers  # isort: skip
 from torchvision.ops.misc import FrozenBatchNorm2d  # isort: skip
 
 from mcis.datasets.errors import UserError
-from mcis.models.backbones import Backbone, train_last
+from mcis.models.backbones import Backbone, freeze_except_last
 from mcis.models.grids import Layout
-from mcis.models.pretrained import bundled_file, load_pretrained
-from mcis.models.timm_backbones import timm_backbone, timm_normalization
+from mcis.models.pretrained import bundled_weights, load_pretrained
+from mcis.models.timm_backbones import build_timm_backbone, timm_normalization
 
 LITE0 = "tf_efficientnet_lite0"
 VIT = "vit_tiny_patch16_224"
@@ -38,7 +38,7 @@ STAGES = {"resnet18": 4, "convnext_atto": 4, LITE0: 5, VIT: 12}
 def built() -> dict[str, Backbone]:
     """Each network with random weights, made once; tests leave these as they are."""
     torch.manual_seed(0)
-    return {name: timm_backbone(name) for name in NETWORKS}
+    return {name: build_timm_backbone(name) for name in NETWORKS}
 
 
 def images(*shape: int) -> Tensor:
@@ -56,7 +56,7 @@ def close(got: Tensor, expected: Tensor) -> None:
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_features_are_the_stages_at_the_output_stride(built: dict[str, Backbone], name: str) -> None:
     backbone = built[name]
-    assert backbone.groups == GROUPS[name]
+    assert backbone.stage_channels == GROUPS[name]
     assert backbone.channels == sum(GROUPS[name])
     assert backbone.layout == LAYOUTS[name]
     with torch.inference_mode():
@@ -70,7 +70,7 @@ def test_the_levels_come_from_the_same_pass(built: dict[str, Backbone], name: st
     levels = LEVELS[name]
     assert [(level.channels, level.layout) for level in backbone.levels] == levels
     with torch.inference_mode():
-        *outputs, features = backbone.with_levels(pictures)
+        *outputs, features = backbone.forward_levels(pictures)
         assert [tuple(output.shape) for output in outputs] == [
             (1, channels, 64 // layout.stride, 96 // layout.stride) for channels, layout in levels
         ]
@@ -94,7 +94,7 @@ def test_nothing_is_dropped_in_training() -> None:
     """timm gives this network a rate at which it drops paths."""
     rates = [m.drop_prob for m in timm.create_model("fasternet_t1").modules() if isinstance(m, timm.layers.DropPath)]
     assert any(rates)
-    backbone, pictures = timm_backbone("fasternet_t1"), images(2, 3, 64, 64)
+    backbone, pictures = build_timm_backbone("fasternet_t1"), images(2, 3, 64, 64)
     with torch.inference_mode():
         close(backbone.train()(pictures), backbone.eval()(pictures))
 
@@ -110,8 +110,8 @@ def test_every_parameter_is_trained(built: dict[str, Backbone], name: str) -> No
 
 @pytest.mark.parametrize(("stride", "groups"), [(8, (40, 112, 320)), (32, (320,))])
 def test_another_stride_has_other_stages(stride: int, groups: tuple[int, ...]) -> None:
-    backbone = timm_backbone(LITE0, stride=stride)
-    assert (backbone.groups, backbone.layout) == (groups, Layout(stride, 0.0))
+    backbone = build_timm_backbone(LITE0, stride=stride)
+    assert (backbone.stage_channels, backbone.layout) == (groups, Layout(stride, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -129,12 +129,12 @@ def test_another_stride_has_other_stages(stride: int, groups: tuple[int, ...]) -
 )
 def test_what_a_network_cannot_be_is_said(name: str, stride: int | None, found: str, remedy: str) -> None:
     with pytest.raises(UserError, match=found) as raised:
-        timm_backbone(name, stride=stride)
+        build_timm_backbone(name, stride=stride)
     assert remedy in raised.value.remedy
 
 
 def test_a_patch_need_not_divide_the_side_of_other_networks_images() -> None:
-    assert timm_backbone("eva02_tiny_patch14_224").layout == Layout(14, None)
+    assert build_timm_backbone("eva02_tiny_patch14_224").layout == Layout(14, None)
 
 
 def test_pixels_are_normalized_as_the_weights_want_them(built: dict[str, Backbone]) -> None:
@@ -151,11 +151,11 @@ def test_pixels_are_normalized_as_the_weights_want_them(built: dict[str, Backbon
 def test_a_dot_moves_with_its_pixel(name: str, stride: int | None, dot_offsets: Callable[..., Tensor]) -> None:
     """What a dot changes is centered at its pixel, on average over a stride, in each stage and level."""
     torch.manual_seed(0)
-    backbone = timm_backbone(name, stride=stride).eval()
+    backbone = build_timm_backbone(name, stride=stride).eval()
 
     def stages(pictures: Tensor) -> list[Tensor]:
-        *levels, features = backbone.with_levels(pictures)
-        return [*features.split(backbone.groups, dim=1), *levels]
+        *levels, features = backbone.forward_levels(pictures)
+        return [*features.split(backbone.stage_channels, dim=1), *levels]
 
     with torch.inference_mode():
         for layer in backbone.modules():
@@ -163,7 +163,7 @@ def test_a_dot_moves_with_its_pixel(name: str, stride: int | None, dot_offsets: 
                 layer.weight.copy_(layer.weight.mean(dim=(2, 3), keepdim=True).expand_as(layer.weight))
             elif isinstance(layer, timm.layers.FrozenBatchNormAct2d | FrozenBatchNorm2d):
                 layer.get_buffer("weight").fill_(1)  # a block's last one starts as zero: the shortcut alone
-        layouts = [backbone.layout] * len(backbone.groups) + [level.layout for level in backbone.levels]
+        layouts = [backbone.layout] * len(backbone.stage_channels) + [level.layout for level in backbone.levels]
         mean = dot_offsets(stages, layouts, 224 if name == VIT else 225, backbone.layout.stride)
     assert mean.abs().max() < 1.5, f"{mean.tolist()} pixels"
 
@@ -171,10 +171,10 @@ def test_a_dot_moves_with_its_pixel(name: str, stride: int | None, dot_offsets: 
 def test_padding_of_both_sides_moves_the_positions_and_nothing_else(built: dict[str, Backbone]) -> None:
     """In the interior, timm's own network computes the same of an image that is shifted by stride - 1 pixels."""
     side, stride = 1024, 16
-    backbone = timm_backbone(LITE0)
+    backbone = build_timm_backbone(LITE0)
     original = timm.create_model(LITE0, output_stride=stride).eval()
-    load_pretrained(backbone, bundled_file())
-    state = torch.load(bundled_file(), weights_only=True)
+    load_pretrained(backbone, bundled_weights())
+    state = torch.load(bundled_weights(), weights_only=True)
     original.load_state_dict(dict(zip(original.state_dict(), state.values(), strict=True)))
     picture = images(1, 3, side, side)
     shifted = picture.roll((stride - 1, stride - 1), dims=(2, 3))
@@ -190,18 +190,18 @@ def test_padding_of_both_sides_moves_the_positions_and_nothing_else(built: dict[
 
 def test_what_an_image_shows_is_what_efficientnet_makes_its_classes_of() -> None:
     """Behind its last stage, by the layers of the file; another network has the mean of its features."""
-    backbone, original = timm_backbone(LITE0, stride=32), timm.create_model(LITE0).eval()
-    assert backbone.keep_head() == 1280
-    load_pretrained(backbone, bundled_file())
-    state = torch.load(bundled_file(), weights_only=True)
+    backbone, original = build_timm_backbone(LITE0, stride=32), timm.create_model(LITE0).eval()
+    assert backbone.keep_pretrained_head() == 1280
+    load_pretrained(backbone, bundled_weights())
+    state = torch.load(bundled_weights(), weights_only=True)
     original.load_state_dict(dict(zip(original.state_dict(), state.values(), strict=True)))
     with torch.inference_mode():
         features = backbone(images(2, 3, 97, 65))
         expected = original.bn2(original.conv_head(features)).mean((2, 3))  # type: ignore[operator]
-        close(backbone.of_image(features), expected)
-    other = timm_backbone("resnet18", stride=32)
-    assert other.keep_head() == other.channels == 512
-    close(other.of_image(features), features.mean((2, 3)))
+        close(backbone.image_features(features), expected)
+    other = build_timm_backbone("resnet18", stride=32)
+    assert other.keep_pretrained_head() == other.channels == 512
+    close(other.image_features(features), features.mean((2, 3)))
 
 
 # --- stages
@@ -209,15 +209,15 @@ def test_what_an_image_shows_is_what_efficientnet_makes_its_classes_of() -> None
 
 @pytest.mark.parametrize("name", NETWORKS)
 def test_the_last_stages_are_trained(name: str) -> None:
-    backbone = timm_backbone(name)
+    backbone = build_timm_backbone(name)
     assert len(backbone.stages) == STAGES[name]
     counts = []
     for count in range(len(backbone.stages) + 1):
-        train_last(backbone, count)
+        freeze_except_last(backbone, count)
         counts.append(sum(parameter.requires_grad for parameter in backbone.parameters()))
     assert counts[0] == 0
     assert counts == sorted(set(counts)), "each stage has parameters of its own"
     assert counts[-1] == len(list(backbone.parameters()))
     with pytest.raises(UserError, match=f"it has {STAGES[name]}") as raised:
-        train_last(backbone, len(backbone.stages) + 1)
+        freeze_except_last(backbone, len(backbone.stages) + 1)
     assert "trainable_stages" in raised.value.remedy

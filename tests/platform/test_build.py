@@ -5,7 +5,7 @@ import torch
 
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import IMAGENET
-from mcis.models.networks import normalization_of
+from mcis.models.registry import backbone_normalization
 from mcis.platform.config.training import ClassifierConfig, SegmenterConfig
 from mcis.platform.networks.build import build_backbone, build_classifier, build_segmenter, freeze
 
@@ -41,8 +41,8 @@ def test_what_a_backbone_does_not_have_names_its_key(config: SegmenterConfig, ke
 @pytest.mark.parametrize("name", ["vgg16", LITE0])
 def test_a_normalization_is_known_without_building(name: str) -> None:
     with torch.device("meta"):
-        assert normalization_of(name) == build_backbone(ClassifierConfig(backbone=name)).normalize
-    assert (normalization_of(name) == IMAGENET) == (name == "vgg16")
+        assert backbone_normalization(name) == build_backbone(ClassifierConfig(backbone=name)).normalize
+    assert (backbone_normalization(name) == IMAGENET) == (name == "vgg16")
 
 
 @pytest.mark.parametrize(("trainable_stages", "stages"), [("all", 5), (0, 0), (2, 2)])

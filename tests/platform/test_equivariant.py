@@ -14,7 +14,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images.squares import Squares, read_rgb
 from mcis.datasets.sampling.batches import PairBatch
 from mcis.datasets.tags import Tags
-from mcis.models.backbones import IMAGENET, to_unit
+from mcis.models.backbones import IMAGENET, to_float_images
 from mcis.models.classifier import CoAttentionClassifier
 from mcis.models.grids import pixel_grids
 from mcis.models.localization import embed
@@ -69,7 +69,7 @@ def terms(section: ClassifierConfig, model: CoAttentionClassifier, batch: PairBa
 
 def seen(model: CoAttentionClassifier, image: Tensor, tags: list[int], at: Tensor) -> RefinedMaps:
     """The maps of one image's tags (1, T, H, W), plain and refined, at the pixels of another."""
-    with model.backbone.watching(*model.backbone.middle) as middle:
+    with model.backbone.capture_outputs(*model.backbone.correlation_layers) as middle:
         own = model.activations(model.features(image))[:, tags]
     grids = model.backbone.grids(image, own)
     refined = model.correlation(own, resample(image, pixel_grids(*image.shape[2:]), grids), *middle)
@@ -83,7 +83,7 @@ def test_terms_are_sums_over_images_one_by_one() -> None:
     expected = {"basic": 0.0, "equivariant": 0.0, "cross": 0.0}
     for images, rows in ((batch.images_m, batch.m), (batch.images_n, batch.n)):
         for pixels, row in zip(images, rows, strict=True):
-            image = IMAGENET(to_unit(torch.from_numpy(pixels[None])))
+            image = IMAGENET(to_float_images(torch.from_numpy(pixels[None])))
             copy, wanted = smaller_copies(image, 0.5), torch.from_numpy(TAGS[row][None]).float()
             assert copy.shape == (1, 3, 16, 16)
             for each in (image, copy):
@@ -130,8 +130,8 @@ def test_maps_are_refined_image_by_image(tmp_path: Path) -> None:
     maps = iter(table["map"].to_pylist())
     with torch.inference_mode():
         for uri, row in zip(uris, tags, strict=True):
-            image = IMAGENET(to_unit(torch.from_numpy(read_rgb(uri, 32)[None])))
-            with model.backbone.watching(*model.backbone.middle) as middle:
+            image = IMAGENET(to_float_images(torch.from_numpy(read_rgb(uri, 32)[None])))
+            with model.backbone.capture_outputs(*model.backbone.correlation_layers) as middle:
                 embedding = embed(model.backbone, model.standard, image, extra_scales=[0.5], hflip=True)
             refined = model.refined(image, model.activations(embedding)[:, row], middle)[0, 1:]
             for expected in refined:
@@ -163,8 +163,8 @@ def test_the_layers_that_are_compared_lie_at_the_features_positions(backbone: st
     with torch.device("meta"):
         model = build_classifier(section, 3).eval()
         images = torch.zeros(1, 3, 64, 96)
-        with model.backbone.watching(*model.backbone.middle) as middle:
+        with model.backbone.capture_outputs(*model.backbone.correlation_layers) as middle:
             features = model.backbone(images)
     assert {output.shape[2:] for output in (features, *middle)} == {(8, 12)}
-    assert [output.shape[1] for output in middle] == [layer.channels for layer in model.backbone.middle]
-    assert {layer.layout for layer in model.backbone.middle} == {model.backbone.layout}
+    assert [output.shape[1] for output in middle] == [layer.channels for layer in model.backbone.correlation_layers]
+    assert {layer.layout for layer in model.backbone.correlation_layers} == {model.backbone.layout}

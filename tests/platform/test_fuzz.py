@@ -109,7 +109,7 @@ def weights(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
     import safetensors.torch
     import torch
 
-    from mcis.models.pretrained import read_state
+    from mcis.models.pretrained import read_state_dict
     from mcis.platform.networks.checkpoints import load_weights
 
     torch.manual_seed(0)
@@ -119,7 +119,7 @@ def weights(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
     torch.save({"state_dict": network.state_dict(), "about": {"classes": ["cat"]}}, with_about)
 
     def read(path: Path) -> object:
-        return read_state(path, "name another file")
+        return read_state_dict(path, "name another file")
 
     return {
         "weights pth": (plain.getvalue(), "w.pth", read),

@@ -11,7 +11,7 @@ import torch
 from mcis.datasets.errors import UserError
 from mcis.datasets.sources.voc import list_voc
 from mcis.datasets.synthetic import devkit as synthetic
-from mcis.models.networks import BACKBONES
+from mcis.models.registry import BACKBONES
 from mcis.platform import pipeline
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks.build import build_classifier, build_segmenter, freeze

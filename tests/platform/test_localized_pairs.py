@@ -13,7 +13,7 @@ from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.sampling.related_images import Relations
 from mcis.datasets.tables.shards import Shards
 from mcis.datasets.tags import Tags
-from mcis.models.backbones import IMAGENET, to_unit
+from mcis.models.backbones import IMAGENET, to_float_images
 from mcis.models.coattention import affinity, coattend, unshared
 from mcis.models.grids import Grid, Grids
 from mcis.models.localization import embed, scale_maps
@@ -46,7 +46,7 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
     @functools.cache
     def features(image: int) -> torch.Tensor:
         pixels = torch.from_numpy(read_rgb(uris[image], config.classifier.input_size))[None]
-        images, how = IMAGENET(to_unit(pixels)), config.localize
+        images, how = IMAGENET(to_float_images(pixels)), config.localize
         return embed(model.backbone, model.standard, images, extra_scales=how.extra_scales, hflip=how.hflip)
 
     def attended(image: int, other: int, values: torch.Tensor) -> torch.Tensor:
@@ -117,7 +117,7 @@ def literal_released(config: Config, context: RunContext) -> tuple[list[torch.Te
         return layer(common.m)[0], layer(common.n)[0]
 
     with torch.inference_mode():
-        pictures = [IMAGENET(to_unit(torch.from_numpy(read_rgb(uri, 64))[None])) for uri in uris]
+        pictures = [IMAGENET(to_float_images(torch.from_numpy(read_rgb(uri, 64))[None])) for uri in uris]
         features = [model.backbone(picture) for picture in pictures]
         scaled = [
             [torch.nn.functional.interpolate(picture, size=side, mode="bilinear") for side in (48, 128)]
@@ -210,7 +210,7 @@ def test_in_float32_maps_differ_by_rounding_alone(localizable: Any, tmp_path: Pa
     size, how = config.classifier.input_size, config.localize
     pixels = torch.from_numpy(np.stack([read_rgb(uri, size) for uri in rows["uri"].to_pylist()]))
     with torch.inference_mode():
-        images = IMAGENET(to_unit(pixels))
+        images = IMAGENET(to_float_images(pixels))
         features = embed(model.backbone, model.standard, images, extra_scales=how.extra_scales, hflip=how.hflip)
     write_rows(tmp_path / "features", 0, features.numpy())
     relate = Relate(config, weights, classes, tmp_path, source, 1)

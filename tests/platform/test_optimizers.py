@@ -47,7 +47,7 @@ class _Network(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         body = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Conv2d(4, 4, 1))
-        self.backbone = Backbone(body, groups=(4,), layout=Layout(1), new_layers=("body.1",))
+        self.backbone = Backbone(body, stage_channels=(4,), layout=Layout(1), new_layers=("body.1",))
         self.head = nn.Conv2d(4, 2, 1)
         self.w_p = nn.Parameter(torch.eye(4))
 

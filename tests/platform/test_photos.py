@@ -12,9 +12,9 @@ from mcis.datasets.images.decode import decode_labels
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.datasets.tables.memory_mapped import Features
 from mcis.datasets.tables.shards import Shards
-from mcis.models.networks import build_backbone
-from mcis.models.pretrained import BUNDLED, bundled_file, load_pretrained
+from mcis.models.pretrained import BUNDLED_BACKBONES, bundled_weights, load_pretrained
 from mcis.models.pseudo_masks import MASK_RULES
+from mcis.models.registry import build_backbone
 from mcis.platform import pipeline
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.resolve import Resolved, resolve
@@ -159,7 +159,7 @@ def test_the_affinity_network_learns_on_a_backbone_that_stays(kept: pipeline.Run
     config = settings(Path("unused")).config.affinity_net
     fresh = build_affinity_net(config)
     trained = load_trained(build_affinity_net(config), kept.context.inputs["train_affinity"])
-    load_pretrained(fresh.backbone, bundled_file(BUNDLED[2]))
+    load_pretrained(fresh.backbone, bundled_weights(BUNDLED_BACKBONES[2]))
     for name, value in fresh.backbone.state_dict().items():
         assert torch.equal(trained.backbone.state_dict()[name], value), name
     assert not torch.equal(trained.last.weight, fresh.last.weight)

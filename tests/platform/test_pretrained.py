@@ -11,7 +11,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images.squares import read_rgb
 from mcis.models import timm_backbones
 from mcis.models.backbones import small
-from mcis.models.pretrained import BUNDLED, bundled_file
+from mcis.models.pretrained import BUNDLED_BACKBONES, bundled_weights
 from mcis.platform.commands.options import plain_errors
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.networks.build import build_backbone
@@ -37,25 +37,25 @@ def test_errors_of_weights_name_the_keys(tmp_path: Path, network: Literal["class
 
 def test_bundled_weights_are_a_file_of_their_backbone(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    path = backbone_weights("bundled", BUNDLED[2], workspace)
-    assert path == bundled_file(BUNDLED[2])
-    backbone = build_backbone(ClassifierConfig(backbone=BUNDLED[2]))
+    path = backbone_weights("bundled", BUNDLED_BACKBONES[2], workspace)
+    assert path == bundled_weights(BUNDLED_BACKBONES[2])
+    backbone = build_backbone(ClassifierConfig(backbone=BUNDLED_BACKBONES[2]))
     before = backbone.body.get_parameter("conv_stem.weight").clone()
     load_backbone("classifier", backbone, path)
     assert not torch.equal(backbone.body.get_parameter("conv_stem.weight"), before)
     with pytest.raises(UserError, match="no weights of vgg16 are bundled") as raised:
         backbone_weights("bundled", "vgg16", workspace)
-    assert BUNDLED[0] in raised.value.expected
+    assert BUNDLED_BACKBONES[0] in raised.value.expected
 
 
 def test_timms_weights_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By timm itself, from its cache or hub; then they lie in the workspace as any other file of weights."""
     workspace, name = Workspace(tmp_path), "timm/resnet18"
     fetched = timm_backbones.timm.create_model("resnet18")
-    monkeypatch.setattr(timm_backbones, "downloaded_state", lambda name: fetched.state_dict())
+    monkeypatch.setattr(timm_backbones, "download_state_dict", lambda name: fetched.state_dict())
     path = backbone_weights("download", name, workspace)
     assert path is not None
-    monkeypatch.setattr(timm_backbones, "downloaded_state", None)
+    monkeypatch.setattr(timm_backbones, "download_state_dict", None)
     assert backbone_weights("download", name, workspace) == path
     backbone = build_backbone(ClassifierConfig(backbone=name))
     load_backbone("classifier", backbone, path)
@@ -66,7 +66,7 @@ def test_without_a_connection_timms_weights_are_asked_for(tmp_path: Path, monkey
     def offline(name: str) -> None:
         raise OSError("no connection")
 
-    monkeypatch.setattr(timm_backbones, "downloaded_state", offline)
+    monkeypatch.setattr(timm_backbones, "download_state_dict", offline)
     with pytest.raises(UserError, match=r"timm/resnet18 cannot be downloaded \(no connection\)") as raised:
         backbone_weights("download", "timm/resnet18", Workspace(tmp_path))
     assert "weights.classifier_backbone=PATH" in raised.value.remedy

@@ -10,7 +10,7 @@ from torch import Tensor
 from mcis.datasets.images.squares import Squares
 from mcis.datasets.sampling.batches import PairBatch
 from mcis.datasets.tags import Tags
-from mcis.models.backbones import IMAGENET, to_unit
+from mcis.models.backbones import IMAGENET, to_float_images
 from mcis.models.classifier import BatchScores
 from mcis.models.classifier_losses import PairScores
 from mcis.platform.config.resolve import resolve
@@ -78,7 +78,7 @@ def losses(
 
 def test_color_jitter_is_on_both_images_of_a_pair_and_not_on_tau_m() -> None:
     seen, _, batch = losses("released", 0)
-    plain = {side: IMAGENET(to_unit(torch.from_numpy(getattr(batch, f"images_{side}")))) for side in "mn"}
+    plain = {side: IMAGENET(to_float_images(torch.from_numpy(getattr(batch, f"images_{side}")))) for side in "mn"}
     assert not torch.allclose(seen.m, plain["m"], atol=0.05)
     assert not torch.allclose(seen.n, plain["n"], atol=0.05)
     assert seen.transforms == ("hflip", "x0.75", "x2")

@@ -14,7 +14,7 @@ from mcis.datasets.images.squares import read_squares
 from mcis.datasets.index import shown
 from mcis.datasets.sampling.related_images import RELATED_IMAGE_RULES, Relations
 from mcis.datasets.tables.memory_mapped import CachedRows, Features, cache_table
-from mcis.models.backbones import to_unit
+from mcis.models.backbones import to_float_images
 from mcis.models.classifier import SELF_TRANSFORMS, transform
 from mcis.models.coattention import pair_kinds, target_is_image_n
 from mcis.models.localization import embed, released_map
@@ -113,7 +113,7 @@ class Embed:
         else:
             images = self._images(rows)
         refine, how, backbone = self.config.classifier.equivariant.weight > 0, self.config.localize, self.model.backbone
-        with backbone.watching(*(backbone.middle if refine else ())) as middle:
+        with backbone.capture_outputs(*(backbone.correlation_layers if refine else ())) as middle:
             known = known or [backbone(images)]
             scales, mirror = how.extra_scales, how.hflip
             embedding = embed(backbone, self.model.standard, images, extra_scales=scales, hflip=mirror, known=known)
@@ -150,7 +150,7 @@ class Embed:
         """
         pixels = read_squares(rows, self.config.classifier.input_size)
         pixels = pixels[np.minimum(np.arange(self.batch), len(rows) - 1)]
-        return self.model.backbone.normalize(to_unit(torch.from_numpy(pixels).to(self.device)))
+        return self.model.backbone.normalize(to_float_images(torch.from_numpy(pixels).to(self.device)))
 
     def _known(self, rows: pa.Table) -> list[Tensor]:
         """The backbone's outputs of a full batch and of its mirror images, where they were computed before."""
@@ -175,7 +175,7 @@ class Embed:
                 query = self.model.query(embedding, kind=kind)
                 of_image = (self.model.co_maps(query, embedding, transformed[None], tag) for tag in tags)
                 total += torch.stack([released_map(own[0], always=True) for own in of_image])
-                maps, grids = maps.flip(2), grids.mirrored()
+                maps, grids = maps.flip(2), grids.hflipped()
             total += resample(maps, grids, target, "bicubic").clamp(0, 1)
         return total
 

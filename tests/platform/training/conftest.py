@@ -8,7 +8,7 @@ from mcis.datasets.images.squares import Squares
 from mcis.datasets.sources.voc import list_voc
 from mcis.datasets.synthetic.devkit import draw
 from mcis.datasets.tags import Tags
-from mcis.models.networks import Affinity
+from mcis.models.affinity import Affinity
 from mcis.platform.config.training import ClassifierConfig, LossesConfig, Optimizer
 from mcis.platform.learners.classifier_learner import ClassifierLearner
 from mcis.platform.runs.tracking import Tracker

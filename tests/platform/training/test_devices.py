@@ -15,7 +15,7 @@ from mcis.datasets.sampling.batch_stream import WorkerShard
 from mcis.datasets.sampling.batches import CropBatch, PairBatch
 from mcis.datasets.tags import Tags
 from mcis.models.affinity_net import AffinityNet
-from mcis.models.backbones import to_unit
+from mcis.models.backbones import to_float_images
 from mcis.models.dropout import SampleDropout
 from mcis.models.localization import embed, scale_maps
 from mcis.models.random_walk import random_walk, transition
@@ -80,8 +80,8 @@ def maps(config: ClassifierConfig, device: torch.device) -> dict[str, torch.Tens
     torch.manual_seed(0)
     model = build_classifier(config, CLASSES).to(device).eval()
     with torch.inference_mode():
-        images = model.backbone.normalize(to_unit(torch.from_numpy(IMAGES).to(device)))
-        with model.backbone.watching(*model.backbone.middle) as middle:
+        images = model.backbone.normalize(to_float_images(torch.from_numpy(IMAGES).to(device)))
+        with model.backbone.capture_outputs(*model.backbone.correlation_layers) as middle:
             known = [model.backbone(images)]
             features = embed(model.backbone, model.standard, images, extra_scales=(0.75,), hflip=True, known=known)
         single, query = model.activations(features), model.query(features[0], kind=torch.tensor([1], device=device))
@@ -184,7 +184,7 @@ def test_predictions_and_walks_stay_on_their_device(device: torch.device) -> Non
     network = build_segmenter(recipe.segmenter, CLASSES).to(device).eval()
     image = torch.zeros(3, SIDE, 80, device=device)
     for crop in (None, 48):
-        assert predict(network, image, scales=(1.0, 1.5), mirror=True, crop=crop).device.type == device.type
+        assert predict(network, image, scales=(1.0, 1.5), hflip=True, crop=crop).device.type == device.type
     net = build_affinity_net(recipe.affinity_net).to(device).eval()
     assert isinstance(net, AffinityNet)
     affinities = net(image[None]).affinities[0]

@@ -21,9 +21,9 @@ from mcis.datasets.sampling.keyed_random import DrawPurpose, generator_seeds
 from mcis.datasets.sources.voc import list_voc
 from mcis.datasets.tables.shards import Shards
 from mcis.datasets.tags import Tags
-from mcis.models.dropout import number_samples
+from mcis.models.dropout import seed_dropout
 from mcis.models.metrics import average_precision
-from mcis.models.pretrained import BUNDLED, bundled_file
+from mcis.models.pretrained import BUNDLED_BACKBONES, bundled_weights
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.training import AffinityNetConfig, SegmenterConfig, SegmenterOptimizer
 from mcis.platform.engine.learner import Learner
@@ -60,7 +60,7 @@ def plain_loop(learner: Learner[Any]) -> tuple[dict[str, Tensor], list[dict[str,
             )
         batch = decode(np.array([step]))
         numbers = step * schedule.batch + np.arange(schedule.batch)
-        number_samples(network, generator_seeds(DrawPurpose.DROPOUT, schedule.seed, numbers))
+        seed_dropout(network, generator_seeds(DrawPurpose.DROPOUT, schedule.seed, numbers))
         losses = learner.loss_sums(network, batch, step, torch.device("cpu"))
         optimizer.zero_grad()
         (torch.stack(list(losses.values())).sum() / learner.count(batch)).backward()
@@ -101,7 +101,7 @@ def test_contrastive_loss_needs_an_unshared_tag_in_the_whole_batch(tiny: Classif
 
     def contrastive(m: bool, n: bool, step: int = 12) -> float:
         part = replace(batch, unshared_m=np.array([m, m]), unshared_n=np.array([n, n]))
-        number_samples(network, [0] * len(part))
+        seed_dropout(network, [0] * len(part))
         return float(tiny.loss_sums(network, part, step, torch.device("cpu"))["contrastive"].detach())
 
     both_sides = contrastive(True, True)
@@ -165,8 +165,8 @@ def test_workers_train_the_last_stages_of_a_pretrained_network(
 ) -> None:
     """Two workers end in the weights of a plain loop, and what is frozen stays as the file has it."""
     slow = tiny.config.optimizer.model_copy(update={"learning_rate": 1e-4})
-    values = {"backbone": BUNDLED[0], "trainable_stages": 1, "epochs": 1, "self_pairs": (), "optimizer": slow}
-    learner = replace(tiny, config=tiny.config.model_copy(update=values), pretrained=bundled_file())
+    values = {"backbone": BUNDLED_BACKBONES[0], "trainable_stages": 1, "epochs": 1, "self_pairs": (), "optimizer": slow}
+    learner = replace(tiny, config=tiny.config.model_copy(update=values), pretrained=bundled_weights())
     start, (weights, _) = learner.model().state_dict(), plain_loop(learner)
     fit(learner, tmp_path, ComputeConfig(workers=2, threads=1), tracker_of("last-stages"), label="classifier")
     fitted = trained(tmp_path)
