@@ -1,24 +1,23 @@
-"""A search of configuration values: Optuna draws them, successive halving stops what lags, trials run on Ray Tune."""
+"""Hyperparameter search: Optuna proposes values, successive halving stops bad trials, Ray Tune runs them."""
 
 import dataclasses
+import tempfile
 import time
 import warnings
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
-from optuna.study import Study
+import optuna
 from optuna.visualization.matplotlib import plot_slice
 from ray import tune
-from rich.table import Table
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.tables.large_tables import table_digest
 from mcis.platform.config.experiment import experiment_text
-from mcis.platform.reporting.terminal import make_table
+from mcis.platform.reporting.terminal import print_table
 from mcis.platform.runs.files import write_json, write_text, written_aside
 from mcis.platform.runs.lifecycle import record_interruption
 from mcis.platform.runs.listing import listing
@@ -27,133 +26,184 @@ from mcis.platform.runs.progress import console
 from mcis.platform.runs.tracking import Tracker, end_run
 from mcis.tuning.definition import configured
 from mcis.tuning.search_space import Search, check_search
-from mcis.tuning.search_trials import Found, SearchTrials
-from mcis.tuning.trials import failed, fit, short_names, tracked
+from mcis.tuning.search_trials import EndedTrial, SearchResult, StoredSearch, make_scheduler
+from mcis.tuning.trials import fit, short_names, study_session
 
-_BEST = 10
-"""Trials that are shown."""
+_SHOWN_TRIALS = 10
+"""Number of best trials in the printed table."""
 
 
-def run_search(search: Search) -> Found:
-    """Searches the values that maximize a score; a repeated call goes on with the trials that are missing.
+def run_search(search: Search) -> SearchResult:
+    """Searches the values that maximize a score. A repeated call continues with the missing trials.
 
-    Writes best.toml, which `mcis run --config` takes, study.json and study.png into the folder of its run.
+    Writes study.json, study.png and best.toml, the best configuration for `mcis run --config`, to the folder of the
+    search's run.
 
     Raises:
-        UserError: another process runs under the search's name in the workspace; what cannot be searched
-            (`check_search`); or no trial came to its end, after the table.
+        UserError: another process runs a run of this name in the workspace; the search is not possible (see
+            `check_search`); or no trial finished, after the table has been printed.
     """
     refuse_if_running(search.workspace, search.name)
     check_search(search)
     search = dataclasses.replace(search, images=table_digest([listing(search.resolved.config).table]))
-    began = time.monotonic()
-    with tracked(search, identity=search.identity(), varied=search.axes.keys()) as tracker:
-        trials = SearchTrials(search)
-        _run_trials(search, trials, tracker.run_id)
-        found = trials.found()
-        _keep(search, trials, tracker)
-    console.print(_table(found, search.goal.about, list(search.axes)))
-    minutes = (time.monotonic() - began) / 60
-    console.print(f"{len(found.tried)} trials: {found.counts()}; {minutes:.1f} min of this command")
-    for tried in found.tried:
-        if tried.cause:
-            console.print(f"  {search.trial_name(tried.number)} failed: {tried.cause}")
-    if found.best is None:
-        raise UserError(f"no trial of {search.name} came to its end", "at least one", "see why; repeat it with more")
-    best = search.trial_name(found.best.number)
-    console.print(f"best: {best}; mcis run --config {search.folder.best} --name NAME")
-    return found
+    start = time.monotonic()
+
+    with (
+        tempfile.TemporaryDirectory(prefix="mcis-search-") as folder,
+        study_session(search, identity=search.identity(), varied=search.axes.keys()) as tracker,
+    ):
+        trials = StoredSearch(search, Path(folder))
+        _run_missing_trials(search, trials, tracker.run_id)
+        result = trials.result()
+        _write_files(search, trials.study, result, tracker)
+
+    _print_result(search, result, minutes=(time.monotonic() - start) / 60)
+    if result.best is None:
+        raise UserError(
+            f"no trial of {search.name} finished",
+            "at least one finished trial",
+            "correct the cause, then repeat the command with more --trials",
+        )
+    console.print(f"best: {search.trial_name(result.best.number)}; mcis run --config {search.folder.best} --name NAME")
+    return result
 
 
-def _run_trials(search: Search, trials: SearchTrials, parent: str) -> None:
-    """Runs the trials that are missing, or as many as the minutes allow."""
-    missing = search.trials - len(trials.found().tried)
+def _run_missing_trials(search: Search, trials: StoredSearch, parent: str) -> None:
+    """Runs the trials that earlier calls have not finished, until the time limit.
+
+    Raises:
+        KeyboardInterrupt: the user interrupted the search. Tune handles the signal itself and returns early.
+    """
+    missing = search.trials - len(trials.result().trials)
     if missing <= 0:
         return
 
-    def ended(name: str, error: Exception | None) -> str:
-        """How the search stands when a trial has ended, for the bar."""
-        if error:
-            trials.failed(int(name.rpartition("-t")[2]), failed(error).found)
-        found = trials.found()
-        best = f"best {found.best.objective:.2f} (trial {found.best.number}), " if found.best else ""
-        return best + found.counts()
+    def describe_progress(name: str, has_failed: bool) -> str:
+        result = trials.result()
+        if result.best is None:
+            return result.summary()
+        return f"best {result.best.objective:.2f} (trial {result.best.number}), {result.summary()}"
 
-    began = time.monotonic()
-    how = tune.TuneConfig(
+    seconds = None if search.minutes is None else 60 * search.minutes
+    tune_config = tune.TuneConfig(
         search_alg=trials,
-        scheduler=trials.scheduler(),
+        scheduler=make_scheduler(search, trials.study),
         num_samples=missing,
         max_concurrent_trials=search.parallel,
-        time_budget_s=None if search.minutes is None else 60 * search.minutes,
+        time_budget_s=seconds,
     )
-    results = fit(search, parent, how, {}, trials=missing, ended=ended, objective=search.goal.value)
-    ended_ones = {tried.number for tried in trials.found().tried}
-    for number in set(trials.numbers) - ended_ones:  # Tune may not have had the error yet when it told of the trial
-        if (result := results.get(search.trial_name(number))) and result.error:
-            trials.failed(number, failed(result.error).found)
-    found = trials.found()
-    of_numbers = {tried.number: tried for tried in found.tried}
-    for number in trials.numbers:
-        if number not in of_numbers:
-            _close(search, number, "the search ended before")
-        elif of_numbers[number].state == "stopped":
-            _close(search, number, f"lagged behind, after epoch {of_numbers[number].epoch:.1f}")
-    late = search.minutes is not None and time.monotonic() - began >= 60 * search.minutes
-    if len(found.tried) < search.trials and not late:  # Tune takes Ctrl-C for itself
+    start = time.monotonic()
+    fit(
+        search, parent, tune_config, {}, total=missing, describe_progress=describe_progress, objective=search.goal.value
+    )
+    is_late = seconds is not None and time.monotonic() - start >= seconds
+
+    ended_trials = {trial.number: trial for trial in trials.result().trials}
+    for number in trials.numbers.values():
+        _record_stop(search, number, ended_trials.get(number))
+    if len(ended_trials) < search.trials and not is_late:
         raise KeyboardInterrupt
 
 
-def _close(search: Search, number: int, why: str) -> None:
-    """Writes down why a trial's process was ended, which could not do so itself."""
+def _record_stop(search: Search, number: int, trial: EndedTrial | None) -> None:
+    """Records in the run of a trial, and in MLflow, why Tune ended its process, if it did.
+
+    Args:
+        search: the search.
+        number: number of the trial.
+        trial: the trial; None if it was interrupted.
+    """
+    if trial is None:
+        reason = "the search ended before the trial"
+    elif trial.state == "stopped":
+        reason = f"worse than other trials, after epoch {trial.epoch:.1f}"
+    else:
+        return
+
     name = search.trial_name(number)
-    record_interruption(search.workspace, name, why)
+    record_interruption(search.workspace, name, reason)
     try:
-        end_run(search.workspace, name, "KILLED", {"stopped": why})
+        end_run(search.workspace, name, "KILLED", {"stopped": reason})
     except UserError as error:
         console.print(f"note: the MLflow run of {name} stays open: {error.found}")
 
 
-def _keep(search: Search, trials: SearchTrials, tracker: Tracker) -> None:
-    """Writes what was found into the folder of the search's run, and hands it to MLflow."""
-    folder, found = search.folder, trials.found()
-    write_json(folder.study, {"study": "search", **search.about(), **asdict(found)})
+def _write_files(search: Search, study: optuna.Study, result: SearchResult, tracker: Tracker) -> None:
+    """Writes the result to the folder of the search's run and logs it to MLflow."""
+    folder = search.folder
+    write_json(folder.study, search_json(search, result))
     with written_aside(folder.study_picture) as aside:
-        _picture(trials.study, aside, search.goal.about)
+        _plot_study(study, aside, search.goal.about)
     tracker.artifact(folder.study)
     tracker.artifact(folder.study_picture)
-    if found.best:
-        values = found.best.values
+
+    if result.best:
+        values = result.best.values
         origins = search.resolved.origins | dict.fromkeys(values, f"search {search.name}")
         write_text(folder.best, experiment_text(configured(search.resolved, values).config, origins))
         tracker.artifact(folder.best)
-        tracker.metrics({"best": found.best.objective or 0.0})
-    for tried in found.tried:
-        if tried.objective is not None:
-            tracker.metrics({"objective": tried.objective}, tried.number)
+        tracker.metrics({"best": result.best.objective or 0.0})
+
+    for trial in result.trials:
+        if trial.objective is not None:
+            tracker.metrics({"objective": trial.objective}, trial.number)
 
 
-def _table(found: Found, objective: str, axes: Sequence[str]) -> Table:
-    """The best trials of a search, the configuration that it began from among them, and the values of their axes."""
-    done = sorted((each for each in found.tried if each.objective is not None), key=lambda each: -(each.objective or 0))
-    shown = done[:_BEST] + ([found.default] if found.default and found.default not in done[:_BEST] else [])
-    rows = []
-    for each in shown:
-        name = f"{each.number}{' default' if each == found.default else ''}"
-        values = (each.values[key] for key in axes)
-        texts = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
-        precision = "-" if each.val_map is None else f"{each.val_map:.2f}"
-        rows.append((name, *texts, f"{each.objective:.2f}", precision, f"{each.minutes:.1f}"))
-    names, numbers = (name.replace("_", " ") for name in short_names(axes).values()), ("score", "val mAP", "min")
-    title = f"{objective}: the best of {len(done)} trials that were done"
-    return make_table(title, ("trial", *names, *numbers), rows, numbers=numbers)
+def search_json(search: Search, result: SearchResult) -> dict[str, Any]:
+    """The content of study.json."""
+    return {
+        "study": "search",
+        **search.about(),
+        "tried": [asdict(trial) for trial in result.trials],
+        "best": asdict(result.best) if result.best else None,
+        "default": asdict(result.default) if result.default else None,
+    }
 
 
-def _picture(study: Study, path: Path, objective: str) -> None:
-    """Optuna's picture of a search: the objective over the value of each axis, the later the trial the darker."""
+def _print_result(search: Search, result: SearchResult, minutes: float) -> None:
+    """Prints the best trials, the trial of the configuration itself, and the failed trials."""
+    done = [trial for trial in result.trials if trial.objective is not None]
+    best_first = sorted(done, key=lambda trial: trial.objective or 0.0, reverse=True)
+    shown = best_first[:_SHOWN_TRIALS]
+    if result.default and result.default not in shown:
+        shown.append(result.default)
+
+    axes = list(search.axes)
+    axis_columns = [name.replace("_", " ") for name in short_names(axes).values()]
+    columns = ("trial", "score", *axis_columns, "val mAP", "min")
+    rows = [_table_row(trial, axes, is_default=trial == result.default) for trial in shown]
+    print_table(
+        f"{search.goal.about}: the best of {len(done)} finished trials",
+        columns,
+        rows,
+        numbers=columns[1:],
+        optional=("min", "val mAP"),
+    )
+
+    console.print(f"{len(result.trials)} trials: {result.summary()}; {minutes:.1f} min in this call")
+    for trial in result.trials:
+        if trial.state == "failed":
+            name = search.trial_name(trial.number)
+            console.print(f"  {name} failed: {trial.cause or 'its process ended without an error message'}")
+
+
+def _table_row(trial: EndedTrial, axes: list[str], *, is_default: bool) -> tuple[str, ...]:
+    name = f"{trial.number} default" if is_default else str(trial.number)
+    values = [_value_text(trial.values[key]) for key in axes]
+    val_map = "-" if trial.val_map is None else f"{trial.val_map:.2f}"
+    return (name, f"{trial.objective:.2f}", *values, val_map, f"{trial.minutes:.1f}")
+
+
+def _value_text(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _plot_study(study: optuna.Study, path: Path, objective: str) -> None:
+    """Plots the objective over the values of each axis; later trials are darker."""
     plt.switch_backend("agg")
-    with warnings.catch_warnings(action="ignore"), plt.rc_context():  # it is experimental, and sets a style for all
-        plots: Any = plot_slice(study, target_name=objective)
-    figure = np.ravel(plots)[0].figure
+    # Optuna's function is experimental, which causes a warning, and changes matplotlib's global style.
+    with warnings.catch_warnings(action="ignore"), plt.rc_context():
+        axes: Any = plot_slice(study, target_name=objective)
+    figure = np.ravel(axes)[0].figure
     figure.savefig(path, dpi=150, format="png")
     plt.close(figure)

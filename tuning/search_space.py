@@ -1,4 +1,4 @@
-"""What a search tries and what it maximizes: keys of the configuration, ranges of their values, and a score."""
+"""The search space and the objective of a hyperparameter search."""
 
 import contextlib
 import math
@@ -20,67 +20,91 @@ from mcis.platform.runs.scores import SCORED_OUTPUTS, Score
 from mcis.tuning.definition import configured, trial_values
 from mcis.tuning.trials import Sweep, Trial, short_names
 
-_FORM = re.compile(r"\s*([\w.]+)\s*=\s*(\w+)\((.*)\)\s*")
+_AXIS = re.compile(r"\s*([\w.]+)\s*=\s*(\w+)\((.*)\)\s*")
 _EXAMPLE = "write for example --axis 'classifier.optimizer.learning_rate=loguniform(1e-4,1e-2)'"
 _FORMS = "uniform(low,high), loguniform(low,high), integer(low,high), logint(low,high) or choice(a,b,...)"
-_NAMES_DATA = ("sources", "recipe", "data.")
-"""Keys of what trials of one search have in common begin so."""
+_SHARED_KEYS = ("sources", "recipe", "data.")
+"""Prefixes of the keys that all trials of a search share."""
 
 
 def parse_axes(texts: Sequence[str]) -> dict[str, BaseDistribution]:
-    """`KEY=FORM(...)` texts -> Optuna's distributions by dotted key, ends of ranges included; UserError for others."""
+    """Parses the values of --axis.
+
+    Args:
+        texts: `KEY=FORM(...)` each, for example `localize.related=integer(0,32)`.
+
+    Returns:
+        Optuna's distributions by dotted key. Both ends of a range are included.
+
+    Raises:
+        UserError: there is no axis, a text has another form, or a key occurs twice.
+    """
     if not texts:
-        raise UserError("no --axis", "at least one KEY and its range", _EXAMPLE)
+        raise UserError("no --axis", "at least one key with a range of values", _EXAMPLE)
     axes: dict[str, BaseDistribution] = {}
     for text in texts:
-        match = _FORM.fullmatch(text)
+        match = _AXIS.fullmatch(text)
         if not match:
             raise UserError(f"--axis {text}", f"KEY={_FORMS}", _EXAMPLE)
-        key, form, inside = match.groups()
+        key, form, arguments = match.groups()
         if key in axes:
-            raise UserError(f"two --axis {key}", "one range for a key", "leave one of them out")
-        axes[key] = _distribution(text, form, [parse_value(item) for item in inside.split(",")])
+            raise UserError(f"two --axis {key}", "one range per key", "remove one of them")
+        values = [parse_value(argument) for argument in arguments.split(",")]
+        axes[key] = _choice(text, values) if form == "choice" else _range(text, form, values)
     return axes
 
 
-def _distribution(text: str, form: str, values: list[Any]) -> BaseDistribution:
-    if form == "choice":
-        if len(values) < 2 or len({str(value) for value in values}) < len(values) or "" in values:
-            raise UserError(f"--axis {text}", "two or more different values", "name them between commas")
-        return CategoricalDistribution(values)
+def _choice(text: str, values: list[Any]) -> CategoricalDistribution:
+    different_values = {str(value) for value in values}
+    if len(values) < 2 or len(different_values) < len(values) or "" in values:
+        raise UserError(f"--axis {text}", "two or more different values", "separate them by commas")
+    return CategoricalDistribution(values)
+
+
+def _range(text: str, form: str, values: list[Any]) -> FloatDistribution | IntDistribution:
     if form not in ("uniform", "loguniform", "integer", "logint"):
         raise UserError(f"--axis {text}", _FORMS, _EXAMPLE)
-    whole, logarithmic = form in ("integer", "logint"), form.startswith("log")
-    numbers = [value for value in values if type(value) is int or (type(value) is float and not whole)]
-    if len(numbers) != 2 or len(values) != 2 or not all(math.isfinite(number) for number in numbers):
-        raise UserError(f"--axis {text}", f"two {'whole ' if whole else ''}numbers", "name the lower and the upper end")
-    low, high = numbers
-    if low >= high or (logarithmic and low <= 0):
-        above = " above 0" if logarithmic else ""
-        raise UserError(f"--axis {text}", f"a lower end{above} that is less than the upper one", "correct the ends")
-    kind: Any = IntDistribution if whole else FloatDistribution
-    return kind(low, high, log=logarithmic)
+    is_integer = form in ("integer", "logint")
+    is_logarithmic = form.startswith("log")
+
+    allowed_types = (int,) if is_integer else (int, float)
+    are_numbers = all(type(value) in allowed_types and math.isfinite(value) for value in values)  # a bool is no number
+    if len(values) != 2 or not are_numbers:
+        expected = "two integers" if is_integer else "two numbers"
+        raise UserError(f"--axis {text}", expected, "write the lower and the upper end of the range")
+
+    low, high = values
+    if low >= high:
+        raise UserError(f"--axis {text}", "a lower end that is less than the upper end", "correct the ends")
+    if is_logarithmic and low <= 0:
+        raise UserError(f"--axis {text}", "a lower end above 0 for a logarithmic range", "correct the lower end")
+    if is_integer:
+        return IntDistribution(low, high, log=is_logarithmic)
+    return FloatDistribution(low, high, log=is_logarithmic)
 
 
 def _examples(axis: BaseDistribution) -> list[Any]:
-    """Values that show whether a key takes what lies on its axis: all choices, or both ends of a range.
+    """Values that show whether a key accepts the values of its axis.
 
-    Of a range of numbers that are not whole ones, also such a number between.
+    These are all choices, or both ends of a range and, unless it is a range of integers, one number between them.
     """
     if isinstance(axis, CategoricalDistribution):
         return list(axis.choices)
-    assert isinstance(axis, FloatDistribution | IntDistribution)
-    between = [] if isinstance(axis, IntDistribution) else [axis.low + (axis.high - axis.low) * 0.6180339887]
-    return [axis.low, axis.high, *between]
+    if isinstance(axis, IntDistribution):
+        return [axis.low, axis.high]
+    assert isinstance(axis, FloatDistribution)
+    fraction = 0.6180339887  # an arbitrary one, so that the number has decimals
+    return [axis.low, axis.high, axis.low + (axis.high - axis.low) * fraction]
 
 
 class Objective(NamedTuple):
     """What a search maximizes.
 
     Attributes:
-        about: in words.
-        until: the stage that ends a trial.
-        what, crf: of the score (`Score`); None = the classifier's mean average precision.
+        about: description, with the unit.
+        until: last stage of a trial.
+        what: kind of score, see `Score`; None = mean average precision of the classifier.
+        crf: whether the score is the one after the CRF; None = any.
     """
 
     about: str
@@ -89,39 +113,47 @@ class Objective(NamedTuple):
     crf: bool | None = None
 
     def value(self, val_map: float | None, scores: Sequence[Score]) -> float:
-        """What is maximized, percent, of a trial that ran to its end; UserError where it has no such score.
+        """Computes the objective of a finished trial, in percent.
 
-        Maps of a single round are scored beside those of related images, which come last and count. `val_map` is the
-        classifier's mean average precision on val images, percent.
+        If maps with and without related images are scored, the score with related images, the last one, counts.
+
+        Args:
+            val_map: mean average precision of the classifier on val, in percent, or None.
+            scores: scores of the trial's run.
+
+        Raises:
+            UserError: the trial has no such score.
         """
-        values = [score.miou for score in scores if score.what == self.what and self.crf in (None, score.crf)]
-        value = val_map if self.what is None else values[-1] if values else None
+        value = val_map
+        if self.what is not None:
+            values = [score.miou for score in scores if score.what == self.what and self.crf in (None, score.crf)]
+            value = values[-1] if values else None
         if value is None or math.isnan(value):
-            raise UserError(f"no figure of: {self.about}", "one", "see the trial's report")
+            raise UserError(f"no score `{self.about}`", "a score of each trial", "see the trial's report")
         return value
 
 
-OBJECTIVES: Mapping[str, Objective] = {
-    "val_map": Objective("mAP % of the classifier, val", "train_classifier"),
-    **{
-        variant.objective: Objective(f"mIoU % of {variant.title}", output.until, what, variant.crf)
-        for what, output in SCORED_OUTPUTS.items()
-        for variant in output.variants
-    },
-}
+OBJECTIVES: dict[str, Objective] = {"val_map": Objective("mAP % of the classifier on val", "train_classifier")}
+"""Objectives by name: the classifier's mean average precision, and each score of a run."""
+for _what, _output in SCORED_OUTPUTS.items():
+    for _variant in _output.variants:
+        OBJECTIVES[_variant.objective] = Objective(
+            f"mIoU % of {_variant.title}", _output.until, _what, _variant.crf
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Search(Sweep):
-    """A search before it runs; its trials are the runs NAME-t000, NAME-t001 ...
+    """A search before it runs. Its trials are the runs NAME-t000, NAME-t001, ...
 
     Attributes:
-        axes: Optuna's distributions by dotted key (`parse_axes`).
-        objective: one of OBJECTIVES.
-        trials: how many end, at most, those of earlier calls included.
-        minutes: after which no trial goes on; None = without end.
-        halving: of the trials that reach validation 1, 3, 9, ... (for 3) one in so many goes on; 0 = all.
-        images: fingerprint of the images and their tags, of which all its trials are.
+        axes: Optuna's distributions by dotted key, see `parse_axes`.
+        objective: name of an objective in OBJECTIVES.
+        trials: number of trials, including the trials of earlier calls.
+        minutes: time limit of a call; None = no limit.
+        halving: reduction factor N of successive halving: at validations 1, N, N^2, ... of the classifier, the best
+            1/N of the trials continue; 0 = all trials continue.
+        images: fingerprint of the images and tags that all trials use.
     """
 
     kind: str = "search"
@@ -134,89 +166,110 @@ class Search(Sweep):
 
     @property
     def goal(self) -> Objective:
-        """What is maximized."""
+        """What the search maximizes."""
         return OBJECTIVES[self.objective]
 
     @property
     def default(self) -> Values:
-        """The values of the axes that the configuration itself has."""
+        """The values of the configuration itself, by key of the axes."""
         values = dict(leaves(self.resolved.config))
         return {key: values[key] for key in self.axes}
 
     def about(self) -> Values:
-        """What it is, in plain values, for its file."""
-        config, axes = self.resolved.config, {key: repr(axis) for key, axis in self.axes.items()}
-        of_all = {"sources": config.sources, "recipe": config.recipe, "changed": self.resolved.changed()}
-        return {**of_all, "objective": self.goal.about, "axes": axes, "halving": self.halving}
+        """The description of the search in study.json."""
+        config = self.resolved.config
+        return {
+            "sources": config.sources,
+            "recipe": config.recipe,
+            "changed": self.resolved.changed(),
+            "objective": self.goal.about,
+            "axes": {key: repr(axis) for key, axis in self.axes.items()},
+            "halving": self.halving,
+        }
 
     def identity(self) -> str:
-        """Fingerprint of what may not change when the search goes on."""
+        """Fingerprint of what must not change when the search continues."""
         return fingerprint(self.name, self.about(), self.images)
 
     def trial_name(self, number: int) -> str:
-        """The name of a trial's run."""
+        """Name of the run of a trial."""
         return f"{self.name}-t{number:03d}"
 
     def trial(self, number: int, values: Values) -> Trial:
-        """A trial with these values of the axes."""
+        """The trial with these values of the axes."""
         changed = trial_values(self.resolved, values)
-        with contextlib.suppress(UserError):  # of values that contradict each other, which the trial says
-            changed = configured(self.resolved, values).changed()  # paths are this process's
+        with contextlib.suppress(UserError):  # values that contradict each other: the trial raises the error
+            changed = configured(self.resolved, values).changed()  # makes paths absolute
         varied = {short: values[key] for key, short in short_names(list(self.axes)).items()}
         return Trial(self.trial_name(number), self.resolved.config.sources, changed, self.goal.until, varied)
 
 
 def check_search(search: Search) -> None:
-    """Finds what cannot be searched, before the first trial.
+    """Checks a search before its first trial.
 
     Raises:
-        UserError: an unknown objective, or one that the data have no score of, or of the images that are reported; keys
-            or ends of an axis that the configuration does not take; what would end every trial.
+        UserError: the objective is unknown, cannot be computed, or uses the images whose score is reported; an axis has
+            a key or values that the configuration does not accept; or every trial would fail.
     """
     if search.objective not in OBJECTIVES:
         raise UserError(f"--objective {search.objective}", f"one of {', '.join(OBJECTIVES)}", "choose one of them")
-    config = search.resolved.config
-    told = sorted(key for key in search.axes if search.resolved.origins.get(key) == "--set")
-    if told:
-        raise UserError(f"{' and '.join(told)} by --set and by --axis", "one of the two", "leave it out of --set")
-    shared = sorted(key for key in search.axes if key.startswith(_NAMES_DATA))
-    if shared:
-        raise UserError(f"--axis {' and '.join(shared)}", "keys that trials may differ in", "run several searches")
+
+    fixed_keys = sorted(key for key in search.axes if search.resolved.origins.get(key) == "--set")
+    if fixed_keys:
+        found = f"--set and --axis for {' and '.join(fixed_keys)}"
+        raise UserError(found, "a fixed value or a range", "remove it from --set")
+    shared_keys = sorted(key for key in search.axes if key.startswith(_SHARED_KEYS))
+    if shared_keys:
+        raise UserError(
+            f"--axis {' and '.join(shared_keys)}", "keys that may differ between trials", "run one search per value"
+        )
     for key, axis in search.axes.items():
         for value in _examples(axis):
             configured(search.resolved, {key: value})
+
     _check_objective(search)
-    pipeline.check(config, search.workspace, search.name, until=search.goal.until)
+    pipeline.check(search.resolved.config, search.workspace, search.name, until=search.goal.until)
 
 
 def _check_objective(search: Search) -> None:
-    """Finds why trials would have no figure of the objective, or one that may not choose."""
-    config, goal = search.resolved.config, search.goal
-    another = "choose another objective"
+    """Raises a `UserError` if trials would not have the objective, or if it must not be used to choose values."""
+    config = search.resolved.config
+    goal = search.goal
+    choose_another = "choose another objective"
     if goal.what == "segmentation" and config.predict.split != "train":
         raise UserError(
-            f"--objective {search.objective} with predict.split={config.predict.split}: what is chosen by the images "
-            "whose score is reported makes that score too high",
-            "an objective of other images: val_map, maps or masks; or the segmentation of the split train",
-            f"{another}, or --set predict.split=train",
+            f"--objective {search.objective} with predict.split={config.predict.split}, the images whose score is "
+            "reported: a score on the images that chose the values is too high",
+            "an objective on other images: val_map, maps or masks, or the segmentation of split train",
+            f"{choose_another}, or use --set predict.split=train",
         )
     if goal.crf and not config.predict.crf.iterations:
-        raise UserError("--objective segmentation-crf with predict.crf.iterations=0", "at least 1", another)
+        found = "--objective segmentation-crf with predict.crf.iterations=0"
+        raise UserError(found, "at least 1 iteration", choose_another)
     if config.supervision == "full" and goal.until != "evaluate":
         found = f"--objective {search.objective} with supervision=full, which trains no classifier"
-        raise UserError(found, "supervision=tags, or the objective segmentation", another)
+        raise UserError(found, "supervision=tags, or --objective segmentation", choose_another)
+    _check_images(search)
+
+
+def _check_images(search: Search) -> None:
+    """Raises a `UserError` if no image has what the objective needs."""
+    config = search.resolved.config
     images = listing(config).table.select(["split", "mask_uri", "tags"])
-    masks = rows_in_split(images, "train", tagged=True)["mask_uri"]
-    if goal.what is not None and masks.null_count == len(masks):
-        raise UserError(
-            "no training image has a ground-truth mask",
-            "masks of some training images, for the objective",
-            "name their folder, or search by --objective val_map",
-        )
-    untaught = not config.classifier.val_every or config.weights.classifier is not None
-    if goal.what is None and (untaught or not len(rows_in_split(images, "val", tagged=True))):
+    if search.goal.what is not None:
+        masks = rows_in_split(images, "train", tagged=True)["mask_uri"]
+        if masks.null_count == len(masks):
+            raise UserError(
+                "no training image has a ground-truth mask",
+                "masks of some training images, for the objective",
+                "set data.truth_masks to their folder, or use --objective val_map",
+            )
+        return
+
+    is_validated = config.classifier.val_every and config.weights.classifier is None
+    if not is_validated or not len(rows_in_split(images, "val", tagged=True)):
         raise UserError(
             "--objective val_map without a classifier that is trained and validated on tagged images of the split val",
-            "val images with tags, classifier.val_every of at least 1, and no weights.classifier",
-            another,
+            "tagged val images, classifier.val_every of at least 1, and no weights.classifier",
+            "choose another objective",
         )

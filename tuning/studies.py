@@ -33,7 +33,7 @@ from mcis.tuning.figures import (
     with_intervals,
 )
 from mcis.tuning.tables import cases_picture, cases_table, differences_table
-from mcis.tuning.trials import Sweep, Trial, run_trials, short_names, tracked
+from mcis.tuning.trials import Sweep, Trial, run_trials, short_names, study_session
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +93,7 @@ def _run(study: Study, cases: Sequence[Case], title: str) -> list[Figures]:
     trials, varied = _plan(study, cases)
     config, changed = study.resolved.config, study.resolved.changed()
     identity = fingerprint(study.name, study.kind, changed, config.recipe, config.sources)
-    with tracked(study, identity=identity, varied=varied) as tracker:
+    with study_session(study, identity=identity, varied=varied) as tracker:
         outcome = run_trials(study, trials, tracker.run_id)
         scores = {
             case.name: {

@@ -1,4 +1,4 @@
-"""Trials of a study on Ray Tune: each is a whole run of the pipeline in a process of its own."""
+"""Trials of a study on Ray Tune. Each trial is a whole run of the pipeline in a process of its own."""
 
 import itertools
 import os
@@ -24,27 +24,33 @@ from mcis.platform.runs.lifecycle import ParentStudy, run_record
 from mcis.platform.runs.progress import Bar, bar
 from mcis.platform.runs.results import VAL_MAP, StageResult
 from mcis.platform.runs.scores import Score, read_scores
-from mcis.platform.runs.tracking import Tracker
+from mcis.platform.runs.tracking import OnRecords, Tracker
 from mcis.platform.runs.tracking_store import store_environment
 from mcis.platform.runs.workspace import RunFolder, Workspace
 
-_QUIET = {"TUNE_DISABLE_STRICT_METRIC_CHECKING": "1", "RAY_AIR_NEW_OUTPUT": "0"}
-"""What is reported while the classifier trains has no scores yet."""
-_TUNE = "tune"
-"""Folder of Tune's own files, in that of a study."""
-Measure = Callable[[float | None, Sequence[Score]], float]
-"""The classifier's mean average precision on val images, percent or None, and a run's scores -> what is maximized."""
+_TUNE_ENVIRONMENT = {"TUNE_DISABLE_STRICT_METRIC_CHECKING": "1", "RAY_AIR_NEW_OUTPUT": "0"}
+"""Variables that Tune reads. Reports from the training of the classifier do not have the metric of the search yet."""
+_TUNE_FOLDER = "tune"
+"""Name of the folder, in the folder of a study, with Tune's own files."""
+_MAX_RETRIES = 2
+"""How often Tune repeats a trial that failed. Its finished stages are kept, so it continues where it failed."""
+_MAX_ERROR_LENGTH = 600
+
+ObjectiveFunction = Callable[[float | None, Sequence[Score]], float]
+"""Maps the classifier's mean average precision on val, in percent or None, and a run's scores to the objective."""
+DescribeProgress = Callable[[str, bool], str]
+"""Maps the name of a trial that ended, and whether it failed, to a note for the progress bar."""
 
 
 class Trial(NamedTuple):
-    """A run of the pipeline.
+    """One run of the pipeline.
 
     Attributes:
-        name: of the run.
-        sources: the data sources.
-        values: what its configuration changes of the recipe, by dotted key.
-        until: its last stage.
-        varied: what tells it from the study's other trials, by short names.
+        name: name of the run.
+        sources: image sources.
+        values: values that differ from the recipe, by dotted key.
+        until: last stage.
+        varied: values that differ between the trials of the study, by short name.
     """
 
     name: str
@@ -55,20 +61,27 @@ class Trial(NamedTuple):
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
-    """For MLflow's columns the last parts of dotted keys, without `name`; the whole key where two would be alike."""
-    short = {key: key.removesuffix(".name").rpartition(".")[2] for key in keys}
-    return {key: name if list(short.values()).count(name) == 1 else key for key, name in short.items()}
+    """Shortens dotted keys for column headings.
+
+    Returns:
+        The last part of each key, or its last part but `name`; the whole key if the last part is ambiguous.
+    """
+    last_parts = {key: key.removesuffix(".name").rpartition(".")[2] for key in keys}
+    counted_parts = list(last_parts.values())
+    return {key: part if counted_parts.count(part) == 1 else key for key, part in last_parts.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """A study or a search as it is asked for: runs of one configuration with other values.
+    """A study or a search before it runs: trials that share one configuration except for some values.
 
     Attributes:
-        kind: which study it is, such as references or search.
-        name: of its run; the names of its trials begin with it.
-        resolved: the configuration that all trials share.
-        parallel: trials at a time.
+        kind: name of the study in the library, or `search`.
+        name: name of its run. The names of its trials start with it.
+        resolved: configuration that all trials share.
+        workspace: workspace of the trials.
+        parallel: number of trials that run at a time.
+        verbose: whether the output of Ray's workers is shown.
     """
 
     kind: str
@@ -80,138 +93,190 @@ class Sweep:
 
     @property
     def folder(self) -> RunFolder:
-        """Of its run."""
+        """Files of the study's run."""
         return self.workspace.run(self.name)
 
 
 class Outcome(NamedTuple):
-    """The scores of each trial that ran to its end, the mean average precision of its classifier where that was
-    validated, percent, and why each of the others did not end, by the trial's name."""
+    """Results of the trials of a study.
+
+    Attributes:
+        scores: scores of each finished trial, by the name of the trial.
+        val_map: mean average precision of the classifier on val, in percent, of each finished trial; None if the
+            classifier was not validated.
+        failures: error of each other trial.
+    """
 
     scores: dict[str, list[Score]]
     val_map: dict[str, float | None]
     failures: dict[str, UserError]
 
     def failure(self) -> UserError | None:
-        """The first of the failures, with their number."""
+        """The first failure, with the number of trials that failed; None if all trials finished."""
         if not self.failures:
             return None
         name, first = next(iter(self.failures.items()))
+        total = len(self.scores) + len(self.failures)
         return UserError(
-            f"{len(self.failures)} of {len(self.scores) + len(self.failures)} trials failed; the first, {name}: "
-            f"{first.found}",
+            f"{len(self.failures)} of {total} trials failed; the first, {name}: {first.found}",
             first.expected,
             f"{first.remedy}; then repeat the command: finished trials and stages are kept",
         )
 
 
 @contextmanager
-def tracked(sweep: Sweep, *, identity: str, varied: Collection[str]) -> Iterator[Tracker]:
-    """Holds a sweep's name (`hold_run`), connects Ray, and begins the MLflow run that has the trials' runs as children.
+def study_session(sweep: Sweep, *, identity: str, varied: Collection[str]) -> Iterator[Tracker]:
+    """Holds the name of a study, connects to Ray, and opens the MLflow run that is the parent of the trials' runs.
 
-    The MLflow run is made first, since it creates MLflow's store before several trials touch it at once.
+    The parent run is created before any trial starts, because several processes must not create MLflow's store at once.
 
     Args:
-        identity: of the sweep; another one has another MLflow run.
-        varied: keys of the configuration in which its trials differ.
+        sweep: the study.
+        identity: fingerprint of the study. A study with another identity gets a new MLflow run.
+        varied: configuration keys whose values differ between the trials.
     """
-    config, compute = sweep.resolved.config, sweep.resolved.config.compute
+    config = sweep.resolved.config
     with (
         run_record(sweep.workspace, sweep.name, whole=True, kind="study"),
-        ray_session(compute, shared=sweep.parallel > 1, verbose=sweep.verbose),
+        ray_session(config.compute, shared=sweep.parallel > 1, verbose=sweep.verbose),
     ):
         if sweep.parallel > 1:
-            workers = [{"CPU": compute.worker_cpus}] * (sweep.parallel * compute.workers)
-            wait_for_nodes([*workers, {"CPU": 1.0}], compute.wait_minutes, f"{sweep.parallel} trials at a time")
+            _wait_for_parallel_trials(sweep)
+
         tracker = Tracker(sweep.workspace, sweep.name, identity=identity)
         with tracker.running():
+            parameters = {key: value for key, value in leaves(config) if key not in varied}
             tags = {"sources": config.sources, "recipe": config.recipe, "study": sweep.name, "study.kind": sweep.kind}
-            tracker.describe({key: value for key, value in leaves(config) if key not in varied}, tags)
+            tracker.describe(parameters, tags)
             write_text(sweep.folder.config, experiment_text(config, sweep.resolved.origins))
             yield tracker
 
 
+def _wait_for_parallel_trials(sweep: Sweep) -> None:
+    """Waits until the cluster has the CPUs that all trials of a study need at the same time."""
+    compute = sweep.resolved.config.compute
+    training_workers = [{"CPU": compute.worker_cpus}] * (sweep.parallel * compute.workers)
+    decoder = {"CPU": 1.0}
+    wait_for_nodes([*training_workers, decoder], compute.wait_minutes, f"{sweep.parallel} trials at a time")
+
+
 def run_trials(sweep: Sweep, trials: Sequence[Trial], parent: str) -> Outcome:
-    """Runs all trials, also where some of them fail, as children of the MLflow run `parent`.
+    """Runs trials to their end, including the trials that come after one that failed.
 
-    A trial that was finished before costs no more than looking its stages up.
+    A trial that an earlier call has finished only looks up its stages.
+
+    Args:
+        sweep: the study.
+        trials: trials of the study.
+        parent: id of the study's MLflow run.
+
+    Raises:
+        KeyboardInterrupt: the user interrupted the study. Tune handles the signal itself and returns early.
     """
-    # A process that has run a trial runs the next one too: to start another takes seconds of a core.
-    how = tune.TuneConfig(max_concurrent_trials=sweep.parallel, reuse_actors=True)
-    space = {"trial": tune.grid_search([trial._asdict() for trial in trials])}
+    tune_config = tune.TuneConfig(
+        max_concurrent_trials=sweep.parallel,
+        reuse_actors=True,  # starting a process for each trial takes several seconds of a core
+    )
+    param_space = {"trial": tune.grid_search([trial._asdict() for trial in trials])}
 
-    def ended(name: str, error: Exception | None) -> str:
-        return f"{name} failed" if error else name
+    def describe_progress(name: str, has_failed: bool) -> str:
+        return f"{name} failed" if has_failed else name
 
-    results = fit(sweep, parent, how, space, trials=len(trials), ended=ended)
-    failures = {name: failed(result.error) for name, result in results.items() if result.error}
-    reports = {name: result.metrics or {} for name, result in results.items() if not result.error}
-    val_map = {name: report.get("val_map") for name, report in reports.items() if report.get("ended")}
-    scores = {name: read_scores(sweep.workspace.outputs(name)) for name in val_map}
-    if len(scores) + len(failures) < len(trials):  # Tune takes Ctrl-C for itself and hands back what it has
+    results = fit(sweep, parent, tune_config, param_space, total=len(trials), describe_progress=describe_progress)
+
+    scores: dict[str, list[Score]] = {}
+    val_map: dict[str, float | None] = {}
+    failures: dict[str, UserError] = {}
+    for name, result in results.items():
+        if result.error:
+            failures[name] = _trial_error(result.error)
+        elif result.metrics and result.metrics.get("ended"):
+            scores[name] = read_scores(sweep.workspace.outputs(name))
+            val_map[name] = result.metrics.get("val_map")
+
+    if len(scores) + len(failures) < len(trials):
         raise KeyboardInterrupt
     return Outcome(scores, val_map, failures)
+
+
+def _trial_error(error: Exception) -> UserError:
+    """Converts the error that ended a trial to an error with a remedy."""
+    user_error = user_error_in(error)
+    if user_error:
+        return user_error
+    return UserError(
+        str(error)[-_MAX_ERROR_LENGTH:],
+        "a trial that runs to its end",
+        "find the cause in Ray's log of the trial (--verbose shows it) and correct it",
+    )
 
 
 def fit(
     sweep: Sweep,
     parent: str,
-    how: Any,
-    space: dict[str, Any],
+    tune_config: tune.TuneConfig,
+    param_space: dict[str, Any],
     *,
-    trials: int,
-    ended: Callable[[str, Exception | None], str],
-    objective: Measure | None = None,
-) -> dict[str, Any]:
-    """Runs trials under Tune, with a bar over them; their `Result` by name.
-
-    Drivers of trials reserve next to no CPU, or they would keep it from the training workers that they wait for.
+    total: int,
+    describe_progress: DescribeProgress,
+    objective: ObjectiveFunction | None = None,
+) -> dict[str, tune.Result]:
+    """Runs trials with a Ray Tune `Tuner` and shows a progress bar.
 
     Args:
-        parent: MLflow run that the trials' runs become children of.
-        how: Tune's `TuneConfig`.
-        space: Tune's parameters, whose `trial` is a `Trial` in plain values.
-        trials: how many the bar is over.
-        ended: is told each trial that ended, and what made it fail; says what stands beside the bar.
-        objective: what is maximized.
+        sweep: the study.
+        parent: id of the study's MLflow run.
+        tune_config: Tune's search algorithm, scheduler and budget.
+        param_space: Tune's parameters. Their entry `trial` has the fields of a `Trial`; a search algorithm may add it.
+        total: number of trials, for the progress bar.
+        describe_progress: called when a trial ends; returns the note next to the progress bar.
+        objective: computes the value that a search maximizes.
+
+    Returns:
+        The result of each trial, by the name of the trial.
     """
-    os.environ.update(_QUIET)
-    run = tune.with_parameters(  # in memory: a trial's parameters are written into files
-        _run_trial, recipe=sweep.resolved.config.recipe, workspace=str(sweep.workspace.root), study=sweep.name,
-        parent=parent, environment=store_environment(), objective=objective,
-    )  # fmt: skip
-    with bar(f"study {sweep.name}", trials, "trials") as progress:
-        callbacks: list[tune.Callback] = [_Ended(progress, ended)]
+    os.environ.update(_TUNE_ENVIRONMENT)
+    # `with_parameters` passes these values in memory. Tune writes `param_space` to files, which must hold no passwords.
+    trainable = tune.with_parameters(
+        _run_trial,
+        recipe=sweep.resolved.config.recipe,
+        workspace=str(sweep.workspace.root),
+        study=sweep.name,
+        parent=parent,
+        environment=store_environment(),
+        objective=objective,
+    )
+    with bar(f"study {sweep.name}", total, "trials") as progress:
         tuner = tune.Tuner(
-            tune.with_resources(run, reserved_here()),
-            param_space=space,
-            tune_config=how,
-            run_config=tune.RunConfig(name=_TUNE, storage_path=str(sweep.folder.path), verbose=0, callbacks=callbacks),
+            tune.with_resources(trainable, driver_resources()),
+            param_space=param_space,
+            tune_config=tune_config,
+            run_config=tune.RunConfig(
+                name=_TUNE_FOLDER,
+                storage_path=str(sweep.folder.path),
+                failure_config=tune.FailureConfig(max_failures=_MAX_RETRIES),
+                callbacks=[_ProgressCallback(progress, describe_progress)],
+                verbose=0,
+            ),
         )
         try:
             grid = tuner.fit()
         finally:
-            ask_for_no_nodes()  # Tune ends a trial that waits for nodes without a word
-        results = [grid[number] for number in range(len(grid))]
+            ask_for_no_nodes()  # a trial that Tune ends while it waits for nodes does not withdraw its request
+
+    results = [grid[position] for position in range(len(grid))]
     return {result.config["trial"]["name"]: result for result in results if result.config}
 
 
-def failed(error: Exception) -> UserError:
-    """What ended a trial, as an error that says what to do."""
-    return user_error_in(error) or UserError(
-        str(error)[-600:], "trials that run to their end", "correct the cause, which the trial's log in Ray tells"
-    )
+def driver_resources() -> tune.PlacementGroupFactory:
+    """The resources of a trial's driver: almost nothing, on the node of this process.
 
-
-def reserved_here() -> Any:
-    """What a trial's driver reserves: a place on this node, next to nothing of it.
-
-    What is known to this process alone holds there too: MLflow's server at a loopback address, a bucket's locks. And
-    the node may have no CPU for Ray.
+    If drivers reserved CPUs, none might be left for the training workers that they wait for. Drivers run on this node
+    because MLflow's server at a loopback address and the locks of a remote workspace are only available here.
     """
-    place = {f"node:{ray.util.get_node_ip_address()}": 0.0001}
-    here = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}  # several nodes of a test have one address
-    return tune.PlacementGroupFactory([place], bundle_label_selector=[here])
+    bundle = {f"node:{ray.util.get_node_ip_address()}": 0.0001}
+    this_node = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}  # nodes of a test share their address
+    return tune.PlacementGroupFactory([bundle], bundle_label_selector=[this_node])
 
 
 def _run_trial(
@@ -222,51 +287,58 @@ def _run_trial(
     study: str,
     parent: str,
     environment: dict[str, str],
-    objective: Measure | None,
+    objective: ObjectiveFunction | None,
 ) -> None:
-    """One run of the pipeline, in a trial's process on the cluster that Tune runs on."""
+    """Runs the pipeline once, in the process of a trial; Tune's trainable."""
     trial = Trial(**parameters["trial"])
     os.environ.update(environment)
-    os.environ.setdefault("TUNE_FUNCTION_THREAD_TIMEOUT_S", "60")  # a slow machine may take long to hand over
+    os.environ.setdefault("TUNE_FUNCTION_THREAD_TIMEOUT_S", "60")  # for slow machines
+
     result = pipeline.run(
         resolve(trial.sources, recipe, trial.values),
         Workspace(Path(workspace)),
         trial.name,
         until=trial.until,
-        study=ParentStudy(study, parent, trial.varied, _validations()),
+        study=ParentStudy(study, parent, trial.varied, _report_validations()),
     )
-    # Tune writes what is reported into files of JSON.
-    report: dict[str, Any] = {"ended": True}
+
+    metrics: dict[str, Any] = {"ended": True}  # Tune writes metrics to JSON files
     if "train_classifier" in result.context.inputs:
-        report["val_map"] = result.context.result("train_classifier", StageResult).counts.get(VAL_MAP)
+        metrics["val_map"] = result.context.result("train_classifier", StageResult).counts.get(VAL_MAP)
     if objective:
-        report["objective"] = objective(report.get("val_map"), result.scores)
-    tune.report(report)
+        metrics["objective"] = objective(metrics.get("val_map"), result.scores)
+    tune.report(metrics)
 
 
-def _validations() -> Callable[[str, Sequence[Mapping[str, Any]]], None]:
-    """Reports each validation of the classifier to Tune, which may end the trial's process at one of them."""
+def _report_validations() -> OnRecords:
+    """Returns a function that reports each validation of the classifier to Tune, which may then stop the trial."""
     numbers = itertools.count(1)
 
     def report(network: str, records: Sequence[Mapping[str, Any]]) -> None:
-        for of in records:
-            if network == "classifier" and "val_map" in of:
-                tune.report({"validation": next(numbers), "epoch": of["epoch"], "val_map": of["val_map"]})
+        for record in records:
+            if network == "classifier" and "val_map" in record:
+                tune.report({"validation": next(numbers), "epoch": record["epoch"], "val_map": record["val_map"]})
 
     return report
 
 
-class _Ended(tune.Callback):
-    """Moves a bar as trials end, well or not."""
+class _ProgressCallback(tune.Callback):
+    """Advances a progress bar when a trial ends."""
 
-    def __init__(self, progress: Bar, ended: Callable[[str, Exception | None], str]):
-        self.progress, self.ended, self.done = progress, ended, 0
+    def __init__(self, progress: Bar, describe_progress: DescribeProgress):
+        self.progress = progress
+        self.describe_progress = describe_progress
+        self.ended = 0
 
     def __getstate__(self) -> dict[str, Any]:
-        return {}  # Tune pickles its callbacks into a file, which a terminal cannot be part of
+        return {}  # Tune pickles its callbacks, and a terminal cannot be pickled
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self.done += 1
-        self.progress.update(self.done, self.ended(trial.config["trial"]["name"], trial.get_pickled_error()))
+        self._advance(trial, has_failed=False)
 
-    on_trial_error = on_trial_complete
+    def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        self._advance(trial, has_failed=True)
+
+    def _advance(self, trial: Any, *, has_failed: bool) -> None:
+        self.ended += 1
+        self.progress.update(self.ended, self.describe_progress(trial.config["trial"]["name"], has_failed))

@@ -70,7 +70,7 @@ def split_rows(
         source: The context of a run that has the index, or the file of the index.
         split: The split.
         tagged: Whether to return only images with at least one tag.
-        columns: The columns to return. None: all. With millions of images, they take_rows most of a stage's memory.
+        columns: The columns to return. None: all. With millions of images, they take most of a stage's memory.
         only: Which of these rows to return, counted from 0, in this order. None: all, in the order of the index.
     """
     file = source if isinstance(source, Path) else source.inputs["index"] / "index.parquet"
@@ -98,7 +98,7 @@ def split_rows(
     order = np.argsort(only)
     ranks = np.empty_like(order)
     ranks[order] = np.arange(len(order))
-    return rows.take_rows(pa.array(ranks))
+    return rows.take(pa.array(ranks))
 
 
 def from_source_domain(rows: pa.Table) -> NDArray[np.bool_]:
