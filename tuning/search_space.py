@@ -137,9 +137,7 @@ OBJECTIVES: dict[str, Objective] = {"val_map": Objective("mAP % of the classifie
 """Objectives by name: the classifier's mean average precision, and each score of a run."""
 for _what, _output in SCORED_OUTPUTS.items():
     for _variant in _output.variants:
-        OBJECTIVES[_variant.objective] = Objective(
-            f"mIoU % of {_variant.title}", _output.until, _what, _variant.crf
-        )
+        OBJECTIVES[_variant.objective] = Objective(f"mIoU % of {_variant.title}", _output.until, _what, _variant.crf)
 
 
 @dataclass(frozen=True, kw_only=True)
