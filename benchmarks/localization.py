@@ -28,7 +28,7 @@ from mcis.models.resampling import resample
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import build_classifier
-from mcis.platform.networks.checkpoints import WEIGHTS, save
+from mcis.platform.networks.weights_files import WEIGHTS, save
 from mcis.platform.outputs.relations import draw_relations
 from mcis.platform.stages.localization.workers import Embed, Relate, embed_rows, relate_rows
 

@@ -37,8 +37,8 @@ from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.learners.affinity_learner import AffinityLearner
 from mcis.platform.learners.classifier_learner import ClassifierLearner
 from mcis.platform.learners.segmenter_learner import SegmenterLearner
-from mcis.platform.networks.checkpoints import WEIGHTS
 from mcis.platform.networks.features import MakeFeatures, features_shape
+from mcis.platform.networks.weights_files import WEIGHTS
 from mcis.platform.outputs.relations import VECTORS, draw_relations, read_vectors
 from mcis.platform.runs.files import write_table
 from mcis.platform.runs.listing import listing

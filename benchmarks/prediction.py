@@ -20,10 +20,10 @@ import torch
 from mcis.datasets.images.decode import Picture
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks.build import build_segmenter
-from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
 from mcis.platform.networks.crf_pool import CrfPool
 from mcis.platform.networks.predictor import Photo, Prediction, Predictor
 from mcis.platform.networks.trained_segmenter import TrainedSegmenter
+from mcis.platform.networks.weights_files import WEIGHTS, save_weights
 
 TARGET, OF_LIMIT = 0.85, 0.9
 CLASSES = tuple(f"class {k}" for k in range(20))

@@ -20,7 +20,7 @@ import torch
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks.build import build_classifier
-from mcis.platform.networks.checkpoints import save_weights
+from mcis.platform.networks.weights_files import save_weights
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.workspace import Workspace
 

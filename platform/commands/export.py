@@ -61,8 +61,8 @@ def import_weights(
     with plain_errors():
         from mcis.models.released import read_released_weights
         from mcis.platform.config.resolve import resolve
-        from mcis.platform.networks.checkpoints import save
         from mcis.platform.networks.pretrained import classifier_description
+        from mcis.platform.networks.weights_files import save
 
         state = read_released_weights(file)
         about = classifier_description(resolve("voc", "released").config.classifier, ())

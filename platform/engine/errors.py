@@ -1,4 +1,4 @@
-"""What users read of errors that Ray and torch raise: a worker's own message, or which process died of what."""
+"""Turns errors of Ray and torch into errors for users: a worker's own message, or what ended its process."""
 
 import contextlib
 import re
@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from mcis.datasets.errors import UserError
 from mcis.platform.runs.files import full_disk
 
-IMAGE_AT_FAULT = "where an image may be the cause, repeat it with --from index, which finds and rejects such images"
-"""What else a user can do whose process died."""
+IMAGE_AT_FAULT = "if an image may be the cause, repeat it with --from index, which finds and rejects such images"
+"""A further remedy if a process died."""
 
 
 @contextlib.contextmanager
 def user_errors() -> Iterator[None]:
-    """In the block an error that Ray made of a user's error is raised as that one."""
+    """Raises the UserError that an error of Ray wraps, instead of that error."""
     try:
         yield
     except Exception as error:
@@ -23,89 +23,99 @@ def user_errors() -> Iterator[None]:
 
 
 def user_error_in(error: BaseException) -> UserError | None:
-    """The user's error that Ray wrapped, whether a task, an actor or a training worker raised it.
+    """Returns the UserError that an error of Ray wraps, of a task, an actor or a training worker.
 
-    A full disk is one, wherever in Ray it was met.
+    An error of a full disk becomes a UserError too, wherever Ray met it.
     """
     from ray.exceptions import RayError
 
     causes = list(causes_of(error))
     for cause in causes:
-        if isinstance(cause, UserError) and not isinstance(cause, RayError):  # a mixture's text is a traceback
+        # A class that Ray derives from both has a traceback as its text.
+        if isinstance(cause, UserError) and not isinstance(cause, RayError):
             return cause
-    full = (full_disk(each, f"the disk of {getattr(each, 'filename', None) or 'a worker'}") for each in causes)
-    return next(filter(None, full), None)
+
+    for cause in causes:
+        file = getattr(cause, "filename", None) or "a worker"
+        if disk_error := full_disk(cause, f"the disk of {file}"):
+            return disk_error
+    return None
 
 
 def causes_of(error: BaseException) -> Iterator[BaseException]:
-    """An error, and all that Ray or Python say caused it."""
+    """Yields an error and all its causes, as far as Ray or Python record them, nearest first."""
     seen: list[BaseException] = []
-    waiting: list[BaseException | None] = [error]
-    while waiting:
-        current = waiting.pop(0)
+    pending: list[BaseException | None] = [error]
+    while pending:
+        current = pending.pop(0)
         if current is None or any(current is earlier for earlier in seen):
             continue
         seen.append(current)
         yield current
-        failures = getattr(current, "worker_failures", None) or {}
-        waiting += [
-            getattr(current, name, None)
-            for name in ("cause", "controller_failure", "health_check_failure", "__cause__", "__context__")
-        ]
-        waiting += failures.values()
+
+        for name in ("cause", "controller_failure", "health_check_failure", "__cause__", "__context__"):
+            pending.append(getattr(current, name, None))
+        worker_failures = getattr(current, "worker_failures", None) or {}
+        pending += worker_failures.values()
 
 
 _DEATHS = {
-    "OutOfMemoryError": "the machine's memory did not do for its process",  # Ray ends any task where memory is short
+    "OutOfMemoryError": "its process was ended because the machine ran out of memory",
     "NodeDiedError": "its node was lost",
     "WorkerCrashedError": "its process was ended by a signal",
     "ActorDiedError": "its process was ended by a signal, or its node was lost",
 }
-"""What Ray raises where it has done a task or an actor's call again in vain, because the process died; and of what."""
+"""Ray's errors of a process that died, after all retries, and what ended it."""
 
 
-def deaths() -> tuple[type[Exception], ...]:
-    """The errors of `_DEATHS`."""
-    from ray import exceptions as of_ray
+def death_types() -> tuple[type[Exception], ...]:
+    """Returns the classes of errors that `_DEATHS` names."""
+    from ray import exceptions
 
-    return tuple(getattr(of_ray, name) for name in _DEATHS)
+    return tuple(getattr(exceptions, name) for name in _DEATHS)
 
 
 def death_text(death: BaseException) -> str:
-    """What ended a process, for messages."""
-    return next(text for base in type(death).__mro__ for name, text in _DEATHS.items() if base.__name__ == name)
+    """Returns what ended a process, for messages.
+
+    Args:
+        death: An error of `death_types`.
+    """
+    names = [base.__name__ for base in type(death).__mro__]
+    return next(_DEATHS[name] for name in names if name in _DEATHS)
 
 
 _NO_MEMORY = re.compile("out of memory|can't allocate memory|CU(BLAS|DNN)_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)")
 
 
 class MemoryRanOut(UserError):
-    """A GPU, or a machine, had no memory for an array of torch."""
+    """There was not enough memory, of a GPU or of the machine, for a tensor."""
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether a GPU, or a machine, had no memory for an array of torch."""
+    """Returns whether an error of torch says that memory, of a GPU or of the machine, ran out."""
     return type(error).__name__ == "OutOfMemoryError" or bool(_NO_MEMORY.search(str(error)))
 
 
 @contextlib.contextmanager
-def memory_errors(what: str, memory_hint: str) -> Iterator[None]:
-    """Turns torch's errors of a GPU, or a machine, without memory for an array into one that says what to lower.
+def memory_errors(task: str, memory_hint: str) -> Iterator[None]:
+    """Turns torch's errors of memory that ran out into errors that say what to lower.
 
     Args:
-        what: what is computed in the block, in words.
-        memory_hint: keys of the configuration, in words, by which less is computed at a time.
+        task: Description of what the block computes, used in messages.
+        memory_hint: The configuration keys that reduce memory, used in messages.
 
     Raises:
-        MemoryRanOut: it did. The same work again would end in the same way.
+        MemoryRanOut: Memory ran out. The same work would fail again.
     """
     try:
         yield
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
+        first_line = str(error).strip().partition("\n")[0]
         raise MemoryRanOut(
-            f"{what}: memory ran out ({str(error).strip().partition(chr(10))[0][:300]})",
-            "memory, of the GPU where there is one, for what is computed at a time",
-            f"lower {memory_hint}, or end what else uses the memory; then repeat the command: what is finished is kept",
+            f"{task}: memory ran out ({first_line[:300]})",
+            "enough memory, of the GPU if there is one, for what is computed at a time",
+            f"lower {memory_hint}, or end what else uses the memory; then repeat the command: finished work is kept",
         ) from None

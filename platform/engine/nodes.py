@@ -1,11 +1,12 @@
-"""Nodes of a cluster that grows on demand: what is asked of its autoscaler, and the wait for it."""
+"""Waits for the nodes of a cluster that grows on demand, and asks its autoscaler for them."""
 
 import functools
 import math
 import os
 import socket
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Self
 
 from mcis.datasets.errors import UserError
 from mcis.platform.config.compute import ComputeConfig
@@ -13,18 +14,22 @@ from mcis.platform.runs.progress import console
 
 Bundle = Mapping[str, float]
 """Resources that are needed together on one node: CPU, GPU."""
-_PAUSE = 1.0
-"""Seconds between two looks at the cluster while nodes are missing."""
-_EVERY = 3.0
-"""The same while none are."""
+_WAIT_INTERVAL = 1.0
+"""Seconds between two checks of the nodes while some are missing."""
+_CHECK_INTERVAL = 3.0
+"""Seconds between two checks of the nodes while none are missing."""
 
 
 def check_gpus(compute: ComputeConfig) -> None:
-    """Stops a run on this machine whose GPUs are not there, as a cluster may yet start some; says which would be idle.
-    Errors as of `wait_for_nodes`."""
+    """Checks that the GPUs of a run are there if it runs on this machine; a cluster may start some later.
+
+    Prints a note if there are GPUs that the run does not use.
+
+    Raises:
+        UserError: `compute.gpu` is set and GPUs are missing.
+    """
     import ray
 
-    _raylet_socket(ray.get_runtime_context().get_node_id())
     gpus = int(ray.cluster_resources().get("GPU", 0))
     if gpus and not compute.gpu:
         console.print(f"note: {gpus} GPU(s) are not used; compute.gpu=true uses them")
@@ -32,60 +37,107 @@ def check_gpus(compute: ComputeConfig) -> None:
         wait_for_nodes([{"GPU": compute.gpu_share}] * compute.least_workers, 0, "compute.gpu=true")
 
 
-def wait_for_nodes(bundles: Sequence[Bundle], minutes: float, what: str) -> Iterator[object]:
-    """Waits until the cluster of RAY_ADDRESS has space for all bundles, for which its autoscaler is asked.
+def wait_for_nodes(bundles: Sequence[Bundle], minutes: float, task: str) -> None:
+    """Waits until the nodes have the resources of all bundles. For arguments and errors see `NodeWatch`."""
+    with NodeWatch(bundles, minutes, task):
+        pass
 
-    A Ray that the command started itself has what it has: what it lacks is an error at once. Nor is there a wait where
-    nodes have the space, whoever uses it now: work takes its turn on them.
+
+class NodeWatch:
+    """Watches whether the nodes of a cluster have the resources of some bundles.
+
+    As a context manager it waits for them first, and asks the autoscaler of the cluster of RAY_ADDRESS. In the block,
+    call `check` every few seconds: if nodes are lost, work would otherwise wait in silence for others, and forever if
+    Ray itself is gone. A local Ray cannot grow, so what it lacks is an error at once.
+
+    Resources count even if other work uses them now, because work takes its turn.
 
     Args:
-        minutes: after which what is missing is an error.
-        what: needs them, in words.
+        bundles: The resources, each on one node.
+        minutes: Minutes after which missing nodes are an error.
+        task: Description of what needs the nodes, used in messages.
 
-    Returns:
-        Each step of it looks at the nodes again, every few seconds: where some are lost, work would wait in silence for
-        others to come, and without end where Ray is gone.
-
-    Raises:
-        UserError: the nodes did not come in time, or Ray itself is gone, here or in a step of what is returned.
+    Attributes:
+        missing: The bundles that did not fit on the nodes at the last check.
     """
-    watched = _missing(bundles, minutes, what)
-    while next(watched):
-        time.sleep(_PAUSE)
-    return watched
 
+    def __init__(self, bundles: Sequence[Bundle], minutes: float, task: str):
+        self.bundles = bundles
+        self.minutes = minutes if os.environ.get("RAY_ADDRESS") else 0
+        self.task = task
+        self.missing: list[Bundle] = []
+        self._last_check_time = -math.inf
+        self._missing_since = math.inf
 
-def _missing(bundles: Sequence[Bundle], minutes: float, what: str) -> Iterator[list[Bundle]]:
-    """What `wait_for_nodes` waits for, as it was at the last look."""
-    from ray.autoscaler.sdk import request_resources
+    def __enter__(self) -> Self:
+        try:
+            self.check()
+            while self.missing:
+                time.sleep(_WAIT_INTERVAL)
+                self.check()
+        except BaseException:
+            self._withdraw_request()
+            raise
+        return self
 
-    minutes, looked, since = minutes if os.environ.get("RAY_ADDRESS") else 0, -math.inf, math.inf
-    missing: list[Bundle] = []
-    try:
-        while True:
-            now = time.monotonic()
-            if now > looked + (_PAUSE if missing else _EVERY):
-                before, looked, missing = missing, now, missing_bundles(bundles, _nodes())
-                since = min(since, now) if missing else math.inf
-                if missing and now >= since + 60 * minutes:
-                    raise _lacking(bundles, missing, minutes, what)
-                if missing and not before:
-                    console.print(f"waiting for nodes of the cluster: {what} needs {_bundle_text(missing)} more")
-                if missing:  # asked again each time, as the autoscaler keeps the last wish of all programs alone
-                    request_resources(bundles=[dict(bundle) for bundle in bundles])
-                elif before:
-                    console.print(f"the cluster has the nodes that {what} needs")
-                    ask_for_no_nodes()
-            yield missing
-    finally:
-        if missing:
+    def __exit__(self, *error: object) -> None:
+        self._withdraw_request()
+
+    def check(self) -> None:
+        """Checks the nodes, unless that was done a moment ago.
+
+        Raises:
+            UserError: Nodes have been missing for too long, or Ray itself is gone.
+        """
+        now = time.monotonic()
+        if now <= self._last_check_time + (_WAIT_INTERVAL if self.missing else _CHECK_INTERVAL):
+            return
+        was_missing = bool(self.missing)
+        self._last_check_time = now
+        self.missing = missing_bundles(self.bundles, _nodes())
+
+        if self.missing:
+            self._missing_since = min(self._missing_since, now)
+            if now >= self._missing_since + 60 * self.minutes:
+                raise self._missing_error()
+            if not was_missing:
+                missing = _bundle_text(self.missing)
+                console.print(f"waiting for nodes of the cluster: {self.task} needs {missing} more")
+            self._request()
+        else:
+            self._missing_since = math.inf
+            if was_missing:
+                console.print(f"the cluster has the nodes that {self.task} needs")
+                ask_for_no_nodes()
+
+    def _request(self) -> None:
+        """Asks the autoscaler for the nodes, at every check: it keeps the last request of all programs only."""
+        from ray.autoscaler.sdk import request_resources
+
+        request_resources(bundles=[dict(bundle) for bundle in self.bundles])
+
+    def _withdraw_request(self) -> None:
+        if self.missing:
+            self.missing = []
             ask_for_no_nodes()
+
+    def _missing_error(self) -> UserError:
+        after = f"after {self.minutes:g} minutes " if self.minutes else ""
+        return UserError(
+            f"{self.task} needs {_bundle_text(self.bundles)}; {after}the cluster lacks {_bundle_text(self.missing)}",
+            "nodes that have these resources, or that the autoscaler can start; training workers need a free CPU next "
+            "to them for decoding",
+            "ask for less (compute.workers, compute.worker_cpus, compute.gpu=false, --parallel of a study), or have "
+            "more (compute.cpus of a Ray of this machine); `ray status` on the head of a cluster shows why nodes do "
+            "not start (quota, max_workers, no such node type); compute.wait_minutes waits longer for them",
+        )
 
 
 def ask_for_no_nodes() -> None:
-    """Takes back what the autoscaler was asked for, by a process that was killed while it waited, too.
+    """Withdraws the request to the autoscaler, also that of a process that was killed while it waited.
 
-    It would hold nodes for ever; work on them does so itself. Another program that waits asks again.
+    The autoscaler would keep the nodes forever. Work that runs on nodes keeps them up by itself, and another program
+    that waits repeats its request.
     """
     from ray.autoscaler.sdk import request_resources
 
@@ -93,27 +145,15 @@ def ask_for_no_nodes() -> None:
         request_resources(bundles=[])
 
 
-def _lacking(bundles: Sequence[Bundle], missing: Sequence[Bundle], minutes: float, what: str) -> UserError:
-    after = f"after {minutes:g} minutes " if minutes else ""
-    return UserError(
-        f"{what} needs {_bundle_text(bundles)}; {after}the cluster lacks {_bundle_text(missing)}",
-        "nodes that have it, or that its autoscaler can start; training workers leave a CPU to decoding",
-        "ask for less (compute.workers, compute.worker_cpus, compute.gpu=false, --parallel of a study), or have more "
-        "(compute.cpus of a Ray of this machine); `ray status` on a cluster's head says why nodes do not start (quota, "
-        "max_workers, no such node type); compute.wait_minutes waits longer for them",
-    )
-
-
 def missing_bundles(bundles: Sequence[Bundle], nodes: Iterable[Bundle]) -> list[Bundle]:
-    """The bundles for which nodes of these resources have no space, the largest placed first.
+    """Returns the bundles that do not fit on nodes with some resources. The largest bundles are placed first.
 
-    Sums of shares of a CPU or GPU are compared as finely as Ray counts them.
+    Fractions of CPUs and GPUs are compared with the resolution at which Ray counts them.
     """
     free = [dict(node) for node in nodes]
     missing = []
-    for bundle in sorted(bundles, key=lambda each: (each.get("GPU", 0), each.get("CPU", 0)), reverse=True):
-        fitting = (node for node in free if all(node.get(name, 0) > count - 1e-4 for name, count in bundle.items()))
-        node = next(fitting, None)
+    for bundle in sorted(bundles, key=_gpus_and_cpus, reverse=True):
+        node = next((node for node in free if _fits(bundle, node)), None)
         if node is None:
             missing.append(bundle)
             continue
@@ -122,19 +162,31 @@ def missing_bundles(bundles: Sequence[Bundle], nodes: Iterable[Bundle]) -> list[
     return missing
 
 
+def _gpus_and_cpus(bundle: Bundle) -> tuple[float, float]:
+    return bundle.get("GPU", 0), bundle.get("CPU", 0)
+
+
+def _fits(bundle: Bundle, node: Bundle) -> bool:
+    return all(node.get(name, 0) > count - 1e-4 for name, count in bundle.items())
+
+
 def _nodes() -> list[Bundle]:
-    """The resources of each node that is up, used or not; UserError where this machine's part of Ray has not answered
-    for some seconds. Where the head alone is gone, Ray ends the process itself after a minute."""
+    """Returns the resources of each node that is up, used or not.
+
+    Raises:
+        UserError: The raylet of this node has not answered for some seconds. If only the head is gone, Ray ends the
+            process itself after a minute.
+    """
     import ray
 
     for _ in range(3):
         if _ray_answers():
             return [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        time.sleep(_PAUSE)
+        time.sleep(_WAIT_INTERVAL)
     raise UserError(
-        "this machine's part of Ray no longer answers",
-        "a Ray that is there as long as the command",
-        "start it again where it is a cluster's, and repeat the command: what is finished is kept",
+        "the Ray of this machine no longer answers",
+        "a Ray that runs as long as the command",
+        "start it again if it belongs to a cluster, and repeat the command: finished work is kept",
     )
 
 
@@ -150,7 +202,7 @@ def _ray_answers() -> bool:
     path = _raylet_socket(ray.get_runtime_context().get_node_id())
     try:
         with socket.socket(socket.AF_UNIX) as connection:
-            connection.settimeout(_EVERY)
+            connection.settimeout(_CHECK_INTERVAL)
             connection.connect(path)
     except OSError:
         return False
@@ -159,7 +211,7 @@ def _ray_answers() -> bool:
 
 @functools.cache
 def _raylet_socket(node_id: str) -> str:
-    """Returns the path of the Unix socket of a node's raylet; kept, since a lost cluster can no longer be asked."""
+    """Returns the path of the Unix socket of a node's raylet. It is cached, because a lost cluster cannot be asked."""
     import ray
 
     (node,) = (node for node in ray.nodes() if node["NodeID"] == node_id)
@@ -167,6 +219,6 @@ def _raylet_socket(node_id: str) -> str:
 
 
 def _bundle_text(bundles: Sequence[Bundle]) -> str:
-    """`2 x (1 GPU, 0.5 CPU)`."""
+    """Returns the bundles in words, for example `2 x (1 GPU, 0.5 CPU)`."""
     texts = [", ".join(f"{count:g} {name}" for name, count in bundle.items() if count) for bundle in bundles]
     return " and ".join(f"{texts.count(text)} x ({text})" for text in dict.fromkeys(texts))

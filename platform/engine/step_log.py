@@ -1,11 +1,11 @@
-"""The log of a training's steps, one JSON line each: the throughput that it records, and whether its loss fell."""
+"""Writes the log of a training's steps as JSON lines, measures its throughput, and judges whether its loss fell."""
 
 import contextlib
 import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,19 +13,21 @@ from mcis.platform.runs.files import write_text
 from mcis.platform.runs.progress import read_records
 
 STEPS = "steps.jsonl"
-_EVERY = 2.0
-"""Seconds between two times that the log is written."""
-_RECORDS = 20
-"""Records of a log from which its loss is judged."""
+"""The file of the log in the folder of a training."""
+_MIN_WRITE_INTERVAL = 2.0
+"""Minimum seconds between two times that the log is written."""
+_MIN_RECORDS = 20
+"""Minimum number of records by which the loss is judged."""
 
 
 class StepLog:
-    """The log of a training, which is cut back to the last checkpoint after a restart.
+    """The log of a training. After a restart it is cut back to the last checkpoint.
 
-    The whole of it is written, aside and renamed, every few seconds, in a twentieth of the time, and by `flush`.
+    The whole file is written aside and renamed: by `flush`, and every few seconds, but for at most 5 % of the time.
 
     Args:
-        start: updates that the checkpoint has done; records of later ones are removed.
+        path: The file.
+        start: Number of steps in the checkpoint. Records of later steps are removed.
     """
 
     def __init__(self, path: Path, start: int):
@@ -36,25 +38,25 @@ class StepLog:
     def write(self, record: dict[str, Any]) -> None:
         """Adds a record."""
         self.lines.append(f"{json.dumps(record)}\n")
-        if time.monotonic() - self.written > max(_EVERY, 20 * self.took):
+        if time.monotonic() - self.last_write_time > max(_MIN_WRITE_INTERVAL, 20 * self.write_seconds):
             self.flush()
 
     def flush(self) -> None:
-        """Has all records where the log lies when it returns."""
-        began = time.monotonic()
+        """Writes all records to the file before it returns."""
+        start_time = time.monotonic()
         write_text(self.path, "".join(self.lines))
-        self.written = time.monotonic()
-        self.took = self.written - began
+        self.last_write_time = time.monotonic()
+        self.write_seconds = self.last_write_time - start_time
 
 
 class Throughput:
-    """Measures images per second and the fraction of the time spent waiting for data.
+    """Measures images per second, and the fraction of the time spent waiting for data.
 
-    An interval lasts from `restart` to the next record; a validation between two intervals belongs to neither.
+    An interval lasts from `restart` to the next record. A validation between two intervals is part of neither.
 
     Args:
-        done: updates before the first interval.
-        images_per_step: over all workers.
+        done: Number of steps before the first interval.
+        images_per_step: Number of images in a step, over all workers.
     """
 
     def __init__(self, done: int, images_per_step: int):
@@ -62,44 +64,67 @@ class Throughput:
         self.restart(done)
 
     def restart(self, done: int) -> None:
-        """Begins the next interval."""
-        self.began, self.done, self.waited = time.monotonic(), done, 0.0
+        """Starts the next interval after `done` steps."""
+        self.start_time = time.monotonic()
+        self.start_step = done
+        self.waiting_seconds = 0.0
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
-        """Counts the block's time as waiting."""
-        began = time.monotonic()
+        """Counts the time of the block as waiting."""
+        start_time = time.monotonic()
         yield
-        self.waited += time.monotonic() - began
+        self.waiting_seconds += time.monotonic() - start_time
 
     def record(self, done: int) -> dict[str, float]:
-        """The interval that ends now, with `done` updates, as fields of a record."""
-        seconds = max(time.monotonic() - self.began, 1e-9)
+        """Returns fields of a record about the interval that ends now, after `done` steps."""
+        seconds = max(time.monotonic() - self.start_time, 1e-9)
         return {
-            "images_per_second": (done - self.done) * self.images_per_step / seconds,
-            "waiting": self.waited / seconds,
+            "images_per_second": (done - self.start_step) * self.images_per_step / seconds,
+            "waiting": self.waiting_seconds / seconds,
             "time": time.time(),
         }
 
 
-def loss_trend(folder: Path, term: str) -> tuple[bool, str] | None:
-    """Whether a term of the loss fell in the log of a training's folder, and the figures, for messages.
+class LossTrend(NamedTuple):
+    """Whether a loss fell.
 
-    The means over the first and the last tenth of the log's records, five at least, are compared: a record is of one
-    batch. It fell where their difference is more than twice its standard error, whose deviation is taken from
-    successive records, which a trend hardly changes.
+    Attributes:
+        fell: Whether it fell by more than twice the standard error.
+        text: The numbers, for messages.
+    """
+
+    fell: bool
+    text: str
+
+
+def loss_trend(folder: Path, term: str) -> LossTrend | None:
+    """Judges by the log of a training whether a term of its loss fell.
+
+    It compares the means over the first and the last tenth of the records, but at least five; a record is about one
+    batch. The loss fell if their difference exceeds twice its standard error. The standard deviation is estimated from
+    the differences of successive records, which a trend hardly affects.
+
+    Args:
+        folder: The folder of the training.
+        term: The name of the term in the log.
 
     Returns:
-        None where the log is too short to tell.
+        None if the log is too short.
     """
     values = np.array([record[term] for record in read_records(folder / STEPS)])
-    if len(values) < _RECORDS:
+    if len(values) < _MIN_RECORDS:
         return None
-    few = max(len(values) // 10, 5)
-    first, last = float(values[:few].mean()), float(values[-few:].mean())
-    error = float(np.sqrt(np.square(np.diff(values)).mean() / 2) * np.sqrt(2 / few))
-    fell = first - last > 2 * error
-    return fell, (
-        f"the loss was {first:.4g} in the first {few} of {len(values)} records and {last:.4g} in the last, "
-        f"{'a fall' if fell else 'no fall'} by more than twice the standard error of {error:.2g}"
+
+    count = max(len(values) // 10, 5)
+    first = float(values[:count].mean())
+    last = float(values[-count:].mean())
+    standard_error = float(np.sqrt(np.square(np.diff(values)).mean() / 2) * np.sqrt(2 / count))
+
+    fell = first - last > 2 * standard_error
+    return LossTrend(
+        fell,
+        f"the mean loss was {first:.4g} over the first {count} of {len(values)} records and {last:.4g} over the last "
+        f"{count}: it {'fell' if fell else 'did not fall'} by more than twice the standard error of "
+        f"{standard_error:.2g}",
     )

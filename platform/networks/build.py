@@ -13,7 +13,7 @@ from mcis.models.backbones import Backbone, freeze_except_last
 from mcis.models.classifier import CoAttentionClassifier
 from mcis.platform.config.keys import keys_in_errors
 from mcis.platform.config.training import NETWORKS, AffinityNetConfig, ClassifierConfig, NetworkConfig, SegmenterConfig
-from mcis.platform.networks.checkpoints import load_weights, weights_in
+from mcis.platform.networks.weights_files import load_weights, weights_in
 
 Network = TypeVar("Network", bound=nn.Module)
 

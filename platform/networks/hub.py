@@ -21,8 +21,8 @@ from mcis.platform.config.keys import leaves
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import build_segmenter
-from mcis.platform.networks.checkpoints import SAFETENSORS, load_weights, weights_in
 from mcis.platform.networks.trained_segmenter import TrainedSegmenter, check_assignments, sets_max_side
+from mcis.platform.networks.weights_files import SAFETENSORS, load_weights, weights_in
 from mcis.platform.outputs.read_index import open_index, rows_in_split
 from mcis.platform.runs.files import read_record_of, write_json, write_text, written_aside
 from mcis.platform.runs.scores import Score, read_scores

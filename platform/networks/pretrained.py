@@ -25,7 +25,7 @@ from mcis.platform.config.keys import keys_in_errors
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.networks.build import build_classifier
-from mcis.platform.networks.checkpoints import load_weights, save
+from mcis.platform.networks.weights_files import load_weights, save
 from mcis.platform.runs.files import disk_errors
 from mcis.platform.runs.workspace import Workspace
 

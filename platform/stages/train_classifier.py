@@ -16,12 +16,11 @@ from mcis.datasets.tables.memory_mapped import Features, Statistics
 from mcis.datasets.tags import Tags
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.cache import decoded_cache, features_cache
-from mcis.platform.engine.loop import Validation
 from mcis.platform.engine.step_log import loss_trend
 from mcis.platform.engine.training import fit
+from mcis.platform.engine.validation import Validation
 from mcis.platform.learners.classifier_learner import ClassifierLearner, chance, val_scores
 from mcis.platform.networks.build import build_backbone, build_classifier, freeze
-from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
 from mcis.platform.networks.pretrained import (
     classifier_description,
     classifier_weights,
@@ -29,6 +28,7 @@ from mcis.platform.networks.pretrained import (
     load_trained_classifier,
     trained_classifier_file,
 )
+from mcis.platform.networks.weights_files import WEIGHTS, save_weights
 from mcis.platform.outputs.read_index import from_source_domain, split_rows
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import content_digest

@@ -28,7 +28,7 @@ from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import build_classifier, build_segmenter
-from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
+from mcis.platform.networks.weights_files import WEIGHTS, save_weights
 from mcis.platform.outputs.counts import COUNTS_SCHEMA, PREDICTED_IMAGES, TRAINING_IMAGES, mask_rows, sum_counts
 from mcis.platform.outputs.tables import MASKS_SCHEMA, PREDICTIONS_SCHEMA
 from mcis.platform.runs.context import RunContext

@@ -27,7 +27,7 @@ from mcis.platform.config.sections import Config
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.learners.classifier_learner import ClassifierLearner
 from mcis.platform.networks.build import build_classifier
-from mcis.platform.networks.checkpoints import WEIGHTS, save_weights
+from mcis.platform.networks.weights_files import WEIGHTS, save_weights
 from mcis.platform.stages.localization.workers import Embed, embed_rows
 
 K = 4

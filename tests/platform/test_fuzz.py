@@ -110,7 +110,7 @@ def weights(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
     import torch
 
     from mcis.models.pretrained import read_state_dict
-    from mcis.platform.networks.checkpoints import load_weights
+    from mcis.platform.networks.weights_files import load_weights
 
     torch.manual_seed(0)
     network = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), torch.nn.Linear(4, 2))

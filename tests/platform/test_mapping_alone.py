@@ -43,7 +43,7 @@ with ray_session(ComputeConfig()):
     else:
         print(mapped)
 """)
-    for memory, said in (("short", "the machine's memory did not do for its process"), ("enough", "4")):
+    for memory, said in (("short", "its process was ended because the machine ran out of memory"), ("enough", "4")):
         environment = {"RAY_memory_usage_threshold": "0.02", "RAY_memory_monitor_refresh_ms": "200"}
         environment = dict(os.environ) | (environment if memory == "short" else {})
         command = [sys.executable, str(script), str(tmp_path / "out"), memory]

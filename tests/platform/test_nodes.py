@@ -11,7 +11,7 @@ import pytest
 
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.nodes import missing_bundles
-from mcis.platform.engine.training import _reserved
+from mcis.platform.engine.training import _required_bundles
 
 PORT = 6379  # Ray's fake nodes know no other
 GPU, CPU = {"GPU": 1, "CPU": 0.5}, {"CPU": 1}
@@ -38,9 +38,9 @@ def test_bundles_have_room_on_one_node_each(
 
 def test_one_core_is_enough_where_there_is_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert missing_bundles(_reserved(ComputeConfig(cpus=1)), [{"CPU": 1.0}]) == []
+    assert missing_bundles(_required_bundles(ComputeConfig(cpus=1)), [{"CPU": 1.0}]) == []
     monkeypatch.setenv("RAY_ADDRESS", "auto")
-    assert _reserved(ComputeConfig(cpus=1))[-1] == CPU
+    assert _required_bundles(ComputeConfig(cpus=1))[-1] == CPU
 
 
 def scaling(workers: dict[str, dict[str, float]]) -> dict[str, object]:

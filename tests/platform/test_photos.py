@@ -19,8 +19,8 @@ from mcis.platform import pipeline
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.networks.build import build_affinity_net, load_trained
-from mcis.platform.networks.checkpoints import WEIGHTS
 from mcis.platform.networks.tagged_maps import AffinityWalk, tagged_maps
+from mcis.platform.networks.weights_files import WEIGHTS
 from mcis.platform.outputs.relations import VECTORS, read_vectors
 from mcis.platform.outputs.tables import image_maps
 from mcis.platform.runs.files import read_table

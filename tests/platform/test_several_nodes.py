@@ -297,7 +297,7 @@ def test_nodes_that_are_lost_while_a_network_is_trained_change_nothing(
         nodes.add("d", num_cpus=3)
         said, _ = run.communicate(timeout=1500)
     assert run.returncode == 0, said[-5000:]
-    assert "goes on from its last checkpoint; failure 1 of at most 3" in " ".join(said.split())
+    assert "continues from its last checkpoint; failure 1 of at most 3" in " ".join(said.split())
     differ = differences(workspace, undisturbed[2])
     assert not any(differ.values()), differ
 

@@ -15,8 +15,8 @@ from mcis.datasets.errors import BadFile, UserError
 from mcis.datasets.storage.folders import files_below
 from mcis.datasets.tables.memory_mapped import CachedRows, cache_table
 from mcis.datasets.tables.shards import Shards
-from mcis.platform.engine.resuming import CHECKPOINT, drop_damaged
-from mcis.platform.networks.checkpoints import WEIGHTS, load_weights, save, save_weights
+from mcis.platform.engine.checkpoint import CHECKPOINT, remove_damaged
+from mcis.platform.networks.weights_files import WEIGHTS, load_weights, save, save_weights
 from mcis.platform.runs.files import (
     disk_errors,
     fingerprint,
@@ -140,7 +140,7 @@ KINDS: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
         lambda folder: save_weights(torch.nn.Linear(2, 2), folder / WEIGHTS, {}),
         lambda folder: load_weights(torch.nn.Linear(2, 2), folder / WEIGHTS),
     ),
-    "a checkpoint": (lambda folder: save({"step": 1}, folder / CHECKPOINT), drop_damaged),
+    "a checkpoint": (lambda folder: save({"step": 1}, folder / CHECKPOINT), remove_damaged),
     "a cache": (_write_cache, lambda folder: CachedRows(folder, (3,)).row(1)),
 }
 """What a workspace holds: how it is written into a folder and read from there."""

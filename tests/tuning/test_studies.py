@@ -12,7 +12,7 @@ import pytest
 from mcis.datasets.errors import UserError
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.networks.build import build_classifier
-from mcis.platform.networks.checkpoints import save_weights
+from mcis.platform.networks.weights_files import save_weights
 from mcis.platform.reporting.compared_runs import open_run_groups
 from mcis.platform.reporting.comparison import BootstrapSettings, compare
 from mcis.platform.runs import progress

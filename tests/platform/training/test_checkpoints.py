@@ -11,7 +11,7 @@ from torch import nn
 
 from mcis.datasets.errors import UserError
 from mcis.platform.engine.step_log import STEPS, StepLog
-from mcis.platform.networks.checkpoints import WEIGHTS, load_weights
+from mcis.platform.networks.weights_files import WEIGHTS, load_weights
 
 
 class _Head(nn.Module):

@@ -21,13 +21,13 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.sampling.batch_stream import WorkerShard
 from mcis.datasets.sampling.batches import PairBatch, PairDecoder
 from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.engine import loop
+from mcis.platform.engine import trainer
+from mcis.platform.engine.checkpoint import CHECKPOINT
 from mcis.platform.engine.learner import Network
-from mcis.platform.engine.resuming import CHECKPOINT
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.engine.training import fit
 from mcis.platform.learners.classifier_learner import ClassifierLearner
-from mcis.platform.networks.checkpoints import WEIGHTS
+from mcis.platform.networks.weights_files import WEIGHTS
 from mcis.platform.runs.tracking import Tracker
 
 Trackers = Callable[[str], Tracker]
@@ -121,7 +121,7 @@ def test_checkpoints_a_minute(tiny: ClassifierLearner, tracker_of: Trackers, tmp
     def blow() -> None:
         if (tmp_path / "struck-9").exists():
             os.kill(os.getpid(), signal.SIGKILL)
-        loop._PAUSE = 0.0
+        trainer._MIN_CHECKPOINT_INTERVAL = 0.0
 
     learner = Struck(**vars(tiny), folder=tmp_path, blow=blow, steps=(5, 9))
     fit(learner, tmp_path, ComputeConfig(threads=1, max_failures=1), tracker_of("minute"), label="classifier")
@@ -152,7 +152,7 @@ def test_failures_that_lie_behind_new_checkpoints_never_end_a_training(
     compute = ComputeConfig(threads=1, checkpoint_steps=4, max_failures=1)
     fit(learner, tmp_path, compute, tracker_of("stumbling"), label="classifier")
     said = " ".join(capsys.readouterr().out.split())
-    assert "RuntimeError: a node was lost) and goes on from its last checkpoint" in said
+    assert "RuntimeError: a node was lost) and continues from its last checkpoint" in said
     check_that_it_went_on(tmp_path, undisturbed, starts="0 4 8 12 16 ")
 
 
@@ -193,7 +193,9 @@ def test_a_training_whose_memory_runs_out_goes_on_with_fewer_samples_at_a_time(
     learner = Narrow(**vars(tiny), folder=tmp_path, blow=run_out_on_a_gpu, steps=())
     compute, tracker = ComputeConfig(threads=1, checkpoint_steps=4, workers=workers), tracker_of(f"narrow-{workers}")
     result = fit(learner, tmp_path, compute, tracker, label="classifier")
-    assert result.notes("classifier") == ("memory did for 2 samples of the classifier at a time",)
+    assert result.notes("classifier") == (
+        "out of memory while training the classifier: continued with micro-batches of 2",
+    )
     sizes = {1: [3, 5], 2: [3]}[workers]
     assert sorted(path.name for path in tmp_path.glob("struck-*")) == [f"struck-5-{size}" for size in sizes]
     check_that_it_went_on(tmp_path, undisturbed, starts={1: "0 4 4 ", 2: "0 0 4 4 "}[workers], rounded=True)
@@ -255,7 +257,7 @@ def test_a_damaged_checkpoint_is_dropped_and_the_training_begins_again(
     noise = os.urandom(500) + content[middle + 500 :]
     (tmp_path / CHECKPOINT).write_bytes(content[:middle] + (noise if damage == "noise" else b""))
     fit(learner, tmp_path, compute, tracker, label="classifier")
-    assert "the checkpoint of the classifier was damaged: its training begins again" in capsys.readouterr().out
+    assert "the checkpoint of the classifier was damaged: its training starts again" in capsys.readouterr().out
     check_that_it_went_on(tmp_path, undisturbed, starts="0 0 ")
 
 

@@ -24,9 +24,9 @@ from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.training import ClassifierConfig, EquivariantConfig
 from mcis.platform.engine.learner import Learner
-from mcis.platform.engine.loop import Trainer
 from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.engine.step_log import Throughput
+from mcis.platform.engine.trainer import Trainer
 from mcis.platform.learners.affinity_learner import AffinityLearner
 from mcis.platform.learners.classifier_learner import ClassifierLearner, val_scores
 from mcis.platform.learners.segmenter_learner import SegmenterLearner

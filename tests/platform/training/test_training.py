@@ -27,14 +27,14 @@ from mcis.models.pretrained import BUNDLED_BACKBONES, bundled_weights
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.training import AffinityNetConfig, SegmenterConfig, SegmenterOptimizer
 from mcis.platform.engine.learner import Learner
-from mcis.platform.engine.loop import Validation
 from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.engine.training import fit
+from mcis.platform.engine.validation import Validation
 from mcis.platform.learners.affinity_learner import AffinityLearner
 from mcis.platform.learners.classifier_learner import ClassifierLearner, val_scores
 from mcis.platform.learners.segmenter_learner import SegmenterLearner
-from mcis.platform.networks.checkpoints import WEIGHTS
+from mcis.platform.networks.weights_files import WEIGHTS
 from mcis.platform.runs.tracking import Tracker
 
 Trackers = Callable[[str], Tracker]

@@ -1,0 +1,86 @@
+"""A training is reported to have learned nothing only if the numbers leave no doubt."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mcis.datasets.tags import Tags
+from mcis.models.metrics import average_precision
+from mcis.platform.config.sections import Config
+from mcis.platform.engine.step_log import STEPS, LossTrend, loss_trend
+from mcis.platform.learners.classifier_learner import chance
+from mcis.platform.stages.train_classifier import _notes
+
+
+def trend_of(folder: Path, losses: np.ndarray) -> LossTrend | None:
+    records = [json.dumps({"step": step, "basic": loss}) for step, loss in enumerate(losses)]
+    (folder / STEPS).write_text("".join(f"{record}\n" for record in records))
+    return loss_trend(folder, "basic")
+
+
+@pytest.mark.parametrize("count", [20, 75, 500])
+def test_noise_alone_does_not_fall(tmp_path: Path, count: int) -> None:
+    noise = np.random.default_rng(0).normal(0, 0.05, count)
+    trend = trend_of(tmp_path, 0.7 + noise)
+    assert trend is not None
+    assert not trend.fell
+    assert "it did not fall by more than" in trend.text
+
+
+@pytest.mark.parametrize("count", [20, 75, 500])
+def test_a_falling_loss_with_noise_falls(tmp_path: Path, count: int) -> None:
+    noise = np.random.default_rng(0).normal(0, 0.05, count)
+    trend = trend_of(tmp_path, 0.7 + noise - np.linspace(0, 0.5, count))
+    assert trend is not None
+    assert trend.fell
+
+
+def test_a_short_log_of_varying_batches_falls(tmp_path: Path) -> None:
+    """A training of 200 steps that reached an mIoU of 60, with a record every tenth step."""
+    first = [1.106, 0.616, 0.99, 0.466, 0.644, 0.408, 0.489, 0.512, 0.447, 0.437]
+    last = [0.332, 0.506, 0.584, 0.447, 0.238, 0.306, 0.392, 0.411, 0.643, 0.475]
+    trend = trend_of(tmp_path, np.array(first + last))
+    assert trend is not None
+    assert trend.fell, trend.text
+
+
+def test_a_rising_loss_does_not_fall(tmp_path: Path) -> None:
+    trend = trend_of(tmp_path, np.linspace(0.5, 0.9, 40))
+    assert trend is not None
+    assert not trend.fell
+
+
+def test_a_log_of_19_records_is_too_short(tmp_path: Path) -> None:
+    assert trend_of(tmp_path, np.full(19, 0.7)) is None
+
+
+@pytest.mark.parametrize("images", [30, 400])
+def test_random_rankings_stay_below_the_bound_of_chance(images: int) -> None:
+    rng = np.random.default_rng(images)
+    matrix = rng.random((images, 5)) < 0.3
+    by_chance = chance(Tags.from_matrix(matrix), seed=0)
+    assert by_chance is not None
+    mean, bound = by_chance
+
+    reached = [float(np.nanmean(average_precision(rng.random(matrix.shape), matrix))) for _ in range(200)]
+    assert mean == pytest.approx(np.mean(reached), abs=3)
+    assert 0.85 < np.mean(np.array(reached) < bound) < 1
+
+    informed = average_precision(matrix + rng.normal(0, 0.7, matrix.shape), matrix).mean()
+    assert informed > bound
+
+
+def test_a_dozen_images_are_too_few_for_a_bound_of_chance() -> None:
+    matrix = np.eye(4, dtype=bool)[np.arange(12) % 4]
+    assert chance(Tags.from_matrix(matrix), seed=0) is None
+
+
+def test_a_class_in_every_image_gives_a_note() -> None:
+    matrix = np.array([[1, 1], [1, 0]], bool)
+    learner: Any = SimpleNamespace(tags=Tags.from_matrix(matrix), images=None)
+    (note, _) = _notes(Config(), learner, None)[::-1]
+    assert note == "1 of 2 class(es) are in every tagged training image: add images with other tags"
