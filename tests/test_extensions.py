@@ -2,12 +2,15 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import pyarrow.compute as pc
 import pytest
+from mlflow.tracking import MlflowClient
 
 from mcis.datasets.sources.voc import list_voc
 from mcis.datasets.synthetic.devkit import draw
@@ -182,3 +185,20 @@ def test_a_run_uses_what_a_package_adds(package: dict[str, str], tmp_path: Path)
     masks = next(score for score in scores if "pseudo" in score["what"])
     for label, iou in masks["iou"].items():
         assert masks["figures"]["dice"][label] == pytest.approx(200 * iou / (100 + iou), abs=0.02)
+    assert_score_is_compared_and_tracked(package, out, masks["figures"]["dice"])
+
+
+def assert_score_is_compared_and_tracked(package: dict[str, str], workspace: Path, dice: dict[str, float]) -> None:
+    """`mcis compare` and MLflow have the mean of a registered score."""
+    mean_dice = fmean(value for value in dice.values() if value is not None)
+    shutil.copytree(workspace, workspace / "copy")
+    runs = ["a", str(workspace / "copy" / "runs" / "a"), "--images", "0", "--workspace", str(workspace)]
+    assert "mean dice" in mcis(package | {"COLUMNS": "400"}, "compare", *runs)
+    differences = json.loads(mcis(package, "compare", *runs, "--json"))["differences"]
+    (row,) = [row for row in differences if (row["scored"], row["measure"]) == ("pseudo masks", "mean_dice")]
+    assert row["baseline"] == row["compared"] == pytest.approx(mean_dice, abs=0.01)
+
+    client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
+    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+    (tracked,) = client.search_runs(experiments)
+    assert tracked.data.metrics["pseudo_masks.R 2.mean_dice"] == pytest.approx(mean_dice, abs=0.01)

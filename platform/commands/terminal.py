@@ -64,8 +64,7 @@ def show_comparison(comparison: "Comparison") -> None:
     for table in terminal_tables(comparison):
         print_table(table.title, table.columns, table.rows, numbers=table.numbers, optional=table.optional)
     print_descriptions(score_settings(comparison))
-    for note in footnotes(comparison):
-        console.print(one_line(note))
+    print_descriptions(footnotes(comparison))
 
 
 def show_outlook(config: "Config", listing: "Listing") -> None:
@@ -105,9 +104,9 @@ def show_runs(entries: Sequence["Entry"], workspace: "Workspace") -> None:
         elif entry.problem:
             console.print(f"{one_line(entry.name)}: {one_line(entry.problem)}")
 
-    titles = ", ".join(f"{variant.heading} = {variant.title}" for variant in VARIANTS)
-    console.print(f"mIoU in percent: {titles}")
-    console.print("disk: the run and the outputs that it uses, some of which several runs may share")
+    descriptions = [(variant.heading, f"mIoU in percent of {variant.title}") for variant in VARIANTS]
+    descriptions.append(("disk", "the run and the outputs that it uses, some of which several runs may share"))
+    print_descriptions(descriptions)
 
 
 def _last_call(entry: "Entry") -> str:

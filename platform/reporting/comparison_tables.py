@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from mcis.platform.reporting.compared_runs import RunGroup, differing_keys, joined_once
-from mcis.platform.reporting.comparison import Comparison, Difference
+from mcis.platform.reporting.comparison import Comparison
 from mcis.platform.runs.results import VAL_MAP, StageResult, read_result
 from mcis.platform.runs.scores import MEASURES, grouped, headings_of, measure_heading, shared_origin
 
@@ -88,7 +88,8 @@ def terminal_tables(comparison: Comparison) -> list[Table]:
     if classifiers:
         tables.append(classifiers)
     for group in comparison.groups[1:]:
-        tables.append(_group_table(comparison, group))
+        if any(row.group == group.label for row in comparison.differences):
+            tables.append(_group_table(comparison, group))
     return tables
 
 
@@ -143,7 +144,8 @@ def _differences_table(comparison: Comparison) -> Table:
     """Every difference to the baseline with its interval."""
     rows = []
     for row in comparison.differences:
-        values = (f"{row.baseline:.2f}", f"{row.compared:.2f}", f"{row.difference:+.2f}", _interval(row, " to "))
+        interval = f"{row.low:+.2f} to {row.high:+.2f}"
+        values = (f"{row.baseline:.2f}", f"{row.compared:.2f}", f"{row.difference:+.2f}", interval)
         measure = measure_heading(row.measure)
         rows.append((row.title, measure, row.group, row.verdict, row.split, grouped(row.images), *values))
     numbers = ("images", "baseline", "compared", "difference", "interval")
@@ -163,7 +165,7 @@ def _group_table(comparison: Comparison, group: RunGroup) -> Table:
         name = row.title if own_row else f"  {measure_heading(row.measure)}"
         difference = f"{row.difference:+.2f}"
         if row.verdict != "unknown":
-            difference += f" [{_interval(row, ', ')}]"
+            difference += f" [{_short(row.low)}, {_short(row.high)}]"
 
         further_values = []
         for measure in further:
@@ -199,26 +201,31 @@ def score_settings(comparison: Comparison) -> list[tuple[str, str]]:
     return described
 
 
-def footnotes(comparison: Comparison) -> list[str]:
-    """What all scores share, what is not compared and why, and what the intervals mean."""
+def footnotes(comparison: Comparison) -> list[tuple[str, str]]:
+    """What all scores share, what is not compared and why, and what the intervals mean, as terms and texts."""
     notes = []
     shared = ", ".join(f"{heading} {text}" for heading, text in _shared_origin(comparison).items())
     if shared:
-        notes.append(f"all scores: {shared}")
+        notes.append(("all scores", shared))
+
+    titles_left_out: dict[str, list[str]] = {}
     for score in comparison.scores:
         for label, reason in score.left_out.items():
-            notes.append(f"not compared: {score.title} of {label}: {reason}")
+            titles_left_out.setdefault(f"{label}: {reason}", []).append(score.title)
+    for group_and_reason, titles in titles_left_out.items():
+        notes.append(("not compared", f"{', '.join(titles)} of {group_and_reason}"))
 
     resamples, seed, confidence = comparison.bootstrap
     has_seeds = any(len(group.runs) > 1 for group in comparison.groups)
     over_seeds = ", and over seeds by Student's t" if has_seeds else ""
-    notes.append(
-        f"{100 * confidence:g} % intervals: paired bootstrap over the images, {resamples} resamples that are the same "
-        f'for all runs (seed {seed}){over_seeds}. "no difference": the interval contains 0. Each interval stands '
-        f"alone: without any true difference, about {100 * (1 - confidence):.3g} % of many intervals exclude 0."
-    )
+    method = f"paired bootstrap over the images, {resamples} resamples, the same for all runs (seed {seed}){over_seeds}"
+    notes.append((f"{100 * confidence:g} % interval", method))
+
+    by_chance = f"{100 * (1 - confidence):.3g} %"
+    notes.append(("no difference", "the interval contains 0"))
+    notes.append(("many intervals", f"if nothing differs, about {by_chance} of them still exclude 0"))
     if any(len(group.runs) == 1 for group in comparison.groups):
-        notes.append("The interval of a single run does not include what another seed would change.")
+        notes.append(("single runs", "the interval does not include what another seed would change"))
     return notes
 
 
@@ -289,7 +296,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         "scores": scores,
         "differences": [_finite_values(row._asdict()) for row in compared_measures(comparison)],
         "bootstrap": comparison.bootstrap._asdict(),
-        "notes": footnotes(comparison),
+        "notes": [f"{term}: {text}" for term, text in footnotes(comparison)],
     }
 
 
@@ -321,8 +328,9 @@ def _deviation_text(values: Sequence[float]) -> str:
     return f"{stdev(values):.2f}" if len(values) > 1 else ""
 
 
-def _interval(row: Difference, separator: str) -> str:
-    return f"{row.low:+.2f}{separator}{row.high:+.2f}"
+def _short(points: float) -> str:
+    """Formats an end of an interval with three digits, so that the table fits 80 columns."""
+    return f"{points:+.2f}" if abs(points) < 9.995 else f"{points:+.1f}"
 
 
 def _finite(value: float) -> float | None:

@@ -59,7 +59,7 @@ def print_table(
             break
         dropped.add(column)
         table = _compact_table(title, columns, rows, numbers, dropped)
-    console.print(table)
+    console.print(Padding(table, (0, 0, 1, 0), expand=False))
 
 
 def _compact_table(
@@ -76,6 +76,7 @@ def _compact_table(
 
     table = make_table(title, kept_columns, kept_rows, numbers=numbers)
     table.box = box.SIMPLE_HEAD
+    table.show_edge = False
     table.padding = (0, 1, 0, 0)
     table.title_style = "bold"
     return table
@@ -88,7 +89,7 @@ def print_descriptions(descriptions: Iterable[tuple[str, str]]) -> None:
     grid.add_column(overflow="fold")
     for term, description in descriptions:
         grid.add_row(one_line(term), one_line(description))
-    console.print(Padding(grid, (0, 0, 1, 1)))
+    console.print(Padding(grid, (0, 0, 1, 0), expand=False))
 
 
 def _width(table: Table) -> int:

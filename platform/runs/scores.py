@@ -99,8 +99,8 @@ SCORED_OUTPUTS: dict[str, ScoredOutput] = {
         table="predictions",
         picture="prediction",
         variants=(
-            Variant("segmentation", "segmentation, plain", "segm.", "segmentation, no CRF", "segmentation", False),
-            Variant("with CRF", "segmentation, with CRF", "+CRF", "segmentation, CRF", "segmentation-crf", True),
+            Variant("segmentation", "segmentation", "segm.", "segmentation, no CRF", "segmentation", False),
+            Variant("with CRF", "segmentation + CRF", "+CRF", "segmentation, CRF", "segmentation-crf", True),
         ),
     ),
     "baseline": ScoredOutput(title="baseline", page_title="Baselines, without a classifier"),

@@ -28,7 +28,7 @@ def root(scored: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) 
 def test_a_run_is_its_name_or_its_folder(root: Path) -> None:
     first, second = open_run_groups(root, ["a-s0", str(root / "runs" / "a-s1")])
     assert (first.label, second.label) == ("a-s0", "a-s1")
-    assert list(first.runs[0].scores) == ["pseudo masks", "segmentation, plain", "segmentation, with CRF"]
+    assert list(first.runs[0].scores) == ["pseudo masks", "segmentation", "segmentation + CRF"]
 
 
 def test_runs_of_one_name_are_called_by_their_workspace(root: Path) -> None:

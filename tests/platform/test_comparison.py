@@ -28,7 +28,7 @@ from mcis.platform.runs.workspace import Workspace
 
 NAN = float("nan")
 CLASSES = ("cat", "dog")
-TITLES = ["pseudo masks", "segmentation, plain", "segmentation, with CRF"]
+TITLES = ["pseudo masks", "segmentation", "segmentation + CRF"]
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def test_differences_are_of_the_scores_with_an_interval(root: Path) -> None:
             assert (row.split, row.images) == ("val", 8)
     verdicts = {row.group: row.verdict for row in comparison.differences if row.measure == "miou"}
     assert verdicts["b-s0"] == "lower"
-    assert "300 resamples that are the same for all runs (seed 0). " in footnotes(comparison)[-2]
+    assert dict(footnotes(comparison))["95 % interval"].endswith("300 resamples, the same for all runs (seed 0)")
 
 
 def test_confidence_and_seed_change_the_intervals_alone(root: Path) -> None:
@@ -122,10 +122,10 @@ def test_trained_classifiers_have_a_table(root: Path, scored: Callable[..., Path
 
 
 def test_what_all_scores_share_of_their_origin_is_told_once(root: Path, scored: Callable[..., Path]) -> None:
-    shared, *_ = footnotes(compared(root, "a-s0", "b-s0"))
-    assert shared.startswith("all scores: seed 0, recipe scratch, weights ")
+    shared = dict(footnotes(compared(root, "a-s0", "b-s0")))["all scores"]
+    assert shared.startswith("seed 0, recipe scratch, weights ")
     scored(root, "paper", data=root.parent / "data", recipe="paper")
-    assert not any("recipe" in note for note in footnotes(compared(root, "a-s1", "paper")))
+    assert not any("recipe" in text for _, text in footnotes(compared(root, "a-s1", "paper")))
 
 
 def test_seeds_have_means_deviations_and_intervals_over_both(root: Path) -> None:
@@ -142,7 +142,8 @@ def test_seeds_have_means_deviations_and_intervals_over_both(root: Path) -> None
     baseline = [run.scores["pseudo masks"].miou for run in comparison.groups[0].runs]
     assert first.baseline == pytest.approx(fmean(baseline), abs=0.006)
     assert first.verdict == "lower"
-    assert "the same for all runs (seed 0), and over seeds by Student's t. " in footnotes(comparison)[-1]
+    interval = dict(footnotes(comparison))["95 % interval"]
+    assert "the same for all runs (seed 0), and over seeds by Student's t" in interval
 
 
 def test_other_images_are_not_compared(root: Path) -> None:
@@ -154,8 +155,8 @@ def test_other_images_are_not_compared(root: Path) -> None:
             "fewer": "scored on 6 images of val, a-s0 on 8: 2 only in a-s0 (val6, val7)",
             "train": "scored on split train, a-s0 on val",
         }
-    note = footnotes(compared(root, "a-s0", "fewer"))[1]
-    assert "not compared: pseudo masks of fewer: scored on 6 images of val" in note
+    note = dict(footnotes(compared(root, "a-s0", "fewer")))["not compared"]
+    assert f"{', '.join(TITLES)} of fewer: scored on 6 images of val" in note
 
 
 def test_a_score_that_a_run_lacks_is_not_compared(root: Path, tmp_path: Path) -> None:

@@ -123,7 +123,7 @@ def test_trials_stand_below_their_study_and_share_what_they_point_to(workspace: 
     assert 5000 < rows[1].bytes < 10000, "their index counts once"
     output = shown(workspace)
     assert "2 trials" in output
-    assert any(line.startswith("   table7-r0 ") for line in output.splitlines())
+    assert any(line.startswith("  table7-r0 ") for line in output.splitlines())
 
 
 DAMAGED = {
