@@ -1,12 +1,24 @@
-"""Reads data sets in the format of COCO."""
+"""Reads and writes data sets in the format of COCO."""
 
 import functools
 import json
 from collections import Counter
 from typing import Any
 
-from mcis.datasets.formats.data_set import AnnotatedObject, DataSet, Format, ImportRequest, Photos
+import numpy as np
+
+from mcis.datasets.formats.data_set import (
+    AnnotatedObject,
+    DataSet,
+    ExportRequest,
+    Format,
+    ImportRequest,
+    Photos,
+    write_file,
+)
+from mcis.datasets.formats.libraries import require_module
 from mcis.datasets.formats.outlines import coco_pixels
+from mcis.datasets.formats.regions import connected_regions
 from mcis.datasets.index import shown
 
 
@@ -42,7 +54,38 @@ def _annotated_object(annotation: dict[str, Any], image: dict[str, Any], name: s
     return AnnotatedObject(None if annotation.get("iscrowd") else name, draw)
 
 
+def write_coco(request: ExportRequest) -> int:
+    """Writes `annotations.json`, with objects in compressed run lengths. Images are not copied."""
+    masks = require_module("pycocotools.mask")
+    images: list[dict[str, Any]] = []
+    annotations: list[dict[str, Any]] = []
+    for image in request.images:
+        height, width = image.labels.shape
+        image_id = len(images) + 1
+        images.append({"id": image_id, "file_name": image.file_name, "height": height, "width": width})
+
+        for label, region in connected_regions(image.labels):
+            run_lengths = masks.encode(np.asfortranarray(region.astype(np.uint8)))
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": image_id,
+                    "category_id": label,
+                    "iscrowd": 0,
+                    "area": int(masks.area(run_lengths)),
+                    "bbox": masks.toBbox(run_lengths).tolist(),
+                    "segmentation": run_lengths | {"counts": run_lengths["counts"].decode()},
+                }
+            )
+
+    categories = [{"id": label, "name": name} for label, name in enumerate(request.classes, 1)]
+    content = {"images": images, "categories": categories, "annotations": annotations}
+    write_file(request.out / "annotations.json", json.dumps(content, ensure_ascii=False))
+    return len(annotations)
+
+
 COCO = Format(
     read_coco,
     "a JSON file of COCO's images, annotations and categories, next to its images, or with the folder --images",
+    write_coco,
 )

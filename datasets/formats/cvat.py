@@ -1,12 +1,23 @@
-"""Reads data sets in the format `CVAT for images`."""
+"""Reads and writes data sets in the format `CVAT for images`."""
 
 import functools
 from xml.etree import ElementTree
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mcis.datasets.formats.data_set import AnnotatedObject, DataSet, Draw, Format, ImportRequest, Photos
+from mcis.datasets.formats.data_set import (
+    AnnotatedObject,
+    DataSet,
+    Draw,
+    ExportRequest,
+    Format,
+    ImportRequest,
+    Photos,
+    write_file,
+)
 from mcis.datasets.formats.outlines import cvat_pixels, polygon_pixels
+from mcis.datasets.formats.regions import connected_regions
 
 
 def read_cvat(request: ImportRequest) -> DataSet:
@@ -39,7 +50,55 @@ def _annotated_object(shape: ElementTree.Element, sides: tuple[float, float]) ->
     return AnnotatedObject(shape.attrib["label"].strip(), draw)
 
 
+def write_cvat(request: ExportRequest) -> int:
+    """Writes `annotations.xml`, with objects as masks. Images are not copied."""
+    root = ElementTree.Element("annotations")
+    ElementTree.SubElement(root, "version").text = "1.1"
+    meta = ElementTree.SubElement(root, "meta")
+    task = ElementTree.SubElement(meta, "task")
+    label_list = ElementTree.SubElement(task, "labels")
+    for name in request.classes:
+        label_element = ElementTree.SubElement(label_list, "label")
+        ElementTree.SubElement(label_element, "name").text = name
+
+    count = 0
+    for number, image in enumerate(request.images):
+        height, width = image.labels.shape
+        sides = {"width": str(width), "height": str(height)}
+        element = ElementTree.SubElement(root, "image", {"id": str(number), "name": image.file_name, **sides})
+        for label, region in connected_regions(image.labels):
+            ElementTree.SubElement(element, "mask", _mask_attributes(request.classes[label - 1], region))
+            count += 1
+
+    text = ElementTree.tostring(root, "utf-8", xml_declaration=True).decode()
+    write_file(request.out / "annotations.xml", text)
+    return count
+
+
+def _mask_attributes(name: str, region: NDArray[np.bool_]) -> dict[str, str]:
+    """Attributes of a mask: the box of a region, and run lengths in it, row by row, which start with background."""
+    rows = np.flatnonzero(region.any(axis=1))
+    columns = np.flatnonzero(region.any(axis=0))
+    pixels = region[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].ravel()
+    changes = np.flatnonzero(np.diff(pixels)) + 1
+    runs = np.diff([0, *changes, len(pixels)]).tolist()
+    if pixels[0]:
+        runs.insert(0, 0)
+    return {
+        "label": name,
+        "rle": ", ".join(str(run) for run in runs),
+        "left": str(columns[0]),
+        "top": str(rows[0]),
+        "width": str(columns[-1] - columns[0] + 1),
+        "height": str(rows[-1] - rows[0] + 1),
+        "occluded": "0",
+        "z_order": "0",
+        "source": "auto",
+    }
+
+
 CVAT = Format(
     read_cvat,
     "CVAT's XML `CVAT for images` of tags, boxes, polygons and masks, next to its images, or with the folder --images",
+    write_cvat,
 )

@@ -1,6 +1,7 @@
-"""Data sets of other tools as the readers of this package return them."""
+"""Data sets of other tools, as the readers of this package return them and as the writers take them."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -8,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcis.datasets.sources.lists import LeftOut, files_below
+from mcis.datasets.storage.folders import atomic_write
 
 Draw: TypeAlias = Callable[[int, int], NDArray[np.bool_]]
 """Draws an outline: (height, width) of an image -> bool (H, W). May raise an exception if the outline is damaged."""
@@ -59,16 +61,61 @@ class ImportRequest(NamedTuple):
     left_out: LeftOut
 
 
+class LabeledImage(NamedTuple):
+    """An image with its label mask.
+
+    Attributes:
+        uri: Path or URI of the image.
+        content_hash: SHA-256 of its content.
+        name: Relative path to name files after the image, without suffix.
+        labels: Label mask at the image's size, (H, W).
+    """
+
+    uri: str
+    content_hash: str
+    name: str
+    labels: NDArray[np.uint8]
+
+    @property
+    def file_name(self) -> str:
+        """The name with the suffix of the image's file."""
+        path, _, _ = self.uri.partition("?")
+        suffix = os.path.splitext(path)[1]
+        return self.name if self.name.endswith(suffix) else self.name + suffix
+
+
+class ExportRequest(NamedTuple):
+    """What a writer is to write.
+
+    Attributes:
+        classes: The K class names; class index k is label k + 1.
+        images: The images. A writer iterates over them once.
+        out: Folder to write to.
+    """
+
+    classes: Sequence[str]
+    images: Iterable[LabeledImage]
+    out: Path
+
+
 class Format(NamedTuple):
     """A format of data sets.
 
     Attributes:
         read: Reads a split of a data set. Invalid data may raise any exception.
         expected: Description of a valid data set; used in messages.
+        write: Writes label masks as objects and returns their number. None: the format cannot be written.
     """
 
     read: Callable[[ImportRequest], DataSet]
     expected: str
+    write: Callable[[ExportRequest], int] | None = None
+
+
+def write_file(path: Path, content: str) -> None:
+    """Writes a text file atomically."""
+    with atomic_write(path, durable=False) as aside:
+        aside.write_text(content, encoding="utf-8")
 
 
 def visible_files(folder: Path, left_out: LeftOut) -> list[str]:

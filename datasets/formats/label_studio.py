@@ -1,16 +1,29 @@
-"""Reads data sets in the JSON format of Label Studio."""
+"""Reads and writes data sets in the JSON format of Label Studio."""
 
 import functools
 import json
 import re
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
+from xml.sax.saxutils import quoteattr
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mcis.datasets.formats.data_set import AnnotatedObject, DataSet, Format, ImportRequest, Photos
+from mcis.datasets.formats.data_set import (
+    AnnotatedObject,
+    DataSet,
+    ExportRequest,
+    Format,
+    ImportRequest,
+    LabeledImage,
+    Photos,
+    write_file,
+)
 from mcis.datasets.formats.outlines import polygon_pixels
+from mcis.datasets.formats.photographs import write_photograph
+from mcis.datasets.formats.regions import connected_regions, region_outline
 from mcis.datasets.sources.lists import LeftOut
 
 
@@ -67,7 +80,66 @@ def _annotated_objects(result: dict[str, Any], left_out: LeftOut) -> list[Annota
     return [AnnotatedObject(tag.strip(), draw) for tag in value.get(kind, ())]
 
 
+def write_label_studio(request: ExportRequest) -> int:
+    """Writes tasks with predictions as polygons within half a pixel of the objects.
+
+    tasks.json           the tasks; their images are below the root of Label Studio's local storage, `request.out`
+    images/<name>.jpg    the images
+    labels.xml           the labeling interface
+    """
+    tasks = []
+    count = 0
+    for image in request.images:
+        results = _polygon_results(image, request)
+        count += len(results)
+        location = f"/data/local-files/?d=images/{quote(image.name)}.jpg"
+        predictions = [{"model_version": "mcis", "result": results}]
+        tasks.append({"data": {"image": location}, "predictions": predictions})
+        write_photograph(image.uri, image.content_hash, request.out / "images" / f"{image.name}.jpg")
+
+    write_file(request.out / "tasks.json", json.dumps(tasks, ensure_ascii=False))
+    write_file(request.out / "labels.xml", _labeling_interface(request))
+    return count
+
+
+def _polygon_results(image: LabeledImage, request: ExportRequest) -> list[dict[str, Any]]:
+    height, width = image.labels.shape
+    results: list[dict[str, Any]] = []
+    for label, region in connected_regions(image.labels):
+        value = {
+            "points": _corners_in_percent(region).tolist(),
+            "closed": True,
+            "polygonlabels": [request.classes[label - 1]],
+        }
+        results.append(
+            {
+                "from_name": "label",
+                "to_name": "image",
+                "original_width": width,
+                "original_height": height,
+                "type": "polygonlabels",
+                "value": value,
+            }
+        )
+    return results
+
+
+def _corners_in_percent(region: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Corners of a region in percent of the image's sides, (N, 2), from its outline at twice the resolution."""
+    height, width = region.shape
+    doubled = region.repeat(2, axis=0).repeat(2, axis=1)
+    corners: NDArray[np.float64] = (region_outline(doubled) + 0.5) * (50 / width, 50 / height)
+    return corners
+
+
+def _labeling_interface(request: ExportRequest) -> str:
+    labels = "".join(f"<Label value={quoteattr(name)}/>" for name in request.classes)
+    picture = '<Image name="image" value="$image"/>'
+    return f'<View>{picture}<PolygonLabels name="label" toName="image">{labels}</PolygonLabels></View>\n'
+
+
 LABEL_STUDIO = Format(
     read_label_studio,
     "Label Studio's JSON with choices, rectangles, polygons or brushes; --images is the folder of its images",
+    write_label_studio,
 )

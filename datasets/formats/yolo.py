@@ -1,7 +1,9 @@
-"""Reads data sets in the format of Ultralytics YOLO."""
+"""Reads and writes data sets in the format of Ultralytics YOLO."""
 
 import functools
+import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,14 +11,28 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mcis.datasets.classes import read_classes
-from mcis.datasets.formats.data_set import AnnotatedObject, DataSet, Format, ImportRequest, Photos, visible_files
+from mcis.datasets.formats.data_set import (
+    AnnotatedObject,
+    DataSet,
+    ExportRequest,
+    Format,
+    ImportRequest,
+    Photos,
+    visible_files,
+    write_file,
+)
 from mcis.datasets.formats.libraries import require_module
 from mcis.datasets.formats.outlines import polygon_pixels
+from mcis.datasets.formats.photographs import write_photograph
+from mcis.datasets.formats.regions import connected_regions, region_outline
 
 _DESCRIPTIONS = ("data.yaml", "dataset.yaml", "classes.txt")
 """Files that describe a data set, in the order in which they are tried."""
 _MAX_COORDINATE = 2
 """Coordinates are fractions of the image's sides. Larger values than this are pixels."""
+
+_PIXEL_QUARTER = 0.25
+"""Offset of written corners into their pixel, so that rounding in a reader finds the same pixel."""
 
 
 class _Description(NamedTuple):
@@ -119,8 +135,32 @@ def _read_label_file(path: Path, description: _Description) -> list[AnnotatedObj
     return objects
 
 
+def write_yolo(request: ExportRequest) -> int:
+    """Writes `labels/<name>.txt` with polygons through the outermost pixels, `images/<name>.jpg` and `data.yaml`."""
+    count = 0
+    for image in request.images:
+        # Readers replace the last folder `images` of a path by `labels`, so other folders get another name.
+        name = re.sub(r"(?<![^/])(_*images)(?=/)", r"_\1", image.name)
+        height, width = image.labels.shape
+        lines = []
+        for label, region in connected_regions(image.labels):
+            polygon = (region_outline(region) + _PIXEL_QUARTER) / (width, height)
+            coordinates = " ".join(f"{value:.6f}" for value in polygon.flat)
+            lines.append(f"{label - 1} {coordinates}\n")
+
+        write_file(request.out / "labels" / f"{name}.txt", "".join(lines))
+        write_photograph(image.uri, image.content_hash, request.out / "images" / f"{name}.jpg")
+        count += len(lines)
+
+    names = json.dumps(list(request.classes))  # JSON is YAML
+    comment = "# the same images: name others for scores on unseen images"
+    write_file(request.out / "data.yaml", f"train: images\nval: images  {comment}\nnames: {names}\n")
+    return count
+
+
 YOLO = Format(
     read_yolo,
     "a folder with data.yaml or classes.txt, images/... and labels/...; --images is the folder of the split's images "
     "if data.yaml does not name it and it is not images/SPLIT",
+    write_yolo,
 )

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.formats.data_set import LabeledImage
 from mcis.datasets.formats.libraries import require_module
 from mcis.datasets.images.decode import Picture, decode_labels, resize_labels
 from mcis.datasets.images.squares import read_rgb
@@ -110,7 +111,7 @@ def write_suggestions(
 
         suggested.csv     the images, the largest need first: mask file, need in percent, the class that adds most to it
         suggested.html    a page that shows them
-        <format>/         the masks as objects, if a format of `OBJECTS` is given
+        <format>/         the masks as objects, if one of `EXPORT_FORMATS` is given
         masks/, ...       the files of `predict_photographs`, with predictions restricted to the images' tags
 
     Returns:
@@ -151,11 +152,10 @@ def write_suggestions(
     description = f"{len(rows)} masks to correct below {out / 'masks'}, {order}"
     if not format:
         return description
-    labeled_images = [
-        (suggestion.row, photograph.name, mask)
-        for suggestion, photograph, mask in zip(suggestions, photographs, masks, strict=True)
-    ]
-    return f"{description}; {export_objects(format, predictor.classes, labeled_images, out / format)}"
+    images = []
+    for suggestion, photograph, mask in zip(suggestions, photographs, masks, strict=True):
+        images.append(LabeledImage(photograph.uri, suggestion.row["content_hash"], photograph.name, mask))
+    return f"{description}; {export_objects(format, predictor.classes, images, out / format)}"
 
 
 def _render_page(

@@ -1,0 +1,71 @@
+"""Turns label masks into objects for other tools: connected regions and their outlines as polygons."""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+from contourpy import FillType, contour_generator
+from numpy.typing import NDArray
+from scipy import ndimage
+
+from mcis.datasets.classes import BACKGROUND, IGNORE
+
+_NEARLY_ONE = 0.99
+"""Level of contours that lead nearly through the centers of the border's pixels."""
+
+
+def connected_regions(labels: NDArray[np.uint8]) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+    """Yields the label and the pixels, bool (H, W), of every region of a label mask that is connected by 4 neighbors.
+
+    Background and ignored pixels are left out.
+
+    Args:
+        labels: Label mask, (H, W).
+    """
+    present = set(np.unique(labels).tolist())
+    for label in sorted(present - {BACKGROUND, IGNORE}):
+        numbers, _ = ndimage.label(labels == label)
+        for number, box in enumerate(ndimage.find_objects(numbers), 1):
+            region = np.zeros(labels.shape, bool)
+            region[box] = numbers[box] == number
+            yield label, region
+
+
+def region_outline(region: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Returns the corners of a polygon that is the region if it is filled together with its border.
+
+    A hole is joined to the border on the left of its leftmost pixel, by a seam that is passed in both directions.
+
+    Args:
+        region: Pixels of a connected region, (H, W).
+
+    Returns:
+        x and y of at least three pixels, (N, 2).
+    """
+    contours: Any = contour_generator(z=np.pad(region, 1).astype(float), fill_type=FillType.OuterOffset)
+    (points,), (starts,) = contours.filled(_NEARLY_ONE, 2.0)
+    loops = []
+    for start, end in itertools.pairwise(starts):
+        pixels = np.rint(points[start : end - 1]) - 1
+        loops.append(pixels.astype(int).tolist())
+
+    polygon = loops[0]
+    for hole in sorted(loops[1:], key=min):
+        x, y = min(hole)
+        start = hole.index([x, y])
+        outside = np.flatnonzero(~region[y, :x])
+        seam = [int(outside[-1]) + 1 if len(outside) else 0, y]
+        position = polygon.index(seam)
+        polygon[position:position] = [seam, *hole[start:], *hole[:start], [x, y]]
+
+    return _without_straight_points(np.array(polygon))
+
+
+def _without_straight_points(points: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Removes points at which a polygon goes straight on, and repeats points if fewer than three remain."""
+    steps = np.diff(points, axis=0, prepend=points[-1:])
+    if steps.any():
+        is_corner = (steps != np.roll(steps, -1, axis=0)).any(axis=1)
+        points = points[is_corner]
+    return np.resize(points, (max(3, len(points)), 2))
