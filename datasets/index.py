@@ -1,6 +1,6 @@
-"""The index: one row per image, whatever its source, and a table of what was rejected and why.
+"""The index: one row per image of any source, and a table of rejected images with the reasons.
 
-INDEX_SCHEMA and REJECTS_SCHEMA are the contract between the sources and every later stage.
+INDEX_SCHEMA and REJECTS_SCHEMA are the contract between the sources and all later stages.
 """
 
 import functools
@@ -42,21 +42,19 @@ REJECTS_SCHEMA = pa.schema(
         pa.field("reason", pa.string(), nullable=False, metadata={"about": "<kind>: <detail>"}),
     ]
 )
-LISTING_SCHEMA = pa.schema([f for f in INDEX_SCHEMA if f.name not in ("height", "width", "content_hash")])
-
-
+LISTING_SCHEMA = pa.schema([field for field in INDEX_SCHEMA if field.name not in ("height", "width", "content_hash")])
 CHECKED_SCHEMA = INDEX_SCHEMA.append(pa.field("reason", pa.string()))
 CHECK_SCHEMA = pa.schema([CHECKED_SCHEMA.field(name) for name in ("height", "width", "content_hash", "reason")])
-"""Columns that hold verdicts, by the names of `ImageCheck`; of a sound image the reason is null."""
+"""Columns with the results of checks, named as in `ImageCheck`. The reason is null for valid images."""
 
 
 class Listing(NamedTuple):
-    """What a source says it holds, before any image is opened.
+    """The images of a source, before any image is opened.
 
     Attributes:
         table: LISTING_SCHEMA, one row per image.
         classes: K class names.
-        notes: sentences that a user should read.
+        notes: messages for the user.
     """
 
     table: pa.Table
@@ -65,23 +63,37 @@ class Listing(NamedTuple):
 
 
 def merge(first: Listing, *others: Listing) -> Listing:
-    """Listings of several sources that mean the same classes, one after the other, with all their notes; UserError
-    where an image is in two of them."""
+    """Concatenates the listings of several sources with the same classes, with all their notes.
+
+    Raises:
+        UserError: an image is in two of them.
+    """
     table = pa.concat_tables([first.table, *(listing.table for listing in others)])
-    if others and (twice := repeated_texts(table["image_id"])):
-        raise UserError(f"{len(twice)} image(s) in two sources: {shown(twice)}", "each image once", "name each once")
-    return Listing(table, first.classes, tuple(note for listing in (first, *others) for note in listing.notes))
+    if others:
+        repeated = repeated_texts(table["image_id"])
+        if repeated:
+            raise UserError(
+                f"{len(repeated)} image(s) in two sources: {shown(repeated)}",
+                "each image in one source",
+                "remove them from one of the sources",
+            )
+
+    notes = list(first.notes)
+    for listing in others:
+        notes += listing.notes
+    return Listing(table, first.classes, tuple(notes))
 
 
 class ImageCheck(NamedTuple):
-    """What opening an image file has shown.
+    """Result of checking an image file.
 
     Attributes:
-        height, width: pixels, orientation applied; 0 where there is no picture.
-        content_hash: SHA-256 of the file, empty where it could not even be read.
-        reason: why the image is rejected, None for one that is sound: a `RejectedImage`'s, `cannot be read` of a file
-            that is absent, no plain file or too large, or `kills the decoder` of one that ends each process that opens
-            it. What may pass (a disk's error, a server's, refused access) is never one.
+        height, width: pixels, orientation applied; 0 if there is no picture.
+        content_hash: SHA-256 of the file; empty if it could not be read.
+        reason: why the image is rejected; None if it is valid. It is the reason of a `RejectedImage`, `cannot be read`
+            for a file that does not exist, is not a regular file or is too large, or `kills the decoder` for a file
+            that ends every process that opens it. Transient errors (of a disk or a server, or refused access) are never
+            reasons.
     """
 
     height: int
@@ -91,47 +103,49 @@ class ImageCheck(NamedTuple):
 
 
 def check_images(listing: pa.Table, *, min_side: int = 32, max_pixels: int = MAX_PIXELS) -> pa.Table:
-    """Opens, decodes and hashes every image of a part of a listing.
+    """Opens, decodes and hashes the images of a part of a listing.
 
     Args:
-        min_side: images with a shorter side are rejected, pixels.
-        max_pixels: images of a larger width x height are rejected, before they are decoded.
+        min_side: minimum length of the shorter side, pixels. Smaller images are rejected.
+        max_pixels: maximum width x height. Larger images are rejected before they are decoded.
 
     Returns:
-        CHECKED_SCHEMA. Reasons are lasting: the file is absent, or its bytes give no image.
+        Table of CHECKED_SCHEMA. Reasons are permanent: the file does not exist, or its content is not a valid image.
 
     Raises:
-        UserError: a file cannot be read at present (`read_bytes`), or access to it is refused.
+        UserError: a file cannot be read at present (see `read_bytes`), or access to it is refused.
     """
-    return with_checks(listing, [_verify_file(uri, min_side, max_pixels) for uri in listing["uri"].to_pylist()])
+    return with_checks(listing, [_check_file(uri, min_side, max_pixels) for uri in listing["uri"].to_pylist()])
 
 
-def with_checks(listing: pa.Table, verdicts: Sequence[ImageCheck]) -> pa.Table:
-    """Rows of LISTING_SCHEMA and a verdict on each -> CHECKED_SCHEMA."""
-    columns = {name: [getattr(verdict, name) for verdict in verdicts] for name in ImageCheck._fields}
+def with_checks(listing: pa.Table, checks: Sequence[ImageCheck]) -> pa.Table:
+    """Adds one check per row to rows of LISTING_SCHEMA. Returns a table of CHECKED_SCHEMA."""
+    columns = {name: [getattr(check, name) for check in checks] for name in ImageCheck._fields}
     return with_check_columns(listing, pa.table(columns, CHECK_SCHEMA))
 
 
-def with_check_columns(listing: pa.Table, verdicts: pa.Table) -> pa.Table:
-    """Rows of LISTING_SCHEMA and the columns of their verdicts (CHECK_SCHEMA) -> CHECKED_SCHEMA."""
-    of_table = {name: listing for name in LISTING_SCHEMA.names} | {name: verdicts for name in ImageCheck._fields}
-    return pa.table([of_table[name][name] for name in CHECKED_SCHEMA.names], schema=CHECKED_SCHEMA)
+def with_check_columns(listing: pa.Table, checks: pa.Table) -> pa.Table:
+    """Adds the columns of checks (CHECK_SCHEMA) to rows of LISTING_SCHEMA. Returns a table of CHECKED_SCHEMA."""
+    columns = [checks[name] if name in ImageCheck._fields else listing[name] for name in CHECKED_SCHEMA.names]
+    return pa.table(columns, schema=CHECKED_SCHEMA)
 
 
-def reject_out_of_bounds(verdicts: pa.Table, min_side: int, max_pixels: int) -> pa.Table:
-    """Verdicts (CHECK_SCHEMA), where images of more pixels, or with a shorter side, are rejected too."""
-    height, width = verdicts["height"].to_numpy().astype(np.int64), verdicts["width"].to_numpy()
-    beyond = (height * width > max_pixels) | (np.minimum(height, width) < min_side)
-    beyond &= verdicts["reason"].is_null().to_numpy()
-    if not beyond.any():
-        return verdicts
-    sizes = zip(height[beyond].tolist(), width[beyond].tolist(), strict=True)
-    rejected = pa.array([size_problem(h, w, min_side, max_pixels) for h, w in sizes], pa.string())
-    reasons = pc.replace_with_mask(verdicts["reason"].combine_chunks(), pa.array(beyond), rejected)
-    return verdicts.set_column(verdicts.schema.get_field_index("reason"), CHECK_SCHEMA.field("reason"), reasons)
+def reject_out_of_bounds(checks: pa.Table, min_side: int, max_pixels: int) -> pa.Table:
+    """Rejects images with too many pixels or too short a side in a table of checks (CHECK_SCHEMA)."""
+    height = checks["height"].to_numpy().astype(np.int64)
+    width = checks["width"].to_numpy()
+    out_of_bounds = (height * width > max_pixels) | (np.minimum(height, width) < min_side)
+    out_of_bounds &= checks["reason"].is_null().to_numpy()
+    if not out_of_bounds.any():
+        return checks
+
+    sizes = zip(height[out_of_bounds].tolist(), width[out_of_bounds].tolist(), strict=True)
+    new_reasons = pa.array([size_problem(h, w, min_side, max_pixels) for h, w in sizes], pa.string())
+    reasons = pc.replace_with_mask(checks["reason"].combine_chunks(), pa.array(out_of_bounds), new_reasons)
+    return checks.set_column(checks.schema.get_field_index("reason"), CHECK_SCHEMA.field("reason"), reasons)
 
 
-def _verify_file(uri: str, min_side: int, max_pixels: int) -> ImageCheck:
+def _check_file(uri: str, min_side: int, max_pixels: int) -> ImageCheck:
     content_hash = ""
     try:
         data = read_bytes(uri)
@@ -140,39 +154,47 @@ def _verify_file(uri: str, min_side: int, max_pixels: int) -> ImageCheck:
         _, height, width = retry_io(uri, decode)
     except RejectedImage as error:
         return ImageCheck(0, 0, content_hash, error.reason)
-    except PermissionError as error:  # says nothing of the image
+    except PermissionError as error:  # not a property of the image
         raise access_refused(uri, error) from None
-    except (OSError, ValueError) as error:  # ValueError: no path, as it holds a null byte
+    except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
         return ImageCheck(0, 0, content_hash, one_line(f"cannot be read: {error_text(error)}", MAX_REASON))
     return ImageCheck(height, width, content_hash, None)
 
 
 def find_duplicates(read: Callable[[list[str]], Iterable[pa.Table]]) -> list[list[str]]:
-    """The names of images with the same content, for each content that lies in more than one split: images that are
-    trained on would be scored.
+    """Finds images with the same content in more than one split, on which a network would be trained and scored.
 
     Args:
-        read: columns of an index, by their names, in tables one after the other; is called twice where it has content.
+        read: returns the given columns of an index as consecutive tables. It is called a second time if there are such
+            images.
+
+    Returns:
+        The names of the images, one list per content.
     """
-    parts = [_contents(table) for table in read(["content_hash", "split"])]
+    parts = [_hash_columns(table) for table in read(["content_hash", "split"])]
     content, split = np.concatenate([np.zeros((2, 0), np.int64), *parts], axis=1)
     order = np.lexsort((split, content))
-    same, other = np.diff(content[order]) == 0, np.diff(split[order]) != 0
-    several = np.unique(content[order][1:][same & other])
+    same_content = np.diff(content[order]) == 0
+    other_split = np.diff(split[order]) != 0
+    contents_in_several_splits = np.unique(content[order][1:][same_content & other_split])
+    if not len(contents_in_several_splits):
+        return []
+
     images: dict[str, list[str]] = {}
-    for table in read(["content_hash", "split", "image_id"]) if len(several) else ():
-        for row in table.filter(pa.array(np.isin(_contents(table)[0], several))).to_pylist():
+    for table in read(["content_hash", "split", "image_id"]):
+        rows = table.filter(pa.array(np.isin(_hash_columns(table)[0], contents_in_several_splits)))
+        for row in rows.to_pylist():
             if row["content_hash"]:
                 images.setdefault(row["content_hash"], []).append(row["image_id"])
     return list(images.values())
 
 
-def _contents(table: pa.Table) -> NDArray[np.int64]:
-    """Numbers for the content and the split of each row, (2, N), equal for equal ones in this process."""
+def _hash_columns(table: pa.Table) -> NDArray[np.int64]:
+    """Returns hashes of the content and the split of each row, (2, N), valid in this process only."""
     return np.stack([text_hashes(table["content_hash"]), text_hashes(table["split"])])
 
 
 def shown(names: Sequence[str], most: int = 5) -> str:
-    """The first names of many, and how many more there are."""
+    """Returns the first `most` names, and how many more there are, for a message."""
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

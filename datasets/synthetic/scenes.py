@@ -1,8 +1,9 @@
-"""Drawn scenes: seed and number -> a picture, its labels, a saliency map and tags; no files.
+"""Draws scenes from a seed and a number: a picture, its labels, a saliency map and tags, without files.
 
-Every class is a family of random silhouettes with a *head*, a strong color checker on a fifth of the object, and a
-*body* whose texture it nearly shares with one or two other classes. Tags alone teach a plain classifier the heads; the
-bodies have to be mined. Scenes hold several classes, some often together, on noise of any hue, with other clutter.
+Each class is a family of random silhouettes. It has a *head*, a vivid color checker on a fifth of the object, and a
+*body* whose texture is almost the same as that of one or two other classes. A plain classifier learns only the heads
+from tags, so the bodies have to be mined. Scenes contain several classes, some of which often occur together, on a
+noisy background of any hue, with other clutter.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,23 +21,24 @@ from mcis.datasets.synthetic.silhouettes import DRAWN_CLASSES, Outline, capsule,
 SPLITS = ("train_aug", "val")
 
 _UNIT = 96
-"""Lengths below are in pixels of an image with this long side, and scale with it."""
+"""Lengths below are in pixels of an image with this long side, and scale with the image."""
 _MIN_VISIBLE = 60
+"""Minimum number of visible pixels of a new object."""
 _MIN_FRACTION = 0.45
-"""What stays visible of an object that others cover: so many pixels, and this fraction of those it began with."""
+"""Minimum fraction of an object's initial pixels that stay visible when other objects are painted over it."""
 _HEAD_FRACTION = 0.2
 _SUPERSAMPLING = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scene:
-    """One image and the truth about it.
+    """One image and its ground truth.
 
     Attributes:
         rgb: (H, W, 3) uint8.
         labels: (H, W) uint8, 0 background, k + 1 for class index k, 255 on a border of one pixel.
-        saliency: (H, W) uint8, like the output of a detector of salient objects.
-        tags: the class indices in `labels`, ascending; at least one.
+        saliency: (H, W) uint8, imitates the output of a salient object detector.
+        tags: class indices in `labels`, ascending; at least one.
     """
 
     rgb: np.ndarray
@@ -46,36 +48,45 @@ class Scene:
 
 
 def draw_scene(seed: int, split: str, index: int, *, size: int = 96, classes: int = 8) -> Scene:
-    """Draws image `index` of a split; its long side has `size` pixels, 48 or more. Equal arguments give the same."""
+    """Draws image `index` of a split. Equal arguments give equal scenes.
+
+    Args:
+        size: long side of the image, 48 pixels or more.
+    """
     rng = np.random.default_rng([seed, SPLITS.index(split), index])
     short = 3 * size // 4
     height, width = [(size, size), (short, size), (size, short)][rng.integers(3)]
     canvas = _Canvas(rng, height, width, size / _UNIT)
     for _ in range(rng.integers(2, 5)):
         canvas.add(_clutter, BACKGROUND, range(1))
+
     drawn = _drawn_classes(rng, index % classes, classes)
     for position, k in enumerate(drawn):
         make = partial(_object, k=k, classes=classes, largest=44 if len(drawn) == 1 else 36)
-        # The first class is tried until it fits, because an image has at least one tag; others may be left out.
+        # The first object is tried until it fits, because each image has at least one tag. Others may be left out.
         canvas.add(make, k + 1, count() if position == 0 else range(10))
+
     if rng.random() < 0.3:
         canvas.add(_clutter, BACKGROUND, range(3))  # in front of the objects
+
     labels = canvas.labels_with_border()
     tags = tuple(int(label) - 1 for label in np.unique(labels) if label not in (BACKGROUND, IGNORE))
     return Scene(rgb=canvas.rgb(), labels=labels, saliency=canvas.saliency(), tags=tags)
 
 
 def _drawn_classes(rng: np.random.Generator, first: int, classes: int) -> list[int]:
-    """Class indices of the objects to draw: `first`, up to two others, and in one of five scenes one of them twice.
+    """Draws the class indices of the objects: `first`, up to two others, and, in one of five scenes, one of them twice.
 
-    A class appears with its partner (0 and 1, 2 and 3, ...) six times as often as with another; low indices more often.
+    A class occurs with its partner (0 and 1, 2 and 3, ...) six times as often as with another class. Lower indices are
+    more frequent.
     """
     weights = np.linspace(1.5, 0.5, classes)
     if first ^ 1 < classes:
         weights[first ^ 1] *= 6
     weights[first] = 0
-    more = min(rng.choice(3, p=[0.56, 0.33, 0.11]), classes - 1)
-    others = rng.choice(classes, more, replace=False, p=weights / weights.sum())
+
+    num_others = min(rng.choice(3, p=[0.56, 0.33, 0.11]), classes - 1)
+    others = rng.choice(classes, num_others, replace=False, p=weights / weights.sum())
     drawn = [first, *map(int, others)]
     if rng.random() < 0.2:
         drawn.append(drawn[rng.integers(len(drawn))])
@@ -87,13 +98,14 @@ def _drawn_classes(rng: np.random.Generator, first: int, classes: int) -> list[i
 
 @dataclass(frozen=True, kw_only=True)
 class _Thing:
-    """An outline with its pose on the image and its paint.
+    """An outline with its pose in the image and its paint.
 
     Attributes:
         outline: polygons in coordinates of the thing.
-        frame: (2, 2), coordinates of the thing -> pixels.
-        center: (2,), position of the thing's (0, 0), pixels.
-        paint: x and y of each pixel (H, W), in coordinates of the thing, and coverage (H, W) -> colors (H, W, 3), 0..1.
+        frame: (2, 2) matrix from coordinates of the thing to pixels.
+        center: (2,), position of the thing's origin, pixels.
+        paint: maps x and y of each pixel, (H, W), in coordinates of the thing, and the coverage, (H, W), to colors in
+            [0, 1], (H, W, 3).
     """
 
     outline: Outline
@@ -103,33 +115,38 @@ class _Thing:
 
 
 class _Canvas:
-    """A picture while it is drawn: colors, labels, and which thing each pixel shows."""
+    """A picture in progress: colors, labels, and the thing that each pixel shows."""
 
     def __init__(self, rng: np.random.Generator, height: int, width: int, unit: float):
-        self.rng, self.height, self.width, self.unit = rng, height, width, unit
+        self.rng = rng
+        self.height = height
+        self.width = width
+        self.unit = unit
         self.colors = _background(rng, height, width)
         self.rows, self.columns = np.mgrid[:height, :width].astype(np.float32) + np.float32(0.5)
         self.labels = np.zeros((height, width), np.uint8)
-        self.things = np.zeros((height, width), np.int64)  # 0: the background, then 1, 2, ... in the order of adding
-        self.keeps = [0.0]  # visible pixels that thing i has to keep; 0 unless it is an object with a class
+        self.things = np.zeros((height, width), np.int64)  # 0: background, then 1, 2, ... in the order of adding
+        self.min_visible = [0.0]  # minimum number of visible pixels of thing i; 0 unless it is an object with a class
 
     def add(self, make: Callable[["_Canvas"], _Thing], label: int, tries: Iterable[int]) -> None:
-        """Paints a thing over the picture, unless every try hides too much of an object or of the thing."""
+        """Paints a thing over the picture, unless every attempt hides too much of an object or of the thing itself."""
         for _ in tries:
             thing = make(self)
             coverage = self._coverage(thing)
             labels = np.where(coverage > 0.5, label, self.labels).astype(np.uint8)
-            things = np.where(coverage > 0.5, len(self.keeps), self.things)
-            visible = np.bincount(things[~_border(labels)], minlength=len(self.keeps) + 1)
-            least = _MIN_VISIBLE * self.unit**2 if label != BACKGROUND else 0.0
-            if (visible >= [*self.keeps, least]).all():
+            things = np.where(coverage > 0.5, len(self.min_visible), self.things)
+            visible = np.bincount(things[~_border(labels)], minlength=len(self.min_visible) + 1)
+            minimum = _MIN_VISIBLE * self.unit**2 if label != BACKGROUND else 0.0
+
+            if (visible >= [*self.min_visible, minimum]).all():
                 self._blend(thing, coverage)
-                self.labels, self.things = labels, things
-                self.keeps.append(max(least, _MIN_FRACTION * visible[-1]) if label != BACKGROUND else 0.0)
+                self.labels = labels
+                self.things = things
+                self.min_visible.append(max(minimum, _MIN_FRACTION * visible[-1]) if label != BACKGROUND else 0.0)
                 return
 
     def _coverage(self, thing: _Thing) -> np.ndarray:
-        """The fraction of each pixel that the thing covers, (H, W) float32 in [0, 1]."""
+        """Returns the fraction of each pixel that the thing covers, (H, W) float32 in [0, 1]."""
         stencil = Image.new("L", (self.width * _SUPERSAMPLING, self.height * _SUPERSAMPLING))
         pen = ImageDraw.Draw(stencil)
         for polygon in thing.outline:
@@ -138,10 +155,12 @@ class _Canvas:
         return np.asarray(stencil.reduce(_SUPERSAMPLING), np.float32) / 255
 
     def _blend(self, thing: _Thing, coverage: np.ndarray) -> None:
-        """Lays the thing on the picture, darker towards its edge, with a shadow beneath."""
+        """Blends the thing into the picture, darker toward its edge and with a shadow."""
         (a, b), (c, d) = np.linalg.inv(thing.frame).astype(np.float32)
-        across, down = self.columns - np.float32(thing.center[0]), self.rows - np.float32(thing.center[1])
+        across = self.columns - np.float32(thing.center[0])
+        down = self.rows - np.float32(thing.center[1])
         colors = thing.paint(a * across + b * down, c * across + d * down, coverage)
+
         soft = _blur(coverage, 2.2 * self.unit)
         step = round(1.5 * self.unit)
         shadow = np.zeros_like(soft)
@@ -150,23 +169,26 @@ class _Canvas:
         self.colors += coverage[..., None] * (colors * (0.7 + 0.35 * soft)[..., None] - self.colors)
 
     def rgb(self) -> np.ndarray:
+        """Returns the picture, (H, W, 3) uint8."""
         return (self.colors.clip(0, 1) * 255).round().astype(np.uint8)
 
     def labels_with_border(self) -> np.ndarray:
+        """Returns the labels, (H, W) uint8, with 255 along edges."""
         return np.where(_border(self.labels), IGNORE, self.labels).astype(np.uint8)
 
     def saliency(self) -> np.ndarray:
-        """(H, W) uint8: blurred and blotchy; one object in ten is missing, one piece of clutter in eight is salient."""
-        chance = np.where(np.array(self.keeps) > 0, 0.9, 0.12)
+        """Returns a blurred, blotchy map, (H, W) uint8. It lacks one object in ten and shows one clutter in eight."""
+        chance = np.where(np.array(self.min_visible) > 0, 0.9, 0.12)
         salient = self.rng.random(len(chance)) < chance
         salient[0] = False
         response = _blur(salient[self.things].astype(np.float32), 1.8 * self.unit)
         blotches = 0.22 * _noise(self.rng, self.height, self.width, (8, 14))
-        return (((response - 0.3 + blotches * (response > 0.02)) / 0.4).clip(0, 1) * 255).round().astype(np.uint8)
+        strength = ((response - 0.3 + blotches * (response > 0.02)) / 0.4).clip(0, 1)
+        return (strength * 255).round().astype(np.uint8)
 
 
 def _border(labels: np.ndarray) -> np.ndarray:
-    """Pixels (H, W) whose right or lower neighbor has another label: a line one pixel wide along every edge."""
+    """Marks pixels whose right or lower neighbor has another label, (H, W): a line of one pixel along all edges."""
     border = np.zeros(labels.shape, bool)
     border[:, :-1] |= labels[:, :-1] != labels[:, 1:]
     border[:-1] |= labels[:-1] != labels[1:]
@@ -174,24 +196,29 @@ def _border(labels: np.ndarray) -> np.ndarray:
 
 
 def _blur(values: np.ndarray, radius: float) -> np.ndarray:
-    """Gaussian blur of (H, W) in [0, 1] with standard deviation `radius` pixels, by way of 8 bits."""
+    """Blurs (H, W) values in [0, 1] with a Gaussian of standard deviation `radius` pixels, in 8-bit precision."""
     image = Image.fromarray((values * 255).astype(np.uint8)).filter(ImageFilter.GaussianBlur(radius))
     return np.asarray(image, np.float32) / 255
 
 
 def _noise(rng: np.random.Generator, height: int, width: int, cells: Iterable[int]) -> np.ndarray:
-    """Smooth noise (H, W) float32 of mean 0 and deviation 1: a grid for each number of cells, weighed by cell size."""
+    """Returns smooth noise, (H, W) float32, with mean 0 and deviation 1: a sum of grids, weighted by cell size.
+
+    Args:
+        cells: number of cells per side of each grid.
+    """
     total = np.zeros((height, width), np.float32)
-    for n in cells:
-        grid = Image.fromarray(rng.standard_normal((n, n)).astype(np.float32))
-        total += np.asarray(grid.resize((width, height), Image.Resampling.BICUBIC)) / n
+    for side in cells:
+        grid = Image.fromarray(rng.standard_normal((side, side)).astype(np.float32))
+        total += np.asarray(grid.resize((width, height), Image.Resampling.BICUBIC)) / side
     return (total - total.mean()) / total.std()
 
 
 def _background(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
-    """Two pale colors of any hue, mixed and shaded by noise, (H, W, 3)."""
+    """Returns a mix of two pale colors of any hue, mixed and shaded by noise, (H, W, 3)."""
     hue = rng.random()
-    light, dark = rng.uniform(0.68, 0.9), rng.uniform(0.4, 0.6)
+    light = rng.uniform(0.68, 0.9)
+    dark = rng.uniform(0.4, 0.6)
     first = np.array(hsv_to_rgb(hue, rng.uniform(0.1, 0.35), light), np.float32)
     second = np.array(hsv_to_rgb(hue + rng.uniform(-0.15, 0.15), rng.uniform(0.15, 0.4), dark), np.float32)
     mix = 1 / (1 + np.exp(-1.3 * _noise(rng, height, width, (3, 6, 12, 24))))
@@ -199,17 +226,25 @@ def _background(rng: np.random.Generator, height: int, width: int) -> np.ndarray
     return (first + mix[..., None] * (second - first)) * shade[..., None]
 
 
-def _frame(scale: float, angle: float, stretch: float = 1.0, mirror: bool = False) -> np.ndarray:
-    """(2, 2): coordinates of a thing -> pixels; `stretch` widens and flattens, `angle` turns, radians."""
-    cos, sin = np.cos(angle), np.sin(angle)
-    flip = -1 if mirror else 1
-    return np.array([[cos, -sin], [sin, cos]]) @ np.diag([flip * scale * stretch, scale / stretch])
+def _frame(scale: float, angle: float, stretch: float = 1.0, hflip: bool = False) -> np.ndarray:
+    """Returns the (2, 2) matrix from coordinates of a thing to pixels.
+
+    Args:
+        angle: rotation, radians.
+        stretch: factor of the width; the height is divided by it.
+    """
+    cos = np.cos(angle)
+    sin = np.sin(angle)
+    sign = -1 if hflip else 1
+    return np.array([[cos, -sin], [sin, cos]]) @ np.diag([sign * scale * stretch, scale / stretch])
 
 
 def _clutter(canvas: _Canvas) -> _Thing:
-    """An ellipse, a stick or a pebble of neutral color, sometimes striped, of no class."""
+    """Draws an ellipse, a stick or a pebble without a class, in a neutral color, sometimes striped."""
     rng = canvas.rng
-    hue, saturation, value = rng.random(), rng.uniform(0.03, 0.18), rng.uniform(0.35, 0.85)
+    hue = rng.random()
+    saturation = rng.uniform(0.03, 0.18)
+    value = rng.uniform(0.35, 0.85)
     color = np.array(hsv_to_rgb(hue, saturation, value), np.float32)
     contrast = rng.choice([0, 0.12])
     scale = rng.uniform(6, 15) * canvas.unit
@@ -217,7 +252,8 @@ def _clutter(canvas: _Canvas) -> _Thing:
     if shape == 0:
         outline = [ellipse(0, 0, 1, rng.uniform(0.45, 1))]
     elif shape == 1:
-        outline, scale = [capsule(-1, 0, 1, 0, 0.09, 0.13)], 1.6 * scale
+        outline = [capsule(-1, 0, 1, 0, 0.09, 0.13)]
+        scale *= 1.6
     else:
         angles = np.sort(rng.uniform(0, 2 * np.pi, 7))
         outline = [np.stack([np.cos(angles), np.sin(angles)], 1)]
@@ -233,11 +269,13 @@ def _clutter(canvas: _Canvas) -> _Thing:
 
 
 def _object(canvas: _Canvas, *, k: int, classes: int, largest: float) -> _Thing:
-    """One object of class index k, up to `largest` from its middle to its end, mostly within the image."""
-    rng, unit, drawn = canvas.rng, canvas.unit, DRAWN_CLASSES[k]
+    """Draws an object of class index k, with a radius of up to `largest`, mostly inside the image."""
+    rng = canvas.rng
+    unit = canvas.unit
+    drawn = DRAWN_CLASSES[k]
     scale = unit * rng.uniform(15, largest)
     tilt = np.radians(rng.uniform(-1, 1) * drawn.tilt)
-    frame = _frame(scale, tilt, rng.uniform(0.85, 1.18), mirror=rng.random() < 0.5)
+    frame = _frame(scale, tilt, rng.uniform(0.85, 1.18), hflip=rng.random() < 0.5)
     size = np.array([canvas.width, canvas.height])
     margin = np.minimum(0.75 * scale, size / 2)
     body = _body(rng, k, classes, scale / unit)
@@ -258,14 +296,14 @@ def _object(canvas: _Canvas, *, k: int, classes: int, largest: float) -> _Thing:
 
 
 def body_group(k: int, classes: int) -> int:
-    """Which body texture class index k has: 0, 1 or 2; every group has two members at least."""
+    """Returns the body texture of class index k: 0, 1 or 2. Each group has at least two members."""
     return k % min(3, classes // 2)
 
 
 def _body(
     rng: np.random.Generator, k: int, classes: int, length: float
 ) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
-    """A striped texture. Members of a group differ in hue about as much as instances of a class do."""
+    """Draws a striped texture. Members of a group differ in hue about as much as instances of a class."""
     group = body_group(k, classes)
     member = k // min(3, classes // 2)
     hue = (0.075, 0.55, 0.30)[group] + 0.012 * (member - 1) + 0.01 * rng.standard_normal()

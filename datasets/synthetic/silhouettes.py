@@ -1,4 +1,4 @@
-"""The classes of the drawn world: random silhouettes, and for each the position of its head and its colors."""
+"""Synthetic classes: random silhouettes, with the position and the colors of their heads."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -7,19 +7,19 @@ from itertools import pairwise
 import numpy as np
 
 Outline = list[np.ndarray]
-"""A silhouette: the union of polygons (N, 2), x to the right and y down, within about [-1, 1]."""
+"""A silhouette: union of polygons (N, 2), with x to the right and y down, within about [-1, 1]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DrawnClass:
-    """A class of the drawn world.
+    """A synthetic class.
 
     Attributes:
-        name: of the class.
-        outline: draws one silhouette.
-        head: x, y of the silhouette -> a field; the fifth of the object where it is highest is the head.
-        colors: the two colors of the head's checker, RGB in 0..255.
-        tilt: how far an instance leans either way, degrees.
+        name: name of the class.
+        outline: draws a silhouette.
+        head: maps x and y to a score. The fifth of the object with the highest scores is the head.
+        colors: two colors of the head's checker, RGB in 0..255.
+        tilt: maximum rotation to either side, degrees.
     """
 
     name: str
@@ -30,15 +30,17 @@ class DrawnClass:
 
 
 def ellipse(x: float, y: float, rx: float, ry: float, turn: float = 0.0) -> np.ndarray:
-    """A polygon (48, 2) around (x, y) with radii rx and ry, turned by `turn` radians."""
+    """Returns a polygon (48, 2) around (x, y) with radii rx and ry, rotated by `turn` radians."""
     angles = np.linspace(0, 2 * np.pi, 48, endpoint=False)
-    cos, sin = np.cos(turn), np.sin(turn)
-    along, across = rx * np.cos(angles), ry * np.sin(angles)
+    cos = np.cos(turn)
+    sin = np.sin(turn)
+    along = rx * np.cos(angles)
+    across = ry * np.sin(angles)
     return np.stack([x + cos * along - sin * across, y + sin * along + cos * across], 1)
 
 
 def capsule(ax: float, ay: float, bx: float, by: float, ra: float, rb: float) -> np.ndarray:
-    """A polygon (24, 2): a thick line with round ends, radius ra at (ax, ay) and rb at (bx, by)."""
+    """Returns a polygon (24, 2): a thick line with round ends, of radius ra at (ax, ay) and rb at (bx, by)."""
     turn = np.arctan2(by - ay, bx - ax) + np.linspace(-np.pi / 2, np.pi / 2, 12)
     end = np.stack([bx + rb * np.cos(turn), by + rb * np.sin(turn)], 1)
     start = np.stack([ax - ra * np.cos(turn), ay - ra * np.sin(turn)], 1)
@@ -46,10 +48,12 @@ def capsule(ax: float, ay: float, bx: float, by: float, ra: float, rb: float) ->
 
 
 def _tube(path: np.ndarray, radius: float) -> Outline:
+    """Returns capsules along a path (N, 2)."""
     return [capsule(ax, ay, bx, by, radius, radius) for (ax, ay), (bx, by) in pairwise(path)]
 
 
 def _both_sides(polygon: Sequence[tuple[float, float]]) -> Outline:
+    """Returns a polygon and its reflection at the vertical axis."""
     right = np.array(polygon, float)
     return [right, right * (-1, 1)]
 
@@ -58,14 +62,18 @@ def _cactus(rng: np.random.Generator) -> Outline:
     trunk = rng.uniform(0.2, 0.27)
     parts = [capsule(0, 0.6, 0, -1 + trunk, trunk, 0.9 * trunk)]
     for side in (-1, 1):
-        start, reach, height = rng.uniform(-0.15, 0.25), side * rng.uniform(0.48, 0.65), rng.uniform(0.3, 0.5)
+        start = rng.uniform(-0.15, 0.25)
+        reach = side * rng.uniform(0.48, 0.65)
+        height = rng.uniform(0.3, 0.5)
         parts += _tube(np.array([(0, start), (reach, start), (reach, start - height)]), rng.uniform(0.12, 0.16))
-    rim, foot = rng.uniform(0.42, 0.5), rng.uniform(0.28, 0.36)
+    rim = rng.uniform(0.42, 0.5)
+    foot = rng.uniform(0.28, 0.36)
     return [*parts, np.array([(-rim, 0.52), (rim, 0.52), (foot, 1.02), (-foot, 1.02)])]
 
 
 def _fish(rng: np.random.Generator) -> Outline:
-    height, fin = rng.uniform(0.38, 0.52), rng.uniform(0.15, 0.35)
+    height = rng.uniform(0.38, 0.52)
+    fin = rng.uniform(0.15, 0.35)
     tail = rng.uniform(0.4, 0.6)
     return [
         ellipse(0.2, 0, 0.78, height),
@@ -76,25 +84,35 @@ def _fish(rng: np.random.Generator) -> Outline:
 
 
 def _kite(rng: np.random.Generator) -> Outline:
-    width, shoulder, sway = rng.uniform(0.52, 0.7), rng.uniform(-0.4, -0.2), rng.uniform(0.08, 0.18)
+    width = rng.uniform(0.52, 0.7)
+    shoulder = rng.uniform(-0.4, -0.2)
+    sway = rng.uniform(0.08, 0.18)
     y = np.linspace(0.45, 1.25, 9)
     x = sway * np.sin(np.linspace(0, 2 * np.pi, 9))
-    bows = [wing + np.array([x[i], y[i]]) for i in (3, 6) for wing in _both_sides([(0, 0), (0.2, -0.11), (0.2, 0.11)])]
+    bows = []
+    for position in (3, 6):
+        for wing in _both_sides([(0, 0), (0.2, -0.11), (0.2, 0.11)]):
+            bows.append(wing + np.array([x[position], y[position]]))
     sail = np.array([(0, -1), (width, shoulder), (0, 0.55), (-width, shoulder)])
     return [sail, *_tube(np.stack([x, y], 1), 0.035), *bows]
 
 
 def _mug(rng: np.random.Generator) -> Outline:
-    top, foot, height = rng.uniform(0.52, 0.62), rng.uniform(0.42, 0.55), rng.uniform(0.7, 0.85)
+    top = rng.uniform(0.52, 0.62)
+    foot = rng.uniform(0.42, 0.55)
+    height = rng.uniform(0.7, 0.85)
     turn = np.linspace(-0.45 * np.pi, 0.45 * np.pi, 10)
-    reach, grip = rng.uniform(0.38, 0.5), rng.uniform(0.38, 0.48)
+    reach = rng.uniform(0.38, 0.5)
+    grip = rng.uniform(0.38, 0.48)
     handle = np.stack([0.45 + reach * np.cos(turn), grip * np.sin(turn)], 1)
     wall = np.array([(-top, -height), (top, -height), (foot, height), (-foot, height)])
     return [wall, ellipse(0, -height, top, 0.1), ellipse(0, height, foot, 0.1), *_tube(handle, 0.09)]
 
 
 def _mushroom(rng: np.random.Generator) -> Outline:
-    width, height, lip = rng.uniform(0.75, 0.95), rng.uniform(0.75, 1.0), rng.uniform(0.1, 0.2)
+    width = rng.uniform(0.75, 0.95)
+    height = rng.uniform(0.75, 1.0)
+    lip = rng.uniform(0.1, 0.2)
     turn = np.linspace(np.pi, 2 * np.pi, 30)
     cap = np.stack([width * np.cos(turn), height * np.sin(turn)], 1)
     neck = rng.uniform(0.16, 0.24)
@@ -102,7 +120,8 @@ def _mushroom(rng: np.random.Generator) -> Outline:
 
 
 def _owl(rng: np.random.Generator) -> Outline:
-    width, ear = rng.uniform(0.5, 0.62), rng.uniform(0.85, 1.05)
+    width = rng.uniform(0.5, 0.62)
+    ear = rng.uniform(0.85, 1.05)
     return [
         ellipse(0, 0.2, width, 0.72),
         ellipse(0, -0.35, 0.95 * width, 0.45),
@@ -114,7 +133,8 @@ def _owl(rng: np.random.Generator) -> Outline:
 
 
 def _rocket(rng: np.random.Generator) -> Outline:
-    width, fin = rng.uniform(0.26, 0.36), rng.uniform(0.3, 0.42)
+    width = rng.uniform(0.26, 0.36)
+    fin = rng.uniform(0.3, 0.42)
     along = np.linspace(0, 1, 20)
     hull = np.stack([width * np.sqrt(np.sin(np.pi * (0.02 + 0.8 * along))), -1.05 + 1.75 * along], 1)
     return [
@@ -125,7 +145,8 @@ def _rocket(rng: np.random.Generator) -> Outline:
 
 
 def _snail(rng: np.random.Generator) -> Outline:
-    shell, rise = rng.uniform(0.5, 0.62), rng.uniform(-0.25, 0.0)
+    shell = rng.uniform(0.5, 0.62)
+    rise = rng.uniform(-0.25, 0.0)
     return [
         ellipse(-0.15, 0.5 - shell, shell, shell),
         capsule(-0.95, 0.58, 0.6, 0.5, 0.07, 0.17),

@@ -1,4 +1,4 @@
-"""Columns of tables with millions of rows: cut, hashed and compared without keeping a Python object for each row."""
+"""Splits, hashes and compares tables with millions of rows, without a Python object per row."""
 
 import collections
 import hashlib
@@ -12,81 +12,90 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 SHARD_ROWS = 2**18
-"""Rows that are held, hashed or written at a time."""
-_TEXTS = 2**15
-"""Texts that are Python objects at a time."""
+"""Number of rows that are held, hashed or written at a time."""
+_TEXTS_AT_ONCE = 2**15
+"""Number of texts that are Python objects at a time."""
 
 
 def in_shards(tables: Iterable[pa.Table], rows: int = SHARD_ROWS) -> Iterator[pa.Table]:
-    """The rows of tables of one schema, one table after the other, as tables of so many rows; the last may have fewer.
+    """Regroups the rows of consecutive tables of one schema into tables of `rows` rows; the last may have fewer.
 
-    Each column of a shard has one chunk.
+    Each column of a returned table has one chunk.
     """
-    held: list[pa.Table] = []
+    parts: list[pa.Table] = []
     count = 0
     for table in tables:
         while len(table):
             part = table.slice(0, rows - count)
-            held.append(part)
+            parts.append(part)
             count += len(part)
             table = table.slice(len(part))
+
             if count == rows:
-                yield pa.concat_tables(held).combine_chunks()
-                held, count = [], 0
-    if held:
-        yield pa.concat_tables(held).combine_chunks()
+                yield pa.concat_tables(parts).combine_chunks()
+                parts = []
+                count = 0
+    if parts:
+        yield pa.concat_tables(parts).combine_chunks()
 
 
 def release_arrow_memory() -> None:
-    """Gives the memory of columns that nobody has any more back to the system."""
+    """Returns unused memory of pyarrow's pool to the system."""
     pa.default_memory_pool().release_unused()
 
 
 def pieces(column: pa.ChunkedArray, rows: int = SHARD_ROWS) -> Iterator[pa.Array]:
-    """A column as arrays of at most so many rows, which are its memory."""
-    return (chunk.slice(first, rows) for chunk in column.chunks for first in range(0, len(chunk), rows))
+    """Yields a column as arrays of at most `rows` rows, without copying."""
+    for chunk in column.chunks:
+        for first in range(0, len(chunk), rows):
+            yield chunk.slice(first, rows)
 
 
 def take_rows(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
-    """Some rows of a table, (N,), in any order.
+    """Returns some rows of a table, in the given order.
 
-    pyarrow's own would first join all chunks of a column, which costs its memory once more, and at most 2 GiB of texts.
+    `pa.Table.take` would concatenate all chunks of a column first, which doubles its memory and limits texts to 2 GiB.
+
+    Args:
+        rows: row numbers, (N,), in any order.
     """
     batches = table.to_batches()
     ends = np.cumsum([len(batch) for batch in batches], dtype=np.int64)
-    of_row = np.searchsorted(ends, rows, side="right")
-    order = np.argsort(of_row, kind="stable")
-    first = np.searchsorted(of_row[order], np.arange(len(batches) + 1))
-    parts = [
-        batch.take(pa.array(rows[order[low:high]] - (end - len(batch))))
-        for batch, end, low, high in zip(batches, ends, first, first[1:], strict=False)
-        if low < high
-    ]
-    taken = pa.Table.from_batches(parts, table.schema)
+    batch_of_row = np.searchsorted(ends, rows, side="right")
+    order = np.argsort(batch_of_row, kind="stable")
+    first = np.searchsorted(batch_of_row[order], np.arange(len(batches) + 1))
+
+    parts = []
+    for batch, end, low, high in zip(batches, ends, first, first[1:], strict=False):
+        if low < high:
+            parts.append(batch.take(pa.array(rows[order[low:high]] - (end - len(batch)))))
+    grouped = pa.Table.from_batches(parts, table.schema)
     if (np.diff(order) > 0).all():
-        return taken
-    places = np.empty(len(rows), np.int64)
-    places[order] = np.arange(len(rows))
-    return taken.take(pa.array(places))
+        return grouped
+
+    position_in_grouped = np.empty(len(rows), np.int64)
+    position_in_grouped[order] = np.arange(len(rows))
+    return grouped.take(pa.array(position_in_grouped))
 
 
 def table_digest(tables: Iterable[pa.Table]) -> str:
-    """Sixteen hexadecimal digits of the SHA-256 of the shards' SHA-256, of all rows of tables of one schema.
+    """Returns 16 hexadecimal digits of a SHA-256 over the rows of tables of one schema.
 
-    It depends on names, types and values of the columns, and on nothing of how tables and chunks divide the rows.
+    It is the hash of the hashes of shards of SHARD_ROWS rows. It depends on the names, types and values of the columns,
+    but not on how tables and chunks divide the rows.
     """
-    of_shards = hashlib.sha256()
+    sha256 = hashlib.sha256()
     for shard in in_shards(tables):
-        of_shard = hashlib.sha256()
+        shard_sha256 = hashlib.sha256()
         for field in shard.schema:
-            of_shard.update(f"{field.name} {field.type} {len(shard)}\n".encode())
-            _hash_values(of_shard, shard[field.name].combine_chunks())
-        of_shards.update(of_shard.digest())
-    return of_shards.hexdigest()[:16]
+            shard_sha256.update(f"{field.name} {field.type} {len(shard)}\n".encode())
+            _hash_values(shard_sha256, shard[field.name].combine_chunks())
+        sha256.update(shard_sha256.digest())
+    return sha256.hexdigest()[:16]
 
 
 def _hash_values(sha256: Any, column: pa.Array) -> None:
-    """Hashes what a column holds: which values are null, how long they are, and the values; never what lies unused."""
+    """Hashes the values of a column: nulls, lengths and values, but no unused memory."""
     sha256.update(np.packbits(column.is_valid().to_numpy(zero_copy_only=False)))
     if pa.types.is_list(column.type):
         sha256.update(pc.list_value_length(column).fill_null(0).to_numpy())
@@ -103,31 +112,32 @@ def _hash_values(sha256: Any, column: pa.Array) -> None:
 
 
 def text_hashes(texts: pa.ChunkedArray) -> NDArray[np.int64]:
-    """64 bits for each text, (N,), equal for equal texts, in this process alone: Python's hash, SipHash with a key.
+    """Returns a 64-bit hash per text, (N,), valid in this process only: Python's keyed SipHash.
 
-    Of ten million different texts, two have the same one in three of a million cases.
+    The probability of a collision among ten million different texts is three in a million.
     """
-    of_pieces = (map(hash, piece.to_pylist()) for piece in pieces(texts, _TEXTS))
-    return np.fromiter(chain.from_iterable(of_pieces), np.int64, len(texts))
+    hashes_of_pieces = (map(hash, piece.to_pylist()) for piece in pieces(texts, _TEXTS_AT_ONCE))
+    return np.fromiter(chain.from_iterable(hashes_of_pieces), np.int64, len(texts))
 
 
 def repeated_texts(texts: pa.ChunkedArray) -> list[str]:
-    """The texts that are there more than once, in the order in which they come first."""
-    numbers = text_hashes(texts)
-    ascending = np.sort(numbers)
-    alike = np.unique(ascending[1:][ascending[1:] == ascending[:-1]])
-    rows = np.flatnonzero(np.isin(numbers, alike))
-    found = collections.Counter(take_rows(pa.table([texts], ["text"]), rows)["text"].to_pylist())
-    return [text for text, count in found.items() if count > 1]
+    """Returns the texts that occur more than once, in the order of their first occurrence."""
+    hashes = text_hashes(texts)
+    ascending = np.sort(hashes)
+    repeated_hashes = np.unique(ascending[1:][ascending[1:] == ascending[:-1]])
+    candidate_rows = np.flatnonzero(np.isin(hashes, repeated_hashes))
+    candidates = take_rows(pa.table([texts], ["text"]), candidate_rows)["text"].to_pylist()
+    return [text for text, count in collections.Counter(candidates).items() if count > 1]
 
 
 class Texts(Sequence[str]):
-    """A column of texts as a sequence of `str`, each made when it is asked for.
+    """A column of texts as a sequence of `str`, which are created on access.
 
-    It takes the column's bytes, not some hundred a text, and is pickled as these, which Ray's processes share.
+    It takes only the bytes of the column, instead of about a hundred bytes more per text, and is pickled as an Arrow
+    array, which Ray's processes share.
 
     Args:
-        column: no value is null.
+        column: texts without nulls.
     """
 
     def __init__(self, column: pa.ChunkedArray):

@@ -1,4 +1,4 @@
-"""Arrays of one shape for each image of an index, as a frozen backbone's outputs, in memory-mapped Arrow shards."""
+"""Caches of one array per image, for example features of a frozen backbone, in memory-mapped Arrow shards."""
 
 import bisect
 from collections.abc import Sequence
@@ -15,42 +15,51 @@ from mcis.datasets.storage.folders import names_in, read_file
 
 
 def cache_table(rows: NDArray[Any]) -> pa.Table:
-    """A shard's table: N arrays (N, ...) flat, in one column of fixed-size lists."""
+    """Returns the table of a shard: N arrays (N, ...), flattened, in one column of fixed-size lists."""
     return pa.table({"rows": pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows[0].size)})
 
 
-def _mapped(path: Path) -> pa.RecordBatch:
+def _read_mapped(path: Path) -> pa.RecordBatch:
     return pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
 
 
 class CachedRows:
-    """Reads rows by their positions in the index; can be pickled.
+    """Reads cached rows by their positions in the index. Can be pickled.
 
     Args:
-        folder: of shards `part-<first>-<last + 1>.arrow`, see `cache_table`; None = an empty cache.
-        shape: of a row.
+        folder: folder with shards `part-<first>-<last + 1>.arrow`, see `cache_table`; None = an empty cache.
+        shape: shape of a row.
     """
 
     def __init__(self, folder: Path | None, shape: tuple[int, ...]):
         self.shape = shape
-        self.shards = [folder / name for name in names_in(folder) if fnmatch(name, "part-*.arrow")] if folder else []
+        self.shards: list[Path] = []
+        if folder:
+            self.shards = [folder / name for name in names_in(folder) if fnmatch(name, "part-*.arrow")]
         self.spans = [tuple(map(int, path.stem.split("-")[1:])) for path in self.shards]
         self.opened: dict[int, NDArray[Any] | None] = {}
 
     def row(self, position: int) -> NDArray[Any] | None:
-        """The row of an image, of `shape`; None where the cache does not hold it, or holds it no longer. UserError
-        where its shard is damaged or cannot be read at present."""
+        """Returns the row of an image, of `shape`; None if it is not in the cache, or no longer.
+
+        Raises:
+            UserError: the shard is damaged or cannot be read at present.
+        """
         shard = bisect.bisect_right(self.spans, (position, 2**63)) - 1
         if shard < 0 or position >= self.spans[shard][1]:
             return None
+
         if shard not in self.opened:
             self.opened[shard] = self._open(self.shards[shard])
         rows = self.opened[shard]
-        return None if rows is None else rows[position - self.spans[shard][0]]
+        if rows is None:
+            return None
+        return rows[position - self.spans[shard][0]]
 
     def _open(self, path: Path) -> NDArray[Any] | None:
+        """Returns the rows of a shard, memory-mapped; None if the file does not exist."""
         try:
-            batch = read_file(path, _mapped, "a shard of the cache", "remove its folder and repeat the command")
+            batch = read_file(path, _read_mapped, "a shard of the cache", "remove its folder and repeat the command")
         except FileNotFoundError:
             return None
         return batch.column(0).flatten().to_numpy(zero_copy_only=True).reshape(-1, *self.shape)
@@ -60,61 +69,66 @@ class CachedRows:
 
 
 def features_bytes(shape: tuple[int, int, int]) -> int:
-    """Bytes of the features (C, H, W) of a view, an image or its mirror image: float16."""
+    """Returns the size of float16 features (C, H, W) of one view (an image or its horizontal flip), bytes."""
     return 2 * int(np.prod(shape))
 
 
 class Statistics(NamedTuple):
-    """Mean and standard deviation of a backbone's channels, (C,) float32 both, over all positions of some images."""
+    """Mean and standard deviation of a backbone's channels over all positions of some images, (C,) float32 each."""
 
     mean: NDArray[np.float32]
     deviation: NDArray[np.float32]
 
 
 class Features:
-    """Reads the backbone's outputs of images of an index by their positions; can be pickled.
+    """Reads a backbone's features of images by their positions in the index. Can be pickled.
 
     Args:
-        uris: of the N images, for messages.
-        folder: of the shards, each row (V, C, H, W) float16: of the image, and where V is 2 of its mirror image.
+        uris: URIs of the N images, for messages.
+        folder: folder of the shards. Each row is (V, C, H, W) float16: the image and, if V is 2, its horizontal flip.
         shape: (C, H, W).
         views: V.
     """
 
     def __init__(self, uris: Sequence[str], folder: Path, shape: tuple[int, int, int], views: int = 2):
-        self.uris, self.shape, self.folder = uris, shape, folder
+        self.uris = uris
+        self.shape = shape
+        self.folder = folder
         self.cache = CachedRows(folder, (views, *shape))
 
-    def __call__(self, positions: NDArray[np.int64], mirrored: NDArray[np.bool_] | None = None) -> NDArray[np.float16]:
-        """The outputs of the images at N positions, (N, C, H, W).
+    def __call__(self, positions: NDArray[np.int64], hflip: NDArray[np.bool_] | None = None) -> NDArray[np.float16]:
+        """Returns the features of the images at N positions, (N, C, H, W).
 
         Args:
-            mirrored: (N,), of which the mirror image's is wanted; None = of none.
+            hflip: (N,), whether to return the features of the flipped image; None = for no image.
 
         Raises:
-            UserError: the cache holds an image no longer.
+            UserError: the cache no longer holds an image.
         """
-        out = np.empty((len(positions), *self.shape), np.float16)
-        which = np.zeros(len(positions), np.int64) if mirrored is None else mirrored.astype(np.int64)
-        for image, position, view in zip(out, positions.tolist(), which.tolist(), strict=True):
+        features = np.empty((len(positions), *self.shape), np.float16)
+        views = np.zeros(len(positions), np.int64) if hflip is None else hflip.astype(np.int64)
+        for image, position, view in zip(features, positions.tolist(), views.tolist(), strict=True):
             row = self.cache.row(position)
             if row is None:
                 raise UserError(
-                    f"{self.folder} holds no features of {self.uris[position]} any more",
-                    "the features that the training began with",
+                    f"{self.folder} no longer holds the features of {self.uris[position]}",
+                    "the features with which the training began",
                     "repeat the command, which computes them again",
                 )
             image[:] = row[view]
-        return out
+        return features
 
     def statistics(self, positions: NDArray[np.int64]) -> Statistics:
-        """Those of the images at some positions."""
-        count, total, squares = 0, np.zeros(self.shape[0]), np.zeros(self.shape[0])
+        """Returns the channel statistics of the images at some positions."""
+        count = 0
+        total = np.zeros(self.shape[0])
+        squares = np.zeros(self.shape[0])
         for position in positions:
             channels = self(np.array([position]))[0].reshape(self.shape[0], -1).astype(np.float64)
             count += channels.shape[1]
             total += channels.sum(axis=1)
             squares += (channels**2).sum(axis=1)
+
         mean = total / count
         deviation = np.sqrt(np.maximum(squares / count - mean**2, 0))
         return Statistics(mean.astype(np.float32), deviation.astype(np.float32))

@@ -1,4 +1,4 @@
-"""Reading an image's rows from a folder of Parquet shards, as stages leave them."""
+"""Reads the rows of an image from a folder of Parquet shards that a stage wrote."""
 
 import functools
 import threading
@@ -17,17 +17,17 @@ from mcis.datasets.storage.folders import REPEAT_STAGE, fetch_below, files_below
 
 _T = TypeVar("_T")
 SHARD_BYTES = 2**30
-"""Bound of the decoded shards that a process keeps in memory, bytes."""
+"""Maximum size of the decoded shards that a process keeps in memory, bytes."""
 
 
 def read_parquet(file: Path, read: Callable[[Path], _T], *, fetch: bool = True) -> _T:
-    """What `read` makes of a Parquet file of an output.
+    """Returns the result of `read` for a Parquet file of a stage output.
 
     Raises:
-        BadFile: it is damaged or absent.
-        UserError: it cannot be read at present, see `folders.read_file`.
+        BadFile: the file is damaged or missing.
+        UserError: the file cannot be read at present, see `folders.read_file`.
     """
-    expected = "a table as mcis wrote it"
+    expected = "a table written by mcis"
     try:
         return read_file(file, read, expected, fetch=fetch)
     except FileNotFoundError:
@@ -35,29 +35,35 @@ def read_parquet(file: Path, read: Callable[[Path], _T], *, fetch: bool = True) 
 
 
 class Shards:
-    """Reads rows by image from a folder of Parquet shards; can be pickled, as it opens a shard only when one is read.
+    """Reads rows by image from a folder of Parquet shards. Can be pickled, as shards are opened only when needed.
 
-    Decoded shards stay in memory, in each process as many as SHARD_BYTES holds, those least recently read given up
-    first. Threads may read at once.
+    Each process keeps up to SHARD_BYTES of decoded shards in memory and drops the least recently used first.
+    Thread-safe.
 
     Args:
-        folder: of `part-*.parquet`; the rows of an image lie in one of them.
-        columns: beside `image_id` that rows have; None = all.
+        folder: folder of `part-*.parquet`. All rows of an image are in one file.
+        columns: columns to read in addition to `image_id`; None = all.
     """
 
     def __init__(self, folder: Path, columns: Sequence[str] | None = None):
         self.folder = folder
         self.columns = None if columns is None else ("image_id", *columns)
         self.shard_of: dict[str, tuple[str, int]] = {}
+
         fetch_below(folder, lambda name, _: fnmatch(name, "part-*.parquet"))
-        for name, at in sorted(files_below(folder).items()):
+        read_ids = functools.partial(pq.read_table, columns=["image_id"])
+        for name, stamp in sorted(files_below(folder).items()):
             if fnmatch(name, "part-*.parquet"):
-                read = functools.partial(pq.read_table, columns=["image_id"])
-                images = read_parquet(folder / name, read, fetch=False)["image_id"].to_pylist()
-                self.shard_of |= dict.fromkeys(images, (name, at.changed))  # a file that changed is another shard
+                images = read_parquet(folder / name, read_ids, fetch=False)["image_id"].to_pylist()
+                # The modification time is part of the key, so a changed file counts as another shard.
+                self.shard_of |= dict.fromkeys(images, (name, stamp.changed))
 
     def rows(self, image_id: str) -> pa.Table:
-        """The rows of one image; KeyError where the table has none, which is no key of `shard_of`."""
+        """Returns the rows of one image.
+
+        Raises:
+            KeyError: the table has no row of the image (it is not in `shard_of`).
+        """
         name, changed = self.shard_of[image_id]
         table = _read_shard(self.folder / name, self.columns, changed)
         return table.filter(pc.equal(table["image_id"], image_id))
@@ -71,11 +77,11 @@ class Shards:
     condition=threading.Condition(),
 )
 def _read_shard(path: Path, columns: tuple[str, ...] | None, changed: int) -> pa.Table:
-    """Reads a shard's file, once for all threads of the process; a shard larger than the bound is not kept.
+    """Reads the file of a shard, once for all threads of the process. Shards larger than SHARD_BYTES are not kept.
 
     Args:
-        columns: that are read; None = all.
-        changed: when the file was, which tells it from an earlier one of the same name.
+        columns: columns to read; None = all.
+        changed: modification time, which distinguishes the file from earlier ones of the same name.
     """
     wanted = None if columns is None else list(columns)
     return read_parquet(path, functools.partial(pq.read_table, columns=wanted)).combine_chunks()
