@@ -48,8 +48,8 @@ def drawn_maps(rng: np.random.Generator) -> np.ndarray:
 
 def configured() -> Config:
     """The recipe's configuration, with masks by the dense CRF and maps that are scores as they are."""
-    assignments = ["pseudo_masks.rule=crf", "maps.scale=maximum", f"compute.shard_rows={SHARD}"]
-    return resolve("voc", "scratch", assignments=assignments).config
+    overrides = ["pseudo_masks.rule=crf", "maps.scale=maximum", f"compute.shard_rows={SHARD}"]
+    return resolve("voc", "scratch", overrides=overrides).config
 
 
 def bare(rows: list[Row]) -> tuple[float, list[bytes]]:

@@ -23,7 +23,7 @@ def main() -> None:
     """Measures both in turn and prints the ratio of the median of the rounds."""
     arguments = machine.arguments(__doc__, seconds=5, rounds=5).parse_args()
     print(machine.describe())
-    config = resolve("tags", "photos_fast", assignments=[f"classifier.{value}" for value in LEARNT]).config
+    config = resolve("tags", "photos_fast", overrides=[f"classifier.{value}" for value in LEARNT]).config
     bench, rates, shares = Bench(seconds=arguments.seconds), [], []
     for _ in range(arguments.rounds):
         _, told, _, bench.found["matrices"] = bench.matrices()

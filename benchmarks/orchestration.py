@@ -214,19 +214,19 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=1, help="pairs of runs")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in `mcis demo --set`")
     arguments = parser.parse_args()
-    assignments = ["classifier.val_every=0", *arguments.set]  # the plain loop does not validate
+    overrides = ["classifier.val_every=0", *arguments.set]  # the plain loop does not validate
     print(machine.describe())
     ratios, trainings = [], []
     for repeat in range(arguments.repeats):
         with tempfile.TemporaryDirectory() as folder:
             workspace = Path(folder) / "workspace"
-            config = demo_configuration(workspace, assignments).config
+            config = demo_configuration(workspace, overrides).config
             plain = Path(folder) / "plain"
             plain.mkdir()
             stages = plain_loop(config, plain)
             began = time.perf_counter()
             command = [sys.executable, "-m", "mcis.platform.cli", "demo", "--workspace", str(workspace)]
-            for assignment in assignments:
+            for assignment in overrides:
                 command += ["--set", assignment]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:

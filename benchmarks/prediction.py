@@ -32,15 +32,15 @@ TRIED = 4
 """Images that a size of the CRF is tried with."""
 
 
-def predictor(weights: Path, *assignments: str, processes: int = 0) -> Predictor:
+def predictor(weights: Path, *overrides: str, processes: int = 0) -> Predictor:
     """The network of recipe `scratch` on 20 classes."""
-    config = resolve("voc", "scratch", assignments=assignments).config
+    config = resolve("voc", "scratch", overrides=overrides).config
     return Predictor(TrainedSegmenter(config, weights, CLASSES, None), gpu=False, processes=processes)
 
 
 def crf(side: int) -> CrfPool:
     """The CRF of recipe `scratch` at some size, in the process that calls it."""
-    return CrfPool(resolve("voc", "scratch", assignments=[f"predict.crf.max_side={side}"]).config.predict.crf)
+    return CrfPool(resolve("voc", "scratch", overrides=[f"predict.crf.max_side={side}"]).config.predict.crf)
 
 
 def predicted(labeler: Predictor, pictures: list[Picture]) -> list[Prediction]:

@@ -1,11 +1,4 @@
-"""What the command line does, from Python.
-
-from mcis.platform.api import Predictor, index, panel, run, scores
-
-mine = run("tags", "mine", tags="photos.csv", assignments=["seed=1"])  # mcis run tags --name mine --tags ...
-print([score.miou for score in mine.scores], mine.context.folder.report)
-made = panel(mine, "photos/0001.jpg")  # made.image, .maps, .pseudo_mask, .prediction
-"""
+"""What the command line does, as functions. `import mcis` offers them: `mcis.run`, `mcis.index`, `mcis.scores`, ..."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -17,75 +10,185 @@ import pyarrow.compute as pc
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import local_path
 from mcis.platform import pipeline
-from mcis.platform.config.resolve import Resolved, location_values, resolve
+from mcis.platform.config.keys import StageName
+from mcis.platform.config.resolve import Overrides, Resolved, location_values, resolve
 from mcis.platform.engine.runtime import ray_session
 from mcis.platform.networks.predictor import Predictor
 from mcis.platform.outputs.read_index import OpenedIndex, open_index
+from mcis.platform.pipeline import RunResult
+from mcis.platform.reporting.compared_runs import open_run_groups
+from mcis.platform.reporting.comparison import BootstrapSettings, Comparison
+from mcis.platform.reporting.comparison import compare as compare_groups
 from mcis.platform.reporting.panels import Panel
 from mcis.platform.runs.scores import Score, read_scores
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages.report import panels_of
 
-__all__ = ["Predictor", "index", "panel", "run", "scores"]
+__all__ = ["Predictor", "UserError", "compare", "index", "panel", "run", "run_resolved", "scores"]
 
 
 def run(
-    sources: str | Resolved | None,
+    source: str | Path | None = None,
+    *,
+    name: str,
+    overrides: Overrides = (),
+    recipe: str | None = None,
+    config: Path | str | None = None,
+    workspace: Path | str | None = None,
+    until: StageName | None = None,
+    start: StageName | None = None,
+    verbose: bool = False,
+    **locations: Path | str,
+) -> RunResult:
+    """Runs the pipeline: index, classifier, localization maps, pseudo masks, segmenter, predictions, scores, report.
+
+    A second call with the same name computes only what is missing or changed. The stages run on the cluster that
+    `RAY_ADDRESS` names, or else on a Ray that is started for the call.
+
+    Args:
+        source: A table of images and tags (path or URI of a .csv, .jsonl or .parquet file), or names of image sources
+            joined by +, such as "voc+web". None: the sources of `config`.
+        name: Name of the run.
+        overrides: Values by dotted key, such as `{"localize.related": 5, "seed": 1}`, or texts `key=value`.
+        recipe: Name of a recipe. None: that of `config`, or else the default of the source.
+        config: Experiment, as `mcis config show --save` or an earlier run wrote it.
+        workspace: Folder of all runs. None: the environment variable MCIS_WORKSPACE, or else mcis-workspace.
+        until: Last stage. The stages so far are scored and reported.
+        start: Compute this stage and all after it again.
+        verbose: Print the output of the workers.
+        locations: Where each source is: `voc=DIR`, `web=DIR`, ...
+
+    Returns:
+        The scores, `result.scores`, and the context of the run; `result.context.folder.report` is the report.
+
+    Raises:
+        UserError: The configuration, the data or the machine has a problem that the user can solve.
+    """
+    resolved = _resolve(source, overrides, recipe, config, locations)
+    return run_resolved(resolved, name, workspace=workspace, until=until, start=start, verbose=verbose)
+
+
+def run_resolved(
+    resolved: Resolved,
     name: str,
     *,
     workspace: Path | str | None = None,
-    recipe: str | None = None,
-    config: Path | None = None,
-    assignments: Sequence[str] = (),
     until: str | None = None,
     start: str | None = None,
     verbose: bool = False,
-    show: Callable[..., object] | None = None,
-    **locations: Path | str,
-) -> pipeline.RunResult:
-    """Checks a configuration, and runs the pipeline in a Ray of its own or a cluster's, as `mcis run` does.
-
-    Errors are those of `resolve`, `pipeline.check` and `pipeline.run`.
+    on_checked: Callable[..., object] | None = None,
+) -> RunResult:
+    """Checks a configuration and runs the pipeline. Arguments and errors are those of `run`.
 
     Args:
-        sources, recipe, config, assignments, locations: see `resolve`, whose `file` is `config`; or what it returned.
-        until, start: see `pipeline.run`.
-        show: what to call before the run with the configuration and what the listed hold.
+        resolved: The configuration.
+        on_checked: Called with the configuration and the listing of its sources before the run starts.
     """
-    if isinstance(sources, Resolved):
-        resolved = sources
-    else:
-        resolved = resolve(sources, recipe, location_values(locations), assignments, file=config)
-    opened = Workspace(local_path(str(workspace or os.environ.get("MCIS_WORKSPACE", "mcis-workspace"))))
-    listed = pipeline.check(resolved.config, opened, name, until=until)
-    if show:
-        show(resolved.config, listed.listing())
+    opened = _open_workspace(workspace)
+    sources = pipeline.check(resolved.config, opened, name, until=until)
+    if on_checked:
+        on_checked(resolved.config, sources.listing())
+
     with ray_session(resolved.config.compute, verbose=verbose):
-        return pipeline.run(resolved, opened, name, until=until, start=start, sources=listed)
+        return pipeline.run(resolved, opened, name, until=until, start=start, sources=sources)
 
 
-def index(sources: str | Resolved | None, name: str, **given: Any) -> OpenedIndex:
-    """The index of some images, without any training; it takes what `run` takes."""
-    context = run(sources, name, **given, until="index").context
+def index(
+    source: str | Path | None = None,
+    *,
+    name: str,
+    overrides: Overrides = (),
+    config: Path | str | None = None,
+    workspace: Path | str | None = None,
+    verbose: bool = False,
+    **locations: Path | str,
+) -> OpenedIndex:
+    """Verifies every image of the sources and makes their index, the first stage of a run, without any training.
+
+    Arguments and errors are those of `run`.
+
+    Returns:
+        The tables `index` and `rejects`, the names `classes`, and `notes` on the data.
+    """
+    resolved = _resolve(source, overrides, None, config, locations)
+    context = run_resolved(resolved, name, workspace=workspace, until="index", verbose=verbose).context
     return open_index(context.workspace, name)
 
 
-def scores(run: Path | str) -> list[Score]:
-    """The scores of a run, by its folder, WORKSPACE/runs/NAME; none where it has come to none. UserError: no run."""
-    folder = local_path(str(run)).expanduser().resolve()
+def scores(run: str | Path, *, workspace: Path | str | None = None) -> list[Score]:
+    """Returns the scores of a run; empty if it has none yet.
+
+    Args:
+        run: Name of a run of the workspace, or the path of its folder, WORKSPACE/runs/NAME.
+        workspace: See `run`.
+
+    Raises:
+        UserError: There is no such run.
+    """
+    if "/" in str(run):
+        folder = local_path(str(run)).expanduser().resolve()
+    else:
+        folder = _open_workspace(workspace, create=False).run(str(run), create=False).path
     if not folder.is_dir():
-        raise UserError(f"no run {run}", "its folder, WORKSPACE/runs/NAME", "name one that `mcis runs` shows")
+        raise UserError(
+            f"no run {run}", "a run's name, or its folder WORKSPACE/runs/NAME", "name a run that `mcis runs` shows"
+        )
     return read_scores(Workspace(folder.parent.parent, create=False).outputs(folder.name))
 
 
-def panel(run: pipeline.RunResult, image_id: str | Path) -> Panel:
-    """What a run has made of an image of its index, as far as it has come; a training image is predicted here.
+def compare(runs: Sequence[str], *, workspace: Path | str | None = None, seed: int = 0) -> Comparison:
+    """Compares scores of runs on the same images; the first run is the baseline.
 
-    UserError: there is no such image in its index.
+    Differences of mIoU have bootstrap intervals over the images, and over the seeds if there are several.
+
+    Args:
+        runs: At least two; each is the name of a run, the path of its folder, or several of these joined by commas,
+            which are seeds of one configuration.
+        workspace: See `run`.
+        seed: Seed of the bootstrap.
+
+    Raises:
+        UserError: A run is absent or has no scores, or the runs have different classes.
     """
-    context = run.context
-    index = open_index(context.workspace, context.name).index
-    rows = index.filter(pc.equal(index["image_id"], str(image_id)))
+    groups = open_run_groups(_open_workspace(workspace, create=False).root, runs)
+    return compare_groups(groups, BootstrapSettings(seed=seed))
+
+
+def panel(result: RunResult, image_id: str | Path) -> Panel:
+    """Returns an image of a run with its maps, pseudo mask and prediction, as far as the run has come.
+
+    Args:
+        result: What `run` returned.
+        image_id: Id of an image in the index. A training image is predicted here.
+
+    Raises:
+        UserError: The index has no such image.
+    """
+    context = result.context
+    images = open_index(context.workspace, context.name).index
+    rows = images.filter(pc.equal(images["image_id"], str(image_id)))
     if not len(rows):
-        raise UserError(f"no image {image_id!r} in the index of {context.name}", "an `image_id` of it", "see `index`")
-    return panels_of(resolve(file=context.folder.config).config, context, rows, rows["split"][0].as_py())[0]
+        raise UserError(
+            f"no image {image_id!r} in the index of {context.name}",
+            "an id of the column image_id",
+            f"choose one of those that `mcis index show --name {context.name}` counts",
+        )
+    config = resolve(file=context.folder.config).config
+    return panels_of(config, context, rows, rows["split"][0].as_py())[0]
+
+
+def _resolve(
+    source: str | Path | None,
+    overrides: Overrides,
+    recipe: str | None,
+    config: Path | str | None,
+    locations: dict[str, Any],
+) -> Resolved:
+    sources = None if source is None else str(source)
+    file = None if config is None else Path(config)
+    return resolve(sources, recipe, location_values(locations), overrides, file=file)
+
+
+def _open_workspace(workspace: Path | str | None, *, create: bool = True) -> Workspace:
+    folder = workspace or os.environ.get("MCIS_WORKSPACE", "mcis-workspace")
+    return Workspace(local_path(str(folder)), create=create)

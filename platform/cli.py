@@ -1,4 +1,6 @@
-"""The command line `mcis`: which command is which function of `commands`. Ray and torch are loaded late, by those."""
+"""The command line `mcis`: its commands are the functions of `commands`, which load torch and Ray when they run."""
+
+from typing import Annotated
 
 import typer
 
@@ -17,14 +19,33 @@ app = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
-    epilog="Start with `mcis demo`, then `mcis doctor`, then `mcis run tags --tags photos.csv --name mine`.",
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Start with `mcis demo`, then `mcis doctor`, then `mcis run photos.csv --name mine`.",
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from mcis.platform.runs.version import project_version
+
+        typer.echo(f"mcis {project_version()}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """From image tags to segmentation masks, on any number of machines."""
+
+
 app.command(
-    epilog="Examples: `mcis run voc --voc VOCdevkit/VOC2012 --set data.sbd=DIR --name first --recipe scratch` · "
-    "`mcis run voc+web --voc DIR --web DIR --name web` · `mcis run tags --tags photos.csv --name mine` · "
-    "`mcis run voc --voc DIR --name first --until pseudo_masks` · "
-    "`mcis run voc --voc DIR --name r5 --set localize.related=5 --set seed=1` · "
-    "`mcis run --config mcis-workspace/runs/first/config.toml --name again --set seed=2`"
+    epilog="Examples: `mcis run photos.csv --name mine` · `mcis run photos.csv --name r5 localize.related=5 seed=1` · "
+    "`mcis run voc --voc VOCdevkit/VOC2012 --name first --recipe scratch data.sbd=DIR` · "
+    "`mcis run voc+web --voc DIR --web DIR --name web` · `mcis run voc --voc DIR --name first --until pseudo_masks` · "
+    "`mcis run --config mcis-workspace/runs/first/config.toml --name again seed=2`"
 )(run)
 app.command(epilog="Example: `mcis demo`, then open the report that it names, or `mcis ui`.")(demo)
 app.command(epilog="Examples: `mcis runs` · `mcis runs --json`")(runs)
@@ -35,7 +56,7 @@ app.command(
 )(compare)
 app.command(
     epilog="Examples: `mcis predict photos --name mine --out predicted` · "
-    "`mcis predict a.jpg b.png table.csv --name mine --out predicted --set predict.crf.iterations=0`"
+    "`mcis predict a.jpg b.png table.csv --name mine --out predicted predict.crf.iterations=0`"
 )(predict)
 app.command(epilog="Example: `mcis suggest --name mine --count 50 --out corrected`")(suggest)
 app.command(
@@ -48,12 +69,12 @@ app.command(
     epilog="Examples: `mcis export predictions --name mine --out masks` · `mcis export masks --name mine --out voc` · "
     "`mcis export masks --name mine --out coco --format coco` · `mcis export onnx --name mine --out network.onnx`"
 )(export)
-app.command()(doctor)
-app.command()(ui)
+app.command(epilog="Examples: `mcis doctor` · `mcis doctor --bench`")(doctor)
+app.command(epilog="Example: `mcis ui`")(ui)
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     epilog="Examples: `mcis submit voc --voc /mnt/mcis/data/VOC2012 --workspace /mnt/mcis/workspace --name first "
-    "--address http://127.0.0.1:8265` · `mcis submit study run references --voc DIR --workspace DIR --name table5 "
+    "--address http://127.0.0.1:8265` · `mcis submit study run references voc --voc DIR --workspace DIR --name table5 "
     "--address URL`",
 )(submit)
 app.add_typer(config_app, name="config")
@@ -62,7 +83,7 @@ app.add_typer(index_app, name="index")
 
 
 def main() -> None:
-    """Entry point of the console script."""
+    """Runs the command line; the entry point of the console script."""
     app()
 
 

@@ -169,7 +169,7 @@ def _teaches_nothing(stage: Stage, config: Config, context: RunContext) -> UserE
     return UserError(
         f"{found}; the run ends here, and {context.folder.report} shows what it came to",
         expected,
-        f"{remedy}; or go on all the same with --set compute.stop_if_not_learning=false",
+        f"{remedy}; or go on all the same with compute.stop_if_not_learning=false",
     )
 
 

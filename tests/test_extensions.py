@@ -174,10 +174,10 @@ def test_a_run_uses_what_a_package_adds(package: dict[str, str], tmp_path: Path)
     values += ["localize.related=2", "classifier.epochs=1", "classifier.input_size=64", "segmenter.min_steps=2"]
     values += ["classifier.losses.sparsity.weight=0.5", "classifier.losses.sparsity.power=2"]
     values += [f"data.coco.images={root / 'JPEGImages'}", "compute.stop_if_not_learning=false"]
-    assignments = [text for value in values for text in ("--set", value)]
+    overrides = [text for value in values for text in ("--set", value)]
     out = tmp_path / "work"
     run = ["run", "coco", "--coco", str(tmp_path / "coco.json"), "--name", "a", "--workspace", str(out)]
-    mcis(package, *run, *assignments)
+    mcis(package, *run, *overrides)
     steps = [json.loads(line) for log in out.glob("store/train_classifier-*/steps.jsonl") for line in log.open()]
     assert steps
     assert all(step["sparsity"] > 0 for step in steps)

@@ -124,6 +124,10 @@ def test_a_jobs_command_names_places_of_the_nodes_and_takes_experiments_along(tm
     assert (tmp_path / "files" / "experiment.toml").read_text() == "seed = 3\n"
     study = ["study", "run", "references", "--tags", "s3://bucket/table.csv", *NAMED]
     assert job_command(COMMANDS, study, tmp_path / "other")[3:] == study
+    table = ["study", "run", "references", "s3://bucket/table.csv", "localize.related=5", *NAMED]
+    assert job_command(COMMANDS, table, tmp_path / "table")[3:] == table
+    indexed = ["index", "/data/table.csv", "data.min_side=40", *NAMED]
+    assert job_command(COMMANDS, indexed, tmp_path / "indexed")[3:] == indexed
     of_own = job_command(COMMANDS, ["study", "run", mine, "tags", "--seeds=2", *NAMED], tmp_path / "own")
     assert of_own[3:] == ["study", "run", "study.toml", "tags", "--seeds=2", *NAMED]
     assert (tmp_path / "own" / "study.toml").read_text() == "seed = 3\n"
@@ -142,6 +146,9 @@ def test_a_jobs_command_names_places_of_the_nodes_and_takes_experiments_along(tm
         ["predict", "/photos", "--out", "predicted"],
         ["predict", "/photos", "more", "--out", "/predicted"],
         ["index", "tags", "photos.csv"],
+        ["index", "photos.csv"],
+        ["photos.csv"],
+        ["study", "run", "effect", "photos.csv"],
         ["index", "browse", "--out=page.html"],
         ["index", "nothing"],
         ["voc", "--vox", "/data"],

@@ -12,7 +12,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from mcis.datasets.errors import UserError
 from mcis.platform import pipeline
 from mcis.platform.config.keys import Values, leaves
-from mcis.platform.config.resolve import parse_value
+from mcis.platform.config.resolve import OVERRIDE, parse_value
 from mcis.platform.outputs.read_index import rows_in_split
 from mcis.platform.runs.files import fingerprint
 from mcis.platform.runs.listing import listing
@@ -212,10 +212,10 @@ def check_search(search: Search) -> None:
     if search.objective not in OBJECTIVES:
         raise UserError(f"--objective {search.objective}", f"one of {', '.join(OBJECTIVES)}", "choose one of them")
 
-    fixed_keys = sorted(key for key in search.axes if search.resolved.origins.get(key) == "--set")
+    fixed_keys = sorted(key for key in search.axes if search.resolved.origins.get(key) == OVERRIDE)
     if fixed_keys:
-        found = f"--set and --axis for {' and '.join(fixed_keys)}"
-        raise UserError(found, "a fixed value or a range", "remove it from --set")
+        found = f"override and --axis for {' and '.join(fixed_keys)}"
+        raise UserError(found, "a fixed value or a range", "remove the override")
     shared_keys = sorted(key for key in search.axes if key.startswith(_SHARED_KEYS))
     if shared_keys:
         raise UserError(
@@ -239,7 +239,7 @@ def _check_objective(search: Search) -> None:
             f"--objective {search.objective} with predict.split={config.predict.split}, the images whose score is "
             "reported: a score on the images that chose the values is too high",
             "an objective on other images: val_map, maps or masks, or the segmentation of split train",
-            f"{choose_another}, or use --set predict.split=train",
+            f"{choose_another}, or use predict.split=train",
         )
     if goal.crf and not config.predict.crf.iterations:
         found = "--objective segmentation-crf with predict.crf.iterations=0"

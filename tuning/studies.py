@@ -10,7 +10,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import remove
 from mcis.platform import pipeline
 from mcis.platform.config.keys import leaves
-from mcis.platform.config.resolve import resolve
+from mcis.platform.config.resolve import COMMAND_LINE, OVERRIDE, resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.read_index import rows_in_split
 from mcis.platform.reporting.compared_runs import open_run_groups
@@ -76,9 +76,11 @@ def _check_study(study: Study, own_keys: Sequence[str]) -> None:
     stages = pipeline.STAGE_NAMES[pipeline.STAGE_NAMES.index("localize") : -1]
     if study.until not in stages:
         raise UserError(f"--until {study.until}", f"a stage with scores: {', '.join(stages)}", "choose one of them")
-    told = sorted(key for key in own_keys if origins.get(key) in ("command line", "--set"))
+    told = sorted(key for key in own_keys if origins.get(key) in (COMMAND_LINE, OVERRIDE))
     if told:
-        raise UserError(f"{' and '.join(told)} by --set", "values that the study does not set", "leave them out")
+        raise UserError(
+            f"{' and '.join(told)} on the command line", "values that the study does not set", "leave them out"
+        )
     predicts = stages.index(study.until) >= stages.index("predict")
     rows = listing(config).table.select(["split", "mask_uri", "tags"])
     masks = (rows if predicts else rows_in_split(rows, "train", tagged=True))["mask_uri"]

@@ -129,7 +129,7 @@ LID = Source(
     lister=list_lid,
     location="root",
     help="Folder of the LID challenge (200 classes), or of any data set with list files of class indices.",
-    example="lid LID --set data.lid.truth_masks=val_masks",
+    example="lid LID data.lid.truth_masks=val_masks",
     record=LidConfig,
     defines_classes=True,
     recipe="lid",

@@ -288,6 +288,12 @@ READERS: dict[str, Callable[[BinaryIO, Iterable[str]], _Columns]] = {
 text."""
 
 
+def is_table(text: str) -> bool:
+    """Returns whether a path or URI has one of the suffixes of READERS."""
+    path = text.partition("?")[0] if is_remote(text) else text
+    return path.lower().endswith(tuple(READERS))
+
+
 def read_user_table(
     table: str | os.PathLike[str], columns: dict[str, str], optional: Iterable[str] = (), *, trusted: bool = False
 ) -> UserTable:

@@ -1,67 +1,81 @@
-"""The commands `mcis index <source>|show|browse`: the first stage of a run, and a look at its index."""
+"""The commands of `mcis index`: build the index of images, the first stage of a run, and look at it."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from mcis.datasets.sources import SOURCES
 from mcis.datasets.sources.source import Source
-from mcis.platform.commands.options import DEFAULT_WORKSPACE, Assignments, Verbose, WorkspaceFolder, plain_errors
+from mcis.datasets.sources.user_table import is_table
+from mcis.platform.commands.options import DEFAULT_WORKSPACE, Overrides, Verbose, WorkspaceFolder, grouped, plain_errors
 
 if TYPE_CHECKING:
     from mcis.platform.runs.workspace import Workspace
 
+
+class IndexGroup(TyperGroup):
+    """The group of commands `mcis index`. A table instead of a command stands for the command `tags`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and is_table(args[0]):
+            args = ["tags", *args]
+        return super().resolve_command(ctx, args)
+
+
 index_app = typer.Typer(
-    help="Index image sources: verify every image, list what was rejected and why, look at what there is.",
+    cls=IndexGroup,
+    help="Index images: verify each one, list what was rejected and why. `mcis index photos.csv` indexes a table.",
     no_args_is_help=True,
 )
 
-Index = Annotated[str, typer.Option("--name", help="Name of the run that the index belongs to.")]
+IndexName = Annotated[str, typer.Option("--name", "-n", help="Name of the run that the index belongs to.")]
 
 
-def _show_index(workspace: "Workspace", name: str, *, noted: bool = False) -> None:
+def _show_index(workspace: "Workspace", name: str, *, with_notes: bool = True) -> None:
     from mcis.platform.commands.terminal import show_index
     from mcis.platform.outputs.read_index import open_index
 
     opened = open_index(workspace, name, ["domain", "split", "tags", "content_hash"])
-    show_index(opened.index, opened.rejects, opened.classes, () if noted else opened.notes)
+    show_index(opened.index, opened.rejects, opened.classes, opened.notes if with_notes else ())
 
 
-def _add_command(source: str, about: Source) -> None:
-    """The command `mcis index <source>`, which builds an index as the first stage of a run, and shows it.
+def _add_source_command(name: str, source: Source) -> None:
+    """Adds the command `mcis index NAME`, which builds an index as the first stage of a run, and shows it."""
+    key = source.keys(name)[source.location]
 
-    A run of the same configuration takes its index over.
-    """
-    key = about.keys(source)[about.location]
-
-    def command(
+    def index_source(
         location: Any,
-        run: Index = f"index-{source}",
+        overrides: Overrides,
+        run: IndexName = f"index-{name}",
         workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
-        assignments: Assignments = None,
         verbose: Verbose = False,
     ) -> None:
         with plain_errors(verbose):
             from mcis.platform import api
             from mcis.platform.config.resolve import resolve
 
-            resolved = resolve(source, None, {key: str(location)}, assignments or [])
-            result = api.run(resolved, run, workspace=workspace, until="index", verbose=verbose)
-            _show_index(result.context.workspace, run, noted=result.context.computed["index"])
+            resolved = resolve(name, None, {key: str(location)}, overrides.texts())
+            result = api.run_resolved(resolved, run, workspace=workspace, until="index", verbose=verbose)
 
-    kind: Any = Path if about.location_kind == "DIR" else str
-    command.__annotations__["location"] = Annotated[kind, typer.Argument(metavar=about.location_kind, help=about.help)]
-    index_app.command(source, help=about.help, epilog=f"Example: `mcis index {about.example}`")(command)
+            already_noted = result.context.computed["index"]
+            _show_index(result.context.workspace, run, with_notes=not already_noted)
+
+    kind: Any = Path if source.location_kind == "DIR" else str
+    location = Annotated[kind, typer.Argument(metavar=source.location_kind, help=source.help)]
+    index_source.__annotations__["location"] = location
+    add = index_app.command(name, help=source.help, epilog=f"Example: `mcis index {source.example}`")
+    add(grouped(index_source))
 
 
-for _source, _about in SOURCES.items():
-    _add_command(_source, _about)
+for _name, _source in SOURCES.items():
+    _add_source_command(_name, _source)
 
 
 @index_app.command("show", epilog="Example: `mcis index show --name index-voc`")
-def index_show(name: Index, workspace: WorkspaceFolder = DEFAULT_WORKSPACE) -> None:
-    """Counts of an index: per split, domain and class, rejects by reason, content that is in more than one split."""
+def index_show(name: IndexName, workspace: WorkspaceFolder = DEFAULT_WORKSPACE) -> None:
+    """Show the counts of an index: images per split, domain and class, rejects by reason, copies across splits."""
     with plain_errors():
         from mcis.platform.runs.workspace import Workspace
 
@@ -70,11 +84,11 @@ def index_show(name: Index, workspace: WorkspaceFolder = DEFAULT_WORKSPACE) -> N
 
 @index_app.command("browse", epilog="Example: `mcis index browse --name index-voc`, then open the page that it names.")
 def index_browse(
-    name: Index,
+    name: IndexName,
     out: Annotated[Path | None, typer.Option(help="Name of the page; by default in the run's folder.")] = None,
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
 ) -> None:
-    """One HTML page of an index: counts, co-occurrence, sizes, thumbnails with tags, rejects with reasons."""
+    """Write an HTML page about an index: counts, co-occurrence, sizes, thumbnails with tags, rejects with reasons."""
     with plain_errors():
         from mcis.platform.runs.files import write_text
         from mcis.platform.runs.workspace import Workspace

@@ -1,4 +1,4 @@
-"""What the commands share: their options, records that group them, completion, and errors as one plain message."""
+"""The options that commands share, and how a command turns errors into one message."""
 
 import contextlib
 import dataclasses
@@ -22,44 +22,71 @@ if TYPE_CHECKING:
 DEFAULT_WORKSPACE = Path("mcis-workspace")
 
 
-Name = Annotated[str, typer.Option(help="Name of the run; the same name goes on where it stopped.")]
+def _parse_workspace(folder: str | Path) -> Path:
+    """Returns the local path of a workspace, which for a URI is where the bucket's files are handled."""
+    text = str(folder)
+    if "://" not in text:
+        return Path(text)
 
-
-def _workspace(folder: str | Path) -> Path:
-    """The path under which a workspace is worked on."""
-    folder = str(folder)  # the default is a path
-    if "://" not in folder:
-        return Path(folder)
     from mcis.datasets.storage.folders import local_path
 
     with plain_errors():
-        return local_path(folder)
+        return local_path(text)
 
 
+Name = Annotated[str, typer.Option("--name", "-n", help="Name of the run; the same name resumes it.")]
 WorkspaceFolder = Annotated[
     Path,
     typer.Option(
         "--workspace",
+        "-w",
         envvar="MCIS_WORKSPACE",
-        parser=_workspace,
+        parser=_parse_workspace,
         metavar="DIR",
         help="Folder of runs, shared stages and MLflow's store: a path, or a URI such as s3://bucket/work.",
     ),
 ]
-Assignments = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set one value; see `mcis config show`.")
-]
 Until = Annotated[StageName | None, typer.Option(metavar="STAGE", help="Last stage to compute, such as pseudo_masks.")]
-_AGAIN = "Compute this stage and all after it again, while no other run uses it; if interrupted, repeat without it."
-From = Annotated[StageName | None, typer.Option("--from", metavar="STAGE", help=_AGAIN)]
+From = Annotated[
+    StageName | None,
+    typer.Option(
+        "--from",
+        metavar="STAGE",
+        help="Compute this stage and all after it again. To resume after an interruption, leave it out.",
+    ),
+]
+Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of every random draw; the same as seed=N.")]
+Gpu = Annotated[bool, typer.Option("--gpu", help="Run the networks on GPUs; the same as compute.gpu=true.")]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show the workers' output and whole tracebacks.")]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Overrides:
+    """Values that win over recipe and file: words KEY=VALUE after the other arguments, or --set KEY=VALUE."""
+
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="KEY=VALUE", help="Values to set, such as localize.related=5; see `mcis config show`."),
+    ] = None
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="The same as a word KEY=VALUE.")
+    ] = None
+
+    def texts(self, *, seed: int | None = None, gpu: bool = False) -> list[str]:
+        """Returns all overrides as texts `key=value`; later ones win."""
+        texts = [*(self.assignments or []), *(self.words or [])]
+        if seed is not None:
+            texts.append(f"seed={seed}")
+        if gpu:
+            texts.append("compute.gpu=true")
+        return texts
 
 
 _T = TypeVar("_T")
 
 
 def _with_locations(cls: type[_T]) -> type[_T]:
-    """Adds an option of each source, `--<name>`, to a class that is to be a dataclass."""
+    """Adds the option `--NAME` of each image source to a class that is about to become a dataclass."""
     for name, source in SOURCES.items():
         kind: Any = Path if source.location_kind == "DIR" else str
         cls.__annotations__[name] = Annotated[kind | None, typer.Option(f"--{name}", help=source.help)]
@@ -67,89 +94,110 @@ def _with_locations(cls: type[_T]) -> type[_T]:
     return cls
 
 
+_DEFAULT_RECIPES = ", ".join(
+    f"{source.recipe} for {name}" for name, source in SOURCES.items() if source.defines_classes
+)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 @_with_locations
 class Configuration:
-    """The arguments and options that say what to run; commands take them as one, see `grouped`."""
+    """The arguments and options that say what to run, apart from `Overrides`."""
 
-    sources: Annotated[
-        str | None, typer.Argument(help=f"Sources: {', '.join(SOURCE_COMBINATIONS)}, or others joined by +")
+    source: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="SOURCE",
+            help="A table of images and tags (path or URI of a .csv, .jsonl or .parquet file); or names of image "
+            f"sources: {', '.join(SOURCE_COMBINATIONS)}, or others joined by +.",
+        ),
     ] = None
     recipe: Annotated[
-        str | None,
-        typer.Option(
-            help=f"Preset: {', '.join(RECIPES)}.",
-            show_default=", ".join(f"{of.recipe} of {name}" for name, of in SOURCES.items() if of.defines_classes),
-        ),
+        str | None, typer.Option(help=f"Recipe: {', '.join(RECIPES)}.", show_default=_DEFAULT_RECIPES)
     ] = None
     config: Annotated[
         Path | None,
-        typer.Option("--config", metavar="FILE", help="Experiment, as a run or `mcis config show --save` wrote it."),
+        typer.Option("--config", metavar="FILE", help="Experiment, written by a run or `mcis config show --save`."),
     ] = None
     corrected_masks: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Corrected masks of some training images.")
     ] = None
-    assignments: Assignments = None
+    seed: Seed = None
+    gpu: Gpu = False
 
-    def resolve(self, default: str | None = None) -> "Resolved":
-        """The configuration that they come to; `default` names the sources where neither an argument nor a file does.
-        Errors as of `config.resolve.resolve`."""
-        from mcis.platform.config.resolve import location_values, resolve
+    def resolve(self, overrides: Overrides) -> "Resolved":
+        """Returns the configuration. Errors are those of `config.resolve.resolve`."""
+        from mcis.platform.config.resolve import is_assignment, location_values, resolve
 
-        return resolve(
-            self.sources or (None if self.config else default),
-            self.recipe,
-            location_values(
-                {name: getattr(self, name) for name in SOURCES} | {"data.corrected_masks": self.corrected_masks}
-            ),
-            self.assignments or [],
-            file=self.config,
-        )
+        source = self.source
+        texts = overrides.texts(seed=self.seed, gpu=self.gpu)
+        if source is not None and is_assignment(source):  # the first word of a command without a source
+            texts = [source, *texts]
+            source = None
+
+        locations = {name: getattr(self, name) for name in SOURCES}
+        options = location_values(locations | {"data.corrected_masks": self.corrected_masks})
+        return resolve(source, self.recipe, options, texts, file=self.config)
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """Lets a command take dataclasses such as `Configuration`: each of their fields is an option of its own."""
-    parameters: list[inspect.Parameter] = []
+    """Lets a command have parameters that are dataclasses, such as `Configuration`.
+
+    Each field becomes an argument or option of its own, because typer knows no groups of parameters.
+    """
+    signature = inspect.signature(command, eval_str=True)
     groups: dict[str, Any] = {}
-    for parameter in inspect.signature(command, eval_str=True).parameters.values():
-        if not dataclasses.is_dataclass(parameter.annotation):
+    parameters: list[inspect.Parameter] = []
+    for parameter in signature.parameters.values():
+        if dataclasses.is_dataclass(parameter.annotation):
+            groups[parameter.name] = parameter.annotation
+            parameters += _field_parameters(parameter.annotation)
+        else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
-            continue
-        groups[parameter.name] = parameter.annotation
-        types = get_type_hints(parameter.annotation, include_extras=True)
-        parameters += [
-            inspect.Parameter(of.name, inspect.Parameter.KEYWORD_ONLY, default=of.default, annotation=types[of.name])
-            for of in dataclasses.fields(parameter.annotation)
-        ]
 
     @functools.wraps(command)
-    def run(**given: Any) -> None:
+    def run(**values: Any) -> None:
         for name, group in groups.items():
-            given[name] = group(**{field.name: given.pop(field.name) for field in dataclasses.fields(group)})
-        command(**given)
+            fields = {field.name: values.pop(field.name) for field in dataclasses.fields(group)}
+            values[name] = group(**fields)
+        command(**values)
 
-    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
+
+
+def _field_parameters(group: Any) -> list[inspect.Parameter]:
+    """Returns the fields of a dataclass as parameters of a function."""
+    types = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=types[field.name]
+        )
+        for field in dataclasses.fields(group)
+    ]
 
 
 @contextlib.contextmanager
 def plain_errors(verbose: bool = False, *, resumes: bool = True) -> Iterator[None]:
-    """Ends the command with one clear message and a non-zero status where the user can do something about the error.
+    """Ends the command with one message and a non-zero status if the user can solve the problem.
 
-    `resumes` says whether the command goes on from there where it was interrupted.
+    Args:
+        verbose: Raise the error instead, with its traceback.
+        resumes: Whether the same command continues after an interruption.
     """
     try:
         yield
     except KeyboardInterrupt as error:
-        after = "what is finished is kept; repeat the command without --from" if resumes else "nothing is complete"
-        typer.echo(f"\ninterrupted: {after}", err=True)
+        advice = "what is finished is kept; repeat the command without --from" if resumes else "nothing is complete"
+        typer.echo(f"\ninterrupted: {advice}", err=True)
         raise typer.Exit(128 + (error.args[0] if error.args else signal.SIGINT)) from None
     except Exception as error:
         from mcis.datasets.errors import UserError
 
+        user_error: UserError | None
         if isinstance(error, UserError):
-            user_error: UserError | None = error
-        else:  # Ray and its workers wrap what they raise
+            user_error = error
+        else:  # Ray and its workers wrap the errors that they raise
             from mcis.platform.engine.errors import user_error_in
 
             user_error = user_error_in(error)

@@ -2,16 +2,18 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from mcis.platform.commands.options import (
     DEFAULT_WORKSPACE,
-    Assignments,
     Configuration,
     From,
+    Gpu,
     Name,
+    Overrides,
+    Seed,
     Until,
     Verbose,
     WorkspaceFolder,
@@ -27,8 +29,9 @@ config_app = typer.Typer(help="The configuration of a run.", no_args_is_help=Tru
 
 @grouped
 def run(
-    configuration: Configuration,
     name: Name,
+    configuration: Configuration,
+    overrides: Overrides,
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
     until: Until = None,
     start: From = None,
@@ -39,36 +42,44 @@ def run(
     A second call with the same name computes only what is missing or changed.
     """
     with plain_errors(verbose):
-        resolved = configuration.resolve()
+        resolved = configuration.resolve(overrides)
 
         from mcis.platform import api
         from mcis.platform.commands.terminal import show_outlook, show_result
 
-        options: dict[str, Any] = {"until": until, "start": start}
-        show_result(api.run(resolved, name, workspace=workspace, verbose=verbose, show=show_outlook, **options))
+        result = api.run_resolved(
+            resolved, name, workspace=workspace, until=until, start=start, verbose=verbose, on_checked=show_outlook
+        )
+        show_result(result)
 
 
+@grouped
 def demo(
+    overrides: Overrides,
     name: Name = "demo",
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
-    assignments: Assignments = None,
+    seed: Seed = None,
+    gpu: Gpu = False,
     verbose: Verbose = False,
 ) -> None:
-    """Run the whole pipeline on an embedded data set, drawn on the spot: from tags to masks."""
+    """Run the whole pipeline, from tags to masks, on a small data set that is drawn for it."""
     with plain_errors(verbose):
         from mcis.platform import api
-        from mcis.platform.commands.terminal import console, show_outlook, show_result
+        from mcis.platform.commands.terminal import show_outlook, show_result
+        from mcis.platform.runs.progress import console
 
-        configuration = demo_configuration(workspace, assignments or [])
-        show_result(api.run(configuration, name, workspace=workspace, verbose=verbose, show=show_outlook))
-        if configuration.config.pseudo_masks.reads_saliency:
-            console.print("Saliency maps are painted from the truth here: masks and segmentation owe much to them.")
+        resolved = demo_configuration(workspace, overrides.texts(seed=seed, gpu=gpu))
+        result = api.run_resolved(resolved, name, workspace=workspace, verbose=verbose, on_checked=show_outlook)
+        show_result(result)
+        if resolved.config.pseudo_masks.reads_saliency:
+            console.print("The demo's saliency maps are drawn from the ground truth, which raises the scores.")
 
 
-def demo_configuration(workspace: Path, assignments: Sequence[str] = ()) -> "Resolved":
-    """Recipe `photos` on the embedded data, which is drawn where it does not exist yet: tags, no saliency maps.
+def demo_configuration(workspace: Path, overrides: Sequence[str] = ()) -> "Resolved":
+    """Returns the configuration of the demo: recipe `photos`, with tags and without saliency maps.
 
-    Its images are small and few: smaller inputs, fewer updates, a stage more to train.
+    The data set is drawn if it does not exist. Its images are small and few, so inputs are smaller, steps are fewer and
+    one more stage of the segmenter is trained.
     """
     from mcis.datasets.synthetic import devkit
     from mcis.platform.config.resolve import resolve
@@ -78,9 +89,10 @@ def demo_configuration(workspace: Path, assignments: Sequence[str] = ()) -> "Res
 
     root = Workspace(workspace).data / "synthetic" / "VOC2012"
     if not root.exists():
-        console.print("drawing the embedded data set")
+        console.print("drawing the data set of the demo")
         with disk_errors(root.parent):
             devkit.draw(root)
+
     options = {
         "data.voc": str(root),
         "data.classes": str(root / "classes.txt"),
@@ -91,16 +103,17 @@ def demo_configuration(workspace: Path, assignments: Sequence[str] = ()) -> "Res
         "segmenter.min_steps": 200,
         "segmenter.trainable_stages": 4,
     }
-    return resolve("voc", "photos", options, assignments)
+    return resolve("voc", "photos", options, overrides)
 
 
 @config_app.command(
-    epilog="Examples: `mcis config show voc --recipe released --set localize.related=5` · "
+    epilog="Examples: `mcis config show photos.csv` · `mcis config show voc --recipe released localize.related=5` · "
     "`mcis config show voc --voc DIR --recipe scratch --save exp.toml`"
 )
 @grouped
 def show(
     configuration: Configuration,
+    overrides: Overrides,
     save: Annotated[Path | None, typer.Option(metavar="FILE", help="As TOML, for `mcis run --config FILE`.")] = None,
 ) -> None:
     """Show every key with its value, where the value comes from, and what it means."""
@@ -110,13 +123,14 @@ def show(
         from mcis.platform.reporting.terminal import make_table
         from mcis.platform.runs.progress import console
 
-        resolved = configuration.resolve()
+        resolved = configuration.resolve(overrides)
         if save:
             from mcis.platform.runs.files import write_text
 
             write_text(save, experiment_text(resolved.config, resolved.origins))
             typer.echo(f"experiment: {save}")
             return
-        about = meanings(resolved.config)
-        rows = [(key, value, resolved.origins[key], about[key]) for key, value in leaves(resolved.config)]
+
+        descriptions = meanings(resolved.config)
+        rows = [(key, value, resolved.origins[key], descriptions[key]) for key, value in leaves(resolved.config)]
         console.print(make_table("Configuration", ("key", "value", "from", "meaning"), rows))

@@ -8,6 +8,7 @@ from mcis.platform.commands.options import (
     DEFAULT_WORKSPACE,
     Configuration,
     Name,
+    Overrides,
     Verbose,
     WorkspaceFolder,
     grouped,
@@ -22,8 +23,8 @@ Parallel = Annotated[int, typer.Option(min=1, help="Trials at a time.")]
 
 @study_app.command(
     name="run",
-    epilog="Examples: `mcis study run references --voc VOCdevkit/VOC2012 --name table5 --recipe scratch` · "
-    "`mcis study run effect tags --tags photos.csv --name effect --until localize --seeds 3`",
+    epilog="Examples: `mcis study run references voc --voc VOCdevkit/VOC2012 --name table5 --recipe scratch` · "
+    "`mcis study run effect photos.csv --name effect --until localize --seeds 3`",
 )
 @grouped
 def run_study(
@@ -35,6 +36,7 @@ def run_study(
         ),
     ],
     configuration: Configuration,
+    overrides: Overrides,
     name: Name,
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
     until: Annotated[
@@ -52,7 +54,7 @@ def run_study(
         from mcis.tuning.paper import sources_definition
         from mcis.tuning.studies import Study, defined
 
-        resolved = configuration.resolve("lid" if study == "lid" else "voc")
+        resolved = configuration.resolve(overrides)
         if study == "settings":
             definition = sources_definition(resolved.config.sources, resolved.config.segmenter.backbone)
         else:
@@ -65,12 +67,13 @@ def run_study(
 
 
 @study_app.command(
-    epilog="Example: `mcis study search tags --tags photos.csv --name wide --axis 'localize.related=integer(0,32)' "
+    epilog="Example: `mcis study search photos.csv --name wide --axis 'localize.related=integer(0,32)' "
     "--axis 'classifier.optimizer.learning_rate=loguniform(1e-4,1e-2)' --trials 30`"
 )
 @grouped
 def search(
     configuration: Configuration,
+    overrides: Overrides,
     name: Name,
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
     axes: Annotated[
@@ -105,7 +108,7 @@ def search(
             raise UserError("--halving 1", "2 or more, or 0 to let all trials go on", "leave it at 3")
         run_search(
             Search(
-                name=name, resolved=configuration.resolve(default="voc"), workspace=Workspace(workspace),
+                name=name, resolved=configuration.resolve(overrides), workspace=Workspace(workspace),
                 axes=parse_axes(axes or []), objective=objective, trials=trials, minutes=minutes, halving=halving,
                 parallel=parallel, verbose=verbose
             )

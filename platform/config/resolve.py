@@ -1,10 +1,11 @@
-"""The layers that a run's configuration is put together from, each value with its origin.
+"""The layers that a run's configuration is made of. Each value knows the layer that it comes from.
 
-Later layers win: defaults < recipe < sources < file of an experiment < command line options < `--set key=value`.
+Later layers win: defaults < recipe < sources < experiment file < command line options < overrides `key=value`.
 """
 
 import difflib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.section import Contradictions
 from mcis.datasets.sources import SOURCES
 from mcis.datasets.sources.lists import did_you_mean
+from mcis.datasets.sources.user_table import is_table
 from mcis.datasets.storage.uris import holds_credentials, without_credentials
 from mcis.platform.config.experiment import Experiment, read_experiment
 from mcis.platform.config.keys import Values, explicit, leaves, nested
@@ -25,23 +27,32 @@ from mcis.platform.config.sections import SOURCE_COMBINATIONS, Config, sources_o
 from mcis.platform.config.training import ClassifierConfig
 
 _NAMES = ("sources", "recipe")
+_TABLE_SOURCE = "tags"
+_ASSIGNMENT = re.compile(r"[A-Za-z_][\w.]*=")
+COMMAND_LINE = "command line"
+"""Origin of the values of command line options such as `--voc`."""
+OVERRIDE = "override"
+"""Origin of the values of overrides `key=value`."""
+
 Layer = tuple[str, Values]
-"""Where values come from, and these by dotted key."""
+"""An origin, and its values by dotted key."""
+Overrides = Sequence[str] | Mapping[str, object]
+"""Values that win over all others: texts `key=value`, or values by dotted key."""
 
 
 class Resolved(NamedTuple):
-    """A configuration, and for each dotted key the layer that its value comes from."""
+    """A configuration, and the layer that each of its values comes from, by dotted key."""
 
     config: Config
     origins: dict[str, str]
 
     def changed(self) -> Values:
-        """The values that neither defaults, recipe nor sources brought, by dotted key."""
-        brought = ("default", f"recipe {self.config.recipe}", f"sources {self.config.sources}")
+        """Returns the values that do not come from defaults, recipe or sources, by dotted key."""
+        unchanged = ("default", f"recipe {self.config.recipe}", f"sources {self.config.sources}")
         return {
             key: value if isinstance(value, int | float | str | list | tuple | None) else str(value)
             for key, value in leaves(self.config)
-            if self.origins[key] not in brought and key not in _NAMES
+            if self.origins[key] not in unchanged and key not in _NAMES
         }
 
 
@@ -49,36 +60,45 @@ def resolve(
     sources: str | None = None,
     recipe: str | None = None,
     options: Values | None = None,
-    assignments: Sequence[str] = (),
+    overrides: Overrides = (),
     *,
     file: Path | None = None,
 ) -> Resolved:
-    """Puts the layers together and validates the result once.
+    """Merges the layers and validates the result once.
 
     Args:
-        sources, recipe: None = as `file` says; without one, that of the source which names the classes.
-        options: values by dotted key that command line options such as `--voc` set.
-        assignments: `key=value` texts of `--set`.
+        sources: names of image sources joined by +, or a table of images and tags (path or URI), which stands for the
+            source `tags`. None: the sources of `file`.
+        recipe: name of a recipe. None: the recipe of `file`, or else the default recipe of the first source.
+        options: values of command line options such as `--voc`, by dotted key.
+        overrides: texts `key=value`, or values by dotted key.
         file: an experiment, see `experiment`.
 
     Raises:
-        UserError: every unknown key, wrong type and contradiction, in one message; or sources or a recipe that are
-            unknown, or not the file's.
+        UserError: sources or recipe are unknown or contradict the file; or a list of all unknown keys, wrong types and
+            contradictions.
     """
     experiment = read_experiment(file) if file else Experiment({}, {})
-    given = {key: name for key, name in (("sources", sources), ("recipe", recipe)) if name is not None}
+    sources, options = _with_table(sources, options or {})
+    given: dict[str, str] = {}
+    if sources is not None:
+        given["sources"] = sources
+    if recipe is not None:
+        given["recipe"] = recipe
     names = _names(given, experiment, file)
-    assigned = parse_assignments(assignments)
+    overridden = parse_overrides(overrides)
+
     layers: list[Layer] = [
         (f"recipe {names['recipe']}", explicit(RECIPES[names["recipe"]]())),
         (f"sources {names['sources']}", explicit(source_values(names["sources"]))),
         (str(file), experiment.names | experiment.values),
-        ("command line", given | (options or {})),
-        ("--set", {key: value for key, value in assigned.items() if key not in _NAMES}),
+        (COMMAND_LINE, given | options),
+        (OVERRIDE, {key: value for key, value in overridden.items() if key not in _NAMES}),
     ]
     problems = [f"{file}: {problem}" for problem in experiment.problems]
-    problems += [f"{key} by --set only changes its name: use the command line" for key in _NAMES if key in assigned]
-    config, origins = _merged(layers, names, problems, file)
+    problems += [f"{key} cannot be overridden: {_REMEDIES[key]}" for key in _NAMES if key in overridden]
+
+    config, origins = _merge(layers, names, problems, file)
     if config is None or problems:
         raise UserError(
             f"the configuration has {len(problems)} problem(s):\n  - " + "\n  - ".join(problems),
@@ -88,70 +108,108 @@ def resolve(
     return Resolved(config, {key: origins.get(key, "default") for key, _ in leaves(config)})
 
 
+_REMEDIES = {"sources": "name them as the first argument", "recipe": "name it by --recipe"}
+"""How to set the keys that overrides cannot set, because other values depend on them."""
+
+
 def location_values(locations: Mapping[str, object]) -> Values:
-    """Where sources are, by their names -> values by dotted key; None is left out, and any other name kept."""
+    """Converts locations of sources to values by dotted key.
+
+    Args:
+        locations: name of a source -> where its images are. None is left out. A name that is no source is kept as a
+            key.
+    """
     keys = {name: source.keys(name)[source.location] for name, source in SOURCES.items()}
     return {keys.get(name, name): str(location) for name, location in locations.items() if location is not None}
 
 
-def _merged(
+def _with_table(sources: str | None, options: Values) -> tuple[str | None, Values]:
+    """Replaces a table that is given as the sources by the source `tags` and its location."""
+    if sources is None or not is_table(sources):
+        return sources, options
+
+    values = location_values({_TABLE_SOURCE: sources})
+    for key, table in values.items():
+        if options.get(key, table) != table:
+            found = f"two tables, {without_credentials(sources)} and {without_credentials(str(options[key]))}"
+            raise UserError(found, "one table", f"leave out --{_TABLE_SOURCE}")
+    return _TABLE_SOURCE, options | values
+
+
+def _merge(
     layers: Sequence[Layer], names: Values, problems: list[str], file: Path | None
 ) -> tuple[Config | None, dict[str, str]]:
-    """The configuration of the layers, None if it cannot be, and the origins of its values; adds to the problems."""
+    """Merges and validates layers; appends what is wrong to `problems`.
+
+    Returns:
+        The configuration, None if it is invalid, and the origins of its values by dotted key.
+    """
     known = [key for key, _ in leaves(Config())]
     values: Values = {}
     origins: dict[str, str] = {}
     for origin, layer in layers:
         for key, value in layer.items():
             if key in known:
-                values[key], origins[key] = value, origin
+                values[key] = value
+                origins[key] = origin
             else:
-                prefix = f"{file}: " if origin == str(file) else ""
-                problems.append(prefix + _unknown_key(key, value, known))
+                problems.append(_prefix(origin, file) + _unknown_key(key, value, known))
+
     try:
         return Config.model_validate(nested(values | names)), origins
     except ValidationError as error:
         for item in error.errors():
-            key = ".".join(map(str, item["loc"]))
-            origin = next((origin for each, origin in origins.items() if f"{key}.".startswith(f"{each}.")), "")
-            problems += [f"{file}: " * (origin == str(file)) + text for text in _error_texts(key, item)]
+            path = ".".join(map(str, item["loc"]))
+            origin = next((origin for key, origin in origins.items() if f"{path}.".startswith(f"{key}.")), "")
+            problems += [_prefix(origin, file) + text for text in _error_texts(path, item)]
         return None, origins
 
 
+def _prefix(origin: str, file: Path | None) -> str:
+    """Returns the name of the experiment for problems with its values, nothing for those of other layers."""
+    return f"{file}: " if origin == str(file) else ""
+
+
 def _unknown_key(key: str, value: object, known: Sequence[str]) -> str:
-    """The problem with an unknown key, with its current name if it was renamed, or else the most similar keys."""
+    """Describes an unknown key, with its current name if it was renamed, or else the most similar keys."""
     renamed = current_assignment(key, value)
     if renamed:
         return f"key {key!r} was renamed: write {renamed}"
+
     similar = difflib.get_close_matches(key, known, 3, 0.5)
     hint = f"; did you mean {' or '.join(similar)}?" if similar else ""
     return f"unknown key {key!r}{hint}"
 
 
 def _error_texts(key: str, error: ErrorDetails) -> Sequence[str]:
-    """What is wrong with a value, by its dotted key; or all that contradicts itself, which names its keys."""
-    if isinstance(reason := error.get("ctx", {}).get("error"), Contradictions):
+    """Describes a value that pydantic refused; contradictions between values name their keys themselves."""
+    reason = error.get("ctx", {}).get("error")
+    if isinstance(reason, Contradictions):
         return reason.problems
-    message, value = error["msg"].removeprefix("Value error, "), error["input"]
-    found = without_credentials(value) if isinstance(value, str) and holds_credentials(value) else value
-    return [f"{key}: {message} (found {found!r})"]
+
+    message = error["msg"].removeprefix("Value error, ")
+    value = error["input"]
+    if isinstance(value, str) and holds_credentials(value):
+        value = without_credentials(value)
+    return [f"{key}: {message} (found {value!r})"]
 
 
 def _names(given: Mapping[str, str], experiment: Experiment, file: Path | None) -> dict[str, str]:
-    """Sources and recipe, as given or as a file says, the sources in their order."""
+    """Returns sources and recipe, checked, as given or as the experiment names them."""
     names: dict[str, str] = {}
-    for origin, named in ((f"{file}: ", experiment.names), ("", given)):
-        for key, name in named.items():
+    for origin, layer in ((f"{file}: ", experiment.names), ("", given)):
+        for key, name in layer.items():
             try:
                 known = "+".join(sources_of(name)) if key == "sources" else _known_recipe(name)
             except UserError as error:
                 raise UserError(f"{origin}{error.found}", error.expected, error.remedy) from None
             if names.setdefault(key, known) != known:
                 raise UserError(
-                    f"{key} {known} is given beside {file}, which is of {key} {names[key]}",
-                    f"a single {key}",
-                    f"leave {key} {known} out, or change `{key}` in a copy of the file",
+                    f"{key} {known} contradicts {file}, which has {key} {names[key]}",
+                    f"one value of {key}",
+                    f"leave out {key} {known}, or change `{key}` in a copy of the file",
                 )
+
     if "setting" in experiment.values and "sources" not in names:
         value = experiment.values["setting"]
         raise UserError(
@@ -162,15 +220,18 @@ def _names(given: Mapping[str, str], experiment: Experiment, file: Path | None) 
     if "sources" not in names:
         raise UserError(
             f"{file} without sources" if file else "no sources",
-            f"one of {', '.join(SOURCE_COMBINATIONS)}, or other sources joined by +",
+            f"a table of images and tags, such as photos.csv; one of {', '.join(SOURCE_COMBINATIONS)}; or other "
+            "sources joined by +",
             "name it as the first argument, or name a file that has one by --config",
         )
     return {"recipe": SOURCES[sources_of(names["sources"])[0]].recipe, **names}
 
 
 def source_values(sources: str) -> Config:
-    """Values that a combination of sources changes: single-label images next to others are a second domain with its own
-    affinities (section 3.2)."""
+    """Returns the values that a combination of sources changes.
+
+    Single-label images next to others are a second domain with affinities of its own (section 3.2).
+    """
     names = sources_of(sources)
     several_domains = len(names) > 1 and any(SOURCES[name].domain == "source" for name in names)
     return Config(classifier=ClassifierConfig(num_domain_affinities=3)) if several_domains else Config()
@@ -186,20 +247,39 @@ def _known_recipe(recipe: str) -> str:
     return recipe
 
 
-def parse_assignments(assignments: Sequence[str]) -> Values:
-    """`--set key=value` texts -> values (`parse_value`); UserError for one without `=` or a key."""
+def is_assignment(word: str) -> bool:
+    """Returns whether a word of the command line is an override `key=value`; URIs and paths are not."""
+    return _ASSIGNMENT.match(word) is not None
+
+
+def parse_overrides(overrides: Overrides) -> Values:
+    """Returns overrides as values by dotted key.
+
+    Raises:
+        UserError: a text has no key or no `=`.
+    """
+    if isinstance(overrides, Mapping):
+        return dict(overrides)
+
     values: Values = {}
-    for text in assignments:
+    for text in overrides:
         key, sign, value = text.partition("=")
         if not sign or not key.strip():
-            raise UserError(f"--set {text}", "--set key=value", "write for example --set localize.related=3")
+            raise UserError(
+                f"the argument {without_credentials(text)!r}",
+                "key=value",
+                "write for example localize.related=3, or leave it out",
+            )
         values[key.strip()] = parse_value(value)
     return values
 
 
 def parse_value(text: str) -> Any:
-    """The value that a text of the command line stands for: JSON where it parses as such, else the text."""
+    """Parses a value of the command line: JSON, or else the text itself. `None`, `null` and an empty text are None."""
+    text = text.strip()
+    if text in ("", "None"):
+        return None
     try:
         return json.loads(text)
-    except ValueError:  # also a whole number of more digits than Python reads
-        return text.strip()
+    except ValueError:  # also an integer with more digits than Python parses
+        return text

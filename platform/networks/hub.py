@@ -18,10 +18,10 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import fetch_file
 from mcis.models.pretrained import read_state_dict
 from mcis.platform.config.keys import leaves
-from mcis.platform.config.resolve import resolve
+from mcis.platform.config.resolve import Overrides, resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import build_segmenter
-from mcis.platform.networks.trained_segmenter import TrainedSegmenter, check_assignments, sets_max_side
+from mcis.platform.networks.trained_segmenter import TrainedSegmenter, check_overrides, sets_max_side
 from mcis.platform.networks.weights_files import SAFETENSORS, load_weights, weights_in
 from mcis.platform.outputs.read_index import open_index, rows_in_split
 from mcis.platform.runs.files import read_record_of, write_json, write_text, written_aside
@@ -64,10 +64,10 @@ def write_pretrained(trained: TrainedSegmenter, folder: Path) -> None:
 
 
 def open_pretrained(
-    source: Path | str, assignments: Sequence[str] = (), *, revision: str | None = None
+    source: Path | str, overrides: Overrides = (), *, revision: str | None = None
 ) -> TrainedSegmenter:
     """Opens what `write_pretrained` wrote. Arguments and errors are those of `Predictor.from_pretrained`."""
-    check_assignments(assignments)
+    check_overrides(overrides)
     folder = Path(source).expanduser()
     if not folder.is_dir():
         folder = _download(str(source), revision)
@@ -75,9 +75,9 @@ def open_pretrained(
         raise UserError(f"{folder} lacks {_CONFIG} or {SAFETENSORS}", _EXPECTED, _REMEDY)
 
     description = read_record_of(folder / _CONFIG, _Description, _EXPECTED, _REMEDY)
-    config = resolve("voc", "paper", description.values, assignments).config
+    config = resolve("voc", "paper", description.values, overrides).config
     _check_weights(folder, config, len(description.classes))
-    max_side = config.data.max_side if sets_max_side(assignments) else description.max_side
+    max_side = config.data.max_side if sets_max_side(overrides) else description.max_side
     return TrainedSegmenter(config, folder, description.classes, max_side)
 
 

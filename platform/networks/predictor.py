@@ -23,6 +23,7 @@ from mcis.datasets.storage.threads import map_in_threads
 from mcis.models.backbones import to_float_images
 from mcis.models.registry import backbone_normalization
 from mcis.models.segmenters import predict, restrict_to_tags, upsampled_labels
+from mcis.platform.config.resolve import Overrides
 from mcis.platform.networks.build import build_segmenter, load_trained
 from mcis.platform.networks.crf_pool import CrfPool
 from mcis.platform.networks.hub import open_pretrained, write_pretrained
@@ -95,28 +96,29 @@ class Predictor:
         self.crf = CrfPool(self.config.crf, processes) if self.config.crf.iterations else None
 
     @classmethod
-    def load(cls, run: Path | str, assignments: Sequence[str] = (), *, processes: int = 0) -> "Predictor":
+    def load(cls, run: Path | str, overrides: Overrides = (), *, processes: int = 0) -> "Predictor":
         """Loads the trained network of a run, on a GPU if there is one.
 
         Args:
             run: The folder of the run, WORKSPACE/runs/NAME.
-            assignments: `key=value` texts that change the run's `predict.*` or `data.max_side`.
+            overrides: Values of `predict.*` or `data.max_side` that replace those of the run, such as
+                `{"predict.hflip": False}`; or texts `key=value`.
             processes: See `Predictor`; used by `map`. A script that sets it needs `if __name__ == "__main__"`.
 
         Raises:
             UserError: There is no such run, it has trained no segmenter, or other keys are set.
         """
-        return cls(open_trained_segmenter(run, assignments), processes=processes)
+        return cls(open_trained_segmenter(run, overrides), processes=processes)
 
     @classmethod
     def from_pretrained(
-        cls, source: Path | str, assignments: Sequence[str] = (), *, revision: str | None = None, processes: int = 0
+        cls, source: Path | str, overrides: Overrides = (), *, revision: str | None = None, processes: int = 0
     ) -> "Predictor":
         """Loads a network that `save_pretrained` wrote. No code in the folder is run.
 
         Args:
             source: A folder, or the id of a repository on the Hugging Face hub.
-            assignments: See `load`.
+            overrides: See `load`.
             revision: Branch, tag or commit of the repository.
             processes: See `load`.
 
@@ -124,7 +126,7 @@ class Predictor:
             UserError: There is no such folder, it is damaged, its weights are of another network, or other keys are
                 set.
         """
-        return cls(open_pretrained(source, assignments, revision=revision), processes=processes)
+        return cls(open_pretrained(source, overrides, revision=revision), processes=processes)
 
     def save_pretrained(self, folder: Path | str) -> None:
         """Writes model.safetensors, config.json and a model card. `from_pretrained` then predicts the same."""

@@ -94,7 +94,7 @@ def backbone_weights(origin: str, backbone: str, workspace: Workspace) -> Path |
             raise UserError(
                 f"no weights of {backbone} are bundled with mcis",
                 f"one of the backbones {', '.join(BUNDLED_BACKBONES)}",
-                "choose one (classifier.backbone, segmenter.backbone), or --set weights.classifier_backbone=download",
+                "choose one (classifier.backbone, segmenter.backbone), or weights.classifier_backbone=download",
             )
         return bundled_weights(backbone)
 
@@ -109,7 +109,7 @@ def backbone_weights(origin: str, backbone: str, workspace: Workspace) -> Path |
         raise UserError(
             f"weights of {backbone}: {path} is no file",
             "`none`, `download`, `bundled`, or a state_dict file of torchvision's, timm's or, of resnet38, PSA's",
-            "name the file, for example --set weights.classifier_backbone=/path/to/weights.pth",
+            "name the file, for example weights.classifier_backbone=/path/to/weights.pth",
         )
     return path
 
@@ -122,9 +122,9 @@ def _download_path(backbone: str, workspace: Workspace) -> Path:
         raise UserError(
             f"there are no pretrained weights of the backbone {backbone} to download",
             f"one of {', '.join(TORCHVISION_PRETRAINED)}, or timm/NAME, or a file",
-            "name a state_dict file by --set weights.classifier_backbone=PATH (for resnet38: PSA's ImageNet weights, "
+            "name a state_dict file by weights.classifier_backbone=PATH (for resnet38: PSA's ImageNet weights, "
             "converted to torch), choose such a backbone, or "
-            "--set weights.classifier_backbone=none to train from scratch",
+            "weights.classifier_backbone=none to train from scratch",
         )
     return workspace.weights / torchvision_weights_url(backbone).rsplit("/", 1)[1]
 
@@ -143,7 +143,7 @@ def _download(backbone: str, path: Path) -> None:
             f"the weights of {backbone} cannot be downloaded ({error})",
             f"a connection, or the file {path}",
             f"fetch {path.name} from {hub} on a machine with a connection and put it at {path}, "
-            "or name a file by --set weights.classifier_backbone=PATH (for the segmenter: "
+            "or name a file by weights.classifier_backbone=PATH (for the segmenter: "
             "weights.segmenter_backbone=PATH)",
         ) from None
 
@@ -188,7 +188,7 @@ def trained_classifier_file(config: Config) -> Path | None:
         raise UserError(
             f"weights.classifier: {path} is no file",
             "weights.pt of an earlier run's stage train_classifier, or what `mcis import-weights` wrote",
-            "name the file, for example --set weights.classifier=/path/to/weights.pt",
+            "name the file, for example weights.classifier=/path/to/weights.pt",
         )
     return path
 

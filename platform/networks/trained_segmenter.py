@@ -1,6 +1,5 @@
 """Opens the trained segmentation network of a run for predictions."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,7 +8,7 @@ import pyarrow as pa
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import local_path
-from mcis.platform.config.resolve import resolve
+from mcis.platform.config.resolve import Overrides, parse_overrides, resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.read_index import open_index, rows_in_split
 from mcis.platform.runs.workspace import Workspace
@@ -38,18 +37,18 @@ class TrainedSegmenter(NamedTuple):
     run: Path | None = None
 
 
-def open_trained_segmenter(run: Path | str, assignments: Sequence[str] = ()) -> TrainedSegmenter:
+def open_trained_segmenter(run: Path | str, overrides: Overrides = ()) -> TrainedSegmenter:
     """Opens the trained segmentation network of a run.
 
     Args:
         run: The folder of the run, WORKSPACE/runs/NAME.
-        assignments: `key=value` texts that change the run's `predict.*` or `data.max_side`.
+        overrides: Values of `predict.*` or `data.max_side` that replace those of the run.
 
     Raises:
         UserError: There is no such run, it has trained no segmenter, or other keys are set.
     """
     folder = local_path(str(run)).expanduser().resolve()
-    check_assignments(assignments)
+    check_overrides(overrides)
 
     workspace = Workspace(folder.parent.parent, create=False)
     weights = workspace.outputs(folder.name).get("train_segmenter")
@@ -60,10 +59,10 @@ def open_trained_segmenter(run: Path | str, assignments: Sequence[str] = ()) -> 
             "name another run, or repeat its command with --until train_segmenter",
         )
 
-    config = resolve(assignments=assignments, file=workspace.run(folder.name, create=False).config).config
+    config = resolve(overrides=overrides, file=workspace.run(folder.name, create=False).config).config
     index = open_index(workspace, folder.name)
     max_side = config.data.max_side
-    if not sets_max_side(assignments):
+    if not sets_max_side(overrides):
         max_side = _median_side(index.index, config.data.max_side or DEFAULT_MAX_SIDE)
 
     return TrainedSegmenter(config, weights, index.classes, max_side, folder)
@@ -78,15 +77,19 @@ def _median_side(index: pa.Table, limit: int) -> int:
     return min(limit, int(np.median(sides)))
 
 
-def sets_max_side(assignments: Sequence[str]) -> bool:
-    """Returns whether `key=value` texts set `data.max_side`."""
-    return any(text.startswith("data.max_side=") for text in assignments)
+def sets_max_side(overrides: Overrides) -> bool:
+    """Returns whether overrides set `data.max_side`."""
+    return "data.max_side" in parse_overrides(overrides)
 
 
-def check_assignments(assignments: Sequence[str]) -> None:
-    """Raises UserError if `key=value` texts change anything but predictions."""
-    allowed = ("predict.", "data.max_side=", "data.max_pixels=", "data.tags.allow_absolute=")
-    others = [text for text in assignments if not text.startswith(allowed)]
+def check_overrides(overrides: Overrides) -> None:
+    """Raises UserError if overrides change anything but predictions."""
+    allowed = ("data.max_side", "data.max_pixels", "data.tags.allow_absolute")
+    others = [
+        f"{key}={value}"
+        for key, value in parse_overrides(overrides).items()
+        if key not in allowed and not key.startswith("predict.")
+    ]
     if others:
         raise UserError(
             f"{', '.join(others)} for the predictions of a trained network",

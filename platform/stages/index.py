@@ -191,7 +191,7 @@ def _check_rejects(config: Config, rejects: pa.Table, images: int) -> None:
         raise UserError(
             f"{len(counted)} of {images} images cannot be read: {_reasons(counted)}",
             f"at most {allowed} unreadable images{which} (data.max_rejected)",
-            f"replace or remove them, or go on without them by --set data.max_rejected={len(rejects)}",
+            f"replace or remove them, or go on without them by data.max_rejected={len(rejects)}",
         )
 
 

@@ -57,8 +57,8 @@ def background_cue(config: PseudoMasksConfig, rows: pa.Table) -> str:
             f"pseudo_masks.rule is {config.rule}, but {without} of {len(rows)} training images have no "
             f"saliency map: {shown(lacking)}",
             "a saliency map for each tagged training image, as the recipes paper and released have it",
-            "add the maps; or --set pseudo_masks.rule=auto, which makes the masks of images without a map with "
-            "the dense CRF; or --set pseudo_masks.rule=crf, which makes all masks so and reads no saliency map",
+            "add the maps; or pseudo_masks.rule=auto, which makes the masks of images without a map with "
+            "the dense CRF; or pseudo_masks.rule=crf, which makes all masks so and reads no saliency map",
         )
     if without == len(rows):
         return "crf"
@@ -167,7 +167,7 @@ def check_saliency_is_no_truth(rows: pa.Table) -> None:
         raise UserError(
             f"saliency maps of {len(same)} of {len(rows)} training images are their ground-truth masks: {shown(same)}",
             "saliency maps that know no ground truth, which is for scores alone",
-            "name other saliency maps, or none: --set pseudo_masks.rule=crf reads none",
+            "name other saliency maps, or none: pseudo_masks.rule=crf reads none",
         )
 
 

@@ -91,5 +91,5 @@ def run(config: Config, context: RunContext) -> StageResult:
             "share of confident pixels": round(float(pc.mean(confident["confident"]).as_py()), 4),
         },
         remedy="look at the localization maps in the report; try another affinity_net.optimizer.learning_rate, more "
-        "affinity_net.min_steps, or --set pseudo_masks.rule=crf, which needs no such network",
+        "affinity_net.min_steps, or pseudo_masks.rule=crf, which needs no such network",
     )

@@ -74,15 +74,15 @@ class Small:
         synthetic.draw(folder / "VOC2012", train=24, val=val, size=64, classes=3)
         return folder / "VOC2012"
 
-    def settings(self, *assignments: str, root: Path | None = None, recipe: str = "scratch") -> Resolved:
+    def settings(self, *overrides: str, root: Path | None = None, recipe: str = "scratch") -> Resolved:
         """The configuration with `key=value` texts more, of this devkit or another one."""
         root = root or self.root
         options = {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
-        return resolve("voc", recipe, options, [*(TINY if recipe == "scratch" else []), *assignments])
+        return resolve("voc", recipe, options, [*(TINY if recipe == "scratch" else []), *overrides])
 
-    def run(self, name: str, *assignments: str, root: Path | None = None, **options: Any) -> pipeline.RunResult:
+    def run(self, name: str, *overrides: str, root: Path | None = None, **options: Any) -> pipeline.RunResult:
         """Runs the pipeline with `settings`; `options` are those of `pipeline.run`."""
-        return pipeline.run(self.settings(*assignments, root=root), self.workspace, name, **options)
+        return pipeline.run(self.settings(*overrides, root=root), self.workspace, name, **options)
 
 
 @pytest.fixture
@@ -118,10 +118,10 @@ class Localizable:
         """The classifier's weights."""
         return dict(torch.load(self.context.inputs["train_classifier"] / WEIGHTS, weights_only=True)["state_dict"])
 
-    def config(self, *assignments: str) -> Config:
+    def config(self, *overrides: str) -> Config:
         """The configuration with `key=value` texts more."""
         options = {"data.voc": str(self.root), "data.classes": str(self.root / "classes.txt")}
-        return resolve("voc", "scratch", options, [*LOCALIZABLE, *assignments]).config
+        return resolve("voc", "scratch", options, [*LOCALIZABLE, *overrides]).config
 
     def into(self, part: Path) -> RunContext:
         """The context of the stage, which writes into `part`."""
@@ -172,7 +172,7 @@ def scored() -> Callable[..., Path]:
     def make(
         workspace: Path,
         name: str,
-        *assignments: str,
+        *overrides: str,
         data: Path,
         classes: Sequence[str] = ("cat", "dog"),
         images: int = 8,
@@ -181,7 +181,7 @@ def scored() -> Callable[..., Path]:
         truths: int = 0,
         recipe: str = "scratch",
     ) -> Path:
-        opened, resolved = Workspace(workspace), resolve("voc", recipe, assignments=assignments)
+        opened, resolved = Workspace(workspace), resolve("voc", recipe, overrides=overrides)
         rng = np.random.default_rng([zlib.crc32(name.encode()), resolved.config.seed])
         outputs = {s: opened.output(s, name) for s in ("index", "pseudo_masks", "predict", "evaluate")}
         data.mkdir(parents=True, exist_ok=True)
@@ -240,7 +240,7 @@ def scored() -> Callable[..., Path]:
 def trained(tmp_path: Path) -> Callable[..., Path]:
     """Makes a run with a segmenter of random weights and an index of images of these sides; returns its folder."""
 
-    def make(classes: int, *assignments: str, sides: Sequence[int] = ()) -> Path:
+    def make(classes: int, *overrides: str, sides: Sequence[int] = ()) -> Path:
         workspace = Workspace(tmp_path / "workspace")
         index, segmenter = (workspace.output(stage, "drawn") for stage in ("index", "train_segmenter"))
         row = {"domain": "target", "split": "train", "tags": [0], "height": 16}
@@ -250,7 +250,7 @@ def trained(tmp_path: Path) -> Callable[..., Path]:
         write_table(index / "rejects.parquet", REJECTS_SCHEMA.empty_table())
         names = tuple(f"class {k}" for k in range(classes))
         write_result(index, IndexResult(classes=names, counts={"images": {}}), key="drawn")
-        resolved = resolve("voc", "scratch", assignments=assignments)
+        resolved = resolve("voc", "scratch", overrides=overrides)
         torch.manual_seed(0)
         network = build_segmenter(resolved.config.segmenter, classes)
         layers: Any = getattr(network, "last", network.head)

@@ -1,10 +1,8 @@
-"""The command line: help, configuration, and bad input that ends in one clear message."""
+"""The command line: help, sources and overrides, experiments, and bad input that ends in one message."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -12,11 +10,12 @@ from typer.testing import CliRunner
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.synthetic import devkit as synthetic
-from mcis.platform import pipeline
+from mcis.platform import api, pipeline
 from mcis.platform.cli import app
 from mcis.platform.config.keys import StageName, leaves
 from mcis.platform.config.resolve import resolve
 from mcis.platform.runs.tracking import Tracker
+from mcis.platform.runs.version import project_version
 from mcis.platform.runs.workspace import Workspace
 
 runner = CliRunner()
@@ -29,16 +28,22 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+# --- help and what is loaded
+
+
 @pytest.mark.parametrize(
-    ("command", "said"),
+    ("command", "printed"),
     [
         (["--help"], ["demo", "run", "study", "predict", "export", "config", "doctor", "ui", "runs", "gc"]),
+        (["--version"], [project_version()]),
         (["config", "show", "voc", "--recipe", "scratch"], ["│ seed "]),
         (["runs", "--workspace"], ["no runs in"]),
         (["gc", "--workspace"], ["nothing to remove"]),
     ],
 )
-def test_a_look_imports_neither_ray_nor_torch(command: list[str], said: list[str], tmp_path: Path) -> None:
+def test_commands_that_only_look_import_neither_ray_nor_torch(
+    command: list[str], printed: list[str], tmp_path: Path
+) -> None:
     Workspace(tmp_path)
     arguments = [*command, str(tmp_path)] if command[-1] == "--workspace" else command
     code = f"import sys; sys.argv = {['mcis', *arguments]}\nfrom mcis.platform.cli import main\n"
@@ -46,27 +51,98 @@ def test_a_look_imports_neither_ray_nor_torch(command: list[str], said: list[str
     code += "assert not {'ray', 'torch', 'mlflow'} & sys.modules.keys()"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert all(word in done.stdout for word in said)
+    assert all(word in done.stdout for word in printed)
+
+
+@pytest.mark.parametrize("command", ["", "run", "index", "index voc", "study search", "predict", "config show"])
+def test_every_command_has_the_short_option_for_help(command: str) -> None:
+    done = runner.invoke(app, [*command.split(), "-h"])
+    assert done.exit_code == 0, done.output
+    assert "Usage:" in done.output
+
+
+def test_the_version_is_printed() -> None:
+    done = runner.invoke(app, ["--version"])
+    assert (done.exit_code, done.output) == (0, f"mcis {project_version()}\n")
+
+
+def completions(*words: str) -> list[str]:
+    """Returns what the shell offers for the last of some words."""
+    environment = {"_MCIS_COMPLETE": "complete_bash", "COMP_CWORD": str(len(words))}
+    environment["COMP_WORDS"] = " ".join(["mcis", *words])
+    return runner.invoke(app, [], env=environment, prog_name="mcis").output.split()
+
+
+def test_the_shell_completes_the_stages_of_the_pipeline() -> None:
+    assert completions("run", "voc", "--until", "train_") == ["train_classifier", "train_affinity", "train_segmenter"]
+    assert get_args(StageName) == pipeline.STAGE_NAMES
+
+
+# --- sources and overrides
+
+
+def shown_values(*arguments: str) -> dict[str, tuple[str, str]]:
+    """Returns key -> (value, origin) as `mcis config show` prints them."""
+    done = runner.invoke(app, ["config", "show", *arguments], env={"COLUMNS": "400"})
+    assert done.exit_code == 0, done.output
+    cells = [[cell.strip() for cell in line.split("│")] for line in done.output.splitlines() if line.count("│") > 4]
+    return {row[1]: (row[2], row[3]) for row in cells}
+
+
+def test_a_table_names_its_source(tmp_path: Path) -> None:
+    values = shown_values(str(tmp_path / "photos.csv"))
+    assert values["sources"] == ("tags", "command line")
+    assert values["data.tags.table"] == (str(tmp_path / "photos.csv"), "command line")
+    assert values["recipe"][0] == "photos"
+
+
+def test_words_after_the_source_are_overrides() -> None:
+    values = shown_values("voc", "--recipe", "scratch", "localize.related=5", "--set", "seed=2", "data.sbd=None")
+    assert values["localize.related"] == ("5", "override")
+    assert values["seed"] == ("2", "override")
+    assert values["data.sbd"] == ("None", "override")
+
+
+def test_an_experiment_needs_no_source_before_overrides(tmp_path: Path) -> None:
+    path = tmp_path / "exp.toml"
+    assert runner.invoke(app, ["config", "show", "voc", "--save", str(path)]).exit_code == 0
+    values = shown_values("seed=7", "--config", str(path))
+    assert values["seed"] == ("7", "override")
+    assert values["sources"] == ("voc", str(path))
+
+
+def test_seed_and_gpu_are_short_for_overrides() -> None:
+    values = shown_values("voc", "--seed", "4", "--gpu")
+    assert values["seed"] == ("4", "override")
+    assert values["compute.gpu"] == ("True", "override")
+
+
+@pytest.mark.parametrize("command", [["run"], ["study", "run", "references"], ["study", "search"], ["config", "show"]])
+def test_a_missing_source_is_the_same_error_in_every_command(command: list[str], tmp_path: Path) -> None:
+    named = [] if command[0] == "config" else ["-n", "x", "-w", str(tmp_path)]
+    done = runner.invoke(app, [*command, "seed=1", *named])
+    assert done.exit_code == 1
+    assert "error: no sources" in done.output
+    assert "photos.csv" in done.output
 
 
 def test_an_experiment_is_saved_shown_and_changed(root: Path, tmp_path: Path) -> None:
     path = tmp_path / "exp.toml"
-    given = ["--voc", str(root), "--recipe", "scratch", "--set", "localize.related=5"]
-    given += ["--set", "data.train_list=[/red]"]  # no markup
-    done = runner.invoke(app, ["config", "show", "voc", *given, "--save", str(path)])
+    arguments = ["--voc", str(root), "--recipe", "scratch", "localize.related=5"]
+    arguments += ["data.train_list=[/red]"]  # not interpreted as markup
+    done = runner.invoke(app, ["config", "show", "voc", *arguments, "--save", str(path)])
     assert (done.exit_code, done.output) == (0, f"experiment: {path}\n")
-    shown = runner.invoke(app, ["config", "show", "--config", str(path), "--set", "seed=7"], env={"COLUMNS": "400"})
-    lines = {line.split("│")[1].strip(): line for line in shown.output.splitlines() if line.count("│") > 4}
-    assert {key for key, _ in leaves(resolve("voc", "scratch").config)} <= set(lines)
-    for key, value, origin in (
-        ("seed", "7", "--set"),
-        ("localize.related", "5", str(path)),
-        ("data.train_list", "[/red]", str(path)),
-        ("data.voc", str(root), str(path)),
-        ("recipe", "scratch", str(path)),
-    ):
-        assert value in lines[key]
-        assert origin in lines[key]
+
+    values = shown_values("--config", str(path), "seed=7")
+    assert {key for key, _ in leaves(resolve("voc", "scratch").config)} <= set(values)
+    assert values["seed"] == ("7", "override")
+    assert values["localize.related"] == ("5", str(path))
+    assert values["data.train_list"] == ("[/red]", str(path))
+    assert values["data.voc"] == (str(root), str(path))
+    assert values["recipe"] == ("scratch", str(path))
+
+
+# --- workspaces
 
 
 READING = {
@@ -81,16 +157,16 @@ READING = {
 
 
 @pytest.mark.parametrize("command", READING)
-def test_commands_that_only_read_make_no_workspace(command: str, tmp_path: Path) -> None:
+def test_commands_that_only_read_create_no_workspace(command: str, tmp_path: Path) -> None:
     absent = tmp_path / "typo"
-    arguments = [str(tmp_path / "out") if a == "OUT" else a for a in READING[command]]
+    arguments = [str(tmp_path / "out") if word == "OUT" else word for word in READING[command]]
     done = runner.invoke(app, [*arguments, "--workspace", str(absent)])
     assert done.exit_code == 1
     assert f"{absent} is not a workspace" in done.output
     assert not list(tmp_path.iterdir())
 
 
-def test_the_ui_names_the_page_of_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ui_prints_the_address_of_the_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     commands: list[list[str]] = []
     monkeypatch.setattr("os.execv", lambda _, command: commands.append(command))
@@ -98,6 +174,7 @@ def test_the_ui_names_the_page_of_the_runs(tmp_path: Path, monkeypatch: pytest.M
     empty = runner.invoke(app, ["ui", "--workspace", str(tmp_path), "--port", "5005"])
     assert "no experiment yet" in empty.output
     assert not workspace.tracking_store.exists()
+
     Tracker(workspace, "mine", identity="").finish("FINISHED")
     done = runner.invoke(app, ["ui", "--workspace", str(tmp_path), "--port", "5005"])
     assert "runs: http://127.0.0.1:5005/#/experiments/1/runs" in done.output
@@ -105,31 +182,21 @@ def test_the_ui_names_the_page_of_the_runs(tmp_path: Path, monkeypatch: pytest.M
     assert len(commands) == 2
 
 
-def completions(*words: str) -> list[str]:
-    """What the shell offers for the last of some words."""
-    environment = {"_MCIS_COMPLETE": "complete_bash", "COMP_CWORD": str(len(words))}
-    environment["COMP_WORDS"] = " ".join(["mcis", *words])
-    return runner.invoke(app, [], env=environment, prog_name="mcis").output.split()
-
-
-def test_the_shell_completes_the_pipelines_stages() -> None:
-    assert completions("run", "voc", "--until", "train_") == ["train_classifier", "train_affinity", "train_segmenter"]
-    assert get_args(StageName) == pipeline.STAGE_NAMES
+# --- bad input
 
 
 SMALL = ["run", "voc", "--name", "x", "--recipe", "scratch"]
 BAD = {
     "unknown sources": (["run", "vox", "--name", "x"], "did you mean voc"),
     "a data set of another tool": (["run", "coco", "--name", "x"], "mcis import makes a table"),
-    "a file that is none": (["run", "--name", "x", "--config", "nowhere.toml"], "nowhere.toml cannot be read"),
-    "wrong type": (["run", "voc", "--name", "x", "--set", "classifier.epochs=many"], "classifier.epochs"),
+    "a table that does not exist": (["run", "nowhere.csv", "--name", "x"], "nowhere.csv"),
+    "a word without a key": ([*SMALL, "--voc", "ROOT", "photos"], "the argument 'photos'"),
+    "a file that does not exist": (["run", "--name", "x", "--config", "nowhere.toml"], "nowhere.toml cannot be read"),
+    "wrong type": (["run", "voc", "--name", "x", "classifier.epochs=many"], "classifier.epochs"),
     "no data": (SMALL, "--voc"),
     "missing folder": ([*SMALL, "--voc", "nowhere"], "no folder"),
     "name with a slash": (["run", "voc", "--name", "../x", "--recipe", "scratch", "--voc", "ROOT"], "run name"),
-    "weights that are no file": (
-        [*SMALL, "--voc", "ROOT", "--set", "weights.classifier_backbone=w.pth"],
-        "w.pth is no file",
-    ),
+    "weights that do not exist": ([*SMALL, "--voc", "ROOT", "weights.classifier_backbone=w.pth"], "w.pth is no file"),
     "more workers than CPUs": ([*SMALL, "--voc", "ROOT", "--set", "compute.workers=40"], "compute.workers"),
     "workspace that is a file": ([*SMALL, "--voc", "ROOT", "--workspace", "FILE"], "workspace"),
 }
@@ -139,11 +206,12 @@ BAD = {
 def test_bad_input_ends_in_one_message_without_a_traceback(case: str, root: Path, tmp_path: Path) -> None:
     arguments, expected = BAD[case]
     (tmp_path / "file").write_text("")
-    classes = ["--set", f"data.classes={root / 'classes.txt'}"] if "ROOT" in arguments else []
-    places = {"ROOT": str(root), "FILE": str(tmp_path / "file")}
-    arguments = [places.get(a, a) for a in arguments] + classes
+    classes = [f"data.classes={root / 'classes.txt'}"] if "ROOT" in arguments else []
+    paths = {"ROOT": str(root), "FILE": str(tmp_path / "file")}
+    arguments = [paths.get(word, word) for word in arguments] + classes
     if "--workspace" not in arguments:
         arguments += ["--workspace", str(tmp_path / "workspace")]
+
     done = runner.invoke(app, arguments)
     assert done.exit_code == 1
     assert isinstance(done.exception, SystemExit)
@@ -153,8 +221,10 @@ def test_bad_input_ends_in_one_message_without_a_traceback(case: str, root: Path
     assert "Traceback" not in done.output
 
 
-def test_a_recipe_offline_says_which_file_it_needs(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # A proxy that refuses connections is what being offline looks like to the downloader.
+def test_a_recipe_offline_names_the_file_that_it_needs(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # For the downloader, a proxy that refuses connections is the same as no network.
     for name in ("https_proxy", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     arguments = ["run", "voc", "--name", "x", "--recipe", "paper", "--voc", str(root), "--workspace", str(tmp_path)]
@@ -164,28 +234,14 @@ def test_a_recipe_offline_says_which_file_it_needs(root: Path, tmp_path: Path, m
     assert "weights.classifier_backbone=PATH" in done.output
 
 
-def test_a_run_says_what_to_expect_at_first(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_ray(*given: object, **named: object) -> None:
+def test_a_run_prints_what_to_expect_before_it_starts_ray(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_ray(*arguments: object, **options: object) -> None:
         raise UserError("here Ray would start", "", "")
 
-    monkeypatch.setattr("mcis.platform.api.ray_session", no_ray)
-    arguments = ["run", "voc", "--voc", str(root), "--recipe", "scratch", "--name", "x", "--workspace", str(tmp_path)]
-    arguments += ["--set", f"data.classes={root / 'classes.txt'}"]
+    monkeypatch.setattr(api, "ray_session", no_ray)
+    arguments = ["run", "voc", "--voc", str(root), "--recipe", "scratch", "-n", "x", "-w", str(tmp_path)]
+    arguments += [f"data.classes={root / 'classes.txt'}"]
     done = runner.invoke(app, arguments, env={"COLUMNS": "200"})
     assert "images:  " in done.output[: done.output.index("here Ray would start")]
-
-
-def test_doctor_finds_a_disk_too_small_and_makes_no_workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2**10))
-    done = runner.invoke(app, ["doctor", "--workspace", str(tmp_path / "none")], env={"COLUMNS": "200"})
-    assert done.exit_code == 1, done.output
-    assert "of 1.0 kB free" in done.output
-    assert not (tmp_path / "none").exists()
-
-
-def test_doctor_looks_at_every_part_and_is_content_here(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "mcis.platform.cli", "doctor", "--workspace", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"})
-    assert done.returncode == 0, done.stdout
-    for part in ("python", "torch", "gpu", "dense CRF", "ray", "mlflow", "disk", "cores"):
-        assert part in done.stdout

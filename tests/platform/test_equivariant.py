@@ -35,10 +35,10 @@ TAGS = np.array([[1, 0, 0, 1], [0, 1, 0, 0], [0, 1, 1, 0]], bool)
 ON = ("classifier.equivariant.weight=2", "classifier.equivariant.scale=0.5", "maps.scale=range", "localize.related=0")
 
 
-def config(*assignments: str) -> Config:
+def config(*overrides: str) -> Config:
     small = ["classifier.channels=6", "segmenter.channels=6", "classifier.input_size=32"]
     small += ["classifier.hflip=false", "classifier.shift=0"]
-    return resolve("voc", "scratch", assignments=[*small, *ON, *assignments]).config
+    return resolve("voc", "scratch", overrides=[*small, *ON, *overrides]).config
 
 
 def learner(section: ClassifierConfig) -> ClassifierLearner:

@@ -50,7 +50,7 @@ def evaluated(workspace: Workspace, paths: list[Path], name: str, seed: int) -> 
     import masks
 
     context = masks.evaluable(workspace.root, paths, name=name, seed=seed)
-    config = resolve("voc", "scratch", assignments=["compute.shard_rows=5"]).config
+    config = resolve("voc", "scratch", overrides=["compute.shard_rows=5"]).config
     write_result(context.part, evaluation.run(config, context), key=name)
     done = dataclasses.replace(context, inputs={**context.inputs, "evaluate": context.part})
     workspace.record_outputs(name, done.inputs)
@@ -97,7 +97,7 @@ def test_classes_of_which_the_network_loses_much_of_its_masks_are_named(first: R
     masks = dataclasses.replace(plain, what="pseudo_masks", iou=at | {absent: None})
     low = dataclasses.replace(refined, iou=at | {far: 44.9, near: 45.0, absent: 10.0})
     config = resolve("voc", "scratch").config
-    balanced = resolve("voc", "scratch", assignments=["segmenter.class_balance_exponent=1"]).config
+    balanced = resolve("voc", "scratch", overrides=["segmenter.class_balance_exponent=1"]).config
     (note,) = falls_behind([masks, plain, low], config, first)
     tags = split_rows(first, "train", columns=["tags"])["tags"].to_pylist()
     images = sum(0 in of for of in tags)

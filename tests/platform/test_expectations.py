@@ -17,8 +17,8 @@ def listing(train: list[list[int]], val: list[list[int]], *, masks: bool) -> Lis
     return Listing(pa.Table.from_pylist(rows, schema=LISTING_SCHEMA), ("cat", "dog", "cow"))
 
 
-def told(listed: Listing, *assignments: str) -> list[str]:
-    return expectations(resolve("voc", "scratch", assignments=assignments).config, listed)
+def told(listed: Listing, *overrides: str) -> list[str]:
+    return expectations(resolve("voc", "scratch", overrides=overrides).config, listed)
 
 
 def test_good_images_are_told_in_figures_alone() -> None:

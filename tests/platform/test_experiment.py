@@ -64,7 +64,7 @@ def test_text_that_is_no_utf8_is_refused_by_name() -> None:
 
 
 def test_a_file_names_every_key_with_its_meaning_and_its_origin(tmp_path: Path) -> None:
-    resolved = resolve("voc", "scratch", assignments=["localize.related=5"])
+    resolved = resolve("voc", "scratch", overrides=["localize.related=5"])
     text = written(resolved, tmp_path).read_text()
     plain = " ".join(line.removeprefix("# ") for line in text.splitlines())
     assert all(meaning.replace("\n", " ") in plain for meaning in meanings(resolved.config).values())
@@ -145,7 +145,7 @@ def test_everything_wrong_with_a_file_is_told_together(tmp_path: Path) -> None:
         split = 1979-05-27
         """)
     with pytest.raises(UserError) as caught:
-        resolve(file=path, assignments=["compute.workers=0"])
+        resolve(file=path, overrides=["compute.workers=0"])
     for said in (
         "recipe: .*found 3",
         "unknown key 'sede'; did you mean seed",

@@ -86,7 +86,7 @@ def page_of(folder: Path, images: list[Panel], scale: str, classes: tuple[str, .
     panels = [replace(image, tags=tuple(classes[k] for k in kept(image).classes)) for image in images]
     curves = {"R = 3": Curve([i / BINS for i in range(BINS)], mious)}
     settings = [f"maps.scale={scale}", f"evaluate.thresholds={BINS}", "localize.related=3"]
-    config = resolve("voc", "scratch", assignments=settings).config
+    config = resolve("voc", "scratch", overrides=settings).config
     data = ReportData(
         name="drawn",
         sources="voc",

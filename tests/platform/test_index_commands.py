@@ -34,26 +34,35 @@ def test_an_index_is_built_shown_and_taken_over_by_a_run(ray_local: None, tmp_pa
     assert "<html" in (tmp_path / "page.html").read_text()
     location: dict[str, Any] = {"workspace": tmp_path / "ws", "voc": root}
     values = [f"data.classes={root / 'classes.txt'}", "data.min_side=40"]
-    opened = api.index("voc", "python", **location, assignments=values)
+    opened = api.index("voc", name="python", **location, overrides=values)
     assert len(opened.index) == 8
     assert api.scores(tmp_path / "ws" / "runs" / "python") == []
-    result = api.run("voc", "python", **location, assignments=values, until="index")
+    assert api.scores("python", workspace=tmp_path / "ws") == []
+    result = api.run("voc", name="python", **location, overrides=values, until="index")
     assert api.panel(result, opened.index["image_id"][7].as_py()).image.shape[2] == 3
     with pytest.raises(UserError, match=r"no image 'x\.jpg'"):
         api.panel(result, "x.jpg")
     with pytest.raises(UserError, match="no run"):
         api.scores(tmp_path / "ws" / "runs" / "absent")
     with pytest.raises(UserError, match="unknown key 'vox'"):
-        api.run("voc", "python", **location, vox=root)
+        api.run("voc", name="python", **location, vox=root)
 
 
 def test_a_run_takes_over_the_index_of_its_table(ray_local: None, tmp_path: Path) -> None:
     synthetic.draw(tmp_path, train=2, val=1, size=64, classes=2)
     rows = "".join(f"JPEGImages/{path.name},x\n" for path in (tmp_path / "JPEGImages").iterdir())
     (tmp_path / "t.csv").write_text(f"image,tags\n{rows}")
-    for words in (["index", "tags"], ["run", "tags", "--until", "index", "--name", "mine", "--tags"]):
-        done = runner.invoke(app, [*words, str(tmp_path / "t.csv"), "--workspace", str(tmp_path / "ws")])
-    assert "index: already computed" in done.output
+    table = str(tmp_path / "t.csv")
+    for words in (
+        ["index", "tags", table],
+        ["index", table, "-n", "again"],
+        ["run", table, "--until", "index", "--name", "mine"],
+        ["run", "tags", "--tags", table, "--until", "index", "--name", "other"],
+    ):
+        done = runner.invoke(app, [*words, "-w", str(tmp_path / "ws"), "data.min_side=40"])
+        assert done.exit_code == 0, done.output
+        if words[-1] != table:
+            assert "index: already computed" in done.output
 
 
 @pytest.mark.parametrize(

@@ -39,9 +39,9 @@ def photos(tmp_path: Path) -> Path:
     return tmp_path / "photos.csv"
 
 
-def indexed(photos: Path, *assignments: str) -> tuple[list[str], dict[str, str], int]:
+def indexed(photos: Path, *overrides: str) -> tuple[list[str], dict[str, str], int]:
     """What `mcis index tags` leaves: the images, the reasons of those that are rejected, and how many were opened."""
-    resolved = resolve("tags", "scratch", {"data.tags.table": str(photos)}, ["compute.shard_rows=4", *assignments])
+    resolved = resolve("tags", "scratch", {"data.tags.table": str(photos)}, ["compute.shard_rows=4", *overrides])
     result = pipeline.run(resolved, Workspace(photos.parent / "workspace"), "index-tags", until="index")
     found = open_index(Workspace(photos.parent / "workspace"), "index-tags")
     rejects = dict(zip(found.rejects["image_id"].to_pylist(), found.rejects["reason"].to_pylist(), strict=True))

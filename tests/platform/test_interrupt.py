@@ -30,10 +30,10 @@ SMALL = (
 )
 
 
-def command(root: Path, workspace: Path, *assignments: str) -> list[str]:
+def command(root: Path, workspace: Path, *overrides: str) -> list[str]:
     out = [sys.executable, "-m", "mcis.platform.cli", "run", "voc", "--name", "run", "--recipe", "scratch"]
     out += ["--voc", str(root), "--workspace", str(workspace), "--set", f"data.classes={root / 'classes.txt'}"]
-    return [*out, *(f"--set={value}" for value in (*SMALL, *assignments))]
+    return [*out, *(f"--set={value}" for value in (*SMALL, *overrides))]
 
 
 @pytest.fixture

@@ -61,8 +61,8 @@ def draw_challenge(root: Path, *, train: int, val: int, classes: int = 3) -> dic
     return {"data.lid.root": str(lid), "data.lid.truth_masks": "masks"}
 
 
-def run(recipe: str | None, folder: Path, options: dict[str, str], *assignments: str) -> Any:
-    resolved = resolve("lid", recipe, options, [*TINY, *assignments])
+def run(recipe: str | None, folder: Path, options: dict[str, str], *overrides: str) -> Any:
+    resolved = resolve("lid", recipe, options, [*TINY, *overrides])
     return pipeline.run(resolved, Workspace(folder), "run")
 
 

@@ -150,7 +150,7 @@ UNTRAINED = ("localize.method.w_p=identity", "localize.related_by=wrong_class", 
 
 
 @pytest.mark.parametrize(
-    "assignments",
+    "overrides",
     [
         (),
         ("localize.method.contrastive=true", "localize.related=2"),
@@ -162,9 +162,9 @@ UNTRAINED = ("localize.method.w_p=identity", "localize.related_by=wrong_class", 
     ],
     ids=str,
 )
-def test_maps_are_those_of_pairs_one_by_one(localizable: Any, tmp_path: Path, assignments: tuple[str, ...]) -> None:
+def test_maps_are_those_of_pairs_one_by_one(localizable: Any, tmp_path: Path, overrides: tuple[str, ...]) -> None:
     """With float16 features and trained weights, on maps scaled to [0, 1]; a control needs no trained W_P."""
-    config = localizable.config(*assignments)
+    config = localizable.config(*overrides)
     context = localizable.classified(config, tmp_path).into(tmp_path / "part")
     result = localization.run(config, context)
     got, expected = maps_of(context.part, context), literal_maps(config, context)

@@ -147,7 +147,7 @@ def test_what_cannot_be_predicted_with_is_one_message(
 
 
 @pytest.mark.parametrize(
-    ("sides", "given", "assignments", "side"),
+    ("sides", "given", "overrides", "side"),
     [
         ((), [], [], 1024),
         ((90, 96, 4000), [], [], 96),
@@ -159,11 +159,11 @@ def test_what_cannot_be_predicted_with_is_one_message(
     ],
 )
 def test_photographs_are_predicted_at_the_size_of_the_images_that_were_trained_on(
-    trained: Callable[..., Path], sides: tuple[int, ...], given: list[str], assignments: list[str], side: int | None
+    trained: Callable[..., Path], sides: tuple[int, ...], given: list[str], overrides: list[str], side: int | None
 ) -> None:
     run = trained(2, *given, sides=sides)
-    assert open_trained_segmenter(run, assignments).max_side == side
-    assert Predictor.load(run, assignments).max_side == side
+    assert open_trained_segmenter(run, overrides).max_side == side
+    assert Predictor.load(run, overrides).max_side == side
 
 
 def test_lines_of_the_docs_run(trained: Callable[..., Path], photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:

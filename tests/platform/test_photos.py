@@ -54,9 +54,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def settings(root: Path, *assignments: str, recipe: str = "photos") -> Resolved:
+def settings(root: Path, *overrides: str, recipe: str = "photos") -> Resolved:
     options = {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
-    return resolve("voc", recipe, options, [*TINY, *assignments])
+    return resolve("voc", recipe, options, [*TINY, *overrides])
 
 
 @pytest.fixture(scope="module")

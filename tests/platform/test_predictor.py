@@ -61,9 +61,7 @@ def test_labels_come_back_at_the_files_size(
 ) -> None:
     model = Halves()
     monkeypatch.setattr(predictor, "load_trained", lambda *given: model)
-    config = resolve(
-        "voc", "scratch", assignments=[f"data.max_side={max_side or 'null'}", "predict.hflip=false"]
-    ).config
+    config = resolve("voc", "scratch", overrides=[f"data.max_side={max_side or 'null'}", "predict.hflip=false"]).config
     rows = rows.drop_columns("tags").append_column("tags", pa.array([[0, 1]]))
     (row,) = predict.PredictRows(config, Path("none"), ("a", "b"))(rows).to_pylist()
     assert row["absent_tags"] == [1]
@@ -78,7 +76,7 @@ def test_labels_come_back_at_the_files_size(
 def test_images_beside_each_other_have_the_labels_of_images_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """In their order, of whatever size, and with the same probabilities to the bit."""
     monkeypatch.setattr(predictor, "load_trained", lambda *given: Halves())
-    config = resolve("voc", "scratch", assignments=["predict.hflip=false"]).config
+    config = resolve("voc", "scratch", overrides=["predict.hflip=false"]).config
     rng = np.random.default_rng(0)
     images = [rng.integers(0, 256, (side, 2 * side, 3), np.uint8) for side in (20, 9, 33, 14, 21)]
     predicted = []
@@ -116,7 +114,7 @@ def test_the_processes_of_the_crf_start_in_a_ray_worker(ray_local: None) -> None
 def test_few_images_wait_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The network is at most as many images ahead as there are processes, one that is made ready, and its own."""
     monkeypatch.setattr(predictor, "load_trained", lambda *given: Halves())
-    config = resolve("voc", "scratch", assignments=["predict.crf.iterations=0"]).config
+    config = resolve("voc", "scratch", overrides=["predict.crf.iterations=0"]).config
     trained = predictor.TrainedSegmenter(config, Path("none"), ("a",), max_side=None)
     labeler = predictor.Predictor(trained, gpu=False, processes=2)
     read = finished = ahead = 0
@@ -180,8 +178,8 @@ def _runs(process: int) -> bool:
 
 @pytest.mark.parametrize("background", ["saliency", "crf"])
 def test_pseudo_masks_have_the_size_of_images_as_read(rows: pa.Table, background: str, tmp_path: Path) -> None:
-    assignments = ["data.max_side=40", f"pseudo_masks.rule={background}", "pseudo_masks.crf.iterations=1"]
-    config = resolve("voc", "scratch", assignments=assignments).config
+    overrides = ["data.max_side=40", f"pseudo_masks.rule={background}", "pseudo_masks.crf.iterations=1"]
+    config = resolve("voc", "scratch", overrides=overrides).config
     maps = np.zeros((1, 8, 8), np.float32)
     maps[..., :4] = 1000
     pq.write_table(map_rows(["a"], [0], maps, pixel_grids(8, 8)[0]), tmp_path / "part-0.parquet")
@@ -195,7 +193,7 @@ def test_pseudo_masks_have_the_size_of_images_as_read(rows: pa.Table, background
 def test_stages_depend_on_the_size_alone_that_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
     empty, context = pa.table({"saliency_uri": [], "image_id": []}), cast(Any, None)
     monkeypatch.setattr(pseudo_masks, "split_rows", lambda *given, **named: empty)
-    configs = [resolve("voc", "scratch", assignments=[f"data.max_side={side}"]).config for side in ("null", 40)]
+    configs = [resolve("voc", "scratch", overrides=[f"data.max_side={side}"]).config for side in ("null", 40)]
     for stage in (predict, pseudo_masks):
         plain, smaller = (stage.inputs(config, context) for config in configs)
         assert plain != smaller

@@ -12,13 +12,13 @@ from mcis.platform.config.keys import leaves
 from mcis.platform.config.maps import MethodConfig
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.renamed import RENAMED_KEYS, RENAMED_RECIPES
-from mcis.platform.config.resolve import parse_assignments, resolve
+from mcis.platform.config.resolve import is_assignment, parse_overrides, resolve
 from mcis.platform.config.sections import SOURCE_COMBINATIONS, Config
 from mcis.platform.config.training import ClassifierConfig
 
 
-def values(recipe: str, *assignments: str) -> dict[str, Any]:
-    return dict(leaves(resolve("voc", recipe, assignments=assignments).config))
+def values(recipe: str, *overrides: str) -> dict[str, Any]:
+    return dict(leaves(resolve("voc", recipe, overrides=overrides).config))
 
 
 # --- layers
@@ -26,7 +26,7 @@ def values(recipe: str, *assignments: str) -> dict[str, Any]:
 
 def test_later_layers_win_and_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = ["classifier.batch", "classifier.epochs", "classifier.channels", "classifier.input_size", "seed"]
-    layers = ["recipe scratch", "sources voc", "command line", "--set"]
+    layers = ["recipe scratch", "sources voc", "command line", "override"]
     numbers = dict(zip(layers, (30, 33, 36, 39), strict=True))
     # Each layer sets one key fewer than the one before it, so that each wins once.
     recipe, sources = numbers["recipe scratch"], numbers["sources voc"]
@@ -35,7 +35,7 @@ def test_later_layers_win_and_are_named(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setitem(RECIPES, "scratch", lambda: Config(classifier=of_recipe))
     monkeypatch.setattr(layers_of, "source_values", lambda _: Config(classifier=of_setting))
     options = dict.fromkeys(keys[:2], numbers["command line"])
-    found = resolve("voc", "scratch", options, [f"{keys[0]}={numbers['--set']}"])
+    found = resolve("voc", "scratch", options, [f"{keys[0]}={numbers['override']}"])
     flat = dict(leaves(found.config))
     for key, source in zip(keys, [*reversed(layers), "default"], strict=True):
         assert found.origins[key] == source
@@ -58,11 +58,11 @@ def test_options_and_names_come_from_the_command_line() -> None:
 
 def test_what_goes_with_another_method_is_told() -> None:
     with pytest.raises(UserError, match=r"method\.target is n but localize\.method\.name is released.*set .*target=m"):
-        resolve("voc", "paper", assignments=["localize.method.name=released"])
-    found = resolve("voc", "paper", assignments=["localize.method.name=released", "localize.method.target=m"])
+        resolve("voc", "paper", overrides=["localize.method.name=released"])
+    found = resolve("voc", "paper", overrides=["localize.method.name=released", "localize.method.target=m"])
     assert found.config.localize.method == MethodConfig(name="released")
     with pytest.raises(UserError, match=r"localize\.method\.name: .*'released' \(found 'papr'\)"):
-        resolve("voc", "paper", assignments=["localize.method.name=papr"])
+        resolve("voc", "paper", overrides=["localize.method.name=papr"])
 
 
 # --- texts
@@ -70,14 +70,61 @@ def test_what_goes_with_another_method_is_told() -> None:
 
 def test_what_is_no_json_is_text() -> None:
     texts = ["a=none", "b=/some/path=with.sign", "c= spaced ", "d=", "e=[1,", "f=" + "9" * 5000]
-    expected = {"a": "none", "b": "/some/path=with.sign", "c": "spaced", "d": "", "e": "[1,", "f": "9" * 5000}
-    assert parse_assignments(texts) == expected
+    expected = {"a": "none", "b": "/some/path=with.sign", "c": "spaced", "d": None, "e": "[1,", "f": "9" * 5000}
+    assert parse_overrides(texts) == expected
 
 
 @pytest.mark.parametrize("text", ["", "seed", "=3", "  =3"])
 def test_an_assignment_without_key_or_sign_says_how(text: str) -> None:
-    with pytest.raises(UserError, match="--set key=value"):
-        parse_assignments(["seed=1", text])
+    with pytest.raises(UserError, match="expected: key=value"):
+        parse_overrides(["seed=1", text])
+
+
+@pytest.mark.parametrize("text", ["None", "null", "", " "])
+def test_none_has_three_spellings(text: str) -> None:
+    assert parse_overrides([f"classifier.stop_epoch={text}"]) == {"classifier.stop_epoch": None}
+    assert values("released", f"classifier.stop_epoch={text}")["classifier.stop_epoch"] is None
+
+
+def test_overrides_may_be_a_mapping() -> None:
+    config = resolve("voc", "scratch", overrides={"localize.related": 5, "classifier.self_pairs": ("hflip",)}).config
+    assert config.localize.related == 5
+    assert config.classifier.self_pairs == ("hflip",)
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("seed=1", True),
+        ("localize.related=", True),
+        ("data.classes=/some/file=1.txt", True),
+        ("photos.csv", False),
+        ("./seed=1", False),
+        ("/data/seed=1", False),
+        ("s3://bucket/photos.csv?region=x", False),
+        ("=1", False),
+    ],
+)
+def test_a_word_with_a_key_is_an_override(word: str, expected: bool) -> None:
+    assert is_assignment(word) is expected
+
+
+# --- tables as sources
+
+
+@pytest.mark.parametrize("table", ["photos.csv", "some/photos.JSONL", "s3://bucket/photos.parquet?region=eu-west-1"])
+def test_a_table_stands_for_its_source(table: str) -> None:
+    found = resolve(table)
+    assert (found.config.sources, found.config.recipe) == ("tags", "photos")
+    assert str(found.config.data.tags.table).endswith(table)  # type: ignore[attr-defined]  # a registered section
+    assert found.origins["data.tags.table"] == "command line"
+
+
+def test_a_table_is_given_once() -> None:
+    assert resolve("photos.csv", options={"data.tags.table": "photos.csv"}).config.sources == "tags"
+    with pytest.raises(UserError, match=r"two tables, photos\.csv and other\.csv") as caught:
+        resolve("photos.csv", options={"data.tags.table": "other.csv"})
+    assert caught.value.remedy == "leave out --tags"
 
 
 def test_lists_and_none_by_assignment() -> None:
@@ -108,13 +155,13 @@ def test_lists_and_none_by_assignment() -> None:
 )
 def test_an_unknown_key_suggests_the_nearest(wrong: str, near: str) -> None:
     with pytest.raises(UserError, match=rf"unknown key '{wrong}'; did you mean .*\b{near}\b"):
-        resolve("voc", "paper", assignments=[f"{wrong}=1"])
+        resolve("voc", "paper", overrides=[f"{wrong}=1"])
 
 
 @pytest.mark.parametrize("key", ["classifier", "data.", ".seed", "seed.x", "SEED"])
 def test_what_is_no_key_is_none(key: str) -> None:
     with pytest.raises(UserError, match=f"unknown key '{key}'"):
-        resolve("voc", "paper", assignments=[key + '={"batch": 3}'])
+        resolve("voc", "paper", overrides=[key + '={"batch": 3}'])
 
 
 def test_all_problems_are_said_together() -> None:
@@ -125,7 +172,7 @@ def test_all_problems_are_said_together() -> None:
         "classifier.batch=many": "classifier.batch: .*integer.*found 'many'",
         "classifier.color_jitter=[1, 1, 1, 9]": r"classifier.color_jitter.3: .*found 9",
         "segmenter.backbone=vgg61": "segmenter.backbone: .*timm/NAME.*did you mean vgg16.*'vgg61'",
-        "recipe=small": "recipe by --set .*the command line",
+        "recipe=small": "recipe cannot be overridden: name it by --recipe",
     }
     with pytest.raises(UserError) as caught:
         resolve("voc", "paper", {"data.max_rejected": -5}, list(wrong))
@@ -136,7 +183,7 @@ def test_all_problems_are_said_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("assignments", "said"),
+    ("overrides", "said"),
     [
         (["classifier.backbone=timm/resnett18"], r"timm has no network resnett18; .* timm/resnet18 or"),
         (
@@ -150,9 +197,9 @@ def test_all_problems_are_said_together() -> None:
         ),
     ],
 )
-def test_contradictions_are_told_plainly(assignments: list[str], said: str) -> None:
+def test_contradictions_are_told_plainly(overrides: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said) as caught:
-        resolve("voc", "paper", assignments=assignments)
+        resolve("voc", "paper", overrides=overrides)
     assert "pydantic" not in str(caught.value)
 
 
@@ -197,12 +244,12 @@ def test_a_renamed_key_gives_an_error_with_its_current_name(old: str, new: str) 
     assert new in known
     if old != "setting":
         with pytest.raises(UserError, match=rf"key '{re.escape(old)}' was renamed: write {re.escape(new)}="):
-            resolve("voc", assignments=[f"{old}=1"])
+            resolve("voc", overrides=[f"{old}=1"])
 
 
 def test_a_renamed_key_is_reported_with_the_current_value() -> None:
     with pytest.raises(UserError, match=r"write classifier\.trainable_stages=0"):
-        resolve("voc", assignments=["classifier.trained=neck"])
+        resolve("voc", overrides=["classifier.trained=neck"])
 
 
 @pytest.mark.parametrize(("old", "new"), RENAMED_RECIPES.items())

@@ -156,10 +156,10 @@ TINY = (
 )
 
 
-def command(root: Path, workspace: Path, *assignments: str) -> list[str]:
+def command(root: Path, workspace: Path, *overrides: str) -> list[str]:
     out = [sys.executable, "-m", "mcis.platform.cli", "run", "voc", "--name", "run", "--recipe", "scratch"]
     out += ["--voc", str(root), "--workspace", str(workspace)]
-    return [*out, *(f"--set={value}" for value in (*TINY, f"data.classes={root / 'classes.txt'}", *assignments))]
+    return [*out, *(f"--set={value}" for value in (*TINY, f"data.classes={root / 'classes.txt'}", *overrides))]
 
 
 def finish(call: list[str], env: dict[str, str], folder: Path) -> str:

@@ -62,8 +62,8 @@ def extra(folder: Path, drawn: tuple[Path, Listing], count: int) -> Path:
     return folder
 
 
-def run(sources: str, workspace: Path, options: dict[str, Any], *assignments: str, until: str | None = None) -> Any:
-    resolved = resolve(sources, "scratch", options, [*TINY, *assignments])
+def run(sources: str, workspace: Path, options: dict[str, Any], *overrides: str, until: str | None = None) -> Any:
+    resolved = resolve(sources, "scratch", options, [*TINY, *overrides])
     return pipeline.run(resolved, Workspace(workspace), "run", until=until)
 
 
@@ -160,10 +160,10 @@ def test_only_new_and_changed_images_are_opened(ray_local: None, drawn: tuple[Pa
     table, workspace = tmp_path / "photos.csv", tmp_path / "workspace"
     (folder / f"{names[7]}.jpg").write_bytes(b"")
 
-    def index(wanted: list[str], *assignments: str) -> tuple[int, pa.Table, pa.Table]:
+    def index(wanted: list[str], *overrides: str) -> tuple[int, pa.Table, pa.Table]:
         lines = [f"photos/{name}.jpg,{'cat' if n % 2 else 'dog'}" for n, name in enumerate(wanted)]
         table.write_text("\n".join(["image,tags", *lines]) + "\n")
-        result = run("tags", workspace, {"data.tags.table": str(table)}, *assignments, until="index")
+        result = run("tags", workspace, {"data.tags.table": str(table)}, *overrides, until="index")
         found = open_index(Workspace(workspace), "run")
         assert len(found.index) + len(found.rejects) == len(wanted), "every image is in one of the two tables"
         return result.context.result("index", IndexResult).counts["opened"], found.index, found.rejects

@@ -32,11 +32,11 @@ TINY = (
 def small_voc(tmp_path: Path) -> Callable[..., Resolved]:
     """Draws a devkit; its configuration by the recipe `scratch`, with networks as small as they go."""
 
-    def build(*assignments: str, train: int = 16, val: int = 4, classes: int = 2, epochs: int = 1) -> Resolved:
+    def build(*overrides: str, train: int = 16, val: int = 4, classes: int = 2, epochs: int = 1) -> Resolved:
         root = tmp_path / "VOC2012"
         synthetic.draw(root, train=train, val=val, size=64, classes=classes)
         options = {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
-        return resolve("voc", "scratch", options, (*TINY, f"classifier.epochs={epochs}", *assignments))
+        return resolve("voc", "scratch", options, (*TINY, f"classifier.epochs={epochs}", *overrides))
 
     return build
 

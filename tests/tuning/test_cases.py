@@ -48,7 +48,7 @@ def test_the_effect_of_the_papers_recipe_has_its_cases_and_their_controls() -> N
 
 
 def test_a_trial_keeps_what_the_user_changed_of_the_method() -> None:
-    other = resolve("voc", "paper", assignments=["localize.method.target=m", "localize.related=5"])
+    other = resolve("voc", "paper", overrides=["localize.method.target=m", "localize.related=5"])
     case = effect_cases(other)["co-related"]
     assert trial_values(other, case.values)["localize.method.target"] == "m"
     assert case.related == 5
@@ -66,6 +66,6 @@ def test_related_images_are_those_of_the_recipe() -> None:
 
 
 def test_contradictions_with_a_case_are_refused() -> None:
-    resolved = resolve("voc", "paper", assignments=["localize.method.contrastive=true"])
+    resolved = resolve("voc", "paper", overrides=["localize.method.contrastive=true"])
     with pytest.raises(UserError, match=r"contrastive is set but classifier\.attention is none"):
         effect_cases(resolved)

@@ -23,7 +23,7 @@ def test_the_library_goes_with_its_recipes() -> None:
         definition = read_definition(study)
         for recipe in recipes:
             related = ["localize.related=3"] if recipe == "scratch" else []  # which has single rounds
-            cases = cases_of(definition, resolve(sources, recipe, assignments=related), "evaluate")
+            cases = cases_of(definition, resolve(sources, recipe, overrides=related), "evaluate")
             names = [case.name for case in cases]
             assert len(cases) == len(definition.cases) == len({str(case.values) for case in cases})
             assert all(case.against in names for case in cases if case.against)
@@ -94,7 +94,7 @@ def test_an_unknown_study_names_the_librarys(tmp_path: Path) -> None:
 
 
 def test_references_are_six_numbers_of_related_images_of_which_none_has_nothing_to_contrast_with() -> None:
-    resolved = resolve("voc", "paper", assignments=["localize.method.contrastive=true"])
+    resolved = resolve("voc", "paper", overrides=["localize.method.contrastive=true"])
     cases = cases_of(read_definition("references"), resolved, "evaluate")
     assert [(case.name, case.related, case.paper) for case in cases] == [
         ("r0", 0, 64.7),

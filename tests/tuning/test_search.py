@@ -60,7 +60,7 @@ def test_other_axes_are_refused(text: str) -> None:
 
 def make_search(folder: Path, *, rate: float = 0.5, halving: int = 3, **options: Any) -> Search:
     """A search whose configuration has this learning rate and no related images."""
-    resolved = resolve("voc", "scratch", assignments=[f"{RATE}={rate}", "localize.related=0"])
+    resolved = resolve("voc", "scratch", overrides=[f"{RATE}={rate}", "localize.related=0"])
     return Search(name="s", resolved=resolved, workspace=Workspace(folder), axes=AXES, halving=halving, **options)
 
 
@@ -236,7 +236,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     [
         ((), RELATED, "miou", "--objective miou"),
         ((), RELATED, "segmentation", "whose score is reported"),
-        (("localize.related=2",), RELATED, "maps", "--set and --axis for localize.related"),
+        (("localize.related=2",), RELATED, "maps", "override and --axis for localize.related"),
         ((), "data.saliency=choice(x,y)", "maps", "may differ between trials"),
         ((), "localize.relatd=integer(0,3)", "maps", "did you mean localize.related"),
         ((), "localize.related=integer(-1,3)", "maps", "localize.related: Input should be greater"),

@@ -32,10 +32,15 @@ def asked_for(resolved: Resolved, workspace: Path, kind: str = "references", **m
 @pytest.mark.parametrize(
     ("study", "values", "until", "found"),
     [
-        ("references", ("localize.related=3",), "pseudo_masks", "localize.related by --set"),
+        ("references", ("localize.related=3",), "pseudo_masks", "localize.related on the command line"),
         ("references", ("classifier.attention=none",), "pseudo_masks", "none, which trains no W_P"),
         ("references", (), "train_classifier", "--until train_classifier"),
-        ("effect", ("classifier.attention=co", "localize.related=3"), "evaluate", "classifier.attention by --set"),
+        (
+            "effect",
+            ("classifier.attention=co", "localize.related=3"),
+            "evaluate",
+            "classifier.attention on the command",
+        ),
         ("effect", ("weights.classifier=FILE",), "pseudo_masks", "does not fit this configuration"),
         ("effect", ("pseudo_masks.rule=saliency", "data.saliency=absent"), "pseudo_masks", "16 of 16 training"),
         ("effect", ("data.truth_masks=absent",), "pseudo_masks", "no training image has a ground-truth mask"),
