@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import os
 import re
 import subprocess
 import sys
@@ -16,6 +17,8 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("datasets", "models", "platform", "tuning")
 """The folders at the top: each imports from itself and from those before it."""
+TOP_FILES = ("__init__.py", "py.typed")
+"""The files at the top that belong to the package `mcis`."""
 LAYERS = (
     "config",
     "runs",
@@ -73,7 +76,9 @@ def violations(module: str, source: str) -> list[str]:
     for name, late in imports_of(module, source):
         top, *inside = name.split(".")
         if top == "mcis":
-            if inside and not _allowed(module.split(".")[1:], inside, late):
+            if not inside or inside[0] not in PACKAGES:
+                wrong.append(f"{module} imports {name}, which is for users")
+            elif not _allowed(module.split(".")[1:], inside, late):
                 wrong.append(f"{module} imports {name}")
         elif top in PACKAGES and top not in sys.stdlib_module_names:
             wrong.append(f"{module} imports {name} without mcis.")
@@ -127,6 +132,8 @@ def test_imports_point_one_way(package: str) -> None:
         ("mcis.models.crf", "from ..platform import report"),
         ("mcis.models.crf", "def f():\n    import ray.data"),
         ("mcis.tuning.studies", "from datasets.errors import UserError"),
+        # What `import mcis` offers is for users.
+        ("mcis.tuning.studies", "from mcis import run"),
         # Tuning is loaded by commands alone, and late.
         ("mcis.platform.commands.study", "from mcis.tuning import studies"),
         ("mcis.platform.cli", "def f():\n    from mcis.tuning import studies"),
@@ -160,9 +167,8 @@ def test_an_import_along_the_direction_passes(module: str, source: str) -> None:
 def test_pyproject_lists_every_folder_with_modules() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     folders = sorted({Path(name).parent.as_posix() for p in PACKAGES for name in files_of(p) if name.endswith(".py")})
-    names = {"mcis." + folder.replace("/", "."): folder for folder in folders}
-    assert listed["packages"] == sorted(names)
-    assert listed["package-dir"] == names
+    assert listed["packages"] == ["mcis", *("mcis." + folder.replace("/", ".") for folder in folders)]
+    assert listed["package-dir"] == {"mcis": "."}
 
 
 def test_the_wheel_holds_every_file_of_the_packages_and_the_command(wheel: Path) -> None:
@@ -171,7 +177,49 @@ def test_the_wheel_holds_every_file_of_the_packages_and_the_command(wheel: Path)
         (entry_points,) = [name for name in names if name.endswith(".dist-info/entry_points.txt")]
         assert "mcis = mcis.platform.cli:main" in archive.read(entry_points).decode()
     packaged = sorted(name for name in names if ".dist-info/" not in name)
-    assert packaged == sorted(f"mcis/{name}" for package in PACKAGES for name in files_of(package))
+    files = [*TOP_FILES, *(name for package in PACKAGES for name in files_of(package))]
+    assert packaged == sorted(f"mcis/{name}" for name in files)
+
+
+IMPORT = """
+import sys
+import mcis
+assert not {"ray", "torch", "mlflow"} & sys.modules.keys()
+print(mcis.__version__)
+print(*dir(mcis))
+print(mcis.run.__module__, mcis.Predictor.__name__)
+"""
+OFFERED = ["Predictor", "UserError", "__version__", "compare", "index", "panel", "run", "scores"]
+
+
+def check_import(python: list[str], folder: Path) -> None:
+    """Checks `import mcis` in an interpreter that is started in a folder."""
+    done = subprocess.run([*python, "-c", IMPORT], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    version, names, functions = done.stdout.splitlines()
+    assert version == tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert names.split() == OFFERED
+    assert functions == "mcis.platform.api Predictor"
+
+
+def test_import_of_the_checkout_offers_functions_and_loads_little(tmp_path: Path) -> None:
+    check_import([sys.executable], tmp_path)
+
+
+def test_import_of_the_wheel_offers_the_same(wheel: Path, tmp_path: Path) -> None:
+    """The wheel lies before the editable install on the path."""
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "site")
+    command = [
+        sys.executable,
+        "-c",
+        "import sys, mcis, mcis.platform.cli; print(mcis.__file__, mcis.platform.cli.__file__)",
+    ]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path / "site")}
+    printed = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True).stdout
+    package = tmp_path / "site" / "mcis"
+    assert printed.split() == [str(package / "__init__.py"), str(package / "platform" / "cli.py")]
+    check_import(["env", f"PYTHONPATH={tmp_path / 'site'}", sys.executable], tmp_path)
 
 
 def test_modules_import_inside_a_ray_worker(ray_local: None) -> None:

@@ -134,4 +134,5 @@ def _code(folder: Path) -> Path:
     for name in _PACKAGES:
         source = Path(next(iter(importlib.import_module(f"mcis.{name}").__path__)))
         shutil.copytree(source, package / name, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+        shutil.copyfile(source.parent / "__init__.py", package / "__init__.py")
     return package

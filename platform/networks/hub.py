@@ -5,7 +5,6 @@ the rest as text, so loading a folder runs no code that came with it.
 """
 
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,9 +62,7 @@ def write_pretrained(trained: TrainedSegmenter, folder: Path) -> None:
     write_json(folder / _CONFIG, {"classes": trained.classes, "max_side": trained.max_side, "values": values})
 
 
-def open_pretrained(
-    source: Path | str, overrides: Overrides = (), *, revision: str | None = None
-) -> TrainedSegmenter:
+def open_pretrained(source: Path | str, overrides: Overrides = (), *, revision: str | None = None) -> TrainedSegmenter:
     """Opens what `write_pretrained` wrote. Arguments and errors are those of `Predictor.from_pretrained`."""
     check_overrides(overrides)
     folder = Path(source).expanduser()
@@ -121,7 +118,7 @@ tags: [weakly-supervised-segmentation]
 
 # Segmentation of {", ".join(trained.classes)}
 
-    labels = mcis.platform.api.Predictor.from_pretrained("FOLDER or USER/NAME")("photo.jpg")  # (H, W) uint8
+    labels = mcis.Predictor.from_pretrained("FOLDER or USER/NAME")("photo.jpg")  # (H, W) uint8
 
 Label 0 is background, the others are the classes above in their order. Photographs are predicted at up to
 {trained.max_side} pixels a side.

@@ -1,0 +1,38 @@
+"""Weakly supervised segmentation from Python: what the command `mcis` does, as functions.
+
+    import mcis
+
+    result = mcis.run("photos.csv", name="mine", overrides={"seed": 1})
+    for score in result.scores:
+        print(score.title, score.name, score.miou)
+
+    predictor = mcis.Predictor.load("mcis-workspace/runs/mine")
+    labels = predictor("photo.jpg")  # (H, W) uint8, 0 = background
+
+Importing this module is cheap: torch and Ray are loaded when a function is first used.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mcis.platform.api import Predictor, UserError, compare, index, panel, run, scores
+
+    __version__: str
+
+__all__ = ["Predictor", "UserError", "__version__", "compare", "index", "panel", "run", "scores"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import version
+
+        return version("mcis")
+    if name in __all__:
+        from mcis.platform import api
+
+        return getattr(api, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return __all__
