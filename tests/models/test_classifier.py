@@ -16,7 +16,8 @@ from mcis.models.coattention import affinity, coattend, unshared
 from mcis.models.grids import Layout
 
 Array = NDArray[np.float64]
-K, C = 4, 6
+K = 4
+C = 6
 FORMS: list[dict[str, Any]] = [
     {},
     {"head": "own"},
@@ -28,7 +29,7 @@ FORMS: list[dict[str, Any]] = [
 
 
 def classifier(**options: Any) -> CoAttentionClassifier:
-    """A small classifier in float64 whose biases are not zero, so that a forgotten one shows."""
+    """A small classifier in float64 with biases other than 0, so that tests notice a missing bias."""
     torch.manual_seed(0)
     model = CoAttentionClassifier(small(channels=C), classes=K, **options).double()
     for name, parameter in model.named_parameters():
@@ -47,7 +48,7 @@ def features(seed: int, batch: int, height: int, width: int) -> Tensor:
 
 
 def section_3_1(model: CoAttentionClassifier, f_m: Array, f_n: Array) -> dict[str, Array]:
-    """Every score of one pair from F_m and F_n as matrices (C, HW), as the paper writes them."""
+    """All scores of one pair from F_m and F_n as matrices (C, HW), as in the paper."""
     weights = {name: p.detach().numpy() for name, p in model.named_parameters()}
 
     def phi(f: Array) -> Array:
@@ -66,8 +67,10 @@ def section_3_1(model: CoAttentionClassifier, f_m: Array, f_n: Array) -> dict[st
     if model.attention == "none":
         return scores
     p = unit(f_m).T @ weights["w_p"] @ unit(f_n) * model.affinity.scale  # Eq. 2
-    a_m, a_n = softmax(p), softmax(p.T)  # Eq. 3
-    common_m, common_n = f_n @ a_n, f_m @ a_m  # Eq. 4
+    a_m = softmax(p)  # Eq. 3
+    a_n = softmax(p.T)
+    common_m = f_n @ a_n  # Eq. 4
+    common_n = f_m @ a_m
     scores["common_m"] = head(common_m).mean(axis=1)
     scores["common_n"] = head(common_n).mean(axis=1)
     if model.attention == "co":
@@ -91,7 +94,8 @@ def test_scores_are_section_3_1(options: dict[str, Any], fused: bool, monkeypatc
     if fused:
         monkeypatch.setattr(mcis.models.classifier, "MAX_AFFINITY_ENTRIES", 0)
     model = classifier(**options)
-    f_m, f_n = features(1, 2, 2, 3), features(2, 2, 3, 2)
+    f_m = features(1, 2, 2, 3)
+    f_n = features(2, 2, 3, 2)
     got = present(model.pair_scores(f_m, f_n))
     for b in range(2):
         expected = section_3_1(model, f_m[b].flatten(1).numpy(), f_n[b].flatten(1).numpy())
@@ -101,27 +105,35 @@ def test_scores_are_section_3_1(options: dict[str, Any], fused: bool, monkeypatc
 
 
 @pytest.mark.parametrize("options", FORMS[:5], ids=str)
-def test_as_a_control_images_attend_to_themselves_in_training(options: dict[str, Any]) -> None:
+def test_images_can_attend_to_themselves(options: dict[str, Any]) -> None:
     model = classifier(**options)
-    f_m, f_n = features(1, 1, 2, 3), features(2, 1, 3, 2)
+    f_m = features(1, 1, 2, 3)
+    f_n = features(2, 1, 3, 2)
     got = present(model.pair_scores(f_m, f_n, attention_partner="itself"))
-    of_m, of_n = (section_3_1(model, f[0].flatten(1).numpy(), f[0].flatten(1).numpy()) for f in (f_m, f_n))
+    matrix_m = f_m[0].flatten(1).numpy()
+    matrix_n = f_n[0].flatten(1).numpy()
+    expected_m = section_3_1(model, matrix_m, matrix_m)
+    expected_n = section_3_1(model, matrix_n, matrix_n)
     for name, scores in got.items():
-        np.testing.assert_allclose(scores[0].detach(), (of_m if name.endswith("_m") else of_n)[name], atol=1e-10)
+        expected = expected_m if name.endswith("_m") else expected_n
+        np.testing.assert_allclose(scores[0].detach(), expected[name], atol=1e-10)
     assert not torch.allclose(got["common_m"], present(model.pair_scores(f_m, f_n))["common_m"])
 
 
-def test_pairs_may_be_scored_without_attention() -> None:
+def test_pairs_can_be_scored_without_attention() -> None:
     model = classifier()
-    pair = images(1, 2), images(2, 2)
-    alone, whole = model(*pair, ("hflip",), attend=False), model(*pair, ("hflip",))
-    for without, scores in zip([alone.pairs, *alone.selves], [whole.pairs, *whole.selves], strict=True):
-        assert list(present(without)) == ["basic_m", "basic_n"]
-        assert torch.equal(without.basic_m, scores.basic_m)
-        assert torch.equal(without.basic_n, scores.basic_n)
+    m = images(1, 2)
+    n = images(2, 2)
+    without = model(m, n, ("hflip",), attend=False)
+    full = model(m, n, ("hflip",))
+    pairs = zip([without.pairs, *without.selves], [full.pairs, *full.selves], strict=True)
+    for basic_scores, all_scores in pairs:
+        assert list(present(basic_scores)) == ["basic_m", "basic_n"]
+        assert torch.equal(basic_scores.basic_m, all_scores.basic_m)
+        assert torch.equal(basic_scores.basic_n, all_scores.basic_n)
 
 
-def of_kinds(**options: Any) -> CoAttentionClassifier:
+def domain_classifier(**options: Any) -> CoAttentionClassifier:
     """A classifier with three W_P that differ."""
     model = classifier(num_domain_affinities=3, **options)
     model.w_p.data.copy_(torch.randn(3, C, C, generator=torch.Generator().manual_seed(5), dtype=torch.float64))
@@ -129,8 +141,11 @@ def of_kinds(**options: Any) -> CoAttentionClassifier:
 
 
 def test_each_kind_of_pair_has_its_own_affinity() -> None:
-    three, one = of_kinds(), classifier()
-    f_m, f_n, kind = features(1, 4, 2, 3), features(2, 4, 3, 2), torch.tensor([2, 0, 1, 2])
+    three = domain_classifier()
+    one = classifier()
+    f_m = features(1, 4, 2, 3)
+    f_n = features(2, 4, 3, 2)
+    kind = torch.tensor([2, 0, 1, 2])
     got = present(three.pair_scores(f_m, f_n, kind))
     for b in range(4):
         one.load_state_dict({**three.state_dict(), "w_p": three.w_p[kind[b]]})
@@ -142,25 +157,29 @@ def test_each_kind_of_pair_has_its_own_affinity() -> None:
 
 
 @pytest.mark.parametrize("name", ["hflip", "x2"])
-def test_a_self_pair_has_the_affinity_of_ms_domain(name: str) -> None:
-    three, one = of_kinds(), classifier()
-    m, n, kind = images(1, 3), images(2, 3), torch.tensor([0, 1, 2])
-    (selves,) = three(m, n, (name,), kind)[1]
-    for b, pair_kind in enumerate((0, 1, 0)):
-        one.load_state_dict({**three.state_dict(), "w_p": three.w_p[pair_kind]})
-        (expected,) = one(m[b : b + 1], n[b : b + 1], (name,))[1]
+def test_a_self_pair_uses_the_affinity_of_its_own_domain(name: str) -> None:
+    three = domain_classifier()
+    one = classifier()
+    m = images(1, 3)
+    n = images(2, 3)
+    (selves,) = three(m, n, (name,), torch.tensor([0, 1, 2])).selves
+    for b, self_kind in enumerate((0, 1, 0)):
+        one.load_state_dict({**three.state_dict(), "w_p": three.w_p[self_kind]})
+        (expected,) = one(m[b : b + 1], n[b : b + 1], (name,)).selves
         torch.testing.assert_close(selves.common_n[b : b + 1], expected.common_n)
 
 
 @pytest.mark.parametrize("options", FORMS, ids=str)
-def test_forward_scores_the_pairs_and_each_self_pair(options: dict[str, Any]) -> None:
+def test_forward_scores_pairs_and_self_pairs(options: dict[str, Any]) -> None:
     model = classifier(**options)
-    m, n = images(1, 2), images(2, 2)
-    pairs, selves, *_ = model(m, n, SELF_TRANSFORMS)
+    m = images(1, 2)
+    n = images(2, 2)
+    outputs = model(m, n, SELF_TRANSFORMS)
     for name, scores in present(model.pair_scores(model.backbone(m), model.backbone(n))).items():
-        torch.testing.assert_close(present(pairs)[name], scores)
-    assert len(selves) == 3
-    for name, self_scores in zip(SELF_TRANSFORMS, selves, strict=True):
+        torch.testing.assert_close(present(outputs.pairs)[name], scores)
+
+    assert len(outputs.selves) == 3
+    for name, self_scores in zip(SELF_TRANSFORMS, outputs.selves, strict=True):
         transformed = model.backbone(transform(m, name))
         expected = present(model.pair_scores(model.backbone(m), transformed, contrastive=False))
         assert not any(name.startswith("exclusive") for name in expected)
@@ -169,17 +188,28 @@ def test_forward_scores_the_pairs_and_each_self_pair(options: dict[str, Any]) ->
             torch.testing.assert_close(present(self_scores)[key], scores)
 
 
+def test_forward_returns_the_features_of_pairs_and_self_pairs() -> None:
+    model = classifier()
+    m = images(1, 2)
+    n = images(2, 2)
+    pair_features, self_features = model(m, n, ("x2",)).features
+    torch.testing.assert_close(pair_features[0], model.features(m))
+    torch.testing.assert_close(pair_features[1], model.features(n))
+    torch.testing.assert_close(self_features[0], model.features(m))
+    torch.testing.assert_close(self_features[1], model.features(transform(m, "x2")))
+
+
 # --- layers
 
 
-def test_new_layers_start_as_the_recipe_says() -> None:
+def test_initial_weights() -> None:
     torch.manual_seed(0)
-    channels, classes = 96, 20
-    model = CoAttentionClassifier(small(channels=channels), classes=classes, head="own")
-    assert model.phi.weight.std().item() == pytest.approx((2 / classes) ** 0.5, rel=0.05)
+    model = CoAttentionClassifier(small(channels=96), classes=20, head="own")
+    assert model.phi.weight.std().item() == pytest.approx((2 / 20) ** 0.5, rel=0.05)
     assert model.phi.bias is not None
     assert (model.phi.bias == 0).all()
-    bound = channels**-0.5
+
+    bound = 96**-0.5
     for weight in (model.w_p, model.common_head.weight, model.w_b.weight):
         assert bound * 0.9 < weight.abs().max().item() <= bound
         assert weight.mean().abs().item() < bound / 4
@@ -190,7 +220,7 @@ def test_new_layers_start_as_the_recipe_says() -> None:
 
 @pytest.mark.parametrize("options", FORMS, ids=str)
 def test_every_weight_has_a_gradient_in_every_form(options: dict[str, Any]) -> None:
-    """DistributedDataParallel waits for each; one without hangs or raises there."""
+    """DistributedDataParallel hangs or raises if a parameter has no gradient."""
     model = classifier(**options)
     tags = torch.eye(K, dtype=torch.float64)
     outputs = model(images(1, 4), images(2, 4), ("hflip",))
@@ -207,7 +237,7 @@ def test_every_weight_has_a_gradient_in_every_form(options: dict[str, Any]) -> N
 
 
 def standardized(**options: Any) -> CoAttentionClassifier:
-    """A classifier of 6 channels that are standardized by drawn statistics."""
+    """A classifier with 6 channels, standardized by random statistics."""
     torch.manual_seed(0)
     backbone = Backbone(nn.Conv2d(3, 6, 1), stage_channels=(6,), layout=Layout(1))
     model = CoAttentionClassifier(backbone, classes=K, standardized=True, **options).double()
@@ -221,7 +251,8 @@ def test_positions_are_compared_by_standardized_channels_of_the_backbone(w_p: Li
     model = standardized(affinity=Affinity(form="cosine", scale=7.0, w_p=w_p))
     outputs = features(8, 2, 2, 3)
     generator = torch.Generator().manual_seed(1)
-    mean, deviation = torch.randn(6, generator=generator), torch.rand(6, generator=generator) + 0.5
+    mean = torch.randn(6, generator=generator)
+    deviation = torch.rand(6, generator=generator) + 0.5
     standard = (outputs - mean[:, None, None]) / deviation[:, None, None]
     got = model.standard(outputs)
     torch.testing.assert_close(got, standard)
@@ -230,16 +261,17 @@ def test_positions_are_compared_by_standardized_channels_of_the_backbone(w_p: Li
     common = coattend(f_m, f_n, p)
     scores = model.pair_scores(*got.split(1))
     torch.testing.assert_close(scores.basic_m, model.phi(f_m).mean(dim=(2, 3)))
-    for common_scores, of_image in ((scores.common_m, common.m), (scores.common_n, common.n)):
-        torch.testing.assert_close(common_scores, model.phi(of_image).mean(dim=(2, 3)))
+    torch.testing.assert_close(scores.common_m, model.phi(common.m).mean(dim=(2, 3)))
+    torch.testing.assert_close(scores.common_n, model.phi(common.n).mean(dim=(2, 3)))
     torch.testing.assert_close(model.co_maps(model.query(got[0]), got[0], got[1:], 1), model.phi(common.m)[:, 1])
     assert ("w_p" in model.state_dict()) is (w_p == "learned")
-    assert {"mean", "deviation"} <= set(model.state_dict())  # so that a file of weights holds them
+    assert {"mean", "deviation"} <= set(model.state_dict())
 
 
-def test_embedded_images_score_as_the_images_do() -> None:
+def test_outputs_of_the_backbone_have_the_scores_of_their_images() -> None:
     model = standardized()
-    m, n = images(1, 2, 4, 4), images(2, 2, 4, 4)
+    m = images(1, 2, 4, 4)
+    n = images(2, 2, 4, 4)
     scores = model(m, n).pairs
     again = model(model.backbone(m), model.backbone(n), embedded=True).pairs
     for name, value in present(scores).items():
@@ -267,44 +299,55 @@ def test_the_transformations_of_self_pairs() -> None:
 @pytest.mark.parametrize("options", FORMS[:3], ids=str)
 @pytest.mark.parametrize("tag", [0, K - 1])
 def test_maps_are_activations_of_co_attentive_and_contrastive_features(options: dict[str, Any], tag: int) -> None:
-    """Eq. 2-4 and 6-8 from either side of a pair, with each pair's own W_P, here one other image at a time."""
-    model = of_kinds(**options)
-    target, others = features(5, 1, 2, 3), features(6, 3, 3, 2)
-    kind, target_is_n = torch.tensor([1, 2, 1]), torch.tensor([False, True, False])
+    """Eq. 2-4 and 6-8 with the target as image m or n of a pair and a W_P for each pair, one pair at a time."""
+    model = domain_classifier(**options)
+    target = features(5, 1, 2, 3)
+    others = features(6, 3, 3, 2)
+    kind = torch.tensor([1, 2, 1])
+    target_is_n = torch.tensor([False, True, False])
     with torch.inference_mode():
         head = model.common_head if model.own_head else model.phi
-        co, contrastive = [], []
-        for one, k, second in zip(others, kind, target_is_n, strict=True):
-            w_p = model.w_p[k].T if second else model.w_p[k]
-            p = affinity(target, one[None], w_p, form=model.form, scale=model.affinity.scale)
-            common = coattend(target, one[None], p).m
+        co = []
+        contrastive = []
+        for other, pair_kind, is_n in zip(others, kind, target_is_n, strict=True):
+            w_p = model.w_p[pair_kind].T if is_n else model.w_p[pair_kind]
+            p = affinity(target, other[None], w_p, form=model.form, scale=model.affinity.scale)
+            common = coattend(target, other[None], p).m
             co.append(head(common)[0, tag])
             contrastive.append(head(unshared(target, model.w_b(common)))[0, tag])
         query = model.query(target[0], kind=kind, target_is_n=target_is_n)
         torch.testing.assert_close(model.co_maps(query, target[0], others, tag), torch.stack(co))
         torch.testing.assert_close(model.contrastive_maps(query, target[0], others, tag), torch.stack(contrastive))
-        of_one = classifier(**options)
-        seen = of_one.query(target[0], target_is_n=True)
-        torch.testing.assert_close(seen, of_one.query(target[0], target_is_n=torch.tensor([True]))[0])
+
+        one = classifier(**options)
+        query = one.query(target[0], target_is_n=True)
+        torch.testing.assert_close(query, one.query(target[0], target_is_n=torch.tensor([True]))[0])
 
 
 @pytest.mark.parametrize("form", [{}, {"affinity": Affinity(form="cosine", scale=5.0)}], ids=str)
 @pytest.mark.parametrize("head", ["shared", "own"])
 @pytest.mark.parametrize("attention", ["none", "co"])
-def test_co_attention_by_the_identity_needs_no_training_of_it(attention: str, head: str, form: dict[str, Any]) -> None:
-    """P = F_m^T F_n, and the second layer where there is one, else phi; the same from either side of a pair."""
+def test_maps_with_the_identity_need_no_trained_affinity(attention: str, head: str, form: dict[str, Any]) -> None:
+    """P = F_m^T F_n; activations are of the separate layer if there is one, else of phi."""
     model = classifier(attention=attention, head=head, num_domain_affinities=3, **form)
     weights = {name: p.detach().numpy()[..., 0, 0] for name, p in model.named_parameters() if p.ndim == 4}
-    second = attention == "co" and head == "own"
-    weight, bias = weights["common_head.weight" if second else "phi.weight"], 0.0
-    if not second:
+    if attention == "co" and head == "own":
+        weight = weights["common_head.weight"]
+        bias = 0.0
+    else:
         assert model.phi.bias is not None
+        weight = weights["phi.weight"]
         bias = model.phi.bias[1].item()
-    target, related = features(5, 1, 2, 3)[0], features(6, 3, 3, 2)
-    f_n, maps = target.flatten(1).numpy(), []
+
+    def unit(f: Array) -> Array:
+        return f / np.linalg.norm(f, axis=0) if form else f
+
+    target = features(5, 1, 2, 3)[0]
+    related = features(6, 3, 3, 2)
+    f_n = target.flatten(1).numpy()
+    maps = []
     for f_r in related.flatten(2).numpy():
-        a, b = ((f / np.linalg.norm(f, axis=0) if form else f) for f in (f_n, f_r))
-        p = np.exp(a.T @ b * model.affinity.scale)
+        p = np.exp(unit(f_n).T @ unit(f_r) * model.affinity.scale)
         maps.append(weight[1] @ f_r @ (p / p.sum(axis=1, keepdims=True)).T + bias)
     query = model.query(target, identity=True)
     assert query.shape == (6, C)
