@@ -1,5 +1,7 @@
 """Co-attention against Eq. 2-4 and 6-8 on matrices in float64, its symmetries and its gradients."""
 
+from typing import Literal
+
 import numpy as np
 import pytest
 import torch
@@ -30,8 +32,10 @@ def features(rng: np.random.Generator, *shape: int) -> Tensor:
 
 
 def drawn(seed: int, size: dict) -> tuple[Tensor, Tensor, Tensor]:
-    """F_m, F_n of different size and a W_P that is not symmetric."""
-    rng, (batch, c) = np.random.default_rng(seed), (size["batch"], size["c"])
+    """F_m and F_n of different sizes, and a W_P that is not symmetric."""
+    rng = np.random.default_rng(seed)
+    batch = size["batch"]
+    c = size["c"]
     return features(rng, batch, c, *size["m"]), features(rng, batch, c, *size["n"]), features(rng, c, c)
 
 
@@ -64,11 +68,17 @@ def test_affinity_is_equation_2(seed: int, size: dict, scale: float) -> None:
 def test_the_cosine_form_compares_directions(seed: int, size: dict) -> None:
     f_m, f_n, _ = drawn(seed, size)
     p = affinity(f_m, f_n, torch.eye(size["c"], dtype=torch.float64), form="cosine", scale=2.0)
-    m, n = (matrix(f[0]) / np.linalg.norm(matrix(f[0]), axis=0) for f in (f_m, f_n))
-    np.testing.assert_allclose(p[0], 2 * m.T @ n, atol=1e-9)
-    parts = [affinity(m, n, None, form="cosine") for m, n in ((f_m[:, :1], f_n[:, :1]), (f_m[:, 1:], f_n[:, 1:]))]
+    unit_m, unit_n = (matrix(f[0]) / np.linalg.norm(matrix(f[0]), axis=0) for f in (f_m, f_n))
+    np.testing.assert_allclose(p[0], 2 * unit_m.T @ unit_n, atol=1e-9)
+
+
+@given(seeds, sizes)
+def test_cosines_of_levels_are_averaged(seed: int, size: dict) -> None:
+    f_m, f_n, _ = drawn(seed, size)
+    first = affinity(f_m[:, :1], f_n[:, :1], None, form="cosine")
+    second = affinity(f_m[:, 1:], f_n[:, 1:], None, form="cosine")
     by_level = affinity(f_m, f_n, None, form=(1, size["c"] - 1))
-    torch.testing.assert_close(by_level, sum(parts) / 2)
+    torch.testing.assert_close(by_level, (first + second) / 2)
 
 
 def test_a_position_without_features_has_cosine_0_and_a_finite_gradient() -> None:
@@ -87,21 +97,23 @@ def test_summaries_are_equations_3_and_4(seed: int, size: dict) -> None:
     assert common.m.shape == f_m.shape
     assert common.n.shape == f_n.shape
     for b in range(size["batch"]):
-        m, n = matrix(f_m[b]), matrix(f_n[b])
+        m = matrix(f_m[b])
+        n = matrix(f_n[b])
         p = m.T @ w_p.numpy() @ n
         np.testing.assert_allclose(matrix(common.m[b]), n @ softmax(p.T), atol=1e-10)
         np.testing.assert_allclose(matrix(common.n[b]), m @ softmax(p), atol=1e-10)
 
 
 @given(seeds, sizes, st.booleans())
-def test_contrastive_features_are_equations_7_to_9(seed: int, size: dict, with_bias: bool) -> None:
+def test_contrastive_features_are_equations_6_to_8(seed: int, size: dict, with_bias: bool) -> None:
     f, _, _ = drawn(seed, size)
     rng = np.random.default_rng(seed + 1)
-    common, w_b = features(rng, *f.shape), features(rng, 1, size["c"], 1, 1)
-    b_b = features(rng, 1) if with_bias else None
-    got = unshared(f, torch.nn.functional.conv2d(common, w_b, b_b))
+    common = features(rng, *f.shape)
+    w_b = features(rng, 1, size["c"], 1, 1)
+    bias = features(rng, 1) if with_bias else torch.zeros(1, dtype=torch.float64)
+    got = unshared(f, torch.nn.functional.conv2d(common, w_b, bias))
     for b in range(size["batch"]):
-        gate = w_b.flatten().numpy() @ matrix(common[b]) + (0 if b_b is None else b_b.item())
+        gate = w_b.flatten().numpy() @ matrix(common[b]) + bias.item()
         np.testing.assert_allclose(matrix(got[b]), matrix(f[b]) * (1 - 1 / (1 + np.exp(-gate))), atol=1e-12)
 
 
@@ -111,14 +123,17 @@ def test_contrastive_features_are_equations_7_to_9(seed: int, size: dict, with_b
 @given(seeds, sizes, st.sampled_from(FORMS))
 def test_swapping_the_images_and_transposing_w_p_swaps_the_outputs(seed: int, size: dict, form: AffinityForm) -> None:
     f_m, f_n, w_p = drawn(seed, size)
-    p, swapped = (affinity(*pair, form=form, scale=3.0) for pair in ((f_m, f_n, w_p), (f_n, f_m, w_p.T)))
-    torch.testing.assert_close(swapped, p.transpose(1, 2))
-    common, exchanged = coattend(f_m, f_n, p), coattend(f_n, f_m, swapped)
-    torch.testing.assert_close(exchanged.m, common.n)
-    torch.testing.assert_close(exchanged.n, common.m)
+    p = affinity(f_m, f_n, w_p, form=form, scale=3.0)
+    swapped_p = affinity(f_n, f_m, w_p.T, form=form, scale=3.0)
+    torch.testing.assert_close(swapped_p, p.transpose(1, 2))
+
+    common = coattend(f_m, f_n, p)
+    swapped = coattend(f_n, f_m, swapped_p)
+    torch.testing.assert_close(swapped.m, common.n)
+    torch.testing.assert_close(swapped.n, common.m)
 
 
-def test_large_affinities_pick_one_position_and_stay_finite() -> None:
+def test_large_affinities_select_one_position_and_stay_finite() -> None:
     f_m, f_n, _ = (t.float() for t in drawn(5, {"batch": 1, "c": 3, "m": (2, 2), "n": (2, 3)}))
     p = 1e6 * torch.randperm(24, generator=torch.Generator().manual_seed(0)).view(1, 4, 6).float()
     common = coattend(f_m, f_n, p)
@@ -130,13 +145,14 @@ def test_large_affinities_pick_one_position_and_stay_finite() -> None:
 
 
 @given(seeds, sizes, st.integers(1, 5), st.sampled_from(FORMS))
-def test_the_fused_form_is_the_same_attention(seed: int, size: dict, width: int, form: AffinityForm) -> None:
+def test_the_fused_form_computes_the_same_attention(seed: int, size: dict, width: int, form: AffinityForm) -> None:
     f_m, f_n, w_p = drawn(seed, size)
     rng = np.random.default_rng(seed + 1)
-    values_m, values_n = (features(rng, size["batch"], width, *size[name]) for name in ("m", "n"))
-    wanted = coattend(values_m, values_n, affinity(f_m, f_n, w_p, form=form, scale=3.0))
+    values_m = features(rng, size["batch"], width, *size["m"])
+    values_n = features(rng, size["batch"], width, *size["n"])
+    expected = coattend(values_m, values_n, affinity(f_m, f_n, w_p, form=form, scale=3.0))
     got = coattend_fused(f_m, f_n, w_p, values_m, values_n, form=form, scale=3.0)
-    torch.testing.assert_close(got, wanted)
+    torch.testing.assert_close(got, expected)
 
 
 def test_the_fused_form_has_the_same_gradients() -> None:
@@ -154,8 +170,8 @@ def test_the_fused_form_has_the_same_gradients() -> None:
 
 
 @pytest.mark.parametrize("width", [3, 48])
-def test_the_fused_form_lays_out_no_affinity(width: int) -> None:
-    """PyTorch falls back to the explicit matrix without a word: the kernel it took is what tells."""
+def test_the_fused_form_keeps_no_affinity_in_memory(width: int) -> None:
+    """PyTorch falls back to the explicit matrix silently, so the test looks at the kernels that ran."""
     f_m, f_n, w_p = (t.float() for t in drawn(8, {"batch": 2, "c": 32, "m": (8, 8), "n": (6, 6)}))
     values = [torch.randn(2, width, *f.shape[2:]) for f in (f_m, f_n)]
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
@@ -168,15 +184,18 @@ def test_the_fused_form_lays_out_no_affinity(width: int) -> None:
 # --- pairs of two domains
 
 
-def test_a_target_is_image_n_as_asked_but_in_pairs_of_two_domains() -> None:
+def test_kinds_of_pairs_by_the_domains_of_their_images() -> None:
     domains = torch.tensor([False, True])
-    assert [pair_kinds(torch.tensor(source), domains).tolist() for source in (False, True)] == [[0, 2], [2, 1]]
-    seen = {
-        (s, target): target_is_image_n(torch.tensor(s), domains, target) for s in (False, True) for target in ("m", "n")
-    }
-    assert {key: value.tolist() for key, value in seen.items()} == {
-        (False, "m"): [False, False],
-        (True, "m"): [True, False],
-        (False, "n"): [True, False],
-        (True, "n"): [True, True],
-    }
+    assert pair_kinds(torch.tensor(False), domains).tolist() == [0, 2]
+    assert pair_kinds(torch.tensor(True), domains).tolist() == [2, 1]
+
+
+@pytest.mark.parametrize(
+    ("source", "position", "expected"),
+    [(False, "m", [False, False]), (True, "m", [True, False]), (False, "n", [True, False]), (True, "n", [True, True])],
+)
+def test_the_image_of_the_source_domain_is_image_n(
+    source: bool, position: Literal["m", "n"], expected: list[bool]
+) -> None:
+    related_source = torch.tensor([False, True])
+    assert target_is_image_n(torch.tensor(source), related_source, position).tolist() == expected

@@ -40,7 +40,7 @@ def normal(rng: np.random.Generator, *shape: int) -> Tensor:
 def co_attentive_map(
     target: Tensor, related: Tensor, w_p: Tensor, weight: Tensor, bias: float, form: AffinityForm, scale: float
 ) -> list[list[float]]:
-    """S_k of one related image: P, the softmax over its positions, F_r A, then phi's row k; a position at a time."""
+    """S_k with one related image, position by position: P, the softmax over positions, F_r A, then row k of phi."""
 
     def vector(f: Tensor, y: int, x: int) -> np.ndarray:
         v = f[:, y, x].numpy()
@@ -60,7 +60,7 @@ def co_attentive_map(
 
 
 class Round(NamedTuple):
-    """Features (C, H, W) of a target and (R, C, H, W) of others, and the weights of a class layer that meets them."""
+    """Features of a target (C, H, W) and of other images (R, C, H, W), W_P, W_B, and a class in the class layer."""
 
     target: Tensor
     others: Tensor
@@ -74,10 +74,18 @@ class Round(NamedTuple):
 
 @st.composite
 def rounds(draw: st.DrawFn) -> Round:
-    rng, c = np.random.default_rng(draw(seeds)), draw(side)
-    target, others = normal(rng, c, draw(side), draw(side)), normal(rng, draw(side), c, draw(side), draw(side))
-    weights = normal(rng, c, c), normal(rng, c), normal(rng, c), normal(rng, 1)[0] if draw(st.booleans()) else None
-    return Round(target, others, *weights, draw(st.sampled_from(FORMS)), draw(st.sampled_from([0.5, 1.0, 15.0])))
+    rng = np.random.default_rng(draw(seeds))
+    c = draw(side)
+    return Round(
+        target=normal(rng, c, draw(side), draw(side)),
+        others=normal(rng, draw(side), c, draw(side), draw(side)),
+        w_p=normal(rng, c, c),
+        w_b=normal(rng, c),
+        weight=normal(rng, c),
+        bias=normal(rng, 1)[0] if draw(st.booleans()) else None,
+        form=draw(st.sampled_from(FORMS)),
+        scale=draw(st.sampled_from([0.5, 1.0, 15.0])),
+    )
 
 
 @given(rounds())
@@ -92,7 +100,7 @@ def test_multi_round_is_the_class_layer_on_co_attentive_features(case: Round) ->
 
 @given(rounds())
 def test_contrastive_round_is_the_class_layer_on_contrastive_features(case: Round) -> None:
-    """Eq. 2-4 and 6-8 as they stand, one other image at a time, each seen from m as the target."""
+    """Eq. 2-4 and 6-8 with the target as image m, one other image at a time."""
     target, others, w_p, w_b, weight, bias, form, scale = case
     query = affinity_query(target, w_p, form=form, scale=scale)
     got = contrastive_round(query, others, w_b, weight @ target.flatten(1), bias, form=form)
@@ -105,21 +113,27 @@ def test_contrastive_round_is_the_class_layer_on_contrastive_features(case: Roun
     torch.testing.assert_close(got, torch.stack(maps).flatten(1), atol=1e-9, rtol=0)
 
 
-def test_each_related_image_may_meet_a_query_of_its_own() -> None:
+def test_each_related_image_can_have_its_own_query() -> None:
     rng = np.random.default_rng(7)
-    target, related, w_p, weight = normal(rng, 3, 2, 3), normal(rng, 2, 3, 2, 2), normal(rng, 2, 3, 3), normal(rng, 3)
+    target = normal(rng, 3, 2, 3)
+    related = normal(rng, 2, 3, 2, 2)
+    w_p = normal(rng, 2, 3, 3)
+    weight = normal(rng, 3)
     query = affinity_query(target, w_p, scale=2.0)
     assert query.shape == (2, 6, 3)
     maps: list[Tensor] = []
-    for one, of_one in zip(w_p, related.split(1), strict=True):
-        maps += multi_round(affinity_query(target, one, scale=2.0), of_one, weight, None)
+    for pair_w_p, image in zip(w_p, related.split(1), strict=True):
+        maps += multi_round(affinity_query(target, pair_w_p, scale=2.0), image, weight, None)
     torch.testing.assert_close(multi_round(query, related, weight, None), torch.stack(maps))
 
 
-def test_a_related_images_activation_has_the_same_bits_whatever_the_others_are() -> None:
-    """Also where the positions are no multiple of what a processor computes at a time; both rounds, both forms."""
+def test_the_bits_of_an_activation_do_not_depend_on_the_other_related_images() -> None:
+    """The number of positions is not a multiple of the width of vector instructions."""
     rng = np.random.default_rng(6)
-    target, w_p, weight, w_b = (normal(rng, *shape).float() for shape in ((13, 5, 7), (13, 13), (13,), (13,)))
+    target = normal(rng, 13, 5, 7).float()
+    w_p = normal(rng, 13, 13).float()
+    weight = normal(rng, 13).float()
+    w_b = normal(rng, 13).float()
     related = normal(rng, 5, 13, 5, 7).float()
     for form in FORMS:
         query = affinity_query(target, w_p, form=form)
@@ -127,10 +141,9 @@ def test_a_related_images_activation_has_the_same_bits_whatever_the_others_are()
         together = multi_round(query, related, weight, None, form=form)
         contrasted = contrastive_round(query, related, w_b, values, None, form=form)
         for r in range(5):
-            for some, at in ((related[: r + 1], r), (related[r:], 0), (related[r : r + 1], 0)):
-                alone = multi_round(query, some, weight, None, form=form)[at]
-                assert alone.equal(together[r])
-                assert contrastive_round(query, some, w_b, values, None, form=form)[at].equal(contrasted[r])
+            for subset, i in ((related[: r + 1], r), (related[r:], 0), (related[r : r + 1], 0)):
+                assert multi_round(query, subset, weight, None, form=form)[i].equal(together[r])
+                assert contrastive_round(query, subset, w_b, values, None, form=form)[i].equal(contrasted[r])
 
 
 # --- normalized, combined and resized
@@ -141,14 +154,14 @@ def test_normalized_maps_are_clipped_and_have_the_maximum_one(seed: int, shape: 
     raw = normal(np.random.default_rng(seed), *shape) + offset
     got = normalize_maps(raw)
     for raw_map, out in zip(raw.reshape(-1, 2, 3), got.reshape(-1, 2, 3), strict=True):
-        most = raw_map.max().item()
+        maximum = raw_map.max().item()
         for y, x in np.ndindex(2, 3):
-            expected = max(raw_map[y, x].item(), 0) / most if most > 0 else 0
+            expected = max(raw_map[y, x].item(), 0) / maximum if maximum > 0 else 0
             assert out[y, x].item() == pytest.approx(expected, abs=1e-9)
 
 
 @pytest.mark.parametrize(("mean", "kept"), [(math.log(1 / 9) - 1e-3, False), (math.log(1 / 9) + 1e-3, True)])
-def test_a_released_map_counts_where_the_sigmoid_of_its_mean_is_above_a_tenth(mean: float, kept: bool) -> None:
+def test_a_released_map_is_kept_if_the_sigmoid_of_its_mean_is_above_a_tenth(mean: float, kept: bool) -> None:
     raw = torch.tensor([[5.0, -5.0], [1.0, -1.0]], dtype=torch.float64) + mean
     expected = normalize_maps(raw)
     assert expected.max() == 1
@@ -158,7 +171,7 @@ def test_a_released_map_counts_where_the_sigmoid_of_its_mean_is_above_a_tenth(me
 
 @given(seeds, side, side, st.integers(1, 7), st.integers(1, 7), st.sampled_from(sorted(SCALES)))
 def test_scores_are_maps_at_pixels_then_scaled(seed: int, h: int, w: int, height: int, width: int, scale: str) -> None:
-    """Where positions divide the image into equal parts, this is torch's bicubic resizing."""
+    """For positions that divide the image into equal parts, resizing is PyTorch's bicubic interpolation."""
     maps = torch.from_numpy(np.random.default_rng(seed).normal(0, 3, (2, h, w)))
     got = score_maps(maps, pixel_grids(h, w), scale, height, width)
     resized = torch.nn.functional.interpolate(maps[None], size=(height, width), mode="bicubic", align_corners=False)[0]
@@ -167,7 +180,7 @@ def test_scores_are_maps_at_pixels_then_scaled(seed: int, h: int, w: int, height
 
 
 def test_a_map_is_divided_by_the_maximum_of_its_pixels() -> None:
-    """Cubic overshoot beyond the largest position is what 1 stands for, so that fewer pixels pass a limit near 1."""
+    """Bicubic interpolation overshoots the largest position; the score 1 is at the overshoot."""
     maps = torch.tensor([[[0.0, 0.0, 1.0, 1.0]]], dtype=torch.float16)
     got = score_maps(maps, pixel_grids(1, 4), "maximum", 1, 16)
     assert got.dtype == torch.float32
@@ -175,12 +188,12 @@ def test_a_map_is_divided_by_the_maximum_of_its_pixels() -> None:
     assert (got > 0.99).sum() == 1
 
 
-def test_embedding_averages_over_scales_and_mirror_images_at_the_same_places() -> None:
+def test_embedding_averages_over_scales_and_flips_at_corresponding_positions() -> None:
     backbone = small(channels=6).double().eval()
     images = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 3, 32, 48)))
 
     def at_position(features: Tensor, place: tuple[float, float], grids: Grids) -> Tensor:
-        """Bilinear by hand at fractions of the sides, edges repeated."""
+        """Bilinear interpolation at fractions of the sides, with repeated edges."""
         value = torch.zeros(features.shape[:2], dtype=torch.float64)
         for weight, y, x in corners(place, grids):
             value += weight * features[:, :, y, x]
@@ -205,7 +218,7 @@ def test_embedding_averages_over_scales_and_mirror_images_at_the_same_places() -
 
 
 def corners(place: tuple[float, float], grids: Grids) -> Iterator[tuple[float, int, int]]:
-    """Weight, row and column of the positions around a place."""
+    """Weight, row and column of the four positions around a place."""
     around = []
     for at, grid in zip(place, grids, strict=True):
         index = min(max((at - grid.first) / grid.step, 0), grid.positions - 1)
@@ -234,5 +247,5 @@ def test_the_logarithm_is_one_scale_for_all_maps(values: list[float]) -> None:
     np.testing.assert_allclose(got.flatten(), [score(a) for a in values], atol=1e-12)
 
 
-def test_the_configuration_offers_the_scales_that_there_are() -> None:
+def test_the_configuration_offers_all_scales() -> None:
     assert get_args(MapsConfig.model_fields["scale"].annotation) == tuple(SCALES)

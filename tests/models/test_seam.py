@@ -1,4 +1,4 @@
-"""Equivariant attention against the public code's formulas, value by value in float64."""
+"""Equivariant attention against the formulas of the public code, value by value in float64."""
 
 import numpy as np
 import pytest
@@ -37,27 +37,28 @@ def layers(*channels: int) -> tuple[Layer, ...]:
 
 
 def ranged(maps: Array) -> Array:
-    """Each map (K, H, W) clipped at 0, less its minimum, by its range."""
+    """Maps (K, H, W), each clipped at 0 and min-max normalized."""
     maps = np.maximum(maps, 0)
-    low, high = maps.min(axis=(1, 2), keepdims=True), maps.max(axis=(1, 2), keepdims=True)
+    low = maps.min(axis=(1, 2), keepdims=True)
+    high = maps.max(axis=(1, 2), keepdims=True)
     return np.maximum(maps - low - E, 0) / (high - low + E)
 
 
 def alone(maps: Array) -> Array:
-    """Background and K classes, (1 + K, H, W): a position's class that is not its strongest is 0."""
+    """Background and K classes, (1 + K, H, W), with 0 for all but the strongest class of a position."""
     top = maps.max(axis=0, keepdims=True)
     return np.concatenate([1 - top, np.where(maps == top, maps, 0)])
 
 
 def of_all_classes(maps: Tensor, tags: Tensor) -> Array:
-    """Maps of tagged classes (T, H, W) at their places among all, (K, H, W)."""
+    """Maps of tagged classes (T, H, W) as maps of all classes, (K, H, W), with zeros for the others."""
     out = np.zeros((len(tags), *maps.shape[1:]))
     out[tags.bool().numpy()] = maps[: int(tags.sum())]
     return out
 
 
 def correlated(scores: Array, features: Array) -> Array:
-    """Scores (V, N) averaged by the cosines of features (C, N)."""
+    """Scores (V, N) averaged with the cosines of features (C, N) as weights."""
     unit = features / (np.sqrt((features**2).sum(axis=0)) + E)
     out = np.zeros_like(scores)
     for j in range(scores.shape[1]):
@@ -82,7 +83,7 @@ def test_maps_of_tags_are_the_tagged_classes_in_order() -> None:
 
 
 @given(st.integers(0, 999), st.integers(1, 4))
-def test_maps_are_stretched_and_the_strongest_kept(seed: int, classes: int) -> None:
+def test_maps_are_normalized_and_the_strongest_is_kept(seed: int, classes: int) -> None:
     maps = drawn(seed, 1, classes, 3, 4) + 0.5
     expected = ranged(maps[0].numpy())
     np.testing.assert_allclose(min_max_normalized(maps)[0], expected, atol=1e-12)
@@ -90,14 +91,15 @@ def test_maps_are_stretched_and_the_strongest_kept(seed: int, classes: int) -> N
 
 
 @given(st.integers(0, 999))
-def test_scores_go_to_positions_that_look_alike(seed: int) -> None:
-    scores, features = drawn(seed, 1, 3, 3, 4), drawn(seed + 1, 1, 5, 3, 4)
+def test_scores_are_averaged_over_similar_positions(seed: int) -> None:
+    scores = drawn(seed, 1, 3, 3, 4)
+    features = drawn(seed + 1, 1, 5, 3, 4)
     expected = correlated(scores[0].flatten(1).numpy(), features[0].flatten(1).numpy())
     np.testing.assert_allclose(propagated(scores, features)[0].flatten(1), expected, atol=1e-12)
 
 
-def test_pixel_correlation_is_the_public_codes() -> None:
-    """Of all classes, where every class is tagged; nothing but its own layers gets a gradient."""
+def test_pixel_correlation_is_that_of_the_public_code() -> None:
+    """Compared on images that are tagged with all classes. Only the module's own layers receive a gradient."""
     torch.manual_seed(0)
     module = PixelCorrelation(layers(4, 6)).double()
     assert {name: tuple(p.shape) for name, p in PixelCorrelation(layers(512, 1024)).named_parameters()} == {
@@ -122,12 +124,12 @@ def test_pixel_correlation_is_the_public_codes() -> None:
 
 
 @pytest.mark.parametrize("hard", [0.02, 0.2, 1.0])
-def test_losses_are_the_public_codes_over_all_classes(hard: float) -> None:
-    """The reference has the maps of all K classes, multiplied by the tags; here the others are left out."""
+def test_losses_are_those_of_the_public_code_over_all_classes(hard: float) -> None:
+    """The reference multiplies the maps of all K classes by the tags; the functions get those of the tags only."""
     maps, copies = (tagged_maps(drawn(seed, 2, 5, 3, 4), TAGS, 2) for seed in (1, 2))
     refined, refined_copies = (drawn(seed, 2, 3, 3, 4).abs() for seed in (3, 4))
     for each in (refined, refined_copies):
-        each[1, 2] = 0  # of the tag that the second image does not have
+        each[1, 2] = 0  # the second image has one tag only
     both = EquivariantMaps(RefinedMaps(maps, refined), RefinedMaps(copies, refined_copies))
     equivariant = equivariant_loss(both, classes=5)
     cross = cross_equivariant_loss(both, classes=5, hard=hard)
@@ -144,8 +146,9 @@ def test_losses_are_the_public_codes_over_all_classes(hard: float) -> None:
         assert cross[b].item() == pytest.approx(total, abs=1e-12)
 
 
-def test_equal_maps_cost_nothing_and_targets_get_no_gradient() -> None:
-    maps, refined = drawn(1, 2, 2, 3, 4).requires_grad_(), drawn(2, 2, 3, 3, 4).requires_grad_()
+def test_equal_maps_have_loss_0_and_targets_receive_no_gradient() -> None:
+    maps = drawn(1, 2, 2, 3, 4).requires_grad_()
+    refined = drawn(2, 2, 3, 3, 4).requires_grad_()
     view = RefinedMaps(maps, refined)
     both = EquivariantMaps(view, view)
     assert equivariant_loss(both, classes=5).tolist() == [0, 0]
