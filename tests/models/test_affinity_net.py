@@ -29,7 +29,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 @pytest.mark.parametrize("radius", [2, 4])
-def test_features_are_compared_pair_by_pair(radius: int) -> None:
+def test_semantic_affinities_compare_features_pair_by_pair(radius: int) -> None:
     features = random(2, 3, 5, 6).double()
     got = semantic_affinities(features, radius)
     for plane, (dy, dx) in enumerate(directions(radius)):
@@ -42,14 +42,16 @@ def test_features_are_compared_pair_by_pair(radius: int) -> None:
 
 
 @pytest.mark.parametrize("radius", [2, 5])
-def test_the_highest_boundary_on_the_line_counts(radius: int) -> None:
+def test_boundary_affinities_use_the_highest_boundary_on_the_line(radius: int) -> None:
     boundaries = random(1, 1, 7, 6, seed=1).double()
     got = boundary_affinities(boundaries, radius)
     for plane, direction in enumerate(directions(radius)):
         for y, x in np.ndindex(7, 6):
-            passed = [(y + dy, x + dx) for dy, dx in line(direction)]
-            inside = 0 <= passed[-1][0] < 7 and 0 <= passed[-1][1] < 6
-            expected = 1 - max(boundaries[0, 0, yy, xx].item() for yy, xx in passed) if inside else 0.0
+            points = [(y + dy, x + dx) for dy, dx in line(direction)]
+            last_y, last_x = points[-1]
+            expected = 0.0
+            if 0 <= last_y < 7 and 0 <= last_x < 6:
+                expected = 1 - max(boundaries[0, 0, *point].item() for point in points)
             assert got[0, plane, y, x].item() == pytest.approx(expected, abs=1e-12)
 
 
@@ -75,12 +77,18 @@ def test_losses_are_means_over_the_three_kinds_of_pairs_and_sums_over_images(see
             for y, x in np.ndindex(5, 4):
                 if not (0 <= y + dy < 5 and 0 <= x + dx < 4):
                     continue
-                one, other = int(labels[image, y, x]), int(labels[image, y + dy, x + dx])
-                value = affinities[image, plane, y, x].item()
-                if 255 in (one, other):
+                first = int(labels[image, y, x])
+                second = int(labels[image, y + dy, x + dx])
+                if 255 in (first, second):
                     continue
-                kind = "different" if one != other else "foreground" if one else "background"
-                pairs[kind].append(-math.log(max(1e-5, 1 - value if kind == "different" else value)))
+
+                affinity = affinities[image, plane, y, x].item()
+                if first != second:
+                    pairs["different"].append(-math.log(max(1e-5, 1 - affinity)))
+                elif first == 0:
+                    pairs["background"].append(-math.log(max(1e-5, affinity)))
+                else:
+                    pairs["foreground"].append(-math.log(max(1e-5, affinity)))
         for kind, values in pairs.items():
             weight = 0.5 if kind == "different" else 0.25
             expected[kind] += weight * (sum(values) / len(values) if values else 0.0)
@@ -89,17 +97,17 @@ def test_losses_are_means_over_the_three_kinds_of_pairs_and_sums_over_images(see
 
 
 @pytest.mark.parametrize("size", [(32, 32), (33, 47)])
-def test_labels_are_those_of_the_nearest_pixels(size: tuple[int, int]) -> None:
+def test_labels_of_positions_are_those_of_the_nearest_pixels(size: tuple[int, int]) -> None:
     labels = torch.arange(size[0] * size[1]).reshape(1, *size)
-    h, w = (-(-side // 4) for side in size)
-    got = nearest_labels(labels, Layout(4).grids(size, (h, w)))
+    shape = (math.ceil(size[0] / 4), math.ceil(size[1] / 4))
+    got = nearest_labels(labels, Layout(4).grids(size, shape))
     torch.testing.assert_close(got, labels[:, ::4, ::4])
     torch.testing.assert_close(nearest_labels(labels, pixel_grids(*size)), labels)
 
 
 @pytest.mark.parametrize("finest", [4, 8])
 @pytest.mark.parametrize("kind", ["features", "boundaries"])
-def test_affinities_lie_at_the_finest_level(kind: AffinityKind, finest: int) -> None:
+def test_affinities_have_the_resolution_of_the_finest_level(kind: AffinityKind, finest: int) -> None:
     model = AffinityNet(small(channels=12), kind=kind, width=8, embedding=4, finest=finest, radius=3)
     found = model(random(2, 3, 40, 56))
     shape = 40 // finest, 56 // finest
@@ -110,8 +118,8 @@ def test_affinities_lie_at_the_finest_level(kind: AffinityKind, finest: int) -> 
 
 
 @pytest.mark.parametrize("kind", ["features", "boundaries"])
-def test_two_halves_are_told_apart_after_a_short_training(kind: AffinityKind) -> None:
-    """Images of two colors, of which a frame along the edge between them has no label."""
+def test_a_short_training_separates_two_halves(kind: AffinityKind) -> None:
+    """Images of two colors, labeled by color."""
     torch.manual_seed(0)
     model = AffinityNet(small(channels=12), kind=kind, width=8, embedding=8, finest=4, radius=3)
     images = random(4, 3, 32, 32) * 0.1
@@ -127,5 +135,6 @@ def test_two_halves_are_told_apart_after_a_short_training(kind: AffinityKind) ->
     affinities = model(images).affinities.detach()
     along = directions(3).index((0, 1))
     for number, column in enumerate((3, 4, 5, 6)):
-        across, inside = affinities[number, along, :, column - 1], affinities[number, along, :, : column - 2]
+        across = affinities[number, along, :, column - 1]
+        inside = affinities[number, along, :, : column - 2]
         assert across.mean() < 0.3 < 0.7 < inside.mean(), (number, across.mean(), inside.mean())

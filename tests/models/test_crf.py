@@ -1,4 +1,4 @@
-"""The dense CRF against mean-field inference over all pairs of pixels in float64, and on a picture of two halves."""
+"""The dense CRF against mean-field inference over all pairs of pixels in float64, and on an image of two halves."""
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ def soft(energy: Array) -> Array:
 
 
 def mean_field(rgb: NDArray[np.uint8], probabilities: NDArray[np.float32], parameters: CrfParameters) -> Array:
-    """Kraehenbuehl and Koltun's inference with every pair of pixels summed: no lattice, no approximation."""
+    """Inference by Kraehenbuehl and Koltun with exact sums over all pairs of pixels instead of a lattice."""
     labels, height, width = probabilities.shape
     unary = -np.log(np.maximum(probabilities.astype(np.float64), parameters.floor)).reshape(labels, -1)
     position = np.indices((height, width)).reshape(2, -1).T.astype(np.float64)
@@ -23,8 +23,8 @@ def mean_field(rgb: NDArray[np.uint8], probabilities: NDArray[np.float32], param
 
     def kernel(space: float, tone: float) -> Array:
         distance = ((position[:, None] - position) ** 2).sum(axis=-1) / (2 * space**2)
-        alike = ((color[:, None] - color) ** 2).sum(axis=-1) / (2 * tone**2)
-        values = np.exp(-distance - alike)
+        contrast = ((color[:, None] - color) ** 2).sum(axis=-1) / (2 * tone**2)
+        values = np.exp(-distance - contrast)
         root = np.sqrt(values.sum(axis=1))
         return values / root[:, None] / root
 
@@ -42,8 +42,8 @@ def picture(height: int, width: int) -> NDArray[np.uint8]:
     return (np.where(np.arange(width) < width // 2, 60, 180)[None, :, None] + noise).astype(np.uint8)
 
 
-def guess(labels: int, height: int, width: int) -> NDArray[np.float32]:
-    """Noise that leans towards the first label on the left and towards the last one on the right."""
+def noisy_probabilities(labels: int, height: int, width: int) -> NDArray[np.float32]:
+    """Noise with a bias to the first label on the left and to the last one on the right."""
     drawn = np.random.default_rng(2).dirichlet(np.ones(labels), (height, width)).transpose(2, 0, 1)
     drawn[0, :, : width // 2] += 0.5
     drawn[-1, :, width // 2 :] += 0.5
@@ -65,9 +65,11 @@ def guess(labels: int, height: int, width: int) -> NDArray[np.float32]:
     ids=str,
 )
 def test_it_is_mean_field_inference(parameters: CrfParameters) -> None:
-    """Up to the lattice's approximation, which is small beside what the CRF changes."""
-    rgb, probabilities = picture(11, 16), guess(3, 11, 16)
-    got, expected = dense_crf(rgb, probabilities, parameters), mean_field(rgb, probabilities, parameters)
+    """The error of the lattice approximation is small compared with the change that the CRF makes."""
+    rgb = picture(11, 16)
+    probabilities = noisy_probabilities(3, 11, 16)
+    got = dense_crf(rgb, probabilities, parameters)
+    expected = mean_field(rgb, probabilities, parameters)
     assert got.dtype == np.float32
     change = np.abs(expected - probabilities).mean()
     assert change > 0.01
@@ -77,10 +79,12 @@ def test_it_is_mean_field_inference(parameters: CrfParameters) -> None:
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_a_noisy_mask_is_cleaned_along_the_edge_of_the_colors(turned: bool) -> None:
-    """A guess that is wrong for a quarter of the pixels becomes the picture's two halves, in either direction."""
-    rgb, truth = picture(24, 32), np.broadcast_to(np.arange(32) < 16, (24, 32)).astype(int)
+    """A mask that is wrong at a quarter of the pixels becomes the two halves of the image, in either orientation."""
+    rgb = picture(24, 32)
+    truth = np.broadcast_to(np.arange(32) < 16, (24, 32)).astype(int)
     if turned:
-        rgb, truth = rgb.transpose(1, 0, 2), truth.T
+        rgb = rgb.transpose(1, 0, 2)
+        truth = truth.T
     flipped = truth ^ (np.random.default_rng(3).random(truth.shape) < 0.25)
     probabilities = np.where(np.arange(2)[:, None, None] == flipped, 0.7, 0.3).astype(np.float32)
     assert (probabilities.argmax(axis=0) != truth).mean() > 0.15
@@ -89,30 +93,33 @@ def test_a_noisy_mask_is_cleaned_along_the_edge_of_the_colors(turned: bool) -> N
 
 
 def test_without_iterations_nothing_changes() -> None:
-    probabilities = guess(3, 9, 12)
+    probabilities = noisy_probabilities(3, 9, 12)
     refined = dense_crf(picture(9, 12), probabilities, CrfParameters(iterations=0, floor=0.1, max_side=4))
     np.testing.assert_array_equal(refined, probabilities)
 
 
-def test_one_label_is_certain() -> None:
+def test_a_single_label_has_probability_1() -> None:
     probabilities = np.full((1, 3, 4), 0.4, np.float32)
     assert (dense_crf(picture(3, 4), probabilities, CrfParameters()) == 1).all()
 
 
-def test_any_layout_in_memory_gives_the_same_and_nothing_is_changed() -> None:
-    rgb, probabilities = picture(9, 12), guess(3, 9, 12)
-    before = rgb.copy(), probabilities.copy()
+def test_read_only_and_strided_inputs_give_the_same_result() -> None:
+    """Arrays from Ray or a memory map are read-only, so the test also shows that inputs are not changed."""
+    rgb = picture(9, 12)
+    probabilities = noisy_probabilities(3, 9, 12)
     expected = dense_crf(rgb, probabilities, CrfParameters())
-    strided = np.asfortranarray(rgb), np.asfortranarray(probabilities)
-    rgb.flags.writeable = probabilities.flags.writeable = False  # as arrays that Ray or a memory map lends
-    for pictured, guessed in ((rgb, probabilities), strided):
-        np.testing.assert_array_equal(dense_crf(pictured, guessed, CrfParameters()), expected)
-    np.testing.assert_array_equal(rgb, before[0])
-    np.testing.assert_array_equal(probabilities, before[1])
+    strided = dense_crf(np.asfortranarray(rgb), np.asfortranarray(probabilities), CrfParameters())
+    np.testing.assert_array_equal(strided, expected)
+
+    rgb.flags.writeable = False
+    probabilities.flags.writeable = False
+    np.testing.assert_array_equal(dense_crf(rgb, probabilities, CrfParameters()), expected)
+    np.testing.assert_array_equal(rgb, picture(9, 12))
+    np.testing.assert_array_equal(probabilities, noisy_probabilities(3, 9, 12))
 
 
-def test_a_bounded_crf_is_that_of_the_smaller_image_brought_back() -> None:
-    """On areas of one color and one probability, larger than the kernel that shrinks them, almost nothing is lost."""
+def test_a_crf_with_a_maximum_side_runs_on_the_downscaled_image() -> None:
+    """The image consists of large uniform areas, for which downscaling changes almost no label."""
     rng = np.random.default_rng(0)
     rgb = np.kron(rng.integers(0, 256, (4, 6, 3)), np.ones((16, 16, 1))).astype(np.uint8)
     planes = np.kron(rng.dirichlet(np.ones(3), (4, 6)).transpose(2, 0, 1), np.ones((1, 16, 16))).astype(np.float32)

@@ -1,4 +1,4 @@
-"""Pseudo masks against their rules pixel by pixel: from saliency, from the dense CRF, by thresholds alone."""
+"""Pseudo masks from saliency and from the dense CRF, against their rules applied pixel by pixel."""
 
 from typing import Any
 
@@ -38,27 +38,33 @@ def by_the_recipe(
     max_background_saliency: int,
     min_foreground_fraction: float,
 ) -> PseudoMask:
-    """The rules of (RELEASED_RECIPE, "Pseudo masks"), pixel by pixel."""
+    """`by_saliency` pixel by pixel (RELEASED_RECIPE, "Pseudo masks")."""
     saliency = maps.saliency
     assert saliency is not None
     scaled = []
-    for one in maps.scores.astype(np.float64):
-        low, high = (0, 1) if maps.one_scale else (one.min(), one.max())
-        scaled.append((one - low) / (high - low) if high > low else np.zeros_like(one))
+    for class_map in maps.scores.astype(np.float64):
+        low, high = (0, 1) if maps.one_scale else (class_map.min(), class_map.max())
+        scaled.append((class_map - low) / (high - low) if high > low else np.zeros_like(class_map))
+
     labels = np.zeros(saliency.shape, np.uint8)
     mask = np.zeros(saliency.shape, np.uint8)
     foreground = 0
     for y, x in np.ndindex(*saliency.shape):
-        scores = [1 - int(saliency[y, x]) / 255, *(one[y, x] for one in scaled)]
+        class_scores = [class_map[y, x] for class_map in scaled]
+        scores = [1 - int(saliency[y, x]) / 255, *class_scores]
         scores = [0 if s < score_floor else s for s in scores]
         best = scores.index(max(scores))
-        labels[y, x] = mask[y, x] = 0 if best == 0 else maps.tags[best - 1] + 1
+        label = 0 if best == 0 else maps.tags[best - 1] + 1
+        labels[y, x] = label
+        mask[y, x] = label
         foreground += best > 0
         if sum(s > conflict_threshold for s in scores) >= 2:
             mask[y, x] = IGNORE
-        seen = max(int(saliency[y, x]), *(255 if one[y, x] > foreground_confidence else 0 for one in scaled))
-        if best == 0 and seen >= max_background_saliency:
+
+        pixel_saliency = 255 if max(class_scores) > foreground_confidence else int(saliency[y, x])
+        if best == 0 and pixel_saliency >= max_background_saliency:
             mask[y, x] = IGNORE
+
     if foreground / labels.size < min_foreground_fraction:
         mask[:] = IGNORE
     return PseudoMask(labels, mask)
@@ -66,9 +72,10 @@ def by_the_recipe(
 
 @st.composite
 def scenes(draw: st.DrawFn) -> TaggedMaps:
-    """Maps, tags and saliency whose values lie at the recipe's limits as often as beside them."""
+    """Maps, tags and saliency with many values at and next to the thresholds of the recipe."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
-    count, shape = draw(st.integers(1, 3)), (draw(st.integers(1, 6)), draw(st.integers(1, 6)))
+    count = draw(st.integers(1, 3))
+    shape = (draw(st.integers(1, 6)), draw(st.integers(1, 6)))
     maps = rng.choice([0, 0, 29, 30, 31, 60, 95, 96, 99, 100, 100], (count, *shape)).astype(np.float32)
     saliency = rng.choice([0, 2, 3, 31, 32, 100, 178, 179, 255], shape).astype(np.uint8)
     one_scale = draw(st.booleans())
@@ -89,8 +96,9 @@ LIMITS = {
 
 @settings(max_examples=200)
 @given(scenes(), st.just(RECIPE) | st.fixed_dictionaries(LIMITS))
-def test_the_rules_of_the_recipe_and_other_limits(scene: TaggedMaps, limits: dict[str, Any]) -> None:
-    got, expected = by_saliency(scene, **limits), by_the_recipe(scene, **limits)
+def test_saliency_masks_follow_the_rules_with_any_thresholds(scene: TaggedMaps, limits: dict[str, Any]) -> None:
+    got = by_saliency(scene, **limits)
+    expected = by_the_recipe(scene, **limits)
     assert got.labels.dtype == got.mask.dtype == np.uint8
     np.testing.assert_array_equal(got.labels, expected.labels)
     np.testing.assert_array_equal(got.mask, expected.mask)
@@ -100,7 +108,7 @@ def test_the_rules_of_the_recipe_and_other_limits(scene: TaggedMaps, limits: dic
     ("pixel", "label", "mask", "why"),
     [
         ((0.5, 0.4, 200), 5, 5, "the strongest tag"),
-        ((0.4, 0.5, 200), 10, 10, "the strongest tag, whatever its place"),
+        ((0.4, 0.5, 200), 10, 10, "the strongest tag, in any position"),
         ((0.5, 0.4, 0), 0, 0, "background, 1 - saliency, beats 0.5"),
         ((0.5, 0.4, 127), 0, IGNORE, "background by 0.502, but salient"),
         ((0.5, 0.4, 128), 5, 5, "background has only 0.498"),
@@ -112,13 +120,13 @@ def test_the_rules_of_the_recipe_and_other_limits(scene: TaggedMaps, limits: dic
         ((0.995, 0.1, 2), 5, IGNORE, "a class and background (0.992) above 0.99"),
         ((0.995, 0.1, 3), 5, 5, "background has 0.988"),
         ((0.1, 0.1, 31), 0, 0, "saliency under 32"),
-        ((0.1, 0.1, 32), 0, IGNORE, "saliency of 32 is doubt"),
-        ((0.94, 0.1, 0), 0, 0, "a map up to 0.95 leaves background alone"),
-        ((0.96, 0.1, 0), 0, IGNORE, "a map above 0.95 is doubt"),
+        ((0.1, 0.1, 32), 0, IGNORE, "background with saliency 32 is uncertain"),
+        ((0.94, 0.1, 0), 0, 0, "a map of at most 0.95 does not affect background"),
+        ((0.96, 0.1, 0), 0, IGNORE, "background with a map above 0.95 is uncertain"),
     ],
 )
 def test_one_pixel(pixel: tuple[float, float, int], label: int, mask: int, why: str) -> None:
-    """Score of tag 4, score of tag 9 and saliency, behind pixels of 0 and 1, so that normalizing changes nothing."""
+    """`pixel`: score of tag 4, score of tag 9, saliency. Two more pixels, 0 and 1, make normalization the identity."""
     table = np.array([(0, 0, 255), (1, 1, 0), pixel], np.float64).T
     scene = tagged(table[:2, None].astype(np.float32), np.array([4, 9]), table[2][None].astype(np.uint8))
     got = by_saliency(scene, **RECIPE | {"min_foreground_fraction": 0.0})
@@ -128,7 +136,7 @@ def test_one_pixel(pixel: tuple[float, float, int], label: int, mask: int, why: 
 # --- from the dense CRF
 
 
-def test_between_the_two_thresholds_lies_what_is_ignored() -> None:
+def test_pixels_between_the_two_thresholds_are_ignored() -> None:
     maps = np.array([[[0.35, 0.2, 0.05], [0.31, 0.3, 0.02]], [[0.1, 0.1, 0.09], [0.6, 0.04, 0.11]]], np.float32)
     scene = TaggedMaps(maps, np.array([4, 9]), lambda: np.full((2, 3, 3), 90, np.uint8))
     plain = CrfParameters(iterations=0)
@@ -136,17 +144,19 @@ def test_between_the_two_thresholds_lies_what_is_ignored() -> None:
     assert labels.dtype == mask.dtype == np.uint8
     assert labels.tolist() == [[5, 0, 0], [10, 0, 0]]
     assert mask.tolist() == [[5, IGNORE, 0], [10, IGNORE, IGNORE]]
+
     labels, mask = by_crf(scene, threshold=0.15, background_threshold=0.12, crf=plain)
     assert labels.tolist() == [[5, 5, 0], [10, 5, 0]]
     np.testing.assert_array_equal(labels, mask)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_the_crf_refines_each_threshold_from_equal_doubt(count: int) -> None:
-    """Each pixel's winner has 0.7 and the others share the rest; both refinements agree on what is background."""
+def test_the_crf_refines_the_labels_of_each_threshold(count: int) -> None:
+    """The winner of a pixel has probability 0.7, and the other labels share the rest equally."""
     rng = np.random.default_rng(count)
     rgb = rng.integers(0, 16, (12, 14, 1)).astype(np.uint8).repeat(3, axis=2) * 16
-    maps, tags = rng.random((count, 12, 14), np.float32) ** (4 * count), rng.permutation(20)[:count]
+    maps = rng.random((count, 12, 14), np.float32) ** (4 * count)
+    tags = rng.permutation(20)[:count]
     parameters = CrfParameters(iterations=3, bilateral_std=5.0, bilateral_weight=2.0, color_std=8.0)
     refined = []
     for background in (0.3, 0.1):
@@ -157,30 +167,31 @@ def test_the_crf_refines_each_threshold_from_equal_doubt(count: int) -> None:
         winners = dense_crf(rgb, probabilities, parameters).argmax(axis=0)
         refined.append(np.array([0, *(tags + 1)])[winners])
     first, second = refined
+
     scene = TaggedMaps(maps, tags, lambda: rgb)
     labels, mask = by_crf(scene, threshold=0.3, background_threshold=0.1, crf=parameters)
     np.testing.assert_array_equal(labels, first)
     np.testing.assert_array_equal(mask, np.where((first == 0) & (second > 0), IGNORE, first))
-    assert set(np.unique(mask)) == {0, *(tags + 1), IGNORE}, "the scene has everything"
+    assert set(np.unique(mask)) == {0, *(tags + 1), IGNORE}, "the scene covers all cases"
 
 
-def test_the_crf_moves_the_mask_to_the_edge_of_the_picture() -> None:
-    """A picture (16, 24, 3), dark left of column 12 and bright right of it."""
+def test_the_crf_moves_the_mask_to_the_edge_of_the_object() -> None:
+    """The image is dark left of column 12 and bright right of it."""
     picture = np.broadcast_to(np.where(np.arange(24) < 12, 40, 200)[None, :, None], (16, 24, 3)).astype(np.uint8)
     scores = np.select([np.arange(24) < 9, np.arange(24) < 15], [0.9, 0.2], 0.0)
     scene = TaggedMaps(np.broadcast_to(scores, (1, 16, 24)).astype(np.float32), np.array([3]), lambda: picture)
-    blurred, refined = (
-        by_crf(scene, threshold=0.3, background_threshold=0.1, crf=CrfParameters(iterations=n, bilateral_std=30))
-        for n in (0, 10)
-    )
+    thresholds = {"threshold": 0.3, "background_threshold": 0.1}
+    blurred = by_crf(scene, **thresholds, crf=CrfParameters(iterations=0))
     assert (blurred.labels[:, :9] == 4).all()
     assert (blurred.mask[:, 9:15] == IGNORE).all()
+
+    refined = by_crf(scene, **thresholds, crf=CrfParameters(iterations=10, bilateral_std=30))
     np.testing.assert_array_equal(refined.labels, np.broadcast_to(np.where(np.arange(24) < 12, 4, 0), (16, 24)))
     np.testing.assert_array_equal(refined.mask, refined.labels)
 
 
 @pytest.mark.parametrize("labels", [np.zeros((2, 3)), np.zeros((3, 2), np.uint8), np.full((2, 3), IGNORE, np.uint8)])
-def test_what_is_no_pseudo_mask_of_the_image_is_refused(labels: NDArray[Any]) -> None:
+def test_arrays_that_are_no_pseudo_mask_of_the_image_are_refused(labels: NDArray[Any]) -> None:
     rule = MaskRule(make=lambda maps: PseudoMask(labels, labels))
     message = r"(?s)the rule .*lambda.* returned labels .*expected: uint8 arrays of shape \(2, 3\), with 255 only in"
     with pytest.raises(UserError, match=message):
