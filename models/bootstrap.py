@@ -47,6 +47,7 @@ def bootstrap_differences(
     second = Overlaps(*(part[:, is_scored] for part in second))
     first_seeds = len(first.both)
     second_seeds = len(second.both)
+
     chunk = max(1, _MAX_NUMBERS // images)
     differences = []
     for start in range(0, resamples, chunk):
@@ -60,9 +61,11 @@ def bootstrap_differences(
             second_weights = first_weights
         else:
             second_weights = seed_weights(second_seeds, rows, seed, turn=first_seeds + 1)
+
         second_means = (second_mious * second_weights).sum(axis=1)
         first_means = (first_mious * first_weights).sum(axis=1)
         differences.append(second_means - first_means)
+
     return np.concatenate(differences)
 
 
@@ -106,6 +109,7 @@ def seed_weights(seeds: int, resamples: NDArray[np.int64], seed: int, *, turn: i
     """
     if seeds == 1:
         return np.ones((len(resamples), 1))
+
     draws = _draws(DrawPurpose.BOOTSTRAP_SEEDS, seeds + 1, resamples, seed, turn).clip(min=1e-12)
     normal = stats.norm.ppf(draws[:, :-1])
     chi_squared = stats.chi2.ppf(draws[:, -1:], seeds - 1)

@@ -128,10 +128,12 @@ def map_counts(truth: NDArray[np.uint8], maps: NDArray[np.float32], tags: NDArra
         bins: number of intervals of equal width in [0, 1].
     """
     score, index = max_with_index(maps)
+
     cells = truth.astype(np.int32) * len(tags)
     cells += index
     cells *= bins
     cells += intervals(score, bins)
+
     counts = _count_cells(cells, (256, len(tags), bins))
     return counts._replace(predicted=(tags[counts.predicted] + 1).astype(np.uint8))
 
@@ -145,6 +147,7 @@ def intervals(scores: NDArray[np.float32], bins: int) -> NDArray[np.int32]:
 def _count_cells(cells: NDArray[np.integer], shape: tuple[int, int, int]) -> Counts:
     """Counts pixels by their cell in a table of true labels, predicted labels and parts with this shape."""
     pixels = np.bincount(cells.ravel(), minlength=int(np.prod(shape)))
+
     truth, predicted, part = np.unravel_index(np.flatnonzero(pixels), shape)
     scored = truth != IGNORE
     return Counts(

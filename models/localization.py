@@ -44,6 +44,7 @@ def embed(
     """
     total = head(known[0] if known else backbone(images))
     target = backbone.grids(images, total)
+
     for scale in (1.0, *extra_scales):
         size = [max(1, round(side * scale)) for side in images.shape[2:]]
         scaled = images if scale == 1 else functional.interpolate(images, size=size, mode="bilinear")
@@ -60,6 +61,7 @@ def embed(
                 features = features.flip(3)
                 grids = grids.hflipped()
             total = total + resample(features, grids, target)
+
     return total / ((1 + len(extra_scales)) * (2 if hflip else 1))
 
 
@@ -118,6 +120,7 @@ def multi_round(
     values = []
     for image, image_map in zip(related, passed or [None] * len(related), strict=True):
         values.append(weight @ image.flatten(1) + shift if image_map is None else image_map.flatten())
+
     return torch.stack(list(_attended(query, related, values, form)))
 
 
@@ -141,9 +144,11 @@ def contrastive_round(
         Activations before clipping and normalization, (Q, HW).
     """
     gate_values = [w_b @ image.flatten(1) for image in others]
+
     activations = []
     for gate in _attended(query, others, gate_values, form):
         activations.append(unshared(values[None, None], gate[None, None])[0, 0])
+
     stacked = torch.stack(activations)
     return stacked if bias is None else stacked + bias
 

@@ -93,9 +93,11 @@ def error_shares(matrix: NDArray[np.int64]) -> ErrorShares:
 
     missed = matrix[:, 0].copy()
     missed[0] = matrix[1:, 0].sum()
+
     spurious = matrix[0].copy()
     spurious[0] = matrix[0, 1:].sum()
     confused = union - hits - missed - spurious
+
     return ErrorShares(_percent(missed, union), _percent(spurious, union), _percent(confused, union))
 
 
@@ -172,6 +174,7 @@ def average_precision(scores: NDArray[np.float64], tags: NDArray[np.bool_]) -> N
     order = np.lexsort((tags, -scores), axis=0)
     hits = np.take_along_axis(tags, order, axis=0)
     ranks = np.arange(1, len(hits) + 1)[:, None]
+
     precisions = hits.cumsum(axis=0) / ranks
     with np.errstate(invalid="ignore", divide="ignore"):
         return 100 * (precisions * hits).sum(axis=0) / hits.sum(axis=0)

@@ -70,6 +70,7 @@ def tagged_maps(activations: Tensor, tags: Tensor, max_tags: int) -> Tensor:
         (B, T, H, W); an image with fewer tags has zeros after its maps.
     """
     order = torch.argsort(tags, dim=1, descending=True, stable=True)[:, :max_tags]
+
     maps = activations.gather(1, order[:, :, None, None].expand(-1, -1, *activations.shape[2:]))
     return maps * tags.gather(1, order)[:, :, None, None]
 
@@ -115,9 +116,11 @@ class PixelCorrelation(nn.Module):
                 "a convolutional backbone of stride 8, such as resnet38, resnet50 or vgg16",
                 "choose another backbone, or turn equivariant attention off",
             )
+
         self.f8_3 = nn.Conv2d(layers[0].channels, 64, 1, bias=False)
         self.f8_4 = nn.Conv2d(layers[1].channels, 128, 1, bias=False)
         self.f9 = nn.Conv2d(3 + 64 + 128, 192, 1, bias=False)
+
         for layer in (self.f8_3, self.f8_4):
             nn.init.kaiming_normal_(layer.weight)
         nn.init.xavier_uniform_(self.f9.weight, gain=4)
@@ -136,6 +139,7 @@ class PixelCorrelation(nn.Module):
         low_features = functional.relu(self.f8_3(low.detach()))
         high_features = functional.relu(self.f8_4(high.detach()))
         features = self.f9(torch.cat([colors, low_features, high_features], dim=1))
+
         return propagated(keep_strongest(_max_normalized(activations.detach())), features)
 
 
@@ -157,6 +161,7 @@ def propagated(scores: Tensor, features: Tensor) -> Tensor:
     """
     flat = features.flatten(2)
     unit = flat / (flat.norm(dim=1, keepdim=True) + _EPSILON)
+
     similarity = functional.relu(unit.transpose(1, 2) @ unit)
     weights = similarity / (similarity.sum(dim=1, keepdim=True) + _EPSILON)
     return (scores.flatten(2) @ weights).view_as(scores)
