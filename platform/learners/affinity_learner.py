@@ -18,7 +18,7 @@ from mcis.platform.networks.pretrained import load_backbone
 
 @dataclass(frozen=True, kw_only=True)
 class AffinityLearner(CropLearner):
-    """Trains affinities between neighboring positions on confident labels, the masks of `CropLearner`."""
+    """Trains affinities of neighboring positions on confident labels."""
 
     config: AffinityNetConfig
 
@@ -33,7 +33,7 @@ class AffinityLearner(CropLearner):
         return len(batch)
 
     def loss_sums(self, model: Network, batch: CropBatch, step: int, device: torch.device) -> dict[str, Tensor]:
-        """The terms `background`, `foreground` and `different` of the labeled pairs."""
-        found = model(self.images(batch, DrawPurpose.AFFINITY_JITTER, device))
-        labels = nearest_labels(torch.from_numpy(np.array(batch.labels)).to(device), found.grids)
-        return affinity_losses(found.affinities, labels, self.config.radius)
+        """Computes `background`, `foreground` and `different`, the losses of pairs of labeled positions."""
+        neighbors = model(self.images(batch, DrawPurpose.AFFINITY_JITTER, device))
+        labels = nearest_labels(torch.from_numpy(np.array(batch.labels)).to(device), neighbors.grids)
+        return affinity_losses(neighbors.affinities, labels, self.config.radius)

@@ -1,4 +1,4 @@
-"""The co-attention classifier as a training sees it: pairs of images, and the losses of their scores (section 3.1)."""
+"""Trains the co-attention classifier on pairs of images by the losses of their scores (section 3.1)."""
 
 import math
 from dataclasses import dataclass, replace
@@ -21,7 +21,6 @@ from mcis.models.augment import Augmentation
 from mcis.models.backbones import to_float_images
 from mcis.models.classifier import AttentionPartner, BatchScores, CoAttentionClassifier, pool
 from mcis.models.classifier_losses import LossInputs, PairScores, weighted_losses
-from mcis.models.metrics import average_precision
 from mcis.models.registry import backbone_normalization
 from mcis.models.seam import Equivariance, EquivariantMaps, RefinedMaps
 from mcis.platform.config.training import ClassifierConfig
@@ -36,11 +35,13 @@ class ClassifierLearner:
     """Trains the classifier on pairs of tagged images.
 
     Attributes:
-        tags: of the N training images.
-        source: (N,), whether an image is of the domain source; None where no image is.
-        images: the N images at the classifier's size, or what its frozen backbone makes of them.
-        pretrained: file of the backbone's pretrained weights, or None.
-        statistics: of the backbone's channels, where these are standardized.
+        config: The section `classifier` of the configuration.
+        seed: Seed of the initial weights and of all draws.
+        tags: Tags of the N training images.
+        source: Whether an image is of the source domain, (N,). None: none is.
+        images: The N images at the classifier's input size, or the features that its frozen backbone extracts.
+        pretrained: File of the backbone's pretrained weights. None: it is trained from scratch.
+        statistics: Means and deviations of the backbone's channels, if they are standardized.
     """
 
     config: ClassifierConfig
@@ -56,10 +57,14 @@ class ClassifierLearner:
         c = self.config
         steps_per_epoch = (c.epoch_pairs or self.tags.num_tagged) / c.batch
         schedule_steps = math.ceil(c.epochs * steps_per_epoch)
+        steps = schedule_steps
+        if c.stop_epoch is not None:
+            steps = math.ceil((c.stop_epoch + 1) * steps_per_epoch)
+
         return TrainingSchedule(
             batch=c.batch,
             images_per_sample=2,
-            steps=schedule_steps if c.stop_epoch is None else math.ceil((c.stop_epoch + 1) * steps_per_epoch),
+            steps=steps,
             schedule_steps=schedule_steps,
             steps_per_epoch=steps_per_epoch,
             seed=self.seed,
@@ -69,8 +74,10 @@ class ClassifierLearner:
     @property
     def has_unused_parameters(self) -> bool:
         c = self.config
-        of_attention = c.attention == "co+contrastive" or c.head == "own" or c.affinity.w_p == "learned"
-        return c.attention != "none" and c.attention_start_epoch > 0 and of_attention
+        if c.attention == "none" or c.attention_start_epoch == 0:
+            return False
+        # Parameters of the attention are unused until pairs attend.
+        return c.attention == "co+contrastive" or c.head == "own" or c.affinity.w_p == "learned"
 
     def model(self) -> CoAttentionClassifier:
         model = build_classifier(self.config, self.tags.classes)
@@ -96,13 +103,16 @@ class ClassifierLearner:
         return PairDecoder(self.images, sampler, batch=c.batch, shard=shard, crop_scales=scales, hflip=c.hflip)
 
     def image_uris(self, batch: PairBatch) -> list[str]:
-        return [self.images.uris[index] for pair in zip(batch.m, batch.n, strict=True) for index in pair]
+        uris = []
+        for m, n in zip(batch.m, batch.n, strict=True):
+            uris += [self.images.uris[m], self.images.uris[n]]
+        return uris
 
     def count(self, batch: PairBatch) -> int:
         return len(batch)
 
     def loss_sums(self, model: Network, batch: PairBatch, step: int, device: torch.device) -> dict[str, Tensor]:
-        """Weighted losses of the pairs by name (Eq. 10) and, as `self_NAME`, of the self pairs."""
+        """Computes the weighted losses of the pairs by name (Eq. 10) and, as `self_NAME`, those of the self pairs."""
         tags_m = self._tags(batch.m, device)
         tags_n = self._tags(batch.n, device)
         out = self._forward(model, batch, step, tags_m, tags_n, device)
@@ -129,13 +139,13 @@ class ClassifierLearner:
         return terms
 
     def _tags(self, index: NDArray[np.int64], device: torch.device) -> Tensor:
-        """Tags of images by their index, (B, K) of 0 and 1, on the device."""
+        """Returns the tags of images by their index, (B, K) of 0 and 1, on the device."""
         return torch.from_numpy(self.tags.matrix(index)).to(device, torch.float32)
 
     def _forward(
         self, model: Network, batch: PairBatch, step: int, tags_m: Tensor, tags_n: Tensor, device: torch.device
     ) -> BatchScores:
-        """Passes a batch of images, or of a frozen backbone's outputs, through the network."""
+        """Passes a batch of images, or of features of a frozen backbone, through the network."""
         config = self.config
         kind = torch.from_numpy(batch.kind.astype(np.int64)).to(device) if config.num_domain_affinities > 1 else None
         partner: AttentionPartner = "itself" if config.attention_partner == "itself" else "partner"
@@ -146,9 +156,9 @@ class ClassifierLearner:
         }
         out: BatchScores
         if isinstance(self.images, Features):
-            outputs_m = torch.from_numpy(batch.images_m).to(device).float()
-            outputs_n = torch.from_numpy(batch.images_n).to(device).float()
-            out = model(outputs_m, outputs_n, embedded=True, **options)
+            features_m = torch.from_numpy(batch.images_m).to(device).float()
+            features_n = torch.from_numpy(batch.images_n).to(device).float()
+            out = model(features_m, features_n, embedded=True, **options)
             return out
 
         images_m, images_n, plain_m = self._images(batch, device)
@@ -160,12 +170,13 @@ class ClassifierLearner:
         return out
 
     def _images(self, batch: PairBatch, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Augmented images m and n, (B, 3, S, S), and m with its own colors where self pairs need it.
+        """Returns augmented images m and n, (B, 3, S, S), and images m without color jitter if self pairs need them.
 
-        tau(m) keeps its colors (RELEASED_RECIPE, "Classifier").
+        The transformed image tau(m) keeps its colors (RELEASED_RECIPE, "Classifier").
         """
         c = self.config
         normalize = backbone_normalization(c.backbone)
+
         augmentation = Augmentation(color_jitter=c.color_jitter, hflip=c.hflip, shift=c.shift)
         draws_m = uniforms(DrawPurpose.AUGMENT_M, self.seed, batch.row, batch.m, count=Augmentation.DRAWS)
         draws_n = uniforms(DrawPurpose.AUGMENT_N, self.seed, batch.row, batch.n, count=Augmentation.DRAWS)
@@ -173,8 +184,10 @@ class ClassifierLearner:
         images_n = device_images(batch.images_n, draws_n, augmentation, normalize, device)
         if not (c.self_pairs and any(c.color_jitter)):
             return images_m, images_n, None
+
         without_jitter = replace(augmentation, color_jitter=(0, 0, 0, 0))
-        return images_m, images_n, device_images(batch.images_m, draws_m, without_jitter, normalize, device)
+        plain_m = device_images(batch.images_m, draws_m, without_jitter, normalize, device)
+        return images_m, images_n, plain_m
 
 
 def _maps_in_float32(maps: EquivariantMaps) -> EquivariantMaps:
@@ -184,41 +197,23 @@ def _maps_in_float32(maps: EquivariantMaps) -> EquivariantMaps:
 
 
 def in_float32(scores: PairScores) -> PairScores:
-    """Scores of a network of any precision in float32, in which losses are taken."""
+    """Converts scores of a network of any precision to float32, in which losses are computed."""
     return PairScores(**{name: values.float() for name, values in scores._asdict().items() if values is not None})
 
 
 def val_scores(model: nn.Module, images: Tensor) -> Tensor:
-    """Basic scores of uint8 images (B, S, S, 3), or of what a frozen backbone makes of them, (B, C, H, W): GAP of phi's
-    class activations (Eq. 1), (B, K)."""
+    """Computes basic scores for a validation: global average pooling of the class activations (Eq. 1).
+
+    Args:
+        model: The classifier.
+        images: Images (B, S, S, 3) uint8, or features of a frozen backbone (B, C, H, W).
+
+    Returns:
+        (B, K) float32. Scores are pooled in float32, because means in bfloat16 would often be equal.
+    """
     assert isinstance(model, CoAttentionClassifier)
     if images.dtype == torch.uint8:
         outputs = model.backbone(model.backbone.normalize(to_float_images(images)))
     else:
         outputs = images
-    return pool(model.activations(model.standard(outputs.float())).float())  # means of bfloat16 would be few values
-
-
-_POSITIVES = 20
-"""Tags of the scored images from which their average precision is judged: of a dozen images chance makes anything."""
-_REPETITIONS = 20
-"""Rankings by chance."""
-
-
-def chance(tags: Tags, seed: int) -> tuple[float, float] | None:
-    """Mean average precision, in percent, of rankings that know nothing of the images with these tags.
-
-    Returns:
-        Its mean, which is about the share of images with a class, averaged over the classes; and what 95 % of such
-        rankings stay below. None where the tags are too few to tell learning from chance.
-    """
-    if len(tags.values) < _POSITIVES:
-        return None
-    images = np.arange(len(tags))
-    matrix = tags.matrix(images)
-    drawn = [
-        float(np.nanmean(average_precision(uniforms(DrawPurpose.CHANCE, seed, n, images, count=tags.classes), matrix)))
-        for n in range(_REPETITIONS)
-    ]
-    mean = float(np.mean(drawn))
-    return mean, mean + 1.645 * float(np.std(drawn, ddof=1))
+    return pool(model.activations(model.standard(outputs.float())).float())

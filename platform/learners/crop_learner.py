@@ -1,4 +1,4 @@
-"""What the learners of the segmentation and the affinity network share: crops of images and their label masks."""
+"""The common part of the learners of the segmentation network and the affinity network: crops with label masks."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,11 +18,13 @@ from mcis.platform.engine.learner import TrainingSchedule
 
 @dataclass(frozen=True, kw_only=True)
 class CropLearner:
-    """A training on crops of images with a label mask each; a subclass adds the network and its losses.
+    """Trains a network on crops of images and their label masks. A subclass adds the network and its losses.
 
     Attributes:
-        masked: the training images and their masks.
-        pretrained: file of the backbone's pretrained weights; None = it is trained from scratch.
+        config: The section of the network in the configuration.
+        seed: Seed of the initial weights and of all draws.
+        masked: The training images and their masks.
+        pretrained: File of the backbone's pretrained weights. None: it is trained from scratch.
     """
 
     config: AffinityNetConfig | SegmenterConfig
@@ -32,7 +34,8 @@ class CropLearner:
 
     @property
     def schedule(self) -> TrainingSchedule:
-        c, images = self.config, len(self.masked.uris)
+        c = self.config
+        images = len(self.masked.uris)
         steps = c.num_steps(images)
         return TrainingSchedule(
             batch=c.batch,
@@ -58,7 +61,12 @@ class CropLearner:
         return [self.masked.uris[index] for index in batch.index.tolist()]
 
     def images(self, batch: CropBatch, jitter: DrawPurpose, device: torch.device) -> Tensor:
-        """The batch's crops with changed colors, normalized for the backbone, (B, 3, crop, crop), on the device."""
+        """Returns the crops of a batch with color jitter, normalized for the backbone, (B, 3, crop, crop).
+
+        Args:
+            jitter: The purpose of the draws of the color jitter.
+            device: Where the crops are moved to.
+        """
         draws = uniforms(jitter, self.seed, batch.epoch, batch.index, count=Augmentation.DRAWS)
         augmentation = Augmentation(color_jitter=self.config.color_jitter)
         return device_images(batch.images, draws, augmentation, backbone_normalization(self.config.backbone), device)

@@ -1,4 +1,4 @@
-"""What the trainings of the segmentation and the affinity network, on crops of images and label masks, share."""
+"""The common part of the stages that train a network on crops: the segmentation network and the affinity network."""
 
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -18,34 +18,47 @@ from mcis.platform.networks.pretrained import downstream_weights
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.results import StageResult
 
+CropNetwork = Literal["segmenter", "affinity_net"]
+"""A network that is trained on crops, by its section of the configuration."""
 _NAMES = {"segmenter": "segmenter", "affinity_net": "affinity network"}
+"""Names of the networks in messages."""
 
 
-def taught_rows(rows: pa.Table, useful: pa.Table, lacking: UserError) -> pa.Table:
-    """The rows of an index whose masks are `useful`, by their image_id; raises `lacking` where there is none."""
-    taught = rows.filter(pc.is_in(rows["image_id"], useful["image_id"].combine_chunks()))
-    if not len(taught):
-        raise lacking
-    return taught
+def rows_with_masks(rows: pa.Table, masks: pa.Table, error: UserError) -> pa.Table:
+    """Returns the rows of an index whose `image_id` is in a table of masks. Raises `error` if there are none."""
+    found = rows.filter(pc.is_in(rows["image_id"], masks["image_id"].combine_chunks()))
+    if not len(found):
+        raise error
+    return found
 
 
-def crops(
-    network: Literal["segmenter", "affinity_net"], config: Config, context: RunContext, rows: pa.Table, masks: Shards
+def crop_learner_arguments(
+    network: CropNetwork, config: Config, context: RunContext, rows: pa.Table, masks: Shards
 ) -> dict[str, Any]:
-    """What a `CropLearner` is made of: the images of some rows of the index, their masks, and pretrained weights."""
-    ids, uris, hashes = (Texts(rows[column]) for column in ("image_id", "uri", "content_hash"))
+    """Returns the arguments of a `CropLearner`.
+
+    Args:
+        network: The network to train.
+        config: The configuration.
+        context: The context of the run.
+        rows: Rows of the index. An image may be repeated; that does not make the training longer.
+        masks: The table of their label masks.
+    """
     section = getattr(config, network)
-    updates = section.num_steps(pc.count_distinct(rows["image_id"]).as_py())  # which repeated images do not prolong
+    steps = section.num_steps(pc.count_distinct(rows["image_id"]).as_py())
+    masked = MaskedImages(
+        Texts(rows["image_id"]), Texts(rows["uri"]), masks, config.data.max_side, Texts(rows["content_hash"])
+    )
     return {
-        "config": section.model_copy(update={"min_steps": updates, "min_epochs": 0.0}),
+        "config": section.model_copy(update={"min_steps": steps, "min_epochs": 0.0}),
         "seed": config.seed,
-        "masked": MaskedImages(ids, uris, masks, config.data.max_side, hashes),
+        "masked": masked,
         "pretrained": downstream_weights(config, network, context.workspace),
     }
 
 
 def train_on_crops(
-    network: Literal["segmenter", "affinity_net"],
+    network: CropNetwork,
     learner: Learner[CropBatch],
     config: Config,
     context: RunContext,
@@ -54,17 +67,29 @@ def train_on_crops(
     counts: Mapping[str, Any],
     remedy: str,
 ) -> StageResult:
-    """Trains a network with Ray Train; errors as of `fit`.
+    """Trains a network with Ray Train.
 
     Args:
-        about: what the reader of its weights has to know.
-        counts: of the images, for the report.
-        remedy: what to do where the loss has not fallen.
+        network: The network to train.
+        learner: The network with its data and its losses.
+        config: The configuration.
+        context: The context of the run.
+        about: Description of the network for the file of its weights.
+        counts: Numbers of images, for the report.
+        remedy: What to do if the loss has not fallen.
+
+    Returns:
+        The result of the stage, with a problem if the loss has not fallen.
+
+    Raises:
+        UserError: See `fit`.
     """
     result = fit(learner, context.part, config.compute, context.tracker, label=network, about=about)
-    trend, problem = loss_trend(context.part, "loss"), None
-    if trend and not trend[0]:
-        problem = (f"the {_NAMES[network]} learnt nothing: {trend[1]}", "a loss that falls", remedy)
+    trend = loss_trend(context.part, "loss")
+    problem = None
+    if trend and not trend.fell:
+        problem = (f"the {_NAMES[network]} learned nothing: {trend.text}", "a loss that falls", remedy)
+
     return StageResult(
         notes=result.notes(_NAMES[network]), counts={"steps": learner.schedule.steps, **counts}, problem=problem
     )

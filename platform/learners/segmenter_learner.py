@@ -21,11 +21,11 @@ from mcis.platform.networks.pretrained import load_backbone
 
 @dataclass(frozen=True, kw_only=True)
 class SegmenterLearner(CropLearner):
-    """Trains the segmentation network on the pseudo masks, the masks of `CropLearner`.
+    """Trains the segmentation network on pseudo masks.
 
     Attributes:
         classes: K.
-        backbone: the weights that the backbone starts from in place of `pretrained`, or None.
+        backbone: Initial weights of the backbone, instead of `pretrained`. None: use `pretrained`.
     """
 
     config: SegmenterConfig
@@ -46,11 +46,14 @@ class SegmenterLearner(CropLearner):
         return int((batch.labels != IGNORE).sum())
 
     def loss_sums(self, model: Network, batch: CropBatch, step: int, device: torch.device) -> dict[str, Tensor]:
-        """The terms `pixel`, cross entropy over the labeled pixels, and `image`, of which classes a crop holds."""
+        """Computes `pixel`, the cross entropy of the labeled pixels, and `image`, that of the classes in each crop."""
+        c = self.config
         labels = torch.from_numpy(np.array(batch.labels)).to(device)
-        images, c = self.images(batch, DrawPurpose.SEGMENTER_JITTER, device), self.config
+        images = self.images(batch, DrawPurpose.SEGMENTER_JITTER, device)
         if not c.image_loss_weight:
             return {"pixel": pixel_ce(model(images).float(), labels)}
+
         logits, image_logits = model(images, with_image_logits=True)
-        weight = c.image_loss_weight * c.crop**2 * self.classes / 6  # of six: see `image_loss`
+        # With six classes, the image-level head counts as much as all pixels of the crop (`image_loss_weight`).
+        weight = c.image_loss_weight * c.crop**2 * self.classes / 6
         return {"pixel": pixel_ce(logits.float(), labels), "image": weight * presence_ce(image_logits.float(), labels)}

@@ -19,7 +19,7 @@ from mcis.models.pseudo_masks import MASK_RULES
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.learners.affinity_learner import AffinityLearner
-from mcis.platform.learners.crop_training import crops, taught_rows, train_on_crops
+from mcis.platform.learners.crop_training import crop_learner_arguments, rows_with_masks, train_on_crops
 from mcis.platform.networks.build import build_affinity_net, build_backbone, freeze
 from mcis.platform.networks.pretrained import downstream_weights, load_backbone
 from mcis.platform.networks.tagged_maps import tagged_maps
@@ -77,8 +77,8 @@ def run(config: Config, context: RunContext) -> StageResult:
         "look at the localization maps in the report; try other thresholds (affinity_net.threshold, "
         "affinity_net.background_threshold)",
     )
-    taught = taught_rows(rows, confident.filter(pc.greater(confident["confident"], 0.0)), lacking)
-    made_of = crops("affinity_net", config, context, taught, Shards(labels, ["mask"]))
+    taught = rows_with_masks(rows, confident.filter(pc.greater(confident["confident"], 0.0)), lacking)
+    made_of = crop_learner_arguments("affinity_net", config, context, taught, Shards(labels, ["mask"]))
     return train_on_crops(
         "affinity_net",
         AffinityLearner(**made_of),

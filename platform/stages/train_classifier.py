@@ -19,7 +19,8 @@ from mcis.platform.engine.cache import decoded_cache, features_cache
 from mcis.platform.engine.step_log import loss_trend
 from mcis.platform.engine.training import fit
 from mcis.platform.engine.validation import Validation
-from mcis.platform.learners.classifier_learner import ClassifierLearner, chance, val_scores
+from mcis.platform.learners.chance import chance_precision
+from mcis.platform.learners.classifier_learner import ClassifierLearner, val_scores
 from mcis.platform.networks.build import build_backbone, build_classifier, freeze
 from mcis.platform.networks.pretrained import (
     classifier_description,
@@ -171,7 +172,7 @@ def _problem(
         precision: mean average precision on the validation's images.
         trend: as `loss_trend` says, of the basic term, which counts from the first step to the last.
     """
-    by_chance = None if validation is None else chance(validation.tags, seed)
+    by_chance = None if validation is None else chance_precision(validation.tags, seed)
     figures = [trend[1]] if trend else []
     if validation is not None and precision is not None and by_chance is not None:
         mean, most = by_chance

@@ -14,7 +14,7 @@ from mcis.datasets.tables.large_tables import take_rows
 from mcis.datasets.tables.shards import Shards
 from mcis.datasets.tags import Tags
 from mcis.platform.config.sections import Config
-from mcis.platform.learners.crop_training import crops, taught_rows, train_on_crops
+from mcis.platform.learners.crop_training import crop_learner_arguments, rows_with_masks, train_on_crops
 from mcis.platform.learners.segmenter_learner import SegmenterLearner
 from mcis.platform.networks.build import build_backbone, build_classifier, build_segmenter, freeze, load_trained
 from mcis.platform.networks.pretrained import downstream_weights, load_backbone
@@ -58,14 +58,14 @@ def run(config: Config, context: RunContext) -> StageResult:
     tagged = split_rows(context, "train", tagged=True)
     if len(masks) != len(tagged):
         raise UserError(f"{len(masks)} masks of {len(tagged)} images in {folder}", "one of each", REPEAT_STAGE)
-    rows = taught_rows(tagged, useful, lacking)
+    rows = rows_with_masks(tagged, useful, lacking)
     tags = Tags.from_index(rows["tags"], len(classes))
     c = config.segmenter
     repeated = repeat_rare_classes(tags, c.class_balance_exponent, config.seed, most=c.num_steps(len(rows)) * c.batch)
     corrected = pc.is_in(rows["image_id"], masks.filter(pc.equal(masks["cue"], CORRECTED))["image_id"].combine_chunks())
     times = np.where(corrected.to_numpy()[repeated], c.corrected_weight, 1)
     shown = take_rows(rows, np.repeat(repeated, times))
-    made_of, backbone = crops("segmenter", config, context, shown, Shards(folder, ["mask"])), None
+    made_of, backbone = crop_learner_arguments("segmenter", config, context, shown, Shards(folder, ["mask"])), None
     if config.segmenter.init == "classifier":
         classifier = build_classifier(config.classifier, len(classes))
         backbone = load_trained(classifier, context.inputs["train_classifier"]).backbone.state_dict()

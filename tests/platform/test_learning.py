@@ -12,7 +12,7 @@ from mcis.datasets.tags import Tags
 from mcis.models.metrics import average_precision
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.step_log import STEPS, LossTrend, loss_trend
-from mcis.platform.learners.classifier_learner import chance
+from mcis.platform.learners.chance import chance_precision
 from mcis.platform.stages.train_classifier import _notes
 
 
@@ -62,7 +62,7 @@ def test_a_log_of_19_records_is_too_short(tmp_path: Path) -> None:
 def test_random_rankings_stay_below_the_bound_of_chance(images: int) -> None:
     rng = np.random.default_rng(images)
     matrix = rng.random((images, 5)) < 0.3
-    by_chance = chance(Tags.from_matrix(matrix), seed=0)
+    by_chance = chance_precision(Tags.from_matrix(matrix), seed=0)
     assert by_chance is not None
     mean, bound = by_chance
 
@@ -76,7 +76,7 @@ def test_random_rankings_stay_below_the_bound_of_chance(images: int) -> None:
 
 def test_a_dozen_images_are_too_few_for_a_bound_of_chance() -> None:
     matrix = np.eye(4, dtype=bool)[np.arange(12) % 4]
-    assert chance(Tags.from_matrix(matrix), seed=0) is None
+    assert chance_precision(Tags.from_matrix(matrix), seed=0) is None
 
 
 def test_a_class_in_every_image_gives_a_note() -> None:
