@@ -1,8 +1,9 @@
-"""The whole pipeline on one screen: the table of its stages, what each needs, and the loop that runs them."""
+"""The whole pipeline on one screen: its stages, what each needs, and the loop that runs them."""
 
 from typing import NamedTuple
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.registry import Registry
 from mcis.platform.config.resolve import Resolved
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.nodes import check_gpus
@@ -29,7 +30,7 @@ from mcis.platform.stages import (
     train_segmenter,
 )
 
-STAGES = (
+_PROJECT_STAGES = (
     Stage(name="index", module=index, sections=("data", "sources"), networks=False),
     Stage(
         name="train_classifier",
@@ -75,32 +76,64 @@ STAGES = (
     ),
     Stage(name="report", module=report, runs_once_reached=("index",), kept=False),
 )
+
+
+def _insert_extensions(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+    """Inserts the stages of installed packages (entry points of `mcis.stages`), each after the last stage it needs.
+
+    Raises:
+        UserError: a package uses the name of another stage, or needs a stage that does not exist.
+    """
+    ordered = list(stages)
+    registry: Registry[Stage] = Registry("stages", {stage.name: stage for stage in stages})
+    for name in list(registry)[len(stages) :]:
+        extension = registry[name]
+        names = [stage.name for stage in ordered]
+        unknown = [need for need in extension.needs if need not in names]
+        if unknown or not extension.needs or extension.name != name:
+            raise UserError(
+                f"the stage {name!r} of an installed package has the name {extension.name!r} and needs "
+                f"{', '.join(extension.needs) or 'nothing'}",
+                f"the name of its entry point, and at least one of the stages {', '.join(names)} in `needs`",
+                "correct the package, or remove it",
+            )
+        position = max(names.index(need) for need in extension.needs) + 1
+        ordered.insert(position, extension)
+    return tuple(ordered)
+
+
+STAGES = _insert_extensions(_PROJECT_STAGES)
 STAGE_NAMES = tuple(stage.name for stage in STAGES)
 
 
 class RunResult(NamedTuple):
-    """What a run came to: its context after the last stage, and its scores."""
+    """Result of a run: its context after the last stage, and its scores."""
 
     context: RunContext
     scores: list[Score]
 
 
 def check(config: Config, workspace: Workspace, name: str, *, until: str | None = None) -> Sources:
-    """Finds what would end the run later, up to its last stage: unknown names, unreadable lists, absent folders,
-    images that a stage asks for and the sources do not have, weights that cannot be had.
+    """Finds problems that would stop a run later, before Ray is started.
+
+    Examples are unknown names, unreadable lists, missing folders, images that a stage needs and the sources lack, and
+    pretrained weights that cannot be loaded.
+
+    Args:
+        until: last stage of the run; later stages are not checked.
 
     Returns:
-        What the sources hold.
+        The listing of the image sources.
 
     Raises:
-        UserError: the first such problem, before a Ray is started for it; another process under the name is one too.
+        UserError: the first problem found, or another process is running under this name.
     """
     workspace.run(name, create=False)
     refuse_if_running(workspace, name)
     sources = Sources(config)
-    reached = STAGE_NAMES[: _number(until) + 1]
+    reached = set(STAGE_NAMES[: _index_of(until) + 1])
     for stage in STAGES:
-        runs = stage.name in reached or set(stage.runs_once_reached) & set(reached)
+        runs = stage.name in reached or reached.intersection(stage.runs_once_reached)
         if runs and stage.takes_part(config) and hasattr(stage.module, "check"):
             stage.module.check(config, sources.listing(), workspace)
     return sources
@@ -116,24 +149,29 @@ def run(
     study: ParentStudy | None = None,
     sources: Sources | None = None,
 ) -> RunResult:
-    """Runs the pipeline in a Ray that is connected, and computes what is missing or changed.
+    """Runs the pipeline in a connected Ray, and computes what is missing or changed.
 
     Args:
-        until: last stage; what was reached by then is scored and reported all the same.
-        start: this stage and all after it are computed again.
-        study: that this run belongs to.
-        sources: what `check` returned, which is then not listed again.
+        until: last stage. Outputs up to it are still scored and reported.
+        start: first stage to compute again, together with all stages after it.
+        study: study of which this run is a trial.
+        sources: result of `check`, so that the sources are not listed twice.
 
     Raises:
-        UserError: another process runs under this name in the workspace; GPUs are asked for and absent; or a stage
-            found that its output teaches nothing: what was reached by then is scored and reported.
+        UserError: another process is running under this name; GPUs are requested but missing; or a stage reports that
+            later stages cannot learn from its output. In the last case, outputs so far are scored and reported first.
     """
-    config, last, problem = resolved.config, _number(until), None
-    if start and _number(start) > last:
-        raise UserError(f"--from {start} --until {until}", "a first stage that is not behind the last", "correct one")
-    recompute = STAGE_NAMES[_number(start) :] if start else ()
-    if last:  # no network has a part in the index
+    config = resolved.config
+    last = _index_of(until)
+    recompute: tuple[str, ...] = ()
+    if start:
+        if _index_of(start) > last:
+            raise UserError(f"--from {start} --until {until}", "a first stage before the last stage", "correct one")
+        recompute = STAGE_NAMES[_index_of(start) :]
+    if last > 0:  # the index needs no network
         check_gpus(config.compute)
+
+    problem: UserError | None = None
     whole = last >= STAGE_NAMES.index("evaluate")
     with run_lifecycle(
         resolved, workspace, name, whole=whole, recompute=bool(recompute), study=study, log_model=log_segmenter
@@ -146,32 +184,40 @@ def run(
             origins=resolved.origins,
             sources=sources or Sources(config),
         )
-        for number, stage in enumerate(STAGES):
-            reached = number <= last and not problem
-            if stage.takes_part(config) and (reached or set(stage.runs_once_reached) & set(context.inputs)):
-                context = run_stage(stage, config, context, recompute=stage.name in recompute)
-                if stage.name == "index":
-                    record_index(resolved, context)
-                if stage.name == "train_classifier":  # also one that an earlier call has trained
-                    tracker.follow("classifier", read_records(context.inputs[stage.name] / STEPS))
-                problem = problem or _teaches_nothing(stage, config, context)
+        for position, stage in enumerate(STAGES):
+            is_included = position <= last and problem is None
+            if not is_included and not set(stage.runs_once_reached).intersection(context.inputs):
+                continue
+            if not stage.takes_part(config):
+                continue
+
+            context = run_stage(stage, config, context, recompute=stage.name in recompute)
+            if stage.name == "index":
+                record_index(resolved, context)
+            if stage.name == "train_classifier":  # also if an earlier call trained it
+                tracker.follow("classifier", read_records(context.inputs[stage.name] / STEPS))
+            problem = problem or _learning_problem(stage, config, context)
+
         if problem:
             raise problem
     return RunResult(context, read_scores(context.inputs))
 
 
-def _teaches_nothing(stage: Stage, config: Config, context: RunContext) -> UserError | None:
-    """Why the output of a stage teaches nothing, where a run is to end for that."""
-    problem = context.result(stage.name, StageResult).problem if stage.kept else None
-    if problem is None or not config.compute.stop_if_not_learning:
+def _learning_problem(stage: Stage, config: Config, context: RunContext) -> UserError | None:
+    """The error that ends a run because later stages cannot learn from the output of a stage, or None."""
+    if not stage.kept or not config.compute.stop_if_not_learning:
+        return None
+    problem = context.result(stage.name, StageResult).problem
+    if problem is None:
         return None
     found, expected, remedy = problem
     return UserError(
-        f"{found}; the run ends here, and {context.folder.report} shows what it came to",
+        f"{found}; the run stops here, and {context.folder.report} shows its results so far",
         expected,
-        f"{remedy}; or go on all the same with compute.stop_if_not_learning=false",
+        f"{remedy}; or continue anyway with compute.stop_if_not_learning=false",
     )
 
 
-def _number(stage: str | None) -> int:
+def _index_of(stage: str | None) -> int:
+    """Position of a stage; that after the last one for None."""
     return len(STAGES) if stage is None else STAGE_NAMES.index(stage)

@@ -1,6 +1,6 @@
-"""Stage 1: the sources' lists and images -> index.parquet (INDEX_SCHEMA), rejects.parquet (REJECTS_SCHEMA).
+"""Stage 1: lists and images of the sources -> index.parquet (INDEX_SCHEMA), rejects.parquet (REJECTS_SCHEMA).
 
-The workspace keeps the verdict on every file, so that any run's index opens only images that are new or changed.
+The workspace stores the verdict on every file, so the index of any run opens only images that are new or changed.
 """
 
 import collections
@@ -36,72 +36,74 @@ from mcis.platform.runs.files import file_stamps, fingerprint, read_parts, read_
 from mcis.platform.runs.image_checks import KeptVerdicts, image_files, keep_verdicts
 from mcis.platform.runs.results import IndexResult
 
-_SHARD_ROWS = 256  # a fifth of a second's work of a core
-_BLOCK = 2**20
-"""Rows of a listing whose verdicts are kept together: what a kill may lose, and what lies in memory beside them."""
-_OPENED = ["uri", *ImageCheck._fields]
+_SHARD_ROWS = 256  # about 0.2 s of work for one core
+_BLOCK_ROWS = 2**20
+"""Rows of a listing whose verdicts are stored together. A kill loses at most one block, and one block is in memory."""
+_CHECK_COLUMNS = ["uri", *ImageCheck._fields]
+_IDENTITY_COLUMNS = [name for name in INDEX_SCHEMA.names if name not in ("uri", "mask_uri", "saliency_uri")]
+"""Columns that later stages depend on: the images themselves, not their location, or whether they have ground truth."""
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """What the index depends on beside the configuration: the lists, and the stamps of every image."""
+    """Inputs of the stage key: the lists, the class names, and size and modification time of every image."""
     assert context.sources is not None
     listed = context.sources.listing()
     return [table_digest([listed.table]), listed.classes, file_stamps(listed.table["uri"])]
 
 
 def run(config: Config, context: RunContext) -> IndexResult:
-    """Verifies in parallel every image that is new or changed and writes the index.
+    """Checks every new or changed image in parallel and writes the index.
 
     Raises:
-        UserError: a file cannot be read at present or changes meanwhile, which leaves the stage unfinished; more images
-            than data.max_rejected are rejected, none is left to train on, or a class of a curated source has none.
+        UserError: a file cannot be read at present, or changes during the check (the stage then stays unfinished); more
+            than data.max_rejected images are rejected; no training image is left; or a class of a curated source has
+            no training image.
     """
     if context.recompute:
         remove(context.workspace.image_checks)
     assert context.sources is not None
     table, classes, notes = context.sources.listing()
-    images = len(table)
+    num_images = len(table)
     context.sources.release()
-    verified, opened = _verify(table, config, context)
-    del table  # the shards that are to come have the only one
+
+    checked, num_opened = _check_images(table, config, context)
+    del table  # `checked` yields shards and frees the listing with the last one
     rejected: list[pa.Table] = []
     index_file = context.part / "index.parquet"
-    write_batches(index_file, INDEX_SCHEMA, _sound(verified, rejected))
-    release_arrow_memory()  # the listing
+    write_batches(index_file, INDEX_SCHEMA, _sound_images(checked, rejected))
+    release_arrow_memory()  # memory of the listing
     rejects = pa.concat_tables([REJECTS_SCHEMA.empty_table(), *rejected])
     write_table(context.part / "rejects.parquet", rejects)
-    _check_rejects(config, rejects, images)
+    _raise_for_rejects(config, rejects, num_images)
+
     index = read_table(index_file, ["split", "domain", "tags", "saliency_uri"])
-    train = index.filter(pc.equal(index["split"], "train"))["tags"]
-    trained, untagged = _images_of_classes(train, classes), pc.sum(pc.equal(pc.list_value_length(train), 0)).as_py()
-    _check_classes(config, len(train), trained, rejects)
-    left_out = [f"{len(rejects)} of {images} images are rejected: {_reasons(rejects)}"] if len(rejects) else []
+    train_tags = index.filter(pc.equal(index["split"], "train"))["tags"]
+    train_counts = _images_per_class(train_tags, classes)
+    num_untagged = pc.sum(pc.equal(pc.list_value_length(train_tags), 0)).as_py()
+    _raise_for_classes(config, len(train_tags), train_counts, rejects)
+
+    if len(rejects):
+        notes = (*notes, f"{len(rejects)} of {num_images} images are rejected: {_reasons(rejects)}")
+    copies = find_duplicates(functools.partial(read_parts, index_file))
+    kinds = [reason.partition(":")[0] for reason in rejects["reason"].to_pylist()]
     return IndexResult(
-        identity=fingerprint(table_digest(read_parts(index_file, _IDENTITY)), classes),
+        identity=fingerprint(table_digest(read_parts(index_file, _IDENTITY_COLUMNS)), classes),
         classes=classes,
-        notes=(
-            *notes,
-            *left_out,
-            *_notes(trained, untagged, find_duplicates(functools.partial(read_parts, index_file))),
-        ),
+        notes=(*notes, *_notes(train_counts, num_untagged, copies)),
         counts={
             "images": _value_counts(index["split"]),
             "domains": _value_counts(index["domain"]),
-            "opened": opened,
-            "tags": _images_of_classes(index["tags"], classes),
-            "untagged": untagged,
-            "rejected": dict(collections.Counter(reason.partition(":")[0] for reason in rejects["reason"].to_pylist())),
+            "opened": num_opened,
+            "tags": _images_per_class(index["tags"], classes),
+            "untagged": num_untagged,
+            "rejected": dict(collections.Counter(kinds)),
             "with saliency map": len(index) - index["saliency_uri"].null_count,
         },
     )
 
 
-_IDENTITY = [name for name in INDEX_SCHEMA.names if name not in ("uri", "mask_uri", "saliency_uri")]
-"""Later stages depend on what the images are, not on where they lie, when touched, or whether they have truth."""
-
-
-def _sound(shards: Iterator[pa.Table], rejected: list[pa.Table]) -> Iterator[pa.Table]:
-    """The rows of images that are sound (INDEX_SCHEMA); those of others (REJECTS_SCHEMA) are added to `rejected`."""
+def _sound_images(shards: Iterator[pa.Table], rejected: list[pa.Table]) -> Iterator[pa.Table]:
+    """Yields the rows of accepted images (INDEX_SCHEMA), and appends those of rejected images (REJECTS_SCHEMA)."""
     for shard in shards:
         sound = shard["reason"].is_null()
         rejected.append(shard.filter(pc.invert(sound)).select(REJECTS_SCHEMA.names).cast(REJECTS_SCHEMA))
@@ -109,28 +111,37 @@ def _sound(shards: Iterator[pa.Table], rejected: list[pa.Table]) -> Iterator[pa.
 
 
 def open_images(max_pixels: int, rows: pa.Table) -> pa.Table:
-    """Rows of a listing -> the uri and the verdict of each, however small; more than `max_pixels` are not decoded."""
-    return check_images(rows, min_side=1, max_pixels=max_pixels).select(_OPENED)
+    """Checks the images of a listing: rows -> URI and verdict. Images above `max_pixels` are not decoded."""
+    return check_images(rows, min_side=1, max_pixels=max_pixels).select(_CHECK_COLUMNS)
 
 
-def _verify(table: pa.Table, config: Config, context: RunContext) -> tuple[Iterator[pa.Table], int]:
-    """Shards of CHECKED_SCHEMA, each made when it is taken, and how many images were opened."""
-    files, kept = image_files(table["uri"]), KeptVerdicts(context.workspace)
-    rows, verdicts = kept.find(files), kept.verdicts
-    unverified = np.flatnonzero(rows < 0)
-    for block in np.split(unverified, np.flatnonzero(np.diff(unverified // _BLOCK)) + 1) if len(unverified) else ():
-        fresh = _fresh(take_rows(table, block), take_rows(files, block), config, context)
-        rows[block] = len(verdicts) + np.arange(len(block))
-        verdicts = pa.concat_tables([verdicts, fresh])
-    return _shards(table, rows, verdicts, config), len(unverified)
+def _check_images(table: pa.Table, config: Config, context: RunContext) -> tuple[Iterator[pa.Table], int]:
+    """Checks the images of a listing.
 
-
-def _fresh(table: pa.Table, files: pa.Table, config: Config, context: RunContext) -> pa.Table:
-    """The verdicts on the files of a listing's rows, CHECK_SCHEMA, which the workspace keeps.
-
-    UserError where files changed meanwhile: these are not kept.
+    Returns:
+        Iterator over shards of CHECKED_SCHEMA, each made on demand, and the number of images that were opened.
     """
-    # A shard is named by the numbers of its rows, so the folder is named by the files that these numbers count.
+    files = image_files(table["uri"])
+    stored = KeptVerdicts(context.workspace)
+    verdicts = stored.verdicts
+    rows = stored.find(files)
+    unchecked = np.flatnonzero(rows < 0)
+    if len(unchecked):
+        block_starts = np.flatnonzero(np.diff(unchecked // _BLOCK_ROWS)) + 1
+        for block in np.split(unchecked, block_starts):
+            new_verdicts = _open_and_store(take_rows(table, block), take_rows(files, block), config, context)
+            rows[block] = len(verdicts) + np.arange(len(block))
+            verdicts = pa.concat_tables([verdicts, new_verdicts])
+    return _shards(table, rows, verdicts, config), len(unchecked)
+
+
+def _open_and_store(table: pa.Table, files: pa.Table, config: Config, context: RunContext) -> pa.Table:
+    """Opens the images of a listing, stores the verdicts in the workspace, and returns them (CHECK_SCHEMA).
+
+    Raises:
+        UserError: files changed during the check; their verdicts are not stored.
+    """
+    # Shards are named by row numbers, so the name of their folder identifies the files that these rows refer to.
     folder = context.part / f"verified-{table_digest([files])}"
     map_table(
         table,
@@ -139,105 +150,120 @@ def _fresh(table: pa.Table, files: pa.Table, config: Config, context: RunContext
         label="index",
         compute=config.compute,
         shard_rows=max(config.compute.shard_rows, _SHARD_ROWS),
-        reject=_kills,
+        reject=_reject_killer,
     )
     opened = read_table(folder)
     assert opened["uri"].equals(files["uri"])
-    fresh, changed = opened.select(CHECK_SCHEMA.names).cast(CHECK_SCHEMA), pa.array(_changed(files))
-    columns = {name: part[name] for part in (files, fresh) for name in part.column_names}
+
+    verdicts = opened.select(CHECK_SCHEMA.names).cast(CHECK_SCHEMA)
+    changed = pa.array(_has_changed(files))
+    columns = {name: part[name] for part in (files, verdicts) for name in part.column_names}
     keep_verdicts(context.workspace, pa.table(columns).filter(pc.invert(changed)))
     remove(folder)
-    if uris := sorted(files["uri"].filter(changed).unique().to_pylist()):
+
+    changed_uris = sorted(files["uri"].filter(changed).unique().to_pylist())
+    if changed_uris:
         raise UserError(
-            f"{len(uris)} file(s) changed meanwhile: {shown(uris)}",
-            "files that stay as they are meanwhile",
-            "repeat the command once they do: it opens these files again, and no others",
+            f"{len(changed_uris)} file(s) changed while they were read: {shown(changed_uris)}",
+            "files that do not change during the index",
+            "repeat the command when they are complete: it opens only these files again",
         )
-    return fresh
+    return verdicts
 
 
 def _shards(table: pa.Table, rows: NDArray[np.int64], verdicts: pa.Table, config: Config) -> Iterator[pa.Table]:
-    """The listing and the verdict on each of its rows, (N,) rows of `verdicts`, some at a time."""
-    first = 0
+    """Yields the listing with the verdict on each row, in shards. `rows` (N,) are row numbers of `verdicts`."""
+    start = 0
     for shard in in_shards([table]):
-        of_shard = take_rows(verdicts, rows[first : first + len(shard)])
-        yield with_check_columns(shard, reject_out_of_bounds(of_shard, config.data.min_side, config.data.max_pixels))
-        first += len(shard)
+        shard_verdicts = take_rows(verdicts, rows[start : start + len(shard)])
+        bounded = reject_out_of_bounds(shard_verdicts, config.data.min_side, config.data.max_pixels)
+        yield with_check_columns(shard, bounded)
+        start += len(shard)
 
 
-def _changed(opened: pa.Table) -> NDArray[np.bool_]:
-    """Whether a file was changed or removed after it was listed, (N,): which of its contents was read is unknown."""
-    now = image_files(opened["uri"])
-    return np.any([opened[name].to_numpy() != now[name].to_numpy() for name in ("size", "changed")], axis=0)
+def _has_changed(opened: pa.Table) -> NDArray[np.bool_]:
+    """Whether each file was changed or removed since it was listed, (N,); it is unknown which content was read."""
+    current = image_files(opened["uri"])
+    return np.any([opened[name].to_numpy() != current[name].to_numpy() for name in ("size", "changed")], axis=0)
 
 
-def _kills(row: pa.Table, what: str) -> pa.Table:
-    """The rejection of an image that ends each process that opens it, in place of what `open_images` makes of it.
+def _reject_killer(row: pa.Table, cause: str) -> pa.Table:
+    """ImageCheck on an image that ends every process that opens it, in place of the result of `open_images`.
 
-    It has no hash, so it is not kept for other indexes: the image may be as sound as its machine was short of memory.
+    The verdict has no hash and is therefore not stored: the image may be sound, and the machine short of memory.
     """
-    return with_checks(row, [ImageCheck(0, 0, "", f"kills the decoder: {what}")]).select(_OPENED)
+    return with_checks(row, [ImageCheck(0, 0, "", f"kills the decoder: {cause}")]).select(_CHECK_COLUMNS)
 
 
-def _check_rejects(config: Config, rejects: pa.Table, images: int) -> None:
-    """Raises where more images are unreadable than the run is to go on without."""
-    allowed, counted, which = config.data.max_rejected, rejects, ""
-    if allowed is None:
+def _raise_for_rejects(config: Config, rejects: pa.Table, num_images: int) -> None:
+    """Raises UserError if more images are rejected than the configuration allows."""
+    if config.data.max_rejected is not None:
+        allowed = config.data.max_rejected
+        counted = rejects
+        description = ""
+    else:
         curated = [name for name in sources_of(config.sources) if SOURCES[name].curated]
         domains = pa.array([SOURCES[name].domain for name in curated], pa.string())
-        allowed, counted = 0, rejects.filter(pc.is_in(rejects["domain"], domains))
-        which = f" of the curated images of {shown(curated)}"
+        allowed = 0
+        counted = rejects.filter(pc.is_in(rejects["domain"], domains))
+        description = f" of the curated images of {shown(curated)}"
     if len(counted) > allowed:
         raise UserError(
-            f"{len(counted)} of {images} images cannot be read: {_reasons(counted)}",
-            f"at most {allowed} unreadable images{which} (data.max_rejected)",
-            f"replace or remove them, or go on without them by data.max_rejected={len(rejects)}",
+            f"{len(counted)} of {num_images} images cannot be read: {_reasons(counted)}",
+            f"at most {allowed} unreadable images{description} (data.max_rejected)",
+            f"replace or remove them, or continue without them by data.max_rejected={len(rejects)}",
         )
 
 
 def _reasons(rejects: pa.Table) -> str:
+    """Examples of rejected images with reasons."""
     return shown(pc.binary_join_element_wise(rejects["uri"], rejects["reason"], ": ").to_pylist())
 
 
-def _check_classes(config: Config, images: int, trained: Mapping[str, int], rejects: pa.Table) -> None:
-    """Raises where no image is left to train on, or, with a curated source, none of a class."""
-    if not images:
+def _raise_for_classes(config: Config, num_train: int, train_counts: Mapping[str, int], rejects: pa.Table) -> None:
+    """Raises UserError if no training image is left, or, with a curated source, none of some class."""
+    if not num_train:
         raise UserError(f"no readable image in split train: {_reasons(rejects)}", "at least one", "correct the paths")
-    empty = [name for name, count in trained.items() if not count]
+    empty = [name for name, count in train_counts.items() if count == 0]
     if empty and any(SOURCES[name].curated for name in sources_of(config.sources)):
         raise UserError(
             f"no readable training image of class {shown(empty)}",
             "at least one for each class",
-            "replace the rejected images, or take the class out of the class file (data.classes)",
+            "replace the rejected images, or remove the class from the class file (data.classes)",
         )
 
 
-def _images_of_classes(tags: pa.ChunkedArray, classes: tuple[str, ...]) -> dict[str, int]:
-    """How many images have each class."""
+def _images_per_class(tags: pa.ChunkedArray, classes: tuple[str, ...]) -> dict[str, int]:
+    """Number of images with each class."""
     counts = np.bincount(pc.list_flatten(tags).to_numpy(), minlength=len(classes)).tolist()
     return dict(zip(classes, counts, strict=True))
 
 
-def _notes(trained: Mapping[str, int], untagged: int, repeated: list[list[str]]) -> list[str]:
-    """What makes an index less useful.
+def _notes(train_counts: Mapping[str, int], num_untagged: int, copies: list[list[str]]) -> list[str]:
+    """Notes on weaknesses of the data.
 
     Args:
-        trained: training images of each class.
-        untagged: training images without a tag.
-        repeated: images of several splits that have the same content.
+        train_counts: training images per class.
+        num_untagged: training images without a tag.
+        copies: groups of images in several splits with the same content.
     """
-    notes, (empty, single) = [], ([name for name, count in trained.items() if count == n] for n in (0, 1))
+    notes = []
+    empty = [name for name, count in train_counts.items() if count == 0]
     if empty:
-        notes.append(f"{len(empty)} class(es) without a training image are never predicted: {shown(empty)}")
+        notes.append(f"{len(empty)} class(es) have no training image and are never predicted: {shown(empty)}")
+    single = [name for name, count in train_counts.items() if count == 1]
     if single:
-        notes.append(f"{len(single)} class(es) with a single training image, its own partner in pairs: {shown(single)}")
-    if repeated:
-        examples = [" = ".join(images) for images in repeated]
-        notes.append(f"{len(repeated)} image(s) are in more than one split with the same content: {shown(examples)}")
-    if untagged:
-        notes.append(f"{untagged} training image(s) without a tag take no part in training")
+        notes.append(
+            f"{len(single)} class(es) have a single training image, which is paired with itself: {shown(single)}"
+        )
+    if copies:
+        examples = [" = ".join(images) for images in copies]
+        notes.append(f"{len(copies)} image(s) are in more than one split with the same content: {shown(examples)}")
+    if num_untagged:
+        notes.append(f"{num_untagged} training image(s) have no tag and are not used in training")
     return notes
 
 
 def _value_counts(column: pa.ChunkedArray) -> dict[str, int]:
+    """Number of rows with each value."""
     return {str(pair["values"]): int(pair["counts"]) for pair in pc.value_counts(column).to_pylist()}

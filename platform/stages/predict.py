@@ -1,4 +1,4 @@
-"""Stage 7: segmentation network + images of a split -> labels, plain and after the dense CRF (PREDICTIONS_SCHEMA)."""
+"""Stage 7: segmentation network + images of a split -> labels without and with the dense CRF (PREDICTIONS_SCHEMA)."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -24,12 +24,15 @@ from mcis.platform.runs.files import read_table
 from mcis.platform.runs.results import IndexResult, PredictResult
 from mcis.platform.runs.workspace import Workspace
 
+_MIN_TAGGED = 5
+"""Minimum number of images with a tag for a note that predictions lack its class."""
+
 
 class PredictRows:
-    """Rows of the index -> predictions (PREDICTIONS_SCHEMA).
+    """Predicts the images of index rows (PREDICTIONS_SCHEMA).
 
     Args:
-        weights: the folder of the trained network.
+        weights: folder of the trained network.
         classes: the K class names.
     """
 
@@ -49,7 +52,7 @@ class PredictRows:
 
 
 def _as_row(row: dict[str, Any], prediction: Prediction) -> dict[str, Any]:
-    """An image's labels as PNG, without the CRF and with it, and the tags that the last of these lack."""
+    """Row of PREDICTIONS_SCHEMA: labels without and with the CRF as PNG, and the tags missing from the latter."""
     plain = prediction.labels(plain=True)
     labels = plain if prediction.refined is None else prediction.labels()
     return {
@@ -61,18 +64,18 @@ def _as_row(row: dict[str, Any], prediction: Prediction) -> dict[str, Any]:
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
-    """Raises UserError where the split that is asked for has no image."""
+    """Raises UserError if the split to predict has no image."""
     counts = listing.table["split"].value_counts().to_pylist()
     _predicted_split(config, {row["values"]: row["counts"] for row in counts})
 
 
 def inputs(config: Config, context: RunContext) -> int | None:
-    """The size at which images are read; the images are the index's."""
+    """Inputs of the stage key: the size at which images are read."""
     return config.data.max_side
 
 
 def run(config: Config, context: RunContext) -> PredictResult:
-    """Predicts every image of a split, over the configured scales and mirror images."""
+    """Predicts every image of a split, averaging over the configured scales and flips."""
     split = _predicted_split(config, context.result("index", IndexResult).images)
     rows = split_rows(context, split)
     map_table(
@@ -91,28 +94,39 @@ def run(config: Config, context: RunContext) -> PredictResult:
 
 
 def lost_tags(tags: pa.ChunkedArray, absent: pa.ChunkedArray, classes: Sequence[str], split: str) -> tuple[str, ...]:
-    """A note on the classes that are not found in most images with their tag, which needs no true mask."""
-    of, gone = (np.bincount(pc.list_flatten(lists), minlength=len(classes)).tolist() for lists in (tags, absent))
-    lost = [f"{name} ({g} of {n})" for name, n, g in zip(classes, of, gone, strict=True) if n >= _FEW and 2 * g > n]
+    """Note on classes that predictions lack in most images tagged with them; needs no ground truth.
+
+    Args:
+        tags: tags of each image.
+        absent: tags of each image that its prediction lacks.
+        classes: the K class names.
+    """
+    num_tagged = np.bincount(pc.list_flatten(tags).to_numpy(), minlength=len(classes)).tolist()
+    num_absent = np.bincount(pc.list_flatten(absent).to_numpy(), minlength=len(classes)).tolist()
+    lost = []
+    for name, tagged, missing in zip(classes, num_tagged, num_absent, strict=True):
+        if tagged >= _MIN_TAGGED and 2 * missing > tagged:
+            lost.append(f"{name} ({missing} of {tagged})")
     if not lost:
         return ()
     return (
         f"predictions lack these classes in most {split} images tagged with them: {shown(lost)}; try more photographs "
-        "of them, or more segmenter.min_epochs; where tags are known, `mcis predict --tags` keeps other classes out",
+        "of them, or more segmenter.min_epochs; if tags are known, `mcis predict --tags` excludes other classes",
     )
 
 
-_FEW = 5  # images with a tag that tell whether it is found
-
-
 def _predicted_split(config: Config, images: Mapping[str, int]) -> str:
-    """The split whose images are predicted; UserError where it has none. `images`: their number by split."""
+    """The split to predict, given the number of images per split.
+
+    Raises:
+        UserError: the configured split has no image.
+    """
     if config.predict.split == "auto":
         return "val" if images.get("val") else "train"
     if not images.get(config.predict.split):
         raise UserError(
-            f"predict.split is {config.predict.split}, which has no image",
+            f"predict.split is {config.predict.split}, which has no images",
             f"one of {', '.join(images)}",
-            "set predict.split to one of them, or name a list for that split",
+            "set predict.split to one of them, or give a list for that split",
         )
     return config.predict.split

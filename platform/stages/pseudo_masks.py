@@ -34,120 +34,134 @@ from mcis.platform.runs.results import MasksResult
 from mcis.platform.runs.scores import FULL_SUPERVISION, percent
 from mcis.platform.runs.workspace import Workspace
 
-_LEAST = 0.002
-"""Share of foreground, and of background, over all masks, below which these teach nothing."""
+_MIN_SHARE = 0.002
+"""Minimum share of foreground pixels, and of background pixels, over all masks for a useful training."""
 GROUND_TRUTH = "ground truth"
-"""Cue of the masks of full supervision."""
+"""Cue of masks with full supervision."""
 
 
 def background_cue(config: PseudoMasksConfig, rows: pa.Table) -> str:
-    """The background cue of the images: the name of a rule for masks, or `saliency, crf for U of N`.
+    """The source of the background for some images: the name of a mask rule, or `saliency, crf for U of N`.
 
     Raises:
-        UserError: the configuration asks for saliency maps and some images have none.
+        UserError: the configuration requires saliency maps that some images lack.
     """
-    without = rows["saliency_uri"].null_count
     if not config.reads_saliency:
         return config.rule
-    if config.rule != "auto":
-        if not without:
-            return config.rule
+
+    num_without = rows["saliency_uri"].null_count
+    if config.rule == "auto":
+        if num_without == len(rows):
+            return "crf"
+        return f"saliency, crf for {num_without} of {len(rows)}" if num_without else "saliency"
+    if num_without:
         lacking = rows.filter(rows["saliency_uri"].is_null())["image_id"].to_pylist()
         raise UserError(
-            f"pseudo_masks.rule is {config.rule}, but {without} of {len(rows)} training images have no "
-            f"saliency map: {shown(lacking)}",
-            "a saliency map for each tagged training image, as the recipes paper and released have it",
-            "add the maps; or pseudo_masks.rule=auto, which makes the masks of images without a map with "
-            "the dense CRF; or pseudo_masks.rule=crf, which makes all masks so and reads no saliency map",
+            f"pseudo_masks.rule is {config.rule}, but {num_without} of {len(rows)} training images have no saliency "
+            f"map: {shown(lacking)}",
+            "a saliency map for each tagged training image, as in the recipes paper and released",
+            "add the maps; or set pseudo_masks.rule=auto, which uses the dense CRF for images without a saliency map; "
+            "or pseudo_masks.rule=crf, which uses no saliency maps",
         )
-    if without == len(rows):
-        return "crf"
-    return "saliency" if not without else f"saliency, crf for {without} of {len(rows)}"
+    return config.rule
 
 
 def _reads_saliency(config: Config, rows: pa.Table) -> bool:
-    """Whether some of the images' masks are made with saliency maps."""
+    """Whether the mask of any of the images is made with a saliency map."""
     return config.pseudo_masks.reads_saliency and background_cue(config.pseudo_masks, rows) != "crf"
 
 
 class MakeMasks:
-    """Image rows -> pseudo masks (MASKS_SCHEMA).
+    """Makes pseudo masks: image rows -> MASKS_SCHEMA.
 
     Args:
-        classes: K.
-        maps: the localization maps.
-        affinities: the folder of a trained affinity network that maps walk with, or None.
-        gpu: whether that network runs on one.
+        classes: number of classes K.
+        maps: localization maps.
+        affinities: folder of a trained affinity network for the random walk, or None.
+        gpu: whether this network runs on a GPU.
     """
 
     def __init__(self, config: Config, classes: int, maps: Shards, affinities: Path | None, gpu: bool):
-        self.config, self.classes, self.maps = config, classes, maps
+        self.config = config
+        self.classes = classes
+        self.maps = maps
         self.walk = AffinityWalk(config, affinities, gpu) if affinities else None
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         return pa.Table.from_pylist([self._mask(row) for row in rows.to_pylist()], schema=MASKS_SCHEMA)
 
     def _mask(self, row: dict[str, Any]) -> dict[str, Any]:
-        """A row of MASKS_SCHEMA, of a row of the index."""
+        """Row of MASKS_SCHEMA for a row of the index."""
         if row.get(CORRECTED):
             return _given_row(row, row[CORRECTED], self.classes, self.config.data.max_side, CORRECTED)
-        masks = self.config.pseudo_masks
-        cue = masks.rule
-        if cue == "auto":
-            cue = "saliency" if row["saliency_uri"] is not None else "crf"
-        rule = MASK_RULES[cue]
+
+        section = self.config.pseudo_masks
+        name = section.rule
+        if name == "auto":
+            name = "saliency" if row["saliency_uri"] is not None else "crf"
+        rule = MASK_RULES[name]
+        values = dict(section)
+        if rule.record:  # the rule has a section of its own
+            values.update(getattr(section, name))
         saliency = self._saliency(row) if rule.reads_saliency else None
-        values = dict(masks) | (dict(getattr(masks, cue)) if rule.record else {})
-        made = rule(tagged_maps(row, self.maps, self.config, saliency=saliency, walk=self.walk), values)
-        return _mask_row(row, made, cue)
+        maps = tagged_maps(row, self.maps, self.config, saliency=saliency, walk=self.walk)
+        return _mask_row(row, rule(maps, values), name)
 
     def _saliency(self, row: dict[str, Any]) -> NDArray[np.uint8]:
-        """The saliency map of an image at the size of its mask, (H, W), bilinear, averaging."""
+        """The saliency map of an image, resized to its mask (H, W) with bilinear antialiasing."""
         saliency = read_saliency(row["saliency_uri"], (row["height"], row["width"]))
         height, width = fitted_size(row["height"], row["width"], self.config.data.max_side)
         return np.array(Image.fromarray(saliency).resize((width, height), Image.Resampling.BILINEAR))
 
 
-def _mask_row(row: dict[str, Any], made: PseudoMask, cue: str) -> dict[str, Any]:
-    """A row of MASKS_SCHEMA."""
+def _mask_row(row: dict[str, Any], pseudo_mask: PseudoMask, cue: str) -> dict[str, Any]:
+    """Row of MASKS_SCHEMA for a pseudo mask."""
+    mask = pseudo_mask.mask
     return {
         "image_id": row["image_id"],
-        "labels": encode_labels(made.labels),
-        "mask": encode_labels(made.mask),
-        "ignored": float((made.mask == IGNORE).mean()),
-        "foreground": float(((made.mask > 0) & (made.mask < IGNORE)).mean()),
+        "labels": encode_labels(pseudo_mask.labels),
+        "mask": encode_labels(mask),
+        "ignored": float((mask == IGNORE).mean()),
+        "foreground": float(((mask > 0) & (mask < IGNORE)).mean()),
         "cue": cue,
     }
 
 
 def copy_truth(classes: int, max_side: int | None, rows: pa.Table) -> pa.Table:
-    """Image rows -> their ground-truth masks as a table of pseudo masks (MASKS_SCHEMA), for full supervision alone.
+    """Copies ground-truth masks into a table of pseudo masks (MASKS_SCHEMA), for full supervision.
 
-    Labels of K `classes` are resized by nearest neighbor, as `data.max_side` has it.
+    Args:
+        classes: number of classes K.
+        max_side: longest side to which labels are resized (nearest neighbor), see `data.max_side`.
+        rows: image rows.
     """
-    out = [_given_row(row, row["mask_uri"], classes, max_side, GROUND_TRUTH) for row in rows.to_pylist()]
-    return pa.Table.from_pylist(out, schema=MASKS_SCHEMA)
+    masks = [_given_row(row, row["mask_uri"], classes, max_side, GROUND_TRUTH) for row in rows.to_pylist()]
+    return pa.Table.from_pylist(masks, schema=MASKS_SCHEMA)
 
 
 def _given_row(row: dict[str, Any], uri: str, classes: int, max_side: int | None, cue: str) -> dict[str, Any]:
-    """A row of MASKS_SCHEMA, of a true mask."""
+    """Row of MASKS_SCHEMA for a ground-truth or corrected mask."""
     mask = given_mask(row, uri, classes, max_side)
     labels = np.where(mask == IGNORE, 0, mask).astype(np.uint8)
     return _mask_row(row, PseudoMask(labels, mask), cue)
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
-    """Raises UserError where tagged training images lack what masks are made of: saliency maps that are asked for and
-    are no ground truth, or, where supervision is full, ground-truth masks."""
+    """Checks that tagged training images have what masks are made from.
+
+    Raises:
+        UserError: a required saliency map is missing or is the ground-truth mask; or, with full supervision, a
+            ground-truth mask is missing.
+    """
     rows = with_corrected(rows_in_split(listing.table, "train", tagged=True), config.data.corrected_masks)
     if config.supervision == "full":
-        there = [uri is not None and stamp(uri) is not None for uri in rows["mask_uri"].to_pylist()]
-        without = rows.filter(pa.array([not mask for mask in there]))["image_id"].to_pylist()
-        if without:
+        has_mask = [uri is not None and stamp(uri) is not None for uri in rows["mask_uri"].to_pylist()]
+        lacking = rows.filter(pc.invert(pa.array(has_mask, pa.bool_())))["image_id"].to_pylist()
+        if lacking:
             raise UserError(
-                f"supervision is full, but {len(without)} of {len(rows)} tagged training images have no ground-truth "
-                f"mask: {shown(without)}",
-                "a mask of each of them, which the segmentation network is to learn from",
+                f"supervision is full, but {len(lacking)} of {len(rows)} tagged training images have no ground-truth "
+                f"mask: {shown(lacking)}",
+                "a mask for each of them, on which the segmentation network is trained",
                 "add the masks, or set supervision=tags",
             )
     elif _reads_saliency(config, rows):
@@ -155,24 +169,27 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
 
 
 def check_saliency_is_no_truth(rows: pa.Table) -> None:
-    """Raises UserError where the saliency map of an image in a listing is the file of its ground-truth mask, under
-    whatever path: truth is kept out of training. No file is opened."""
-    both = rows.filter(pc.and_(rows["saliency_uri"].is_valid(), rows["mask_uri"].is_valid()))
-    same = [
-        row["image_id"]
-        for row in both.select(["image_id", "saliency_uri", "mask_uri"]).to_pylist()
-        if os.path.realpath(row["saliency_uri"]) == os.path.realpath(row["mask_uri"])
-    ]
+    """Checks that no saliency map is the file of the image's ground-truth mask. Opens no file.
+
+    Raises:
+        UserError: a saliency map and a ground-truth mask are the same file, directly or through links.
+    """
+    has_both = rows.filter(pc.and_(rows["saliency_uri"].is_valid(), rows["mask_uri"].is_valid()))
+    same = []
+    for row in has_both.select(["image_id", "saliency_uri", "mask_uri"]).to_pylist():
+        if os.path.realpath(row["saliency_uri"]) == os.path.realpath(row["mask_uri"]):
+            same.append(row["image_id"])
     if same:
         raise UserError(
             f"saliency maps of {len(same)} of {len(rows)} training images are their ground-truth masks: {shown(same)}",
-            "saliency maps that know no ground truth, which is for scores alone",
-            "name other saliency maps, or none: pseudo_masks.rule=crf reads none",
+            "saliency maps that do not contain ground truth, which is only for scoring",
+            "use other saliency maps, or none: pseudo_masks.rule=crf",
         )
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """The size of the masks, and stamps of saliency maps that are a cue, corrected masks, truth (supervision full)."""
+    """Inputs of the stage key: the mask size, and stamps of the saliency maps or ground-truth masks that are read, and
+    of corrected masks."""
     rows = with_corrected(split_rows(context, "train", tagged=True), config.data.corrected_masks)
     files: Any = None
     if config.supervision == "full":
@@ -183,17 +200,17 @@ def inputs(config: Config, context: RunContext) -> Any:
 
 
 def run(config: Config, context: RunContext) -> MasksResult:
-    """Makes the pseudo masks in parallel tasks, or copies the ground truth where supervision is full.
+    """Makes the pseudo masks in parallel, or copies the ground truth with full supervision.
 
     Raises:
-        UserError: a saliency map or a mask is missing, unreadable or of another size.
+        UserError: a saliency map or a mask is missing, unreadable or of the wrong size.
     """
     rows = with_corrected(split_rows(context, "train", tagged=True), config.data.corrected_masks)
-    full = config.supervision == "full"
-    cue = GROUND_TRUTH if full else background_cue(config.pseudo_masks, rows)
+    is_full = config.supervision == "full"
+    cue = GROUND_TRUTH if is_full else background_cue(config.pseudo_masks, rows)
     worker: Worker | None = None
     make_worker: Callable[[], Worker] | None = None
-    if full:
+    if is_full:
         worker = functools.partial(copy_truth, len(context.classes), config.data.max_side)
     else:
         maps = Shards(context.inputs["localize"] / "maps")
@@ -210,26 +227,33 @@ def run(config: Config, context: RunContext) -> MasksResult:
         network=config.uses_random_walk,
         memory_hint="data.max_side or compute.cpus",
     )
+
     masks = read_table(context.part / "masks", ["ignored", "foreground", "cue"])
-    ignored, foreground = (float(pc.mean(masks[name]).as_py()) for name in ("ignored", "foreground"))
-    whole = int(pc.sum(pc.greater_equal(masks["ignored"], 1.0)).as_py())
+    ignored = float(pc.mean(masks["ignored"]).as_py())
+    foreground = float(pc.mean(masks["foreground"]).as_py())
+    num_ignored = int(pc.sum(pc.greater_equal(masks["ignored"], 1.0)).as_py())
+    corrected_counts, contradictions = _compare_corrected_masks(context, rows)
+    cues = collections.Counter(zip(rows["domain"].to_pylist(), masks["cue"].to_pylist(), strict=True))
+
     notes = []
-    if full:
+    if is_full:
         notes.append(FULL_SUPERVISION)
     elif config.pseudo_masks.rule == "auto":
-        why = {"saliency": "there are saliency maps", "crf": "there are no saliency maps"}
-        notes.append(f"background cue: {cue}, because {why.get(cue, 'the others have no saliency map')}")
-    if whole:
-        notes.append(f"{whole} pseudo mask(s) are ignored whole: too little foreground")
-    of_corrected = _corrected_counts(context, rows, notes)
-    cues = collections.Counter(zip(rows["domain"].to_pylist(), masks["cue"].to_pylist(), strict=True))
+        reasons = {"saliency": "all images have saliency maps", "crf": "there are no saliency maps"}
+        notes.append(f"background cue: {cue}, because {reasons.get(cue, 'the others have no saliency map')}")
+    if num_ignored:
+        notes.append(f"{num_ignored} pseudo mask(s) are ignored entirely: too little foreground")
+    if contradictions:
+        notes.append(
+            f"{len(contradictions)} corrected masks contradict the tags, which are not changed: {shown(contradictions)}"
+        )
     return MasksResult(
         background_cue=cue,
         counts={
             "masks": len(rows),
             "masks by domain and cue": {", ".join(pair): count for pair, count in cues.items()},
-            "corrected masks by class": of_corrected,
-            "ignored whole": whole,
+            "corrected masks by class": corrected_counts,
+            "ignored whole": num_ignored,
             "ignored share": round(ignored, 4),
         },
         notes=tuple(notes),
@@ -237,30 +261,36 @@ def run(config: Config, context: RunContext) -> MasksResult:
     )
 
 
-def _corrected_counts(context: RunContext, rows: pa.Table, notes: list[str]) -> dict[str, int]:
-    """How many corrected masks hold each class; adds to the notes which of them contradict their images' tags."""
-    masks, counts, against = Shards(context.part / "masks", ["mask"]), collections.Counter[str](), list[str]()
+def _compare_corrected_masks(context: RunContext, rows: pa.Table) -> tuple[dict[str, int], list[str]]:
+    """Number of corrected masks that contain each class, and descriptions of contradictions with the tags."""
+    masks = Shards(context.part / "masks", ["mask"])
+    counts: collections.Counter[str] = collections.Counter()
+    contradictions = []
     for row in rows.filter(pc.is_valid(rows[CORRECTED])).select(["image_id", "tags"]).to_pylist():
-        made = masks.rows(row["image_id"])
-        found = tags_of_mask(decode_labels(made["mask"][0].as_py()), len(context.classes), row["image_id"])
-        counts.update(context.classes[k] for k in found)
-        for k in set(found) ^ set(row["tags"]):
-            against.append(f"{row['image_id']} {'lacks' if k in row['tags'] else 'holds'} {context.classes[k]}")
-    if against:
-        notes.append(f"{len(against)} corrected masks contradict the tags, which stay as they are: {shown(against)}")
-    return dict(counts)
+        mask = decode_labels(masks.rows(row["image_id"])["mask"][0].as_py())
+        found = tags_of_mask(mask, len(context.classes), row["image_id"])
+        counts.update(context.classes[tag] for tag in found)
+        for tag in set(found) ^ set(row["tags"]):
+            verb = "lacks" if tag in row["tags"] else "holds"
+            contradictions.append(f"{row['image_id']} {verb} {context.classes[tag]}")
+    return dict(counts), contradictions
 
 
-def _problem(masks: int, foreground: float, ignored: float) -> tuple[str, str, str] | None:
-    """Why so many masks teach nothing: of their pixels, the share of foreground or of background is next to none."""
+def _problem(num_masks: int, foreground: float, ignored: float) -> tuple[str, str, str] | None:
+    """Why a network cannot learn from the masks, as the parts of a UserError, or None.
+
+    Args:
+        foreground: mean share of foreground pixels, in [0, 1].
+        ignored: mean share of ignored pixels, in [0, 1].
+    """
     background = 1 - foreground - ignored
-    if min(foreground, background) >= _LEAST:
+    if min(foreground, background) >= _MIN_SHARE:
         return None
     return (
-        f"the {masks} pseudo masks teach nothing: on average {percent(foreground)} of one is foreground, "
-        f"{percent(background)} background and {percent(ignored)} ignored",
-        f"at least {percent(_LEAST)} of both foreground and background",
-        "look at the localization maps in the report and at the saliency maps; then try other thresholds "
+        f"a network cannot learn from the {num_masks} pseudo masks: on average {percent(foreground)} of the pixels are "
+        f"foreground, {percent(background)} background and {percent(ignored)} ignored",
+        f"at least {percent(_MIN_SHARE)} of both foreground and background",
+        "look at the localization maps and the saliency maps in the report; then try other thresholds "
         "(pseudo_masks.threshold, background_threshold, min_foreground_fraction), another maps.scale, or "
         "pseudo_masks.rule",
     )

@@ -1,4 +1,4 @@
-"""Stage 9: everything before -> runs/NAME/scores.json, report.html and pictures, and what MLflow keeps of the run."""
+"""Stage 9: all outputs -> scores.json, report.html and pictures in runs/NAME/, and the artifacts in MLflow."""
 
 import collections
 import dataclasses
@@ -35,18 +35,21 @@ from mcis.platform.runs.scores import CURVES, Curve, Score, read_scores
 from mcis.platform.runs.version import environment, git_revision
 
 _TRAININGS = {"train_classifier": "classifier", "train_affinity": "affinity_net", "train_segmenter": "segmenter"}
-"""By stage: section of the network that it trains, by which MLflow knows its curves."""
+"""Stage -> section of the network that it trains, which is also the prefix of its metrics in MLflow."""
 
 
 def run(config: Config, context: RunContext) -> StageResult:
-    """Writes the run's report and scores and hands them to MLflow; works after any stage."""
+    """Writes the report and the scores of a run, and passes them to MLflow; works after any stage."""
     records = _training_records(context)
     logs = {network.replace("_", " "): log_columns(rows) for network, rows in records.items()}
     data = report_data(config, context, logs)
-    folder, scores = context.folder, list(map(dataclasses.asdict, data.scores))
+
+    folder = context.folder
+    scores = [dataclasses.asdict(score) for score in data.scores]
     write_json(folder.scores, {"scores": scores, "counts": data.counts, "seconds": data.seconds})
     write_report(data, folder)
     write_json(folder.environment, data.environment)
+
     for stage, network in _TRAININGS.items():
         if network in records:
             context.tracker.log(network, context.inputs[stage] / STEPS)
@@ -55,16 +58,19 @@ def run(config: Config, context: RunContext) -> StageResult:
 
 
 def report_data(config: Config, context: RunContext, training: Mapping[str, TrainingLog]) -> ReportData:
-    """What the page shows, read from the stages that were reached."""
+    """Collects the content of the report from the stages that were reached."""
     results = {stage: context.result(stage, StageResult) for stage in context.inputs}
     notes = [note for result in results.values() for note in result.remarks()]
     rejects = read_table(context.inputs["index"] / "rejects.parquet", ["reason"])["reason"].to_pylist()
     if rejects:
-        reasons = shown([f"{n} x {reason}" for reason, n in collections.Counter(rejects).most_common()])
+        reasons = shown([f"{count} x {reason}" for reason, count in collections.Counter(rejects).most_common()])
         notes.append(f"{len(rejects)} images rejected: {reasons}; `mcis index browse --name {context.name}` lists them")
+
     scores = read_scores(context.inputs)
-    found = read_json(context.inputs["evaluate"] / CURVES) if "evaluate" in context.inputs else {}
-    curves = {name: Curve(*points) for name, points in found.items()}
+    curves: dict[str, Curve] = {}
+    if "evaluate" in context.inputs:
+        points = read_json(context.inputs["evaluate"] / CURVES)
+        curves = {name: Curve(*values) for name, values in points.items()}
     panels = _panels_of_run(config, context)
     relations = relations_of_run(config, context) if any(panel.maps for panel in panels) else None
     return ReportData(
@@ -90,86 +96,110 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
 
 
 def _training_records(context: RunContext) -> dict[str, list[dict[str, Any]]]:
-    """The step logs of the trainings that were reached, by network; a classifier that was taken over has none."""
+    """Step logs of the finished trainings by network; a classifier that was not trained here has none."""
     logs = {}
     for stage, network in _TRAININGS.items():
-        if stage in context.inputs and (records := read_records(context.inputs[stage] / STEPS)):
-            logs[network] = records
+        if stage in context.inputs:
+            records = read_records(context.inputs[stage] / STEPS)
+            if records:
+                logs[network] = records
     return logs
 
 
 def _track(config: Config, context: RunContext, scores: Sequence[Score], seconds: Mapping[str, float]) -> None:
-    """Hands the figures and the files of the run to MLflow."""
+    """Passes metrics and files of the run to MLflow."""
     tracker = context.tracker
-    tracker.metrics({name: value for score in scores for name, value in score.metrics().items()})
-    tracker.metrics({f"seconds.{stage}": s for stage, s in seconds.items()})
+    metrics: dict[str, float] = {}
+    for score in scores:
+        metrics.update(score.metrics())
+    tracker.metrics(metrics)
+    tracker.metrics({f"seconds.{stage}": value for stage, value in seconds.items()})
+
     folder = context.folder
     for path in (folder.report, folder.pictures, folder.scores, folder.config, folder.environment):
         if path.exists():
             tracker.artifact(path)
-    settings = config.tracking
-    wanted = tracker.parent is None if settings.model is None else settings.model
-    if wanted and "train_segmenter" in context.inputs:
+
+    is_trial = tracker.parent is not None
+    log_model = not is_trial if config.tracking.model is None else config.tracking.model
+    if log_model and "train_segmenter" in context.inputs:
         tracker.model()
 
 
 def _panels_of_run(config: Config, context: RunContext) -> list[Panel]:
-    """The panels of `report.panels` images; works after any stage behind the index.
+    """Panels of `report.panels` images; works after any stage that follows the index.
 
-    Ground truth is shown once it was scored (`evaluate`). The training images are predicted here, for display alone.
+    Ground truth is shown only after it was scored (`evaluate`). Training images are predicted here, only for display.
     """
     half = config.report.panels // 2
-    second = context.result("predict", PredictResult).split if "predict" in context.inputs else "val"
-    counts = {"train": config.report.panels - half, second: half} if second != "train" else {"train": 2 * half}
+    second_split = context.result("predict", PredictResult).split if "predict" in context.inputs else "val"
+    if second_split == "train":
+        counts = {"train": 2 * half}
+    else:
+        counts = {"train": config.report.panels - half, second_split: half}
+
     panels = []
     for split, count in counts.items():
         tagged = split == "train"
-        found = len(split_rows(context, split, tagged=tagged, columns=["tags"]))
-        spread = np.linspace(0, found - 1, min(count, found)).astype(np.int64)  # no other rows are in memory
-        rows = split_rows(context, split, tagged=tagged, only=spread)
+        num_rows = len(split_rows(context, split, tagged=tagged, columns=["tags"]))
+        # Evenly spaced row numbers, so that only these rows are loaded.
+        positions = np.linspace(0, num_rows - 1, min(count, num_rows)).astype(np.int64)
+        rows = split_rows(context, split, tagged=tagged, only=positions)
         panels += panels_of(config, context, rows, split)
     return panels
 
 
 def panels_of(config: Config, context: RunContext, rows: pa.Table, split: str) -> list[Panel]:
-    """The panels of some rows of a split, each at the size at which its image is read."""
-    classes, inputs, predictions = context.classes, context.inputs, _predictions(config, context, rows, split)
+    """Panels of some rows of a split, each at the size at which its image is read."""
+    classes = context.classes
+    inputs = context.inputs
+    predictions = _predictions(config, context, rows, split)
     maps = Shards(inputs["localize"] / "maps") if "localize" in inputs else None
     masks = Shards(inputs["pseudo_masks"] / "masks") if "pseudo_masks" in inputs else None
+
     panels = []
     for row in rows.to_pylist():
-        image_id, image = row["image_id"], read_rgb(row["uri"], max_side=config.data.max_side)
-        shape: tuple[int, int] = image.shape[:2]
-        truth, prediction = None, predictions.get(image_id)
-        mask = masks.rows(image_id) if masks and image_id in masks.shard_of else None
+        image_id = row["image_id"]
+        image = read_rgb(row["uri"], max_side=config.data.max_side)
+        height, width = image.shape[:2]
+        truth = None
         if "evaluate" in inputs and row["mask_uri"] and stamp(row["mask_uri"]):
-            truth = resize_labels(truth_of_row(row, len(classes)), *shape)
+            truth = resize_labels(truth_of_row(row, len(classes)), height, width)
+        prediction = predictions.get(image_id)
+        mask = masks.rows(image_id) if masks and image_id in masks.shard_of else None
         panels.append(
             Panel(
                 image_id=image_id,
                 split=split,
-                tags=tuple(classes[k] for k in row["tags"]),
+                tags=tuple(classes[tag] for tag in row["tags"]),
                 image=image,
                 truth=truth,
                 maps=image_maps(maps, image_id) if maps and image_id in maps.shard_of else None,
                 full_size=(row["height"], row["width"]),
                 pseudo_mask=decode_labels(mask["mask"][0].as_py()) if mask else None,
                 cue=mask["cue"][0].as_py() if mask else None,
-                prediction=None if prediction is None else resize_labels(prediction, *shape),
+                prediction=None if prediction is None else resize_labels(prediction, height, width),
             )
         )
     return panels
 
 
 def _predictions(config: Config, context: RunContext, rows: pa.Table, split: str) -> dict[str, NDArray[np.uint8]]:
-    """Predicted labels by image id, after the CRF where there is one; empty before the segmenter is trained."""
+    """Predicted labels by image id, with the CRF if there is one; empty before the segmentation network is trained."""
     if "predict" not in context.inputs:
         return {}
+
+    predictions: dict[str, NDArray[np.uint8]] = {}
     if split == context.result("predict", PredictResult).split:
         shards = Shards(context.inputs["predict"] / "predictions")
-        tables = (shards.rows(image_id) for image_id in rows["image_id"].to_pylist() if image_id in shards.shard_of)
-        predicted = [row for table in tables for row in table.to_pylist()]
-        return {row["image_id"]: decode_labels(row["crf"] or row["plain"]) for row in predicted}
+        for image_id in rows["image_id"].to_pylist():
+            if image_id in shards.shard_of:
+                (row,) = shards.rows(image_id).to_pylist()
+                predictions[image_id] = decode_labels(row["crf"] or row["plain"])
+        return predictions
+
     trained = TrainedSegmenter(config, context.inputs["train_segmenter"], context.classes, config.data.max_side)
     predictor = Predictor(trained, gpu=False)
-    return {row["image_id"]: predictor(row["uri"]) for row in rows.select(["image_id", "uri"]).to_pylist()}
+    for row in rows.select(["image_id", "uri"]).to_pylist():
+        predictions[row["image_id"]] = predictor(row["uri"])
+    return predictions

@@ -1,6 +1,6 @@
-"""Stage 4: localization maps -> confident labels, and weights.pt of an affinity network that learnt from them.
+"""Stage 4: localization maps -> confident labels -> weights.pt of an affinity network trained on them.
 
-It takes part where `pseudo_masks.rule` is affinity (Ahn and Kwak, CVPR 2018; Ahn et al., CVPR 2019).
+It runs if `pseudo_masks.rule` is affinity (Ahn and Kwak, CVPR 2018; Ahn et al., CVPR 2019).
 """
 
 import functools
@@ -33,63 +33,66 @@ from mcis.platform.runs.workspace import Workspace
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
-    """Raises UserError where pretrained weights cannot be had or do not fit, or the backbone lacks stride or stages."""
+    """Raises UserError if pretrained weights are missing or do not fit, or the backbone lacks a stride or stage."""
     with torch.device("meta"):
         freeze(build_affinity_net(config.affinity_net), config.affinity_net)
-    if path := downstream_weights(config, "affinity_net", workspace):
+    path = downstream_weights(config, "affinity_net", workspace)
+    if path:
         load_backbone("affinity_net", build_backbone(config.affinity_net), path)
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """The content of the pretrained weights' file, the size at which images are read, and the corrected masks."""
+    """Inputs of the stage key: the pretrained weights, the size at which images are read, and the corrected masks."""
     path = downstream_weights(config, "affinity_net", context.workspace)
     rows = with_corrected(split_rows(context, "train", tagged=True, columns=["image_id"]), config.data.corrected_masks)
     return path and content_digest(path), config.data.max_side, file_stamps(rows[CORRECTED])
 
 
 def make_labels(config: Config, classes: int, maps: Shards, rows: pa.Table) -> pa.Table:
-    """Image rows -> their confident labels (LABELS_SCHEMA), of maps and the dense CRF, or their corrected masks."""
-    out = []
+    """Makes confident labels from maps and the dense CRF, or from corrected masks: image rows -> LABELS_SCHEMA."""
+    label_rows = []
     for row in rows.to_pylist():
         if row.get(CORRECTED):
             labels = given_mask(row, row[CORRECTED], classes, config.data.max_side)
         else:
             labels = MASK_RULES["crf"](tagged_maps(row, maps, config), dict(config.affinity_net)).mask
         confident = float((labels != IGNORE).mean())
-        out.append({"image_id": row["image_id"], "mask": encode_labels(labels), "confident": confident})
-    return pa.Table.from_pylist(out, schema=LABELS_SCHEMA)
+        label_rows.append({"image_id": row["image_id"], "mask": encode_labels(labels), "confident": confident})
+    return pa.Table.from_pylist(label_rows, schema=LABELS_SCHEMA)
 
 
 def run(config: Config, context: RunContext) -> StageResult:
-    """Makes confident labels in parallel tasks and trains the affinity network on them with Ray Train.
+    """Makes confident labels in parallel and trains the affinity network on them with Ray Train.
 
     Raises:
-        UserError: there is no confident label, or the loss is not finite.
+        UserError: no image has a confident label, or the loss is not finite.
     """
     rows = with_corrected(split_rows(context, "train", tagged=True), config.data.corrected_masks)
-    maps, labels, c = Shards(context.inputs["localize"] / "maps"), context.part / "labels", config.affinity_net
+    maps = Shards(context.inputs["localize"] / "maps")
+    labels = context.part / "labels"
     worker = functools.partial(make_labels, config, len(context.classes), maps)
     map_table(rows, labels, worker=worker, label="confident labels", compute=config.compute)
+
     confident = read_table(labels, ["image_id", "confident"])
     lacking = UserError(
         f"none of {len(rows)} training images has a confident label",
-        "pixels of foreground or certain background in some of them",
+        "some images with pixels of confident foreground or background",
         "look at the localization maps in the report; try other thresholds (affinity_net.threshold, "
         "affinity_net.background_threshold)",
     )
-    taught = rows_with_masks(rows, confident.filter(pc.greater(confident["confident"], 0.0)), lacking)
-    made_of = crop_learner_arguments("affinity_net", config, context, taught, Shards(labels, ["mask"]))
+    training_rows = rows_with_masks(rows, confident.filter(pc.greater(confident["confident"], 0.0)), lacking)
+    learner_arguments = crop_learner_arguments("affinity_net", config, context, training_rows, Shards(labels, ["mask"]))
     return train_on_crops(
         "affinity_net",
-        AffinityLearner(**made_of),
+        AffinityLearner(**learner_arguments),
         config,
         context,
-        about={"kind": c.kind, "backbone": c.backbone},
+        about={"kind": config.affinity_net.kind, "backbone": config.affinity_net.backbone},
         counts={
-            "training images": len(taught),
-            "without a confident label": len(rows) - len(taught),
+            "training images": len(training_rows),
+            "without a confident label": len(rows) - len(training_rows),
             "share of confident pixels": round(float(pc.mean(confident["confident"]).as_py()), 4),
         },
         remedy="look at the localization maps in the report; try another affinity_net.optimizer.learning_rate, more "
-        "affinity_net.min_steps, or pseudo_masks.rule=crf, which needs no such network",
+        "affinity_net.min_steps, or pseudo_masks.rule=crf, which needs no affinity network",
     )

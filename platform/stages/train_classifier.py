@@ -36,43 +36,54 @@ from mcis.platform.runs.files import content_digest
 from mcis.platform.runs.results import VAL_MAP, StageResult
 from mcis.platform.runs.workspace import Workspace
 
-_SAMPLE = 256
-"""Training images that give a backbone's statistics, at most."""
+_NUM_STATISTICS_IMAGES = 256
+"""Maximum number of training images from which channel statistics are computed."""
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
-    """Raises UserError where weights cannot be had or do not fit, or the backbone has no such stride or stages."""
-    if trained := trained_classifier_file(config):
+    """Raises UserError if weights are missing or do not fit, or the backbone lacks a stride or stage."""
+    trained = trained_classifier_file(config)
+    if trained:
         load_trained_classifier(config, trained, listing.classes)
         return
     with torch.device("meta"):
         freeze(build_classifier(config.classifier, len(listing.classes)), config.classifier)
-    if pretrained := classifier_weights(config, workspace):
+    pretrained = classifier_weights(config, workspace)
+    if pretrained:
         load_backbone("classifier", build_backbone(config.classifier), pretrained)
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """The content of the file of weights that are taken over, or that training starts from; whether it is validated."""
+    """Inputs of the stage key: the given trained or pretrained weights, and whether training is validated."""
     path = trained_classifier_file(config) or classifier_weights(config, context.workspace)
     return path and content_digest(path), config.classifier.val_every == 0
 
 
 def run(config: Config, context: RunContext) -> StageResult:
-    """Trains the classifier on pairs of tagged training images with Ray Train, or takes a trained one.
+    """Trains the classifier on pairs of tagged training images with Ray Train, or copies a trained classifier.
 
     Raises:
-        UserError: weights cannot be had or do not fit, or the loss is not finite.
+        UserError: weights are missing or do not fit, or the loss is not finite.
     """
-    if trained := trained_classifier_file(config):
-        return _take_trained(config, context, trained)
+    trained = trained_classifier_file(config)
+    if trained:
+        return _copy_trained(config, context, trained)
+
     learner = _learner(config, context)
     validation = _validation(config, context, learner)
-    about = classifier_description(config.classifier, context.classes)
-    compute, tracker = config.compute, context.tracker
-    result = fit(learner, context.part, compute, tracker, label="classifier", about=about, validation=validation)
-    precisions = [ap for ap in result.val_ap or () if ap is not None]
-    precision = round(sum(precisions) / len(precisions), 2) if precisions else None
+    result = fit(
+        learner,
+        context.part,
+        config.compute,
+        context.tracker,
+        label="classifier",
+        about=classifier_description(config.classifier, context.classes),
+        validation=validation,
+    )
+
     counts: dict[str, Any] = {"steps": learner.schedule.steps}
+    precisions = [value for value in result.val_ap or () if value is not None]
+    precision = round(sum(precisions) / len(precisions), 2) if precisions else None
     if validation is not None:
         counts[VAL_MAP] = precision
     return StageResult(
@@ -82,109 +93,140 @@ def run(config: Config, context: RunContext) -> StageResult:
     )
 
 
-def _take_trained(config: Config, context: RunContext, path: Path) -> StageResult:
-    """Writes the weights of a trained classifier as this stage's, with the description of this configuration."""
+def _copy_trained(config: Config, context: RunContext, path: Path) -> StageResult:
+    """Writes the weights of a trained classifier as the output of this stage."""
     model = load_trained_classifier(config, path, context.classes)
     save_weights(model, context.part / WEIGHTS, classifier_description(config.classifier, context.classes))
     return StageResult(counts={"steps": 0}, notes=(f"the classifier was not trained but taken from {path}",))
 
 
 def _learner(config: Config, context: RunContext) -> ClassifierLearner:
-    """What is trained; UserError where no training image has a tag."""
+    """The learner of the classifier.
+
+    Raises:
+        UserError: no training image has a tag.
+    """
     rows = split_rows(context, "train", tagged=True)
     if not len(rows):
-        raise UserError("no training image has a tag", "images with tags to draw pairs of", "add tags")
-    c = config.classifier.scaled_for(len(rows))
-    beside = len(split_rows(context, "val", tagged=True, columns=["tags"])) if c.trains_on_features else 0
-    images = _images(config, context, rows, cached=c.sizing != "random_crop", beside=beside)
+        raise UserError("no training image has a tag", "images with tags to draw pairs from", "add tags")
+
+    section = config.classifier.scaled_for(len(rows))
+    num_val = len(split_rows(context, "val", tagged=True, columns=["tags"])) if section.trains_on_features else 0
+    images = _images(config, context, rows, cached=section.sizing != "random_crop", beside=num_val)
     return ClassifierLearner(
-        config=c,
+        config=section,
         seed=config.seed,
         tags=Tags.from_index(rows["tags"], len(context.classes)),
         source=from_source_domain(rows),
         images=images,
         pretrained=classifier_weights(config, context.workspace),
-        statistics=_statistics(config, context, rows, images) if c.standardize else None,
+        statistics=_statistics(config, context, rows, images) if section.standardize else None,
     )
 
 
-def _images(config: Config, context: RunContext, rows: pa.Table, *, cached: bool, **how: int) -> Squares | Features:
-    """What a frozen backbone makes of the images of an index's rows, where the cache holds that; else the images, each
-    the file that was indexed, decoded once where they are `cached`. `how`: as of `features_cache`."""
-    c = config.classifier
-    if c.trains_on_features and (features := features_cache(rows, config, context, **how)):
-        return features
-    cache = decoded_cache(rows, c.input_size, context, config.compute) if cached else None
-    return Squares(Texts(rows["uri"]), c.input_size, cache=cache, hashes=Texts(rows["content_hash"]))
+def _images(
+    config: Config, context: RunContext, rows: pa.Table, *, cached: bool, **cache_options: int
+) -> Squares | Features:
+    """Cached features of the frozen backbone if they fit the cache; otherwise the images.
+
+    Args:
+        cached: whether decoded images are cached.
+        cache_options: arguments of `features_cache`.
+    """
+    section = config.classifier
+    if section.trains_on_features:
+        features = features_cache(rows, config, context, **cache_options)
+        if features:
+            return features
+    cache = decoded_cache(rows, section.input_size, context, config.compute) if cached else None
+    return Squares(Texts(rows["uri"]), section.input_size, cache=cache, hashes=Texts(rows["content_hash"]))
 
 
 def _statistics(config: Config, context: RunContext, rows: pa.Table, images: Squares | Features) -> Statistics:
-    """Of the backbone's channels before its training, over a sample of the training images; `images` are all."""
-    count = min(_SAMPLE, len(rows))
-    sample = np.sort(permuted(OrderPurpose.STATISTICS, config.seed, 0, len(rows), np.arange(count)))
+    """Mean and deviation of the backbone's channels before training, over a sample of the training images.
+
+    Raises:
+        UserError: the features of the sample exceed the cache.
+    """
+    num_images = min(_NUM_STATISTICS_IMAGES, len(rows))
+    sample = np.sort(permuted(OrderPurpose.STATISTICS, config.seed, 0, len(rows), np.arange(num_images)))
     if isinstance(images, Features):
         return images.statistics(sample)
     features = features_cache(rows.take(sample), config, context, views=1)
     if features is None:
-        found = f"the backbone's outputs of {count} images exceed compute.cache_gb={config.compute.cache_gb:g} GiB"
-        raise UserError(found, "space for what the channels' statistics are taken of", "raise compute.cache_gb")
-    return features.statistics(np.arange(count))
+        raise UserError(
+            f"features of {num_images} images exceed compute.cache_gb={config.compute.cache_gb:g} GiB",
+            "space for the features from which channel statistics are computed",
+            "raise compute.cache_gb",
+        )
+    return features.statistics(np.arange(num_images))
 
 
 def _validation(config: Config, context: RunContext, learner: ClassifierLearner) -> Validation | None:
-    """The tagged val images, decoded once where the cache holds them beside the training images."""
-    c, compute, trained = learner.config, config.compute, len(learner.tags)
+    """Validation on the tagged val images, which are cached if they fit next to the training images."""
+    section = learner.config
     rows = split_rows(context, "val", tagged=True)
-    if not c.val_every or not len(rows):
+    if not section.val_every or not len(rows):
         return None
-    cached = trained if learner.images.cache.shards else 0
-    fits = (cached + len(rows)) * image_bytes(c.input_size) <= compute.cache_gb * 2**30
+
+    num_train = len(learner.tags)
+    num_cached = num_train if learner.images.cache.shards else 0
+    fits = (num_cached + len(rows)) * image_bytes(section.input_size) <= config.compute.cache_gb * 2**30
     return Validation(
-        images=_images(config, context, rows, cached=fits, views=1, beside=2 * trained),
+        images=_images(config, context, rows, cached=fits, views=1, beside=2 * num_train),
         tags=Tags.from_index(rows["tags"], len(context.classes)),
         scores=val_scores,
-        every=c.val_every,
+        every=section.val_every,
     )
 
 
 def _notes(config: Config, learner: ClassifierLearner, validation: Validation | None) -> tuple[str, ...]:
-    """What the user should read of a training beside its figures."""
+    """Notes on the training for the user."""
     notes = []
     if config.classifier.trains_on_features and not isinstance(learner.images, Features):
         notes.append(
-            "the frozen backbone computed every image in every epoch: its outputs exceed compute.cache_gb="
+            "the frozen backbone processed every image in every epoch, because its features exceed compute.cache_gb="
             f"{config.compute.cache_gb:g}"
         )
     if config.classifier.val_every and validation is None:
-        notes.append("no image of the split val has a tag, so that the classifier's average precision is not known")
+        notes.append("no image of the split val has a tag, so the classifier's average precision is unknown")
     counts = np.bincount(learner.tags.values, minlength=learner.tags.classes)
-    if n := int((counts == len(learner.tags)).sum()):
-        notes.append(f"{n} of {len(counts)} class(es) are in every tagged training image: add images with other tags")
+    num_everywhere = int((counts == len(learner.tags)).sum())
+    if num_everywhere:
+        notes.append(
+            f"{num_everywhere} of {len(counts)} class(es) are in every tagged training image: add images with other "
+            "tags"
+        )
     return tuple(notes)
 
 
 def _problem(
     validation: Validation | None, precision: float | None, trend: tuple[bool, str] | None, seed: int
 ) -> tuple[str, str, str] | None:
-    """Why the classifier is of no use: it ranks images as chance does, or, where that cannot be told, its loss stood.
+    """Why the classifier is useless, as the parts of a UserError, or None.
+
+    It is useless if it ranks val images no better than chance. If that cannot be measured, its loss has to fall.
 
     Args:
-        precision: mean average precision on the validation's images.
-        trend: as `loss_trend` says, of the basic term, which counts from the first step to the last.
+        precision: mean average precision on the val images, percent.
+        trend: result of `loss_trend` for the basic loss, which is used in every step.
     """
-    by_chance = None if validation is None else chance_precision(validation.tags, seed)
-    figures = [trend[1]] if trend else []
-    if validation is not None and precision is not None and by_chance is not None:
-        mean, most = by_chance
-        if precision > most:
+    evidence = [trend[1]] if trend else []
+    random_precision = None if validation is None else chance_precision(validation.tags, seed)
+    if validation is not None and precision is not None and random_precision is not None:
+        random_mean, random_limit = random_precision
+        if precision > random_limit:
             return None
-        scored = f"{precision:.1f} % mean average precision on {len(validation.tags)} val images"
-        figures.insert(0, f"{scored}, where chance has {mean:.1f}, and stays below {most:.1f} in 95 of 100 cases")
+        evidence.insert(
+            0,
+            f"{precision:.1f} % mean average precision on {len(validation.tags)} val images, where chance reaches "
+            f"{random_mean:.1f}, and less than {random_limit:.1f} in 95 % of cases",
+        )
     elif trend is None or trend[0]:
         return None
     return (
-        f"the classifier learnt nothing: {'; '.join(figures)}",
-        "images ranked by their tags better than by chance, and a loss that falls",
+        f"the classifier did not learn: {'; '.join(evidence)}",
+        "a ranking of images by tags that is better than chance, and a falling loss",
         "look at the loss curve, and whether the tags fit the images (mcis index browse); try pretrained weights "
         "(weights.classifier_backbone), another classifier.optimizer.learning_rate, more classifier.epochs, or another "
         "recipe",

@@ -3,8 +3,10 @@
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import torch
+from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
@@ -27,54 +29,54 @@ from mcis.platform.runs.workspace import Workspace
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
-    """Raises UserError where weights cannot be had or do not fit, or the backbone lacks the stride, stages or level."""
+    """Raises UserError if weights are missing or do not fit, or the backbone lacks a stride, stage or level."""
     with torch.device("meta"):
         freeze(build_segmenter(config.segmenter, len(listing.classes)), config.segmenter)
-    if path := downstream_weights(config, "segmenter", workspace):
+    path = downstream_weights(config, "segmenter", workspace)
+    if path:
         load_backbone("segmenter", build_backbone(config.segmenter), path)
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """The content of the pretrained weights' file."""
+    """Inputs of the stage key: the pretrained weights."""
     path = downstream_weights(config, "segmenter", context.workspace)
     return path and content_digest(path)
 
 
 def run(config: Config, context: RunContext) -> StageResult:
-    """Trains the segmentation network on the pseudo masks with Ray Train; those ignored whole teach nothing.
+    """Trains the segmentation network on the pseudo masks with Ray Train. Masks that are ignored entirely are left out.
 
     Raises:
-        UserError: all masks are ignored whole, pretrained weights cannot be had, or the loss is not finite.
+        UserError: all masks are ignored, pretrained weights are missing, or the loss is not finite.
     """
-    folder, classes = context.inputs["pseudo_masks"] / "masks", context.classes
+    section = config.segmenter
+    classes = context.classes
+    folder = context.inputs["pseudo_masks"] / "masks"
     masks = read_table(folder, ["image_id", "ignored", "cue"])
-    lacking = UserError(
-        f"all {len(masks)} pseudo masks are ignored whole",
+    tagged = split_rows(context, "train", tagged=True)
+    if len(masks) != len(tagged):
+        raise UserError(f"{len(masks)} masks for {len(tagged)} images in {folder}", "one for each image", REPEAT_STAGE)
+    useful = masks.filter(pc.less(masks["ignored"], 1.0))
+    no_useful_mask = UserError(
+        f"all {len(masks)} pseudo masks are ignored entirely",
         "foreground in some of them",
         "look at the localization maps in the report; train the classifier longer, or lower "
         "pseudo_masks.min_foreground_fraction",
     )
-    useful = masks.filter(pc.less(masks["ignored"], 1.0))
-    tagged = split_rows(context, "train", tagged=True)
-    if len(masks) != len(tagged):
-        raise UserError(f"{len(masks)} masks of {len(tagged)} images in {folder}", "one of each", REPEAT_STAGE)
-    rows = rows_with_masks(tagged, useful, lacking)
-    tags = Tags.from_index(rows["tags"], len(classes))
-    c = config.segmenter
-    repeated = repeat_rare_classes(tags, c.class_balance_exponent, config.seed, most=c.num_steps(len(rows)) * c.batch)
-    corrected = pc.is_in(rows["image_id"], masks.filter(pc.equal(masks["cue"], CORRECTED))["image_id"].combine_chunks())
-    times = np.where(corrected.to_numpy()[repeated], c.corrected_weight, 1)
-    shown = take_rows(rows, np.repeat(repeated, times))
-    made_of, backbone = crop_learner_arguments("segmenter", config, context, shown, Shards(folder, ["mask"])), None
-    if config.segmenter.init == "classifier":
+    rows = rows_with_masks(tagged, useful, no_useful_mask)
+
+    shown = take_rows(rows, _epoch_rows(config, rows, masks, len(classes)))
+    learner_arguments = crop_learner_arguments("segmenter", config, context, shown, Shards(folder, ["mask"]))
+    backbone = None
+    if section.init == "classifier":
         classifier = build_classifier(config.classifier, len(classes))
         backbone = load_trained(classifier, context.inputs["train_classifier"]).backbone.state_dict()
     return train_on_crops(
         "segmenter",
-        SegmenterLearner(classes=len(classes), backbone=backbone, **made_of),
+        SegmenterLearner(classes=len(classes), backbone=backbone, **learner_arguments),
         config,
         context,
-        about={"classes": list(classes), "network": config.segmenter.network},
+        about={"classes": list(classes), "network": section.network},
         counts={
             "training images": len(rows),
             "images of an epoch, rare classes and corrected masks repeated": len(shown),
@@ -83,3 +85,16 @@ def run(config: Config, context: RunContext) -> StageResult:
         remedy="look at the pseudo masks in the report; try another segmenter.optimizer.learning_rate, more "
         "segmenter.min_steps, pretrained weights (weights.classifier_backbone), or another recipe",
     )
+
+
+def _epoch_rows(config: Config, rows: pa.Table, masks: pa.Table, num_classes: int) -> NDArray[np.int64]:
+    """Row numbers of one epoch, with images of rare classes and images with corrected masks repeated."""
+    section = config.segmenter
+    tags = Tags.from_index(rows["tags"], num_classes)
+    max_images = section.num_steps(len(rows)) * section.batch
+    repeated = repeat_rare_classes(tags, section.class_balance_exponent, config.seed, most=max_images)
+
+    corrected_ids = masks.filter(pc.equal(masks["cue"], CORRECTED))["image_id"].combine_chunks()
+    is_corrected = pc.is_in(rows["image_id"], corrected_ids).to_numpy()
+    times = np.where(is_corrected[repeated], section.corrected_weight, 1)
+    return np.repeat(repeated, times)

@@ -90,7 +90,7 @@ def test_a_file_that_changes_is_opened_again(photos: Path, ray_local: None, monk
 
     with monkeypatch.context() as patched:
         patched.setattr(index, "open_images", changing)
-        with pytest.raises(UserError, match=r"2 file\(s\) changed meanwhile: .*3\.png, .*5\.png"):
+        with pytest.raises(UserError, match=r"2 file\(s\) changed while they were read: .*3\.png, .*5\.png"):
             indexed(photos)
     images, rejects, opened = indexed(photos)
     assert images == all_but(5)
@@ -131,7 +131,7 @@ def test_verdicts_of_blocks_make_the_same_index(photos: Path, ray_local: None, m
     (photos.parent / "6.png").unlink()
     found, stages = [], []
     for block in (2**20, 3):
-        monkeypatch.setattr(index, "_BLOCK", block)
+        monkeypatch.setattr(index, "_BLOCK_ROWS", block)
         found.append(indexed(photos, "data.max_rejected=2"))
         workspace = Workspace(photos.parent / "workspace")
         folder = workspace.outputs("index-tags")["index"]

@@ -124,10 +124,10 @@ def test_controls_of_related_images_are_counted(localizable: Any, tmp_path: Path
     """Class 0 is every image's, class 3 that of all but one."""
     made = localizable.with_index(tmp_path, lambda n: {"tags": [0, 3] if n else [0]})
     wrong = localization.run(made.config("localize.related_by=wrong_class"), made.into(tmp_path / "wrong"))
-    assert wrong.counts["maps related to images of their class for want of others"] == 30
+    assert wrong.counts["maps related to images with their class, because all have it"] == 30
     assert wrong.counts["maps whose related images repeat"] == 29
-    assert "30 map(s) are related to images of their class, not of others" in " ".join(wrong.notes)
-    assert "29 map(s) of classes that too few images lack repeat" in " ".join(wrong.notes)
+    assert "30 map(s) are related to images with their class, because every image has it" in " ".join(wrong.notes)
+    assert "29 map(s) repeat related images, as too few images lack" in " ".join(wrong.notes)
     assert wrong.counts["maps"] == 59
     itself = localization.run(made.config("localize.related_by=itself"), made.into(tmp_path / "itself"))
     assert itself.counts["maps related to their own image alone"] == 59
@@ -145,7 +145,7 @@ def test_images_without_tags_and_classes_with_few_images_are_counted(localizable
         assert result.counts["images without tags"] == 1
         assert result.counts["maps"] == 32
         assert result.counts["maps whose related images repeat"] == repeats
-        assert f"{repeats} map(s) of classes with too few images" in " ".join(result.notes)
+        assert f"{repeats} map(s) repeat related images" in " ".join(result.notes)
         assert len(read_table(context.part / "maps")) == 32
 
 

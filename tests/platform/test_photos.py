@@ -179,7 +179,7 @@ def test_features_that_exceed_the_cache_are_computed_in_training_with_statistics
     few = settings(root, "compute.cache_gb=0.0003")  # features of 11 images, of 24
     run = pipeline.run(few, Workspace(tmp_path), "large", until="train_classifier")
     notes = run.context.result("train_classifier", StageResult).notes
-    assert any("computed every image in every epoch" in note for note in notes)
+    assert any("processed every image in every epoch" in note for note in notes)
     (folder,) = run.context.workspace.cache.glob("features-*")
     assert len(Features([], folder, (472, 4, 4)).cache.spans) == 1  # a shard, of the sample
     assert (weights(run)["deviation"] > 0).all()

@@ -131,7 +131,7 @@ def bytes_of(path: Path) -> dict[str, bytes]:
 
 
 def test_what_predictions_lack_of_the_tags_is_counted_and_noted(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(predict, "_FEW", 1)
+    monkeypatch.setattr(predict, "_MIN_TAGGED", 1)
     context = small.run("noted", "predict.scales=[0.5]").context
     tags = split_rows(context, "val", columns=["tags"])["tags"]
     predictions = read_table(context.inputs["predict"] / "predictions")
@@ -283,7 +283,7 @@ def test_a_trained_classifier_that_is_absent_or_does_not_fit_is_named_before_the
 def test_images_that_a_stage_needs_and_the_data_lack_are_named_before_the_run(small: Any) -> None:
     config = small.settings("predict.split=test").config
     for until in (None, "predict"):
-        with pytest.raises(UserError, match=r"predict\.split is test, which has no image"):
+        with pytest.raises(UserError, match=r"predict\.split is test, which has no images"):
             pipeline.check(config, small.workspace, "any", until=until)
     pipeline.check(config, small.workspace, "any", until="train_segmenter")
 
@@ -296,7 +296,7 @@ def test_images_without_saliency_maps_end_a_preset_before_the_run(small: Any, re
         pipeline.check(small.settings(*without, recipe=recipe).config, small.workspace, "any")
     for cue in ("auto", "crf"):
         change = f"pseudo_masks.rule={cue}"
-        assert f"--set {change}, which" in caught.value.remedy
+        assert f"{change}, which" in caught.value.remedy
         pipeline.check(small.settings(*without, change, recipe=recipe).config, small.workspace, "any")
 
 
@@ -332,25 +332,25 @@ def test_a_run_whose_classifier_learns_nothing_ends_there_with_a_report(small: A
         path = root / "ImageSets/Segmentation" / f"{split}_cls.txt"
         ids, tags = zip(*(line.split(" ", 1) for line in path.read_text().splitlines()), strict=True)
         path.write_text("".join(f"{i} {other}\n" for i, other in zip(ids, tags[5:] + tags[:5], strict=True)))
-    found = r"the classifier learnt nothing: .* on 24 val images, where chance has"
+    found = r"the classifier did not learn: .* on 24 val images, where chance reaches"
     with pytest.raises(UserError, match=found) as error:
         small.run("nothing", root=root, until="localize")
     assert "stop_if_not_learning=false" in error.value.remedy
-    assert "learnt nothing" in (small.workspace.runs / "nothing" / "report.html").read_text()
+    assert "did not learn" in (small.workspace.runs / "nothing" / "report.html").read_text()
     assert "localize" not in small.workspace.outputs("nothing")
     result = small.run("nothing", "compute.stop_if_not_learning=false", root=root, until="localize")
     assert not result.context.computed["train_classifier"]
-    assert "learnt nothing" in " ".join(result.context.result("train_classifier", StageResult).remarks())
+    assert "did not learn" in " ".join(result.context.result("train_classifier", StageResult).remarks())
 
 
 @pytest.mark.slow
 def test_a_run_whose_masks_are_all_background_ends_behind_them(small: Any) -> None:
     nothing = ("maps.scale=maximum", "pseudo_masks.rule=crf", "pseudo_masks.threshold=1", "pseudo_masks.score_floor=1")
-    with pytest.raises(UserError, match=r"the 24 pseudo masks teach nothing: on average 0[.]") as error:
+    with pytest.raises(UserError, match=r"a network cannot learn from the 24 pseudo masks: on average 0[.]") as error:
         small.run("empty", *nothing)
     assert "of one is foreground" in error.value.found
     assert "train_segmenter" not in small.workspace.outputs("empty")
-    assert "teach nothing" in (small.workspace.runs / "empty" / "report.html").read_text()
+    assert "a network cannot learn" in (small.workspace.runs / "empty" / "report.html").read_text()
 
 
 def test_without_related_images_single_round_maps_are_the_maps_and_are_compared(small: Any) -> None:

@@ -1,9 +1,10 @@
-"""Stage 3: classifier + index -> localization maps of every training image's tags, float16 (MAPS_SCHEMA).
+"""Stage 3: classifier + index -> localization maps for the tags of every training image, float16 (MAPS_SCHEMA).
 
-A map holds class activations at feature resolution, unscaled; `models.localization.scale_maps` makes them comparable.
-Two tables: `single` holds the single-round maps, `maps` those with related images (section 3.2). Each image is embedded
-once; where maps have related images, its features are kept, float16, in memory-mapped files, one for each shard of the
-images, that all workers read: memory stays bounded by what the system caches, and a map costs attention alone.
+A map holds unscaled class activations at feature resolution; `models.localization.scale_maps` makes maps comparable.
+There are two tables: `single` with single-round maps, and `maps` with maps that use related images (section 3.2).
+
+Each image is embedded once. If maps use related images, its features are written as float16 to memory-mapped files, one
+per shard, which all workers read. So memory is bounded by the page cache, and a map costs only its attention.
 """
 
 import functools
@@ -30,55 +31,82 @@ from mcis.platform.runs.results import StageResult
 from mcis.platform.stages.localization.workers import Embed, Relate, embed_rows, relate_rows
 
 EMBEDDED = "embedded"
-"""Folder of what maps are made of, meanwhile: `single`, `features`, `selves` of released maps, maps of earlier hops."""
+"""Temporary folder of intermediate results: `single`, `features`, `selves` for released maps, and maps of earlier
+hops."""
 
 
 def run(config: Config, context: RunContext) -> StageResult:
-    """Writes the localization maps of all tagged training images; after a kill only missing shards are computed.
+    """Writes the localization maps of all tagged training images. After a kill only missing shards are computed.
 
     Raises:
         UserError: no training image has a tag.
     """
-    rows, all_images = split_rows(context, "train", tagged=True), len(split_rows(context, "train", columns=["tags"]))
+    rows = split_rows(context, "train", tagged=True)
+    num_train = len(split_rows(context, "train", columns=["tags"]))
     if not len(rows):
-        raise UserError(f"none of {all_images} training images has a tag", "tagged images to localize", "add tags")
-    tags, part = Tags.from_index(rows["tags"], len(context.classes)), context.part
-    counts, notes = dict[str, Any](), tuple[str, ...]()
-    network = config, context.inputs["train_classifier"], len(context.classes)
-    embedded, outputs = part / EMBEDDED, None
-    if config.classifier.trains_on_features:
-        outputs = features_cache(rows, config, context)
-    shards = shards_of(len(rows), config.compute.shard_rows)
-    made = [name for table in ("single", VECTORS) for name in names_in(embedded / table)]
-    if any(name.startswith("part-") and name not in shards for name in made):
-        remove(embedded)  # of another division, as are the features and vectors beside it
-    make_embedder = functools.partial(Embed, *network, outputs, embedded)
-    _map(config, embed_rows(rows), make_embedder, embedded / "single", "embed")
-    copy_folder(embedded / "single", part / "single")
+        raise UserError(f"none of {num_train} training images has a tag", "tagged images to localize", "add tags")
+
+    embedded = context.part / EMBEDDED
+    _remove_other_shards(config, embedded, len(rows))
+    _embed(config, context, rows, embedded)
+    copy_folder(embedded / "single", context.part / "single")
+
+    counts: dict[str, Any] = {
+        "images": len(rows),
+        "images without tags": num_train - len(rows),
+        "maps": int(pc.sum(pc.list_value_length(rows["tags"])).as_py()),
+    }
+    notes: tuple[str, ...] = ()
     if config.localize.related:
-        vectors = None
-        if RELATED_IMAGE_RULES[config.localize.related_by].needs_vectors:  # the report reads them, too
-            copy_folder(embedded / VECTORS, part / VECTORS)
-            vectors = read_vectors(part / VECTORS)
-        relations = draw_relations(config.localize, config.seed, tags, from_source_domain(rows), vectors)
-        make_relater = functools.partial(Relate, *network, embedded, from_source_domain(rows))
-        hops = config.localize.hops
-        to_relate = relate_rows(rows, relations, hops)
-        for hop in range(1, hops):
-            make_worker = functools.partial(make_relater, hop)
-            _map(config, to_relate, make_worker, embedded / f"maps-{hop}", f"localize, hop {hop}")
-        _map(config, to_relate, functools.partial(make_relater, hops), part / "maps", "localize")
-        counts, notes = related_counts(config.localize, relations, tags)
+        relations, tags = _relate(config, context, rows, embedded)
+        more_counts, notes = related_counts(config.localize, relations, tags)
+        counts.update(more_counts)
     else:
-        copy_folder(embedded / "single", part / "maps")
-    remove(part / EMBEDDED)
-    maps = int(pc.sum(pc.list_value_length(rows["tags"])).as_py())
-    counts = {"images": len(rows), "images without tags": all_images - len(rows), "maps": maps} | counts
+        copy_folder(embedded / "single", context.part / "maps")
+    remove(embedded)
     return StageResult(counts=counts, notes=notes)
 
 
+def _remove_other_shards(config: Config, embedded: Path, num_rows: int) -> None:
+    """Removes intermediate results that were computed with another number of rows per shard."""
+    shards = shards_of(num_rows, config.compute.shard_rows)
+    for table in ("single", VECTORS):
+        for name in names_in(embedded / table):
+            if name.startswith("part-") and name not in shards:
+                remove(embedded)
+                return
+
+
+def _embed(config: Config, context: RunContext, rows: pa.Table, embedded: Path) -> None:
+    """Embeds all images: writes their single-round maps, and their features if maps use related images."""
+    cached_outputs = features_cache(rows, config, context) if config.classifier.trains_on_features else None
+    weights = context.inputs["train_classifier"]
+    make_worker = functools.partial(Embed, config, weights, len(context.classes), cached_outputs, embedded)
+    _map(config, embed_rows(rows), make_worker, embedded / "single", "embed")
+
+
+def _relate(config: Config, context: RunContext, rows: pa.Table, embedded: Path) -> tuple[Relations, Tags]:
+    """Computes the maps with related images, hop by hop; returns the relations and the tags of the images."""
+    localize = config.localize
+    tags = Tags.from_index(rows["tags"], len(context.classes))
+    vectors = None
+    if RELATED_IMAGE_RULES[localize.related_by].needs_vectors:
+        copy_folder(embedded / VECTORS, context.part / VECTORS)  # the report reads them too
+        vectors = read_vectors(context.part / VECTORS)
+    relations = draw_relations(localize, config.seed, tags, from_source_domain(rows), vectors)
+
+    weights = context.inputs["train_classifier"]
+    make_relater = functools.partial(Relate, config, weights, len(context.classes), embedded, from_source_domain(rows))
+    to_relate = relate_rows(rows, relations, localize.hops)
+    for hop in range(1, localize.hops):
+        make_worker = functools.partial(make_relater, hop)
+        _map(config, to_relate, make_worker, embedded / f"maps-{hop}", f"localize, hop {hop}")
+    _map(config, to_relate, functools.partial(make_relater, localize.hops), context.part / "maps", "localize")
+    return relations, tags
+
+
 def _map(config: Config, rows: pa.Table, make_worker: Callable[[], Worker], table: Path, label: str) -> None:
-    """Maps rows into a table by workers with a network."""
+    """Maps rows into a table with workers that run a network."""
     map_table(
         rows,
         table,
@@ -91,19 +119,26 @@ def _map(config: Config, rows: pa.Table, make_worker: Callable[[], Worker], tabl
 
 
 def related_counts(config: LocalizeConfig, relations: Relations, tags: Tags) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Counts for the report of maps that lack related images as they are asked for, and notes on them."""
-    rule, maps = RELATED_IMAGE_RULES[config.related_by], len(relations.tag)
+    """Counts for the report, and notes, on maps that have fewer or other related images than configured."""
+    num_maps = len(relations.tag)
     if config.related_by == "itself":
-        return {"maps related to their own image alone": maps}, ()
-    counts, notes = {}, []
+        return {"maps related to their own image alone": num_maps}, ()
+
+    rule = RELATED_IMAGE_RULES[config.related_by]
+    counts: dict[str, Any] = {}
+    notes = []
     if rule.is_control:
-        everywhere = np.flatnonzero(np.bincount(relations.tag, minlength=tags.classes) == len(tags))
-        having = int(np.isin(relations.tag, everywhere).sum())
-        counts["maps related to images of their class for want of others"] = having
-        if having:
-            notes.append(f"{having} map(s) are related to images of their class, not of others: every image has it")
+        class_counts = np.bincount(relations.tag, minlength=tags.classes)
+        everywhere = np.flatnonzero(class_counts == len(tags))
+        num_with_class = int(np.isin(relations.tag, everywhere).sum())
+        counts["maps related to images with their class, because all have it"] = num_with_class
+        if num_with_class:
+            notes.append(f"{num_with_class} map(s) are related to images with their class, because every image has it")
+
     ordered = np.sort(relations.related, axis=1)
-    repeats = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1) | (ordered == relations.image[:, None]).any(axis=1)
+    has_duplicate = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)
+    has_itself = (ordered == relations.image[:, None]).any(axis=1)
+    repeats = has_duplicate | has_itself
     counts["maps whose related images repeat"] = int(repeats.sum())
     if repeats.any() and not config.related_may_repeat:
         notes.append(f"{repeats.sum()} map(s) {rule.repetition_note}")

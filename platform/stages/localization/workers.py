@@ -1,4 +1,4 @@
-"""The workers of localization: images -> features and single-round maps; features -> maps of related images."""
+"""Workers of localization: images -> features and single-round maps; features -> maps with related images."""
 
 from pathlib import Path
 from typing import Any
@@ -28,39 +28,45 @@ from mcis.platform.runs.files import write_table
 
 
 def embed_rows(rows: pa.Table) -> pa.Table:
-    """What `Embed` reads of N images: their rows with `position` and the number of their first map."""
-    counts = np.diff(rows["tags"].combine_chunks().offsets.to_numpy())
-    part = rows.select(["image_id", "uri", "content_hash", "domain", "tags"])
-    columns = {"position": np.arange(len(rows)), "first_map": np.cumsum(counts) - counts}
-    return pa.table({**{name: part[name] for name in part.column_names}, **columns})
+    """Input of `Embed` for N images: their rows with `position` and the number of their first map, `first_map`."""
+    num_maps = np.diff(rows["tags"].combine_chunks().offsets.to_numpy())
+    table = rows.select(["image_id", "uri", "content_hash", "domain", "tags"])
+    table = table.append_column("position", pa.array(np.arange(len(rows))))
+    return table.append_column("first_map", pa.array(np.cumsum(num_maps) - num_maps))
 
 
 def relate_rows(rows: pa.Table, relations: Relations, hops: int = 1) -> pa.Table:
-    """What `Relate` reads of N images: image_id, position, first_map, and lists with an entry per map: tags, and
-    `related` and `others`, lists of positions, and `theirs`, the numbers of the related images' maps of that tag, -1 of
-    those without it, where there are several hops."""
-    maps, related = np.arange(len(relations.tag) + 1), relations.related
-    of_related = _lists(maps * related.shape[1], related.reshape(-1))
+    """Input of `Relate` for N images.
+
+    Returns:
+        Columns image_id, position and first_map, and lists with one entry per map: `tags`; `related` and `others`
+        (positions of images); and, if there are several hops, `theirs` (numbers of the related images' maps of that
+        tag, -1 for images without it).
+    """
+    related = relations.related
     theirs = relations.numbers() if hops > 1 else related[:, :0]
-    of_theirs = _lists(maps * theirs.shape[1], theirs.reshape(-1))
+    maps = np.arange(len(relations.tag) + 1)
+    related_lists = _lists(maps * related.shape[1], related.reshape(-1))
+    theirs_lists = _lists(maps * theirs.shape[1], theirs.reshape(-1))
+    others_lists = _lists(relations.contrastive_start, relations.contrastive)
     return pa.table(
         {
             "image_id": rows["image_id"],
             "position": np.arange(len(rows)),
             "first_map": relations.start[:-1],
             "tags": _lists(relations.start, relations.tag),
-            "related": _lists(relations.start, of_related),
-            "theirs": _lists(relations.start, of_theirs),
-            "others": _lists(relations.start, _lists(relations.contrastive_start, relations.contrastive)),
+            "related": _lists(relations.start, related_lists),
+            "theirs": _lists(relations.start, theirs_lists),
+            "others": _lists(relations.start, others_lists),
         }
     )
 
 
 def write_rows(folder: Path, first: int, values: NDArray[Any]) -> None:
-    """Writes the rows `first`, `first + 1`, ... of features as a shard of `CachedRows`.
+    """Writes consecutive rows of features, starting with row `first`, as a shard of `CachedRows`.
 
-    They reach the disk before the shard of maps exists that says they are there. Where a shard was written in parts,
-    because its process died, any that holds a row will do: they agree.
+    The shard is on disk before the shard of maps that depends on it. If a process died and a shard was written twice in
+    different parts, any part that holds a row can be read: they agree.
     """
     table = cache_table(np.ascontiguousarray(values))
     write_table(folder / f"part-{first:010d}-{first + len(values):010d}.arrow", table)
@@ -71,197 +77,259 @@ def _lists(starts: NDArray[np.int64], values: pa.Array | NDArray[np.int64]) -> p
 
 
 class Embed:
-    """Rows of images (`embed_rows`) -> their single-round maps (MAPS_SCHEMA).
+    """Makes single-round maps: rows of images (`embed_rows`) -> MAPS_SCHEMA.
+
+    It also writes what maps with related images need: `features` of the images; `selves`, the maps of self pairs, for
+    released maps; and, for nearest related images, the mean feature of each image (C,) to the folder VECTORS.
 
     Args:
-        weights: folder of the trained classifier of `classes` classes.
-        outputs: what the frozen backbone makes of the images, by the rows' `position`; None = it is not known.
-        folder: where the worker writes what maps with related images are made of: the images' `features`; `selves`, the
-            self pairs' maps, for the released maps; in VECTORS of each image the mean of its features as it is, (C,),
-            where the nearest images are related.
+        weights: folder of the trained classifier.
+        classes: number of classes K.
+        outputs: cached outputs of the frozen backbone, by position; None if there are none.
+        folder: folder for intermediate results.
     """
 
     def __init__(self, config: Config, weights: Path, classes: int, outputs: Features | None, folder: Path):
-        self.config, self.device = config, torch.device(config.compute.device)
+        self.config = config
+        self.device = torch.device(config.compute.device)
         self.model = load_trained(build_classifier(config.classifier, classes), weights, self.device)
-        self.outputs, self.folder, how = outputs, folder, config.localize
-        self.features = how.related > 0
-        self.selves = self.features and how.method.name == "released"
-        self.vectors = self.features and RELATED_IMAGE_RULES[how.related_by].needs_vectors
-        self.batch = min(how.batch, config.compute.shard_rows)
+        self.outputs = outputs
+        self.folder = folder
+        localize = config.localize
+        self.writes_features = localize.related > 0
+        self.writes_selves = self.writes_features and localize.method.name == "released"
+        self.writes_vectors = self.writes_features and RELATED_IMAGE_RULES[localize.related_by].needs_vectors
+        self.refines = config.classifier.equivariant.weight > 0
+        self.batch = min(localize.batch, config.compute.shard_rows)
 
     @torch.inference_mode()
     def __call__(self, rows: pa.Table) -> pa.Table:
-        kept: dict[str, list[NDArray[Any]]] = {"features": [], "selves": [], VECTORS: []}
-        parts = [self._batch(rows.slice(start, self.batch), kept) for start in range(0, len(rows), self.batch)]
+        written: dict[str, list[NDArray[Any]]] = {"features": [], "selves": [], VECTORS: []}
+        starts = range(0, len(rows), self.batch)
+        parts = [self._batch(rows.slice(start, self.batch), written) for start in starts]
+
         first = rows["position"][0].as_py()
-        if self.features:
-            write_rows(self.folder / "features", first, np.concatenate(kept["features"]))
-        if self.selves:
-            write_rows(self.folder / "selves", rows["first_map"][0].as_py(), np.concatenate(kept["selves"]))
-        if self.vectors:
-            vectors = pa.table({"image_id": rows["image_id"], "vector": list(np.concatenate(kept[VECTORS]))})
+        if self.writes_features:
+            write_rows(self.folder / "features", first, np.concatenate(written["features"]))
+        if self.writes_selves:
+            write_rows(self.folder / "selves", rows["first_map"][0].as_py(), np.concatenate(written["selves"]))
+        if self.writes_vectors:
+            vectors = pa.table({"image_id": rows["image_id"], "vector": list(np.concatenate(written[VECTORS]))})
             write_table(self.folder / VECTORS / f"part-{first:08d}-{first + len(rows):08d}.parquet", vectors)
         return pa.concat_tables(parts)
 
-    def _batch(self, rows: pa.Table, kept: dict[str, list[NDArray[Any]]]) -> pa.Table:
-        """Single-round maps of at most a batch of rows; appends what is kept of their images."""
-        known = self._known(rows)
-        if known and not self.config.localize.extra_scales and not self.selves:
+    def _batch(self, rows: pa.Table, written: dict[str, list[NDArray[Any]]]) -> pa.Table:
+        """Single-round maps of at most one batch of rows; appends features, selves and vectors to `written`."""
+        backbone = self.model.backbone
+        localize = self.config.localize
+        outputs = self._cached_outputs(rows)
+        if outputs and not localize.extra_scales and not self.writes_selves:
             side = self.config.classifier.input_size
-            images = torch.zeros(1, device=self.device).expand(self.batch, 3, side, side)  # of which nothing is read
+            images = torch.zeros(1, device=self.device).expand(self.batch, 3, side, side)  # only its shape is used
         else:
             images = self._images(rows)
-        refine, how, backbone = self.config.classifier.equivariant.weight > 0, self.config.localize, self.model.backbone
-        with backbone.capture_outputs(*(backbone.correlation_layers if refine else ())) as middle:
-            known = known or [backbone(images)]
-            scales, mirror = how.extra_scales, how.hflip
-            embedding = embed(backbone, self.model.standard, images, extra_scales=scales, hflip=mirror, known=known)
-        if self.vectors:
-            kept[VECTORS].append(self.model.standard(known[0])[: len(rows)].mean(dim=(2, 3)).cpu().numpy())
-        if self.features:
-            features = embedding[: len(rows)].half()
-            if not features.isfinite().all():
-                raise UserError(
-                    f"features beyond float16's range among the images {shown(rows['image_id'].to_pylist())}",
-                    "activations of a sound training",
-                    "look at the training's loss curve, and repeat it with a lower learning rate",
-                )
-            kept["features"].append(features.cpu().numpy())
+
+        captured_layers = backbone.correlation_layers if self.refines else ()
+        with backbone.capture_outputs(*captured_layers) as middle:
+            outputs = outputs or [backbone(images)]
+            embedding = embed(
+                backbone,
+                self.model.standard,
+                images,
+                extra_scales=localize.extra_scales,
+                hflip=localize.hflip,
+                known=outputs,
+            )
+        if self.writes_vectors:
+            vectors = self.model.standard(outputs[0])[: len(rows)].mean(dim=(2, 3))
+            written[VECTORS].append(vectors.cpu().numpy())
+        if self.writes_features:
+            written["features"].append(self._half_features(embedding[: len(rows)], rows))
+
         activations = self.model.activations(embedding)
-        ids, tags, maps = [], [], [activations[0, :0]]
+        ids = []
+        tags = []
+        maps = [activations[0, :0]]
         for n, row in enumerate(rows.select(["image_id", "tags", "domain"]).to_pylist()):
             ids += [row["image_id"]] * len(row["tags"])
             tags += row["tags"]
-            own = activations[n, row["tags"]]
-            if refine:  # image by image, so that no more than one affinity of all positions is laid out
-                own = self.model.refined(images[n : n + 1], own[None], [m[n : n + 1] for m in middle])[0, 1:]
-            maps.append(own)
-            if self.selves:
+            image_maps = activations[n, row["tags"]]
+            if self.refines:  # one image at a time, so that only one affinity of all positions is in memory
+                levels = [level[n : n + 1] for level in middle]
+                image_maps = self.model.refined(images[n : n + 1], image_maps[None], levels)[0, 1:]
+            maps.append(image_maps)
+            if self.writes_selves:
                 kind = torch.tensor([int(row["domain"] == "source")], device=self.device)
-                kept["selves"].append(self._self_maps(images[n], embedding[n], row["tags"], kind).cpu().numpy())
-        return map_rows(ids, tags, torch.cat(maps).cpu().numpy(), self.model.backbone.grids(images, embedding).rows)
+                selves = self._self_maps(images[n], embedding[n], row["tags"], kind)
+                written["selves"].append(selves.cpu().numpy())
+        return map_rows(ids, tags, torch.cat(maps).cpu().numpy(), backbone.grids(images, embedding).rows)
+
+    def _half_features(self, features: Tensor, rows: pa.Table) -> NDArray[np.float16]:
+        """Features as float16.
+
+        Raises:
+            UserError: a value exceeds the range of float16.
+        """
+        half = features.half()
+        if not half.isfinite().all():
+            raise UserError(
+                f"features exceed the range of float16 for some of the images {shown(rows['image_id'].to_pylist())}",
+                "activations of a sound training",
+                "look at the loss curve of the training, and repeat it with a lower learning rate",
+            )
+        return half.cpu().numpy()
 
     def _images(self, rows: pa.Table) -> Tensor:
-        """Normalized images of a full batch, (batch, 3, S, S); the last image fills it up.
+        """Normalized images of a full batch, (batch, 3, S, S); a shorter batch is padded with its last image.
 
-        Kernels are chosen by shape: with batches of one size, an image's features are the same to the bit whatever
-        the other images of its batch.
+        Kernels are chosen by shape. With a constant batch size, the features of an image are the same to the bit,
+        whatever the other images of its batch are.
         """
         pixels = read_squares(rows, self.config.classifier.input_size)
         pixels = pixels[np.minimum(np.arange(self.batch), len(rows) - 1)]
         return self.model.backbone.normalize(to_float_images(torch.from_numpy(pixels).to(self.device)))
 
-    def _known(self, rows: pa.Table) -> list[Tensor]:
-        """The backbone's outputs of a full batch and of its mirror images, where they were computed before."""
+    def _cached_outputs(self, rows: pa.Table) -> list[Tensor]:
+        """Cached backbone outputs of a full batch and of its horizontal flip; empty if there is no cache."""
         if self.outputs is None:
             return []
         positions = rows["position"].to_numpy()[np.minimum(np.arange(self.batch), len(rows) - 1)]
-        both = [self.outputs(positions, np.full(len(positions), mirrored)) for mirrored in (False, True)]
-        return [torch.from_numpy(outputs).to(self.device).float() for outputs in both]
+        views = [self.outputs(positions, np.full(len(positions), flipped)) for flipped in (False, True)]
+        return [torch.from_numpy(view).to(self.device).float() for view in views]
 
     def _self_maps(self, image: Tensor, embedding: Tensor, tags: list[int], kind: Tensor) -> Tensor:
         """Sum of the four maps of the self pairs (RELEASED_RECIPE, "Localization maps"), (T, H, W)."""
-        backbone, target = self.model.backbone, self.model.backbone.grids(image, embedding)
+        backbone = self.model.backbone
+        target_grids = backbone.grids(image, embedding)
         total = torch.zeros(len(tags), *embedding.shape[1:], device=self.device)
         for name in SELF_TRANSFORMS:
-            seen = transform(image[None], name)
-            transformed = self.model.features(seen)[0]
-            grids = backbone.grids(seen, transformed)
+            transformed_image = transform(image[None], name)
+            transformed = self.model.features(transformed_image)[0]
+            grids = backbone.grids(transformed_image, transformed)
             query = self.model.query(transformed, kind=kind, target_is_n=True)
-            of_both = (self.model.co_maps(query, transformed, embedding[None], tag) for tag in tags)
-            maps = torch.stack([released_map(own[0]) for own in of_both])
+            transformed_maps = (self.model.co_maps(query, transformed, embedding[None], tag) for tag in tags)
+            maps = torch.stack([released_map(of_tag[0]) for of_tag in transformed_maps])
             if name == "hflip":
                 query = self.model.query(embedding, kind=kind)
-                of_image = (self.model.co_maps(query, embedding, transformed[None], tag) for tag in tags)
-                total += torch.stack([released_map(own[0], always=True) for own in of_image])
-                maps, grids = maps.flip(2), grids.hflipped()
-            total += resample(maps, grids, target, "bicubic").clamp(0, 1)
+                original_maps = (self.model.co_maps(query, embedding, transformed[None], tag) for tag in tags)
+                total += torch.stack([released_map(of_tag[0], always=True) for of_tag in original_maps])
+                maps = maps.flip(2)
+                grids = grids.hflipped()
+            total += resample(maps, grids, target_grids, "bicubic").clamp(0, 1)
         return total
 
 
 class Relate:
-    """Rows of images with their related images (`relate_rows`) -> multi-round maps (MAPS_SCHEMA).
+    """Makes maps with related images: rows of images (`relate_rows`) -> MAPS_SCHEMA.
 
     Args:
-        weights, classes: as of `Embed`.
-        folder: as `Embed` has filled it; maps of a hop that is not the last are left there for the next.
-        source: whether each image is of the source domain, (N,).
-        hop: of `localize.hops`, from 1.
+        weights: folder of the trained classifier.
+        classes: number of classes K.
+        folder: folder written by `Embed`. Maps of all hops but the last are also written there, for the next hop.
+        source: whether each image belongs to the source domain, (N,).
+        hop: number of the hop, from 1 to `localize.hops`.
     """
 
     def __init__(self, config: Config, weights: Path, classes: int, folder: Path, source: NDArray[np.bool_], hop: int):
-        self.config, self.device = config, torch.device(config.compute.device)
+        self.config = config
+        self.device = torch.device(config.compute.device)
         self.source = torch.from_numpy(source).to(self.device)
         self.domains = torch.tensor([False, True] if source.any() else [False], device=self.device)
         self.model = load_trained(build_classifier(config.classifier, classes), weights, self.device)
+
         shape = features_shape(config.classifier)
+        is_released = config.localize.method.name == "released"
         self.features = CachedRows(folder / "features", shape)
-        released = config.localize.method.name == "released"
-        self.selves = CachedRows(folder / "selves", shape[1:]) if released else None
-        self.before = CachedRows(folder / f"hop-{hop - 1}", shape[1:]) if hop > 1 else None
-        self.after = folder / f"hop-{hop}" if hop < config.localize.hops else None
+        self.selves = CachedRows(folder / "selves", shape[1:]) if is_released else None
+        self.previous_maps = CachedRows(folder / f"hop-{hop - 1}", shape[1:]) if hop > 1 else None
+        self.next_folder = folder / f"hop-{hop}" if hop < config.localize.hops else None
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         images = rows.to_pylist()
-        ids, tags = map(list, zip(*((row["image_id"], tag) for row in images for tag in row["tags"]), strict=True))
+        ids = []
+        tags = []
+        for row in images:
+            ids += [row["image_id"]] * len(row["tags"])
+            tags += row["tags"]
         maps = torch.cat([self.maps(row) for row in images])
-        if self.after:
-            write_rows(self.after, images[0]["first_map"], maps.cpu().numpy())
+        if self.next_folder:
+            write_rows(self.next_folder, images[0]["first_map"], maps.cpu().numpy())
         grid = self.model.backbone.layout.grid(self.config.classifier.input_size, maps.shape[1])
         return map_rows(ids, tags, maps.cpu().numpy(), grid)
 
     @torch.inference_mode()
     def maps(self, row: dict[str, Any]) -> Tensor:
-        """The maps of one image's T tags, (T, H, W)."""
-        embedding = self._rows(self.features, [row["position"]])[0]
+        """Maps of the T tags of an image, (T, H, W)."""
+        embedding = self._read(self.features, [row["position"]])[0]
         queries = self._queries(embedding, row["position"])
-        numbers = range(row["first_map"], row["first_map"] + len(row["tags"]))
-        if self.before:
-            passed = zip(row["tags"], row["related"], row["theirs"], strict=True)
-            return torch.stack([self._passed_on(embedding, queries, *each) for each in passed])
-        of_maps = zip(numbers, row["tags"], row["related"], row["others"], strict=True)
-        return torch.stack([self._map(embedding, queries, *of_map) for of_map in of_maps])
+        maps = []
+        for t, tag in enumerate(row["tags"]):
+            related = row["related"][t]
+            if self.previous_maps:
+                maps.append(self._next_hop_map(embedding, queries, tag, related, row["theirs"][t]))
+            else:
+                number = row["first_map"] + t
+                maps.append(self._map(embedding, queries, number, tag, related, row["others"][t]))
+        return torch.stack(maps)
 
     def _queries(self, embedding: Tensor, position: int) -> Tensor:
-        """F_n^T W_P of an image as its related images meet it; it depends on their domain alone, so that all maps of
-        the image share it: for one of the target and one of the source, (2, HW, C), or one for both, (1, HW, C)."""
-        method, source = self.config.localize.method, self.source[position]
+        """F_n^T W_P of an image (Eq. 2), which depends on its related images only through their domain.
+
+        Returns:
+            (2, HW, C) for related images of the target and the source domain, or (1, HW, C) if both are equal.
+        """
+        method = self.config.localize.method
         if method.w_p == "identity":
             return self.model.query(embedding, identity=True)[None]
-        kinds, target_is_n = pair_kinds(source, self.domains), target_is_image_n(source, self.domains, method.target)
+        source = self.source[position]
+        kinds = pair_kinds(source, self.domains)
+        target_is_n = target_is_image_n(source, self.domains, method.target)
         queries = self.model.query(embedding, kind=kinds, target_is_n=target_is_n)
-        return queries if queries.ndim == 3 else queries[None]  # the identity is the same for both
+        return queries if queries.ndim == 3 else queries[None]  # W_P = I has one query for both domains
 
-    def _passed_on(self, embedding: Tensor, queries: Tensor, tag: int, related: list[int], theirs: list[int]) -> Tensor:
-        """The map of class `tag` in a further hop, (H, W), of the maps that the related images had before, `theirs`."""
-        assert self.before
-        passed = [None if number < 0 else self._rows(self.before, [number])[0] for number in theirs]
-        query, features = self._query_for(related, queries), self._rows(self.features, related)
-        return self.model.co_maps(query, embedding, features, tag, passed).mean(dim=0)
+    def _next_hop_map(
+        self, embedding: Tensor, queries: Tensor, tag: int, related: list[int], theirs: list[int]
+    ) -> Tensor:
+        """Map of class `tag` in a later hop, (H, W), from the maps of the previous hop with the numbers `theirs`."""
+        assert self.previous_maps
+        maps = [None if number < 0 else self._read(self.previous_maps, [number])[0] for number in theirs]
+        query = self._query_for(related, queries)
+        features = self._read(self.features, related)
+        return self.model.co_maps(query, embedding, features, tag, maps).mean(dim=0)
 
     def _map(
         self, embedding: Tensor, queries: Tensor, number: int, tag: int, related: list[int], others: list[int]
     ) -> Tensor:
-        """Map `number`, of class `tag`, (H, W), by the positions of related images and, for contrast, of `others`."""
+        """Map of class `tag` in the first hop, (H, W).
+
+        Args:
+            number: number of the map.
+            related: positions of related images.
+            others: positions of images for the contrastive part; empty without it.
+        """
         query = self._query_for(related, queries)
-        activation = self.model.co_maps(query, embedding, self._rows(self.features, related), tag).mean(dim=0)
+        activation = self.model.co_maps(query, embedding, self._read(self.features, related), tag).mean(dim=0)
         if others:
             query = self._query_for(others, queries)
-            contrasted = self.model.contrastive_maps(query, embedding, self._rows(self.features, others), tag)
-            r, q = len(related), len(others)
-            activation = (r * activation + q * contrasted.mean(dim=0)) / (r + q)
+            contrasted = self.model.contrastive_maps(query, embedding, self._read(self.features, others), tag)
+            num_related = len(related)
+            num_others = len(others)
+            weighted_sum = num_related * activation + num_others * contrasted.mean(dim=0)
+            activation = weighted_sum / (num_related + num_others)
         if self.selves is not None:
-            selves = self._rows(self.selves, [number])[0]
+            selves = self._read(self.selves, [number])[0]
             activation = ((selves + released_map(activation)) / 5 * 255).round() / 255
         return activation
 
     def _query_for(self, images: list[int], queries: Tensor) -> Tensor:
-        """The query for each of some other images, (R, HW, C), or the only one there is, (HW, C)."""
+        """Query for each of some images, (R, HW, C), or the common query, (HW, C)."""
         return queries[0] if len(queries) == 1 else queries[self.source[images].long()]
 
-    def _rows(self, cached: CachedRows, positions: list[int]) -> Tensor:
-        """Embeddings of N images, (N, C, H, W), or N maps of self pairs, (N, H, W)."""
-        found = [row for position in positions if (row := cached.row(position)) is not None]
-        assert len(found) == len(positions), "the stage keeps what it embeds until its maps are made"
-        return torch.from_numpy(np.stack(found)).to(self.device).float()  # which numpy takes ten times as long for
+    def _read(self, cached: CachedRows, positions: list[int]) -> Tensor:
+        """Embeddings of N images, (N, C, H, W), or N maps, (N, H, W)."""
+        rows = []
+        for position in positions:
+            row = cached.row(position)
+            assert row is not None, "intermediate results exist until all maps are finished"
+            rows.append(row)
+        return torch.from_numpy(np.stack(rows)).to(self.device).float()  # ten times as fast as conversion in NumPy
