@@ -1,6 +1,7 @@
-"""A study: its cases, what makes each, what it is compared with, and the paper's figures beside it.
+"""Definitions of studies: cases with values of their own, the cases that they are compared with, the paper's results.
 
-Most are files; docs/howto/studies.md shows one. `tuning.paper` has the one that depends on the configuration.
+Most definitions are TOML files, see docs/howto/studies.md. `tuning.paper` makes the one that depends on the
+configuration.
 """
 
 import itertools
@@ -20,27 +21,30 @@ from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.config.sections import sources_of
 
 LIBRARY = Path(__file__).parent / "library"
-_ATTENDED = {"partner": "", "itself": ", trained alone", "wrong_class": ", trained with partners of wrong classes"}
-"""What a case's inference says of what images attended to in training."""
+LAST_STAGES = pipeline.STAGE_NAMES[pipeline.STAGE_NAMES.index("localize") : -1]
+"""Stages that may be the last stage of a trial: each has a score."""
+_PARTNER_TEXTS = {"partner": "", "itself": ", trained alone", "wrong_class": ", trained with partners of wrong classes"}
+"""Description of the images that attend to each other in training, by `classifier.attention_partner`."""
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
+_MAX_NAME_LENGTH = 64
 
 
-class _Strict(BaseModel):
+class _StrictModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
 
-class CaseDefinition(_Strict):
-    """A case of a study, a row of its table.
+class CaseDefinition(_StrictModel):
+    """A case of a study as the file defines it; a row of the study's table.
 
     Attributes:
-        name: in the names of its trials and metrics.
-        group: of cases that stand together in the table, such as those of one training.
-        sources: image sources, a subset of the study's; None = the study's.
-        values: what makes the case, by dotted key, beside what all cases of the study share; `set` in the file.
-        until: its last stage, where the study's own is no earlier one; None = the study's.
-        paper: mIoU in percent of the segmentation network in the paper's tables.
+        name: part of the names of its trials and metrics.
+        group: name of a group of cases, for example cases with the same training. The plot has a color for each group.
+        sources: image sources, a subset of the study's; None = all of them.
+        values: configuration values of the case, by dotted key; `set` in the file.
+        until: last stage, if it comes before the last stage of the study; None = the last stage of the study.
+        paper: the paper's mIoU of the segmentation network, in percent.
         against: name of the case that it is compared with.
-        shows: what the difference shows.
+        shows: what the difference from that case shows.
     """
 
     name: str = Field(pattern=_NAME)
@@ -53,11 +57,13 @@ class CaseDefinition(_Strict):
     shows: str = ""
 
 
-class Case(CaseDefinition):
-    """A case of a study of some configuration.
+class StudyCase(CaseDefinition):
+    """A case of a study of one configuration.
 
     Attributes:
-        inference: how its maps are made, in words.
+        sources: image sources.
+        until: last stage.
+        inference: description of how its maps are inferred.
         related: number of related images R.
     """
 
@@ -67,13 +73,13 @@ class Case(CaseDefinition):
     related: int
 
 
-class Definition(_Strict):
-    """A study.
+class StudyDefinition(_StrictModel):
+    """A study as the file defines it.
 
     Attributes:
-        about: what is asked, in words.
-        cases: `case` in the file.
-        axes: values by dotted key; of each combination a case.
+        about: the question that the study answers.
+        cases: cases; `case` in the file.
+        axes: lists of values by dotted key. Each combination of values is a case.
     """
 
     about: str
@@ -81,102 +87,151 @@ class Definition(_Strict):
     axes: dict[str, list[Any]] = Field(default_factory=dict)
 
     def all_cases(self) -> Iterator[CaseDefinition]:
-        """The cases, those of the axes last."""
+        """Yields the cases, then the combinations of the axes."""
         yield from self.cases
         if self.axes:
-            for values in itertools.product(*self.axes.values()):
-                of_case = dict(zip(self.axes, values, strict=True))
-                yield CaseDefinition(name=_name_of(of_case), set=of_case)
+            for combination in itertools.product(*self.axes.values()):
+                values = dict(zip(self.axes, combination, strict=True))
+                yield CaseDefinition(name=_case_name(values), set=values)
 
 
-def _name_of(values: dict[str, Any]) -> str:
-    """A name of the values: `related-3-threshold-0.2`."""
-    texts = [
-        f"{key.rpartition('.')[2]}-{value if isinstance(value, str) else json.dumps(value, default=str)}"
-        for key, value in values.items()
-    ]
-    return re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(texts)).strip("-.")[:64]
+def _case_name(values: dict[str, Any]) -> str:
+    """A name made of values: `related-3-threshold-0.2`."""
+    texts = []
+    for key, value in values.items():
+        text = value if isinstance(value, str) else json.dumps(value, default=str)
+        texts.append(f"{key.rpartition('.')[2]}-{text}")
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(texts))
+    return name.strip("-.")[:_MAX_NAME_LENGTH]
 
 
 def library() -> list[str]:
-    """The names of the studies that come with the project."""
+    """Names of the studies in the library."""
     return sorted(path.stem for path in LIBRARY.glob("*.toml"))
 
 
-def read_definition(study: str) -> Definition:
-    """Reads a study of the library by its name, or a file; UserError where there is none, or it is no study."""
+def read_definition(study: str) -> StudyDefinition:
+    """Reads the definition of a study.
+
+    Args:
+        study: name of a study in the library, or path of a TOML file.
+
+    Raises:
+        UserError: there is no such file, or it does not define a study.
+    """
     path = LIBRARY / f"{study}.toml" if study in library() else Path(study)
     expected = f"one of {', '.join(library())}, or a TOML file with cases or axes"
     try:
-        definition = Definition.model_validate(tomllib.loads(path.read_bytes().decode()))
+        definition = StudyDefinition.model_validate(tomllib.loads(path.read_bytes().decode()))
         names = [case.name for case in definition.all_cases()]
     except OSError as error:
-        raise UserError(f"study {study}: {error.strerror}", expected, "name one of them") from None
+        raise UserError(f"study {study}: {error.strerror}", expected, "choose one of them") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UserError(f"{path} is no TOML: {unquoted(error)}", expected, "correct that line") from None
+        raise UserError(f"{path} is not valid TOML: {unquoted(error)}", expected, "correct that line") from None
     except ValidationError as error:
-        problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'study'}: {e['msg']}" for e in error.errors())
-        raise UserError(f"{path} is no study: {problems}", expected, "see docs/howto/studies.md") from None
-    twice = sorted({name for name in names if names.count(name) > 1})
-    unknown = sorted({case.against for case in definition.cases if case.against} - set(names))
-    if not names or twice or unknown:
-        found = f"two cases {', '.join(twice)}" if twice else f"no case {', '.join(unknown)}" if names else "no case"
-        raise UserError(f"{path} has {found}", "cases of different names, and `against` one of them", "correct it")
+        problems = [f"{'.'.join(map(str, part['loc'])) or 'study'}: {part['msg']}" for part in error.errors()]
+        raise UserError(
+            f"{path} does not define a study: {'; '.join(problems)}", expected, "see docs/howto/studies.md"
+        ) from None
+    _check_names(path, definition, names)
     return definition
 
 
-def trial_values(resolved: Resolved, values: Values, sources: str | None = None) -> Values:
-    """What a trial changes of its recipe: what the user changed, and `values` of its case.
+def _check_names(path: Path, definition: StudyDefinition, names: list[str]) -> None:
+    """Raises a `UserError` if there are no cases, two of one name, or comparisons with cases that do not exist."""
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    unknown = sorted({case.against for case in definition.cases if case.against} - set(names))
+    if not names:
+        raise UserError(f"{path} has no case", "cases or axes", "add a [[case]]")
+    if repeated:
+        raise UserError(f"{path} has two cases {', '.join(repeated)}", "cases of different names", "rename one of them")
+    if unknown:
+        raise UserError(
+            f"{path} has no case {', '.join(unknown)}", "names of cases after `against`", "correct the name"
+        )
 
-    Where these take another method of localization, the values of the user's own have no place; nor has a contrast in
-    a single round, or where its sources leave out some of the user's, their values.
+
+def trial_values(resolved: Resolved, values: Values, sources: str | None = None) -> Values:
+    """The values in which a trial differs from its recipe: changes by the user, overridden by `values`.
+
+    Changes by the user that do not apply to the trial are left out: options of another localization method, contrastive
+    features without related images, and the locations of sources that the trial does not use.
+
+    Args:
+        resolved: configuration of the study.
+        values: values of the trial's case.
+        sources: image sources of the trial; None = the study's.
     """
-    method = resolved.config.localize.method.name
-    without = set(sources_of(resolved.config.sources)) - set(sources_of(sources or resolved.config.sources))
-    left_out = [f"data.{source}" for source in without]
+    config = resolved.config
+    unused_sources = set(sources_of(config.sources)) - set(sources_of(sources or config.sources))
+    left_out = [f"data.{source}" for source in unused_sources]
+    method = config.localize.method.name
     if values.get("localize.method.name", method) != method:
         left_out.append("localize.method.")
     if values.get("localize.related") == 0:
         left_out.append("localize.method.contrastive")
-    return {key: value for key, value in resolved.changed().items() if not key.startswith(tuple(left_out))} | values
+    changed = {key: value for key, value in resolved.changed().items() if not key.startswith(tuple(left_out))}
+    return changed | values
 
 
 def configured(resolved: Resolved, values: Values, sources: str | None = None) -> Resolved:
-    """The configuration of a trial; UserError where values contradict each other."""
+    """The configuration of a trial. For the arguments see `trial_values`.
+
+    Raises:
+        UserError: the configuration does not accept the values, or they contradict each other.
+    """
     sources = sources or resolved.config.sources
     return resolve(sources, resolved.config.recipe, trial_values(resolved, values, sources))
 
 
-def cases_of(definition: Definition, resolved: Resolved, until: str) -> list[Case]:
-    """The cases of a study of this configuration; UserError for values that the configuration does not take, or that
-    are not a case's; an unknown last stage, or image sources that the study does not have."""
-    return [_case(case, resolved, until) for case in definition.all_cases()]
+def cases_of(definition: StudyDefinition, resolved: Resolved, until: str) -> list[StudyCase]:
+    """The cases of a study of this configuration.
+
+    Args:
+        definition: the study.
+        resolved: configuration that the cases share.
+        until: last stage of the study.
+
+    Raises:
+        UserError: the configuration does not accept the values of a case; a case sets a key that it must not set; or
+            its last stage or its image sources are unknown to the study.
+    """
+    return [_study_case(case, resolved, until) for case in definition.all_cases()]
 
 
-def _case(definition: CaseDefinition, resolved: Resolved, until: str) -> Case:
-    if shared := sorted({"sources", "recipe", "seed"} & set(definition.values)):
-        raise UserError(
-            f"case {definition.name} sets {' and '.join(shared)}",
-            "values of other keys",
-            "give a case its `sources` beside `set`; run a study for each recipe; choose seeds by --seeds",
-        )
-    stages = pipeline.STAGE_NAMES[pipeline.STAGE_NAMES.index("localize") : -1]
-    if definition.until not in (None, *stages):
-        raise UserError(f"{definition.name}: until = {definition.until}", f"one of {', '.join(stages)}", "correct it")
-    whole = resolved.config.sources
-    sources = definition.sources or whole
-    if missing := sorted(set(sources_of(sources)) - set(sources_of(whole))):
-        raise UserError(
-            f"case {definition.name} is of sources {sources}, the study of {whole}",
-            "sources that include those of all cases",
-            f"run the study of {'+'.join([whole, *missing])}, and name the folders of these sources",
-        )
-    config = configured(resolved, definition.values, sources).config
+def _study_case(definition: CaseDefinition, resolved: Resolved, until: str) -> StudyCase:
+    _check_case(definition, resolved)
+    config = configured(resolved, definition.values, definition.sources).config
+    last_stage = min(definition.until or until, until, key=pipeline.STAGE_NAMES.index)
     inference = config.localize.description() if config.localize.related else "single round"
-    own = {
+    derived = {
         "sources": config.sources,
-        "until": min(definition.until or until, until, key=pipeline.STAGE_NAMES.index),
-        "inference": inference + _ATTENDED[config.classifier.attention_partner],
+        "until": last_stage,
+        "inference": inference + _PARTNER_TEXTS[config.classifier.attention_partner],
         "related": config.localize.related,
     }
-    return Case(**dict(definition) | own)
+    return StudyCase(**dict(definition) | derived)
+
+
+def _check_case(definition: CaseDefinition, resolved: Resolved) -> None:
+    """Raises a `UserError` if a case does not fit the study."""
+    shared_keys = sorted({"sources", "recipe", "seed"} & set(definition.values))
+    if shared_keys:
+        raise UserError(
+            f"case {definition.name} sets {' and '.join(shared_keys)}",
+            "values of other keys",
+            "write `sources` next to `set`, run one study per recipe, and choose seeds by --seeds",
+        )
+    if definition.until not in (None, *LAST_STAGES):
+        raise UserError(
+            f"{definition.name}: until = {definition.until}", f"one of {', '.join(LAST_STAGES)}", "choose one of them"
+        )
+    study_sources = resolved.config.sources
+    sources = definition.sources or study_sources
+    missing = sorted(set(sources_of(sources)) - set(sources_of(study_sources)))
+    if missing:
+        raise UserError(
+            f"case {definition.name} has sources {sources}, the study {study_sources}",
+            "a study with the sources of all its cases",
+            f"run the study with sources {'+'.join([study_sources, *missing])} and the folders of these sources",
+        )

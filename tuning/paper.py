@@ -1,9 +1,9 @@
-"""The study of the data settings (tables 1a to 1c), whose cases depend on the configuration."""
+"""The study of the image sources (tables 1a to 1c), whose cases depend on the configuration."""
 
 from mcis.platform.config.sections import sources_of
-from mcis.tuning.definition import CaseDefinition, Definition
+from mcis.tuning.definition import CaseDefinition, StudyDefinition
 
-_PAPER_SETTINGS = {
+_PAPER_RESULTS = {
     ("voc", "VGG-16"): 63.5,
     ("voc", "ResNet-101"): 66.2,
     ("voc+single", "VGG-16"): 64.6,
@@ -11,23 +11,32 @@ _PAPER_SETTINGS = {
     ("voc+web", "VGG-16"): 65.0,
     ("voc+web", "ResNet-101"): 67.7,
 }
-"""mIoU in percent on VOC 2012 val by sources and backbone of the segmentation network (tables 1a to 1c)."""
+"""mIoU in percent on VOC 2012 val, by sources and backbone of the segmentation network (tables 1a to 1c)."""
 
 
-def sources_definition(sources: str, backbone: str) -> Definition:
-    """The data settings (tables 1a to 1c): the first source alone, with each of the others, with all; the
-    paper's figures of that backbone of the segmentation network."""
+def sources_definition(sources: str, backbone: str) -> StudyDefinition:
+    """Defines the study of the image sources: the first source alone, with each other source, and with all of them.
+
+    Args:
+        sources: image sources of the study.
+        backbone: backbone of the segmentation network, which selects the paper's results.
+    """
     first, *others = sources_of(sources)
-    settings = [first, *(f"{first}+{other}" for other in others), *([sources] if len(others) > 1 else [])]
+    combinations = [first]
+    combinations += [f"{first}+{other}" for other in others]
+    if len(others) > 1:
+        combinations.append(sources)
+
     network = "VGG-16" if backbone == "vgg16_largefov" else "ResNet-101"
-    cases = [
-        CaseDefinition(
-            name=each.replace("+", "-"),
-            sources=each,
-            paper=_PAPER_SETTINGS.get((each, network)),
-            against=None if each == first else first,
-            shows="" if each == first else f"the images of {each.removeprefix(f'{first}+')}",
+    cases = []
+    for combination in combinations:
+        is_first = combination == first
+        case = CaseDefinition(
+            name=combination.replace("+", "-"),
+            sources=combination,
+            paper=_PAPER_RESULTS.get((combination, network)),
+            against=None if is_first else first,
+            shows="" if is_first else f"the images of {combination.removeprefix(f'{first}+')}",
         )
-        for each in settings
-    ]
-    return Definition(about="What further sources of images bring (tables 1a to 1c)", case=tuple(cases))
+        cases.append(case)
+    return StudyDefinition(about="What additional image sources add (tables 1a to 1c)", case=tuple(cases))

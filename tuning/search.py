@@ -17,6 +17,7 @@ from ray import tune
 from mcis.datasets.errors import UserError
 from mcis.datasets.tables.large_tables import table_digest
 from mcis.platform.config.experiment import experiment_text
+from mcis.platform.reporting.files import csv_table
 from mcis.platform.reporting.terminal import print_table
 from mcis.platform.runs.files import write_json, write_text, written_aside
 from mcis.platform.runs.lifecycle import record_interruption
@@ -158,6 +159,19 @@ def search_json(search: Search, result: SearchResult) -> dict[str, Any]:
         "best": asdict(result.best) if result.best else None,
         "default": asdict(result.default) if result.default else None,
     }
+
+
+def search_csv(search: Search, result: SearchResult) -> str:
+    """All trials as CSV: a row per trial, a column per axis; cells without a value are empty."""
+    axes = list(search.axes)
+    columns = ["trial", "number", "state", "objective", "val_map", "epoch", "minutes", "cause", *axes]
+    rows = []
+    for trial in result.trials:
+        values = [trial.values[key] for key in axes]
+        name = search.trial_name(trial.number)
+        row = [name, trial.number, trial.state, trial.objective, trial.val_map, trial.epoch, trial.minutes]
+        rows.append([*row, trial.cause, *values])
+    return csv_table(columns, rows).decode()
 
 
 def _print_result(search: Search, result: SearchResult, minutes: float) -> None:

@@ -1,15 +1,16 @@
-"""A study as it runs: a table of cases; a case is made of trials, one per seed; a trial is a run of the pipeline."""
+"""Runs a study: each case is run with several seeds, and each of these trials is a run of the pipeline."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
+from typing import Any, NamedTuple
 
 from pydantic_core import to_jsonable_python
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import remove
 from mcis.platform import pipeline
-from mcis.platform.config.keys import leaves
+from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import COMMAND_LINE, OVERRIDE, resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.read_index import rows_in_split
@@ -21,171 +22,283 @@ from mcis.platform.runs.files import fingerprint, write_json, written_aside
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import console
-from mcis.tuning.definition import Case, Definition, cases_of, configured
-from mcis.tuning.figures import (
-    INTERVALS,
-    Figures,
+from mcis.platform.runs.scores import Score
+from mcis.platform.runs.tracking import Tracker
+from mcis.tuning.case_scores import (
+    INTERVAL_NOTE,
+    CaseScores,
+    PairedDifference,
     caption,
-    figures_of,
     meaning_of_columns,
     paired_differences,
+    score_case,
     scores_by_column,
     with_intervals,
 )
-from mcis.tuning.tables import cases_picture, cases_table, differences_table
-from mcis.tuning.trials import Sweep, Trial, run_trials, short_names, study_session
+from mcis.tuning.definition import LAST_STAGES, StudyCase, StudyDefinition, cases_of, configured
+from mcis.tuning.tables import StudyTable, cases_table, differences_table, plot_cases
+from mcis.tuning.trials import Outcome, Sweep, Trial, run_trials, short_names, study_session
+
+_PAGE_IMAGES = 8
+"""Number of images of each kind on the page of a study."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study(Sweep):
-    """A study as it is asked for; its trials are the runs NAME-CASE-sSEED.
+    """A study before it runs. Its trials are the runs NAME-CASE-sSEED.
 
     Attributes:
-        seeds: how many runs of each case, with seeds counted from the configuration's.
-        until: the last stage of its longest trials.
+        num_seeds: number of runs of each case. Their seeds start with the seed of the configuration.
+        until: last stage of its longest trials.
     """
 
-    seeds: int = 1
+    num_seeds: int = 1
     until: str = "evaluate"
 
     @property
-    def each_seed(self) -> range:
-        """The seeds."""
+    def seeds(self) -> range:
+        """The seeds of each case."""
         first = self.resolved.config.seed
-        return range(first, first + self.seeds)
+        return range(first, first + self.num_seeds)
 
     def trial_name(self, case: str, seed: int) -> str:
-        """The name of a case's run."""
+        """Name of the run of a case with a seed."""
         return f"{self.name}-{case}-s{seed}"
 
 
-def defined(study: Study, definition: Definition) -> list[Figures]:
-    """The cases of a definition over seeds, and their differences. UserError for what cannot be studied; or where a
-    trial failed, after the table of the others."""
-    cases = cases_of(definition, study.resolved, study.until)
-    _check_study(study, sorted(set.intersection(*(set(case.values) for case in cases))))
-    seeds = ", ".join(map(str, study.each_seed))
-    title = f"{definition.about}: mIoU %, mean and deviation over the seeds {seeds}, {study.name}"
-    return _run(study, cases, title)
+@dataclass(frozen=True, kw_only=True)
+class StudyResult:
+    """Result of a study.
 
+    Attributes:
+        about: description of the study in study.json.
+        cases: scores of each case with a finished trial.
+        differences: differences between cases.
+        meanings: what the scores of each column are, by column and heading.
+    """
 
-def _check_study(study: Study, own_keys: Sequence[str]) -> None:
-    """UserError for what cannot be studied, before the first trial: a stage without scores, a value of `own_keys`,
-    which each case sets itself, or no ground truth."""
-    config, origins = study.resolved.config, study.resolved.origins
-    stages = pipeline.STAGE_NAMES[pipeline.STAGE_NAMES.index("localize") : -1]
-    if study.until not in stages:
-        raise UserError(f"--until {study.until}", f"a stage with scores: {', '.join(stages)}", "choose one of them")
-    told = sorted(key for key in own_keys if origins.get(key) in (COMMAND_LINE, OVERRIDE))
-    if told:
-        raise UserError(
-            f"{' and '.join(told)} on the command line", "values that the study does not set", "leave them out"
-        )
-    predicts = stages.index(study.until) >= stages.index("predict")
-    rows = listing(config).table.select(["split", "mask_uri", "tags"])
-    masks = (rows if predicts else rows_in_split(rows, "train", tagged=True))["mask_uri"]
-    if masks.null_count == len(masks):
-        what = f"no {'' if predicts else 'training '}image has a ground-truth mask"
-        raise UserError(what, "some masks, for scores", "name their folder")
+    about: Values
+    cases: list[CaseScores]
+    differences: list[PairedDifference]
+    meanings: dict[str, dict[str, str]]
 
-
-def _run(study: Study, cases: Sequence[Case], title: str) -> list[Figures]:
-    """Runs a study's trials, seed by seed, keeps its figures as files and in MLflow, and prints its tables."""
-    refuse_if_running(study.workspace, study.name)
-    trials, varied = _plan(study, cases)
-    config, changed = study.resolved.config, study.resolved.changed()
-    identity = fingerprint(study.name, study.kind, changed, config.recipe, config.sources)
-    with study_session(study, identity=identity, varied=varied) as tracker:
-        outcome = run_trials(study, trials, tracker.run_id)
-        scores = {
-            case.name: {
-                seed: scores_by_column(of_trial, case.related)
-                for seed in study.each_seed
-                if (of_trial := outcome.scores.get(study.trial_name(case.name, seed)))
-            }
-            for case in cases
+    def as_json(self) -> dict[str, Any]:
+        """The content of study.json."""
+        return {
+            **self.about,
+            "means": self.meanings,
+            "cases": to_jsonable_python(self.cases, by_alias=False),
+            "differences": [difference.as_json() for difference in self.differences],
         }
-        figures = [
-            figures_of(case, own, {seed: outcome.val_map.get(study.trial_name(case.name, seed)) for seed in own})
-            for case in cases
-            if (own := scores[case.name])
-        ]
-        paired = paired_differences(figures)
-        compared = [with_intervals(each, study.trial_name, study.workspace) for each in paired]
-        tables = {title: cases_table(figures)}
-        if compared:
-            tables["differences of mIoU % over the same seeds"] = differences_table(compared)
-        means = meaning_of_columns([of_seed for of_case in scores.values() for of_seed in of_case.values()])
-        folder, below = study.folder, caption(means)
-        about = {"study": study.kind, "sources": config.sources, "recipe": config.recipe, "changed": changed}
-        of_cases = to_jsonable_python({"cases": figures, "differences": compared}, by_alias=False)
-        write_json(folder.study, {**about, "means": means, **of_cases})
-        with written_aside(folder.study_picture) as aside:
-            cases_picture(figures, aside, study.name, below)
-        for of in figures:
-            values = {f"miou.{column.replace(',', '')}.{of.case.name}": mean(own) for column, own in of.miou.items()}
-            tracker.metrics(values)
-        for path in (folder.study, folder.study_picture):
-            tracker.artifact(path)
-        for of_table, (heads, rows) in tables.items():
-            print_table(of_table, heads, rows, numbers=heads[2:])
-        if compared:
-            console.print(INTERVALS)
-        console.print(below)
-        console.print(f"figures: {folder.study}, {folder.study_picture.name} beside it")
-        remove(folder.study_page)  # an earlier call's, of other trials
-        if failure := outcome.failure():
+
+
+class _Plan(NamedTuple):
+    """The trials of a study, and the configuration keys whose values differ between them."""
+
+    trials: list[Trial]
+    varied_keys: list[str]
+
+
+def run_study(study: Study, definition: StudyDefinition) -> StudyResult:
+    """Runs the trials of a study, writes its files, logs them to MLflow, and prints its tables.
+
+    Raises:
+        UserError: the study is not possible; another process runs a run of its name in the workspace; or a trial
+            failed, after the tables of the other trials have been printed.
+    """
+    cases = cases_of(definition, study.resolved, study.until)
+    keys_of_all_cases = set.intersection(*(set(case.values) for case in cases))
+    _check_study(study, keys_of_all_cases)
+    refuse_if_running(study.workspace, study.name)
+    plan = _make_plan(study, cases)
+
+    config = study.resolved.config
+    changed = study.resolved.changed()
+    identity = fingerprint(study.name, study.kind, changed, config.recipe, config.sources)
+    with study_session(study, identity=identity, varied=plan.varied_keys) as tracker:
+        outcome = run_trials(study, plan.trials, tracker.run_id)
+        result = _collect_result(study, cases, outcome)
+        _write_files(study, result, tracker)
+
+        seeds = ", ".join(map(str, study.seeds))
+        _print_result(study, result, f"{definition.about}: mIoU %, seeds {seeds}, {study.name}")
+        remove(study.folder.study_page)  # the page of an earlier call
+        failure = outcome.failure()
+        if failure:
             raise failure
-        if len(figures) > 1 and _write_page(study, figures):
-            tracker.artifact(folder.study_page)
-            console.print(f"page:    {folder.study_page}")
-    return figures
+        if len(result.cases) > 1 and _write_page(study, result.cases):
+            tracker.artifact(study.folder.study_page)
+            console.print(f"page:    {study.folder.study_page}")
+    return result
 
 
-def _write_page(study: Study, figures: Sequence[Figures]) -> bool:
-    """Writes the page of `mcis compare` of the cases, the first as the baseline; or says why there is none."""
-    runs = [",".join(study.trial_name(of.case.name, seed) for seed in of.seeds) for of in figures]
+def _check_study(study: Study, case_keys: set[str]) -> None:
+    """Checks a study before its first trial.
+
+    Args:
+        study: the study.
+        case_keys: keys that every case sets.
+
+    Raises:
+        UserError: the last stage has no score, the user sets a key that every case sets, or there is no ground truth.
+    """
+    if study.until not in LAST_STAGES:
+        raise UserError(
+            f"--until {study.until}", f"a stage with scores: {', '.join(LAST_STAGES)}", "choose one of them"
+        )
+    origins = study.resolved.origins
+    overridden = sorted(key for key in case_keys if origins.get(key) in (COMMAND_LINE, OVERRIDE))
+    if overridden:
+        raise UserError(
+            f"{' and '.join(overridden)} on the command line", "keys that the cases do not set", "leave them out"
+        )
+
+    has_predictions = LAST_STAGES.index(study.until) >= LAST_STAGES.index("predict")
+    images = listing(study.resolved.config).table.select(["split", "mask_uri", "tags"])
+    if not has_predictions:
+        images = rows_in_split(images, "train", tagged=True)
+    masks = images["mask_uri"]
+    if masks.null_count == len(masks):
+        kind = "image" if has_predictions else "training image"
+        raise UserError(
+            f"no {kind} has a ground-truth mask", "masks of some images, for the scores", "set data.truth_masks"
+        )
+
+
+def _make_plan(study: Study, cases: Sequence[StudyCase]) -> _Plan:
+    """Makes the trials of a study, all cases with the first seed first."""
+    trials = [_make_trial(study, case, seed) for seed in study.seeds for case in cases]
+    configs = _check_trials(study, trials)
+    console.print(f"study:   {len(trials)} trials; a stage with the same settings in several trials is computed once")
+
+    trial_values = [dict(leaves(config)) for config in configs]
+    varied_keys = _varied_keys(trial_values)
+    short = short_names(varied_keys)
+    named_trials = []
+    for trial, values in zip(trials, trial_values, strict=True):
+        varied = {short[key]: values[key] for key in varied_keys if key in values}
+        named_trials.append(trial._replace(varied=trial.varied | varied))
+    return _Plan(named_trials, varied_keys)
+
+
+def _make_trial(study: Study, case: StudyCase, seed: int) -> Trial:
+    values = case.values | {"seed": seed}
+    changed = configured(study.resolved, values, case.sources).changed()  # with absolute paths
+    return Trial(study.trial_name(case.name, seed), case.sources, changed, case.until, {"case": case.name})
+
+
+def _varied_keys(trial_values: Sequence[Values]) -> list[str]:
+    """The keys whose values differ between trials."""
+    keys = dict.fromkeys(key for values in trial_values for key in values)
+    varied_keys = []
+    for key in keys:
+        different_values = {str(values.get(key)) for values in trial_values}
+        if len(different_values) > 1:
+            varied_keys.append(key)
+    return varied_keys
+
+
+def _check_trials(study: Study, trials: Sequence[Trial]) -> list[Config]:
+    """Checks all trials before the first one is trained, and returns their configurations.
+
+    Trials that differ only in their seed and in how maps are inferred have the same requirements and are checked once.
+    """
+    configs = [resolve(trial.sources, study.resolved.config.recipe, trial.values).config for trial in trials]
+    checked = set()
+    for trial, config in zip(trials, configs, strict=True):
+        values = [
+            (key, value)
+            for key, value in sorted(trial.values.items())
+            if key != "seed" and not key.startswith("localize.")
+        ]
+        requirements = str([trial.sources, trial.until, values])
+        if requirements not in checked:
+            pipeline.check(config, study.workspace, trial.name, until=trial.until)
+        checked.add(requirements)
+    return configs
+
+
+def _collect_result(study: Study, cases: Sequence[StudyCase], outcome: Outcome) -> StudyResult:
+    """Collects the scores of finished trials by case, and compares the cases."""
+    scored_cases: list[CaseScores] = []
+    scored_trials: list[Mapping[str, Score]] = []
+    for case in cases:
+        names = {seed: study.trial_name(case.name, seed) for seed in study.seeds}
+        scores = {
+            seed: scores_by_column(outcome.scores[name], case.related)
+            for seed, name in names.items()
+            if outcome.scores.get(name)
+        }
+        if scores:
+            val_map = {seed: outcome.val_map.get(names[seed]) for seed in scores}
+            scored_cases.append(score_case(case, scores, val_map))
+            scored_trials.extend(scores.values())
+
+    differences = [
+        with_intervals(difference, study.trial_name, study.workspace) for difference in paired_differences(scored_cases)
+    ]
+    config = study.resolved.config
+    about = {
+        "study": study.kind,
+        "sources": config.sources,
+        "recipe": config.recipe,
+        "changed": study.resolved.changed(),
+    }
+    return StudyResult(
+        about=about, cases=scored_cases, differences=differences, meanings=meaning_of_columns(scored_trials)
+    )
+
+
+def _write_files(study: Study, result: StudyResult, tracker: Tracker) -> None:
+    """Writes study.json and study.png, and logs them and the mean scores to MLflow."""
+    folder = study.folder
+    write_json(folder.study, result.as_json())
+    with written_aside(folder.study_picture) as aside:
+        plot_cases(result.cases, aside, study.name, caption(result.meanings))
+
+    for scores in result.cases:
+        metrics = {}
+        for column, values in scores.miou.items():
+            metrics[f"miou.{column.replace(',', '')}.{scores.case.name}"] = mean(values)
+        tracker.metrics(metrics)
+    tracker.artifact(folder.study)
+    tracker.artifact(folder.study_picture)
+
+
+def _print_result(study: Study, result: StudyResult, title: str) -> None:
+    """Prints the tables of a study, what they mean, and where its files are."""
+    _print_study_table(title, cases_table(result.cases))
+    if result.differences:
+        _print_study_table("differences of mIoU %, over the same seeds", differences_table(result.differences))
+        console.print(INTERVAL_NOTE)
+    console.print(caption(result.meanings))
+    console.print(f"numbers: {study.folder.study}")
+    console.print(f"plot:    {study.folder.study_picture}")
+
+
+def _print_study_table(title: str, table: StudyTable) -> None:
+    print_table(title, table.columns, table.rows, numbers=table.numbers, optional=table.optional)
+
+
+def _write_page(study: Study, case_scores: Sequence[CaseScores]) -> bool:
+    """Writes the page of `mcis compare` for the cases, the first as the baseline.
+
+    Returns:
+        Whether there is a page. If the cases cannot be compared, a note is printed.
+    """
+    runs = list(_runs_of_cases(study, case_scores))
     try:
         opened = open_run_groups(study.workspace.root, runs)
-        named = [case._replace(label=of.case.name) for case, of in zip(opened, figures, strict=True)]
-        comparison = compare(named, BootstrapSettings())
-        write_page(comparison, compared_images(comparison, count=8), study.folder.study_page)
+        groups = [group._replace(label=scores.case.name) for group, scores in zip(opened, case_scores, strict=True)]
+        comparison = compare(groups, BootstrapSettings())
+        write_page(comparison, compared_images(comparison, count=_PAGE_IMAGES), study.folder.study_page)
     except UserError as error:
         console.print(f"note: no page of the cases: {error.found}")
         return False
     return True
 
 
-def _plan(study: Study, cases: Sequence[Case]) -> tuple[list[Trial], list[str]]:
-    """The trials, seed by seed, and the keys whose values differ between them."""
-    trials = [_trial(study, case, seed) for seed in study.each_seed for case in cases]
-    configs = _check_trials(study, trials)
-    console.print(f"study:   {len(trials)} trials; a stage that several agree in is computed once")
-    of_trials = [dict(leaves(config)) for config in configs]
-    keys = dict.fromkeys(key for values in of_trials for key in values)
-    varied = [key for key in keys if len({str(values.get(key)) for values in of_trials}) > 1]
-    short = short_names(varied)
-    return [
-        trial._replace(varied=trial.varied | {short[key]: values[key] for key in varied if key in values})
-        for trial, values in zip(trials, of_trials, strict=True)
-    ], varied
-
-
-def _trial(study: Study, case: Case, seed: int) -> Trial:
-    # Paths are this process's: a trial's has a folder of its own.
-    changed = configured(study.resolved, {**case.values, "seed": seed}, case.sources).changed()
-    return Trial(study.trial_name(case.name, seed), case.sources, changed, case.until, {"case": case.name})
-
-
-def _check_trials(study: Study, trials: Sequence[Trial]) -> list[Config]:
-    """Finds what would end a trial before the first one has trained; returns their configurations."""
-    configs = [resolve(trial.sources, study.resolved.config.recipe, trial.values).config for trial in trials]
-    checked = set()
-    for trial, config in zip(trials, configs, strict=True):
-        # How maps are inferred, and seeds, ask for nothing that another trial of the same training does not.
-        asked = {k: v for k, v in trial.values.items() if k != "seed" and not k.startswith("localize.")}
-        kind = str([trial.sources, trial.until, sorted(asked.items())])
-        if kind not in checked:
-            pipeline.check(config, study.workspace, trial.name, until=trial.until)
-        checked.add(kind)
-    return configs
+def _runs_of_cases(study: Study, case_scores: Sequence[CaseScores]) -> Iterator[str]:
+    """Yields the runs of each case as `mcis compare` takes them, separated by commas."""
+    for scores in case_scores:
+        yield ",".join(study.trial_name(scores.case.name, seed) for seed in scores.seeds)

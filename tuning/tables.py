@@ -1,96 +1,181 @@
-"""A study on the terminal, ours beside the paper's, and as a picture: bars of its cases."""
+"""Tables, CSV and plots of studies."""
 
 from collections.abc import Sequence
-from math import isnan, nan
+from math import isnan
 from pathlib import Path
 from statistics import mean, stdev
 from textwrap import fill
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mcis.platform.reporting.files import csv_table
 from mcis.platform.runs.scores import VARIANTS
-from mcis.tuning.figures import Figures, PairedDifference, reached
+from mcis.tuning.case_scores import CaseScores, PairedDifference, used_columns
 
-_HEADS = {variant.study_column: variant.heading for variant in VARIANTS}
+_HEADINGS = {variant.study_column: variant.heading for variant in VARIANTS}
+"""Short headings of the columns."""
+_GROUP_GAP = 0.7
+"""Space between the bars of two groups of cases, in bars."""
 
 
-Cells = tuple[tuple[str, ...], list[tuple[str, ...]]]
-"""A table's heads, all but the first two above numbers, and its rows."""
+class StudyTable(NamedTuple):
+    """A table as `print_table` takes it.
+
+    Attributes:
+        columns: headings.
+        rows: one cell per column each.
+        numbers: headings of the columns with numbers.
+        optional: headings of the columns that a narrow terminal may miss, the least important first.
+    """
+
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    numbers: tuple[str, ...]
+    optional: tuple[str, ...]
 
 
-def cases_table(figures: Sequence[Figures]) -> Cells:
-    """Mean and deviation of mIoU by case; means of its shares; the paper's column."""
-    columns, shares = reached(figures), list(dict.fromkeys(name for of in figures for name in of.shares))
+def cases_table(case_scores: Sequence[CaseScores]) -> StudyTable:
+    """The scores of the cases: mean and standard deviation of mIoU, means of the further percentages, the paper's mIoU.
+
+    The paper's column is left out if the paper has no result for any of the cases.
+    """
+    score_columns = used_columns(case_scores)
+    share_columns = list(dict.fromkeys(name for scores in case_scores for name in scores.shares))
+    has_paper = any(scores.case.paper is not None for scores in case_scores)
+
     rows = []
-    for of in figures:
-        of_shares = (f"{mean(of.shares[name]):.1f}" if name in of.shares else "-" for name in shares)
-        paper = "-" if of.case.paper is None else f"{of.case.paper:.1f}"
-        rows.append((of.case.name, of.case.inference, *_texts(of.miou, columns), *of_shares, paper))
-    return ("case", "maps by", *(_HEADS[column] for column in columns), *shares, "paper"), rows
+    for scores in case_scores:
+        cells = [scores.case.name]
+        cells += [_mean_text(scores.miou.get(column)) for column in score_columns]
+        if has_paper:
+            cells.append("-" if scores.case.paper is None else f"{scores.case.paper:.1f}")
+        cells += [f"{mean(scores.shares[name]):.1f}" if name in scores.shares else "-" for name in share_columns]
+        cells.append(scores.case.inference)
+        rows.append(tuple(cells))
+
+    numbers = [_HEADINGS[column] for column in score_columns]
+    if has_paper:
+        numbers.append("paper")
+    numbers += share_columns
+    return StudyTable(
+        columns=("case", *numbers, "maps by"),
+        rows=rows,
+        numbers=tuple(numbers),
+        optional=("maps by", *reversed(share_columns)),
+    )
 
 
-def differences_table(differences: Sequence[PairedDifference]) -> Cells:
-    """Mean and deviation of the differences between cases over the seeds that both have, and in brackets the interval.
+def differences_table(differences: Sequence[PairedDifference]) -> StudyTable:
+    """The differences between cases: mean, standard deviation over the common seeds, and the interval in brackets.
 
-    Where that contains 0 it says `none`.
+    An interval that contains 0 says `none`.
     """
-    columns, rows = reached(differences), []
-    for each in differences:
-        intervals = (_interval(*each.intervals.get(column, (nan, nan))) for column in columns)
-        cells = zip(_texts(each.miou, columns, sign="+"), intervals, strict=True)
-        name = f"{each.of.name} - {each.of.against}"
-        rows.append((name, each.of.shows, *(" ".join(cell).rstrip() for cell in cells)))
-    return ("case - control", "shows", *(_HEADS[column] for column in columns)), rows
+    score_columns = used_columns(differences)
+    rows = []
+    for difference in differences:
+        cells = [f"{difference.case.name} - {difference.case.against}"]
+        for column in score_columns:
+            text = _mean_text(difference.miou.get(column), sign="+")
+            interval = difference.intervals.get(column)
+            cells.append(f"{text} {_interval_text(interval)}".rstrip() if interval else text)
+        cells.append(difference.case.shows)
+        rows.append(tuple(cells))
+
+    columns = ("case - control", *(_HEADINGS[column] for column in score_columns), "shows")
+    return StudyTable(columns=columns, rows=rows, numbers=(), optional=("shows",))
 
 
-def _texts(miou: dict[str, list[float]], columns: Sequence[str], sign: str = "") -> list[str]:
-    """Mean and deviation of each column, a dash where there is none."""
-    return [
-        f"{mean(miou[column]):{sign}.2f}" + (f" ±{stdev(miou[column]):.2f}" if len(miou[column]) > 1 else "")
-        if column in miou
-        else "-"
-        for column in columns
-    ]
+def cases_csv(case_scores: Sequence[CaseScores]) -> str:
+    """All scores as CSV: a row per case and seed; cells without a value are empty."""
+    score_columns = used_columns(case_scores)
+    share_columns = list(dict.fromkeys(name for scores in case_scores for name in scores.shares))
+    columns = ["case", "group", "sources", "inference", "related", "until", "paper", "seed"]
+
+    rows: list[list[Any]] = []
+    for scores in case_scores:
+        case = scores.case
+        for position, seed in enumerate(scores.seeds):
+            row = [case.name, case.group, case.sources, case.inference, case.related, case.until, case.paper, seed]
+            row += [_value_at(scores.miou.get(column), position) for column in score_columns]
+            row += [_value_at(scores.shares.get(column), position) for column in share_columns]
+            rows.append(row)
+    return csv_table([*columns, *score_columns, *share_columns], rows).decode()
 
 
-def _interval(low: float, high: float) -> str:
-    return "" if isnan(low) else f"({'none: ' if low <= 0 <= high else ''}{low:+.1f} to {high:+.1f})"
+def _value_at(values: Sequence[float] | None, position: int) -> float | None:
+    """The value of a seed; None if not every seed has one."""
+    return values[position] if values and position < len(values) else None
 
 
-def cases_picture(figures: Sequence[Figures], path: Path, title: str, below: str) -> None:
-    """Bars of mIoU, a row per case in the groups of the trainings, a plot per column.
+def _mean_text(values: Sequence[float] | None, sign: str = "") -> str:
+    """Mean and, if there are several values, standard deviation: `61.20 ±0.35`; a dash without values."""
+    if not values:
+        return "-"
+    text = f"{mean(values):{sign}.2f}"
+    return f"{text} ±{stdev(values):.2f}" if len(values) > 1 else text
 
-    A line shows the deviation over seeds, a dot each seed; `below` says what the columns mean.
+
+def _interval_text(interval: Sequence[float]) -> str:
+    """`(+0.2 to +2.8)`, or `(none: -0.5 to +1.5)` if the interval contains 0; empty if it is not a number."""
+    low, high = interval
+    if isnan(low):
+        return ""
+    prefix = "none: " if low <= 0 <= high else ""
+    return f"({prefix}{low:+.1f} to {high:+.1f})"
+
+
+def plot_cases(case_scores: Sequence[CaseScores], path: Path, title: str, note: str) -> None:
+    """Plots mIoU: a bar for each case, a subplot for each column, a color for each group.
+
+    Lines show the standard deviation over the seeds, dots the seeds.
+
+    Args:
+        case_scores: scores of the cases.
+        path: PNG file to write.
+        title: title of the figure.
+        note: text below the subplots that explains the columns.
     """
-    columns = reached(figures)
-    plots = max(1, len(columns))
-    groups = list(dict.fromkeys(of.case.group for of in figures))
-    colors = [groups.index(of.case.group) for of in figures]
-    heights = [number + 0.7 * group for number, group in enumerate(colors)]  # with a gap between groups
-    figure = Figure(figsize=(2.5 + 2.6 * plots, 1.8 + 0.26 * len(figures)), layout="constrained")
-    for axes, column in zip(figure.subplots(1, plots, sharey=True, squeeze=False)[0], columns, strict=False):
-        _bars(axes, figures, column, heights, colors)
-    if figures:
-        figure.axes[0].set_yticks(heights, [of.case.name for of in figures], fontsize=7)
-        figure.axes[0].invert_yaxis()
-    seeds = max((len(of.seeds) for of in figures), default=0)
-    figure.suptitle(f"{title}: mean of {seeds} seed(s), their deviation, dots: each", x=0.01, ha="left", fontsize=9)
-    figure.supxlabel(fill(below, 40 + 40 * plots), fontsize=6)
+    columns = used_columns(case_scores)
+    num_plots = max(1, len(columns))
+    groups = list(dict.fromkeys(scores.case.group for scores in case_scores))
+    group_numbers = [groups.index(scores.case.group) for scores in case_scores]
+    positions = [number + _GROUP_GAP * group for number, group in enumerate(group_numbers)]
+
+    figure = Figure(figsize=(2.5 + 2.6 * num_plots, 1.8 + 0.26 * len(case_scores)), layout="constrained")
+    subplots = figure.subplots(1, num_plots, sharey=True, squeeze=False)[0]
+    for axes, column in zip(subplots, columns, strict=False):
+        _plot_column(axes, case_scores, column, positions, group_numbers)
+    if case_scores:
+        subplots[0].set_yticks(positions, [scores.case.name for scores in case_scores], fontsize=7)
+        subplots[0].invert_yaxis()
+
+    num_seeds = max((len(scores.seeds) for scores in case_scores), default=0)
+    subtitle = f"{title}: mean and standard deviation of {num_seeds} seed(s); dots: single seeds"
+    figure.suptitle(subtitle, x=0.01, ha="left", fontsize=9)
+    figure.supxlabel(fill(note, 40 + 40 * num_plots), fontsize=6)
     figure.savefig(path, dpi=150, format="png")
 
 
-def _bars(axes: Axes, figures: Sequence[Figures], column: str, heights: Sequence[float], colors: Sequence[int]) -> None:
-    """The bars of a column; they begin near the smallest figure, since differences are small, as the axis says."""
-    values = [value for of in figures for value in of.miou.get(column, [])]
-    margin = 0.15 * max(max(values) - min(values), 1.0)
-    left = max(0.0, min(values) - margin)
-    for height, color, of in zip(heights, colors, figures, strict=True):
-        if own := of.miou.get(column):
-            xerr = stdev(own) if len(own) > 1 else 0.0
-            axes.barh(height, mean(own) - left, left=left, xerr=xerr, color=f"C{color}", alpha=0.5, capsize=2)
-            axes.scatter(own, [height] * len(own), s=6, color="black", zorder=3)
-    axes.set_xlim(left, max(values) + margin)
+def _plot_column(
+    axes: Axes, case_scores: Sequence[CaseScores], column: str, positions: Sequence[float], group_numbers: Sequence[int]
+) -> None:
+    """Plots the bars of a column. They start near the smallest value, since differences are small."""
+    all_values = [value for scores in case_scores for value in scores.miou.get(column, [])]
+    margin = 0.15 * max(max(all_values) - min(all_values), 1.0)
+    left = max(0.0, min(all_values) - margin)
+
+    for position, group_number, scores in zip(positions, group_numbers, case_scores, strict=True):
+        values = scores.miou.get(column)
+        if not values:
+            continue
+        deviation = stdev(values) if len(values) > 1 else 0.0
+        width = mean(values) - left
+        axes.barh(position, width, left=left, xerr=deviation, color=f"C{group_number}", alpha=0.5, capsize=2)
+        axes.scatter(values, [position] * len(values), s=6, color="black", zorder=3)
+
+    axes.set_xlim(left, max(all_values) + margin)
     axes.set_title(column, fontsize=9)
     axes.set_xlabel(f"mIoU %, from {left:.1f}", fontsize=8)
     axes.tick_params(axis="x", labelsize=7)

@@ -1,5 +1,6 @@
-"""The commands of `mcis study`: the paper's ablations, each a study of many runs, and a search of values."""
+"""The commands of `mcis study`: the paper's ablations as studies of many runs, and hyperparameter search."""
 
+import json
 from typing import Annotated
 
 import typer
@@ -16,9 +17,13 @@ from mcis.platform.commands.options import (
 )
 from mcis.platform.config.keys import StageName
 
-study_app = typer.Typer(help="The paper's ablations as sweeps, and a search of values.", no_args_is_help=True)
+study_app = typer.Typer(help="Ablations as studies of many runs, and hyperparameter search.", no_args_is_help=True)
 
-Parallel = Annotated[int, typer.Option(min=1, help="Trials at a time.")]
+Parallel = Annotated[int, typer.Option(min=1, help="Number of trials that run at a time.")]
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print the content of study.json to stdout, and everything else to stderr.")
+]
+AsCsv = Annotated[bool, typer.Option("--csv", help="Print all scores as CSV to stdout, and everything else to stderr.")]
 
 
 @study_app.command(
@@ -31,8 +36,8 @@ def run_study(
     study: Annotated[
         str,
         typer.Argument(
-            help="effect (tables 2, 4), inference (2), references (5), settings (1a to 1c), domains, hops, segmenter, "
-            "lid, or your own TOML file."
+            help="effect (tables 2, 4), inference (table 2), references (table 5), settings (tables 1a to 1c), "
+            "domains, hops, segmenter, lid, or a TOML file of your own."
         ),
     ],
     configuration: Configuration,
@@ -41,29 +46,55 @@ def run_study(
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
     until: Annotated[
         StageName,
-        typer.Option(metavar="STAGE", help="Last stage of each trial; pseudo_masks: no segmenter. Some end before."),
+        typer.Option(
+            metavar="STAGE",
+            help="Last stage of the trials; pseudo_masks trains no segmentation network. Some cases end earlier.",
+        ),
     ] = "evaluate",
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each case, with seeds from the configuration's on.")] = 1,
+    seeds: Annotated[
+        int, typer.Option(min=1, help="Number of runs of each case. Their seeds start with the configuration's seed.")
+    ] = 1,
     parallel: Parallel = 1,
+    as_json: AsJson = False,
+    as_csv: AsCsv = False,
     verbose: Verbose = False,
 ) -> None:
-    """A study as data: cases with values of their own over seeds, what they are compared with, the paper's figures."""
+    """Run the cases of a study with several seeds, and compare them with each other and with the paper's results.
+
+    The same command continues a study that was interrupted.
+    """
     with plain_errors(verbose):
         from mcis.platform.runs.workspace import Workspace
         from mcis.tuning.definition import read_definition
         from mcis.tuning.paper import sources_definition
-        from mcis.tuning.studies import Study, defined
+        from mcis.tuning.studies import Study
+        from mcis.tuning.studies import run_study as run
+        from mcis.tuning.tables import cases_csv
 
+        _use_stdout_for_data(as_json=as_json, as_csv=as_csv)
         resolved = configuration.resolve(overrides)
         if study == "settings":
             definition = sources_definition(resolved.config.sources, resolved.config.segmenter.backbone)
         else:
             definition = read_definition(study)
-        asked = Study(
-            kind=study, name=name, resolved=resolved, workspace=Workspace(workspace), seeds=seeds, until=until,
-            parallel=parallel, verbose=verbose
-        )  # fmt: skip
-        defined(asked, definition)
+        result = run(
+            Study(
+                kind=study,
+                name=name,
+                resolved=resolved,
+                workspace=Workspace(workspace),
+                num_seeds=seeds,
+                until=until,
+                parallel=parallel,
+                verbose=verbose,
+            ),
+            definition,
+        )
+
+        if as_json:
+            typer.echo(json.dumps(result.as_json(), indent=2))
+        if as_csv:
+            typer.echo(cases_csv(result.cases), nl=False)
 
 
 @study_app.command(
@@ -86,30 +117,71 @@ def search(
     ] = None,
     objective: Annotated[
         str,
-        typer.Option(help="What is maximized: val_map, maps, masks, or segmentation of another split than reported."),
+        typer.Option(
+            help="Score to maximize: val_map, maps, masks, or, of another split than the reported one, segmentation or "
+            "segmentation-crf."
+        ),
     ] = "maps",
-    trials: Annotated[int, typer.Option(min=1, help="Trials in all, those of earlier calls included.")] = 30,
-    minutes: Annotated[float | None, typer.Option(min=0.1, help="Then all trials end.", show_default="no end")] = None,
+    trials: Annotated[int, typer.Option(min=1, help="Number of trials, including those of earlier calls.")] = 30,
+    minutes: Annotated[
+        float | None, typer.Option(min=0.1, help="Time limit, after which all trials end.", show_default="none")
+    ] = None,
     halving: Annotated[
         int,
-        typer.Option(min=0, help="At validations 1, 3, 9, ... of a classifier, one trial in so many goes on; 0 = all"),
+        typer.Option(
+            min=0,
+            help="Reduction factor N of successive halving: at validations 1, N, N^2, ... of the classifier, the best "
+            "1/N of the trials continue; 0 = all trials continue.",
+        ),
     ] = 3,
     parallel: Parallel = 1,
+    as_json: AsJson = False,
+    as_csv: AsCsv = False,
     verbose: Verbose = False,
 ) -> None:
-    """Search the values that maximize a score: Optuna draws them, successive halving stops trials that lag behind."""
+    """Search the values that maximize a score: Optuna proposes them, successive halving stops bad trials early.
+
+    The same command continues a search that was interrupted, or, with more --trials, one that finished.
+    """
     with plain_errors(verbose):
         from mcis.datasets.errors import UserError
         from mcis.platform.runs.workspace import Workspace
-        from mcis.tuning.search import run_search
+        from mcis.tuning.search import run_search, search_csv, search_json
         from mcis.tuning.search_space import Search, parse_axes
 
+        _use_stdout_for_data(as_json=as_json, as_csv=as_csv)
         if halving == 1:
-            raise UserError("--halving 1", "2 or more, or 0 to let all trials go on", "leave it at 3")
-        run_search(
-            Search(
-                name=name, resolved=configuration.resolve(overrides), workspace=Workspace(workspace),
-                axes=parse_axes(axes or []), objective=objective, trials=trials, minutes=minutes, halving=halving,
-                parallel=parallel, verbose=verbose
-            )
-        )  # fmt: skip
+            raise UserError("--halving 1", "2 or more, or 0 to continue all trials", "use the default, 3")
+        requested_search = Search(
+            name=name,
+            resolved=configuration.resolve(overrides),
+            workspace=Workspace(workspace),
+            axes=parse_axes(axes or []),
+            objective=objective,
+            trials=trials,
+            minutes=minutes,
+            halving=halving,
+            parallel=parallel,
+            verbose=verbose,
+        )
+        result = run_search(requested_search)
+
+        if as_json:
+            typer.echo(json.dumps(search_json(requested_search, result), indent=2))
+        if as_csv:
+            typer.echo(search_csv(requested_search, result), nl=False)
+
+
+def _use_stdout_for_data(*, as_json: bool, as_csv: bool) -> None:
+    """Sends messages and tables to stderr if stdout is for data.
+
+    Raises:
+        UserError: both formats are asked for.
+    """
+    from mcis.datasets.errors import UserError
+    from mcis.platform.runs.progress import console
+
+    if as_json and as_csv:
+        raise UserError("--json and --csv", "one of them", "leave one of them out")
+    if as_json or as_csv:
+        console.stderr = True

@@ -1,4 +1,4 @@
-"""Configurations of studies and searches over a few drawn images, and a database server."""
+"""Fixtures for studies and searches: a configuration with a few drawn images, and a database server."""
 
 import glob
 import os
@@ -30,7 +30,7 @@ TINY = (
 
 @pytest.fixture
 def small_voc(tmp_path: Path) -> Callable[..., Resolved]:
-    """Draws a devkit; its configuration by the recipe `scratch`, with networks as small as they go."""
+    """Returns a function that draws a devkit and returns its configuration: recipe `scratch` with tiny networks."""
 
     def build(*overrides: str, train: int = 16, val: int = 4, classes: int = 2, epochs: int = 1) -> Resolved:
         root = tmp_path / "VOC2012"
@@ -43,44 +43,75 @@ def small_voc(tmp_path: Path) -> Callable[..., Resolved]:
 
 @pytest.fixture
 def postgresql() -> Iterator[tuple[str, dict[str, str]]]:
-    """An empty PostgreSQL database of its own on loopback: its address, and the variable with its password."""
-    folders = [Path(path) for path in glob.glob("/usr/lib/postgresql/*/bin")]
-    found = shutil.which("initdb", path=os.pathsep.join(map(str, folders)) + os.pathsep + os.environ.get("PATH", ""))
-    if found is None:
+    """An empty PostgreSQL database on loopback: its address, and the environment variable with its password."""
+    programs = _find_programs()
+    if programs is None:
         pytest.skip("PostgreSQL is not installed")
-    programs = Path(found).parent
-    user = {"user": "postgres", "group": "postgres"} if os.geteuid() == 0 else {}  # it refuses root
-    folder = Path(tempfile.mkdtemp(prefix="mcis-postgresql-", dir="/tmp"))
-    password = secrets.token_urlsafe(24)
+    server = _PostgresqlServer(programs)
+    try:
+        server.start()
+        try:
+            yield server.address, {"PGPASSWORD": server.password}
+        finally:
+            server.stop()
+    finally:
+        shutil.rmtree(server.folder, ignore_errors=True)
+
+
+def _find_programs() -> Path | None:
+    """The folder of PostgreSQL's programs; None if it is not installed."""
+    folders = glob.glob("/usr/lib/postgresql/*/bin")
+    path = os.pathsep.join([*folders, os.environ.get("PATH", "")])
+    initdb = shutil.which("initdb", path=path)
+    return Path(initdb).parent if initdb else None
+
+
+def _free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    try:
-        (folder / "password").write_text(password)
-        if user:
-            for path in (folder, folder / "password"):
-                shutil.chown(path, **user)
+        return int(free.getsockname()[1])
 
-        def run(program: str, *arguments: str) -> None:
-            command: list[Any] = [programs / program, *arguments]
-            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, **user)  # type: ignore[call-overload]
-            assert done.returncode == 0, done.stdout + done.stderr
 
-        data, log = str(folder / "data"), str(folder / "log")
-        run("initdb", "-D", data, "-U", "mcis", "-A", "scram-sha-256", "--pwfile", str(folder / "password"))
-        options = f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={folder} -c fsync=off"
-        # Its output goes to the log alone: a pipe would stay open as long as the server.
+class _PostgresqlServer:
+    """A PostgreSQL server with a database cluster in a temporary folder.
+
+    Args:
+        programs: folder of PostgreSQL's programs.
+    """
+
+    def __init__(self, programs: Path):
+        self.programs = programs
+        self.folder = Path(tempfile.mkdtemp(prefix="mcis-postgresql-", dir="/tmp"))
+        self.password = secrets.token_urlsafe(24)
+        self.port = _free_port()
+        self.address = f"postgresql+psycopg2://mcis@127.0.0.1:{self.port}/postgres"
+        self.options: dict[str, Any] = {"cwd": self.folder}
+        if os.geteuid() == 0:  # PostgreSQL refuses to run as root
+            self.options |= {"user": "postgres", "group": "postgres"}
+
+    def start(self) -> None:
+        password_file = self.folder / "password"
+        password_file.write_text(self.password)
+        if "user" in self.options:
+            for path in (self.folder, password_file):
+                shutil.chown(path, self.options["user"], self.options["group"])
+        data = str(self.folder / "data")
+        self._run("initdb", "-D", data, "-U", "mcis", "-A", "scram-sha-256", "--pwfile", str(password_file))
+
+        settings = f"-p {self.port} -c listen_addresses=127.0.0.1 -c unix_socket_directories={self.folder} -c fsync=off"
+        log = self.folder / "log"
+        # The server inherits the output of pg_ctl, so a pipe would stay open as long as the server runs.
         started = subprocess.run(
-            [programs / "pg_ctl", "-D", data, "-l", log, "-w", "-o", options, "start"],
-            cwd=folder,
+            [self.programs / "pg_ctl", "-D", data, "-l", log, "-w", "-o", settings, "start"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            **user,  # type: ignore[call-overload]
+            **self.options,
         )
-        assert started.returncode == 0, (folder / "log").read_text()
-        try:
-            yield f"postgresql+psycopg2://mcis@127.0.0.1:{port}/postgres", {"PGPASSWORD": password}
-        finally:
-            run("pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        assert started.returncode == 0, log.read_text()
+
+    def stop(self) -> None:
+        self._run("pg_ctl", "-D", str(self.folder / "data"), "-m", "immediate", "-w", "stop")
+
+    def _run(self, program: str, *arguments: str) -> None:
+        done = subprocess.run([self.programs / program, *arguments], capture_output=True, text=True, **self.options)
+        assert done.returncode == 0, done.stdout + done.stderr

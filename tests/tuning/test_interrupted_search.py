@@ -1,4 +1,4 @@
-"""A search by the command line that is interrupted, then killed, then left alone ends as one that nothing disturbed."""
+"""A search on the command line that is interrupted, then killed, ends as one that was not disturbed."""
 
 import json
 import signal
@@ -12,7 +12,7 @@ import pytest
 
 from mcis.datasets.synthetic import devkit as synthetic
 
-SMALL = (
+VALUES = (
     "classifier.epochs=40",
     "classifier.channels=24",
     "segmenter.channels=24",
@@ -25,15 +25,17 @@ SMALL = (
 AXES = ("classifier.optimizer.learning_rate=loguniform(1e-4,1e-2)", "localize.related=integer(0,2)")
 
 
-def command(root: Path, workspace: Path) -> list[str]:
-    out = [sys.executable, "-m", "mcis.platform.cli", "study", "search", "voc", "--name", "wide", "--recipe", "scratch"]
-    out += ["--voc", str(root), "--workspace", str(workspace), "--trials", "4"]
-    values = (*SMALL, f"data.classes={root / 'classes.txt'}")
-    return [*out, *(f"--set={value}" for value in values), *(f"--axis={axis}" for axis in AXES)]
+def search_command(root: Path, workspace: Path) -> list[str]:
+    """The command of a search with four trials."""
+    command = [sys.executable, "-m", "mcis.platform.cli", "study", "search", "voc", "--name", "wide"]
+    command += ["--recipe", "scratch", "--voc", str(root), "--workspace", str(workspace), "--trials", "4"]
+    command += [f"--set={value}" for value in (*VALUES, f"data.classes={root / 'classes.txt'}")]
+    command += [f"--axis={axis}" for axis in AXES]
+    return command
 
 
-def trains(workspace: Path, trial: str) -> bool:
-    """Whether a trial's classifier has begun to train."""
+def is_training(workspace: Path, trial: str) -> bool:
+    """Whether the training of a trial's classifier has started."""
     record = workspace / "runs" / trial / "record.json"
     if not record.exists():
         return False
@@ -42,44 +44,50 @@ def trains(workspace: Path, trial: str) -> bool:
     return log.exists() and log.stat().st_size > 0
 
 
-def disturbed(call: list[str], workspace: Path, trial: str, how: signal.Signals) -> subprocess.CompletedProcess[str]:
-    """Gives a command and sends its process a signal while the classifier of a trial is trained."""
-    output: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(call, start_new_session=True, **output) as run:
+def send_signal_during(
+    command: list[str], workspace: Path, trial: str, signal_number: signal.Signals
+) -> subprocess.CompletedProcess[str]:
+    """Runs a command and sends its process a signal while the classifier of a trial is trained."""
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **pipes) as process:
         for _ in range(3000):
-            if trains(workspace, trial):
+            if is_training(workspace, trial):
                 break
-            assert run.poll() is None, run.communicate()
+            assert process.poll() is None, process.communicate()
             time.sleep(0.1)
         else:
-            pytest.fail(f"{trial} did not begin")
-        run.send_signal(how)
-        out, errors = run.communicate(timeout=90)
-    return subprocess.CompletedProcess(call, run.returncode, out, errors)
+            pytest.fail(f"{trial} did not start")
+        process.send_signal(signal_number)
+        out, errors = process.communicate(timeout=90)
+    return subprocess.CompletedProcess(command, process.returncode, out, errors)
 
 
-def trials(workspace: Path) -> list[dict[str, Any]]:
+def run_to_the_end(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def ended_trials(workspace: Path) -> list[dict[str, Any]]:
     """Number, values, state and objective of each trial."""
-    tried = json.loads((workspace / "runs" / "wide" / "study.json").read_text())["tried"]
-    return [{key: each[key] for key in ("number", "values", "state", "objective")} for each in tried]
+    trials = json.loads((workspace / "runs" / "wide" / "study.json").read_text())["tried"]
+    return [{key: trial[key] for key in ("number", "values", "state", "objective")} for trial in trials]
 
 
 @pytest.mark.slow
 def test_a_search_that_is_interrupted_and_killed_ends_as_one_that_is_not(tmp_path: Path) -> None:
     root = tmp_path / "VOC2012"
     synthetic.draw(root, train=32, val=16, size=64, classes=4)
-    whole = subprocess.run(command(root, tmp_path / "whole"), capture_output=True, text=True)
-    assert whole.returncode == 0, whole.stdout + whole.stderr
+    run_to_the_end(search_command(root, tmp_path / "undisturbed"))
 
     workspace = tmp_path / "disturbed"
-    call = command(root, workspace)
-    stopped = disturbed(call, workspace, "wide-t001", signal.SIGINT)
-    assert stopped.returncode == 130, stopped.stdout + stopped.stderr
-    assert "interrupted: what is finished is kept" in stopped.stderr
-    assert "Traceback" not in stopped.stdout + stopped.stderr
-    killed = disturbed(call, workspace, "wide-t002", signal.SIGKILL)
+    command = search_command(root, workspace)
+    interrupted = send_signal_during(command, workspace, "wide-t001", signal.SIGINT)
+    assert interrupted.returncode == 130, interrupted.stdout + interrupted.stderr
+    assert "interrupted: what is finished is kept" in interrupted.stderr
+    assert "Traceback" not in interrupted.stdout + interrupted.stderr
+    killed = send_signal_during(command, workspace, "wide-t002", signal.SIGKILL)
     assert killed.returncode == -signal.SIGKILL
-    done = subprocess.run(call, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert trials(workspace) == trials(tmp_path / "whole")
-    assert len(trials(workspace)) == 4
+
+    run_to_the_end(command)
+    assert ended_trials(workspace) == ended_trials(tmp_path / "undisturbed")
+    assert len(ended_trials(workspace)) == 4

@@ -1,8 +1,10 @@
-"""The study of related images as Ray Tune trials that share one classifier, children of one MLflow run."""
+"""Studies on Ray Tune: refused studies, cases with controls, shared stages, failing trials, and printed results."""
 
+import csv
+import io
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -18,15 +20,17 @@ from mcis.platform.reporting.comparison import BootstrapSettings, compare
 from mcis.platform.runs import progress
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.workspace import Workspace
+from mcis.tuning.case_scores import CaseScores
 from mcis.tuning.definition import read_definition
-from mcis.tuning.studies import Study, defined
+from mcis.tuning.studies import Study, run_study
+from mcis.tuning.tables import cases_csv
 
 SmallVoc = Callable[..., Resolved]
 
 
-def asked_for(resolved: Resolved, workspace: Path, kind: str = "references", **more: Any) -> Study:
-    what: dict[str, Any] = {"until": "pseudo_masks", "parallel": 2, **more}
-    return Study(kind=kind, name="study", resolved=resolved, workspace=Workspace(workspace), **what)
+def make_study(resolved: Resolved, workspace: Path, kind: str = "references", **options: Any) -> Study:
+    fields: dict[str, Any] = {"until": "pseudo_masks", "parallel": 2, **options}
+    return Study(kind=kind, name="study", resolved=resolved, workspace=Workspace(workspace), **fields)
 
 
 @pytest.mark.parametrize(
@@ -46,125 +50,173 @@ def asked_for(resolved: Resolved, workspace: Path, kind: str = "references", **m
         ("effect", ("data.truth_masks=absent",), "pseudo_masks", "no training image has a ground-truth mask"),
     ],
 )
-def test_what_cannot_be_studied_is_refused_before_its_first_trial(
+def test_an_impossible_study_is_refused_before_its_first_trial(
     tmp_path: Path, small_voc: SmallVoc, study: str, values: tuple[str, ...], until: str, found: str
 ) -> None:
-    model = build_classifier(resolve("voc", "scratch").config.classifier, 2)
-    save_weights(model, tmp_path / "mine.pt", {})  # of co+contrastive, which fits one of the trainings
-    told = [value.replace("FILE", str(tmp_path / "mine.pt")) for value in values]
-    asked = asked_for(small_voc(*told), tmp_path / "w", study, until=until)
+    weights = tmp_path / "mine.pt"
+    save_weights(build_classifier(resolve("voc", "scratch").config.classifier, 2), weights, {})  # fits one training
+    overrides = [value.replace("FILE", str(weights)) for value in values]
+    impossible = make_study(small_voc(*overrides), tmp_path / "w", study, until=until)
     with pytest.raises(UserError, match=found):
-        defined(asked, read_definition(study))
+        run_study(impossible, read_definition(study))
     assert not list((tmp_path / "w" / "runs").iterdir())
 
 
+CASES_WITHOUT_CONTRAST = [
+    "none-single",
+    "none-related",
+    "none-itself",
+    "none-wrong-class",
+    "co-alone-single",
+    "co-alone-related",
+    "co-wrong-single",
+    "co-single",
+    "co-related",
+]
+
+
 @pytest.mark.slow
-def test_effects_beside_their_controls(ray_local: None, tmp_path: Path, small_voc: SmallVoc) -> None:
-    """Every case for every seed; a classifier a training and seed, and maps that differ where the cases do."""
+def test_the_study_effect_compares_cases_with_their_controls(
+    ray_local: None, tmp_path: Path, small_voc: SmallVoc
+) -> None:
     workspace = tmp_path / "workspace"
-    whole = read_definition("effect")
-    some = tuple(case for case in whole.cases if "contrastive" not in case.name)
-    study = asked_for(small_voc("seed=4", "localize.related=2"), workspace, "effect", seeds=2)
-    figures = defined(study, whole.model_copy(update={"cases": some}))
-    assert [of.case.name for of in figures] == [
-        "none-single",
-        "none-related",
-        "none-itself",
-        "none-wrong-class",
-        "co-alone-single",
-        "co-alone-related",
-        "co-wrong-single",
-        "co-single",
-        "co-related",
+    definition = read_definition("effect")
+    cases = tuple(case for case in definition.cases if "contrastive" not in case.name)
+    study = make_study(small_voc("seed=4", "localize.related=2"), workspace, "effect", num_seeds=2)
+    result = run_study(study, definition.model_copy(update={"cases": cases}))
+
+    assert [scores.case.name for scores in result.cases] == CASES_WITHOUT_CONTRAST
+    assert all(scores.seeds == [4, 5] for scores in result.cases)
+    assert all(set(scores.miou) == {"localization maps", "pseudo masks"} for scores in result.cases)
+    check_stages(workspace, num_trainings=4, num_cases=len(result.cases), num_seeds=2)
+    check_files(workspace, result.cases)
+    check_difference(workspace, result.cases)
+    rows = list(csv.DictReader(io.StringIO(cases_csv(result.cases))))
+    assert [(row["case"], row["seed"]) for row in rows[:3]] == [
+        ("none-single", "4"),
+        ("none-single", "5"),
+        ("none-related", "4"),
     ]
-    assert all(of.seeds == [4, 5] for of in figures)
-    assert all(set(of.miou) == {"localization maps", "pseudo masks"} for of in figures)
-    assert len(list((workspace / "store").glob("train_classifier-*"))) == 8
-    # Of so short a training nearly all maps score as background alone does, so they are compared themselves.
+    assert float(rows[1]["pseudo masks"]) == result.cases[0].miou["pseudo masks"][1]
+
+
+def check_stages(workspace: Path, *, num_trainings: int, num_cases: int, num_seeds: int) -> None:
+    """Checks that each training has one classifier per seed, and that the maps of all trials differ."""
+    assert len(list((workspace / "store").glob("train_classifier-*"))) == num_trainings * num_seeds
+    # The scores are no test of this: after so short a training, most maps score like an empty map.
     maps = [read_table(folder / "maps")["map"].to_pylist() for folder in (workspace / "store").glob("localize-*")]
-    assert len({str(values) for values in maps}) == len(maps) == 2 * len(figures)
+    assert len({str(values) for values in maps}) == len(maps) == num_cases * num_seeds
+
+
+def check_files(workspace: Path, cases: Sequence[CaseScores]) -> None:
+    """Checks study.png, study.html and study.json."""
     folder = workspace / "runs" / "study"
     assert (folder / "study.png").read_bytes()[:4] == b"\x89PNG"
     page = (folder / "study.html").read_text()
-    assert all(page.count(f">{of.case.name}<") > 16 for of in figures), "both kinds of images, each with every case"
-    assert "By the distance from where a map is highest" in page
-    written = json.loads((folder / "study.json").read_text())
-    assert [of["miou"] for of in written["cases"]] == [of.miou for of in figures]
-    assert written["cases"][1]["case"]["values"] == figures[1].case.values
-    assert (written["study"], written["recipe"], written["changed"]["compute.threads"]) == ("effect", "scratch", 1)
-    methods = written["means"]["localization maps"]["method"]
-    with_related = {of.case.inference.partition(", trained")[0] for of in figures if of.case.related}
-    assert set(methods.split(" or ")) == with_related
-    against = {(d["of"]["name"], d["of"]["against"]): d for d in written["differences"]}
-    by_name = {of.case.name: of.miou["pseudo masks"] for of in figures}
-    difference = against["co-related", "co-alone-related"]
-    expected = [a - b for a, b in zip(by_name["co-related"], by_name["co-alone-related"], strict=True)]
-    assert (difference["seeds"], difference["miou"]["pseudo masks"]) == ([4, 5], expected)
+    assert all(page.count(f">{scores.case.name}<") > 16 for scores in cases), "both kinds of images show every case"
+
+    content = json.loads((folder / "study.json").read_text())
+    assert (content["study"], content["recipe"], content["changed"]["compute.threads"]) == ("effect", "scratch", 1)
+    assert [case["miou"] for case in content["cases"]] == [scores.miou for scores in cases]
+    assert content["cases"][1]["case"]["values"] == cases[1].case.values
+    methods = content["means"]["localization maps"]["method"].split(" or ")
+    assert set(methods) == {scores.case.inference.partition(", trained")[0] for scores in cases if scores.case.related}
+
+
+def check_difference(workspace: Path, cases: Sequence[CaseScores]) -> None:
+    """Checks a difference in study.json against the scores and against `mcis compare`."""
+    content = json.loads((workspace / "runs" / "study" / "study.json").read_text())
+    differences = {(entry["of"]["name"], entry["of"]["against"]): entry for entry in content["differences"]}
+    difference = differences["co-related", "co-alone-related"]
+    miou = {scores.case.name: scores.miou["pseudo masks"] for scores in cases}
+    expected = [value - control for value, control in zip(miou["co-related"], miou["co-alone-related"], strict=True)]
+    assert difference["seeds"] == [4, 5]
+    assert difference["miou"]["pseudo masks"] == expected
+
+    runs = [f"study-{case}-s4,study-{case}-s5" for case in ("co-alone-related", "co-related")]
+    comparison = compare(open_run_groups(workspace, runs), BootstrapSettings())
+    (compared,) = (entry for entry in comparison.scores[1].differences if entry.measure == "miou")
     low, high = difference["intervals"]["pseudo masks"]
-    both = [f"study-{case}-s4,study-{case}-s5" for case in ("co-alone-related", "co-related")]
-    compared = open_run_groups(workspace, both)
-    [found] = [of for of in compare(compared, BootstrapSettings()).scores[1].differences if of.measure == "miou"]
-    assert (found.low, found.high) == (low, high)
-    assert low <= found.difference <= high
-    assert found.difference == pytest.approx(mean(expected), abs=0.01)  # scores have two digits
+    assert (compared.low, compared.high) == (low, high)
+    assert low <= compared.difference <= high
+    assert compared.difference == pytest.approx(mean(expected), abs=0.01)  # scores have two decimals
 
 
 @pytest.mark.slow
-def test_trials_share_the_classifier_are_children_of_one_run_and_may_fail(
+def test_trials_share_stages_are_tracked_below_the_study_and_may_fail(
     ray_local: None,
     tmp_path: Path,
     small_voc: SmallVoc,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    from mlflow.tracking import MlflowClient
-
     workspace = tmp_path / "workspace"
-    study = asked_for(small_voc(), workspace)
+    study = make_study(small_voc(), workspace)
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "correct horse battery staple")
     monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
-    defined(study, read_definition("references"))
+    run_study(study, read_definition("references"))
     shown = capsys.readouterr().out
-    assert "study:   6 trials; a stage that several agree in" in shown
+    assert "study:   6 trials; a stage with the same settings in several trials is computed once" in shown
     assert all(f"study study: {done}/6" in shown for done in range(1, 7)), shown
 
+    check_shared_stages(workspace)
+    check_tracking(workspace)
+    files = [path for path in workspace.rglob("*") if path.is_file()]
+    assert any(path.name == "params.json" for path in files), "Tune wrote the parameters of its trials"
+    assert not [path for path in files if b"correct horse" in path.read_bytes()]
+    check_failures(study, tmp_path / "VOC2012" / "SaliencyMaps")
+
+
+def check_shared_stages(workspace: Path) -> None:
+    """Checks that six trials, two at a time, computed each stage as often as it differs."""
     assert len(list((workspace / "store").glob("train_classifier-*"))) == 1
     assert len(list((workspace / "store").glob("localize-*"))) == 6
-    reports = [(workspace / f"runs/study-r{r}-s0/report.html").read_text() for r in range(6)]
-    for stage, trials in {"index": 1, "train classifier": 1, "localize": 6, "pseudo masks": 6, "evaluate": 6}.items():
-        names = [f"<li><span>{stage}</span>", f'<li class="reused"><span>{stage}</span>']
-        computed, reused = (sum(name in report for report in reports) for name in names)
-        assert (computed, reused) == (trials, 6 - trials), f"{stage}, of two trials at a time"
-    written = json.loads((workspace / "runs" / "study" / "study.json").read_text())
-    assert [of["case"]["related"] for of in written["cases"]] == list(range(6))
-    assert all(set(of["miou"]) == {"localization maps", "pseudo masks"} for of in written["cases"])
-    assert (workspace / "runs" / "study" / "study.png").read_bytes()[:4] == b"\x89PNG"
+    reports = [(workspace / f"runs/study-r{related}-s0/report.html").read_text() for related in range(6)]
+    times_computed = {"index": 1, "train classifier": 1, "localize": 6, "pseudo masks": 6, "evaluate": 6}
+    for stage, times in times_computed.items():
+        computed = sum(f"<li><span>{stage}</span>" in report for report in reports)
+        reused = sum(f'<li class="reused"><span>{stage}</span>' in report for report in reports)
+        assert (computed, reused) == (times, 6 - times), stage
+
+    content = json.loads((workspace / "runs" / "study" / "study.json").read_text())
+    assert [case["case"]["related"] for case in content["cases"]] == list(range(6))
+    assert all(set(case["miou"]) == {"localization maps", "pseudo masks"} for case in content["cases"])
+
+
+def check_tracking(workspace: Path) -> None:
+    """Checks the MLflow runs of the study and of its trials."""
+    from mlflow.tracking import MlflowClient
+
     client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("mcis")
     assert experiment is not None
     runs = client.search_runs([experiment.experiment_id])
-    parent = next(r for r in runs if r.info.run_name == "study")
-    children = [r for r in runs if r.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
-    cases = sorted((r.data.params["case"], r.data.params["related"]) for r in children)
-    assert cases == [(f"r{r}", str(r)) for r in range(6)]
-    assert [of.path for of in client.list_artifacts(parent.info.run_id)] == ["study.html", "study.json", "study.png"]
-    assert sorted(r.data.params["localize.related"] for r in children) == [str(r) for r in range(6)]
-    assert all(r.info.status == "FINISHED" for r in runs)
-    files = [path for path in workspace.rglob("*") if path.is_file()]
-    assert any(path.name == "params.json" for path in files)
-    assert not [path for path in files if b"correct horse" in path.read_bytes()]
-    # Once more, with masks that none can be made of: the table is that of the trials that ended well.
-    for path in (workspace / "store").glob("pseudo_masks-*"):
+    assert all(run.info.status == "FINISHED" for run in runs)
+
+    (parent,) = (run for run in runs if run.info.run_name == "study")
+    children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+    parameters = [run.data.params for run in children]
+    assert sorted((values["case"], values["related"]) for values in parameters) == [(f"r{r}", str(r)) for r in range(6)]
+    assert sorted(values["localize.related"] for values in parameters) == [str(related) for related in range(6)]
+    artifacts = [file.path for file in client.list_artifacts(parent.info.run_id)]
+    assert artifacts == ["study.html", "study.json", "study.png"]
+
+
+def check_failures(study: Study, saliency: Path) -> None:
+    """Damages the saliency maps, and checks that the study then fails and after their repair continues."""
+    folder = study.folder
+    for path in study.workspace.store.glob("pseudo_masks-*"):
         shutil.rmtree(path)
-    kept = {path: path.read_bytes() for path in (tmp_path / "VOC2012" / "SaliencyMaps").iterdir()}
-    for path in kept:
+    contents = {path: path.read_bytes() for path in saliency.iterdir()}
+    for path in contents:
         path.write_bytes(b"no picture")
     with pytest.raises(UserError, match="6 of 6 trials failed") as caught:
-        defined(study, read_definition("references"))
-    assert not (workspace / "runs" / "study" / "study.html").exists()
+        run_study(study, read_definition("references"))
     assert "then repeat the command" in caught.value.remedy
-    assert json.loads((workspace / "runs" / "study" / "study.json").read_text())["cases"] == []
-    for path, content in kept.items():
+    assert not folder.study_page.exists()
+    assert json.loads(folder.study.read_text())["cases"] == []
+
+    for path, content in contents.items():
         path.write_bytes(content)
-    assert len(defined(study, read_definition("references"))) == 6
-    assert (workspace / "runs" / "study" / "study.html").exists()
+    assert len(run_study(study, read_definition("references")).cases) == 6
+    assert folder.study_page.exists()

@@ -1,4 +1,4 @@
-"""Tables and pictures of studies."""
+"""Tables, CSV and plots of studies."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,64 +8,100 @@ import pytest
 from rich.console import Console
 
 from mcis.platform.reporting import terminal
-from mcis.tuning.definition import Case
-from mcis.tuning.figures import Figures, PairedDifference, caption
-from mcis.tuning.tables import cases_picture, cases_table, differences_table
+from mcis.tuning.case_scores import CaseScores, PairedDifference, caption
+from mcis.tuning.definition import StudyCase
+from mcis.tuning.tables import StudyTable, cases_csv, cases_table, differences_table, plot_cases
+
+MAPS = "localization maps"
+MASKS = "pseudo masks"
+CRF = "segmentation, CRF"
 
 
-def figures(group: str, name: str, miou: dict[str, list[float]], related: int = 0, **more: Any) -> Figures:
-    how = {"sources": "voc", "inference": f"by {name}", "until": "evaluate", **more}
-    seeds = list(range(max(map(len, miou.values()), default=0)))
-    return Figures(case=Case(name=name, group=group, related=related, **how), seeds=seeds, miou=miou)
+def case_scores(group: str, name: str, miou: dict[str, list[float]], related: int = 0, **case: Any) -> CaseScores:
+    fields = {"sources": "voc", "inference": f"method of {name}", "until": "evaluate", **case}
+    num_seeds = max(map(len, miou.values()), default=0)
+    return CaseScores(
+        case=StudyCase(name=name, group=group, related=related, **fields), seeds=list(range(num_seeds)), miou=miou
+    )
 
 
 EFFECT = [
-    figures("none", "none-single", {"pseudo masks": [10.0, 12.0]}, paper=61.7),
-    figures("co", "co-itself", {"pseudo masks": [20.0, 20.0], "segmentation, CRF": [30.0, 33.0]}, related=1),
+    replace(case_scores("none", "none-single", {MASKS: [10.0, 12.0]}, paper=61.7), shares={"found": [12.0, 13.0]}),
+    case_scores("co", "co-itself", {MASKS: [20.0, 20.0], CRF: [30.0, 33.0]}, related=1),
 ]
 
 
-def test_the_table_has_mean_and_deviation_what_maps_decide_and_only_columns_that_were_reached() -> None:
-    heads, rows = cases_table([replace(EFFECT[0], shares={"found": [12.0, 13.0]}), EFFECT[1]])
-    assert heads == ("case", "maps by", "masks", "+CRF", "found", "paper")
-    assert rows == [
-        ("none-single", "by none-single", "11.00 ±1.41", "-", "12.5", "61.7"),
-        ("co-itself", "by co-itself", "20.00 ±0.00", "31.50 ±2.12", "-", "-"),
+def test_the_table_of_cases_has_the_columns_that_any_case_has() -> None:
+    table = cases_table(EFFECT)
+    assert table.columns == ("case", "masks", "+CRF", "paper", "found", "maps by")
+    assert table.rows == [
+        ("none-single", "11.00 ±1.41", "-", "61.7", "12.5", "method of none-single"),
+        ("co-itself", "20.00 ±0.00", "31.50 ±2.12", "-", "-", "method of co-itself"),
     ]
-    assert "found" not in cases_table(EFFECT)[0]
 
 
-def test_a_narrow_terminal_wraps_text_and_keeps_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    narrow = Console(width=80)
-    monkeypatch.setattr(terminal, "console", narrow)
-    masks = {"localization maps": [58.0, 59.0], "pseudo masks": [67.0, 68.0], "segmentation, CRF": [60.0, 62.0]}
-    shares = {name: [50.0] for name in ("found", "exact", "mAP")}
-    with narrow.capture() as capture:
-        heads, rows = cases_table([replace(figures("co", "co-related", masks), shares=shares)])
-        terminal.print_table("title", heads, rows, numbers=heads[2:])
-    shown = capture.get()
+def test_the_table_of_cases_has_no_column_without_values() -> None:
+    assert cases_table(EFFECT[1:]).columns == ("case", "masks", "+CRF", "maps by")
+
+
+def printed(monkeypatch: pytest.MonkeyPatch, table: StudyTable, width: int) -> str:
+    console = Console(width=width)
+    monkeypatch.setattr(terminal, "console", console)
+    with console.capture() as capture:
+        terminal.print_table("title", table.columns, table.rows, numbers=table.numbers, optional=table.optional)
+    return capture.get()
+
+
+def full_table() -> StudyTable:
+    miou = {MAPS: [58.0, 59.0], MASKS: [67.0, 68.0], "segmentation, no CRF": [60.0, 62.0], CRF: [61.0, 63.0]}
+    scores = case_scores("co", "co-contrastive-alone-related", miou, paper=66.2)
+    return cases_table([replace(scores, shares={name: [50.0, 51.0] for name in ("found", "exact", "mAP")})])
+
+
+def test_a_terminal_of_80_columns_shows_every_miou(monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = printed(monkeypatch, full_table(), 80)
     assert max(map(len, shown.splitlines())) <= 80
-    assert "58.50 ±0.71" in shown
-    assert "67.50 ±0.71" in shown
+    for text in ("58.50 ±0.71", "67.50 ±0.71", "61.00 ±1.41", "62.00 ±1.41"):
+        assert text in shown
+    assert "maps by" not in shown
 
 
-def test_differences_have_their_own_deviation_a_sign_and_an_interval_which_says_none_where_it_holds_0() -> None:
-    """Both cases may vary by far more than their difference."""
-    masks, maps = "pseudo masks", "localization maps"
-    case = figures("co", "co-r3", {}).case.model_copy(update={"against": "co-itself", "shows": "other images"})
-    intervals_of = {masks: [0.25, 2.75], maps: [-0.5, 1.5]}
-    miou = {masks: [1.0, 2.0], maps: [0.5, 0.5]}
-    found = PairedDifference(of=case, seeds=[0, 1], miou=miou, intervals=intervals_of)
-    heads, rows = differences_table([found])
-    assert "+CRF" not in heads
-    assert rows == [
-        ("co-r3 - co-itself", "other images", "+0.50 ±0.00 (none: -0.5 to +1.5)", "+1.50 ±0.71 (+0.2 to +2.8)")
-    ]
+def test_a_wide_terminal_shows_every_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = full_table()
+    shown = printed(monkeypatch, table, 200)
+    assert all(column in shown for column in table.columns)
 
 
-def test_a_picture_has_a_plot_a_column(tmp_path: Path) -> None:
-    """Also where a case has no figure in a column, and where no trial ended well."""
-    for number, some in enumerate((EFFECT, EFFECT[:1], [])):
-        cases_picture(some, tmp_path / f"{number}.png", "name", caption({}))
-    whole, one, none = ((tmp_path / f"{number}.png").stat().st_size for number in range(3))
-    assert whole > one > none
+def difference(miou: dict[str, list[float]], intervals: dict[str, list[float]]) -> PairedDifference:
+    case = case_scores("co", "co-r3", {}, against="co-itself", shows="other images").case
+    return PairedDifference(case=case, seeds=[0, 1], miou=miou, intervals=intervals)
+
+
+def test_differences_have_a_sign_their_own_deviation_and_an_interval() -> None:
+    table = differences_table([difference({MASKS: [1.0, 2.0]}, {MASKS: [0.25, 2.75]})])
+    assert table.columns == ("case - control", "masks", "shows")
+    assert table.rows == [("co-r3 - co-itself", "+1.50 ±0.71 (+0.2 to +2.8)", "other images")]
+
+
+def test_an_interval_that_contains_0_says_none() -> None:
+    table = differences_table([difference({MAPS: [0.5, 0.5]}, {MAPS: [-0.5, 1.5]})])
+    assert table.rows[0][1] == "+0.50 ±0.00 (none: -0.5 to +1.5)"
+
+
+def test_a_difference_without_an_interval_has_only_its_mean() -> None:
+    assert differences_table([difference({MAPS: [0.5]}, {})]).rows[0][1] == "+0.50"
+    nan = float("nan")
+    assert differences_table([difference({MAPS: [0.5]}, {MAPS: [nan, nan]})]).rows[0][1] == "+0.50"
+
+
+def test_the_csv_has_a_row_per_case_and_seed_with_all_values() -> None:
+    lines = cases_csv(EFFECT).splitlines()
+    assert lines[0] == 'case,group,sources,inference,related,until,paper,seed,pseudo masks,"segmentation, CRF",found'
+    assert lines[1] == "none-single,none,voc,method of none-single,0,evaluate,61.7,0,10.0,,12.0"
+    assert lines[4] == "co-itself,co,voc,method of co-itself,1,evaluate,,1,20.0,33.0,"
+
+
+@pytest.mark.parametrize("scores", [EFFECT, EFFECT[:1], []])
+def test_a_plot_is_written_also_without_values(tmp_path: Path, scores: list[CaseScores]) -> None:
+    plot_cases(scores, tmp_path / "plot.png", "name", caption({}))
+    assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"

@@ -1,0 +1,245 @@
+"""Scores of the cases of a study by column and seed: what they mean, and paired differences with intervals."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from pydantic_core import to_jsonable_python
+
+from mcis.datasets.errors import UserError
+from mcis.platform.reporting.compared_runs import open_run_groups
+from mcis.platform.reporting.comparison import BootstrapSettings, ComparedScore, compare
+from mcis.platform.runs.progress import console
+from mcis.platform.runs.scores import ORIGIN, VARIANTS, Score, headings_of
+from mcis.platform.runs.workspace import Workspace
+from mcis.tuning.definition import StudyCase
+
+COLUMNS = tuple(variant.study_column for variant in VARIANTS)
+"""Columns of a study: the scores of a run, in the order of the pipeline."""
+INTERVAL_NOTE = (
+    "in brackets: 95 % interval over 2000 resamples of the images, and over the seeds by Student's t; none = the "
+    "interval contains 0. With one seed, it does not include the variation between seeds. On average, 5 % of such "
+    "intervals do not contain the true difference."
+)
+"""Explanation of the intervals."""
+_CASE_HEADINGS = {"threshold", "related images", "ignored share", "seed"}
+"""Headings of a score's meaning that differ between cases and therefore do not describe a column."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaseScores:
+    """Scores of a case, for each seed whose run has finished.
+
+    Attributes:
+        case: the case.
+        seeds: seeds of the finished runs.
+        miou: mIoU in percent by column, one value per seed.
+        shares: further percentages by heading, one value per seed. `found`: share of the pixels of objects that the
+            maps cover at their best threshold; `exact`: share of the pixels of the maps that are on an object; both
+            regardless of the class. `mAP`: mean average precision of the tags on val.
+    """
+
+    case: StudyCase
+    seeds: list[int]
+    miou: dict[str, list[float]]
+    shares: dict[str, list[float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairedDifference:
+    """Differences of mIoU between a case and the case that it is compared with.
+
+    Attributes:
+        case: the case.
+        seeds: seeds that both cases have.
+        miou: differences in percentage points by column, one value per seed.
+        intervals: lower and upper end of the interval of the mean difference by column, see `with_intervals`.
+    """
+
+    case: StudyCase
+    seeds: list[int]
+    miou: dict[str, list[float]]
+    intervals: dict[str, list[float]] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """The difference in study.json."""
+        return {
+            "of": to_jsonable_python(self.case, by_alias=False),
+            "seeds": self.seeds,
+            "miou": self.miou,
+            "intervals": self.intervals,
+        }
+
+
+def scores_by_column(scores: Sequence[Score], related: int) -> dict[str, Score]:
+    """Selects the scores of a trial that a study shows.
+
+    Args:
+        scores: scores of the trial's run.
+        related: number of related images of the trial. Maps with another number are not shown.
+
+    Returns:
+        The scores by column.
+    """
+    selected: dict[str, Score] = {}
+    for score in scores:
+        column = column_of(score)
+        has_other_maps = score.what == "localization_maps" and score.related != related
+        if column is not None and not has_other_maps:
+            selected[column] = score
+    return selected
+
+
+def column_of(score: Score) -> str | None:
+    """The column of a score; None if studies do not show it."""
+    return score.variant.study_column if score.variant else None
+
+
+def score_case(
+    case: StudyCase, scores: Mapping[int, Mapping[str, Score]], val_map: Mapping[int, float | None]
+) -> CaseScores:
+    """Collects the scores of a case.
+
+    Args:
+        case: the case.
+        scores: scores by seed and column.
+        val_map: mean average precision of the classifier on val, in percent, by seed.
+    """
+    trials = list(scores.values())
+    common_columns = [column for column in COLUMNS if all(column in trial for trial in trials)]
+    miou = {column: [trial[column].miou for trial in trials] for column in common_columns}
+
+    maps = COLUMNS[0]
+    confusions = [np.array(trial[maps].confusion) for trial in trials if maps in trial]
+    precisions = [val_map.get(seed) for seed in scores]
+    shares = {
+        "found": [_found_share(confusion) for confusion in confusions],
+        "exact": [_exact_share(confusion) for confusion in confusions],
+        "mAP": [precision for precision in precisions if precision is not None],
+    }
+    return CaseScores(
+        case=case, seeds=list(scores), miou=miou, shares={name: values for name, values in shares.items() if values}
+    )
+
+
+def _found_share(confusion: np.ndarray) -> float:
+    """Percentage of the pixels of objects that maps cover, from a confusion matrix (K + 1, K + 1) of truth by map."""
+    return 100 * float(confusion[1:, 1:].sum() / max(confusion[1:].sum(), 1))
+
+
+def _exact_share(confusion: np.ndarray) -> float:
+    """Percentage of the pixels that maps cover that are on an object, from a confusion matrix (K + 1, K + 1)."""
+    return 100 * float(confusion[1:, 1:].sum() / max(confusion[:, 1:].sum(), 1))
+
+
+def paired_differences(case_scores: Sequence[CaseScores]) -> Iterator[PairedDifference]:
+    """Yields the differences between each case and the case that it is `against`.
+
+    Differences are computed seed by seed, so that variation that the seeds share cancels out. Cases without a common
+    seed and column are left out.
+    """
+    by_name = {scores.case.name: scores for scores in case_scores}
+    for scores in case_scores:
+        control = by_name.get(scores.case.against or "")
+        if control is None:
+            continue
+        seeds = [seed for seed in scores.seeds if seed in control.seeds]
+        miou = {
+            column: _differences(scores, control, column, seeds)
+            for column in COLUMNS
+            if column in scores.miou and column in control.miou
+        }
+        if seeds and miou:
+            yield PairedDifference(case=scores.case, seeds=seeds, miou=miou)
+
+
+def _differences(scores: CaseScores, control: CaseScores, column: str, seeds: Sequence[int]) -> list[float]:
+    """The differences of one column for each of the seeds."""
+    differences = []
+    for seed in seeds:
+        value = scores.miou[column][scores.seeds.index(seed)]
+        control_value = control.miou[column][control.seeds.index(seed)]
+        differences.append(value - control_value)
+    return differences
+
+
+def with_intervals(
+    difference: PairedDifference, trial_name: Callable[[str, int], str], workspace: Workspace
+) -> PairedDifference:
+    """Adds the intervals that `mcis compare` computes for the same runs.
+
+    A column has no interval if its scores are of different images in the two cases, for example training images of
+    different sources. If the runs cannot be compared at all, a note is printed.
+
+    Args:
+        difference: the difference.
+        trial_name: returns the name of the run of a case and a seed.
+        workspace: workspace of the runs.
+    """
+    control = str(difference.case.against)
+    name = difference.case.name
+    runs = [",".join(trial_name(case, seed) for seed in difference.seeds) for case in (control, name)]
+    try:
+        groups = open_run_groups(workspace.root, runs)
+        compared_scores = compare(groups, BootstrapSettings()).scores
+    except UserError as error:
+        console.print(f"note: no intervals of {control} and {name}: {error.found}")
+        return difference
+
+    intervals: dict[str, list[float]] = {}
+    for compared in compared_scores:
+        column = column_of(groups[0].scores(compared.title)[0])
+        interval = _miou_interval(compared)
+        if column in difference.miou and interval:
+            intervals[column] = interval
+    return replace(difference, intervals=intervals)
+
+
+def _miou_interval(compared: ComparedScore) -> list[float] | None:
+    """Lower and upper end of the interval of the difference of mIoU; None if there is none."""
+    intervals = [[found.low, found.high] for found in compared.differences if found.measure == "miou"]
+    return intervals[-1] if intervals else None
+
+
+def used_columns(rows: Sequence[CaseScores] | Sequence[PairedDifference]) -> list[str]:
+    """The columns in which any of the rows has a value."""
+    return [column for column in COLUMNS if any(column in row.miou for row in rows)]
+
+
+def meaning_of_columns(trials: Sequence[Mapping[str, Score]]) -> dict[str, dict[str, str]]:
+    """Describes what the scores of each column are.
+
+    Args:
+        trials: scores by column of each trial.
+
+    Returns:
+        Texts by column and heading. Where trials differ, all their texts, joined by `or`.
+    """
+    columns: dict[str, dict[str, str]] = {}
+    for column in COLUMNS:
+        meanings = [trial[column].meaning() for trial in trials if column in trial]
+        texts: dict[str, str] = {}
+        for heading in headings_of(meanings, without=_CASE_HEADINGS):
+            different_texts = dict.fromkeys(meaning[heading] for meaning in meanings if heading in meaning)
+            texts[heading] = " or ".join(different_texts)
+        if texts:
+            columns[column] = texts
+    return columns
+
+
+def caption(meanings: Mapping[str, Mapping[str, str]]) -> str:
+    """Describes the columns in one line, without the origin of the scores and without methods that differ by row.
+
+    Args:
+        meanings: texts by column and heading, see `meaning_of_columns`.
+    """
+    columns = []
+    for column, meaning in meanings.items():
+        texts = []
+        for heading, text in meaning.items():
+            differs_by_row = heading == "method" and " or " in text
+            if heading not in ORIGIN and not differs_by_row:
+                texts.append(f"{heading} {text}")
+        columns.append(f"{column}: {', '.join(texts)}")
+    return "; ".join(columns)
