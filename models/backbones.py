@@ -1,8 +1,8 @@
-"""Backbones: images (B, 3, H, W), normalized as the backbone wants them -> features (B, C, H / stride, W / stride).
+"""Backbones: map normalized images (B, 3, H, W) to features (B, C, H / stride, W / stride).
 
-Here are the project's own and torchvision's; `timm_backbones` has timm's.
+This module has the project's own backbones and torchvision's. `timm_backbones` has timm's.
 
-No backbone uses statistics of the batch (batch norm is frozen, or there is no norm at all), so an image's features do
+No backbone uses batch statistics: batch norm is frozen, or there are no norms. The features of an image therefore do
 not depend on the other images of its batch or on the number of workers.
 """
 
@@ -19,33 +19,34 @@ from mcis.models.grids import Grids, Layout
 
 
 def to_float_images(images: Tensor) -> Tensor:
-    """uint8 RGB (B, H, W, 3) -> float32 (B, 3, H, W) in [0, 1]."""
+    """Converts uint8 RGB images (B, H, W, 3) to float32 (B, 3, H, W) in [0, 1]."""
     return images.permute(0, 3, 1, 2).float() / 255
 
 
 class Normalization(NamedTuple):
-    """How a backbone wants its pixels: less `mean`, divided by `deviation`, both of RGB values in [0, 1]."""
+    """Mean and standard deviation by which a backbone's images are normalized, for RGB values in [0, 1]."""
 
     mean: tuple[float, float, float]
     deviation: tuple[float, float, float]
 
     def __call__(self, images: Tensor) -> Tensor:
-        """RGB (B, 3, H, W) in [0, 1] -> normalized channel by channel, (B, 3, H, W)."""
-        mean, deviation = (images.new_tensor(values).view(1, 3, 1, 1) for values in self)
+        """Normalizes each channel of RGB images (B, 3, H, W) in [0, 1]."""
+        mean = images.new_tensor(self.mean).view(1, 3, 1, 1)
+        deviation = images.new_tensor(self.deviation).view(1, 3, 1, 1)
         return (images - mean) / deviation
 
 
 IMAGENET = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-"""Of the project's own backbones and torchvision's."""
+"""Normalization of the project's own backbones and torchvision's."""
 
 
 class Layer(NamedTuple):
-    """A layer inside a backbone whose output is read beside the features.
+    """A layer inside a backbone whose output can be read together with the features.
 
     Attributes:
-        name: of the module in the backbone's body.
-        channels: C' of its output.
-        layout: of its positions.
+        name: Name of the module in the backbone's body.
+        channels: Number of output channels.
+        layout: Layout of the output's positions.
     """
 
     name: str
@@ -54,20 +55,21 @@ class Layer(NamedTuple):
 
 
 class Backbone(nn.Module):
-    """A feature extractor with known width, and known places of its positions.
+    """Feature extractor with a known number of channels and known locations of its positions.
 
     Attributes:
-        stage_channels: channels of the stages whose outputs, one behind the other, are the features.
-        channels: C of the features, the sum of `stage_channels`.
-        layout: of their positions.
-        normalize: images in [0, 1] -> as the body wants them.
-        stages: for each stage, in forward order, the beginning of the name of its first parameter in the body. A
-            stage's parameters are those up to the next one's first, in the order of the body's parameters.
-        new_layers: prefixes of the names of parameters without pretrained weights, whose learning rate may be higher
+        stage_channels: Channels of the stages whose concatenated outputs are the features.
+        channels: Channels C of the features, the sum of `stage_channels`.
+        layout: Layout of the features' positions.
+        normalize: Normalization of the input images.
+        stages: Prefix of the name of each stage's first parameter in the body, in forward order. A stage's parameters
+            are the ones from there up to the first of the next stage, in the order of the body's parameters.
+        new_layers: Name prefixes of parameters without pretrained weights. Their learning rate may be higher
             (RELEASED_RECIPE, "Classifier").
-        unused_weights: prefixes of the names of tensors that files of pretrained weights have and the body lacks.
-        levels: earlier layers, from the finest to the coarsest, that may be read beside the features. The first one of
-            convolutional networks has stride 4.
+        unused_weights: Name prefixes of tensors that files of pretrained weights contain and the body does not use:
+            classification layers.
+        levels: Earlier layers that can be read together with the features, from the finest to the coarsest. The first
+            level of a convolutional network has stride 4.
     """
 
     def __init__(
@@ -84,13 +86,13 @@ class Backbone(nn.Module):
     ):
         super().__init__()
         self.body = body
-        self.stage_channels, self.channels, self.layout, self.stages = (
-            stage_channels,
-            sum(stage_channels),
-            layout,
-            stages,
-        )
-        self.normalize, self.new_layers, self.unused_weights = normalization, new_layers, unused_weights
+        self.stage_channels = stage_channels
+        self.channels = sum(stage_channels)
+        self.layout = layout
+        self.stages = stages
+        self.normalize = normalization
+        self.new_layers = new_layers
+        self.unused_weights = unused_weights
         self.levels = levels
 
     def forward(self, images: Tensor) -> Tensor:
@@ -98,43 +100,45 @@ class Backbone(nn.Module):
         return features
 
     def forward_levels(self, images: Tensor) -> list[Tensor]:
-        """The outputs of all levels, (B, C', h', w') each, and the features (B, C, h, w), of one forward pass."""
+        """Runs one forward pass and returns the outputs of all levels and then the features, (B, C', h', w') each."""
         with self.capture_outputs(*self.levels) as outputs:
             features = self(images)
         return [*outputs, features]
 
     def keep_pretrained_head(self) -> int:
-        """Keeps the layers between features and classes that the pretrained weights have, if they have any.
+        """Adds the pretrained layers between features and classification layer to the body, if the backbone has any.
+
+        Call it before weights are loaded.
 
         Returns:
-            C' of `of_image`.
+            Number of channels of `image_features`.
         """
         return self.channels
 
     def image_features(self, features: Tensor) -> Tensor:
-        """What an image as a whole shows, (B, C'), of its features (B, C, h, w): their mean, behind the layers kept."""
+        """Pools features (B, C, h, w) to one vector per image, (B, C'), after the layers of `keep_pretrained_head`."""
         return features.mean(dim=(2, 3))
 
     @property
     def correlation_layers(self) -> tuple[Layer, ...]:
-        """The last two levels at the features' positions, which pixel correlation compares (`seam`), if there are."""
-        there = tuple(level for level in self.levels if level.layout == self.layout)
-        return there[-2:] if len(there) > 1 else ()
+        """The last two levels with the layout of the features, for pixel correlation (`seam`). Empty if fewer."""
+        same_layout = tuple(level for level in self.levels if level.layout == self.layout)
+        return same_layout[-2:] if len(same_layout) > 1 else ()
 
     def grids(self, images: Tensor, features: Tensor) -> Grids:
-        """Where the positions of features (..., h, w) lie in their images (..., H, W)."""
+        """Returns the positions of features (..., h, w) in their images (..., H, W)."""
         return self.layout.grids(images.shape, features.shape)
 
     @contextlib.contextmanager
     def capture_outputs(self, *layers: Layer) -> Iterator[list[Tensor]]:
-        """Fills a list with the layers' outputs, in forward order, of the first pass within the block."""
+        """Yields a list that receives the layers' outputs, in forward order, of the first forward pass in the block."""
         outputs: list[Tensor] = []
 
-        def watch(module: nn.Module, inputs: Any, output: Tensor) -> None:
+        def capture(module: nn.Module, inputs: Any, output: Tensor) -> None:
             if len(outputs) < len(layers):
                 outputs.append(output)
 
-        handles = [self.body.get_submodule(layer.name).register_forward_hook(watch) for layer in layers]
+        handles = [self.body.get_submodule(layer.name).register_forward_hook(capture) for layer in layers]
         try:
             yield outputs
         finally:
@@ -143,25 +147,32 @@ class Backbone(nn.Module):
 
 
 def freeze_except_last(backbone: Backbone, count: int) -> None:
-    """Freezes a backbone but for its last `count` stages; 0 freezes all of it. UserError where it has fewer stages."""
-    if count > len(backbone.stages):
+    """Freezes a backbone except for its last `count` stages. 0 freezes all of them.
+
+    Raises:
+        UserError: The backbone has fewer stages.
+    """
+    stages = backbone.stages
+    if count > len(stages):
         raise UserError(
-            f"the last {count} stages of a backbone are to be trained, and it has {len(backbone.stages)}",
-            f"at most {len(backbone.stages)} stages",
-            "set trainable_stages to that, or to all",
+            f"the last {count} stages of a backbone are to be trained, but it has {len(stages)}",
+            f"at most {len(stages)} stages",
+            f"set trainable_stages to {len(stages)}, or to all",
         )
-    first = backbone.stages[len(backbone.stages) - count] if count else None
-    begun = False
+
+    first_trained = stages[len(stages) - count] if count else None
+    trained = False
     for name, parameter in backbone.body.named_parameters():
-        begun = begun or (first is not None and name.startswith(first))
-        parameter.requires_grad_(begun)
+        if first_trained is not None and name.startswith(first_trained):
+            trained = True
+        parameter.requires_grad_(trained)
 
 
-def convolutions(*sizes: tuple[int, int, int, int, int]) -> nn.Sequential:
-    """Convolutions with ReLU between them and He's initial weights.
+def _conv_stack(*sizes: tuple[int, int, int, int, int]) -> nn.Sequential:
+    """Builds convolutions with He initialization and ReLUs between them.
 
     Args:
-        sizes: of each the channels that it takes and gives, kernel, stride and dilation.
+        sizes: Input channels, output channels, kernel, stride and dilation of each convolution.
     """
     layers: list[nn.Module] = []
     for inputs, outputs, kernel, stride, dilation in sizes:
@@ -174,58 +185,68 @@ def convolutions(*sizes: tuple[int, int, int, int, int]) -> nn.Sequential:
 
 
 def small(*, channels: int = 96, stride: int = 8) -> Backbone:
-    """Five 3x3 convolutions with ReLU between them, 0.2 million weights: trains from scratch on a CPU.
+    """Builds five 3x3 convolutions with ReLUs between them: 0.2 million weights, trained from scratch on a CPU.
 
-    There are no normalization layers: group norm over an image's positions would remove how much of a pattern the image
-    has, and that is what global average pooling hands to the class layer. There is no last ReLU: features of both signs
-    tell positions apart by their cosine, which features that are all positive hardly do.
+    There are no norms: group norm over an image's positions would remove how much of a pattern the image has, which is
+    what global average pooling passes to the class layer. There is no final ReLU: features of both signs make positions
+    distinguishable by their cosine, and non-negative features hardly do.
 
     Args:
-        channels: C, a multiple of 3.
-        stride: 8, or 4, where the last reduction becomes a dilation with the same weights; UserError for others.
+        channels: Channels C of the features, a multiple of 3.
+        stride: 8 or 4. For 4, the last stride becomes a dilation, with the same weights.
+
+    Raises:
+        UserError: Another stride.
     """
     if stride not in (4, 8):
         raise UserError(f"backbone small with stride {stride}", "stride 4 or 8", "set stride to 4 or 8")
-    last, dilation = (2, 1) if stride == 8 else (1, 2)
+
+    last_stride = 2 if stride == 8 else 1
+    dilation = 1 if stride == 8 else 2
     third = channels // 3
-    body = convolutions(
+    body = _conv_stack(
         (3, third, 3, 2, 1),
         (third, 2 * third, 3, 2, 1),
-        (2 * third, channels, 3, last, 1),
+        (2 * third, channels, 3, last_stride, 1),
         (channels, channels, 3, 1, dilation),
         (channels, channels, 3, 1, dilation),
     )
-    early = Layer("3", 2 * third, Layout(4))  # behind the second ReLU
     return Backbone(
         body,
         stage_channels=(channels,),
         layout=Layout(stride),
         stages=("0.", "2.", "4.", "6.", "8."),
         new_layers=("body",),
-        levels=(early, Layer("5", channels, Layout(stride)), Layer("7", channels, Layout(stride))),
+        levels=(
+            Layer("3", 2 * third, Layout(4)),  # after the second ReLU
+            Layer("5", channels, Layout(stride)),
+            Layer("7", channels, Layout(stride)),
+        ),
     )
 
 
-_HEADS = ("fc.", "classifier.")  # torchvision's names of the classification layers
+_CLASSIFICATION_LAYERS = ("fc.", "classifier.")
+"""Name prefixes of torchvision's classification layers."""
 _VGG16_STAGES = ("features.0.", "features.5.", "features.10.", "features.17.", "features.24.")
 
 
 def _vgg16_features() -> nn.Sequential:
-    """VGG-16's layers with stride 8: pool4 3x3 with stride 1, conv5 dilated by 2, no pool5."""
+    """Builds VGG-16's layers with stride 8: pool4 is 3x3 with stride 1, conv5 has dilation 2, pool5 is left out."""
     from torchvision.models import vgg16 as torchvision_vgg16
 
     features: Any = torchvision_vgg16(weights=None).features[:-1]
     features[23] = nn.MaxPool2d(3, stride=1, padding=1)
     for index in (24, 26, 28):
-        features[index].dilation, features[index].padding = (2, 2), (2, 2)
+        features[index].dilation = (2, 2)
+        features[index].padding = (2, 2)
     assert isinstance(features, nn.Sequential)
     return features
 
 
 def vgg16() -> Backbone:
-    """The classifier's VGG-16, stride 8, with three 3x3 convolutions of 512 in place of the fully connected layers.
+    """Builds the classifier's VGG-16: stride 8, three 3x3 convolutions of 512 channels instead of the linear layers.
 
-    256x256 pixels -> 32x32x512 (section 3.3; strides and dilations: RELEASED_RECIPE, "Classifier").
+    256x256 pixels give 32x32x512 features (section 3.3; strides and dilations: RELEASED_RECIPE, "Classifier").
     """
     extra_convs = nn.Sequential()
     for _ in range(3):
@@ -233,37 +254,39 @@ def vgg16() -> Backbone:
         nn.init.normal_(conv.weight, std=(2 / (9 * 512)) ** 0.5)
         nn.init.zeros_(conv.bias)  # type: ignore[arg-type]
         extra_convs.extend([conv, nn.ReLU(inplace=True)])
-    halves = Layout(8, 3.5)  # three poolings of 2x2 pixels
+
+    layout = Layout(8, 3.5)  # after three poolings of 2x2 pixels
     return Backbone(
         nn.Sequential(OrderedDict(features=_vgg16_features(), extra_convs=extra_convs)),
         stage_channels=(512,),
-        layout=halves,
+        layout=layout,
         stages=(*_VGG16_STAGES, "extra_convs."),
         new_layers=("body.extra_convs",),
-        unused_weights=_HEADS,
+        unused_weights=_CLASSIFICATION_LAYERS,
         levels=(  # pool2, conv4_3 and conv5_3
             Layer("features.9", 128, Layout(4, 1.5)),
-            Layer("features.22", 512, halves),
-            Layer("features.29", 512, halves),
+            Layer("features.22", 512, layout),
+            Layer("features.29", 512, layout),
         ),
     )
 
 
 def vgg16_largefov() -> Backbone:
-    """The segmenter's VGG-16 as in DeepLab-LargeFOV (Chen et al., PAMI 2017): poolings of 3x3, stride 8, no new layer.
+    """Builds DeepLab-LargeFOV's VGG-16 (Chen et al., PAMI 2017) for the segmenter: 3x3 poolings, stride 8.
 
-    321x321 pixels -> 41x41x512 (RELEASED_RECIPE, "Segmentation network").
+    321x321 pixels give 41x41x512 features (RELEASED_RECIPE, "Segmentation network").
     """
     features = _vgg16_features()
     for index in (4, 9, 16):  # pool1 to pool3
         features[index] = nn.MaxPool2d(3, stride=2, padding=1)
     features.append(nn.MaxPool2d(3, stride=1, padding=1))  # pool5
+
     return Backbone(
         nn.Sequential(OrderedDict(features=features)),
         stage_channels=(512,),
         layout=Layout(8),
         stages=_VGG16_STAGES,
-        unused_weights=_HEADS,
+        unused_weights=_CLASSIFICATION_LAYERS,
         levels=(  # pool2, conv4_3 and conv5_3
             Layer("features.9", 128, Layout(4)),
             Layer("features.22", 512, Layout(8)),
@@ -273,6 +296,11 @@ def vgg16_largefov() -> Backbone:
 
 
 def _resnet(name: str, stride: int) -> Backbone:
+    """Builds one of torchvision's ResNets with frozen batch norm and output stride 8 or 16.
+
+    Raises:
+        UserError: Another stride.
+    """
     from torchvision import models
     from torchvision.ops import FrozenBatchNorm2d
 
@@ -280,21 +308,24 @@ def _resnet(name: str, stride: int) -> Backbone:
 
     if stride not in (8, 16):
         raise UserError(f"backbone {name} with stride {stride}", "stride 8 or 16", "set stride to 8 or 16")
-    net = getattr(models, name)(
+
+    resnet = getattr(models, name)(
         weights=None, replace_stride_with_dilation=[False, stride == 8, True], norm_layer=FrozenBatchNorm2d
     )
-    dilated = ((net.layer3, 2), (net.layer4, 4)) if stride == 8 else ((net.layer4, 2),)
-    for stage, dilation in dilated:  # torchvision's first blocks keep the dilation of the stage before
+    dilated = ((resnet.layer3, 2), (resnet.layer4, 4)) if stride == 8 else ((resnet.layer4, 2),)
+    for stage, dilation in dilated:  # torchvision gives a stage's first block the dilation of the previous stage
         conv = stage[0].conv2
-        conv.dilation, conv.padding = (dilation, dilation), (dilation, dilation)
-    body = nn.Sequential(OrderedDict(list(net.named_children())[:-2]))  # up to layer4
+        conv.dilation = (dilation, dilation)
+        conv.padding = (dilation, dilation)
+
+    body = nn.Sequential(OrderedDict(list(resnet.named_children())[:-2]))  # up to layer4
     fold_frozen_norms(body)
     return Backbone(
         body,
         stage_channels=(2048,),
         layout=Layout(stride),
         stages=("conv1.", "layer2.", "layer3.", "layer4."),
-        unused_weights=_HEADS,
+        unused_weights=_CLASSIFICATION_LAYERS,
         levels=(
             Layer("layer1", 256, Layout(4)),
             Layer("layer2", 512, Layout(8)),
@@ -304,24 +335,30 @@ def _resnet(name: str, stride: int) -> Backbone:
 
 
 def resnet50(*, stride: int = 8) -> Backbone:
-    """ResNet-50, stride 8, dilation 2 in all blocks of res4 and 4 in all of res5, batch norm frozen.
+    """Builds ResNet-50 with frozen batch norm.
 
     Args:
-        stride: 8, or 16, where res4 is not dilated and res5 by 2; UserError for others.
+        stride: 8: dilation 2 in all blocks of res4 and 4 in all blocks of res5. 16: no dilation in res4, 2 in res5.
+
+    Raises:
+        UserError: Another stride.
     """
     return _resnet("resnet50", stride)
 
 
 def resnet101(*, stride: int = 8) -> Backbone:
-    """As `resnet50`, with more blocks: the released segmenter's (RELEASED_RECIPE, "Segmentation network")."""
+    """Builds ResNet-101, the released segmenter's backbone (RELEASED_RECIPE, "Segmentation network").
+
+    For `stride` see `resnet50`.
+    """
     return _resnet("resnet101", stride)
 
 
 def resnet38() -> Backbone:
-    """Wide ResNet-38 (Wu et al., Pattern Recognition 2019), stride 8, batch norm frozen: images -> 4,096 channels.
+    """Builds Wide ResNet-38 (Wu et al., Pattern Recognition 2019): stride 8, frozen batch norm, 4,096 channels.
 
-    Files of PSA (Ahn and Kwak, CVPR 2018) and SEAM (Wang et al., CVPR 2020) fit by the names of their tensors, whose
-    class layers and affinity layers are left out.
+    Weights files of PSA (Ahn and Kwak, CVPR 2018) and SEAM (Wang et al., CVPR 2020) load without renaming. Their class
+    and affinity layers are ignored.
     """
     from mcis.models.resnet38 import ResNet38
 

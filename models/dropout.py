@@ -1,52 +1,63 @@
-"""Dropout with random numbers per sample, so that neither workers nor micro batches change what is dropped."""
+"""Dropout with one random generator per sample: neither workers nor micro-batches change what is dropped."""
 
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 
+_SEED_STRIDE = 2**16
+"""Difference between the seeds of a sample's images. The seeds of the layers are in between, so a network may have at
+most this many dropout layers."""
+
 
 class SampleDropout(nn.Module):
-    """Drops units at random (Srivastava et al., JMLR 2014), for each sample by a generator that its number seeds.
+    """Dropout (Srivastava et al., JMLR 2014) that draws each sample from a generator with the sample's own seed.
 
-    `seed_dropout` numbers the samples of a batch. A sample may be several images, such as a pair: then the batch is
-    that of the samples' first images, behind it that of their second ones, and so on, and each is drawn by itself.
+    `seed_dropout` sets the seeds. A sample can consist of several images, such as a pair. The batch then holds the
+    first images of all samples, followed by the second images of all samples, and so on. Each image gets its own draw.
 
     Args:
-        rate: fraction of the units that are dropped, in [0, 1); the others are divided by 1 - rate.
-        channels: whether channels are dropped whole (Tompson et al., CVPR 2015) rather than units one by one.
+        rate: Fraction of the units that are dropped, in [0, 1). The others are divided by 1 - rate.
+        channels: Whether to drop whole channels (Tompson et al., CVPR 2015) instead of single units.
     """
 
     def __init__(self, rate: float, *, channels: bool = False):
         super().__init__()
-        self.rate, self.channels = rate, channels
+        self.rate = rate
+        self.channels = channels
         self.seeds: Sequence[int] = ()
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, C, ...) -> the same shape; unchanged in evaluation. ValueError where the samples of a training batch have
-        not been numbered."""
+        """Applies dropout to (B, C, ...). In evaluation mode it returns `x` itself.
+
+        Raises:
+            ValueError: In training mode, B is not a multiple of the number of seeds.
+        """
         if not self.training or self.rate == 0:
             return x
         if not self.seeds or len(x) % len(self.seeds):
-            raise ValueError(f"{len(self.seeds)} samples are numbered, but the batch has {len(x)}")
+            raise ValueError(f"dropout has seeds for {len(self.seeds)} samples, but the batch has {len(x)} images")
+
         generator = torch.Generator(device=x.device)
-        kept = x.new_empty(x.shape[:2] + (1,) * (x.ndim - 2)) if self.channels else torch.empty_like(x)
-        for row, image in enumerate(kept):
-            part, sample = divmod(row, len(self.seeds))
-            generator.manual_seed(self.seeds[sample] + part * _MOST_LAYERS)
-            image.copy_(torch.rand(image.shape, generator=generator, device=x.device) >= self.rate)
-        return x * kept / (1 - self.rate)
+        if self.channels:
+            mask = x.new_empty(x.shape[:2] + (1,) * (x.ndim - 2))
+        else:
+            mask = torch.empty_like(x)
+
+        for row, image_mask in enumerate(mask):
+            image_number, sample = divmod(row, len(self.seeds))
+            generator.manual_seed(self.seeds[sample] + image_number * _SEED_STRIDE)
+            image_mask.copy_(torch.rand(image_mask.shape, generator=generator, device=x.device) >= self.rate)
+
+        return x * mask / (1 - self.rate)
 
 
-_MOST_LAYERS = 2**16
-"""Distance of the seeds of a sample's images, between which those of the layers lie."""
-
-
-def seed_dropout(model: nn.Module, numbers: Sequence[int]) -> None:
-    """Numbers the samples of the next batch in all dropout layers of a network.
+def seed_dropout(model: nn.Module, seeds: Sequence[int]) -> None:
+    """Sets the seeds of the next batch in all dropout layers of a network.
 
     Args:
-        numbers: (B,), each in 0..2^62; the i-th layer adds i, so that layers do not drop alike.
+        seeds: One integer in [0, 2^62] per sample. The i-th layer adds i, so that layers draw different masks.
     """
-    for index, layer in enumerate(layer for layer in model.modules() if isinstance(layer, SampleDropout)):
-        layer.seeds = [number + index for number in numbers]
+    layers = [layer for layer in model.modules() if isinstance(layer, SampleDropout)]
+    for index, layer in enumerate(layers):
+        layer.seeds = [seed + index for seed in seeds]

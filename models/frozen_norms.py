@@ -1,11 +1,12 @@
-"""Frozen batch norms folded into the convolutions before them.
+"""Folds frozen batch norms into the convolutions before them.
 
-A frozen norm is a scale and a shift of each channel. Behind a convolution both pass over all positions, within its
-weights over the weights alone: on a CPU a forward pass of EfficientNet then takes about half the time.
+A frozen norm scales and shifts each channel. Applied to a convolution's output it passes over all positions. Folded
+into the convolution's weights it passes over the weights only. On a CPU this halves the time of an EfficientNet's
+forward pass.
 """
 
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -19,9 +20,9 @@ from torchvision.ops import FrozenBatchNorm2d  # isort: skip
 
 
 class _NormedConv2d(nn.Conv2d):
-    """A convolution with the norm behind it; its own weights keep their name and are what is trained."""
+    """Convolution that also applies the frozen norm that follows it. Its trained weights keep their names."""
 
-    norm: tuple[Any]  # a tuple, so that the module has one place in the network
+    norm: tuple[Any]  # in a tuple, because as an attribute the norm would be registered as a submodule a second time
 
     def forward(self, x: Tensor) -> Tensor:
         norm = self.norm[0]
@@ -32,22 +33,26 @@ class _NormedConv2d(nn.Conv2d):
         return self._conv_forward(x, self.weight * scale[:, None, None, None], shift)
 
 
-class _Applied(FrozenBatchNorm2d):
+class _FoldedNorm(FrozenBatchNorm2d):
+    """Frozen batch norm that the convolution before it applies."""
+
     def forward(self, x: Tensor) -> Tensor:
         return x
 
 
-class _AppliedAct(FrozenBatchNormAct2d):
+class _FoldedNormAct(FrozenBatchNormAct2d):
+    """Frozen batch norm that the convolution before it applies. The activation stays here."""
+
     def forward(self, x: Tensor) -> Tensor:
         activated: Tensor = self.act(self.drop(x))
         return activated
 
 
-_APPLIED: dict[type[nn.Module], type[nn.Module]] = {FrozenBatchNorm2d: _Applied, FrozenBatchNormAct2d: _AppliedAct}
+_FOLDED: dict[type[nn.Module], type[nn.Module]] = {FrozenBatchNorm2d: _FoldedNorm, FrozenBatchNormAct2d: _FoldedNormAct}
 
 
-class _Uses(TorchDispatchMode):
-    """Counts how often operators read a tensor, by the tensor's id."""
+class _ReadCounter(TorchDispatchMode):
+    """Counts how many times operators read each tensor, by the tensor's id."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -58,41 +63,67 @@ class _Uses(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def fold_frozen_norms(network: nn.Module) -> None:
-    """Folds each frozen batch norm that is all that a convolution's output goes to, in place; names of tensors stay.
+class _ConvAndNorm(NamedTuple):
+    """A convolution, the norm that reads its output, and the output's id."""
 
-    Which ones do is read off a forward pass without values. Weights may be loaded later: they count when they are used.
+    conv: nn.Conv2d
+    norm: nn.Module
+    output_id: int
+
+
+def fold_frozen_norms(network: nn.Module) -> None:
+    """Folds, in place, each frozen batch norm that is the only reader of a convolution's output.
+
+    The names of tensors stay the same. The pairs are found in a forward pass on the meta device. Weights may be loaded
+    afterwards, because they are folded in each forward pass.
 
     Args:
-        network: takes images (B, 3, H, W). Norms that it already has folded, and of other kinds, stay.
+        network: Maps images (B, 3, H, W) to any output. Norms that are already folded and other norms stay as they are.
     """
-    outputs: dict[int, tuple[nn.Conv2d, Tensor]] = {}  # with the tensor, so that its id is of no other one
-    pairs: list[tuple[nn.Conv2d, nn.Module, int]] = []
-    uses = _Uses()
-
-    def keep(conv: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        assert isinstance(conv, nn.Conv2d)
-        outputs[id(output)] = conv, output
-        uses.count[id(output)] = 0  # the id may have been an earlier tensor's
-
-    def pair(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        if id(inputs[0]) in outputs:
-            pairs.append((outputs[id(inputs[0])][0], norm, id(inputs[0])))
-
     layers = list(network.modules())
-    if not any(type(layer) in _APPLIED for layer in layers):
-        return  # a network such as a transformer may take no images of that size
-    handles = [layer.register_forward_hook(keep) for layer in layers if type(layer) is nn.Conv2d]
-    handles += [layer.register_forward_pre_hook(pair) for layer in layers if type(layer) in _APPLIED]
-    tensors = {name: value.to("meta") for name, value in [*network.named_parameters(), *network.named_buffers()]}
-    image = next(network.parameters()).new_zeros(1, 3, 256, 256, device="meta")
-    with uses:
-        functional_call(network, tensors, image)
-    for handle in handles:
-        handle.remove()
-    for conv, norm, output in pairs:
-        if uses.count[output] > 1:
+    if not any(type(layer) in _FOLDED for layer in layers):
+        return  # other networks, such as transformers, may not accept the size of the image below
+
+    reads = _ReadCounter()
+    for conv, norm, output_id in _trace_pairs(network, layers, reads):
+        if reads.count[output_id] > 1:
             continue
-        conv.__class__, norm.__class__ = _NormedConv2d, _APPLIED[type(norm)]
+        conv.__class__ = _NormedConv2d
+        norm.__class__ = _FOLDED[type(norm)]
         assert isinstance(conv, _NormedConv2d)
         conv.norm = (norm,)
+
+
+def _trace_pairs(network: nn.Module, layers: list[nn.Module], reads: _ReadCounter) -> list[_ConvAndNorm]:
+    """Runs the network on the meta device and returns each convolution whose output goes to a frozen norm.
+
+    Args:
+        layers: All modules of the network.
+        reads: Receives the number of reads of each tensor.
+    """
+    outputs: dict[int, tuple[nn.Conv2d, Tensor]] = {}  # holds the tensors, so that their ids are not reused
+    pairs: list[_ConvAndNorm] = []
+
+    def keep_output(conv: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        assert isinstance(conv, nn.Conv2d)
+        outputs[id(output)] = conv, output
+        reads.count[id(output)] = 0  # an earlier tensor may have had this id
+
+    def add_pair(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        input_id = id(inputs[0])
+        if input_id in outputs:
+            conv, _ = outputs[input_id]
+            pairs.append(_ConvAndNorm(conv, norm, input_id))
+
+    handles = [layer.register_forward_hook(keep_output) for layer in layers if type(layer) is nn.Conv2d]
+    handles += [layer.register_forward_pre_hook(add_pair) for layer in layers if type(layer) in _FOLDED]
+
+    named_tensors = [*network.named_parameters(), *network.named_buffers()]
+    meta_tensors = {name: tensor.to("meta") for name, tensor in named_tensors}
+    image = next(network.parameters()).new_zeros(1, 3, 256, 256, device="meta")
+    with reads:
+        functional_call(network, meta_tensors, image)
+
+    for handle in handles:
+        handle.remove()
+    return pairs

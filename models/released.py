@@ -1,4 +1,4 @@
-"""Checkpoints of the authors' code, converted to the weights of this project's classifier (RELEASED_RECIPE)."""
+"""Converts checkpoints of the authors' code to weights of `CoAttentionClassifier` (RELEASED_RECIPE, "Classifier")."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from mcis.models.backbones import vgg16
 from mcis.models.classifier import CoAttentionClassifier
 from mcis.models.pretrained import read_state_dict
 
-NAMES = {
+_PREFIXES = {
     "vgg.features.": "backbone.body.features.",
     "vgg.extra_convs.": "backbone.body.extra_convs.",
     "vgg.extra_last_conv.": "phi.",
@@ -19,42 +19,57 @@ NAMES = {
     "extra_gate.weight": "common_head.weight",
     "extra_gate_merge.weight": "w_b.weight",
 }
-"""Names of parameters, or their prefixes, in a released checkpoint and in `CoAttentionClassifier`."""
+"""Names or name prefixes of parameters in a released checkpoint, and in `CoAttentionClassifier`."""
+_DEFAULT_CLASSES = 20
 _REMEDY = "name a checkpoint of the released co-attention classifier with VGG-16"
 
 
 def convert_released_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """The state of `CoAttentionClassifier(vgg16(), classes=K, head="own")` with a released checkpoint's values.
+    """Converts a released checkpoint to the state of `CoAttentionClassifier(vgg16(), classes=K, head="own")`.
 
-    The released affinity is (W_e f_m)^T f_n and Eq. 2 is F_m^T W_P F_n, so W_P is W_e^T. K is that of the checkpoint.
+    The released affinity is (W_e f_m)^T f_n and Eq. 2 is F_m^T W_P F_n, so W_P is W_e^T. K is the checkpoint's number
+    of classes.
 
     Raises:
-        UserError: tensors are missing, surplus or of another shape; all are named.
+        UserError: Tensors are missing, unexpected or of a different shape. The message names all of them.
     """
     state = {name.removeprefix("module."): tensor for name, tensor in state.items()}
-    layer = state.get("vgg.extra_last_conv.weight")
-    classes = len(layer) if layer is not None and layer.ndim == 4 else 20
+    last_conv = state.get("vgg.extra_last_conv.weight")
+    classes = len(last_conv) if last_conv is not None and last_conv.ndim == 4 else _DEFAULT_CLASSES
     with torch.device("meta"):
-        wanted = CoAttentionClassifier(vgg16(), classes=classes, head="own").state_dict()
-    names = {to + of.removeprefix(own): of for of in wanted for to, own in NAMES.items() if of.startswith(own)}
-    problems = [f"missing: {name}" for name in names if name not in state]
-    problems += [f"surplus: {name}" for name in state if name not in names]
-    for released, name in names.items():
-        if released in state and state[released].shape != wanted[name].shape:
-            shape, expected = (tuple(t.shape) for t in (state[released], wanted[name]))
-            problems.append(f"misshapen: {released} is {shape}, expected {expected}")
+        expected = CoAttentionClassifier(vgg16(), classes=classes, head="own").state_dict()
+
+    own_names = {_released_name(name): name for name in expected}
+    problems = [f"missing: {name}" for name in own_names if name not in state]
+    problems += [f"unexpected: {name}" for name in state if name not in own_names]
+    for released_name, name in own_names.items():
+        if released_name in state and state[released_name].shape != expected[name].shape:
+            shape = tuple(state[released_name].shape)
+            problems.append(f"different shape: {released_name} is {shape}, expected {tuple(expected[name].shape)}")
     if problems:
         raise UserError(
-            f"the checkpoint does not fit, {len(problems)} tensor(s):\n  - " + "\n  - ".join(problems),
-            f"the {len(names)} tensors of the released classifier",
+            f"the checkpoint does not fit in {len(problems)} tensor(s):\n  - " + "\n  - ".join(problems),
+            f"the {len(own_names)} tensors of the released classifier",
             _REMEDY,
         )
-    weights = {name: state[released].float() for released, name in names.items()}
+
+    weights = {name: state[released_name].float() for released_name, name in own_names.items()}
     weights["w_p"] = weights["w_p"].T.contiguous()
     return weights
 
 
+def _released_name(name: str) -> str:
+    """Returns a parameter's name in a released checkpoint."""
+    for released_prefix, own_prefix in _PREFIXES.items():
+        if name.startswith(own_prefix):
+            return released_prefix + name.removeprefix(own_prefix)
+    raise KeyError(name)
+
+
 def read_released_weights(path: Path) -> dict[str, Tensor]:
-    """Reads a released checkpoint, as a `state_dict` or under the key `state_dict`; nothing in the file is run. Errors
-    as of `read_state_dict` and `convert_released_state`."""
+    """Reads and converts a released checkpoint, without running code in the file.
+
+    Raises:
+        UserError: See `read_state_dict` and `convert_released_state`.
+    """
     return convert_released_state(read_state_dict(path, _REMEDY))

@@ -1,7 +1,7 @@
-"""Values of a map at other positions of its image, as two matrix products, one for each side.
+"""Resampling of maps to other positions of their image, as two matrix products, one per side.
 
-A map is resized by where its positions lie (`Grid`), not by its shape: a backbone whose position i is centered at pixel
-s * i and one whose is at s * i + (s - 1) / 2 have maps of one shape that lie half a stride apart.
+A map is resampled by the locations of its positions (`Grid`), not by its shape. A backbone that centers position i at
+pixel s * i and one that centers it at s * i + (s - 1) / 2 give maps of the same shape that are half a stride apart.
 """
 
 import functools
@@ -15,66 +15,89 @@ from torch import Tensor
 from mcis.models.grids import Grid, Grids
 
 Kernel = Literal["bilinear", "bicubic"]
-_CUBIC = -0.75  # the parameter of the cubic convolution, as torch and OpenCV have it
+_CUBIC = -0.75
+"""Parameter of the cubic convolution kernel, the same as in torch and OpenCV."""
 
 
 def resample(maps: Tensor, source: Grids, target: Grids, kernel: Kernel = "bilinear") -> Tensor:
-    """Maps (..., h, w) at the positions `source` -> their values at the positions `target`, (..., h', w').
+    """Interpolates maps (..., h, w) at positions `source` to positions `target`, (..., h', w').
 
-    Beyond the outermost positions their values are repeated. Maps that lie in memory channels last, as convolutions
-    leave them, stay so.
+    Beyond the outermost positions the values of these are repeated. The result has the memory format of `maps`, so the
+    channels-last outputs of convolutions stay channels-last.
 
     Args:
-        kernel: as torch's `interpolate` has it, without smoothing where it shrinks.
+        kernel: Interpolation kernel of `torch.nn.functional.interpolate`, without antialiasing.
     """
     if torch.compiler.is_exporting():
-        assert kernel == "bilinear", "the only kernel of networks that are exported"
-        return _resample_of_any_size(maps, source, target)
-    rows, columns = (
-        None if old.is_close(new) else _weights(old, new, kernel).to(maps)
-        for old, new in zip(source, target, strict=True)
-    )
+        assert kernel == "bilinear", "exported networks use the bilinear kernel only"
+        return _resample_symbolic(maps, source, target)
+
+    rows = _interpolation_matrix(source.rows, target.rows, kernel, maps)
+    columns = _interpolation_matrix(source.columns, target.columns, kernel, maps)
     if maps.ndim == 4 and not maps.is_contiguous() and maps.is_contiguous(memory_format=torch.channels_last):
-        last = maps.permute(0, 2, 3, 1)
-        if rows is not None:
-            last = (rows @ last.flatten(2)).unflatten(2, last.shape[2:])
-        return (last if columns is None else columns @ last).permute(0, 3, 1, 2)
+        return _resample_channels_last(maps, rows, columns)
+
     if rows is not None:
         maps = rows @ maps
-    return maps if columns is None else maps @ columns.T
+    if columns is not None:
+        maps = maps @ columns.T
+    return maps
 
 
-def _resample_of_any_size(maps: Tensor, source: Grids, target: Grids) -> Tensor:
-    """As `resample`, bilinearly, where sizes are symbols: neither Python nor numpy may compute with them."""
-    rows, columns = (_bilinear_weights(*sides).to(maps.dtype) for sides in zip(source, target, strict=True))
-    planes = maps.contiguous().flatten(0, -3)  # a matrix product of more dimensions views them by their sizes
+def _interpolation_matrix(source: Grid, target: Grid, kernel: Kernel, maps: Tensor) -> Tensor | None:
+    """Returns the weights (h', h) of one side with the dtype and device of `maps`. None: the positions are the same."""
+    if source.is_close(target):
+        return None
+    return _weights(source, target, kernel).to(maps)
+
+
+def _resample_channels_last(maps: Tensor, rows: Tensor | None, columns: Tensor | None) -> Tensor:
+    """Multiplies channels-last maps (B, C, h, w) by the weights of both sides, in their memory order."""
+    maps = maps.permute(0, 2, 3, 1)
+    if rows is not None:
+        maps = (rows @ maps.flatten(2)).unflatten(2, maps.shape[2:])
+    if columns is not None:
+        maps = columns @ maps
+    return maps.permute(0, 3, 1, 2)
+
+
+def _resample_symbolic(maps: Tensor, source: Grids, target: Grids) -> Tensor:
+    """Resamples bilinearly with torch operations only, because the sizes are symbols during export."""
+    rows = _bilinear_weights(source.rows, target.rows).to(maps.dtype)
+    columns = _bilinear_weights(source.columns, target.columns).to(maps.dtype)
+
+    planes = maps.contiguous().flatten(0, -3)  # matmul of more dimensions would view them by their sizes
     count = len(planes)
-    resized = rows.expand(count, -1, -1).bmm(planes).bmm(columns.T.expand(count, -1, -1))
-    return resized.unflatten(0, maps.shape[:-2])
+    resampled = rows.expand(count, -1, -1).bmm(planes).bmm(columns.T.expand(count, -1, -1))
+    return resampled.unflatten(0, maps.shape[:-2])
 
 
 def _bilinear_weights(source: Grid, target: Grid) -> Tensor:
-    """As `_weights`: positions weigh by how near they are, up to the distance of a step."""
+    """Computes the bilinear weights of `_weights` with torch: 1 minus the distance in steps, at least 0."""
     centers = target.first + target.step * torch.arange(target.positions, dtype=torch.float64)
-    at = ((centers - source.first) / source.step).clamp(0, source.positions - 1)
-    return (1 - (at[:, None] - torch.arange(source.positions)).abs()).clamp(min=0)
+    coordinates = ((centers - source.first) / source.step).clamp(0, source.positions - 1)
+    return (1 - (coordinates[:, None] - torch.arange(source.positions)).abs()).clamp(min=0)
 
 
 @functools.lru_cache(maxsize=256)
 def _weights(source: Grid, target: Grid, kernel: Kernel) -> Tensor:
-    """Weights of the source's h positions in the value at each of the target's h', (h', h) float64."""
+    """Computes the weight of each of h source positions in each of h' target values, (h', h) float64."""
     centers = np.float64(target.first) + target.step * np.arange(target.positions, dtype=np.float64)
-    at = (centers - source.first) / source.step
+    coordinates = (centers - source.first) / source.step
+    below = np.floor(coordinates).astype(np.int64)
+
     weights = np.zeros((target.positions, source.positions))
-    below = np.floor(at).astype(np.int64)
-    for tap in (0, 1) if kernel == "bilinear" else (-1, 0, 1, 2):
-        distance = np.abs(at - (below + tap))
+    taps = (0, 1) if kernel == "bilinear" else (-1, 0, 1, 2)
+    for tap in taps:
+        distance = np.abs(coordinates - (below + tap))
         values = 1 - distance if kernel == "bilinear" else _cubic(distance)
-        np.add.at(weights, (np.arange(target.positions), np.clip(below + tap, 0, source.positions - 1)), values)
+        neighbors = np.clip(below + tap, 0, source.positions - 1)
+        np.add.at(weights, (np.arange(target.positions), neighbors), values)
     return torch.from_numpy(weights)
 
 
 def _cubic(distance: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Evaluates the cubic convolution kernel at distances in [0, 2]."""
     near = ((_CUBIC + 2) * distance - (_CUBIC + 3)) * distance**2 + 1
     far = ((_CUBIC * distance - 5 * _CUBIC) * distance + 8 * _CUBIC) * distance - 4 * _CUBIC
     return np.where(distance <= 1, near, far)

@@ -1,7 +1,7 @@
-"""Wide ResNet-38 (Wu et al., Pattern Recognition 2019), with stride 8: images (B, 3, H, W) -> (B, 4096, H / 8, W / 8).
+"""Wide ResNet-38 (Wu et al., Pattern Recognition 2019) with stride 8.
 
-Norms come before the convolutions, each with a ReLU behind it. Names of tensors, dilations and dropout are those of the
-public code of PSA (Ahn and Kwak, CVPR 2018) and SEAM (Wang et al., CVPR 2020), whose files of weights therefore fit.
+Norms come before the convolutions, each followed by a ReLU. Tensor names, dilations and dropout are the same as in the
+public code of PSA (Ahn and Kwak, CVPR 2018) and SEAM (Wang et al., CVPR 2020), so their weights files load.
 """
 
 from typing import cast
@@ -17,22 +17,23 @@ from mcis.models.dropout import SampleDropout
 
 
 class _NormReLU(FrozenBatchNorm2d):
-    """Frozen batch norm and the ReLU behind it."""
+    """Frozen batch norm followed by ReLU."""
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.relu(super().forward(x))
 
 
 def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1, dilation: int = 1) -> nn.Conv2d:
+    """Builds a convolution without bias, padded so that stride 1 keeps the size."""
     padding = dilation * (kernel // 2)
     return nn.Conv2d(inputs, outputs, kernel, stride, padding=padding, dilation=dilation, bias=False)
 
 
 class _Block(nn.Module):
-    """Two 3x3 convolutions beside the input, or, where its shape changes, beside a 1x1 convolution of it.
+    """Residual block of two 3x3 convolutions. A 1x1 convolution replaces the identity where the shape changes.
 
     Args:
-        first_dilation: of the first convolution; None = as the second one's.
+        first_dilation: Dilation of the first convolution. None: the same as of the second.
     """
 
     def __init__(
@@ -53,14 +54,18 @@ class _Block(nn.Module):
         self.conv_branch1 = None if inputs == outputs and stride == 1 else _conv(inputs, outputs, 1, stride)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, inputs, H, W) -> (B, outputs, H / stride, W / stride)."""
-        y = self.bn_branch2a(x)
-        beside = x if self.conv_branch1 is None else self.conv_branch1(y)
-        return cast(Tensor, beside + self.conv_branch2b1(self.bn_branch2b1(self.conv_branch2a(y))))
+        """Maps (B, inputs, H, W) to (B, outputs, H / stride, W / stride)."""
+        normed = self.bn_branch2a(x)
+        shortcut = x if self.conv_branch1 is None else self.conv_branch1(normed)
+        residual = self.conv_branch2b1(self.bn_branch2b1(self.conv_branch2a(normed)))
+        return cast(Tensor, shortcut + residual)
 
 
 class _Bottleneck(nn.Module):
-    """1x1, 3x3 and 1x1 convolutions beside a 1x1 convolution; channels are dropped before the last two."""
+    """Residual block of 1x1, 3x3 and 1x1 convolutions with a 1x1 convolution as shortcut.
+
+    Channels are dropped before the last two convolutions.
+    """
 
     def __init__(self, inputs: int, outputs: int, *, dilation: int, dropout: float):
         super().__init__()
@@ -75,15 +80,18 @@ class _Bottleneck(nn.Module):
         self.conv_branch1 = _conv(inputs, outputs, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, inputs, H, W) -> (B, outputs, H, W)."""
-        x = self.bn_branch2a(x)
-        y = self.conv_branch2b1(self.dropout_2b1(self.bn_branch2b1(self.conv_branch2a(x))))
-        y = self.conv_branch2b2(self.dropout_2b2(self.bn_branch2b2(y)))
-        return cast(Tensor, self.conv_branch1(x) + y)
+        """Maps (B, inputs, H, W) to (B, outputs, H, W)."""
+        normed = self.bn_branch2a(x)
+        residual = self.conv_branch2b1(self.dropout_2b1(self.bn_branch2b1(self.conv_branch2a(normed))))
+        residual = self.conv_branch2b2(self.dropout_2b2(self.bn_branch2b2(residual)))
+        return cast(Tensor, self.conv_branch1(normed) + residual)
 
 
 class ResNet38(nn.Sequential):
-    """Stages b2 to b7 behind a 3x3 convolution; half the channels of the features are dropped in training."""
+    """A 3x3 convolution followed by stages b2 to b7. Maps (B, 3, H, W) to (B, 4096, H / 8, W / 8).
+
+    Training drops half of the feature channels.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -94,6 +102,7 @@ class ResNet38(nn.Sequential):
             for block in range(1, blocks):
                 self.add_module(f"b{stage}_{block}", _Block(width, width, width))
             inputs = width
+
         self.b5 = _Block(512, 512, 1024, first_dilation=1, dilation=2)
         self.b5_1 = _Block(1024, 512, 1024, dilation=2)
         self.b5_2 = _Block(1024, 512, 1024, dilation=2)

@@ -1,4 +1,4 @@
-"""Segmentation networks: images (B, 3, H, W) -> logits (B, K + 1, H, W); prediction over scales and mirror images."""
+"""Segmentation networks, which map images (B, 3, H, W) to logits (B, K + 1, H, W), and prediction with them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,12 +15,12 @@ from mcis.models.resampling import resample
 
 
 class SegmenterOutput(NamedTuple):
-    """What a network makes of images at some positions.
+    """Outputs of a segmentation network at its own positions.
 
     Attributes:
-        logits: (B, K + 1, h, w).
-        grids: where the positions lie.
-        image_logits: logits of each class being in the image, (B, K), where the network has a head for it.
+        logits: Logits (B, K + 1, h, w).
+        grids: Locations of the positions.
+        image_logits: Logits (B, K) of each class being in the image. None: the network has no image-level head.
     """
 
     logits: Tensor
@@ -29,11 +29,7 @@ class SegmenterOutput(NamedTuple):
 
 
 class Segmenter(nn.Module):
-    """A backbone and what makes logits of its features.
-
-    Args:
-        backbone: features (B, C, h, w).
-    """
+    """A backbone and a head that computes logits from its features (B, C, h, w)."""
 
     head: nn.Sequential
 
@@ -42,35 +38,42 @@ class Segmenter(nn.Module):
         self.backbone = backbone
 
     def decode(self, images: Tensor) -> SegmenterOutput:
-        """Logits at some positions of the images."""
+        """Computes logits at the network's own positions for images (B, 3, H, W)."""
         logits = self.head(self.backbone(images))
         return SegmenterOutput(logits, self.backbone.grids(images, logits))
 
     def forward(self, images: Tensor, *, with_image_logits: bool = False) -> Tensor | tuple[Tensor, Tensor | None]:
-        """Logits of the images' pixels, (B, K + 1, H, W), bilinear between the positions; those of `image_logits`, too,
-        where `with_image_logits` asks for them.
+        """Computes logits (B, K + 1, H, W) of all pixels by bilinear interpolation between positions.
 
-        Images are padded on the right and at the bottom until the last position lies on the last pixel, 321 pixels for
-        41 positions, where this is upsampling with aligned corners; the padding is cut off again.
+        Images are padded on the right and at the bottom until the last position is on the last pixel, for example 321
+        pixels for 41 positions. There, the interpolation is upsampling with aligned corners. The padding is cut off
+        again.
+
+        Args:
+            with_image_logits: Whether to return the pair (logits, image_logits). See `SegmenterOutput`.
         """
-        (height, width), layout = images.shape[2:], self.backbone.layout
-        padded = functional.pad(images, (0, layout.padded_side(width) - width, 0, layout.padded_side(height) - height))
+        height, width = images.shape[2:]
+        layout = self.backbone.layout
+        right = layout.padded_side(width) - width
+        bottom = layout.padded_side(height) - height
+        padded = functional.pad(images, (0, right, 0, bottom))
         logits, source, image_logits = self.decode(padded)
+
         rows, columns = pixel_grids(*padded.shape[2:])
         target = Grids(rows._replace(positions=height), columns._replace(positions=width))
-        of_pixels = resample(logits.contiguous(), source, target)  # label by label, as losses read them
-        return (of_pixels, image_logits) if with_image_logits else of_pixels
+        pixel_logits = resample(logits.contiguous(), source, target)  # contiguous per label, which losses read faster
+        return (pixel_logits, image_logits) if with_image_logits else pixel_logits
 
 
 class LargeFov(Segmenter):
-    """DeepLab-LargeFOV (Chen et al., PAMI 2017): 3x3 convolution with a large dilation, 1x1, 1x1 to the labels.
+    """DeepLab-LargeFOV (Chen et al., PAMI 2017): a 3x3 convolution with a large dilation and two 1x1 convolutions.
 
     Args:
-        backbone: features (B, C, h, w).
-        labels: K + 1, background first.
-        width: channels of the head.
-        dilation: of the 3x3 convolution.
-        dropout: fraction of units dropped after both hidden layers; 0.5 in the VGG-16 version.
+        backbone: Backbone with features (B, C, h, w).
+        labels: Number of labels K + 1, background first.
+        width: Channels of the head.
+        dilation: Dilation of the 3x3 convolution.
+        dropout: Fraction of units dropped after each hidden layer. The VGG-16 version uses 0.5.
     """
 
     def __init__(self, backbone: Backbone, *, labels: int, width: int, dilation: int, dropout: float):
@@ -88,17 +91,17 @@ class LargeFov(Segmenter):
 
 
 class DeepLabV3(Segmenter):
-    """DeepLab-V3 (Chen et al., 2017) with torchvision's head: atrous spatial pyramid pooling, 3x3, 1x1 to the labels.
+    """DeepLab-V3 (Chen et al., 2017) with torchvision's head: atrous spatial pyramid pooling, 3x3 and 1x1 convolutions.
 
-    In place of its batch norms are group norms (Wu and He, ECCV 2018), and its dropout is drawn per sample.
+    Group norm (Wu and He, ECCV 2018) replaces batch norm, and dropout is drawn per sample.
 
     Args:
-        backbone: features (B, C, h, w); those of a ResNet have stride 8 or 16.
-        labels: K + 1, background first.
-        width: channels of the head.
-        dilation: of the pyramid's first 3x3 convolution; the others have twice and three times as much. The paper has
-            12 for stride 8 and 6 for stride 16.
-        dropout: fraction of units dropped behind the pyramid; 0.5 in torchvision.
+        backbone: Backbone with features (B, C, h, w). The paper uses ResNets with stride 8 or 16.
+        labels: Number of labels K + 1, background first.
+        width: Channels of the head.
+        dilation: Dilation of the pyramid's first 3x3 convolution. The second and third have two and three times this
+            dilation. The paper uses 12 for stride 8 and 6 for stride 16.
+        dropout: Fraction of units dropped after the pyramid. torchvision uses 0.5.
     """
 
     def __init__(self, backbone: Backbone, *, labels: int, width: int, dilation: int, dropout: float):
@@ -114,103 +117,120 @@ class DeepLabV3(Segmenter):
             nn.ReLU(),
             nn.Conv2d(width, labels, 1),
         )
-        _without_batch_norm(self.head)
+        _replace_batch_norms(self.head)
 
 
-def _without_batch_norm(network: nn.Module) -> None:
-    """Puts group norms in place of the batch norms below a network."""
+def _replace_batch_norms(network: nn.Module) -> None:
+    """Replaces all batch norms in a network with group norms."""
     for name, layer in list(network.named_modules()):
         if isinstance(layer, nn.BatchNorm2d):
-            parent, _, own = name.rpartition(".")
-            setattr(network.get_submodule(parent), own, _group_norm(layer.num_features))
+            network.set_submodule(name, _group_norm(layer.num_features))
 
 
 def _group_norm(channels: int) -> nn.GroupNorm:
-    """Of 8 channels a group, of 256 channels 32 groups, or of one group where 8 does not divide them.
+    """Builds a group norm with 8 channels per group, or with one group if 8 does not divide the channels.
 
-    Smaller groups would leave nothing of the image's mean, which has one position.
+    Smaller groups would erase the pyramid's mean over the image, which has a single position.
     """
-    return nn.GroupNorm(1 if channels % 8 else channels // 8, channels)
+    groups = 1 if channels % 8 else channels // 8
+    return nn.GroupNorm(groups, channels)
 
 
 class Pyramid(Segmenter):
-    """A light decoder down a pyramid of levels (Lin et al., CVPR 2017; DeepLab-v3+), for backbones of a coarse stride.
+    """A light decoder over a feature pyramid (Lin et al., CVPR 2017; DeepLab-v3+) for backbones with a coarse stride.
 
-    The features pass a 1x1 and a depthwise separable 3x3 convolution, and their mean over the image is added to each
-    position: what the whole image shows. Then, from coarse to fine, they are resized to the positions of each of the
-    backbone's levels, meet it there, reduced by a 1x1, and pass a separable 3x3. Group norm follows each convolution.
-    Norms even out how strongly an image shows a class, so logits of a 3x3 and a 1x1 convolution without them are added.
+    The features pass through a 1x1 convolution and a depthwise separable 3x3 convolution. A projection of their mean
+    over the image is added at each position. Then, from coarse to fine, the result is resampled to the positions of
+    each level of the backbone, concatenated with that level's outputs after a 1x1 convolution, and passed through a
+    separable 3x3 convolution. Group norm follows each convolution. Norms hide how strongly an image shows a class, so
+    the logits of two convolutions without norms (3x3 and 1x1) on the features are added.
 
-    A linear layer says which classes are in the image at all, on the mean of what the pretrained network makes its own
-    classes of. The log of that chance is added to the class's logits everywhere: what a part looks like is weighed with
-    what the image is of.
+    An image-level head, a linear layer on the pooled features of the pretrained network's own classification layer,
+    predicts which classes the image contains. The log of each class's probability is added to its logits at every
+    position.
 
     Args:
-        backbone: features (B, C, h, w), with a level of a finer stride.
-        labels: K + 1, background first.
-        width: channels of the decoder.
-        dilation: of the separable convolution on the features.
-        dropout: fraction of channels dropped before the last layer, and before the image-level one.
+        backbone: Backbone with features (B, C, h, w) and at least one level with a smaller stride.
+        labels: Number of labels K + 1, background first.
+        width: Channels of the decoder.
+        dilation: Dilation of the separable convolution on the features.
+        dropout: Fraction of channels dropped before each last convolution, and of units before the image-level layer.
 
     Raises:
-        UserError: the backbone has no such level.
+        UserError: The backbone has no level with a smaller stride.
     """
 
     def __init__(self, backbone: Backbone, *, labels: int, width: int, dilation: int, dropout: float):
         super().__init__(backbone)
-        strides = {level.layout.stride: level for level in backbone.levels}
-        self.finer = tuple(level for stride, level in strides.items() if stride < backbone.layout.stride)
-        """From the finest to the coarsest."""
+        last_level_of_stride = {level.layout.stride: level for level in backbone.levels}
+        self.finer = tuple(level for stride, level in last_level_of_stride.items() if stride < backbone.layout.stride)
+        """Levels with a smaller stride than the features, from the finest to the coarsest."""
         if not self.finer:
             raise UserError(
-                "the segmentation network pyramid with a backbone without a layer of a finer stride",
+                "the segmentation network pyramid with a backbone that has no layer with a smaller stride",
                 "a convolutional backbone",
                 "choose another backbone, or set network to largefov",
             )
-        self.head = nn.Sequential(*_normed(backbone.channels, width), *_separable(width, width, dilation))
+
+        self.head = nn.Sequential(*_conv_norm_relu(backbone.channels, width), *_separable_conv(width, width, dilation))
         self.whole = nn.Conv2d(backbone.channels, width, 1)
-        self.reduce = nn.ModuleList(nn.Sequential(*_normed(level.channels, _REDUCED)) for level in self.finer)
-        self.merge = nn.ModuleList(nn.Sequential(*_separable(width + _REDUCED, width)) for _ in self.finer)
+        self.reduce = nn.ModuleList(
+            nn.Sequential(*_conv_norm_relu(level.channels, _REDUCED_CHANNELS)) for level in self.finer
+        )
+        self.merge = nn.ModuleList(
+            nn.Sequential(*_separable_conv(width + _REDUCED_CHANNELS, width)) for _ in self.finer
+        )
         self.last = nn.Sequential(SampleDropout(dropout, channels=True), nn.Conv2d(width, labels, 1))
         self.image_head = nn.Sequential(SampleDropout(dropout), nn.Linear(backbone.keep_pretrained_head(), labels - 1))
-        hidden = nn.Conv2d(backbone.channels, width, 3, padding=1), nn.ReLU(inplace=True)
-        self.coarse = nn.Sequential(*hidden, SampleDropout(dropout, channels=True), nn.Conv2d(width, labels, 1))
+        self.coarse = nn.Sequential(
+            nn.Conv2d(backbone.channels, width, 3, padding=1),
+            nn.ReLU(inplace=True),
+            SampleDropout(dropout, channels=True),
+            nn.Conv2d(width, labels, 1),
+        )
         _initialize(self.last)
         _initialize(self.coarse)
 
     def decode(self, images: Tensor) -> SegmenterOutput:
-        """As of `Segmenter`, at the positions of the finest level."""
+        """Computes logits at the positions of the finest level for images (B, 3, H, W)."""
         with self.backbone.capture_outputs(*self.finer) as levels:
             features = self.backbone(images)
-        merged, source = self.head(features), self.backbone.grids(images, features)
-        logits, of_features = self.coarse(features), source
-        merged = merged + self.whole(features.mean(dim=(2, 3), keepdim=True))
+        feature_grids = self.backbone.grids(images, features)
+
+        decoded = self.head(features)
+        coarse_logits = self.coarse(features)
+        decoded = decoded + self.whole(features.mean(dim=(2, 3), keepdim=True))
+
+        grids = feature_grids
         for n in reversed(range(len(self.finer))):
             target = self.finer[n].layout.grids(images.shape, levels[n].shape)
-            merged = self.merge[n](torch.cat([resample(merged, source, target), self.reduce[n](levels[n])], dim=1))
-            source = target
+            resampled = resample(decoded, grids, target)
+            decoded = self.merge[n](torch.cat([resampled, self.reduce[n](levels[n])], dim=1))
+            grids = target
+
         image_logits = self.image_head(self.backbone.image_features(features))
-        chances = functional.pad(functional.logsigmoid(image_logits), (1, 0))  # background may be in any image
-        logits = self.last(merged) + resample(logits, of_features, source)
-        return SegmenterOutput(logits + chances[:, :, None, None], source, image_logits)
+        log_probabilities = functional.pad(functional.logsigmoid(image_logits), (1, 0))  # background is in any image
+        logits = self.last(decoded) + resample(coarse_logits, feature_grids, grids)
+        return SegmenterOutput(logits + log_probabilities[:, :, None, None], grids, image_logits)
 
 
-_REDUCED = 48  # channels of a level in the decoder, as in DeepLab-v3+
+_REDUCED_CHANNELS = 48
+"""Channels to which the decoder reduces each level, as in DeepLab-v3+."""
 
 
-def _normed(inputs: int, outputs: int) -> list[nn.Module]:
-    """A 1x1 convolution, group norm, ReLU."""
+def _conv_norm_relu(inputs: int, outputs: int) -> list[nn.Module]:
+    """Builds a 1x1 convolution, group norm and ReLU."""
     return [nn.Conv2d(inputs, outputs, 1, bias=False), _group_norm(outputs), nn.ReLU(inplace=True)]
 
 
-def _separable(inputs: int, outputs: int, dilation: int = 1) -> list[nn.Module]:
-    """A 3x3 convolution of each channel by itself, then a 1x1 over the channels (DeepLab-v3+)."""
+def _separable_conv(inputs: int, outputs: int, dilation: int = 1) -> list[nn.Module]:
+    """Builds a depthwise separable 3x3 convolution (DeepLab-v3+), followed by group norm and ReLU."""
     depthwise = nn.Conv2d(inputs, inputs, 3, padding=dilation, dilation=dilation, groups=inputs, bias=False)
-    return [depthwise, *_normed(inputs, outputs)]
+    return [depthwise, *_conv_norm_relu(inputs, outputs)]
 
 
 def _initialize(part: nn.Sequential) -> None:
-    """Weights for layers with ReLU, and small ones for the last layer of all, whose outputs are logits."""
+    """Draws He initial weights for convolutions followed by ReLU, and small weights for the last one (logits)."""
     layers = [layer for layer in part if isinstance(layer, nn.Conv2d)]
     for layer in layers:
         nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
@@ -218,29 +238,35 @@ def _initialize(part: nn.Sequential) -> None:
     nn.init.normal_(layers[-1].weight, std=0.01)
 
 
-def _windows(length: int, crop: int) -> list[int]:
-    """Where windows of `crop` pixels start that cover `length` pixels with a stride of two thirds of a window."""
-    if length <= crop:
+def window_starts(length: int, window: int) -> list[int]:
+    """Returns the starts of sliding windows that cover `length` pixels with a stride of two thirds of a window."""
+    if length <= window:
         return [0]
-    stride = -(-2 * crop // 3)
-    count = -(-(length - crop) // stride) + 1
-    return [min(i * stride, length - crop) for i in range(count)]
+    stride = -(-2 * window // 3)
+    count = -(-(length - window) // stride) + 1
+    return [min(i * stride, length - window) for i in range(count)]
 
 
-def _sliding(model: nn.Module, image: Tensor, crop: int | None) -> Tensor:
-    """Probabilities (1, K + 1, H, W) of one image, averaged where windows overlap."""
+def _predict_windows(model: nn.Module, image: Tensor, window: int | None) -> Tensor:
+    """Predicts probabilities (1, K + 1, H, W) of one image (1, 3, H, W), averaged where windows overlap.
+
+    Args:
+        window: Side of the windows in pixels. None: the whole image.
+    """
     height, width = image.shape[2:]
-    if crop is None or (height <= crop and width <= crop):
+    if window is None or (height <= window and width <= window):
         return torch.softmax(model(image), dim=1)
+
     total: Tensor | None = None
     count = image.new_zeros(1, 1, height, width)
-    for top in _windows(height, crop):
-        for left in _windows(width, crop):
-            rows, columns = slice(top, top + crop), slice(left, left + crop)
-            part = torch.softmax(model(image[:, :, rows, columns]), dim=1)
+    for top in window_starts(height, window):
+        for left in window_starts(width, window):
+            rows = slice(top, top + window)
+            columns = slice(left, left + window)
+            probabilities = torch.softmax(model(image[:, :, rows, columns]), dim=1)
             if total is None:
-                total = part.new_zeros(1, part.shape[1], height, width)
-            total[:, :, rows, columns] += part
+                total = probabilities.new_zeros(1, probabilities.shape[1], height, width)
+            total[:, :, rows, columns] += probabilities
             count[:, :, rows, columns] += 1
     assert total is not None
     return total / count
@@ -250,63 +276,74 @@ def _sliding(model: nn.Module, image: Tensor, crop: int | None) -> Tensor:
 def predict(
     model: nn.Module, image: Tensor, *, scales: Sequence[float] = (1.0,), hflip: bool = False, crop: int | None = None
 ) -> Tensor:
-    """Label probabilities (K + 1, H, W) of one image (3, H, W), averaged over scales and mirror images.
+    """Predicts label probabilities (K + 1, H, W) of one image (3, H, W), averaged over scales and horizontal flips.
 
     Args:
-        scales: factors of the image's size, resized bilinearly.
-        mirror: whether the mirror image is predicted as well, at every scale.
-        crop: side of sliding windows with a stride of two thirds, pixels of the scaled image; None: the whole image.
+        scales: Factors of the image's size. The image is resized bilinearly.
+        hflip: Whether to average over the flipped image as well, at every scale.
+        crop: Side of sliding windows, in pixels of the resized image. Their stride is two thirds of a window. None: the
+            whole image.
     """
     height, width = image.shape[1:]
+    flips = (False, True) if hflip else (False,)
     total: Tensor | None = None
     for scale in scales:
         size = [max(1, round(height * scale)), max(1, round(width * scale))]
         scaled = functional.interpolate(image[None], size=size, mode="bilinear", align_corners=False)
-        for flipped in (False, True) if hflip else (False,):
-            out = _sliding(model, scaled.flip(3) if flipped else scaled, crop)
-            out = out.flip(3) if flipped else out
-            out = functional.interpolate(out, size=(height, width), mode="bilinear", align_corners=False)[0]
-            total = out if total is None else total + out
+        for flipped in flips:
+            if flipped:
+                probabilities = _predict_windows(model, scaled.flip(3), crop).flip(3)
+            else:
+                probabilities = _predict_windows(model, scaled, crop)
+            resized = functional.interpolate(probabilities, size=(height, width), mode="bilinear", align_corners=False)
+            total = resized[0] if total is None else total + resized[0]
     assert total is not None
-    return total / (len(scales) * (2 if hflip else 1))
+    return total / (len(scales) * len(flips))
 
 
 def restrict_to_tags(probabilities: Tensor, tags: Sequence[int]) -> Tensor:
-    """Probabilities (K + 1, ...) of an image whose classes are known: those of others are 0, and the rest sum to 1.
+    """Sets probabilities (K + 1, ...) of classes that are not tagged to 0, and rescales the others to a sum of 1.
 
     Args:
-        tags: the image's class indices, from 0; background may be in any image.
+        tags: Class indices of the image, from 0. Background is always kept.
     """
-    there = [0, *(tag + 1 for tag in tags)]
-    kept = torch.zeros_like(probabilities)
-    kept[there] = probabilities[there].clamp(min=torch.finfo(probabilities.dtype).tiny)
-    return kept / kept.sum(dim=0)
-
-
-def upsampled_labels(probabilities: Tensor, height: int, width: int) -> Tensor:
-    """The likeliest label at each pixel of an image (height, width), uint8, from probabilities (L, h, w) of any size.
-
-    Probabilities are resized bilinearly, a strip of rows at a time, so that no more than STRIP_BYTES of them exist at
-    the size of the image. Ties go to the lower label.
-    """
-    if probabilities.shape[1:] == (height, width):
-        return probabilities.max(0).indices.to(torch.uint8)  # argmax takes several times as long
-    least = 0.99 * probabilities.sum(0).min() / len(probabilities)  # the likeliest has more, between positions too
-    likely = (~(probabilities.flatten(1).amax(1) < least)).nonzero()[:, 0]
-    probabilities = probabilities[likely]
-    count, rows, _ = probabilities.shape
-    labels = torch.empty(height, width, dtype=torch.uint8)
-    at = ((torch.arange(height, dtype=torch.float64) + 0.5) * rows / height - 0.5).clamp(0, rows - 1)
-    above = at.floor().long()
-    below, share = (above + 1).clamp(max=rows - 1), (at - above).to(probabilities.dtype)
-    strip = max(1, STRIP_BYTES // (count * width * probabilities.element_size()))
-    for first in range(0, height, strip):
-        part = slice(first, first + strip)
-        lines = torch.lerp(probabilities[:, above[part]], probabilities[:, below[part]], share[part, None])
-        wide = functional.interpolate(lines[None], size=(lines.shape[1], width), mode="bilinear", align_corners=False)
-        labels[part] = likely[wide[0].max(0).indices]
-    return labels
+    labels = [0, *(tag + 1 for tag in tags)]
+    restricted = torch.zeros_like(probabilities)
+    restricted[labels] = probabilities[labels].clamp(min=torch.finfo(probabilities.dtype).tiny)
+    return restricted / restricted.sum(dim=0)
 
 
 STRIP_BYTES = 2**24
-"""Most bytes of probabilities at an image's size, at a time."""
+"""Maximum size in bytes of the full-size probabilities that `upsampled_labels` holds at a time."""
+
+
+def upsampled_labels(probabilities: Tensor, height: int, width: int) -> Tensor:
+    """Resizes probabilities (L, h, w) bilinearly to (height, width) and returns the most probable labels, uint8.
+
+    Works on strips of rows of at most `STRIP_BYTES`, so memory stays bounded for large images. Ties go to the lower
+    label.
+    """
+    if probabilities.shape[1:] == (height, width):
+        return probabilities.max(0).indices.to(torch.uint8)  # argmax takes several times as long
+
+    # The largest probability of a pixel is at least the mean over labels. Labels that are nowhere above it cannot win.
+    threshold = 0.99 * probabilities.sum(0).min() / len(probabilities)
+    candidates = (~(probabilities.flatten(1).amax(1) < threshold)).nonzero()[:, 0]
+    probabilities = probabilities[candidates]
+    count, rows, _ = probabilities.shape
+
+    row_centers = torch.arange(height, dtype=torch.float64) + 0.5
+    source_rows = (row_centers * rows / height - 0.5).clamp(0, rows - 1)
+    above = source_rows.floor().long()
+    below = (above + 1).clamp(max=rows - 1)
+    weight_below = (source_rows - above).to(probabilities.dtype)
+
+    labels = torch.empty(height, width, dtype=torch.uint8)
+    strip_rows = max(1, STRIP_BYTES // (count * width * probabilities.element_size()))
+    for first in range(0, height, strip_rows):
+        strip = slice(first, first + strip_rows)
+        lines = torch.lerp(probabilities[:, above[strip]], probabilities[:, below[strip]], weight_below[strip, None])
+        size = (lines.shape[1], width)
+        resized = functional.interpolate(lines[None], size=size, mode="bilinear", align_corners=False)
+        labels[strip] = candidates[resized[0].max(0).indices]
+    return labels

@@ -1,13 +1,12 @@
-"""timm's networks as backbones: convolutional ones at a chosen output stride, and vision transformers.
+"""timm's networks as backbones: convolutional networks with a chosen output stride, and vision transformers.
 
-Channels, strides and the places of positions are asked of the network: of a forward pass without values, on the device
-`meta`. Parameters keep timm's names, so that timm's files of weights fit.
+Channels, strides and layouts are measured in a forward pass on the meta device. Parameters keep timm's names, so timm's
+weights files load.
 """
 
 import functools
-from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -23,35 +22,48 @@ from mcis.models.backbones import Backbone, Layer, Normalization
 from mcis.models.frozen_norms import fold_frozen_norms
 from mcis.models.grids import Layout
 
-_STRIDE = 16  # of convolutional networks, unless another one is asked for
-_SIDE = 256  # of the image without values that a network is measured with, a multiple of all strides
-_FINEST = 4  # stride of the finest level
-_HEAD = ("conv_head", "bn2")  # timm's names, in EfficientNets, of what makes the classes' features of the last stage
+_DEFAULT_STRIDE = 16
+"""Output stride of convolutional networks."""
+_MEASURED_SIDE = 256
+"""Side of the image on the meta device that a network is measured with, a multiple of all strides."""
+_FINEST_STRIDE = 4
+"""Stride of the finest level."""
+_EFFICIENTNET_HEAD = ("conv_head", "bn2")
+"""timm's names of an EfficientNet's layers between the last stage and the pooled features of the classes."""
 
 
 class TimmBackbone(Backbone):
-    """A network of timm's as it names its parameters; features are the outputs of some of its stages.
+    """A network of timm whose features are the outputs of some of its stages. Parameters keep timm's names.
 
     Attributes:
-        indices: of these stages.
-        patch: side of a transformer's patches, pixels, which its images are resized to a multiple of; None of a
+        indices: Indices of these stages.
+        patch: Side of a transformer's patches in pixels; its images are resized to multiples of it. None for a
             convolutional network.
-        head: layers between its last stage and its classes, by their names in the body; of EfficientNets a 1x1
-            convolution to four times as many channels, and its norm.
+        head: Layers between the last stage and the classification layer, by their names in the body. For EfficientNets:
+            a 1x1 convolution to four times as many channels, and its norm. Empty for other networks.
     """
 
     def __init__(
-        self, body: nn.Module, *, indices: tuple[int, ...], patch: int | None, head: dict[str, nn.Module], **facts: Any
+        self,
+        body: nn.Module,
+        *,
+        indices: tuple[int, ...],
+        patch: int | None,
+        head: dict[str, nn.Module],
+        **backbone_options: Any,
     ):
-        super().__init__(body, **facts)
-        self.indices, self.patch, self.head = indices, patch, head
+        super().__init__(body, **backbone_options)
+        self.indices = indices
+        self.patch = patch
+        self.head = head
 
     def forward(self, images: Tensor) -> Tensor:
         if self.patch is not None:
-            whole = tuple(self.patch * max(1, round(side / self.patch)) for side in images.shape[2:])
-            if images.shape[2:] != whole:
-                images = functional.interpolate(images, size=whole, mode="bilinear", align_corners=False)
-        return torch.cat(_intermediates(self.body, images, list(self.indices), norm=self.patch is not None), dim=1)
+            size = tuple(self.patch * max(1, round(side / self.patch)) for side in images.shape[2:])
+            if images.shape[2:] != size:
+                images = functional.interpolate(images, size=size, mode="bilinear", align_corners=False)
+        stages = _stage_outputs(self.body, images, list(self.indices), norm=self.patch is not None)
+        return torch.cat(stages, dim=1)
 
     def keep_pretrained_head(self) -> int:
         if not self.head:
@@ -61,131 +73,193 @@ class TimmBackbone(Backbone):
         return int(self.head["conv_head"].out_channels)  # type: ignore[arg-type]
 
     def image_features(self, features: Tensor) -> Tensor:
-        last = features[:, -self.stage_channels[-1] :] if self.head else features
+        last_stage = features[:, -self.stage_channels[-1] :] if self.head else features
         for name in self.head:
-            last = self.body.get_submodule(name)(last)
-        return super().image_features(last)
+            last_stage = self.body.get_submodule(name)(last_stage)
+        return super().image_features(last_stage)
 
 
 def build_timm_backbone(name: str, *, stride: int | None = None) -> Backbone:
-    """A network of timm's, without its classification layers and with random weights.
+    """Builds a network of timm without its classification layers and with random weights.
 
-    A convolutional network's features are all stages at the output stride, concatenated, where stages that would reduce
-    further are dilated instead; a vision transformer's are the patches of its last block, normed. Batch norms are
-    frozen, and nothing is dropped in training, so an image's features depend on the image alone.
+    The features of a convolutional network are its stages at the output stride, concatenated. Stages that would reduce
+    the size further are dilated instead. The features of a vision transformer are the normed patches of its last block.
+    Batch norms are frozen and dropout is off, so an image's features depend on the image only.
 
     Args:
-        name: timm's, as `convnext_atto` or `vit_small_patch14_dinov2.lvd142m`.
-        stride: input pixels per position; None = 16, or what the network has.
+        name: timm's name, for example `convnext_atto` or `vit_small_patch14_dinov2.lvd142m`.
+        stride: Input pixels per position. None: 16, or the network's own stride if it cannot be dilated.
 
     Raises:
-        UserError: there is no such network, it has no such stride, or its positions cannot be placed.
+        UserError: timm has no such network, it does not support the stride, or the locations of its positions are
+            unknown.
     """
-    facts = _facts(name, stride)
-    network, _ = _network(name, stride)
-    head = {layer: network.get_submodule(layer) for layer in _HEAD if isinstance(network, timm.models.EfficientNet)}
-    network.prune_intermediate_layers(list(facts["indices"]), prune_norm=False, prune_head=True)  # type: ignore[operator]
-    return TimmBackbone(network, normalization=timm_normalization(name), head=head, **facts)
+    structure = _measure_structure(name, stride)
+    network, patch = _build_network(name, stride)
+    head = {}
+    if isinstance(network, timm.models.EfficientNet):
+        head = {layer: network.get_submodule(layer) for layer in _EFFICIENTNET_HEAD}
+
+    network.prune_intermediate_layers(list(structure.indices), prune_norm=False, prune_head=True)  # type: ignore[operator]
+    return TimmBackbone(
+        network,
+        indices=structure.indices,
+        patch=patch,
+        head=head,
+        stage_channels=structure.stage_channels,
+        layout=structure.layout,
+        stages=structure.stages,
+        normalization=timm_normalization(name),
+        unused_weights=structure.unused_weights,
+        levels=structure.levels,
+    )
 
 
 def timm_normalization(name: str) -> Normalization:
-    """How a network's weights want pixels, by timm's description; it is not built. Errors as of `check_timm_name`."""
+    """Returns the normalization that a network's weights expect, from timm's metadata. Does not build the network.
+
+    Raises:
+        UserError: See `check_timm_name`.
+    """
     check_timm_name(name)
-    described = timm.get_pretrained_cfg(name)
-    assert described is not None
-    return Normalization(*(tuple(values) for values in (described.mean, described.std)))  # type: ignore[arg-type]
+    metadata = timm.get_pretrained_cfg(name)
+    assert metadata is not None
+    return Normalization(tuple(metadata.mean), tuple(metadata.std))  # type: ignore[arg-type]
 
 
 def download_state_dict(name: str) -> dict[str, Tensor]:
-    """A network's pretrained weights by timm's names, classification layers included, from timm's cache or hub; OSError
-    or RuntimeError where there are none, or they cannot be fetched."""
+    """Returns a network's pretrained weights under timm's names, including classification layers.
+
+    timm takes them from its cache or downloads them.
+
+    Raises:
+        OSError, RuntimeError: There are no weights, or the download failed.
+    """
     return dict(timm.create_model(name, pretrained=True).state_dict())
 
 
 def check_timm_name(name: str) -> None:
-    """Checks that timm has a network, and weights where its name is followed by a dot and their tag; UserError where
-    there is none, which suggests the nearest name."""
+    """Checks that timm has a network, and weights for the tag after a dot in its name.
+
+    Raises:
+        UserError: timm has no such name. The message suggests the most similar ones.
+    """
     try:
         if not timm.is_model(name):
             raise RuntimeError
         timm.get_pretrained_cfg(name)
-    except RuntimeError:  # timm's for an unknown tag
+    except RuntimeError:  # also what timm raises for an unknown tag
         names = [*timm.list_models(), *timm.list_pretrained()]
-        near = get_close_matches(name, names, n=3, cutoff=0.5)
-        suggested = " or ".join(f"timm/{other}" for other in near) or "timm/resnet50"
+        similar = get_close_matches(name, names, n=3, cutoff=0.5) or ["resnet50"]
+        suggestions = " or ".join(f"timm/{other}" for other in similar)
         raise UserError(
-            f"timm has no network {name}", "a name out of timm.list_models()", f"choose another backbone: {suggested}"
+            f"timm has no network {name}", "a name in timm.list_models()", f"choose another backbone: {suggestions}"
         ) from None
 
 
+class _Structure(NamedTuple):
+    """Structure of a network, as `Backbone` and `TimmBackbone` describe it."""
+
+    indices: tuple[int, ...]
+    stage_channels: tuple[int, ...]
+    layout: Layout
+    stages: tuple[str, ...]
+    unused_weights: tuple[str, ...]
+    levels: tuple[Layer, ...]
+
+
 @functools.cache
-def _facts(name: str, stride: int | None) -> Mapping[str, Any]:
-    """What a network's forward pass on the device `meta` tells; see `Backbone` and `TimmBackbone`."""
+def _measure_structure(name: str, stride: int | None) -> _Structure:
+    """Measures a network's structure in a forward pass on the meta device. For errors see `build_timm_backbone`."""
     with torch.device("meta"):
-        network, patch = _network(name, stride)
-    whole = network.state_dict()
-    side = _SIDE if patch is None else 16 * patch
+        network, patch = _build_network(name, stride)
+    side = _MEASURED_SIDE if patch is None else 16 * patch
     try:
-        measured, offsets = _measured(network, side)
+        outputs, offsets = _measure_stages(network, side)
     except AssertionError as error:
-        found = f"timm/{name} takes no image of {side} x {side} pixels: {error}"
+        found = f"timm/{name} does not accept images of {side} x {side} pixels: {error}"
         raise UserError(found, "a network for images of any size", "choose another backbone") from None
-    strides = [side // maps.shape[-1] for maps in measured]
+
+    strides = [side // maps.shape[-1] for maps in outputs]
+    _check_strides(name, stride, strides, patch)
+
+    last_stride = strides[-1]
+    indices = tuple(n for n, stage_stride in enumerate(strides) if stage_stride == last_stride)
+    if patch is None:
+        layout = Layout(last_stride, offsets.get(last_stride))
+        _check_positions(network, name, layout)
+    else:
+        indices = indices[-1:]
+        layout = Layout(patch, None)
+
+    names = [stage["module"] for stage in network.feature_info]  # type: ignore[union-attr]
+    last_of_stride = {stage_stride: n for n, stage_stride in enumerate(strides)}
+    levels = tuple(
+        Layer(names[n], outputs[n].shape[1], Layout(stage_stride, offsets[stage_stride]))
+        for stage_stride, n in last_of_stride.items()
+        if _FINEST_STRIDE <= stage_stride < last_stride
+    )
+
+    tensors_before = set(network.state_dict())
+    network.prune_intermediate_layers(list(indices), prune_norm=False, prune_head=True)  # type: ignore[operator]
+    return _Structure(
+        indices=indices,
+        stage_channels=tuple(outputs[n].shape[1] for n in indices),
+        layout=layout,
+        stages=_first_parameters(network, names),
+        unused_weights=tuple(sorted(tensors_before - set(network.state_dict()))),
+        levels=levels,
+    )
+
+
+def _check_strides(name: str, stride: int | None, strides: list[int], patch: int | None) -> None:
+    """Checks that the last stage has the requested stride, and that all stages of a transformer have the same.
+
+    Args:
+        stride: Requested stride. None: any.
+        strides: Strides of the stages.
+        patch: Side of a transformer's patches.
+    """
     if patch is not None and len(set(strides)) > 1:
         raise UserError(
-            f"timm/{name} merges its patches, stage by stage",
-            "a convolutional network, or a transformer whose patches stay",
-            "choose another backbone, as timm/convnext_tiny or timm/vit_small_patch16_224",
+            f"timm/{name} merges patches from stage to stage",
+            "a convolutional network, or a transformer that does not merge patches",
+            "choose another backbone, for example timm/convnext_tiny or timm/vit_small_patch16_224",
         )
-    last = strides[-1]
-    if stride not in (None, last):
+    last_stride = strides[-1]
+    if stride not in (None, last_stride):
         raise UserError(
             f"timm/{name} with stride {stride}",
-            f"a stride that timm gives its last stage, as {last}",
-            f"set stride to {last}, or choose another backbone",
+            f"a stride that timm supports for the last stage of this network, for example {last_stride}",
+            f"set stride to {last_stride}, or choose another backbone",
         )
-    names = [part["module"] for part in network.feature_info]  # type: ignore[union-attr]
-    finer = {reduction: n for n, reduction in enumerate(strides) if _FINEST <= reduction < last}
-    indices = tuple(n for n, reduction in enumerate(strides) if reduction == last)
-    layout = Layout(last, offsets.get(last))
-    if patch is None:
-        _check_places(network, name, layout)
-    else:
-        indices, layout = indices[-1:], Layout(patch, None)
-    levels = tuple(Layer(names[n], measured[n].shape[1], Layout(r, offsets[r])) for r, n in finer.items())
-    network.prune_intermediate_layers(list(indices), prune_norm=False, prune_head=True)  # type: ignore[operator]
-    return {
-        "indices": indices,
-        "patch": patch,
-        "stage_channels": tuple(measured[n].shape[1] for n in indices),
-        "layout": layout,
-        "stages": _first_parameters(network, names),
-        "unused_weights": tuple(sorted(set(whole) - set(network.state_dict()))),
-        "levels": levels,
-    }
 
 
-def _network(name: str, stride: int | None) -> tuple[nn.Module, int | None]:
-    """timm's whole network, and the side of its patches where it is a transformer of patches.
+def _build_network(name: str, stride: int | None) -> tuple[nn.Module, int | None]:
+    """Builds timm's complete network with frozen batch norms, symmetric padding and without dropout.
 
-    Which of the two it is, and whether its stages can be dilated, timm tells by the options that it takes.
+    The options that a network of timm accepts tell whether its stages can be dilated, and whether it is a transformer.
+
+    Returns:
+        The network, and the side of a transformer's patches in pixels (None for a convolutional network).
     """
     check_timm_name(name)
     options: dict[str, Any]
-    for options in ({"output_stride": stride or _STRIDE}, {"dynamic_img_size": True}, {}):
+    for options in ({"output_stride": stride or _DEFAULT_STRIDE}, {"dynamic_img_size": True}, {}):
         try:
             network = timm.create_model(name, pretrained=False, **options)
-        except (TypeError, AssertionError, NotImplementedError):  # what timm's networks raise for these options
+        except (TypeError, AssertionError, NotImplementedError):  # the network does not accept these options
             continue
         break
     else:
-        raise UserError(f"timm/{name} cannot be built", "a network without options", "choose another backbone")
+        raise UserError(f"timm/{name} cannot be built", "a network without required options", "choose another backbone")
     if not hasattr(network, "forward_intermediates") or not hasattr(network, "prune_intermediate_layers"):
         raise UserError(
-            f"timm/{name} does not give the features of its stages",
-            "a network of timm's with `forward_intermediates`",
-            "choose another backbone, as timm/resnet50",
+            f"timm/{name} does not return the features of its stages",
+            "a network of timm with `forward_intermediates`",
+            "choose another backbone, for example timm/resnet50",
         )
+
     network = timm.layers.freeze_batch_norm_2d(network)
     for module in network.modules():
         if isinstance(module, nn.modules.dropout._DropoutNd):
@@ -194,98 +268,133 @@ def _network(name: str, stride: int | None) -> tuple[nn.Module, int | None]:
             module.drop_prob = 0.0
     _pad_symmetrically(network)
     fold_frozen_norms(network)
+
     patch = network.patch_embed.patch_size[0] if "dynamic_img_size" in options else None
     return network, patch
 
 
 class _CenteredConv2d(nn.Conv2d):
-    """A convolution whose kernel has no central element: outputs between positions, averaged onto them."""
+    """Convolution with an even kernel. Its outputs are between positions and are averaged onto the positions."""
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.avg_pool2d(super().forward(x), 2, stride=1)
 
 
 def _pad_symmetrically(network: nn.Module) -> None:
-    """Pads by the same number of pixels on both sides where TensorFlow's SAME padding depends on the image's size.
+    """Replaces TensorFlow's SAME padding, which depends on the image's size, with equal padding on both sides.
 
-    Position i of a network with odd kernels is then centered at pixel stride * i, whatever the size. In the interior
-    its features are those of TensorFlow's padding on an image of whole strides that is shifted by stride - 1 pixels. A
-    kernel of 2x2 without a stride, as dilated ConvNeXt has it, is centered between positions; outputs are averaged.
+    Position i of a network with odd kernels is then centered at pixel stride * i for images of any size. In the
+    interior, its features are the ones that TensorFlow's padding gives for an image whose size is a multiple of the
+    stride and that is shifted by stride - 1 pixels. A 2x2 kernel with stride 1, as in dilated ConvNeXt, is centered
+    between positions, so its outputs are averaged.
     """
     for name, module in list(network.named_modules()):
-        kernel, dilation = (_sides(getattr(module, key, 1)) for key in ("kernel_size", "dilation"))
-        padding = (kernel[0] - 1) * dilation[0] // 2, (kernel[1] - 1) * dilation[1] // 2
+        kernel = _pair(getattr(module, "kernel_size", 1))
+        dilation = _pair(getattr(module, "dilation", 1))
+        padding = ((kernel[0] - 1) * dilation[0] // 2, (kernel[1] - 1) * dilation[1] // 2)
         if isinstance(module, timm.layers.Conv2dSame):
-            between = (kernel[0] - 1) * dilation[0] % 2 == 1 and _sides(module.stride) == (1, 1)
-            kind: type[nn.Conv2d] = _CenteredConv2d if between else nn.Conv2d
-            padding, stride = (padding[0] + between, padding[1] + between), _sides(module.stride)
-            channels, groups = (module.in_channels, module.out_channels), module.groups
-            conv = kind(*channels, kernel, stride, padding, dilation, groups, bias=False)
-            conv.weight, conv.bias = module.weight, module.bias
-            network.set_submodule(name, conv)
+            network.set_submodule(name, _symmetric_conv(module, kernel, dilation, padding))
         elif isinstance(module, timm.layers.StdConv2dSame | timm.layers.ScaledStdConv2dSame) and module.same_pad:
-            module.same_pad, module.padding = False, padding
+            module.same_pad = False
+            module.padding = padding
         elif isinstance(module, MaxPool2dSame):
             network.set_submodule(name, nn.MaxPool2d(kernel, module.stride, padding))
 
 
-def _measured(network: nn.Module, side: int) -> tuple[list[Tensor], dict[float, float]]:
-    """The outputs of all stages for an image of side x side pixels, and where position 0 lies at each stride.
+def _symmetric_conv(
+    conv: nn.Conv2d, kernel: tuple[int, int], dilation: tuple[int, int], padding: tuple[int, int]
+) -> nn.Conv2d:
+    """Returns a convolution with the weights of `conv` and the same padding on both sides."""
+    stride = _pair(conv.stride)
+    has_no_center = (kernel[0] - 1) * dilation[0] % 2 == 1
+    conv_type: type[nn.Conv2d] = nn.Conv2d
+    if has_no_center and stride == (1, 1):
+        conv_type = _CenteredConv2d
+        padding = (padding[0] + 1, padding[1] + 1)
 
-    A layer with a stride moves position 0 by its kernel's center less its padding, in units of the stride before it; of
-    layers at the same stride, as in a block and its shortcut, the one with the largest kernel counts.
+    symmetric = conv_type(
+        conv.in_channels, conv.out_channels, kernel, stride, padding, dilation, conv.groups, bias=False
+    )
+    symmetric.weight = conv.weight
+    symmetric.bias = conv.bias
+    return symmetric
+
+
+def _measure_stages(network: nn.Module, side: int) -> tuple[list[Tensor], dict[float, float]]:
+    """Measures the stages of a network for an image of side x side pixels on the meta device.
+
+    A layer with a stride moves position 0 by the center of its kernel minus its padding, in units of the stride before
+    it. If several layers have the same stride, as in a block and its shortcut, the one with the largest kernel counts.
+
+    Returns:
+        The outputs of all stages, and the pixel at which position 0 is centered for each stride.
     """
     offsets: dict[float, float] = {1: 0.0}
     kernels: dict[float, int] = {}
 
-    def place(layer: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
+    def record_offset(layer: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
         kernel, stride, dilation, padding = (
-            _sides(getattr(layer, key, 1))[1] for key in ("kernel_size", "stride", "dilation", "padding")
+            _pair(getattr(layer, key, 1))[1] for key in ("kernel_size", "stride", "dilation", "padding")
         )
-        before = side / inputs[0].shape[-1]
-        after = before * stride
-        if stride > 1 and before in offsets and kernel > kernels.get(after, 0):
-            kernels[after] = kernel
-            offsets[after] = offsets[before] + before * (dilation * (kernel - 1) / 2 - padding)
+        stride_before = side / inputs[0].shape[-1]
+        stride_after = stride_before * stride
+        if stride > 1 and stride_before in offsets and kernel > kernels.get(stride_after, 0):
+            kernels[stride_after] = kernel
+            offsets[stride_after] = offsets[stride_before] + stride_before * (dilation * (kernel - 1) / 2 - padding)
 
-    kinds = nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d
-    handles = [layer.register_forward_hook(place) for layer in network.modules() if isinstance(layer, kinds)]
-    measured = _intermediates(network, torch.zeros(1, 3, side, side, device="meta"), None, norm=False)
+    strided_types = nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d
+    layers = [layer for layer in network.modules() if isinstance(layer, strided_types)]
+    handles = [layer.register_forward_hook(record_offset) for layer in layers]
+    outputs = _stage_outputs(network, torch.zeros(1, 3, side, side, device="meta"), None, norm=False)
     for handle in handles:
         handle.remove()
-    return measured, offsets
+    return outputs, offsets
 
 
-def _check_places(network: nn.Module, name: str, layout: Layout) -> None:
-    """Checks that an image of whole positions has as many as follow from the layout."""
+def _check_positions(network: nn.Module, name: str, layout: Layout) -> None:
+    """Checks the layout on an image that it places symmetrically: its positions must be as many as the network's."""
     if layout.offset is not None:
-        side = layout.padded_side(_SIDE)
-        maps = _intermediates(network, torch.zeros(1, 3, side, side, device="meta"), None, norm=False)[-1]
+        side = layout.padded_side(_MEASURED_SIDE)
+        maps = _stage_outputs(network, torch.zeros(1, 3, side, side, device="meta"), None, norm=False)[-1]
         if layout.offset + (maps.shape[-1] - 1) * layout.stride == side - 1 - layout.offset:
             return
+
     raise UserError(
-        f"the places of the positions of timm/{name} do not follow from its strides and paddings",
-        "a network whose positions lie symmetrically in images of whole positions",
-        "choose another backbone, as timm/resnet50",
+        f"the positions of timm/{name} do not follow from its strides and paddings",
+        "a network whose positions are symmetric in images of suitable size",
+        "choose another backbone, for example timm/resnet50",
     )
 
 
-def _intermediates(network: nn.Module, images: Tensor, indices: list[int] | None, *, norm: bool) -> list[Tensor]:
+def _stage_outputs(network: nn.Module, images: Tensor, indices: list[int] | None, *, norm: bool) -> list[Tensor]:
+    """Returns the outputs (B, C, h, w) of a network's stages.
+
+    Args:
+        indices: Indices of the stages. None: all.
+        norm: Whether to apply the final norm of a transformer.
+    """
     maps: list[Tensor] = network.forward_intermediates(  # type: ignore[operator]
         images, indices=indices, norm=norm, output_fmt="NCHW", intermediates_only=True
     )
     return maps
 
 
-def _first_parameters(network: nn.Module, ends: list[str]) -> tuple[str, ...]:
-    """The names of the first parameters of the stages that end with the modules named; the first has the stem, too."""
+def _first_parameters(network: nn.Module, last_modules: list[str]) -> tuple[str, ...]:
+    """Returns the name of each stage's first parameter. The first stage includes the stem.
+
+    Args:
+        last_modules: Name of the last module of each stage.
+    """
     names = [name for name, _ in network.named_parameters()]
-    lasts = [max((n for n, name in enumerate(names) if name.startswith(f"{end}.")), default=-1) for end in ends[:-1]]
-    return tuple(names[n] for n in sorted({0, *(last + 1 for last in lasts)}))
+    first_indices = {0}
+    for module in last_modules[:-1]:
+        indices = [n for n, name in enumerate(names) if name.startswith(f"{module}.")]
+        first_indices.add(max(indices, default=-1) + 1)
+    return tuple(names[n] for n in sorted(first_indices))
 
 
-def _sides(value: Any) -> tuple[int, int]:
-    """A layer's option as height and width; padding in words is that of layers without a stride, and counts nothing."""
+def _pair(value: Any) -> tuple[int, int]:
+    """Returns a layer's option for height and width. Padding given as a word belongs to layers without stride: 0."""
     if isinstance(value, str):
         return 0, 0
     height, width = value if isinstance(value, tuple | list) else (value, value)

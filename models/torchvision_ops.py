@@ -1,9 +1,9 @@
-"""Lets torchvision be imported where its compiled operators do not load; `mcis` imports this module first.
+"""Makes torchvision importable when its compiled operators do not load. Import this module before torchvision.
 
-torchvision's registry wheel is compiled for CUDA. Beside a CPU-only torch its library does not load, and
-`import torchvision` then fails because it registers fake kernels for operators that were never defined. The
-networks and transforms used here need none of these operators, so their schemas are enough. Where the operators
-load, this module changes nothing.
+The torchvision wheel on PyPI is compiled for CUDA. With a CPU-only torch its library does not load, and `import
+torchvision` fails because it registers fake kernels for operators that were never defined. The networks and transforms
+that mcis uses call none of these operators, so defining their schemas is enough. If the compiled operators load, this
+module changes nothing.
 """
 
 import importlib.util
@@ -18,10 +18,11 @@ _SCHEMAS = {
 
 
 def compiled_operators_load() -> bool:
-    """Whether torchvision's compiled library loads into this torch."""
+    """Whether torchvision's compiled library loads with the installed torch."""
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:
         return False
+
     try:
         for path in Path(spec.origin).parent.glob("_C.*"):
             torch.ops.load_library(str(path))
@@ -31,7 +32,7 @@ def compiled_operators_load() -> bool:
 
 
 _library = None if compiled_operators_load() else torch.library.Library("torchvision", "DEF")
-"""That the missing schemas are defined in, as long as this process lives."""
+"""Defines the missing schemas. A module variable, because the definitions end when the library is deleted."""
 if _library:
     for _name, _schema in _SCHEMAS.items():
         _library.define(_name + _schema)

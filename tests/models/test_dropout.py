@@ -61,7 +61,7 @@ def test_samples_that_are_not_numbered_are_an_error() -> None:
     layer = SampleDropout(0.5)
     for numbers, count in (([], 2), ([1, 2], 3)):
         layer.seeds = numbers
-        with pytest.raises(ValueError, match=f"{len(numbers)} samples are numbered, but the batch has {count}"):
+        with pytest.raises(ValueError, match=f"for {len(numbers)} samples, but the batch has {count} images"):
             layer(torch.ones(count, 3))
 
 

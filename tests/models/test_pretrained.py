@@ -146,10 +146,10 @@ class Evil:
         ("text.safetensors", b"not weights at all", "cannot be read as weights"),
         ("damaged.pth", b"PK\x03\x04 a damaged archive", "cannot be read as weights"),
         ("pickle.pth", pickle.dumps({"conv1.weight": 1}, 2), "cannot be read as weights"),
-        ("list.pth", [torch.zeros(1)], "holds no state_dict"),
-        ("nested.pth", {"state_dict": {"conv1": {"weight": torch.zeros(1)}}}, "holds no state_dict"),
-        ("tensor.pth", torch.zeros(3), "holds no state_dict"),
-        ("nothing.pth", {}, "265 tensors missing, 0 of another shape"),
+        ("list.pth", [torch.zeros(1)], "contains no state_dict"),
+        ("nested.pth", {"state_dict": {"conv1": {"weight": torch.zeros(1)}}}, "contains no state_dict"),
+        ("tensor.pth", torch.zeros(3), "contains no state_dict"),
+        ("nothing.pth", {}, "265 missing tensors, 0 of a different shape"),
         ("absent.pth", None, "no weights file"),
     ],
     ids=lambda value: value if isinstance(value, str) and "." in value else "",
@@ -180,12 +180,12 @@ def of_101(state: dict[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (of_another_shape, r"0 tensors missing, 1 of another shape, 0 too many \(conv1.weight\)"),
-        (of_101, r"0 tensors missing, 0 of another shape, 255 too many \(layer3\.10\."),
-        (lambda state: {"fc.weight": torch.zeros(2)}, "265 tensors missing, 0 of another shape, 0 too many"),
+        (of_another_shape, r"0 missing tensors, 1 of a different shape, 0 unexpected \(conv1.weight\)"),
+        (of_101, r"0 missing tensors, 0 of a different shape, 255 unexpected \(layer3\.10\."),
+        (lambda state: {"fc.weight": torch.zeros(2)}, "265 missing tensors, 0 of a different shape, 0 unexpected"),
         (
             lambda state: {k: v for k, v in of_another_shape(state).items() if k != "bn1.weight"},
-            r"1 tensors missing, 1 of another shape, 0 too many \(bn1.weight, conv1",
+            r"1 missing tensors, 1 of a different shape, 0 unexpected \(bn1.weight, conv1",
         ),
     ],
     ids=["another shape", "deeper", "other tensors", "both"],
@@ -203,7 +203,7 @@ def test_another_architecture_is_refused_and_changes_nothing(
 def test_a_backbone_without_pretrained_layers_refuses_weights(tmp_path: Path) -> None:
     """It would use nothing of the file."""
     backbone = small()
-    with pytest.raises(UserError, match="all of whose layers are new"):
+    with pytest.raises(UserError, match="whose layers are all new"):
         load_pretrained(backbone, saved(state_of(backbone), tmp_path / "small.pth"))
 
 

@@ -71,5 +71,5 @@ def test_every_tensor_that_does_not_fit_is_named(checkpoint: dict[str, Tensor]) 
     text = str(caught.value)
     assert "3 tensor(s)" in text
     assert "missing: extra_gate.weight" in text
-    assert "surplus: fc.weight" in text
-    assert "misshapen: extra_linear_e.weight is (512, 256), expected (512, 512)" in text
+    assert "unexpected: fc.weight" in text
+    assert "different shape: extra_linear_e.weight is (512, 256), expected (512, 512)" in text

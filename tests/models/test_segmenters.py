@@ -17,7 +17,15 @@ from mcis.models.backbones import Backbone, small
 from mcis.models.dropout import seed_dropout
 from mcis.models.grids import Layout
 from mcis.models.registry import BACKBONES
-from mcis.models.segmenters import DeepLabV3, LargeFov, Pyramid, _windows, predict, restrict_to_tags, upsampled_labels
+from mcis.models.segmenters import (
+    DeepLabV3,
+    LargeFov,
+    Pyramid,
+    predict,
+    restrict_to_tags,
+    upsampled_labels,
+    window_starts,
+)
 from mcis.models.timm_backbones import build_timm_backbone
 
 
@@ -62,14 +70,14 @@ class Windowed(nn.Module):
 @settings(max_examples=300)
 @given(st.integers(1, 700), st.integers(1, 420))
 def test_windows_cover_every_pixel_with_at_most_two_thirds_between_them(length: int, crop: int) -> None:
-    starts = _windows(length, crop)
+    starts = window_starts(length, crop)
     size = min(crop, length)
     assert starts[0] == 0
     assert starts[-1] + size == length
     steps = [b - a for a, b in itertools.pairwise(starts)]
     assert all(1 <= step <= math.ceil(2 * crop / 3) for step in steps)
     assert all(step == math.ceil(2 * crop / 3) for step in steps[:-1]), "only the last window is moved back"
-    assert _windows(750, 401) == [0, 268, 349], "the recipe's"
+    assert window_starts(750, 401) == [0, 268, 349], "the recipe's"
 
 
 @given(st.integers(1, 14), st.integers(1, 14), st.integers(1, 9))
@@ -77,8 +85,8 @@ def test_overlapping_windows_are_averaged(height: int, width: int, crop: int) ->
     image, model = picture(height, width), Windowed()
     got = predict(model, image, crop=crop)
     total, count = np.zeros((3, height, width)), np.zeros((height, width))
-    for top in _windows(height, crop):
-        for left in _windows(width, crop):
+    for top in window_starts(height, crop):
+        for left in window_starts(width, crop):
             with torch.inference_mode():
                 part = torch.softmax(Windowed()(image[None, :, top : top + crop, left : left + crop]), dim=1)[0].numpy()
             for y, x in np.ndindex(*part.shape[1:]):
@@ -307,7 +315,7 @@ def test_a_dot_moves_with_its_pixel_through_the_pyramid(backbone: str, dot_offse
 
 def test_a_backbone_without_a_finer_level_has_no_pyramid() -> None:
     backbone = Backbone(nn.Conv2d(3, 4, 1), stage_channels=(4,), layout=Layout(1))
-    with pytest.raises(UserError, match="without a layer of a finer stride") as raised:
+    with pytest.raises(UserError, match="no layer with a smaller stride") as raised:
         pyramid(backbone)
     assert "set network to" in raised.value.remedy
 

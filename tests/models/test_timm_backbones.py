@@ -121,8 +121,8 @@ def test_another_stride_has_other_stages(stride: int, groups: tuple[int, ...]) -
         (VIT, 8, "with stride 8", "backbone"),
         ("densenet121", 16, "with stride 16", "backbone"),
         ("inception_v3", None, "do not follow from its strides and paddings", "backbone"),
-        ("swin_tiny_patch4_window7_224", None, "merges its patches", "backbone"),
-        ("beit_base_patch16_224", None, "takes no image of 256 x 256 pixels", "backbone"),
+        ("swin_tiny_patch4_window7_224", None, "merges patches", "backbone"),
+        ("beit_base_patch16_224", None, "does not accept images of 256 x 256 pixels", "backbone"),
         ("resnett18", None, "timm has no network resnett18", "timm/resnet18"),  # the nearest
         ("resnet18.no_such_tag", None, "timm has no network resnet18.no_such_tag", "timm/resnet18"),
     ],

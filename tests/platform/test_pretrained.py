@@ -28,7 +28,7 @@ def test_errors_of_weights_name_the_keys(tmp_path: Path, network: Literal["class
     with pytest.raises(UserError, match="does not fit the backbone") as other_weights:
         load_backbone(network, build_backbone(ClassifierConfig(backbone="resnet50")), path)
     assert other_weights.value.remedy.endswith(f"of this backbone ({key}, {network}.backbone)")
-    with pytest.raises(UserError, match="all of whose layers are new") as nothing_to_load:
+    with pytest.raises(UserError, match="whose layers are all new") as nothing_to_load:
         load_backbone(network, small(), path)
     assert f"{network}.backbone" in nothing_to_load.value.remedy
     assert key in nothing_to_load.value.remedy
