@@ -74,7 +74,7 @@ def test_a_submitted_run_is_followed_found_again_stopped_and_goes_on(cluster: di
     how: dict[str, Any] = {"env": cluster, "text": True, "cwd": tmp_path, **pipes}
     without = subprocess.run([*submitted(root, workspace), "--wait", "0"], **how | {"env": refused})
     assert without.returncode == 1
-    assert "takes no job" in without.stderr
+    assert "accepts no job" in without.stderr
 
     call = submitted(root, workspace, "classifier.epochs=400", "compute.stop_if_not_learning=false")
     with subprocess.Popen(call, **how) as following:
@@ -82,11 +82,11 @@ def test_a_submitted_run_is_followed_found_again_stopped_and_goes_on(cluster: di
         following.send_signal(signal.SIGINT)
         out, errors = following.communicate(timeout=60)
     assert following.returncode == 130, out + errors
-    assert "goes on; the same command shows it again" in errors
+    assert "continues; the same command shows it again" in errors
     (number,) = jobs(cluster)
     with subprocess.Popen(call, **how) as following:
         assert following.stdout is not None
-        assert f"job {number} is at work on it since before" in following.stdout.readline()
+        assert f"job {number} already runs" in following.stdout.readline()
         other = subprocess.run(submitted(root, workspace, "seed=7"), **how)
         assert other.returncode == 1
         assert "with another command" in other.stderr
@@ -260,7 +260,7 @@ def dashboard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Dashboard:
     (tmp_path / "files").mkdir()
     for name in [name for name in os.environ if name.startswith("RAY_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr("mcis.platform.engine.jobs._PAUSE", 0.05)
+    monkeypatch.setattr("mcis.platform.engine.jobs._POLL_INTERVAL", 0.05)
     return Dashboard()
 
 
@@ -269,7 +269,7 @@ def test_a_log_is_shown_once_if_cut(dashboard: Dashboard, tmp_path: Path, capsys
     with dashboard.up() as address:
         assert run_job(address, RUN, COMMAND, tmp_path, minutes=1) == 0
     head, *shown = capsys.readouterr().out.splitlines(keepends=True)
-    assert "at work on it since before" in head
+    assert "already runs" in head
     assert shown == [*LOG, "\tcat?]0;title?\n", "job raysubmit_1: SUCCEEDED\n"], "nothing that a terminal obeys"
 
 
@@ -283,7 +283,7 @@ def test_a_job_whose_answer_is_lost_is_submitted_once(dashboard: Dashboard, tmp_
 def test_a_job_that_ended_with_its_head_is_told_and_begun_anew(dashboard: Dashboard, tmp_path: Path) -> None:
     dashboard.known = False
     with dashboard.up() as address:
-        with pytest.raises(UserError, match=r"tells nothing of job raysubmit_1 any more: .* does not exist"):
+        with pytest.raises(UserError, match=r"no longer answers questions about job raysubmit_1: .* does not exist"):
             run_job(address, RUN, COMMAND, tmp_path, minutes=1)
         dashboard.known, dashboard.listed = True, False
         assert run_job(address, RUN, COMMAND, tmp_path, minutes=1) == 0
@@ -292,9 +292,9 @@ def test_a_job_that_ended_with_its_head_is_told_and_begun_anew(dashboard: Dashbo
 
 def test_a_dashboard_that_stays_away_leaves_the_job_at_work(dashboard: Dashboard, tmp_path: Path) -> None:
     dashboard.cut = set(range(1, 1000))
-    with dashboard.up() as address, pytest.raises(UserError, match="tells nothing of job") as caught:
+    with dashboard.up() as address, pytest.raises(UserError, match="no longer answers questions about job") as caught:
         run_job(address, RUN, COMMAND, tmp_path, minutes=0.01)
-    assert "shows the job again where that goes on without it" in caught.value.remedy
+    assert "shows the job again if that still runs" in caught.value.remedy
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The workspace's cache of decoded images and features: made in parallel when first asked for, bounded, of all runs."""
+"""The cache of decoded images and features in a workspace: computed on first use, bounded, shared by all runs."""
 
 import contextlib
 import functools
@@ -28,26 +28,30 @@ from mcis.platform.runs.progress import console
 from mcis.platform.runs.version import made_with
 from mcis.platform.runs.workspace import CACHE, Workspace
 
-_say_once = functools.cache(console.print)
+_print_once = functools.cache(console.print)
 
 
 def decoded_cache(rows: pa.Table, size: int, context: RunContext, compute: ComputeConfig) -> Path | None:
-    """The folder with the first of these images at size x size pixels, as many as compute.cache_gb allows.
+    """Returns the folder with decoded images, which are decoded now if it does not exist.
 
-    The least recently used caches are removed for it. Their readers, if there are any, decode from the files instead.
-    What another run is making stays, so for as long as several make caches they may take more.
+    It holds the first images of `rows`, as many as `compute.cache_gb` allows. The least recently used caches are
+    removed for it; their readers, if there are any, then decode from the files. What another run is writing stays, so
+    the caches may exceed the limit while several runs write some.
 
     Args:
-        rows: rows of the index, in the order that the readers' positions count.
-        size: side of the decoded squares, pixels.
+        rows: Rows of the index, in the order of the readers' positions.
+        size: Side of the decoded squares, pixels.
+        context: The context of the run.
+        compute: The section `compute` of the configuration.
 
     Returns:
-        None where not a single image fits, or the nodes share no disk.
+        None if not a single image fits, or if the nodes share no disk.
     """
-    bound = int(compute.cache_gb * 2**30)
-    count = min(len(rows), bound // image_bytes(size))
+    max_images = int(compute.cache_gb * 2**30) // image_bytes(size)
+    count = min(len(rows), max_images)
     if not count:
         return None
+
     rows = rows.slice(0, count)
     name = f"squash{size}-{_content(rows)}"
     make_worker = functools.partial(make_squares, size)
@@ -55,29 +59,40 @@ def decoded_cache(rows: pa.Table, size: int, context: RunContext, compute: Compu
 
 
 def features_cache(
-    rows: pa.Table, config: Config, context: RunContext, *, views: int = 2, beside: int = 0
+    rows: pa.Table, config: Config, context: RunContext, *, views: int = 2, reserved_views: int = 0
 ) -> Features | None:
-    """What the classifier's backbone, as it starts, makes of these images and, as the second view, of their mirror
-    images.
+    """Returns the features that the classifier's pretrained backbone extracts from images, computed now if necessary.
 
     Args:
-        views: 1 where nobody asks for mirror images.
-        beside: views of other images that are kept at the same time, so that none displace others.
+        rows: Rows of the index, in the order of the readers' positions.
+        config: The configuration.
+        context: The context of the run.
+        views: 1: images; 2: images and their horizontal flips.
+        reserved_views: Number of views of other images that are cached at the same time, so that neither displaces the
+            other.
 
     Returns:
-        None where it starts without pretrained weights, those do not fit compute.cache_gb, or the nodes share no disk.
+        None if the backbone starts without pretrained weights, if the features exceed `compute.cache_gb`, or if the
+        nodes share no disk.
     """
-    c, compute, pretrained = config.classifier, config.compute, classifier_weights(config, context.workspace)
+    c = config.classifier
+    compute = config.compute
+    pretrained = classifier_weights(config, context.workspace)
     if pretrained is None:
         return None
+
     shape = features_shape(c)
-    gb = (views * len(rows) + beside) * features_bytes(shape) / 2**30
-    if gb > compute.cache_gb:
-        _say_once(f"note: the backbone's outputs, {gb:.3g} GiB, exceed compute.cache_gb and are computed each time")
+    needed_gb = (views * len(rows) + reserved_views) * features_bytes(shape) / 2**30
+    if needed_gb > compute.cache_gb:
+        _print_once(
+            f"note: the backbone's features, {needed_gb:.3g} GiB, exceed compute.cache_gb and are computed in every "
+            "epoch"
+        )
         return None
+
     network = (views, c.backbone, c.channels, c.stride, c.input_size, content_digest(pretrained))
-    of_network = fingerprint(network, made_with(MakeFeatures.__module__, compute.device))
-    name = f"features-{of_network}-{_content(rows)}"
+    network_key = fingerprint(network, made_with(MakeFeatures.__module__, compute.device))
+    name = f"features-{network_key}-{_content(rows)}"
     make_worker = functools.partial(MakeFeatures, c, pretrained, compute.gpu, views)
     size = views * len(rows) * features_bytes(shape)
     folder = _cached(name, rows, make_worker, context, compute, size, label="features", network=True)
@@ -85,6 +100,7 @@ def features_cache(
 
 
 def _content(rows: pa.Table) -> str:
+    """Returns a fingerprint of the images' content."""
     return fingerprint(DECODER_VERSION, rows["content_hash"].to_pylist())
 
 
@@ -97,37 +113,59 @@ def _cached(
     size: int,
     **options: Any,
 ) -> Path | None:
-    """A folder of the cache, of about `size` bytes, that `map_table` writes now if there is none; None where the nodes
-    share no disk."""
-    workspace, folder = context.workspace, context.workspace.cache / name
-    if workspace.uri and ("RAY_ADDRESS" in os.environ or not is_one_node()):  # nodes may come later
+    """Returns a folder of the cache, which `map_table` writes now if it does not exist.
+
+    Args:
+        name: Name of the folder.
+        rows: Rows of the index to map.
+        make_worker: See `map_table`.
+        context: The context of the run.
+        compute: The section `compute` of the configuration.
+        size: About how many bytes the folder takes.
+        options: Further arguments of `map_table`.
+
+    Returns:
+        None if the nodes share no disk.
+    """
+    workspace = context.workspace
+    folder = workspace.cache / name
+    may_have_several_nodes = "RAY_ADDRESS" in os.environ or not is_one_node()
+    if workspace.uri and may_have_several_nodes:
         console.print("note: the nodes share no disk, so images are decoded each time")
         return None
+
     context.caches.append(folder.name)
     with hold_stage(workspace, "cache", folder.name, run=context.name), disk_errors(folder):
         if folder.exists():
             os.utime(folder)
             return folder
+
         part = folder.with_suffix(".part")
         with workspace.lock("cache", "size"):
             _evict(workspace, int(compute.cache_gb * 2**30) - size, part)
             part.mkdir(exist_ok=True)
         map_table(rows, part, make_worker=make_worker, compute=compute, suffix="arrow", **options)
-        with workspace.lock("cache", "size"):  # names change while nobody adds up sizes
+        with workspace.lock("cache", "size"):  # no folder is renamed while another run adds up sizes
             rename_folder(part, folder)
     return folder
 
 
-def _evict(workspace: Workspace, allowed: int, part: Path) -> None:
-    """Removes whole caches, the least recently used first, until those beside `part` take at most `allowed` bytes.
+def _evict(workspace: Workspace, max_bytes: int, part: Path) -> None:
+    """Removes caches, the least recently used first, until the others take at most `max_bytes`.
 
-    A part that was left half made is one of them, but not one whose lock is held: another run is making it.
+    Unfinished caches are removed too, unless another run holds their lock because it is writing them.
+
+    Args:
+        part: A folder that is not counted and not removed.
     """
-    caches = (path for path in workspace.cache.iterdir() if path.is_dir() and CACHE.fullmatch(path.name))
-    sizes = {path: bytes_in(path) for path in sorted(caches, key=lambda path: path.stat().st_mtime) if path != part}
-    left = sum(sizes.values())
+    folders = [path for path in workspace.cache.iterdir() if path.is_dir() and CACHE.fullmatch(path.name)]
+    folders.sort(key=lambda path: path.stat().st_mtime)
+    sizes = {path: bytes_in(path) for path in folders if path != part}
+
+    total = sum(sizes.values())
     for folder, size in sizes.items():
-        if left > allowed:
-            with contextlib.suppress(Timeout), workspace.lock("cache", folder.stem).acquire(blocking=False):
-                remove(folder)
-                left -= size
+        if total <= max_bytes:
+            break
+        with contextlib.suppress(Timeout), workspace.lock("cache", folder.stem).acquire(blocking=False):
+            remove(folder)
+            total -= size

@@ -1,4 +1,4 @@
-"""Commands of mcis as jobs of a Ray cluster, with this program's own code: how they are submitted and followed."""
+"""Submits commands of mcis as jobs of a Ray cluster, with the code of this program, and follows them."""
 
 import importlib
 import re
@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from mcis.datasets.errors import UserError, one_line, printable
 from mcis.datasets.storage.faults import PATIENCE, with_timeout
@@ -19,120 +19,152 @@ if TYPE_CHECKING:
 _Result = TypeVar("_Result")
 _PACKAGES = ("datasets", "models", "platform", "tuning")
 _STOP_SECONDS = "40"
-"""What a job that is stopped has until it is killed."""
-_PAUSE = 2.0
-"""Seconds between two looks at a cluster."""
+"""Seconds between the request to stop a job and its kill."""
+_POLL_INTERVAL = 2.0
+"""Seconds between two requests to a cluster."""
+_INTERRUPTED = 130
+"""Exit status of a command that Ctrl-C ended."""
+
+
+class _Refusal(NamedTuple):
+    """The error of requests that a cluster does not answer: the three parts of a `UserError`."""
+
+    found: str
+    expected: str
+    remedy: str
 
 
 def run_job(address: str, run: str, command: Sequence[str], folder: Path, *, minutes: float) -> int:
-    """Submits a job, or finds the one that is at work under the run's place, and shows its log to the end.
+    """Submits a job, or finds the running job of the same run, and prints its log until it ends.
 
     Args:
-        run: the place of the run on the nodes, by which its job is found.
-        folder: with `files`, the job's own folder; the code is put beside it.
-        minutes: to wait for a cluster that does not take jobs yet.
+        address: Address of the cluster's dashboard.
+        run: Folder of the run on the nodes, by which its job is found.
+        command: The command of the job.
+        folder: A folder whose subfolder `files` is the job's working directory. The code is copied next to it.
+        minutes: Minutes to wait for a cluster that does not accept jobs yet.
 
     Returns:
-        The exit status of this command: 0 where the job succeeded.
+        The exit status of this command: 0 if the job succeeded.
 
     Raises:
-        UserError: the cluster does not answer, or takes no job; or another command is at work under the run's place.
+        UserError: The cluster does not answer or refuses the job, or another command of the same run is running.
     """
     from ray.job_submission import JobSubmissionClient
 
-    refused = (
-        f"the cluster at {address} takes no job",
-        "the dashboard of a cluster that is up, and a token where it asks for one",
-        "see that `ray job list` works there (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN_PATH), and repeat",
+    refusal = _Refusal(
+        f"the cluster at {address} accepts no job",
+        "the dashboard of a running cluster, and a token if it asks for one",
+        "check that `ray job list` works there (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN_PATH), and repeat",
     )
+    entrypoint = shlex.join(command)
+    environment: dict[str, Any] = {
+        "py_modules": [str(_copy_code(folder))],
+        "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": _STOP_SECONDS},
+    }
+    if any((folder / "files").iterdir()):  # otherwise the job runs in the folder in which the node's Ray was started
+        environment["working_dir"] = str(folder / "files")
 
     def submit() -> tuple[str, str]:
-        """The job's number, and what to say of it."""
-        at_work = (job for job in client.list_jobs() if _is_at_work(job) and (job.metadata or {}).get("run") == run)
-        job = next(at_work, None)  # it may be that of an earlier try, whose answer was lost
+        """Submits or finds the job. Returns its id, and what to print about it."""
+        job = _running_job(client, run)  # may have been submitted by an earlier call whose answer was lost
         if job is None:
-            number = client.submit_job(entrypoint=text, runtime_env=environment, metadata={"run": run})
-            return number, f"; `ray job stop {number} --address {address}` stops it; its log:"
-        if job.entrypoint != text:
+            job_id = client.submit_job(entrypoint=entrypoint, runtime_env=environment, metadata={"run": run})
+            return job_id, f"job {job_id}; `ray job stop {job_id} --address {address}` stops it; its log:"
+        if job.entrypoint != entrypoint:
             raise UserError(
-                f"job {job.submission_id} is at work on {run} with another command: {job.entrypoint}",
+                f"job {job.submission_id} already runs on {run} with another command: {job.entrypoint}",
                 "one job at a time for a run",
                 f"wait, or stop it by `ray job stop {job.submission_id} --address {address}`, and repeat the command",
             )
-        return str(job.submission_id), " is at work on it since before; its log:"
+        return str(job.submission_id), f"job {job.submission_id} already runs; its log:"
 
-    text = shlex.join(command)
-    stop = {"RAY_JOB_STOP_WAIT_TIME_S": _STOP_SECONDS}
-    environment: dict[str, Any] = {"py_modules": [str(_code(folder))], "env_vars": stop}
-    if any((folder / "files").iterdir()):  # else the job is in the folder that the node's Ray is in
-        environment["working_dir"] = str(folder / "files")
-    client = _patiently(lambda: JobSubmissionClient(address), minutes, refused)
-    number, told = _patiently(submit, minutes, refused, most=None)
-    print(f"job {number}{told}", flush=True)
+    client = _repeat(lambda: JobSubmissionClient(address), minutes, refusal)
+    job_id, text = _repeat(submit, minutes, refusal, timeout=None)
+    print(text, flush=True)
     try:
-        ended = _followed(client, number, address, minutes)
+        ended = _follow(client, job_id, address, minutes)
     except KeyboardInterrupt:
-        print(f"\njob {number} goes on; the same command shows it again", file=sys.stderr)
-        return 130
-    print(f"job {number}: {ended.status}" + (f", {ended.message}" if ended.message else ""))
+        print(f"\njob {job_id} continues; the same command shows it again", file=sys.stderr)
+        return _INTERRUPTED
+    print(f"job {job_id}: {ended.status}" + (f", {ended.message}" if ended.message else ""))
     return 0 if str(ended.status) == "SUCCEEDED" else 1
 
 
-def _is_at_work(job: "JobDetails") -> bool:
+def _running_job(client: "JobSubmissionClient", run: str) -> "JobDetails | None":
+    """Returns the job of a run that is pending or running, or None."""
+    for job in client.list_jobs():
+        if _is_running(job) and (job.metadata or {}).get("run") == run:
+            return job
+    return None
+
+
+def _is_running(job: "JobDetails") -> bool:
     return str(job.status) in ("PENDING", "RUNNING")
 
 
-def _followed(client: "JobSubmissionClient", number: str, address: str, minutes: float) -> "JobDetails":
-    """Shows the log of a job as it grows until the job has ended; the ended job."""
-    away = (
-        f"the cluster at {address} tells nothing of job {number} any more",
+def _follow(client: "JobSubmissionClient", job_id: str, address: str, minutes: float) -> "JobDetails":
+    """Prints the log of a job as it grows, until the job ends. Returns the ended job."""
+    refusal = _Refusal(
+        f"the cluster at {address} no longer answers questions about job {job_id}",
         "a head that stays up, and a connection to its dashboard, until the job has ended",
-        "repeat the command: it shows the job again where that goes on without it, and else goes on where it stopped",
+        "repeat the command: it shows the job again if that still runs, and otherwise continues the run",
     )
-    shown = 0
+    printed = 0
     while True:
-        job = _patiently(lambda: client.get_job_info(number), minutes, away)
-        log = _patiently(lambda: client.get_job_logs(number), minutes, away)
-        print(printable(log[shown:]), end="", flush=True)
-        shown = max(shown, len(log))
-        if not _is_at_work(job):
+        job = _repeat(lambda: client.get_job_info(job_id), minutes, refusal)
+        log = _repeat(lambda: client.get_job_logs(job_id), minutes, refusal)
+        print(printable(log[printed:]), end="", flush=True)
+        printed = max(printed, len(log))
+        if not _is_running(job):
             return job
-        time.sleep(_PAUSE + shown / 1e6)  # a log comes whole each time
+        time.sleep(_POLL_INTERVAL + printed / 1e6)  # each request transfers the whole log
 
 
-def _patiently(
-    call: Callable[[], _Result], minutes: float, refused: tuple[str, str, str], *, most: float | None = PATIENCE
+def _repeat(
+    request: Callable[[], _Result], minutes: float, refusal: _Refusal, *, timeout: float | None = PATIENCE
 ) -> _Result:
-    """The result of a call, which is repeated while the cluster does not answer or no agent of it takes jobs yet.
+    """Repeats a request while the cluster does not answer, or has no agent yet that accepts jobs.
 
     Args:
-        refused: found, expected and remedy of the error, to which is added what the cluster told.
-        most: seconds that the call may take; None = any, as what is submitted is copied to the cluster.
+        request: The request.
+        minutes: Minutes after which to give up.
+        refusal: The error. The answer of the cluster is added to it.
+        timeout: Seconds that a request may take. None: any, because submitting a job copies its files to the cluster.
+
+    Returns:
+        The answer.
 
     Raises:
-        UserError: it went on so for some minutes, or the cluster refused.
+        UserError: The cluster did not answer in time, or refused the request.
     """
     from ray.exceptions import RayError
 
-    end = time.monotonic() + 60 * minutes
+    deadline = time.monotonic() + 60 * minutes
     while True:
         try:
-            return call() if most is None else with_timeout(most, call)
+            return request() if timeout is None else with_timeout(timeout, request)
         except (OSError, RuntimeError, RayError) as error:
-            # A ValueError is an address that is none; other errors are what the cluster has answered.
-            unanswered = isinstance(error, OSError) and not isinstance(error, ValueError)
-            may_pass = unanswered or re.search("No available agent|status code 50[234]", str(error))
-            if not may_pass or time.monotonic() > end:
-                found, expected, remedy = refused
-                raise UserError(f"{found}: {one_line(str(error), 300)}", expected, remedy) from None
-        time.sleep(_PAUSE)
+            if not _may_pass(error) or time.monotonic() > deadline:
+                found = f"{refusal.found}: {one_line(str(error), 300)}"
+                raise UserError(found, refusal.expected, refusal.remedy) from None
+        time.sleep(_POLL_INTERVAL)
 
 
-def _code(folder: Path) -> Path:
-    """The program's own code as a package that can be imported, below `folder`, whichever way it is installed."""
+def _may_pass(error: Exception) -> bool:
+    """Returns whether a request may succeed later: there was no answer, or no agent accepts jobs yet.
+
+    A ValueError means an invalid address; it may also be an OSError.
+    """
+    if isinstance(error, OSError) and not isinstance(error, ValueError):
+        return True
+    return bool(re.search("No available agent|status code 50[234]", str(error)))
+
+
+def _copy_code(folder: Path) -> Path:
+    """Copies the code of this program below `folder` as a package, however it is installed. Returns the package."""
     package = folder / "mcis"
     for name in _PACKAGES:
         source = Path(next(iter(importlib.import_module(f"mcis.{name}").__path__)))
         shutil.copytree(source, package / name, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
-        shutil.copyfile(source.parent / "__init__.py", package / "__init__.py")
     return package

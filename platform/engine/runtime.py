@@ -1,4 +1,4 @@
-"""A Ray to work on: the cluster of RAY_ADDRESS, or a local one; and whether it has what the work needs."""
+"""Connects to the Ray cluster of RAY_ADDRESS or starts a local Ray, and reports its size."""
 
 import contextlib
 import ctypes
@@ -19,90 +19,145 @@ from mcis.platform.config.compute import ComputeConfig
 _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_task_oom_retries": "4",  # else a task that takes too much memory is started again without end
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # how late a training's end is noticed
+    "RAY_task_oom_retries": "4",  # by default, a task that takes too much memory is retried forever
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.5",  # how late Ray Train notices the end of a training
 }
-"""Variables that Ray reads when it is imported; those that the user set are left."""
-_SHARED = {"OMP_WAIT_POLICY": "PASSIVE"}
-"""Torch's threads wait for each other at the end of each operator. Where another process takes a core from one of them,
-the others had better sleep than spin: with a competitor on two cores, a spinning training takes 1.7 times as long.
-Where none does, a sleeping one takes 1.2 times as long."""
+"""Environment variables that Ray reads when it is imported. Variables that the user set are kept."""
+_SHARED_CORES = {"OMP_WAIT_POLICY": "PASSIVE"}
+"""Makes torch's threads sleep instead of spin while they wait for each other at the end of an operator.
+
+If another process takes one of two cores, a training with spinning threads takes 1.7 times as long. If none does, a
+training with sleeping threads takes 1.2 times as long."""
 ANYWHERE: Any = {"scheduling_strategy": "DEFAULT"}
-"""Options of tasks and actors: Ray would put them into what a trial of Ray Tune reserves for its driver."""
+"""Options of tasks and actors. By default, Ray would place them in the resources of a Ray Tune trial's driver."""
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**33), "MALLOC_TOP_PAD_": str(2**26)}
-"""glibc gives large tensors back to the system and faults them in again, layer by layer; these make a process keep what
-it frees (`benchmarks/allocation.py`). They are read when a process starts, so every process that Ray starts has them,
-unless the user sets the allocator."""
+"""Environment variables that make a process keep the memory that it frees (`benchmarks/allocation.py`).
+
+By default, glibc returns large tensors to the system and maps them again, layer by layer. The variables are read when a
+process starts. Every process that Ray starts has them, unless the user configures the allocator."""
 
 
 def allocator_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """ALLOCATOR, or nothing where the environment sets the allocator or takes another one's place for glibc's."""
-    return {} if any(name.startswith(("MALLOC_", "LD_PRELOAD")) for name in environment) else dict(ALLOCATOR)
+    """Returns ALLOCATOR, or nothing if the environment configures or replaces glibc's allocator."""
+    if any(name.startswith(("MALLOC_", "LD_PRELOAD")) for name in environment):
+        return {}
+    return dict(ALLOCATOR)
 
 
 @contextlib.contextmanager
 def ray_session(compute: ComputeConfig, *, shared: bool = False, verbose: bool = False) -> Iterator[None]:
-    """Connects to the cluster of RAY_ADDRESS (also inside a submitted job), else starts a local Ray for the block.
+    """Connects to the cluster of RAY_ADDRESS, also inside a submitted job, or starts a local Ray for the block.
 
-    A Ray that is already connected is used as it is. Otherwise SIGTERM raises KeyboardInterrupt in the block.
+    If Ray is already connected, the block uses that. Otherwise SIGTERM raises KeyboardInterrupt in the block.
 
     Args:
-        shared: whether trainings share their cores with other work, as they do on a cluster.
+        compute: The section `compute` of the configuration.
+        shared: Whether trainings share their cores with other work, as they always do on a cluster.
+        verbose: Whether to print the logs of workers and of Ray's libraries.
+
+    Raises:
+        UserError: The local Ray did not start.
     """
-    shared = shared or bool(os.environ.get("RAY_ADDRESS"))
-    of_workers = allocator_variables(os.environ) | (_SHARED if shared else {})
-    for name, value in {**_ENVIRONMENT, **of_workers}.items():
+    on_cluster = bool(os.environ.get("RAY_ADDRESS"))
+    worker_variables = allocator_variables(os.environ)
+    if shared or on_cluster:
+        worker_variables |= _SHARED_CORES
+    for name, value in {**_ENVIRONMENT, **worker_variables}.items():
         os.environ.setdefault(name, value)
-    # What the driver needs next takes seconds to load, as Ray takes to start. Two threads may not load it at once:
-    # Python ends one of them where their imports wait for each other.
-    modules = ("torch", "mlflow.tracking")
-    loading = threading.Thread(target=lambda: [importlib.import_module(name) for name in modules], daemon=True)
-    loading.start()
+
+    loading = _load_modules()
     import ray
 
     if ray.is_initialized():
         loading.join()
         yield
         return
+
     logs: Any = {"log_to_driver": verbose, "logging_level": logging.INFO if verbose else logging.ERROR}
     with contextlib.ExitStack() as blocks:
-        if os.environ.get("RAY_ADDRESS"):
-            of_all = [name for name in (*of_workers, "RAY_ADDRESS", COPIES_VARIABLE) if name in os.environ]
+        if on_cluster:
             blocks.callback(ray.shutdown)
-            # Trials of a study have to know, too, that they are on a cluster, which may grow.
-            ray.init(address="auto", runtime_env={"env_vars": {name: os.environ[name] for name in of_all}}, **logs)
+            _connect(list(worker_variables), logs)
         else:
-            # Unix sockets allow about 100 characters, so the folder's name is short.
-            place = "/tmp" if os.path.isdir("/tmp") else None
-            folder = blocks.enter_context(TemporaryDirectory(prefix="mcis-", dir=place, ignore_cleanup_errors=True))
+            # Paths of Unix sockets have at most about 100 characters, so the name of the folder is short.
+            parent = "/tmp" if os.path.isdir("/tmp") else None
+            folder = blocks.enter_context(TemporaryDirectory(prefix="mcis-", dir=parent, ignore_cleanup_errors=True))
             blocks.callback(ray.shutdown)
-            # A token of this process and its children; else Ray writes one into the home directory, readable by all.
-            os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-            try:
-                ray.init(
-                    address="local",
-                    # Trainers, decoders and drivers share the cores, of which there may be but two.
-                    num_cpus=compute.cpus or max(4, os.cpu_count() or 1),
-                    object_store_memory=int(compute.object_store_gb * 2**30),
-                    include_dashboard=False,
-                    _temp_dir=folder,
-                    **logs,
-                )
-            except Exception as error:  # of no narrower type
-                needed = "memory for compute.object_store_gb, and a core to spare: its processes have half a minute"
-                remedy = "lower compute.object_store_gb, or repeat the command when less runs"
-                raise UserError(f"Ray did not start: {error}", needed, remedy) from error
+            _start_local(compute, folder, logs)
         _quiet_libraries(verbose=verbose)
         blocks.enter_context(_termination_interrupts())
         loading.join()
         yield
 
 
+def _load_modules() -> threading.Thread:
+    """Imports in a thread what the driver needs next, because that takes seconds, as the start of Ray does.
+
+    It is a single thread: Python ends one of two threads whose imports wait for each other.
+    """
+
+    def load() -> None:
+        for name in ("torch", "mlflow.tracking"):
+            importlib.import_module(name)
+
+    thread = threading.Thread(target=load, daemon=True)
+    thread.start()
+    return thread
+
+
+def _connect(worker_variables: list[str], logs: Mapping[str, Any]) -> None:
+    """Connects to the cluster of RAY_ADDRESS.
+
+    Args:
+        worker_variables: Names of environment variables that all processes get.
+        logs: Options of `ray.init`.
+    """
+    import ray
+
+    # Trials of a study need RAY_ADDRESS to know that they run on a cluster, which may grow.
+    names = [*worker_variables, "RAY_ADDRESS", COPIES_VARIABLE]
+    variables = {name: os.environ[name] for name in names if name in os.environ}
+    ray.init(address="auto", runtime_env={"env_vars": variables}, **logs)
+
+
+def _start_local(compute: ComputeConfig, folder: str, logs: Mapping[str, Any]) -> None:
+    """Starts a local Ray.
+
+    Args:
+        compute: The section `compute` of the configuration.
+        folder: Folder for its files.
+        logs: Options of `ray.init`.
+
+    Raises:
+        UserError: It did not start.
+    """
+    import ray
+
+    # A token of this process and its children. By default, Ray writes one to the home directory, readable by all.
+    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    try:
+        ray.init(
+            address="local",
+            # Trainers, decoders and drivers share the cores, of which there may be only two.
+            num_cpus=compute.cpus or max(4, os.cpu_count() or 1),
+            object_store_memory=int(compute.object_store_gb * 2**30),
+            include_dashboard=False,
+            _temp_dir=folder,
+            **logs,
+        )
+    except Exception as error:  # Ray raises errors of many types
+        raise UserError(
+            f"Ray did not start: {error}",
+            "memory for compute.object_store_gb, and a free core: Ray's processes have half a minute to start",
+            "lower compute.object_store_gb, or repeat the command when less runs",
+        ) from error
+
+
 @contextlib.contextmanager
 def _termination_interrupts() -> Iterator[None]:
-    """Makes SIGTERM end the block as Ctrl-C does, in the main thread, and but once: the end is not to be interrupted.
+    """Makes SIGTERM raise KeyboardInterrupt in the main thread, once: what follows is not interrupted again.
 
-    Ray, when it starts, has put a handler of its own in its place, which ends the process where it stands.
+    Ray, when it starts, installs a handler of its own, which ends the process immediately.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -115,42 +170,42 @@ def _termination_interrupts() -> Iterator[None]:
         received.append(number)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    previous_handler = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     except KeyboardInterrupt as error:
-        raise KeyboardInterrupt(*received) from error  # Ray's calls raise one of their own
+        raise KeyboardInterrupt(*received) from error  # Ray's functions raise a KeyboardInterrupt without the number
     finally:
-        signal.signal(signal.SIGTERM, before or signal.SIG_DFL)
+        signal.signal(signal.SIGTERM, previous_handler or signal.SIG_DFL)
 
 
 def _quiet_libraries(*, verbose: bool) -> None:
-    """Turns off Ray Data's progress bars and, unless `verbose`, the logs of Ray's libraries."""
+    """Disables Ray Data's progress bars and, unless `verbose`, the logs of Ray's libraries."""
     import ray.data
 
     if not verbose:
-        logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a study says which trials failed, and why
+        logging.getLogger("ray.tune").setLevel(logging.CRITICAL)  # a study reports failed trials itself
         logging.getLogger("ray.data").setLevel(logging.ERROR)
         logging.getLogger("ray.train").setLevel(logging.ERROR)
     ray.data.DataContext.get_current().enable_progress_bars = False
 
 
 def give_memory_back() -> None:
-    """Gives the system what this process freed and keeps: Ray's idle processes would hold it while others work."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
-    if trim is not None:
-        trim(0)
+    """Returns the memory that this process freed to the system. Ray's idle processes would keep it."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # a function of glibc
+    if malloc_trim is not None:
+        malloc_trim(0)
 
 
 def is_one_node() -> bool:
-    """Whether the cluster is a single machine, for now."""
+    """Returns whether the cluster has a single node now."""
     import ray
 
     return sum(bool(node["Alive"]) for node in ray.nodes()) == 1
 
 
 def cpus() -> int:
-    """How many tasks run at a time: one per CPU of a cluster, on a single machine one per core."""
+    """Returns how many tasks run at a time: one per CPU of a cluster, one per core of a single machine."""
     import ray
 
     logical = max(1, int(ray.cluster_resources().get("CPU", 1)))

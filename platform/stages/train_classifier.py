@@ -112,7 +112,7 @@ def _learner(config: Config, context: RunContext) -> ClassifierLearner:
 
     section = config.classifier.scaled_for(len(rows))
     num_val = len(split_rows(context, "val", tagged=True, columns=["tags"])) if section.trains_on_features else 0
-    images = _images(config, context, rows, cached=section.sizing != "random_crop", beside=num_val)
+    images = _images(config, context, rows, cached=section.sizing != "random_crop", reserved_views=num_val)
     return ClassifierLearner(
         config=section,
         seed=config.seed,
@@ -173,7 +173,7 @@ def _validation(config: Config, context: RunContext, learner: ClassifierLearner)
     num_cached = num_train if learner.images.cache.shards else 0
     fits = (num_cached + len(rows)) * image_bytes(section.input_size) <= config.compute.cache_gb * 2**30
     return Validation(
-        images=_images(config, context, rows, cached=fits, views=1, beside=2 * num_train),
+        images=_images(config, context, rows, cached=fits, views=1, reserved_views=2 * num_train),
         tags=Tags.from_index(rows["tags"], len(context.classes)),
         scores=val_scores,
         every=section.val_every,
