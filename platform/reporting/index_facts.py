@@ -1,10 +1,8 @@
-"""The figures of an index: images per class, domain and split, copies, kinds of rejects.
-
-`index_facts` counts, vectorized over all images; no image is opened.
-"""
+"""Counts an index: images per class, domain and split, copies, kinds of rejects. No image is opened."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 
 import numpy as np
 import pyarrow as pa
@@ -15,20 +13,21 @@ from mcis.datasets.tables.large_tables import text_hashes
 from mcis.datasets.tags import Tags
 
 _ORDER = ("target", "source", "web", "train", "val", "test")
-"""Of the words in the names of groups; others come after these."""
+"""Order of the words in the names of groups; other words come last."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexFacts:
-    """Figures of an index of N images, K classes and G groups; a group is the images of one domain and split.
+    """Counts of an index with N images and K classes in G groups. A group has the images of one domain and split.
 
     Attributes:
-        groups: those that have an image, called by domain and split, or by the split alone where all are of one domain:
-            target before source before web, train before val before test.
-        images, untagged: (G,) all images, and those without a tag.
-        per_class: (K, G) images with the class.
-        reject_kinds: what reasons of rejects start with, up to the colon -> images, falling.
-        repeats: images whose content, by its SHA-256, an earlier row of the index has.
+        groups: names of the groups that have images: domain and split, or the split alone if there is one domain.
+            Target comes before source and web, train before val and test.
+        images: number of images in each group, (G,).
+        untagged: number of images without a tag in each group, (G,).
+        per_class: number of images with each class in each group, (K, G).
+        reject_kinds: number of rejects by the part of their reason before the colon, the most frequent first.
+        repeats: number of images whose SHA-256 an earlier row of the index has.
     """
 
     groups: tuple[str, ...]
@@ -40,34 +39,48 @@ class IndexFacts:
 
 
 def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> IndexFacts:
-    """Counts an index (INDEX_SCHEMA, but for ids and URIs) and its rejects."""
+    """Counts an index.
+
+    Args:
+        index: rows of INDEX_SCHEMA; ids and URIs may be missing.
+        rejects: rows of REJECTS_SCHEMA.
+        classes: the K class names.
+    """
     contents = text_hashes(index["content_hash"])[pc.not_equal(index["content_hash"], "").to_numpy()]
     repeats = len(contents) - len(np.unique(contents))
     del contents
+
     group, groups = _groups(index)
     tags = Tags.from_index(index["tags"], len(classes))
     cells = tags.values.astype(np.int32) * len(groups) + np.repeat(group, np.diff(tags.start))
     per_class = np.bincount(cells, minlength=len(classes) * len(groups)).reshape(len(classes), len(groups))
     del cells
+
     kinds = pc.list_element(pc.split_pattern(rejects["reason"].combine_chunks(), ":", max_splits=1), 0)
-    reasons = pc.value_counts(kinds)
+    kind_counts = [(row["values"], row["counts"]) for row in pc.value_counts(kinds).to_pylist()]
+    kind_counts.sort(key=itemgetter(1), reverse=True)
     return IndexFacts(
         groups=groups,
         images=np.bincount(group, minlength=len(groups)),
         untagged=np.bincount(group[np.diff(tags.start) == 0], minlength=len(groups)),
         per_class=per_class,
-        reject_kinds={r["values"]: r["counts"] for r in sorted(reasons.to_pylist(), key=lambda r: -r["counts"])},
+        reject_kinds=dict(kind_counts),
         repeats=repeats,
     )
 
 
 def _groups(index: pa.Table) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-    """The group of each image, (N,), and the groups in their order."""
-    named = index["split"].combine_chunks()
+    """Returns the number of the group of each image, (N,), and the names of the groups in their order."""
+    group_names = index["split"].combine_chunks()
     if len(index["domain"].unique()) > 1:
-        named = pc.binary_join_element_wise(index["domain"].combine_chunks(), named, " ")
-    encoded = named.dictionary_encode()
+        group_names = pc.binary_join_element_wise(index["domain"].combine_chunks(), group_names, " ")
+    encoded = group_names.dictionary_encode()
     names = encoded.dictionary.to_pylist()
-    ordered = sorted(names, key=lambda name: [(*_ORDER, word).index(word) for word in name.split(" ")])
-    place = np.array([ordered.index(name) for name in names], np.int32)
-    return place[encoded.indices.to_numpy(zero_copy_only=False)], tuple(ordered)
+
+    ordered = sorted(names, key=_group_rank)
+    position = np.array([ordered.index(name) for name in names], np.int32)
+    return position[encoded.indices.to_numpy(zero_copy_only=False)], tuple(ordered)
+
+
+def _group_rank(name: str) -> list[int]:
+    return [(*_ORDER, word).index(word) for word in name.split(" ")]

@@ -1,12 +1,12 @@
-"""The page of an index: how many images per class, domain and split, pictures, copies, rejects.
+"""Renders the page of an index: images per class, domain and split, example images, copies, rejects.
 
-One self-contained HTML page, on which every name is escaped and nothing is loaded or run.
+It is one self-contained HTML page. Every name is escaped; nothing is loaded or run.
 """
 
 import contextlib
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -24,21 +24,64 @@ from mcis.platform.reporting.index_facts import index_facts
 from mcis.platform.reporting.panels import labels
 from mcis.platform.reporting.plots import THEME
 
-_MOST_ROWS, _MOST_REASONS = 500, 50
-"""Rows of the list of rejects and contents of that of copies; kinds of reasons."""
-_SIDE, _OF_A_CLASS, _MOST_PICTURES = 96, 6, 1200
-"""Pixels of a thumbnail's long side; thumbnails of a class, and of a page: about 8 MB."""
+_MOST_ROWS = 500
+"""Maximum number of rejects, and of repeated contents, that are listed."""
+_MOST_REASONS = 50
+"""Maximum number of kinds of reasons that are listed."""
+_SIDE = 96
+"""Longer side of a thumbnail in pixels."""
+_MOST_PER_CLASS = 6
+"""Maximum number of thumbnails per class."""
+_MOST_PICTURES = 1200
+"""Maximum number of thumbnails on a page, about 8 MB."""
+
+
+class Thumbnail(NamedTuple):
+    """An image of the index.
+
+    Attributes:
+        id: id of the image.
+        split: its split.
+        tags: names of its classes.
+        picture: None if the file cannot be shown.
+        reason: why the file cannot be shown, or None.
+    """
+
+    id: str
+    split: str
+    tags: list[str]
+    picture: Image.Image | None
+    reason: str | None
+
+
+class ExampleImages(NamedTuple):
+    """Example images by class.
+
+    Attributes:
+        most: maximum number of thumbnails per class.
+        classes: number of images and thumbnails by class index; K stands for images without a tag.
+        broken: number of the chosen files that cannot be shown.
+    """
+
+    most: int
+    classes: dict[int, tuple[int, list[Thumbnail]]]
+    broken: int
 
 
 def browse_page(index: pa.Table, rejects: pa.Table, classes: Sequence[str], *, notes: Sequence[str], title: str) -> str:
-    """An index (INDEX_SCHEMA, REJECTS_SCHEMA) as one HTML page that needs no other file.
+    """Renders the page of an index.
 
     Args:
-        notes: what its sources said of themselves, in plain words.
+        index: rows of INDEX_SCHEMA.
+        rejects: rows of REJECTS_SCHEMA.
+        classes: the K class names.
+        notes: remarks of the sources.
+        title: heading of the page.
     """
     facts = index_facts(index, rejects, classes)
     label_of = labels(classes)
     totals = facts.per_class.sum(axis=1)
+    by_frequency = np.argsort(-totals, kind="stable")
     view = {
         "title": title,
         "facts": facts,
@@ -46,8 +89,8 @@ def browse_page(index: pa.Table, rejects: pa.Table, classes: Sequence[str], *, n
         "rejected": len(rejects),
         "notes": notes,
         "classes": [label_of[k + 1] for k in range(len(classes))],
-        "per_class": [(int(k), facts.per_class[k].tolist()) for k in np.argsort(-totals, kind="stable")],
-        "pictures": _choose_pictures(index, classes),
+        "per_class": [(int(k), facts.per_class[k].tolist()) for k in by_frequency],
+        "pictures": _choose_examples(index, classes),
         "copies": find_duplicates(lambda columns: [index.select(columns)]),
         "most_rows": _MOST_ROWS,
         "rejects": rejects.slice(0, _MOST_ROWS).to_pylist(),
@@ -57,55 +100,50 @@ def browse_page(index: pa.Table, rejects: pa.Table, classes: Sequence[str], *, n
     return render("index_page.html.j2", view)
 
 
-def _choose_pictures(index: pa.Table, classes: Sequence[str]) -> dict[str, Any] | None:
-    """Thumbnails by class, images without a tag last; which ones depends on (class, image) alone.
-
-    Returns:
-        most: the number of thumbnails of a class.
-        classes: by class index, or K for images without a tag: how many images it has, and thumbnails.
-        broken: how many of the chosen files cannot be shown.
-    """
+def _choose_examples(index: pa.Table, classes: Sequence[str]) -> ExampleImages | None:
+    """Chooses images of each class; the choice depends only on the class and the row. None for an empty index."""
     if not len(index):
         return None
-    of_images = Tags.from_index(index["tags"], len(classes))
-    counts = np.diff(of_images.start).astype(np.int64)
+
+    image_tags = Tags.from_index(index["tags"], len(classes))
+    counts = np.diff(image_tags.start).astype(np.int64)
     untagged = np.flatnonzero(counts == 0)
     rows = np.concatenate([np.repeat(np.arange(len(index)), counts), untagged])
-    tags = np.concatenate([of_images.values.astype(np.int64), np.full(len(untagged), len(classes))])
-    order = np.lexsort((uniforms(DrawPurpose.THUMBNAIL, 0, tags, rows)[:, 0], tags))
-    shelves, start, sizes = np.unique(tags[order], return_index=True, return_counts=True)
-    most = min(_OF_A_CLASS, max(1, _MOST_PICTURES // len(shelves)))
-    chosen = [rows[order[first : first + min(most, size)]].tolist() for first, size in zip(start, sizes, strict=True)]
-    pictures = _thumbnails(index, np.unique(np.concatenate(chosen)).tolist(), classes)
-    by_class = {
-        tag: (size, [pictures[row] for row in shown])
-        for tag, size, shown in zip(shelves.tolist(), sizes.tolist(), chosen, strict=True)
-    }
-    broken = sum(picture["reason"] is not None for picture in pictures.values())
-    return {"most": most, "classes": by_class, "broken": broken}
+    tags = np.concatenate([image_tags.values.astype(np.int64), np.full(len(untagged), len(classes))])
+
+    draws = uniforms(DrawPurpose.THUMBNAIL, 0, tags, rows)[:, 0]
+    order = np.lexsort((draws, tags))
+    present_tags, starts, sizes = np.unique(tags[order], return_index=True, return_counts=True)
+    most = min(_MOST_PER_CLASS, max(1, _MOST_PICTURES // len(present_tags)))
+    chosen = []
+    for start, size in zip(starts, sizes, strict=True):
+        chosen.append(rows[order[start : start + min(most, size)]].tolist())
+
+    thumbnails = _read_thumbnails(index, np.unique(np.concatenate(chosen)).tolist(), classes)
+    by_class = {}
+    for tag, size, chosen_rows in zip(present_tags.tolist(), sizes.tolist(), chosen, strict=True):
+        by_class[tag] = (size, [thumbnails[row] for row in chosen_rows])
+    broken = sum(thumbnail.reason is not None for thumbnail in thumbnails.values())
+    return ExampleImages(most, by_class, broken)
 
 
-def _thumbnails(index: pa.Table, rows: list[int], classes: Sequence[str]) -> dict[int, dict[str, Any]]:
-    """The images of some rows, by row: each with its picture, or the reason why there is none."""
+def _read_thumbnails(index: pa.Table, rows: list[int], classes: Sequence[str]) -> dict[int, Thumbnail]:
+    """Reads the images of some rows, by row."""
     images = index.select(["image_id", "uri", "split", "tags"]).take(rows).to_pylist()
-    opened = map_in_threads(_open, (image["uri"] for image in images), threads=min(8, os.cpu_count() or 1))
-    with contextlib.closing(opened):
-        return {
-            row: {
-                "id": image["image_id"],
-                "split": image["split"],
-                "tags": [classes[tag] for tag in image["tags"]],
-                "picture": picture,
-                "reason": reason,
-            }
-            for row, image, (picture, reason) in zip(rows, images, opened, strict=True)
-        }
+    uris = (image["uri"] for image in images)
+    thumbnails = {}
+    with contextlib.closing(map_in_threads(_open, uris, threads=min(8, os.cpu_count() or 1))) as opened:
+        for row, image, (picture, reason) in zip(rows, images, opened, strict=True):
+            tags = [classes[tag] for tag in image["tags"]]
+            thumbnails[row] = Thumbnail(image["image_id"], image["split"], tags, picture, reason)
+    return thumbnails
 
 
 def _open(uri: str) -> tuple[Image.Image | None, str | None]:
-    """A small picture, or why there is none."""
+    """Reads a small picture, or returns why it cannot be read."""
     try:
-        return Image.fromarray(read_picture(uri, max_pixels=PILLOW_MAX_PIXELS, max_side=_SIDE).rgb), None
+        picture = read_picture(uri, max_pixels=PILLOW_MAX_PIXELS, max_side=_SIDE)
+        return Image.fromarray(picture.rgb), None
     except RejectedImage as error:
         return None, error.reason
     except UserError as error:  # one file must not end the page
