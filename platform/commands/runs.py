@@ -1,4 +1,4 @@
-"""The commands `mcis runs`, `gc`, `ui`: what a workspace holds, what nobody needs, and MLflow's page."""
+"""The commands `mcis runs`, `gc` and `ui`: the runs of a workspace, outputs that no run uses, and MLflow's page."""
 
 import contextlib
 import json
@@ -13,40 +13,40 @@ from mcis.platform.commands.options import DEFAULT_WORKSPACE, WorkspaceFolder, p
 
 def runs(
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
-    as_json: Annotated[bool, typer.Option("--json", help="Print them as JSON, for programs.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """List the runs and studies of a workspace: how far each came, its main scores, the disk that it points to.
+    """List the runs and studies of a workspace: last stage reached, scores, and disk space used.
 
-    A study's trials stand below it. Folders of stages that several runs share count for each of them.
+    The trials of a study follow it. Stage outputs that several runs share count for each of them.
     """
     with plain_errors():
         from mcis.platform.runs.inventory import entries
         from mcis.platform.runs.workspace import Workspace
 
         opened = Workspace(workspace, create=False)
-        found = entries(opened)
+        listed = entries(opened)
         if as_json:
-            typer.echo(json.dumps([entry.as_json() for entry in found], indent=2))
+            typer.echo(json.dumps([entry.as_json() for entry in listed], indent=2))
             return
 
         from mcis.platform.commands.terminal import show_runs
 
-        show_runs(found, opened)
+        show_runs(listed, opened)
 
 
 def gc(
     run: Annotated[
         list[str] | None,
-        typer.Option("--run", help="Remove this run too, or this study with its trials; give it again for more."),
+        typer.Option("--run", help="Also remove this run, or this study with its trials. Can be repeated."),
     ] = None,
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
-    delete: Annotated[bool, typer.Option("--delete", help="Remove it; without this nothing is changed.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Remove it; without this option nothing changes.")] = False,
 ) -> None:
-    """Show, and with --delete remove, what no run of a workspace points to.
+    """Show, and with --delete remove, what no run of a workspace uses.
 
-    Outputs of stages that no run names, unfinished ones too; what processes that are gone left over; caches that no
-    output that remains was computed from. It does not begin beside a run in progress, and runs wait until it has ended.
-    Data sets, downloaded weights and MLflow's store, with what it knows of removed runs, stay as they are.
+    These are stage outputs that no run uses, finished or not; temporary files of processes that have ended; and caches
+    that no remaining output was computed from. It is refused while a run is in progress, and runs wait until it has
+    ended. Data sets, downloaded weights and MLflow's store, including what it recorded of removed runs, are kept.
     """
     with plain_errors():
         from mcis.platform.commands.terminal import show_removal
@@ -58,14 +58,16 @@ def gc(
         with hold_workspace(opened, "mcis gc") if delete else contextlib.nullcontext():
             plan = plan_removal(opened, run or [])
             show_removal(plan, opened)
-            failed = remove_garbage(opened, plan) if delete else []
-        if failed:
-            for line in failed:
-                typer.echo(f"not removed: {line}", err=True)
+            failures = remove_garbage(opened, plan) if delete else []
+
+        if failures:
+            for failure in failures:
+                typer.echo(f"not removed: {failure}", err=True)
             raise typer.Exit(1)
         if delete:
             typer.echo("removed" if plan.garbage else "nothing to remove")
             return
+
         for holder in runs_in_progress(opened):
             typer.echo(f"{holder} is in progress: --delete is refused until it has ended")
         if plan.garbage:
@@ -76,23 +78,26 @@ def gc(
 
 def ui(
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on loopback.")] = 5000,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port on the loopback interface.")] = 5000,
 ) -> None:
-    """The MLflow UI on the workspace's store, on loopback; or the page of the server that MLFLOW_TRACKING_URI names."""
+    """Start the MLflow UI for the workspace on loopback, or print the page of the server in MLFLOW_TRACKING_URI."""
     with plain_errors():
         from mcis.platform.runs.tracking_store import experiment_page, tracking_uri
         from mcis.platform.runs.workspace import Workspace
 
         opened = Workspace(workspace, create=False)
-        uri, page = tracking_uri(opened), experiment_page(opened)
+        uri = tracking_uri(opened)
+        page = experiment_page(opened)
         if uri.startswith(("http://", "https://")):
             typer.echo(f"runs: {uri.rstrip('/')}/{page or ''}")
             return
+
         typer.echo(f"MLflow's store: {uri}; its UI takes some seconds to start")
         if page:
             typer.echo(f"runs: http://127.0.0.1:{port}/{page}")
         else:
-            typer.echo(f"http://127.0.0.1:{port}: the store has no experiment yet; the first run makes it")
+            typer.echo(f"http://127.0.0.1:{port}: the store has no experiment yet; the first run creates it")
+
         command = [sys.executable, "-m", "mlflow", "ui", "--backend-store-uri", uri]
         command += ["--default-artifact-root", opened.tracking_artifacts.as_uri()]
         command += ["--host", "127.0.0.1", "--port", str(port)]

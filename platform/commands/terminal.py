@@ -13,7 +13,7 @@ from mcis.datasets.errors import one_line
 from mcis.platform.reporting.index_facts import index_facts
 from mcis.platform.reporting.terminal import make_table, print_descriptions, print_table
 from mcis.platform.runs.progress import console
-from mcis.platform.runs.scores import VARIANTS, Score, grouped, measure_heading
+from mcis.platform.runs.scores import MEASURES, VARIANTS, Score, grouped, measure_heading, measure_names
 
 if TYPE_CHECKING:
     from mcis.datasets.index import Listing
@@ -39,7 +39,7 @@ def show_result(result: "RunResult") -> None:
 
 def _show_scores(title: str, scores: Sequence[Score]) -> None:
     """Prints a table of scores, and below it how the masks of each were made."""
-    measures = list(dict.fromkeys(name for score in scores for name in score.measures()))
+    measures = measure_names(scores)
     rows = []
     for score in scores:
         values = score.measures()
@@ -47,8 +47,9 @@ def _show_scores(title: str, scores: Sequence[Score]) -> None:
         rows.append((score.title, score.name, score.split, grouped(score.images), *cells))
 
     headings = [measure_heading(name) for name in measures]
+    further_headings = [measure_heading(name) for name in measures if name not in MEASURES]
     columns = ("scored", "variant", "split", "images", *headings)
-    print_table(title, columns, rows, numbers=("images", *headings), optional=headings[:1:-1])
+    print_table(title, columns, rows, numbers=("images", *headings), optional=further_headings[::-1])
 
     descriptions = []
     for score in scores:

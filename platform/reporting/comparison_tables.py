@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from mcis.platform.reporting.compared_runs import RunGroup, differing_keys, joined_once
 from mcis.platform.reporting.comparison import Comparison
 from mcis.platform.runs.results import VAL_MAP, StageResult, read_result
-from mcis.platform.runs.scores import MEASURES, grouped, headings_of, measure_heading, shared_origin
+from mcis.platform.runs.scores import MEASURES, grouped, headings_of, measure_heading, measure_names, shared_origin
 
 
 class Table(NamedTuple):
@@ -301,13 +301,12 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def _measures(comparison: Comparison) -> list[str]:
-    """The measures that any score has, those of `MEASURES` first."""
-    measures = dict.fromkeys(MEASURES)
+    """The measures that any compared score has, those of `MEASURES` first."""
+    scores = []
     for score in comparison.scores:
         for group in score.groups:
-            for one in group.scores(score.title):
-                measures |= dict.fromkeys(one.measures())
-    return list(measures)
+            scores += group.scores(score.title)
+    return measure_names(scores)
 
 
 def _values(group: RunGroup, title: str, measure: str) -> list[float]:

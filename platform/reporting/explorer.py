@@ -1,8 +1,8 @@
-"""What a reader of the report may try out: training images with their maps, to set against thresholds.
+"""Data of the page's threshold explorer: training images whose maps a reader can compare with a threshold.
 
-The page embeds, of each map and pixel, the interval between two thresholds that the score lies in, as the evaluation
-counts it, at the size of the embedded picture and truth, at most SIDE pixels on the longer side: where the truth is no
-larger, the IoU of the page's script (templates/explorer.js) is the one that the stage `evaluate` finds.
+For each map and pixel the page embeds the interval between two thresholds that contains the score, as the evaluation
+counts it, at the size of the embedded picture, at most SIDE pixels on the longer side. If the truth is not larger, the
+IoU that the page's script (templates/explorer.js) computes is the IoU that the stage `evaluate` computes.
 """
 
 import base64
@@ -27,11 +27,13 @@ from mcis.platform.reporting.panels import Panel, labels
 from mcis.platform.runs.scores import Curve, Score
 
 SIDE = 512
-"""Longest side of an embedded picture and of what is computed with it, pixels."""
+"""Longest side in pixels of an embedded picture and of everything that is computed with it."""
 _MOST_IMAGES = 12
-"""Images of an explorer, some 200 kB each."""
-_THUMBNAIL, _MOST_RELATED = 96, 8
-"""Pixels of the longer side of a related image; how many of them are shown of a map's."""
+"""Maximum number of images; each takes about 200 kB."""
+_THUMBNAIL_SIDE = 96
+"""Longer side of a related image in pixels."""
+_MOST_RELATED = 8
+"""Maximum number of related images that are shown per map."""
 
 
 def explorer_data(
@@ -43,28 +45,38 @@ def explorer_data(
     scores: Sequence[Score],
     curves: Mapping[str, Curve],
 ) -> dict[str, Any] | None:
-    """What the script of the page reads of a run whose maps can be set against thresholds, or None.
-
-    It is an object that JSON can hold; arrays are in it as base64 of zlib's format.
+    """Collects what the script of the page reads, as JSON values; arrays are base64 of zlib's format.
 
     Args:
-        classes: K names.
-        panels: of the gallery; the first ones that have maps are explored.
-        relations: what the maps were made of; None for maps of a single round.
-        scores, curves: of the run; the curve of these maps is shown beside.
+        config: configuration of the run.
+        classes: the K class names.
+        panels: the gallery; the first training images with maps are used.
+        relations: related images of the maps; None for single-round maps.
+        scores: scores of the run.
+        curves: curves of the run; the one of these maps is shown.
+
+    Returns:
+        The data, or None if no training image has maps.
     """
     explored = [panel for panel in panels if panel.split == "train" and panel.maps][:_MOST_IMAGES]
     if not explored:
         return None
-    bins, curve = config.evaluate.thresholds, _curve(config.localize.related, scores, curves)
-    row_of = {image_id: row for row, image_id in enumerate(relations.rows["image_id"].to_pylist() if relations else ())}
+
+    bins = config.evaluate.thresholds
+    curve = _curve(config.localize.related, scores, curves)
+    image_ids = relations.rows["image_id"].to_pylist() if relations else []
+    row_of = {image_id: row for row, image_id in enumerate(image_ids)}
     images = []
     for panel in explored:
-        related = _related(relations, row_of[panel.image_id]) if relations else ()
-        images.append(_image_data(panel, config.maps.scale, bins) | {"related": list(related)})
+        related = list(_related(relations, row_of[panel.image_id])) if relations else []
+        images.append(_image_data(panel, config.maps.scale, bins) | {"related": related})
+
     start = curve["threshold"] if curve else config.pseudo_masks.threshold
+    label_data = {}
+    for number, label in labels(classes).items():
+        label_data[str(number)] = {"name": printable(label.name), "color": label.color}
     return {
-        "labels": {str(k): {"name": printable(of.name), "color": of.color} for k, of in labels(classes).items()},
+        "labels": label_data,
         "curve": curve,
         "thresholds": [f"{number / bins:.3g}" for number in range(bins)],
         "start": min(round(start * bins), bins - 1),
@@ -73,45 +85,54 @@ def explorer_data(
 
 
 def _curve(related: int, scores: Sequence[Score], curves: Mapping[str, Curve]) -> dict[str, Any] | None:
-    """mIoU of the whole split over the thresholds, with what it is of and its best; None where not scored."""
+    """mIoU of all training images over the thresholds and its best value; None if the maps are not scored."""
     for score in scores:
         if score.what == "localization_maps" and score.related == related and math.isfinite(score.miou):
             mious = [miou if math.isfinite(miou) else None for miou in curves[score.name].mious]
-            about = {"name": score.name, "split": score.split, "images": score.images, "miou": score.miou}
-            return about | {"mious": mious, "threshold": score.threshold}
+            return {
+                "name": score.name,
+                "split": score.split,
+                "images": score.images,
+                "miou": score.miou,
+                "mious": mious,
+                "threshold": score.threshold,
+            }
     return None
 
 
 def _related(relations: MapRelations, row: int) -> Iterator[dict[str, Any]]:
-    """By map of an image: its label, the number of its related images, some of them."""
+    """Yields for each map of an image its label, the number of its related images, and some of them."""
     for tag, related in relations.maps_of(row):
-        some = relations.rows.take(list(dict.fromkeys(related))[:_MOST_RELATED]).select(["image_id", "uri"]).to_pylist()
-        pictures = (Image.fromarray(read_rgb(of["uri"], max_side=_THUMBNAIL)) for of in some)
-        tiles = [
-            {"id": printable(of["image_id"]), "picture": data_uri(picture, "JPEG")}
-            for of, picture in zip(some, pictures, strict=True)
-        ]
+        shown_rows = list(dict.fromkeys(related))[:_MOST_RELATED]
+        tiles = []
+        for image in relations.rows.take(shown_rows).select(["image_id", "uri"]).to_pylist():
+            picture = Image.fromarray(read_rgb(image["uri"], max_side=_THUMBNAIL_SIDE))
+            tiles.append({"id": printable(image["image_id"]), "picture": data_uri(picture, "JPEG")})
         yield {"label": tag + 1, "number": len(related), "tiles": tiles}
 
 
 def _image_data(panel: Panel, scale: str, bins: int) -> dict[str, Any]:
-    """An image at no more than SIDE pixels a side, with its truth and its maps."""
-    image, maps = fit_picture(panel.image, SIDE).rgb, panel.maps
+    """An image with its truth and its maps, at most SIDE pixels on the longer side."""
+    image = fit_picture(panel.image, SIDE).rgb
+    maps = panel.maps
     assert maps is not None
     height, width = image.shape[:2]
     scores = score_maps(torch.from_numpy(maps.maps), maps.grids, scale, height, width).numpy()
+    map_labels = maps.classes + 1
+    truth = None if panel.truth is None else _packed(resize_labels(panel.truth, height, width))
     return {
         "id": printable(panel.image_id),
         "height": height,
         "width": width,
         "full": panel.full_size,
         "picture": data_uri(Image.fromarray(image), "JPEG"),
-        "truth": None if panel.truth is None else _packed(resize_labels(panel.truth, height, width)),
-        "labels": (maps.classes + 1).tolist(),
+        "truth": truth,
+        "labels": map_labels.tolist(),
         "maps": _packed(intervals(scores, bins).astype("<u2")),
-        "strongest": _packed((maps.classes + 1)[scores.argmax(axis=0)].astype(np.uint8)),
+        "strongest": _packed(map_labels[scores.argmax(axis=0)].astype(np.uint8)),
     }
 
 
 def _packed(array: NDArray[Any]) -> str:
-    return base64.b64encode(zlib.compress(np.ascontiguousarray(array).tobytes(), 9)).decode()
+    compressed = zlib.compress(np.ascontiguousarray(array).tobytes(), 9)
+    return base64.b64encode(compressed).decode()

@@ -117,6 +117,15 @@ def measure_heading(name: str) -> str:
     return MEASURES.get(name, name.replace("_", " "))
 
 
+def measure_names(scores: Iterable["Score"]) -> list[str]:
+    """Names of the measures that any of the scores has, those of `MEASURES` first."""
+    used: dict[str, None] = {}
+    for score in scores:
+        used |= dict.fromkeys(score.measures())
+    further = [name for name in used if name not in MEASURES]
+    return [name for name in MEASURES if name in used] + further
+
+
 def grouped(number: int) -> str:
     """Formats a number with thin spaces between thousands, for example 10 582."""
     return f"{number:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")

@@ -1,5 +1,7 @@
 """The page of a comparison and the command that writes it: whole, self-contained, true to its data, with odd names."""
 
+import csv
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -102,7 +104,7 @@ def test_the_command_prints_tables_and_says_where_the_page_lies(folder: Path, pa
         "Settings that differ",
         "compared with a-s{0,1}",
         "difference [95 %]",
-        "95 % intervals",
+        "95 % interval",
         "Student's t",
     ):
         assert words in done.output
@@ -118,6 +120,38 @@ def test_the_command_prints_tables_and_says_where_the_page_lies(folder: Path, pa
     again = invoke(folder, "a-s0,a-s1", other, "--images", "0")
     assert again.exit_code == 0
     assert "The page was made without images (--images 0)." in parsed(written).text
+
+
+def test_tables_fit_80_columns(folder: Path) -> None:
+    command = ["compare", "a-s0,a-s1", "b", "--images", "0", "--workspace", str(folder / "workspace")]
+    done = CliRunner().invoke(app, command, env={"COLUMNS": "80"})
+    assert done.exit_code == 0, done.output
+    *lines, page = done.output.splitlines()
+    assert page.startswith("page: ")
+    assert max(len(line) for line in lines) <= 80
+    assert not any(line.startswith("- ") for line in lines)
+    assert any(line.split()[:2] == ["segmentation", "+"] for line in lines)
+
+
+def test_json_and_csv_have_everything(folder: Path) -> None:
+    printed = json.loads(invoke(folder, "a-s0,a-s1", "b", "--images", "0", "--json").output)
+    rows = list(csv.DictReader(invoke(folder, "a-s0,a-s1", "b", "--images", "0", "--csv").output.splitlines()))
+    assert Path(printed["page"]).exists()
+    assert printed["baseline"] == "a-s{0,1}"
+    assert [group["label"] for group in printed["groups"]] == ["a-s{0,1}", "b"]
+
+    names = ["miou", "boundary_miou", "mean_precision", "mean_recall"]
+    titles = ["pseudo masks", "segmentation", "segmentation + CRF"]
+    expected = [(title, name) for title in titles for name in names]
+    assert [(row["scored"], row["measure"]) for row in rows] == expected
+    for row, difference in zip(rows, printed["differences"], strict=True):
+        assert float(row["difference"]) == pytest.approx(difference["compared"] - difference["baseline"])
+        assert float(row["baseline_deviation"]) == difference["baseline_deviation"]
+        assert row["compared_deviation"] == ""
+        assert (row["low"] == "") == (row["measure"] not in ("miou", "boundary_miou"))
+
+    both = invoke(folder, "a-s0", "b", "--json", "--csv")
+    assert (both.exit_code, "leave one of them out" in both.output) == (1, True)
 
 
 def test_a_page_has_a_file_of_its_own_for_each_choice_of_runs(folder: Path, compared: Compared) -> None:

@@ -1,8 +1,8 @@
-// The explorer of a run's page: localization maps against a threshold that the reader moves.
+// The threshold explorer of a run's page: compares localization maps with a threshold that the reader moves.
 //
-// It reads the JSON of #explore-data (explorer.py writes it) and fills the section #explore, which the page hides
-// without it. Text from outside enters as textContent alone; the page's policy forbids everything else. Scores come as
-// the numbers of the thresholds that they reach, so that masks and IoU are those of the program.
+// Reads the JSON in #explore-data, which explorer.py writes, and fills the section #explore, which is hidden without a
+// script. Text from outside is only set as textContent; the policy of the page forbids everything else. A score is
+// given as the number of the highest threshold that it reaches, so that masks and IoU agree with the program.
 "use strict";
 (() => {
   const IGNORE = 255;
@@ -18,7 +18,7 @@
     return new Type(await new Response(stream).arrayBuffer());
   }
 
-  /** Decodes an image's arrays: the threshold that each map reaches at each pixel, the strongest's label, the truth. */
+  /** Decodes an image's arrays: threshold reached by each map at each pixel, label of the strongest map, truth. */
   async function decode(image) {
     const maps = await unpacked(image.maps, Uint16Array);
     const size = image.height * image.width;
@@ -30,7 +30,7 @@
 
   const maskOf = (image) => image.strongest.map((label, pixel) => (image.highest[pixel] >= state.threshold ? label : 0));
 
-  /** Of each label in truth or mask its IoU in percent; null without a truth. */
+  /** IoU in percent of each label in truth or mask; null without a truth. */
   function ious(image) {
     if (!image.known) return null;
     const [both, truth, predicted] = [0, 0, 0].map(() => new Uint32Array(256));
@@ -90,7 +90,7 @@
 
   const packed = ([red, green, blue], opacity) => ((opacity << 24) | (blue << 16) | (green << 8) | red) >>> 0;
 
-  /** Labels in their colors, see-through inside, with a light rim; background and ignored pixels stay clear. */
+  /** Paints labels in their colors, translucent inside, with a light rim; background and ignored pixels stay clear. */
   function paintMask(canvas, image, mask) {
     const table = (color) =>
       Uint32Array.from({ length: 256 }, (_, label) => (label && label !== IGNORE && label in data.labels ? color(label) : 0));
@@ -141,7 +141,7 @@
 
   const shareOf = (mask, label) => inPercent((100 * mask.filter((value) => value === label).length) / mask.length);
 
-  /** A row per label: its IoU, or without a truth the share of the mask that it has. */
+  /** A table row per label: its IoU, and its share of the mask. */
   function readings(image) {
     const rows = image.ious || new Map([0, ...image.labels].map((label) => [label, null]));
     return [...rows].map(([label, iou]) => {
@@ -161,7 +161,7 @@
     return made;
   }
 
-  /** The split's mIoU over the thresholds, with a dot at the slider's. */
+  /** Draws the mIoU of the split over the thresholds, with a dot at the current one. */
   function drawCurve() {
     if (!data.curve) return;
     const { mious } = data.curve;
@@ -185,9 +185,9 @@
     requestAnimationFrame(draw);
   }
 
-  // ---- what the pointer is at
+  // ---- tooltip
 
-  /** Shows what an image has at a place, as fractions of its sides, beside a point of the window. */
+  /** Shows the labels and scores of an image at a position, in fractions of its sides, next to a point of the window. */
   function point(image, across, down, left, top) {
     if (!image?.mask) return; // not decoded yet
     const x = Math.min(Math.max(Math.floor(across * image.width), 0), image.width - 1);
@@ -207,10 +207,11 @@
 
   function line(head, value) {
     const made = element("div");
-    const [term, told] = [element("span", "muted"), element("b")];
+    const term = element("span", "muted");
+    const description = element("b");
     term.append(head);
-    told.append(value);
-    made.append(term, told);
+    description.append(value);
+    made.append(term, description);
     return made;
   }
 
@@ -225,7 +226,7 @@
     target.addEventListener("pointerleave", leave);
   }
 
-  /** Arrow keys move a place over the large picture, from its middle. */
+  /** Arrow keys move a position over the large picture, starting in its center. */
   function watchKeys(canvas) {
     const steps = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
     const at = [0.5, 0.5];
@@ -273,14 +274,14 @@
     return made;
   }
 
-  /** The images that each of an image's maps was made with. */
+  /** Yields headings and pictures of the related images of each map. */
   function* related(image) {
-    if (!image.related.length) yield element("p", "muted", "Its maps are of a single round, made of this image alone.");
+    if (!image.related.length) yield element("p", "muted", "Its maps are single-round maps, made from this image alone.");
     for (const { label, number: count, tiles } of image.related) {
       const head = element("h3");
-      const told = count === tiles.length ? "" : `, ${tiles.length} of them here`;
+      const shown = count === tiles.length ? "" : `, ${tiles.length} shown`;
       const number = count === 1 ? "one related image" : `${count} related images`;
-      head.append(named(label), element("span", "", `map made with ${number}${told}`));
+      head.append(named(label), element("span", "", `map made with ${number}${shown}`));
       const strip = element("div", "strip");
       for (const tile of tiles) {
         const figure = element("figure");
@@ -307,7 +308,7 @@
     return item;
   }
 
-  /** Lets the gallery's pictures answer the pointer, and a click on them or their button open the image here. */
+  /** Makes the gallery's pictures show the tooltip, and open the image here on a click. */
   function joinGallery() {
     for (const article of document.querySelectorAll("article[data-explore]")) {
       const image = data.images[article.dataset.explore];
@@ -352,6 +353,6 @@
     document.getElementById("explore").dataset.ready = "";
   }
 
-  // Older browsers keep the page as it is without a script.
+  // Older browsers show the page as if it had no script.
   if ("DecompressionStream" in window) start();
 })();
