@@ -1,4 +1,4 @@
-"""What the tests share: one small Ray cluster of this machine and one built wheel, made when first asked for."""
+"""Shared fixtures: a local Ray cluster, a wheel, servers for MLflow and S3, and a browser, created on first use."""
 
 import collections
 import contextlib
@@ -25,23 +25,25 @@ if TYPE_CHECKING:
     import pyarrow.fs as pafs
     from selenium.webdriver import Chrome
 
-hypothesis.settings.register_profile("mcis", deadline=None, max_examples=60)  # that a machine is busy is no fault
+hypothesis.settings.register_profile(
+    "mcis", deadline=None, max_examples=60
+)  # no deadline, because a busy machine is slow
 hypothesis.settings.load_profile("mcis")
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("datasets", "models", "platform", "tuning")
-if shutil.which("nvidia-smi"):  # elsewhere Ray, which is told to count GPUs, would take it for a bound
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # a GPU is for those who name one: docs/howto/gpu.md
+if shutil.which("nvidia-smi"):  # without GPUs, Ray would take the variable for a limit
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # tests use a GPU only if it is named: docs/howto/gpu.md
 
 
 @pytest.fixture(autouse=True, scope="session")
 def interruptible() -> None:
-    """Commands that tests start hear Ctrl-C also where a shell put the tests into the background, deaf to it."""
+    """Restores SIGINT for commands that tests start. A shell ignores it for background jobs."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
-    """The tests' tensors are small: several threads are slower, much so on a busy machine."""
+    """Uses one thread, because the tensors of the tests are small."""
     import torch
 
     torch.set_num_threads(1)
@@ -49,7 +51,7 @@ def one_thread() -> None:
 
 @pytest.fixture(scope="session")
 def ray_local() -> Iterator[None]:
-    """A Ray of this machine with 4 logical CPUs for the whole session; tests use `ray` and leave it running.
+    """Starts a local Ray with 4 logical CPUs for the whole session. Tests use `ray` and leave it running.
 
     Four, because two train workers, their controller and a data task wait for each other in silence on fewer. Ray
     asks for a token by default; this one stays in the process and its children, where Ray would otherwise write one
@@ -57,11 +59,11 @@ def ray_local() -> Iterator[None]:
     """
     import ray
 
-    # Ray's sockets lie below this folder and a socket's path holds about 100 characters, so TMPDIR may be too long.
+    # Ray's sockets are in this folder and socket paths are limited to about 100 characters, so TMPDIR may be too long.
     folder = tempfile.mkdtemp(prefix="mcis-", dir="/tmp")
     with pytest.MonkeyPatch.context() as environment:
         environment.delenv("RAY_AUTH_MODE", raising=False)
-        # A process keeps the first token that its Ray reads, and a test of the command line may have started one.
+        # A process keeps the first token that its Ray reads, and a test of the command line may have read one.
         environment.setenv("RAY_AUTH_TOKEN", os.environ.get("RAY_AUTH_TOKEN") or secrets.token_hex(16))
         environment.setenv("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
@@ -83,7 +85,7 @@ def ray_local() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def ray_head() -> Callable[..., contextlib.AbstractContextManager[dict[str, str]]]:
-    """Starts a head of its own, which asks for a token, for a block: `with ray_head(log, port, *options) as env`.
+    """Starts a separate Ray head with token authentication: `with ray_head(log, port, *options) as env`.
 
     Yields the environment of its clients, of which `variables` are a part; all its processes are killed in the end.
     """
@@ -99,8 +101,11 @@ def ray_head() -> Callable[..., contextlib.AbstractContextManager[dict[str, str]
         with log.open("w") as out:
             process = subprocess.Popen(
                 [*start, "--object-store-memory=300000000", *options],
-                env=environment, stdout=out, stderr=out, start_new_session=True,
-            )  # fmt: skip
+                env=environment,
+                stdout=out,
+                stderr=out,
+                start_new_session=True,
+            )
         try:
             while "Ray runtime started" not in log.read_text():
                 assert process.poll() is None, log.read_text()
@@ -109,7 +114,7 @@ def ray_head() -> Callable[..., contextlib.AbstractContextManager[dict[str, str]
         finally:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            subprocess.run(["pkill", "-9", "-f", folder], check=False)  # nodes that its autoscaler has started
+            subprocess.run(["pkill", "-9", "-f", folder], check=False)  # nodes started by its autoscaler
             shutil.rmtree(folder, ignore_errors=True)
 
     return head
@@ -117,10 +122,10 @@ def ray_head() -> Callable[..., contextlib.AbstractContextManager[dict[str, str]
 
 @pytest.fixture(scope="session")
 def mlflow_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An empty SQLite store of MLflow; tests copy it, since MLflow takes seconds to make one."""
+    """Creates an empty SQLite store of MLflow. Tests copy it, because creating one takes seconds."""
     from mlflow.tracking import MlflowClient
 
-    from mcis.platform.runs import tracking_store  # first: it turns MLflow's telemetry off  # noqa: F401
+    from mcis.platform.runs import tracking_store  # imported first: it disables MLflow's telemetry  # noqa: F401
 
     path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
     MlflowClient(tracking_uri=f"sqlite:///{path}").search_experiments()
@@ -129,7 +134,7 @@ def mlflow_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[..., Path]]:
-    """Mounts a file system in memory of so many bytes, such as 64k; skips the test where this user may not."""
+    """Mounts a small file system in memory, for example 64k; skips the test without permission to mount."""
     mounted: list[Path] = []
 
     def mount(size: str, **options: int) -> Path:
@@ -147,7 +152,7 @@ def small_disk(tmp_path: Path) -> Iterator[Callable[..., Path]]:
 
 
 class TrackingServer:
-    """MLflow's server on a port of loopback, which can be ended and started again.
+    """MLflow server on a local port that can be stopped and started again.
 
     Args:
         store: its database, as SQLAlchemy names it.
@@ -159,11 +164,13 @@ class TrackingServer:
             free.bind(("127.0.0.1", 0))
             self.port: int = free.getsockname()[1]
         self.uri = f"http://127.0.0.1:{self.port}"
-        self.store, self.folder, self.environment = store, folder, environment
+        self.store = store
+        self.folder = folder
+        self.environment = environment
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Starts it and waits until it answers."""
+        """Starts the server and waits until it responds."""
         import requests
 
         command = [sys.executable, "-m", "mlflow", "server", "--host", "127.0.0.1", "--port", str(self.port)]
@@ -185,7 +192,7 @@ class TrackingServer:
                 time.sleep(0.2)
 
     def stop(self) -> None:
-        """Ends it at once."""
+        """Kills the server."""
         if self.process:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -195,7 +202,7 @@ class TrackingServer:
 
 @pytest.fixture
 def tracking_server(tmp_path: Path) -> Iterator[Callable[..., TrackingServer]]:
-    """Starts MLflow's server, on a database of its own or a given one; it is ended behind the test."""
+    """Starts MLflow servers on a new or a given database. They are stopped after the test."""
     servers: list[TrackingServer] = []
 
     def start(store: str | None = None, environment: dict[str, str] | None = None) -> TrackingServer:
@@ -213,7 +220,7 @@ def tracking_server(tmp_path: Path) -> Iterator[Callable[..., TrackingServer]]:
 
 @pytest.fixture(scope="session")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The project's wheel, built without network from a copy, so that the checkout stays as it is."""
+    """Builds the project's wheel without network, from a copy, so that the checkout does not change."""
     copy = tmp_path_factory.mktemp("source")
     for name in ("pyproject.toml", "README.md", "LICENSE", "__init__.py", "py.typed"):
         shutil.copy(ROOT / name, copy)
@@ -222,6 +229,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("wheel")
     command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     built = subprocess.run([*command, "--wheel-dir", out, copy], capture_output=True, text=True)
+
     assert built.returncode == 0, built.stdout + built.stderr
     (path,) = out.glob("mcis-*.whl")
     return path
@@ -229,7 +237,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Chrome"]:
-    """A Chromium without a window, 1280 x 1000 pixels, that logs its console and what it requests."""
+    """Starts a headless Chromium of 1280 x 1000 pixels that logs its console and requests."""
     from selenium import webdriver
 
     programs = {name: shutil.which(name) for name in ("chromium", "chromedriver")}
@@ -253,7 +261,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator["Chrome"]:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of this machine's copies of what lies in buckets."""
+    """Folder for local copies of buckets."""
     from mcis.datasets.storage.folders import COPIES_VARIABLE
 
     monkeypatch.setenv(COPIES_VARIABLE, str(tmp_path / "copies"))
@@ -262,7 +270,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def bucket(place: Path, monkeypatch: pytest.MonkeyPatch) -> "Iterator[pafs.FileSystem]":
-    """An S3 server with an empty bucket; its file system."""
+    """Starts an S3 server with an empty bucket and yields its file system."""
     import pyarrow.fs as pafs
     from moto.server import ThreadedMotoServer
 
@@ -275,19 +283,19 @@ def bucket(place: Path, monkeypatch: pytest.MonkeyPatch) -> "Iterator[pafs.FileS
     host, port = running.get_host_and_port()
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
     system = pafs.S3FileSystem(endpoint_override=f"{host}:{port}", scheme="http", allow_bucket_creation=True)
-    system.create_dir(f"bucket-{port}")  # file systems are kept by their URI, so each server has a name of its own
+    system.create_dir(f"bucket-{port}")  # file systems are cached by URI, so bucket names must differ
     yield pafs.SubTreeFileSystem(f"bucket-{port}", system)
     running.stop()
 
 
 class FaultyS3:
-    """An S3 server of this machine that can be read from, and that answers as it is told to.
+    """Local read-only S3 server with configurable errors and delays.
 
     Attributes:
         files: path /BUCKET/KEY -> content.
-        faults: path -> HTTP statuses that are answered to the next requests for it, one each, before it is answered.
-        slow: path -> how many of the next requests for its content get a byte every tenth of a second, to the last.
-        asked: how often each path was asked for.
+        faults: path -> HTTP error statuses of the next requests, one per request.
+        slow: path -> number of next requests whose content is sent at ten bytes per second.
+        asked: path -> number of requests.
     """
 
     def __init__(self) -> None:
@@ -299,22 +307,22 @@ class FaultyS3:
         self.port = 0
 
     def start(self) -> None:
-        """Starts it, on the same port as before if it was stopped."""
-        of_s3 = self
+        """Starts the server, on the same port as before."""
+        s3 = self
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 path = self.path.partition("?")[0]
-                of_s3.asked[path] += 1
-                fault = of_s3.faults[path].pop(0) if of_s3.faults.get(path) else None
-                body = b"" if fault else of_s3.files.get(path, b"")
-                self.send_response(fault or (200 if path in of_s3.files else 404))
+                s3.asked[path] += 1
+                fault = s3.faults[path].pop(0) if s3.faults.get(path) else None
+                body = b"" if fault else s3.files.get(path, b"")
+                self.send_response(fault or (200 if path in s3.files else 404))
                 self.send_header("Content-Length", str(len(body)))
                 self.send_header("Last-Modified", "Mon, 01 Jan 2024 00:00:00 GMT")
                 self.end_headers()
                 if self.command == "GET":
-                    slow = of_s3.slow.get(path, 0)
-                    of_s3.slow[path] = max(0, slow - 1)
+                    slow = s3.slow.get(path, 0)
+                    s3.slow[path] = max(0, slow - 1)
                     for first in range(0, len(body), 1 if slow else len(body)):
                         time.sleep(0.1 if slow else 0)
                         self.wfile.write(body[first:][: 1 if slow else len(body)])
@@ -329,20 +337,20 @@ class FaultyS3:
         threading.Thread(target=self.server.serve_forever, daemon=True).start()
 
     def stop(self) -> None:
-        """Refuses connections from now on."""
+        """Stops the server, which then refuses connections."""
         if self.server:
             self.server.shutdown()
             self.server.server_close()
             self.server = None
 
     def uri(self, path: str) -> str:
-        """The URI of the file /BUCKET/KEY."""
+        """Returns the URI of the file /BUCKET/KEY."""
         return f"s3:/{path}?endpoint_override=127.0.0.1:{self.port}&scheme=http"
 
 
 @pytest.fixture
 def faulty_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
-    """A running `FaultyS3`; Ray's workers, which may be older than it, reach it without these variables too."""
+    """Starts a `FaultyS3`. Its URIs contain the endpoint, so Ray workers started earlier can use them."""
     for name, value in (("ACCESS_KEY_ID", "test"), ("SECRET_ACCESS_KEY", "test"), ("EC2_METADATA_DISABLED", "true")):
         monkeypatch.setenv(f"AWS_{name}", value)
     server = FaultyS3()
@@ -353,7 +361,7 @@ def faulty_s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyS3]:
 
 @pytest.fixture
 def no_more_files() -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """Blocks in which this process can open no further file: EMFILE, a fault that passes."""
+    """Returns a context in which this process cannot open files: EMFILE, a transient error."""
     import resource
 
     @contextlib.contextmanager
@@ -370,7 +378,7 @@ def no_more_files() -> Callable[[], contextlib.AbstractContextManager[None]]:
 
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be read is tried again without a pause, in this process."""
+    """Retries without pauses, in this process."""
     import tenacity
 
     from mcis.datasets.storage import faults

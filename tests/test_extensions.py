@@ -37,7 +37,7 @@ class CocoConfig(Section):
     annotations: LocalPath | None = None
     """The JSON file."""
     images: LocalPath | None = None
-    """Their folder."""
+    """Folder of the images."""
 
 
 def list_coco(annotations: Path, *, images: Path) -> Listing:
@@ -68,7 +68,7 @@ class StrictConfig(Section):
     """Values of the rule `strict`."""
 
     sure: float = 0.5
-    """Score above which the strongest class is taken."""
+    """Minimum score of the class with the highest score."""
 
 
 def strict(maps, *, sure):
@@ -118,7 +118,7 @@ dice = extra:dice
 
 @pytest.fixture
 def package(tmp_path: Path) -> dict[str, str]:
-    """The environment of a Python that has the package, laid out as pip leaves it."""
+    """Returns an environment with the package, as pip would install it."""
     about = tmp_path / "package" / "extra-1.0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: extra\nVersion: 1.0\n")
@@ -128,14 +128,14 @@ def package(tmp_path: Path) -> dict[str, str]:
 
 
 def mcis(package: dict[str, str], *arguments: str) -> str:
-    """What a command of mcis prints that has the package."""
+    """Returns the output of a command of mcis with the package."""
     command = [sys.executable, "-c", "from mcis.platform.cli import main; main()", *arguments]
     done = subprocess.run(command, env=package, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
-def test_what_a_package_adds_is_a_choice_like_the_projects_own(package: dict[str, str]) -> None:
+def test_extensions_are_choices_of_the_configuration(package: dict[str, str]) -> None:
     shown = mcis(package, "config", "show", "coco", "--coco", "a.json", "--set", "pseudo_masks.rule=strict")
     assert "data.coco.images" in shown
     assert "pseudo_masks.strict.sure" in shown
@@ -144,7 +144,7 @@ def test_what_a_package_adds_is_a_choice_like_the_projects_own(package: dict[str
 
 
 @pytest.mark.parametrize("stage", ["pseudo_masks", "train_classifier"])
-def test_an_edit_of_what_a_packages_entries_import_changes_the_keys(package: dict[str, str], stage: str) -> None:
+def test_editing_an_extension_changes_the_stage_keys(package: dict[str, str], stage: str) -> None:
     folder = Path(package["PYTHONPATH"])
     (folder / "extra").mkdir()
     (folder / "extra.py").rename(folder / "extra" / "__init__.py")
@@ -153,11 +153,12 @@ def test_an_edit_of_what_a_packages_entries_import_changes_the_keys(package: dic
     for text in ("", "OTHER = 1", "OTHER = 1"):
         (folder / "extra" / "rules.py").write_text(text)
         codes.append(subprocess.check_output([sys.executable, "-c", code], env=package))
+
     assert codes[0] != codes[1] == codes[2]
 
 
 @pytest.mark.slow
-def test_a_run_uses_what_a_package_adds(package: dict[str, str], tmp_path: Path) -> None:
+def test_a_run_uses_extensions(package: dict[str, str], tmp_path: Path) -> None:
     root = tmp_path / "VOC2012"
     draw(root, train=12, val=2, size=64, classes=3)
     listing = list_voc(root, classes=root / "classes.txt")
@@ -179,8 +180,10 @@ def test_a_run_uses_what_a_package_adds(package: dict[str, str], tmp_path: Path)
     run = ["run", "coco", "--coco", str(tmp_path / "coco.json"), "--name", "a", "--workspace", str(out)]
     mcis(package, *run, *overrides)
     steps = [json.loads(line) for log in out.glob("store/train_classifier-*/steps.jsonl") for line in log.open()]
+
     assert steps
     assert all(step["sparsity"] > 0 for step in steps)
+
     scores = read_json(out / "runs" / "a" / "scores.json")["scores"]
     masks = next(score for score in scores if "pseudo" in score["what"])
     for label, iou in masks["iou"].items():
@@ -193,7 +196,9 @@ def assert_score_is_compared_and_tracked(package: dict[str, str], workspace: Pat
     mean_dice = fmean(value for value in dice.values() if value is not None)
     shutil.copytree(workspace, workspace / "copy")
     runs = ["a", str(workspace / "copy" / "runs" / "a"), "--images", "0", "--workspace", str(workspace)]
+
     assert "mean dice" in mcis(package | {"COLUMNS": "400"}, "compare", *runs)
+
     differences = json.loads(mcis(package, "compare", *runs, "--json"))["differences"]
     (row,) = [row for row in differences if (row["scored"], row["measure"]) == ("pseudo masks", "mean_dice")]
     assert row["baseline"] == row["compared"] == pytest.approx(mean_dice, abs=0.01)

@@ -1,4 +1,4 @@
-"""`mcis submit`: a job of a cluster with token authentication, and of a dashboard that is cut off."""
+"""Tests of `mcis submit`: a cluster with token authentication, and an unreliable dashboard."""
 
 import asyncio
 import contextlib
@@ -28,21 +28,28 @@ from mcis.platform.engine.jobs import run_job
 
 COMMANDS: Any = typer.main.get_command(app)
 NAMED = ["--name", "x", "--workspace", "/workspace"]
-PORT, DASHBOARD = 26379, 28265  # outside the range that Ray takes for its workers
+PORT, DASHBOARD = 26379, 28265  # outside the port range of Ray's workers
 RAY = str(Path(sys.executable).parent / "ray")
 TINY = (
-    "classifier.epochs=1", "classifier.channels=24", "classifier.input_size=64", "classifier.batch=8",
-    "segmenter.channels=24", "segmenter.min_steps=2", "segmenter.batch=4", "segmenter.width=16", "segmenter.crop=64",
+    "classifier.epochs=1",
+    "classifier.channels=24",
+    "classifier.input_size=64",
+    "classifier.batch=8",
+    "segmenter.channels=24",
+    "segmenter.min_steps=2",
+    "segmenter.batch=4",
+    "segmenter.width=16",
+    "segmenter.crop=64",
     "pseudo_masks.min_foreground_fraction=0",
-)  # fmt: skip
+)
 
 
 @pytest.fixture
 def cluster(ray_head: Callable[..., Any], tmp_path: Path) -> Iterator[dict[str, str]]:
-    """A head node of its own on loopback; yields the environment of its clients."""
+    """Starts a separate head node and yields the environment of its clients."""
     options = ["--num-cpus=4", "--dashboard-host=127.0.0.1", f"--dashboard-port={DASHBOARD}"]
-    options += ["--dashboard-agent-listen-port=28365"]  # the usual one may be another Ray's, and then no job starts
-    # The nodes have what the wheel needs; Ray's pip would install all of it again beside the wheel.
+    options += ["--dashboard-agent-listen-port=28365"]  # the default port may belong to another Ray
+    # The nodes have all dependencies; otherwise Ray's pip would install them again with the wheel.
     with ray_head(tmp_path / "head.log", PORT, *options, PIP_NO_DEPS="1") as env:
         del env["RAY_ADDRESS"]
         listing = [RAY, "job", "list", "--address", f"http://127.0.0.1:{DASHBOARD}"]
@@ -52,7 +59,7 @@ def cluster(ray_head: Callable[..., Any], tmp_path: Path) -> Iterator[dict[str, 
 
 
 def submitted(root: Path, workspace: Path, *more: str) -> list[str]:
-    """`mcis submit` of a tiny run."""
+    """Returns the arguments of `mcis submit` for a tiny run."""
     command = [sys.executable, "-m", "mcis.platform.cli", "submit", "voc", "--name", "job", "--voc", str(root)]
     command += ["--recipe", "scratch", "--workspace", str(workspace), "--address", f"http://127.0.0.1:{DASHBOARD}"]
     return [*command, *(f"--set={value}" for value in (*TINY, f"data.classes={root / 'classes.txt'}", *more))]
@@ -65,14 +72,16 @@ def jobs(env: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.slow
-def test_a_submitted_run_is_followed_found_again_stopped_and_goes_on(cluster: dict[str, str], tmp_path: Path) -> None:
-    """From the first moment of the head on, which answers before it can start a job."""
-    root, workspace = tmp_path / "VOC2012", tmp_path / "workspace"
+def test_a_submitted_run_is_followed_reattached_stopped_and_resumed(cluster: dict[str, str], tmp_path: Path) -> None:
+    """Submits at once after the start of the head, which responds before it can start jobs."""
+    root = tmp_path / "VOC2012"
+    workspace = tmp_path / "workspace"
     synthetic.draw(root, train=16, val=4, size=64, classes=2)
     refused = {name: value for name, value in cluster.items() if not name.startswith("RAY_AUTH")}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     how: dict[str, Any] = {"env": cluster, "text": True, "cwd": tmp_path, **pipes}
     without = subprocess.run([*submitted(root, workspace), "--wait", "0"], **how | {"env": refused})
+
     assert without.returncode == 1
     assert "accepts no job" in without.stderr
 
@@ -81,6 +90,7 @@ def test_a_submitted_run_is_followed_found_again_stopped_and_goes_on(cluster: di
         wait_for(lambda: any((workspace / "store").glob("train_classifier-*/steps.jsonl")), following)
         following.send_signal(signal.SIGINT)
         out, errors = following.communicate(timeout=60)
+
     assert following.returncode == 130, out + errors
     assert "continues; the same command shows it again" in errors
     (number,) = jobs(cluster)
@@ -93,13 +103,16 @@ def test_a_submitted_run_is_followed_found_again_stopped_and_goes_on(cluster: di
         stop = [RAY, "job", "stop", number, "--address", f"http://127.0.0.1:{DASHBOARD}"]
         subprocess.run(stop, env=cluster, capture_output=True, check=True)
         out, errors = following.communicate(timeout=120)
+
     assert following.returncode == 1, out + errors
     assert f"job {number}: STOPPED" in out
+
     done = subprocess.run(call, **how)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     assert "index: already computed" in done.stdout
     assert "SUCCEEDED" in done.stdout
     assert len(jobs(cluster)) == 2
+
     scores = json.loads((workspace / "runs" / "job" / "scores.json").read_text())["scores"]
     assert {s["what"] for s in scores} == {"localization_maps", "pseudo_masks", "baseline", "segmentation"}
 
@@ -113,15 +126,17 @@ def wait_for(happens: Callable[[], bool], process: "subprocess.Popen[str]") -> N
     pytest.fail("it did not happen")
 
 
-def test_a_jobs_command_names_places_of_the_nodes_and_takes_experiments_along(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_job_uses_absolute_paths_and_uploads_experiments(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text("seed = 3\n")
     mine = str(tmp_path / "mine.toml")
     given = ["voc", "--voc=/data/a=b", "--config", mine, "--set", "seed=4", *NAMED]
     command = job_command(COMMANDS, given, tmp_path / "files")
     expected = ["run", "voc", "--voc=/data/a=b", "--config", "experiment.toml", "--set", "seed=4", *NAMED]
+
     assert command[3:] == expected
     assert (tmp_path / "files" / "experiment.toml").read_text() == "seed = 3\n"
+
     study = ["study", "run", "references", "--tags", "s3://bucket/table.csv", *NAMED]
     assert job_command(COMMANDS, study, tmp_path / "other")[3:] == study
     table = ["study", "run", "references", "s3://bucket/table.csv", "localize.related=5", *NAMED]
@@ -131,6 +146,7 @@ def test_a_jobs_command_names_places_of_the_nodes_and_takes_experiments_along(tm
     of_own = job_command(COMMANDS, ["study", "run", mine, "tags", "--seeds=2", *NAMED], tmp_path / "own")
     assert of_own[3:] == ["study", "run", "study.toml", "tags", "--seeds=2", *NAMED]
     assert (tmp_path / "own" / "study.toml").read_text() == "seed = 3\n"
+
     with_project = ["study", "run", "inference", "tags", *NAMED, "--config=./mine.toml"]
     taken_along = [*with_project[:-1], "--config=experiment.toml"]
     assert job_command(COMMANDS, with_project, tmp_path / "library")[3:] == taken_along
@@ -155,14 +171,14 @@ def test_a_jobs_command_names_places_of_the_nodes_and_takes_experiments_along(tm
         ["voc", "--until", "nothing"],
     ],
 )
-def test_a_place_that_is_relative_and_what_is_absent_are_named(tmp_path: Path, wrong: list[str]) -> None:
+def test_relative_and_missing_paths_are_errors(tmp_path: Path, wrong: list[str]) -> None:
     said = r"nodes|cannot be read|command index nothing|No such option: --vox|is not one of"
     named = NAMED[: 2 if "--workspace=w" in wrong else None]
     with pytest.raises(Exception, match=said):
         job_command(COMMANDS, [*wrong, *named], tmp_path / "files")
 
 
-def test_a_job_shows_its_workers_where_that_is_asked_for_and_the_command_can(tmp_path: Path) -> None:
+def test_a_job_shows_its_workers_on_request(tmp_path: Path) -> None:
     for number, (words, shows) in enumerate({"study run references": True, "index show": False}.items()):
         given = [*words.split(), *NAMED]
         made = job_command(COMMANDS, given, tmp_path / str(number), verbose=True)
@@ -175,10 +191,11 @@ LOG = [f"line {number}\n" for number in range(8)]
 
 
 class Dashboard:
-    """As much of Ray's job API as following a job takes; a look at the log that is not cut finds two lines more."""
+    """Fake of Ray's job API with what following a job needs. Each complete read of the log finds two more lines."""
 
     def __init__(self) -> None:
-        self.lines, self.cut = LOG, set[int]()  # the numbers of the looks whose connections are cut
+        self.lines = LOG
+        self.cut = set[int]()
         self.status = "RUNNING"
         self.known = self.listed = True
         self.submissions = self.looks = self.port = 0
@@ -187,11 +204,11 @@ class Dashboard:
         return web.json_response({"version": "4", "ray_version": ray.__version__})
 
     async def package(self, _: web.Request) -> web.Response:
-        """It is there already."""
+        """The package exists already."""
         return web.Response()
 
     async def submit(self, request: web.Request) -> web.Response:
-        """The job is started, and the answer is lost."""
+        """Starts the job, and drops the response."""
         assert (await request.json())["metadata"] == {"run": RUN}
         self.submissions += 1
         self.listed = True
@@ -223,8 +240,9 @@ class Dashboard:
 
     @contextlib.contextmanager
     def up(self) -> Iterator[str]:
-        """Serves in a thread, at the same port each time; yields the address."""
-        loop, started = asyncio.new_event_loop(), threading.Event()
+        """Serves in a thread, always at the same port, and yields the address."""
+        loop = asyncio.new_event_loop()
+        started = threading.Event()
         stop = asyncio.Event()
 
         async def serve() -> None:
@@ -246,6 +264,7 @@ class Dashboard:
 
         thread = threading.Thread(target=lambda: loop.run_until_complete(serve()))
         thread.start()
+
         assert started.wait(10)
         try:
             yield f"http://127.0.0.1:{self.port}"
@@ -264,33 +283,38 @@ def dashboard(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Dashboard:
     return Dashboard()
 
 
-def test_a_log_is_shown_once_if_cut(dashboard: Dashboard, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    dashboard.lines, dashboard.cut = [*LOG, "\tcat\x1b]0;title\x07\n"], {2, 3}
+def test_an_interrupted_log_is_shown_once(
+    dashboard: Dashboard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dashboard.lines = [*LOG, "\tcat\x1b]0;title\x07\n"]
+    dashboard.cut = {2, 3}
     with dashboard.up() as address:
         assert run_job(address, RUN, COMMAND, tmp_path, minutes=1) == 0
     head, *shown = capsys.readouterr().out.splitlines(keepends=True)
     assert "already runs" in head
-    assert shown == [*LOG, "\tcat?]0;title?\n", "job raysubmit_1: SUCCEEDED\n"], "nothing that a terminal obeys"
+    assert shown == [*LOG, "\tcat?]0;title?\n", "job raysubmit_1: SUCCEEDED\n"], "no control characters"
 
 
-def test_a_job_whose_answer_is_lost_is_submitted_once(dashboard: Dashboard, tmp_path: Path) -> None:
+def test_a_job_is_submitted_once_if_the_response_is_lost(dashboard: Dashboard, tmp_path: Path) -> None:
     dashboard.listed = False
     with dashboard.up() as address:
         assert run_job(address, RUN, COMMAND, tmp_path, minutes=1) == 0
     assert dashboard.submissions == 1
 
 
-def test_a_job_that_ended_with_its_head_is_told_and_begun_anew(dashboard: Dashboard, tmp_path: Path) -> None:
+def test_a_job_that_ended_with_its_head_is_reported_and_restarted(dashboard: Dashboard, tmp_path: Path) -> None:
     dashboard.known = False
     with dashboard.up() as address:
         with pytest.raises(UserError, match=r"no longer answers questions about job raysubmit_1: .* does not exist"):
             run_job(address, RUN, COMMAND, tmp_path, minutes=1)
-        dashboard.known, dashboard.listed = True, False
+        dashboard.known = True
+        dashboard.listed = False
         assert run_job(address, RUN, COMMAND, tmp_path, minutes=1) == 0
+
     assert dashboard.submissions == 1
 
 
-def test_a_dashboard_that_stays_away_leaves_the_job_at_work(dashboard: Dashboard, tmp_path: Path) -> None:
+def test_the_job_continues_without_the_dashboard(dashboard: Dashboard, tmp_path: Path) -> None:
     dashboard.cut = set(range(1, 1000))
     with dashboard.up() as address, pytest.raises(UserError, match="no longer answers questions about job") as caught:
         run_job(address, RUN, COMMAND, tmp_path, minutes=0.01)
@@ -306,7 +330,7 @@ def test_a_dashboard_that_stays_away_leaves_the_job_at_work(dashboard: Dashboard
         ["predict", "s3://bucket/a.jpg?X-Amz-Credential=hunter2", "--out", "/out"],
     ],
 )
-def test_no_argument_of_a_job_holds_credentials(tmp_path: Path, arguments: list[str]) -> None:
+def test_credentials_in_arguments_of_a_job_are_refused(tmp_path: Path, arguments: list[str]) -> None:
     with pytest.raises(UserError, match="password, key, token or signature") as caught:
         job_command(COMMANDS, arguments, tmp_path / "files")
     assert "hunter2" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""docs/cluster: the linter has nothing to say of the Dockerfile, and Kubernetes takes the manifest's pods."""
+"""Tests of docs/cluster: the Dockerfile passes the linter, and the manifest is valid for Kubernetes."""
 
 import re
 import shlex
@@ -23,7 +23,7 @@ FOLDER = ROOT / "docs" / "cluster"
 
 @pytest.fixture
 def manifest() -> dict[str, dict[str, Any]]:
-    """Its documents by kind and name."""
+    """Returns the documents of the manifest by kind and name."""
     documents = yaml.safe_load_all((FOLDER / "rayjob.yaml").read_text())
     return {f"{each['kind']} {each['metadata']['name']}": each for each in documents if each}
 
@@ -36,28 +36,31 @@ def check_pod(template: dict[str, Any]) -> None:
     check({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "pod"}, **template})
 
 
-def test_kubernetes_takes_every_document(manifest: dict[str, dict[str, Any]]) -> None:
+def test_documents_are_valid_for_kubernetes(manifest: dict[str, dict[str, Any]]) -> None:
     assert len(manifest) == 7
     for document in manifest.values():
         if document["kind"] != "RayJob":
             check(document)
 
 
-def test_kuberay_takes_the_job(manifest: dict[str, dict[str, Any]]) -> None:
+def test_the_job_is_valid_for_kuberay(manifest: dict[str, dict[str, Any]]) -> None:
     job = manifest["RayJob first"]
     assert job["apiVersion"] == "ray.io/v1"
+
     cluster = job["spec"]["rayClusterSpec"]
-    head, workers = cluster["headGroupSpec"], cluster["workerGroupSpecs"]
+    head = cluster["headGroupSpec"]
+    workers = cluster["workerGroupSpecs"]
     for group in (head, *workers):
-        check_pod(group["template"])  # KubeRay's own definition of a RayJob is in no package
+        check_pod(group["template"])  # no package contains KubeRay's schema of a RayJob
         assert all(isinstance(value, str) for value in group["rayStartParams"].values())
     for group in workers:
         assert group["minReplicas"] <= group["replicas"] <= group["maxReplicas"]
+
     assert cluster["rayVersion"] == version("ray")
     assert cluster["authOptions"] == {"mode": "token"}
 
 
-def test_the_job_is_a_command_of_mcis(manifest: dict[str, dict[str, Any]]) -> None:
+def test_the_job_runs_a_command_of_mcis(manifest: dict[str, dict[str, Any]]) -> None:
     program, command, *arguments = shlex.split(manifest["RayJob first"]["spec"]["entrypoint"])
     assert program == "mcis"
     group: Any = typer.main.get_command(app)
@@ -65,16 +68,16 @@ def test_the_job_is_a_command_of_mcis(manifest: dict[str, dict[str, Any]]) -> No
         group.get_command(outer, command).make_context(command, arguments, parent=outer).close()
 
 
-def test_mlflows_server_keeps_its_store_on_a_disk_of_its_own(manifest: dict[str, dict[str, Any]]) -> None:
+def test_the_mlflow_store_is_on_its_own_disk(manifest: dict[str, dict[str, Any]]) -> None:
     (container,) = manifest["Deployment mlflow"]["spec"]["template"]["spec"]["containers"]
     with mlflow.cli.server.make_context("server", container["args"][2:]) as context:
         assert context.params["backend_store_uri"].startswith(f"sqlite:///{container['volumeMounts'][0]['mountPath']}/")
         hosts = set(context.params["allowed_hosts"].split(","))
-    assert hosts == {"mlflow:5000", "localhost:5000", "127.0.0.1:5000"}, "jobs, and what kubectl port-forward prints"
+    assert hosts == {"mlflow:5000", "localhost:5000", "127.0.0.1:5000"}, "for jobs and for kubectl port-forward"
     assert manifest["PersistentVolumeClaim mlflow"]["spec"]["accessModes"] == ["ReadWriteOncePod"]
 
 
-def test_the_linter_has_nothing_to_say_of_the_dockerfile() -> None:
+def test_the_dockerfile_passes_the_linter() -> None:
     linter = shutil.which("hadolint", path=str(Path(sys.executable).parent))
     if linter is None:
         pytest.skip("hadolint is not installed on this kind of machine")
@@ -82,11 +85,13 @@ def test_the_linter_has_nothing_to_say_of_the_dockerfile() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_image_is_built_of_what_the_wheel_is() -> None:
+def test_the_image_contains_the_sources_of_the_wheel() -> None:
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (FOLDER / "Dockerfile").read_text(), re.MULTILINE)
     sources = {source for line in copied for source in line.split()}
     packages = {"datasets", "models", "platform", "tuning"}
+
     assert sources == {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", *packages}
+
     kept = (FOLDER / "Dockerfile.dockerignore").read_text().split()
     assert {line.removeprefix("!") for line in kept if line.startswith("!")} == sources
     assert kept[0] == "*"

@@ -1,4 +1,4 @@
-"""The repository is as ARCHITECTURE.md describes it: layout, direction of imports, packaging, docstrings."""
+"""Tests that the repository matches ARCHITECTURE.md: layout, direction of imports and packaging."""
 
 import ast
 import importlib
@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("datasets", "models", "platform", "tuning")
-"""The folders at the top: each imports from itself and from those before it."""
+"""Top-level folders in the order of imports: each imports from itself and from earlier ones."""
 TOP_FILES = ("__init__.py", "py.typed")
 """The files at the top that belong to the package `mcis`."""
 LAYERS = (
@@ -33,27 +33,27 @@ LAYERS = (
     "commands",
     "cli",
 )
-"""The packages and modules of platform/, likewise."""
+"""Packages and modules of platform/ in the order of imports."""
 
 
 def files_of(package: str) -> list[str]:
-    """Every file of a package that Git or a wheel should hold, relative to the repository."""
+    """Returns the files of a package that belong in Git and the wheel, relative to the repository."""
     files = [p for p in (ROOT / package).rglob("*") if p.is_file() and "__pycache__" not in p.parts]
     return sorted(p.relative_to(ROOT).as_posix() for p in files)
 
 
 def modules_of(package: str) -> list[str]:
-    """Import names of a package's modules, as `mcis.models.losses`; those of `__init__.py` end in `.__init__`."""
+    """Returns the names of a package's modules, for example `mcis.models.losses`; `__init__.py` gives `.__init__`."""
     return ["mcis." + f.removesuffix(".py").replace("/", ".") for f in files_of(package) if f.endswith(".py")]
 
 
 def python_files(folder: str) -> list[Path]:
-    """A folder's modules, in the order of `modules_of`."""
+    """Returns the module files of a folder, in the order of `modules_of`."""
     return [ROOT / name for name in files_of(folder) if name.endswith(".py")]
 
 
 def imports_of(module: str, source: str) -> Iterator[tuple[str, bool]]:
-    """Each absolute name a module imports, and whether the import waits inside a function."""
+    """Yields the absolute names that a module imports, and whether the import is inside a function."""
 
     def visit(node: ast.AST, late: bool) -> Iterator[tuple[str, bool]]:
         for child in ast.iter_child_nodes(node):
@@ -70,7 +70,7 @@ def imports_of(module: str, source: str) -> Iterator[tuple[str, bool]]:
 
 
 def violations(module: str, source: str) -> list[str]:
-    """Imports of one module against the direction, in words."""
+    """Returns messages on imports of a module against the direction."""
     package = module.split(".")[1]
     wrong = []
     for name, late in imports_of(module, source):
@@ -88,14 +88,15 @@ def violations(module: str, source: str) -> list[str]:
 
 
 def _allowed(importer: list[str], imported: list[str], late: bool) -> bool:
-    """Whether `importer` may import `imported`, both as parts of their names behind `mcis`."""
+    """Returns whether `importer` may import `imported`, given as parts of their names after `mcis`."""
     if importer[:2] == ["platform", "commands"] and imported[0] == "tuning":
         return late
     if imported[0] != importer[0]:
         return imported[0] in PACKAGES[: PACKAGES.index(importer[0])]
     if importer[0] != "platform" or len(imported) < 2:
         return True
-    layer, other_layer = importer[1], imported[1]
+    layer = importer[1]
+    other_layer = imported[1]
     if LAYERS.index(other_layer) > LAYERS.index(layer):
         return False
     same_stage = importer[2:3] == imported[2:3]
@@ -103,16 +104,16 @@ def _allowed(importer: list[str], imported: list[str], late: bool) -> bool:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_the_packages_have_modules_and_no_init(package: str) -> None:
+def test_packages_have_modules_and_no_init(package: str) -> None:
     assert modules_of(package), f"{package}/ holds no module"
     assert not (ROOT / package / "__init__.py").exists(), f"{package}/__init__.py shadows modules of that name"
 
 
-def test_platform_has_the_layers_and_nothing_else() -> None:
+def test_platform_contains_only_the_layers() -> None:
     assert {name.split("/")[1].removesuffix(".py") for name in files_of("platform")} == set(LAYERS)
 
 
-def test_platform_is_the_standard_librarys_in_the_repository_root() -> None:
+def test_platform_is_the_standard_library_in_the_repository_root() -> None:
     command = [sys.executable, "-c", "import platform; print(platform.__file__)"]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert Path(printed.stdout.strip()) == Path(sysconfig.get_path("stdlib"), "platform.py")
@@ -134,19 +135,19 @@ def test_imports_point_one_way(package: str) -> None:
         ("mcis.tuning.studies", "from datasets.errors import UserError"),
         # What `import mcis` offers is for users.
         ("mcis.tuning.studies", "from mcis import run"),
-        # Tuning is loaded by commands alone, and late.
+        # Only commands import tuning, inside functions.
         ("mcis.platform.commands.study", "from mcis.tuning import studies"),
         ("mcis.platform.cli", "def f():\n    from mcis.tuning import studies"),
-        # Within platform/, too, imports point one way.
+        # Imports within platform/ point one way.
         ("mcis.platform.config.sections", "from mcis.platform.runs.workspace import Workspace"),
         ("mcis.platform.runs.context", "def f():\n    from mcis.platform.networks import build"),
         ("mcis.platform.pipeline", "from mcis.platform.commands.terminal import show_result"),
-        # Stages are no libraries of one another.
+        # Stages do not import each other.
         ("mcis.platform.stages.evaluation", "from mcis.platform.stages.pseudo_masks import background_cue"),
         ("mcis.platform.stages.localization.workers", "from ..pseudo_masks import MakeMasks"),
     ],
 )
-def test_an_import_against_the_direction_is_found(module: str, source: str) -> None:
+def test_imports_against_the_direction_are_found(module: str, source: str) -> None:
     assert len(violations(module, source)) == 1
 
 
@@ -160,7 +161,7 @@ def test_an_import_against_the_direction_is_found(module: str, source: str) -> N
         ("mcis.platform.pipeline", "from mcis.platform.stages import evaluation, index"),
     ],
 )
-def test_an_import_along_the_direction_passes(module: str, source: str) -> None:
+def test_imports_along_the_direction_pass(module: str, source: str) -> None:
     assert violations(module, source) == []
 
 
@@ -171,7 +172,7 @@ def test_pyproject_lists_every_folder_with_modules() -> None:
     assert listed["package-dir"] == {"mcis": "."}
 
 
-def test_the_wheel_holds_every_file_of_the_packages_and_the_command(wheel: Path) -> None:
+def test_the_wheel_contains_all_files_and_the_command(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
         (entry_points,) = [name for name in names if name.endswith(".dist-info/entry_points.txt")]
@@ -232,16 +233,19 @@ def test_modules_import_inside_a_ray_worker(ray_local: None) -> None:
     listed = [pair for p in PACKAGES for pair in zip(modules_of(p), python_files(p), strict=True)]
     files = {name.removesuffix(".__init__"): file for name, file in listed}
     origins = ray.get(ray.remote(num_cpus=1)(import_all).remote(list(files)))
+
     assert Path(origins.pop("platform")) == Path(sysconfig.get_path("stdlib"), "platform.py")
     assert {name: Path(origin).resolve() for name, origin in origins.items()} == files
 
 
-def test_no_tracked_file_names_a_path_of_some_machine() -> None:
+def test_tracked_files_contain_no_paths_of_a_machine() -> None:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     files = [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
-    assert files, "Git tracks no file here: the test needs a checkout"
+
+    assert files, "no files tracked by Git: run the test in a checkout"
     of_this = [re.escape(str(path)) for path in (ROOT, Path.home()) if path != Path(path.anchor)]
     of_any = r"/(?:home|root|Users|work|opt|private)/\w"
     pattern = re.compile(rf"(?<![\w.~$}})/-])(?:{'|'.join([*of_this, of_any])})(?!\w-)".encode())
     paths = {str(path.relative_to(ROOT)): hit.group() for path in files for hit in pattern.finditer(path.read_bytes())}
+
     assert not paths

@@ -1,16 +1,16 @@
-"""Which modules open ground-truth masks: those that score, show or are asked to train on them (runs: test_pipeline)."""
+"""Tests that ground-truth masks are opened only for scores, pictures and explicit requests (runs: test_pipeline)."""
 
 import ast
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 READERS: dict[str, set[str]] = {
-    "decode_mask": set(),  # within masks.py alone
+    "decode_mask": set(),  # only within masks.py
     "decode_mat_labels": {"datasets/images/masks.py"},
     "read_truth": {"platform/outputs/read_index.py"},  # as truth_of_row
     "truth_of_row": {
-        "platform/reporting/comparison_page.py",  # the pictures of a comparison
-        "platform/stages/report.py",  # its pictures
+        "platform/reporting/comparison_page.py",  # pictures of a comparison
+        "platform/stages/report.py",  # pictures of a report
         "platform/outputs/corrected_masks.py",  # as given_mask
         "platform/stages/evaluation/__init__.py",
         "platform/stages/evaluation/scoring.py",
@@ -20,11 +20,11 @@ READERS: dict[str, set[str]] = {
         "platform/stages/train_affinity.py",  # corrected masks
     },
 }
-"""What opens a ground-truth mask, and the modules that may import it."""
+"""Functions that open ground-truth masks, and the modules that may import them."""
 
 
 def importers(function: str) -> set[str]:
-    """The modules of the project that import a function, or refer to it as an attribute of a module."""
+    """Returns the modules that import a function or access it as an attribute of a module."""
     packages = ("datasets", "models", "platform", "tuning")
     files = [path for package in packages for path in (ROOT / package).rglob("*.py")]
     return {
@@ -36,12 +36,12 @@ def importers(function: str) -> set[str]:
     }
 
 
-def test_truth_is_opened_where_it_is_scored_shown_or_asked_for_alone() -> None:
+def test_truth_is_opened_only_by_the_listed_modules() -> None:
     assert {function: importers(function) for function in READERS} == READERS
 
 
-def test_every_function_that_opens_a_mask_is_watched() -> None:
-    """What `datasets.images.masks` offers opens no ground truth but by the functions above."""
+def test_all_functions_that_open_masks_are_listed() -> None:
+    """The public functions of `datasets.images.masks` that open ground truth are those listed above."""
     tree = ast.parse((ROOT / "datasets" / "images" / "masks.py").read_text())
     public = {node.name for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")}
     assert public - READERS.keys() == {"read_saliency", "tags_of_mask"}

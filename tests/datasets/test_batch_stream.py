@@ -1,4 +1,4 @@
-"""Streams of batches: shards of workers that add up, and threads and Ray Data tasks against a plain loop."""
+"""Tests of batch streams: shards of workers, and decoding in threads and Ray Data tasks against a plain loop."""
 
 import threading
 import time
@@ -30,7 +30,7 @@ SIZE = 24
 
 @settings(max_examples=100)
 @given(st.integers(1, 20), st.integers(1, 20))
-def test_shards_of_a_batch_add_up_and_differ_by_one_at_most(batch: int, world_size: int) -> None:
+def test_shards_partition_a_batch_evenly(batch: int, world_size: int) -> None:
     positions = [WorkerShard(rank, world_size, 0, 1).positions(batch) for rank in range(world_size)]
     assert sorted(np.concatenate(positions).tolist()) == list(range(batch))
     assert max(map(len, positions)) - min(map(len, positions)) <= 1
@@ -38,7 +38,7 @@ def test_shards_of_a_batch_add_up_and_differ_by_one_at_most(batch: int, world_si
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> pa.Table:
-    """The listing of a small data set that is drawn once."""
+    """Listing of a small synthetic data set."""
     root = tmp_path_factory.mktemp("drawn") / "VOC2012"
     draw(root, train=24, val=4, size=48, classes=4)
     table = list_voc(root, classes=root / "classes.txt").table
@@ -51,7 +51,7 @@ def decoder(listing: pa.Table, shard: WorkerShard, batch: int = 5) -> PairDecode
 
 
 def decoded(listing: pa.Table, shard: WorkerShard, batch: int = 5) -> list[PairBatch]:
-    """The batches of a shard one by one: a call of the decoder per step."""
+    """Batches of a shard, decoded with one call per step."""
     decode = decoder(listing, shard, batch)
     return [decode(np.array([step])) for step in range(shard.steps)]
 
@@ -59,7 +59,8 @@ def decoded(listing: pa.Table, shard: WorkerShard, batch: int = 5) -> list[PairB
 def same(found: Sequence[PairBatch], expected: Sequence[PairBatch]) -> None:
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
-        ours, theirs = one.columns(), other.columns()
+        ours = one.columns()
+        theirs = other.columns()
         assert set(ours) == set(COLUMNS)
         for name in COLUMNS:
             kind = "u" if name.startswith("images") or name == "kind" else "b" if name.startswith("unshared") else "i"
@@ -67,11 +68,12 @@ def same(found: Sequence[PairBatch], expected: Sequence[PairBatch]) -> None:
             np.testing.assert_array_equal(ours[name], theirs[name])
 
 
-def test_decoded_pairs_are_the_samplers_and_their_pixels_the_files(drawn: pa.Table) -> None:
+def test_decoded_pairs_match_the_sampler_and_the_files(drawn: pa.Table) -> None:
     rows = PairSampler(Tags.from_index(drawn["tags"], 4), seed=1).rows(15, 25)
     (batch,) = [decoder(drawn, WorkerShard(0, 1, 3, 5))(np.arange(2))]
     for name in ("m", "n", "epoch"):
         np.testing.assert_array_equal(getattr(batch, name), getattr(rows, name))
+
     np.testing.assert_array_equal(batch.row, np.arange(15, 25))
     for side in ("m", "n"):
         assert getattr(batch, f"images_{side}").shape == (10, SIZE, SIZE, 3)
@@ -81,7 +83,7 @@ def test_decoded_pairs_are_the_samplers_and_their_pixels_the_files(drawn: pa.Tab
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 4, 5])
-def test_the_workers_rows_make_up_the_batch(drawn: pa.Table, world: int) -> None:
+def test_rows_of_all_workers_form_the_batch(drawn: pa.Table, world: int) -> None:
     whole = decoded(drawn, WorkerShard(0, 1, 2, 4))
     parts = [decoded(drawn, WorkerShard(rank, world, 2, 4)) for rank in range(world)]
     for step, batch in enumerate(whole):
@@ -93,11 +95,12 @@ def test_the_workers_rows_make_up_the_batch(drawn: pa.Table, world: int) -> None
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
-def test_a_worker_knows_of_unshared_labels_in_the_whole_batch(drawn: pa.Table, rank: int) -> None:
-    """Against sets, pair by pair, the pairs of other workers too; a worker's own rows alone say something else."""
-    tags = [set(each) for each in drawn["tags"].to_pylist()]
+def test_unshared_labels_refer_to_the_whole_batch(drawn: pa.Table, rank: int) -> None:
+    """Compares with sets of tags over the pairs of all workers, which differ from those of one worker."""
+    tags = [set(image_tags) for image_tags in drawn["tags"].to_pylist()]
     sampler = PairSampler(Tags.from_index(drawn["tags"], 4), seed=1)
-    seen, own = [], []
+    seen = []
+    own = []
     for step, batch in enumerate(decoded(drawn, WorkerShard(rank, 3, 0, 60), batch=3)):
         rows = sampler.rows(3 * step, 3 * step + 3)
         pairs = list(zip(rows.m.tolist(), rows.n.tolist(), strict=True))
@@ -106,40 +109,43 @@ def test_a_worker_knows_of_unshared_labels_in_the_whole_batch(drawn: pa.Table, r
         m, n = pairs[rank]
         seen.append(expected)
         own.append([bool(tags[m] - tags[n]), bool(tags[n] - tags[m])])
-    assert {value for each in seen for value in each} == {True, False}
+
+    assert set(np.ravel(seen).tolist()) == {True, False}
     assert seen != own
 
 
-def test_an_image_that_is_twice_in_an_epoch_is_cropped_twice(drawn: pa.Table) -> None:
+def test_an_image_in_two_pairs_of_an_epoch_has_two_crops(drawn: pa.Table) -> None:
     sampler = PairSampler(Tags.from_index(drawn["tags"], 4), seed=1, class_balanced_fraction=1.0)
     squares = Squares(drawn["uri"].to_pylist(), SIZE)
     decode = PairDecoder(squares, sampler, batch=24, shard=WorkerShard(0, 1, 0, 1), crop_scales=(1.0, 1.5))
     batch = decode(np.array([0]))
+
     assert set(batch.epoch.tolist()) == {0}
     crops: dict[int, list[bytes]] = {}
     for image, pixels in zip(batch.m.tolist(), batch.images_m, strict=True):
         crops.setdefault(image, []).append(pixels.tobytes())
     again = [pictures for pictures in crops.values() if len(pictures) > 1]
+
     assert again
     assert all(len(set(pictures)) > 1 for pictures in again)
 
 
 # --- decoding in threads and in tasks
 
-both = pytest.mark.parametrize("decode_in", ["threads", "tasks"])
+threads_and_tasks = pytest.mark.parametrize("decode_in", ["threads", "tasks"])
 
 
-@both
+@threads_and_tasks
 @pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_threads_and_tasks_stream_as_a_loop(drawn: pa.Table, world: int, decode_in: DecodeIn, ray_local: None) -> None:
+def test_threads_and_tasks_match_a_loop(drawn: pa.Table, world: int, decode_in: DecodeIn, ray_local: None) -> None:
     for rank in range(world):
         shard = WorkerShard(rank, world, 0, 30)
         found = batches(decoder(drawn, shard), batch=5, shard=shard, decode_in=decode_in, threads=3)
         same(list(found), decoded(drawn, shard))
 
 
-@both
-def test_a_stream_that_starts_in_the_middle_continues(drawn: pa.Table, decode_in: DecodeIn, ray_local: None) -> None:
+@threads_and_tasks
+def test_a_stream_can_start_at_any_step(drawn: pa.Table, decode_in: DecodeIn, ray_local: None) -> None:
     late = WorkerShard(1, 2, 7, 12)
     found = batches(decoder(drawn, late), batch=5, shard=late, decode_in=decode_in)
     same(list(found), decoded(drawn, WorkerShard(1, 2, 0, 12))[7:])
@@ -154,7 +160,9 @@ def test_threads_decode_a_bounded_number_of_steps_ahead_and_stop_with_the_reader
 
     before = threading.active_count()
     stream = map_in_threads(decode, range(1000), threads=2)
+
     assert [next(stream) for _ in range(5)] == [0, 1, 2, 3, 4]
+
     time.sleep(0.2)
     assert 5 <= len(asked) <= 5 + 2 * 4
     stream.close()
@@ -162,12 +170,13 @@ def test_threads_decode_a_bounded_number_of_steps_ahead_and_stop_with_the_reader
         if threading.active_count() == before:
             break
         time.sleep(0.05)
+
     assert threading.active_count() == before
     assert len(asked) <= 5 + 2 * 4
 
 
 @pytest.mark.parametrize("steps", [1, 4, 11])
-def test_windows_change_nothing(drawn: pa.Table, ray_local: None, steps: int) -> None:
+def test_batches_do_not_depend_on_the_window_size(drawn: pa.Table, ray_local: None, steps: int) -> None:
     shard = WorkerShard(0, 1, 3, 14)
     decode = decoder(drawn, shard)
     found = list(decode_in_tasks(decode, batch=5, shard=shard, window_bytes=steps * decode(np.array([0])).nbytes))
@@ -175,7 +184,7 @@ def test_windows_change_nothing(drawn: pa.Table, ray_local: None, steps: int) ->
 
 
 @pytest.mark.slow
-def test_order_holds_where_the_first_blocks_take_longest(ray_local: None) -> None:
+def test_order_is_kept_if_the_first_blocks_are_slowest(ray_local: None) -> None:
     @dataclass(frozen=True, kw_only=True, eq=False)
     class Blocks(Batch):
         step: NDArray[np.int64]
@@ -187,18 +196,20 @@ def test_order_holds_where_the_first_blocks_take_longest(ray_local: None) -> Non
             return Blocks(step=np.repeat(steps, 32), block=np.full(32 * len(steps), steps[0]))
 
     found = list(batches(Decode(), batch=32, shard=WorkerShard(0, 1, 0, 12), decode_in="tasks"))
+
     assert [set(batch.step.tolist()) for batch in found] == [{step} for step in range(12)]
     assert [len(batch) for batch in found] == [32] * 12
-    assert len({block for batch in found for block in batch.block.tolist()}) > 2, "one block proves nothing"
+    assert len({block for batch in found for block in batch.block.tolist()}) > 2, "the test needs several blocks"
 
 
-@both
-def test_a_file_that_vanishes_ends_the_stream(drawn: pa.Table, decode_in: DecodeIn, ray_local: None) -> None:
+@threads_and_tasks
+def test_a_missing_file_ends_the_stream_with_an_error(drawn: pa.Table, decode_in: DecodeIn, ray_local: None) -> None:
     uris = drawn["uri"].to_pylist()
     uris[5] += ".gone"
     shard = WorkerShard(0, 1, 0, 10)
     decode = decoder(drawn, shard)
     decode.images = Squares(uris, SIZE)
+
     with pytest.raises(UserError, match=r"\.gone cannot be read any more") as caught:
         list(batches(decode, batch=5, shard=shard, decode_in=decode_in))
     assert type(caught.value) is UserError

@@ -1,4 +1,4 @@
-"""Batches as records, and crops of images with their pseudo masks against a loop over the rows of the stream."""
+"""Tests of batches as records, and of the decoder of crops."""
 
 import dataclasses
 from pathlib import Path
@@ -24,7 +24,7 @@ def batch(count: int) -> CropBatch:
     return CropBatch(images=images, labels=labels, index=np.arange(count), epoch=np.arange(count) // 3)
 
 
-def test_a_micro_batch_has_the_rows_of_every_column() -> None:
+def test_a_micro_batch_has_rows_of_every_column() -> None:
     whole = batch(7)
     parts = [whole.rows(first, first + 3) for first in (0, 3, 6)]
     assert [len(part) for part in parts] == [3, 3, 1]
@@ -35,7 +35,7 @@ def test_a_micro_batch_has_the_rows_of_every_column() -> None:
 
 @pytest.fixture
 def decoder(tmp_path: Path) -> CropDecoder:
-    """Seven images of one color each, whose masks have that color's number as their only label."""
+    """Decoder of seven images of one color each, whose masks have the number of the color as their only label."""
     ids = [f"i{number}" for number in range(7)]
     uris = [str(tmp_path / f"{image_id}.png") for image_id in ids]
     for number, uri in enumerate(uris):
@@ -43,25 +43,28 @@ def decoder(tmp_path: Path) -> CropDecoder:
     masks = [encode_labels(np.full((SIZE, SIZE), number, np.uint8)) for number in range(7)]
     (tmp_path / "masks").mkdir()
     pq.write_table(pa.table({"image_id": ids, "mask": masks}), tmp_path / "masks" / "part-0.parquet")
-    images, shard = MaskedImages(ids, uris, Shards(tmp_path / "masks")), WorkerShard(1, 3, 2, 9)
+    images = MaskedImages(ids, uris, Shards(tmp_path / "masks"))
+    shard = WorkerShard(1, 3, 2, 9)
     return CropDecoder(images, seed=5, batch=4, shard=shard, size=SIZE, scales=(1.0,), hflip=True)
 
 
-def test_images_are_read_at_the_size_of_their_masks(decoder: CropDecoder, tmp_path: Path) -> None:
+def test_images_are_resized_to_their_masks(decoder: CropDecoder, tmp_path: Path) -> None:
     smaller = [encode_labels(np.full((SIZE // 2, SIZE // 2), number, np.uint8)) for number in range(7)]
     (tmp_path / "smaller").mkdir()
     pq.write_table(pa.table({"image_id": decoder.images.ids, "mask": smaller}), tmp_path / "smaller" / "part-0.parquet")
     images = dataclasses.replace(decoder.images, masks=Shards(tmp_path / "smaller"), max_side=SIZE // 2)
     found = dataclasses.replace(decoder, images=images)(np.array([3]))
     labeled = found.labels != 255
+
     assert labeled.sum() == (SIZE // 2) ** 2, "the rest of the crop is padding"
     assert (found.images[labeled] == 10 * found.index[0]).all()
 
 
-def test_crops_are_of_the_streams_images_with_their_own_masks(decoder: CropDecoder) -> None:
-    """Of batches 2 + 3 and 2 + 4, rank 1 of 3 has row 1 alone."""
+def test_crops_follow_the_stream_and_have_their_own_masks(decoder: CropDecoder) -> None:
+    """Rank 1 of 3 has only row 1 of batches 2 + 3 and 2 + 4."""
     found = decoder(np.array([3, 4]))
     index, epoch = epoch_rows(5, 7, 20, 28)
+
     np.testing.assert_array_equal(found.index, index[[1, 5]])
     np.testing.assert_array_equal(found.epoch, epoch[[1, 5]])
     assert (found.images == 10 * found.index[:, None, None, None]).all()

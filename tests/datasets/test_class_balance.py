@@ -1,4 +1,4 @@
-"""Images of rare classes repeated: how often each class is shown, against counting by hand."""
+"""Tests of repeated images of rare classes: how often each class is shown."""
 
 import numpy as np
 import pytest
@@ -8,7 +8,7 @@ from mcis.datasets.sampling.class_balance import MAX_REPEATS, repeat_rare_classe
 from mcis.datasets.tags import Tags
 
 IMAGES = (900, 100, 30, 0)
-"""Of each class; behind them 7 images with all but the last class, and one without a tag."""
+"""Number of images with only this class. Then follow 7 images with all classes but the last, and one without tags."""
 
 
 @pytest.fixture(scope="module")
@@ -23,21 +23,23 @@ def times(tags: Tags, strength: float, seed: int = 0, most: int = 10**6) -> NDAr
 
 
 @pytest.mark.parametrize("strength", [0.0, 0.5, 1.0])
-def test_an_image_is_repeated_as_its_rarest_class_asks_for(tags: Tags, strength: float) -> None:
-    shown, first = times(tags, strength), np.cumsum([0, *IMAGES])
+def test_the_rarest_class_of_an_image_sets_its_repeats(tags: Tags, strength: float) -> None:
+    shown = times(tags, strength)
+    first = np.cumsum([0, *IMAGES])
     counts = np.array(IMAGES[:3]) + 7
     for k, factor in enumerate(np.minimum((counts[0] / counts) ** strength, MAX_REPEATS)):
         of_class = shown[first[k] : first[k + 1]]
         assert set(of_class.tolist()) <= {int(np.floor(factor)), int(np.ceil(factor))}
-        assert abs(of_class.mean() - factor) < 0.25, "fractions are drawn"
+        assert abs(of_class.mean() - factor) < 0.25, "fractions are rounded at random"
     rarest = min((counts[0] / counts[2]) ** strength, MAX_REPEATS)
+
     assert set(shown[-8:-1].tolist()) <= {int(np.floor(rarest)), int(np.ceil(rarest))}
-    assert shown[-1] == 1, "an image without a tag stands there once"
+    assert shown[-1] == 1, "an image without tags is not repeated"
     assert (shown == 1).all() == (strength == 0)
 
 
-def test_there_are_no_more_repeats_than_a_training_shows(tags: Tags) -> None:
-    """The rarest classes lose first, and each image stays."""
+def test_repeats_are_limited_to_what_a_training_shows(tags: Tags) -> None:
+    """The rarest classes lose repeats first, and each image is kept."""
     free, bounded, none = (times(tags, 1.0, most=most) for most in (10**6, 1800, 5))
     assert 1750 < bounded.sum() < 1850 < free.sum()
     assert bounded.max() < free.max()
@@ -46,7 +48,7 @@ def test_there_are_no_more_repeats_than_a_training_shows(tags: Tags) -> None:
     assert (none == 1).all()
 
 
-def test_the_draws_are_the_seeds_own_and_positions_ascend(tags: Tags) -> None:
+def test_repeats_depend_on_the_seed_and_positions_ascend(tags: Tags) -> None:
     once = repeat_rare_classes(tags, 0.5, 3, 10**6)
     np.testing.assert_array_equal(once, repeat_rare_classes(tags, 0.5, 3, 10**6))
     assert (np.diff(once) >= 0).all()

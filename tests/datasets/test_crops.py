@@ -1,4 +1,4 @@
-"""Random crops, against loops over pixels and the triangle filter in float64."""
+"""Tests of random crops against loops over pixels and a triangle filter in float64."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,14 +16,14 @@ Array = NDArray[np.uint8]
 
 
 def picture(height: int, width: int) -> tuple[Array, Array]:
-    """An image whose red channel is its label, and whose other channels tell every pixel from every other."""
+    """Returns an image whose red channel equals its labels and whose other channels identify each pixel."""
     rows, columns = np.mgrid[:height, :width]
     labels = ((rows * 7 + columns * 3) % 200).astype(np.uint8)
     return np.stack([labels, rows, columns], -1).astype(np.uint8), labels
 
 
 def slow_crop(rgb: Array, labels: Array, size: int, top: float, left: float) -> tuple[Array, Array]:
-    """Pixel by pixel: position y of the crop shows position y + shift of the image, or padding."""
+    """Crops pixel by pixel: position y of the crop shows position y + shift of the image, or padding."""
 
     def shift(side: int, draw: float) -> int:
         offset = int(draw * (abs(side - size) + 1))
@@ -33,7 +33,8 @@ def slow_crop(rgb: Array, labels: Array, size: int, top: float, left: float) -> 
     out_labels = np.empty((size, size), np.uint8)
     for y in range(size):
         for x in range(size):
-            row, column = y + shift(labels.shape[0], top), x + shift(labels.shape[1], left)
+            row = y + shift(labels.shape[0], top)
+            column = x + shift(labels.shape[1], left)
             inside = 0 <= row < labels.shape[0] and 0 <= column < labels.shape[1]
             out[y, x] = rgb[row, column] if inside else PADDING
             out_labels[y, x] = labels[row, column] if inside else 255
@@ -49,7 +50,7 @@ draws_in_unit = st.floats(0, 1 - 2**-53)
 
 
 @given(st.integers(1, 12), st.integers(1, 12), st.integers(1, 12), draws_in_unit, draws_in_unit, draws_in_unit)
-def test_a_crop_is_the_references(height: int, width: int, size: int, turn: float, top: float, left: float) -> None:
+def test_crops_match_a_slow_reference(height: int, width: int, size: int, turn: float, top: float, left: float) -> None:
     rgb, labels = picture(height, width)
     expected = slow_crop(rgb, labels, size, top, left)
     for found, wanted in zip(crop(rgb, labels, size, [0, turn, top, left]), expected, strict=True):
@@ -61,8 +62,8 @@ def test_a_crop_is_the_references(height: int, width: int, size: int, turn: floa
 
 
 @pytest.mark.parametrize(("side", "positions"), [(9, 5), (2, 4)])
-def test_every_position_of_a_crop_is_taken(side: int, positions: int) -> None:
-    """A side of 9 holds five crops of 5, a side of 2 lies at four positions in one; both ends are among them."""
+def test_crops_take_every_position(side: int, positions: int) -> None:
+    """A side of 9 has five positions for a crop of 5; a side of 2 has four positions inside of one."""
     rgb, labels = picture(side, side)
     found = {crop(rgb, labels, 5, [0, 0, top, 0])[1].tobytes() for top in np.linspace(0, 1, 50, endpoint=False)}
     assert len(found) == positions
@@ -72,7 +73,7 @@ def test_every_position_of_a_crop_is_taken(side: int, positions: int) -> None:
 
 @given(st.integers(2, 9), st.integers(2, 9), st.sampled_from([0.5, 0.7, 1.3, 2.0]), st.booleans())
 def test_scaled_crops_are_bilinear_and_labels_nearest(height: int, width: int, scale: float, mirrored: bool) -> None:
-    """Against the triangle filter and nearest centers in float64; the crop is as large as the scaled image."""
+    """Compares with a triangle filter and nearest centers in float64. The crop has the size of the scaled image."""
     rng = np.random.default_rng(height * 10 + width)
     rgb = rng.integers(0, 256, (height, width, 3)).astype(np.uint8)
     labels = rng.integers(0, 21, (height, width)).astype(np.uint8)
@@ -84,22 +85,25 @@ def test_scaled_crops_are_bilinear_and_labels_nearest(height: int, width: int, s
         triangle = np.clip(1 - np.abs(np.arange(old) + 0.5 - centers[:, None]) / max(step, 1), 0, None)
         return triangle / triangle.sum(1, keepdims=True)
 
-    rows, columns = weights(height), weights(width)
+    rows = weights(height)
+    columns = weights(width)
     size = max(len(rows), len(columns))
     smooth = np.einsum("yr,xc,rcb->yxb", rows, columns, rgb.astype(float))
-    # The center of a pixel may lie on the border of two: both are nearest.
-    y, x = ((np.arange(len(of)) + 0.5) * side / len(of) for of, side in ((rows, height), (columns, width)))
+    # A pixel center may be on the border of two pixels; then both are nearest.
+    y = (np.arange(len(rows)) + 0.5) * height / len(rows)
+    x = (np.arange(len(columns)) + 0.5) * width / len(columns)
     borders = [(dy, dx) for dy in (-1e-6, 1e-6) for dx in (-1e-6, 1e-6)]
     nearest = [labels[(y + dy).astype(int)][:, (x + dx).astype(int)] for dy, dx in borders]
     draws = [0.0, 0.0 if mirrored else 0.9, 0.0, 0.0]
     image, taught = crop(rgb, labels, size, draws, scales=[scale], hflip=True)
     turn = -1 if mirrored else 1
+
     assert np.abs(image[: len(rows), : len(columns)] - smooth[:, ::turn]).max() <= 1.5
-    assert np.any([taught[: len(rows), : len(columns)] == each[:, ::turn] for each in nearest], axis=0).all()
+    assert np.any([taught[: len(rows), : len(columns)] == choice[:, ::turn] for choice in nearest], axis=0).all()
     assert (taught != 255).sum() == len(rows) * len(columns)
 
 
-def test_each_scale_has_its_part_of_the_draws() -> None:
+def test_scales_are_equally_likely() -> None:
     rgb, labels = picture(4, 4)
     scales = (0.5, 1.0, 1.5, 2.0)
     for part, scale in enumerate(scales):

@@ -1,4 +1,4 @@
-"""The embedded data set: a devkit's layout, the same bytes for the same seed, complete or absent."""
+"""Tests of the synthetic devkit: layout, reproducible files, atomic writing."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -32,27 +32,31 @@ def tags_of(root: Path, split: str) -> dict[str, tuple[int, ...]]:
     return {line.split()[0]: tuple(map(int, line.split()[1:])) for line in lines}
 
 
-def test_the_layout_is_that_of_a_devkit(devkit: Path):
+def test_the_layout_is_that_of_a_voc_devkit(devkit: Path):
     lists = devkit / "ImageSets/Segmentation"
     train, val = ((lists / f"{split}.txt").read_text().splitlines() for split in SPLITS)
+
     assert (len(train), len(val)) == (TRAIN, VAL)
     assert len({*train, *val}) == TRAIN + VAL
     assert list(tags_of(devkit, "train_aug")) == train
     assert list(tags_of(devkit, "val")) == val
+
     expected = {f"JPEGImages/{name}.jpg" for name in train + val}
     expected |= {f"SegmentationClassAug/{name}.png" for name in train + val}
     expected |= {f"SaliencyMaps/{name}.png" for name in train}
     expected |= {f"ImageSets/Segmentation/{split}{kind}.txt" for split in SPLITS for kind in ("", "_cls")}
+
     assert set(contents(devkit)) == expected | {"classes.txt"}
     assert read_classes(devkit / "classes.txt") == tuple(kind.name for kind in DRAWN_CLASSES)
     assert len({kind.name for kind in DRAWN_CLASSES}) == 8
 
 
-def test_files_are_the_scenes(devkit: Path):
+def test_files_contain_the_scenes(devkit: Path):
     shapes = set()
     for split, prefix in (("train_aug", "train"), ("val", "val")):
         for index in range(VAL):
-            name, scene = f"{prefix}_{index:06d}", draw_scene(SEED, split, index)
+            name = f"{prefix}_{index:06d}"
+            scene = draw_scene(SEED, split, index)
             rgb = decode_picture((devkit / "JPEGImages" / f"{name}.jpg").read_bytes()).rgb
             assert rgb.shape == scene.rgb.shape == (*scene.labels.shape, 3)
             assert np.abs(rgb.astype(int) - scene.rgb).mean() < 4
@@ -63,12 +67,14 @@ def test_files_are_the_scenes(devkit: Path):
                 saliency = decode_saliency((devkit / "SaliencyMaps" / f"{name}.png").read_bytes())
                 np.testing.assert_array_equal(saliency, scene.saliency)
             shapes.add(rgb.shape[:2])
+
     assert shapes == {(96, 96), (72, 96), (96, 72)}
 
 
-def test_the_same_seed_draws_the_same_bytes_and_a_shorter_list_is_its_beginning(devkit: Path, tmp_path: Path):
+def test_files_are_reproducible_and_a_smaller_split_is_a_prefix(devkit: Path, tmp_path: Path):
     draw(tmp_path / "again", train=TRAIN, val=VAL, seed=SEED)
     assert contents(tmp_path / "again") == contents(devkit)
+
     draw(tmp_path / "fewer", train=9, val=3, seed=SEED)
     whole = contents(devkit)
     part = {name: data for name, data in contents(tmp_path / "fewer").items() if name.endswith((".jpg", ".png"))}
@@ -77,34 +83,36 @@ def test_the_same_seed_draws_the_same_bytes_and_a_shorter_list_is_its_beginning(
     assert list(tags_of(tmp_path / "fewer", "train_aug").items()) == list(tags_of(devkit, "train_aug").items())[:9]
 
 
-def test_another_seed_or_split_draws_others(devkit: Path, tmp_path: Path):
+def test_seeds_and_splits_give_different_scenes(devkit: Path, tmp_path: Path):
     draw(tmp_path / "other", train=9, val=3, seed=SEED + 1)
-    whole, other = contents(devkit), contents(tmp_path / "other")
+    whole = contents(devkit)
+    other = contents(tmp_path / "other")
     assert all(whole[name] != data for name, data in other.items() if name.endswith(".jpg"))
     one, two = (draw_scene(SEED, split, 0) for split in SPLITS)
     assert one.rgb.shape != two.rgb.shape or (one.rgb != two.rgb).any()
 
 
-def test_a_folder_that_is_there_is_left_as_it_is(tmp_path: Path):
+def test_an_existing_folder_is_not_changed(tmp_path: Path):
     (tmp_path / "work").mkdir()
     (tmp_path / "work/thesis.txt").write_text("years of work")
     draw(tmp_path / "work", train=1, val=1)
     assert contents(tmp_path) == {"work/thesis.txt": b"years of work"}
 
 
-def test_an_interrupted_drawing_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_interrupted_call_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def interrupted(seed: int, split: str, index: int, **options: int) -> Scene:
         if index == 3:
             raise KeyboardInterrupt
         return draw_scene(seed, split, index, **options)
 
     monkeypatch.setattr(synthetic, "draw_scene", interrupted)
+
     with pytest.raises(KeyboardInterrupt):
         draw(tmp_path / "deep/devkit", train=5, val=1)
     assert list((tmp_path / "deep").iterdir()) == []
 
 
-def test_two_at_once_make_one_folder(tmp_path: Path):
+def test_concurrent_calls_create_one_folder(tmp_path: Path):
     with ThreadPoolExecutor(4) as pool:
         for made in [pool.submit(draw, tmp_path / "devkit", train=3, val=2) for _ in range(4)]:
             made.result()

@@ -1,4 +1,4 @@
-"""Errors for users: texts that a terminal can show, whatever they name, and no content of files."""
+"""Tests of errors for users: printable texts that do not quote the content of files."""
 
 import json
 import pickle
@@ -9,7 +9,7 @@ import pytest
 from mcis.datasets.errors import UserError, unquoted
 
 
-def test_an_error_is_legible_whatever_it_names() -> None:
+def test_errors_are_printable_and_bounded() -> None:
     error = UserError("image \x1b[31m\u202e\udcff\0", "3.7\u202f%\nb", "x" * 100_000)
     assert str(error).startswith("image ?[31m???\n  expected: 3.7\u202f%\nb\n  remedy:   xxx")
     assert len(str(error)) < 5000
@@ -28,7 +28,7 @@ def test_an_error_is_legible_whatever_it_names() -> None:
         (lambda data: {}[data], "hunter2"),
     ],
 )
-def test_what_a_parser_quotes_is_left_out(read, data) -> None:
+def test_quotes_of_parsers_are_removed(read, data) -> None:
     with pytest.raises(Exception) as caught:  # noqa: PT011
         read(data)
     assert "hunter2" not in unquoted(caught.value)

@@ -1,4 +1,4 @@
-"""Files by path and URI: what is read, what is refused, and stamps under bad names."""
+"""Tests of reading files by path and URI, of credentials in URIs, and of transient errors."""
 
 import errno
 import os
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from tests.conftest import FaultyS3
 
 BROKEN = Path("/proc/self/mem")
-"""A file whose first byte cannot be read: EIO, as of a disk that fails."""
+"""A file whose first byte cannot be read: EIO, as from a failing disk."""
 
 
-def test_a_path_and_a_file_uri_are_the_same_file(tmp_path: Path) -> None:
+def test_a_path_and_a_file_uri_read_the_same_file(tmp_path: Path) -> None:
     path = tmp_path / "with space.bin"
     path.write_bytes(b"abc")
     uri = "file://" + str(path).replace(" ", "%20")
@@ -36,7 +36,7 @@ def test_a_path_and_a_file_uri_are_the_same_file(tmp_path: Path) -> None:
     assert (is_remote(uri), is_remote(str(path))) == (True, False)
 
 
-def test_a_file_of_more_bytes_than_allowed_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "large"
     path.write_bytes(b"12345")
     assert read_bytes(str(path), most=5) == b"12345"
@@ -65,7 +65,7 @@ def test_a_file_of_more_bytes_than_allowed_is_refused(tmp_path: Path) -> None:
         ("/data/a:b@c?password=x", False, "/data/a:b@c?password=x"),
     ],
 )
-def test_credentials_in_a_uri_are_found_and_left_out(uri: str, holds: bool, without: str) -> None:
+def test_credentials_in_a_uri_are_detected_and_removed(uri: str, holds: bool, without: str) -> None:
     assert (holds_credentials(uri), without_credentials(uri)) == (holds, without)
 
 
@@ -73,21 +73,22 @@ def test_credentials_in_a_uri_are_found_and_left_out(uri: str, holds: bool, with
     "uri",
     ["s3://", "s3:///key.jpg", "s3://b ad/x.jpg", "nosuch://a/b.jpg", "abfs://x/y.jpg", "a\0b", "absent.jpg", "://"],
 )
-def test_a_bad_name_fails_alone(uri: str, tmp_path: Path) -> None:
+def test_an_invalid_name_does_not_affect_other_files(uri: str, tmp_path: Path) -> None:
     path = tmp_path / "there"
     path.write_bytes(b"x")
     first, second = stamps([uri, str(path)])
+
     assert first is None
     assert second is not None
     with pytest.raises((OSError, ValueError)):
         read_bytes(uri)
 
 
-# --- faults that pass
+# --- transient errors
 
 
 @pytest.mark.skipif(not BROKEN.exists(), reason="needs Linux")
-def test_a_disks_error_passes_while_it_is_read(tmp_path: Path) -> None:
+def test_a_transient_disk_error_is_retried(tmp_path: Path) -> None:
     path = tmp_path / "a"
     path.symlink_to(BROKEN)
 
@@ -97,28 +98,34 @@ def test_a_disks_error_passes_while_it_is_read(tmp_path: Path) -> None:
 
     timer = threading.Timer(0.3, repair)
     timer.start()
+
     assert read_bytes(str(path)) == b"abc"
     timer.join()
 
 
 @pytest.mark.skipif(not BROKEN.exists(), reason="needs Linux")
-def test_a_disks_error_that_stays_is_the_users_and_the_same_call_goes_on(tmp_path: Path, no_pauses: None) -> None:
+def test_a_persistent_disk_error_raises_and_the_call_can_be_repeated(tmp_path: Path, no_pauses: None) -> None:
     path = tmp_path / "a"
     path.symlink_to(BROKEN)
+
     with pytest.raises(UserError) as caught:
         read_bytes(str(path))
     assert f"{path} cannot be read, after several attempts: Input/output error" in caught.value.found
     assert "repeat the command" in caught.value.remedy
+
     path.unlink()
     path.write_bytes(b"abc")
     assert read_bytes(str(path)) == b"abc"
 
 
 @pytest.mark.parametrize("number", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM, errno.EMFILE])
-def test_no_access_is_no_absence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: None, number: int) -> None:
+def test_a_transient_error_does_not_make_a_file_absent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: None, number: int
+) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"abc")
-    look, asked = os.stat, []
+    look = os.stat
+    asked = []
 
     def stat(at: Any, **options: Any) -> os.stat_result:
         if str(at) == str(path):
@@ -130,15 +137,17 @@ def test_no_access_is_no_absence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         patched.setattr(os, "stat", stat)
         with pytest.raises(UserError, match=os.strerror(number)):
             stamps([str(path), str(tmp_path / "absent")])
+
     assert len(asked) == 8
     assert stamps([str(path), str(tmp_path / "absent")]) == [(3, path.stat().st_mtime_ns), None]
 
 
-def test_many_files_are_asked_for_in_their_order(tmp_path: Path) -> None:
+def test_stamps_keep_the_order_of_many_files(tmp_path: Path) -> None:
     paths = [str(tmp_path / str(number)) for number in range(1000)]
     for path in paths[::2]:
         Path(path).write_text(path)
     expected = [(len(path), os.stat(path).st_mtime_ns) if os.path.exists(path) else None for path in paths]
+
     assert stamps(paths) == expected
     assert stamps_of_column(pa.chunked_array([paths[:700], paths[700:]])).to_pylist() == [
         dict(zip(("size", "changed"), at or (-1, -1), strict=True)) for at in expected
@@ -146,60 +155,71 @@ def test_many_files_are_asked_for_in_their_order(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["absent", ".", "pipe", "a\0b", "loop", "x" * 300])
-def test_what_tells_of_the_file_is_not_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_permanent_errors_are_not_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     def never(act: Callable[[], object]) -> None:
-        raise AssertionError("tried again")
+        raise AssertionError("retried")
 
-    os.mkfifo(tmp_path / "pipe")  # nobody writes to it: an open would wait without end
+    os.mkfifo(tmp_path / "pipe")  # without a writer, opening it would block
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     monkeypatch.setattr(faults, "RETRY_POLICY", never)
+
     with pytest.raises((OSError, ValueError)):
         read_bytes(str(tmp_path / name))
+
     stamps([str(tmp_path / name)])
 
 
 @pytest.mark.slow
-def test_a_server_that_is_busy_is_asked_again(faulty_s3: "FaultyS3") -> None:
+def test_a_busy_server_is_retried(faulty_s3: "FaultyS3") -> None:
     faulty_s3.files["/bucket/a"] = b"abc"
     faulty_s3.faults["/bucket/a"] = [503] * 33  # pyarrow gives up after 31
     assert read_bytes(faulty_s3.uri("/bucket/a")) == b"abc"
-    assert faulty_s3.asked["/bucket/a"] == 35, "33 times in vain, for its size, for its content"
+    assert faulty_s3.asked["/bucket/a"] == 35, "33 failures, one request for the size and one for the content"
 
 
 @pytest.mark.slow
-def test_a_server_that_is_away_makes_no_file_absent(faulty_s3: "FaultyS3", monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreachable_server_does_not_make_a_file_absent(
+    faulty_s3: "FaultyS3", monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(faults, "RETRY_POLICY", faults.RETRY_POLICY.copy(stop=tenacity.stop_after_attempt(1)))
     faulty_s3.files["/bucket/a"] = b"abc"
-    uri, absent = faulty_s3.uri("/bucket/a"), faulty_s3.uri("/bucket/absent")
+    uri = faulty_s3.uri("/bucket/a")
+    absent = faulty_s3.uri("/bucket/absent")
     faulty_s3.stop()
+
     with pytest.raises(UserError, match="s3://bucket/a cannot be read") as caught:
         read_bytes(uri)
     assert "endpoint" not in str(caught.value)
     with pytest.raises(UserError, match="cannot be read"):
         stamps([uri, absent])
+
     faulty_s3.start()
     assert read_bytes(uri) == b"abc"
+
     first, second = stamps([uri, absent])
     assert first is not None
     assert (first.size, second) == (3, None)
 
 
-def test_a_file_that_arrives_byte_by_byte_is_asked_for_again_and_then_named(
+def test_a_slow_transfer_is_retried_and_then_reported(
     faulty_s3: "FaultyS3", monkeypatch: pytest.MonkeyPatch, no_pauses: None
 ) -> None:
     monkeypatch.setattr(faults, "PATIENCE", 0.2)
     faulty_s3.files |= {"/bucket/a": b"abc" * 10, "/bucket/b": b"abc" * 10}
     faulty_s3.slow = {"/bucket/a": 2, "/bucket/b": 8}
     began = time.monotonic()
-    assert read_bytes(faulty_s3.uri("/bucket/a")) == b"abc" * 10, "the third time it arrives at once"
+
+    assert read_bytes(faulty_s3.uri("/bucket/a")) == b"abc" * 10, "the third attempt is fast"
     with pytest.raises(UserError, match=r"s3://bucket/b cannot be read, after several .* after 0.2 s"):
         read_bytes(faulty_s3.uri("/bucket/b"))
     assert time.monotonic() - began < 10
     assert read_bytes(faulty_s3.uri("/bucket/b")) == b"abc" * 10
 
 
-def test_a_mute_server_holds_nobody(faulty_s3: "FaultyS3", monkeypatch: pytest.MonkeyPatch, no_pauses: None) -> None:
-    """It takes connections and never answers; pyarrow alone would wait for 100 s, eight times."""
+def test_a_server_without_responses_times_out(
+    faulty_s3: "FaultyS3", monkeypatch: pytest.MonkeyPatch, no_pauses: None
+) -> None:
+    """The server accepts connections and never responds; pyarrow would wait for 100 s, eight times."""
     monkeypatch.setattr(faults, "PATIENCE", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         uri = f"s3://bucket/a?endpoint_override=127.0.0.1:{silent.getsockname()[1]}&scheme=http"
@@ -209,10 +229,11 @@ def test_a_mute_server_holds_nobody(faulty_s3: "FaultyS3", monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_a_server_that_refuses_access_is_asked_once(faulty_s3: "FaultyS3") -> None:
+def test_refused_access_is_not_retried(faulty_s3: "FaultyS3") -> None:
     faulty_s3.files["/bucket/a"] = b"abc"
     uri = faulty_s3.uri("/bucket/a")
     faulty_s3.faults["/bucket/a"] = [403, 403]
+
     with pytest.raises(PermissionError):
         read_bytes(uri)
     with pytest.raises(UserError, match="access to s3://bucket/a is refused"):
@@ -221,8 +242,8 @@ def test_a_server_that_refuses_access_is_asked_once(faulty_s3: "FaultyS3") -> No
     assert read_bytes(uri) == b"abc"
 
 
-def test_a_lack_of_memory_says_nothing_of_the_file(tmp_path: Path) -> None:
-    """In a process of its own, whose memory is really short and then is not."""
+def test_a_lack_of_memory_is_transient(tmp_path: Path) -> None:
+    """Limits the memory of a separate process, and then lifts the limit."""
     script = """
 import io, resource
 import numpy as np
@@ -249,6 +270,7 @@ resource.setrlimit(resource.RLIMIT_AS, unlimited)
 print(files.read_decoded("a.png", decode_picture).rgb.shape)
 """
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True)
+
     assert done.returncode == 0, done.stderr
     assert "a.png cannot be read, after several attempts: not enough memory" in done.stdout
     assert done.stdout.endswith("(6000, 6000, 3)\n")

@@ -1,4 +1,4 @@
-"""Copies of what lies in a bucket: their paths, and files that are sent, fetched, listed and removed."""
+"""Tests of folders in buckets and their copies: upload, download, listing and removal."""
 
 import os
 import socket
@@ -19,19 +19,21 @@ def folder_of(system: pafs.FileSystem) -> Path:
     return folders.local_path(f"s3://{system.base_path.strip('/')}/work")
 
 
-def test_a_path_says_of_what_it_is_a_copy(place: Path) -> None:
+def test_the_path_of_a_copy_gives_its_uri(place: Path) -> None:
     folder = folders.local_path("s3://bucket/some/work/")
     assert folder == place / "s3/bucket/some/work"
     assert folders.uri_of(folder / "store/maps-1/part-0.parquet") == "s3://bucket/some/work/store/maps-1/part-0.parquet"
+
     for name in ("cache/a", "mlflow.db", "data/VOC2012/a.jpg", "mlflow/1/a"):
-        assert folders.uri_of(folder / name) is None, "a machine's own"
+        assert folders.uri_of(folder / name) is None, "local to each machine"
     assert folders.uri_of(place) is None
     assert folders.uri_of(place.with_name("copies-of-others") / "s3/bucket/a") is None
 
 
-def test_other_paths_stay_as_they_are(place: Path, tmp_path: Path) -> None:
+def test_local_paths_are_used_directly(place: Path, tmp_path: Path) -> None:
     assert folders.local_path("work") == Path("work")
     assert folders.local_path("file:///photos/a") == Path("/photos/a")
+
     file = tmp_path / "a.txt"
     file.write_text("a")
     folders.upload_file(file, file)
@@ -40,26 +42,32 @@ def test_other_paths_stay_as_they_are(place: Path, tmp_path: Path) -> None:
     assert folders.names_in(tmp_path) == ["a.txt"]
     assert folders.names_in(tmp_path / "absent") == []
     assert folders.files_below(tmp_path)["a.txt"].size == 1
+
     folders.copy_folder(tmp_path, tmp_path.with_name(f"{tmp_path.name}-copy"))
     assert (tmp_path.with_name(f"{tmp_path.name}-copy") / "a.txt").read_text() == "a"
+
     folders.remove(file)
     assert not folders.path_exists(file)
 
 
 NO_FOLDERS = [
-    "s3://me:hunter2@bucket/a", "s3://bucket/a?endpoint_override=example.org", "http://example.org/a",
-    "s3://bucket/../a", "s3://", "s3:///a",
-]  # fmt: skip
+    "s3://me:hunter2@bucket/a",
+    "s3://bucket/a?endpoint_override=example.org",
+    "http://example.org/a",
+    "s3://bucket/../a",
+    "s3://",
+    "s3:///a",
+]
 
 
 @pytest.mark.parametrize("uri", NO_FOLDERS)
-def test_uris_that_name_no_folder_of_a_bucket_are_refused(place: Path, uri: str) -> None:
+def test_invalid_uris_of_folders_are_refused(place: Path, uri: str) -> None:
     with pytest.raises(UserError) as caught:
         folders.local_path(uri)
     assert "hunter2" not in str(caught.value)
 
 
-def test_a_folder_into_which_others_may_write_holds_no_copies(place: Path) -> None:
+def test_a_folder_that_others_can_write_to_is_refused(place: Path) -> None:
     place.mkdir()
     place.chmod(0o777)
     with pytest.raises(UserError, match="others may write to it"):
@@ -67,7 +75,7 @@ def test_a_folder_into_which_others_may_write_holds_no_copies(place: Path) -> No
 
 
 @pytest.mark.slow
-def test_what_is_sent_is_fetched_elsewhere(
+def test_an_uploaded_file_is_downloaded_on_another_machine(
     bucket: pafs.FileSystem, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = folder_of(bucket)
@@ -75,6 +83,7 @@ def test_what_is_sent_is_fetched_elsewhere(
     file.parent.mkdir(parents=True)
     file.write_bytes(b"1" * 100)
     folders.upload_file(file, file)
+
     assert folders.fetch_file(file).stat().st_mtime_ns == folders.files_below(folder)["store/a/b.bin"].changed
 
     monkeypatch.setenv(folders.COPIES_VARIABLE, str(tmp_path / "other"))
@@ -83,16 +92,21 @@ def test_what_is_sent_is_fetched_elsewhere(
     assert folders.path_exists(other.parent)
     assert not other.exists()
     assert folders.fetch_file(other).read_bytes() == b"1" * 100
+
     before = other.stat().st_ino
-    assert folders.fetch_file(other).stat().st_ino == before, "it is fetched once"
+    assert folders.fetch_file(other).stat().st_ino == before, "it is downloaded once"
+
     other.write_bytes(b"2" * 99)
     folders.upload_file(other, other)
 
     monkeypatch.setenv(folders.COPIES_VARIABLE, str(place))
-    assert folders.fetch_file(file).read_bytes() == b"2" * 99, "a copy that is no longer the bucket's is fetched again"
+
+    assert folders.fetch_file(file).read_bytes() == b"2" * 99, "an outdated copy is downloaded again"
     assert folders.names_in(folder / "store/a") == ["b.bin"]
+
     folders.copy_folder(folder / "store/a", folder / "store/c")
     assert folders.fetch_file(folder / "store/c/b.bin").read_bytes() == b"2" * 99
+
     folders.remove(folder / "store/a")
     assert not folders.path_exists(file)
     assert not file.exists()
@@ -101,11 +115,13 @@ def test_what_is_sent_is_fetched_elsewhere(
     monkeypatch.setenv(folders.COPIES_VARIABLE, str(tmp_path / "other"))
     with pytest.raises(FileNotFoundError):
         folders.fetch_file(other)
-    assert not other.exists(), "what the bucket has no longer is none here"
+    assert not other.exists(), "a file that the bucket no longer has is removed"
 
 
 @pytest.mark.slow
-def test_small_files_come_together(bucket: pafs.FileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wanted_files_are_downloaded_together(
+    bucket: pafs.FileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = folder_of(bucket)
     for name, size in (("runs/a/run.json", 10), ("runs/b/run.json", 10), ("runs/a/report.html", 1000)):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -114,11 +130,12 @@ def test_small_files_come_together(bucket: pafs.FileSystem, tmp_path: Path, monk
     monkeypatch.setenv(folders.COPIES_VARIABLE, str(tmp_path / "other"))
     other = folder_of(bucket)
     folders.fetch_below(other / "runs", lambda _, at: at.size <= 100)
+
     assert sorted(str(path.relative_to(other)) for path in other.rglob("*.*")) == ["runs/a/run.json", "runs/b/run.json"]
 
 
 @pytest.mark.slow
-def test_rows_in_a_bucket_are_found(bucket: pafs.FileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_are_read_from_a_bucket(bucket: pafs.FileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = folder_of(bucket) / "store/maps"
     for number in range(3):
         ids = [f"{number}-{n}" for n in range(2)]
@@ -127,11 +144,12 @@ def test_rows_in_a_bucket_are_found(bucket: pafs.FileSystem, tmp_path: Path, mon
     monkeypatch.setenv(folders.COPIES_VARIABLE, str(tmp_path / "other"))
     folder = folder_of(bucket) / "store/maps"
     rows = Shards(folder).rows("2-1")
+
     assert rows["image_id"].to_pylist() == ["2-1"]
 
 
-def test_a_mute_bucket_is_not_waited_for(place: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: None) -> None:
-    """It takes connections and never answers; pyarrow alone would wait for minutes, eight times."""
+def test_a_bucket_without_responses_times_out(place: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: None) -> None:
+    """The server accepts connections and never responds; pyarrow would wait for minutes, eight times."""
     asked: list[Callable[[Path], object]] = [
         folders.names_in,
         folders.files_below,
@@ -153,7 +171,9 @@ def test_a_mute_bucket_is_not_waited_for(place: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_a_bucket_may_be_read_only(bucket: pafs.FileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_only_bucket_is_an_error(
+    bucket: pafs.FileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "a"
     file.write_text("a")
 
@@ -161,5 +181,6 @@ def test_a_bucket_may_be_read_only(bucket: pafs.FileSystem, tmp_path: Path, monk
         raise PermissionError(13, "AWS Error ACCESS_DENIED during PutObject operation")
 
     monkeypatch.setattr(folders, "_upload", refuse)
+
     with pytest.raises(UserError, match=r"s3://bucket.*/a cannot be written"):
         folders.upload_file(file, folder_of(bucket) / "a")

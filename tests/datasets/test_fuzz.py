@@ -1,4 +1,4 @@
-"""Thousands of damaged files through the index: none ends a run, each is accepted or rejected with a reason."""
+"""Fuzz tests of the index: each damaged file is accepted or rejected with a reason, and none ends a run."""
 
 import collections
 import io
@@ -89,7 +89,7 @@ def cut(data: bytes, draw: np.random.Generator) -> bytes:
 
 
 def lying(data: bytes, draw: np.random.Generator) -> bytes:
-    """Some fields of 2 or 4 bytes, most of them in the header, become extreme."""
+    """Sets some fields of 2 or 4 bytes, mostly in the header, to extreme values."""
     out = bytearray(data)
     for _ in range(draw.integers(1, 4)):
         kind = draw.choice(["<H", ">H", "<I", ">I"])
@@ -105,7 +105,8 @@ def joined(data: bytes, draw: np.random.Generator) -> bytes:
 
 
 def inserted(data: bytes, draw: np.random.Generator) -> bytes:
-    offset, size = int(draw.integers(len(data))), int(draw.integers(1, 200))
+    offset = int(draw.integers(len(data)))
+    size = int(draw.integers(1, 200))
     more = draw.bytes(size) if draw.random() < 0.5 else bytes(size)
     return data[:offset] + more + data[offset + (size if draw.random() < 0.3 else 0) :]
 
@@ -124,7 +125,7 @@ DAMAGES: tuple[Damage, ...] = (flipped, cut, lying, joined, inserted, without, c
 
 
 def claimed(data: bytes, width: int, height: int) -> bytes:
-    """The same file with another size in its header."""
+    """Returns the file with another size in its header."""
     out = bytearray(data)
     if data.startswith(b"\x89PNG"):
         struct.pack_into(">II", out, 16, width, height)
@@ -153,10 +154,11 @@ def claimed(data: bytes, width: int, height: int) -> bytes:
 
 
 def sealed(data: bytes) -> bytes:
-    """A PNG with its checksums made right, so that a damage gets further than to them; others as they are."""
+    """Returns a PNG with corrected checksums, so that decoders read the damaged parts; other formats unchanged."""
     if not data.startswith(b"\x89PNG"):
         return data
-    out, offset = bytearray(data), 8
+    out = bytearray(data)
+    offset = 8
     while offset + 12 <= len(out):
         end = offset + 8 + struct.unpack_from(">I", out, offset)[0]
         if end + 4 > len(out):
@@ -167,11 +169,13 @@ def sealed(data: bytes) -> bytes:
 
 
 def damaged(count: int) -> dict[str, bytes]:
-    """Name -> content: each seed and damage equally often, some damaged twice."""
-    names, files = list(SEEDS), {}
+    """Returns damaged files by name. Each seed and kind of damage is equally frequent; some files are damaged twice."""
+    names = list(SEEDS)
+    files = {}
     for i in range(count):
         draw = np.random.default_rng([7, i])
-        name, damage = names[i % len(names)], DAMAGES[i // len(names) % len(DAMAGES)]
+        name = names[i % len(names)]
+        damage = DAMAGES[i // len(names) % len(DAMAGES)]
         data = damage(SEEDS[name], draw)
         if data and draw.random() < 0.2:
             data = flipped(data, draw)
@@ -194,12 +198,13 @@ def in_order(reason: str) -> bool:
     return 0 < len(reason) < 500 and reason.isprintable() and bool(reason.encode("utf-8"))
 
 
-def test_damaged_files_are_accepted_completely_or_rejected_with_a_reason(tmp_path: Path) -> None:
+def test_damaged_files_are_accepted_or_rejected_with_a_reason(tmp_path: Path) -> None:
     files = damaged(FILES)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         table = written(tmp_path, files)
         found = pa.concat_tables(check_images(table.slice(start, 250)) for start in range(0, len(table), 250))
+
     assert found["image_id"].to_pylist() == list(files), "each exactly once, in order"
     kinds: collections.Counter[str] = collections.Counter()
     for row in found.to_pylist():
@@ -216,13 +221,14 @@ def test_damaged_files_are_accepted_completely_or_rejected_with_a_reason(tmp_pat
         assert row["height"] * row["width"] <= MAX_PIXELS
         kinds["accepted"] += 1
     often = ("accepted", "not an image", "too large", "too small", "truncated", "corrupt")
+
     assert set(kinds) <= {*often, "empty", "unsupported"}
     assert min(kinds[kind] for kind in often) > FILES / 50, f"the damages differ in depth: {kinds}"
 
 
 @pytest.mark.slow
-def test_an_index_of_damaged_files_ends_with_each_accepted_or_listed(ray_local: None, tmp_path: Path) -> None:
-    """As a user does it: a folder of files, a table that names them, `mcis index tags`, and a look at the index."""
+def test_an_index_of_damaged_files_lists_each_of_them(ray_local: None, tmp_path: Path) -> None:
+    """Runs `mcis index tags` on a folder of files and a table, and reads the index."""
     files = damaged(4 * FILES) | {"whole": SEEDS["jpeg"], "nothing": b""}
     images = tmp_path / "images"
     images.mkdir()
@@ -233,16 +239,21 @@ def test_an_index_of_damaged_files_ends_with_each_accepted_or_listed(ray_local: 
     (tmp_path / "photos.csv").write_text("\n".join(["image,tags", *lines]) + "\n")
     workspace = ["--workspace", str(tmp_path / "workspace")]
     done = CliRunner().invoke(app, ["index", "tags", str(tmp_path / "photos.csv"), *workspace])
+
     assert done.exit_code == 0, done.output
+
     found = open_index(Workspace(tmp_path / "workspace"), "index-tags")
-    accepted, rejected = found.index["uri"].to_pylist(), found.rejects["uri"].to_pylist()
+    accepted = found.index["uri"].to_pylist()
+    rejected = found.rejects["uri"].to_pylist()
     assert sorted(accepted + rejected) == sorted(str(images / name) for name in names), "each in one of them, once"
+
     reasons = dict(zip((Path(uri).name for uri in rejected), found.rejects["reason"].to_pylist(), strict=True))
     assert all(map(in_order, reasons.values()))
     assert {"nothing", "folder", "absent"} <= set(reasons)
     assert str(images / "whole") in accepted
     assert min(len(accepted), len(rejected)) > len(names) / 20
     assert f"rejected: {len(rejected)}" in done.output
+
     for row in found.index.to_pylist():
         assert decode_picture(files[Path(row["uri"]).name]).rgb.shape == (row["height"], row["width"], 3)
     browsed = CliRunner().invoke(app, ["index", "browse", "--name", "index-tags", *workspace])
@@ -250,30 +261,33 @@ def test_an_index_of_damaged_files_ends_with_each_accepted_or_listed(ray_local: 
 
 
 @pytest.mark.parametrize("name", SEEDS)
-def test_a_claimed_size_costs_no_memory(tmp_path: Path, name: str) -> None:
+def test_a_size_in_a_header_allocates_no_memory(tmp_path: Path, name: str) -> None:
     side = 16383 if name.startswith("webp") and "VP8X" not in str(SEEDS[name][:20]) else 65000
     table = written(tmp_path, {name: claimed(SEEDS[name], side, side)})
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     (reason,) = check_images(table)["reason"].to_pylist()
+
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024  # KiB
     assert reason is not None
     assert in_order(reason)
+
     if not name.startswith("webp"):  # libwebp compares the sizes of its parts first
         assert reason.startswith("too large: "), reason
 
 
-def test_quotations_of_decoders_are_one_printable_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_of_decoders_become_one_printable_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(self: Image.Image) -> None:
         raise ValueError("a\nb\x00\x1b[31m\u202e\udcff 'secret'" + "x" * 10_000 + ": secret")
 
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", load)
+
     with pytest.raises(RejectedImage) as caught:
         decode_picture(SEEDS["png"])
     assert in_order(caught.value.reason)
     assert caught.value.reason.startswith("corrupt: ValueError: a b??[31m?? ...x")
 
 
-def test_paths_that_are_none_are_rejected(tmp_path: Path) -> None:
+def test_invalid_paths_are_rejected(tmp_path: Path) -> None:
     rows = [
         {"image_id": str(i), "uri": uri, "domain": "web", "split": "train", "tags": []}
         for i, uri in enumerate(["a\0b", "", str(tmp_path), str(tmp_path / ("x" * 5000)), "nowhere://a/b.jpg"])

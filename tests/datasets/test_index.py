@@ -1,4 +1,4 @@
-"""The index: its schema, the verification of images, and the reason for each kind of broken file."""
+"""Tests of the index: checks of images, and the reason for each kind of broken file."""
 
 import hashlib
 from io import BytesIO
@@ -36,20 +36,22 @@ def files(folder: Path, contents: dict[str, bytes]) -> list[Path]:
     return [folder / name for name in contents]
 
 
-def test_sound_images_get_size_and_hash(tmp_path: Path) -> None:
+def test_valid_images_get_size_and_hash(tmp_path: Path) -> None:
     sideways = Image.Exif()
-    sideways[0x0112] = 6  # the camera was held upright: shown as 40 high, 50 wide
+    sideways[0x0112] = 6  # rotated by 90 degrees: displayed 40 high, 50 wide
     contents = {"a.jpg": jpeg(33, 47), "b.jpg": jpeg(50, 40, exif=sideways)}
     found = check_images(listing(files(tmp_path, contents)))
+
     assert found["reason"].to_pylist() == [None, None]
     assert found["height"].to_pylist() == [33, 40]
     assert found["width"].to_pylist() == [47, 50]
     assert found["content_hash"].to_pylist() == [hashlib.sha256(data).hexdigest() for data in contents.values()]
+
     for name in LISTING_SCHEMA.names:
         assert found[name].to_pylist() == listing([tmp_path / n for n in contents])[name].to_pylist()
 
 
-def test_every_broken_file_has_its_reason(tmp_path: Path) -> None:
+def test_each_broken_file_has_a_reason(tmp_path: Path) -> None:
     whole = jpeg(64, 64)
     contents = {"sound.jpg": whole, "empty.jpg": b"", "text.jpg": b"<html>404</html>", "flat.jpg": jpeg(64, 31)}
     contents["cut.jpg"] = whole[: len(whole) // 2]
@@ -58,7 +60,9 @@ def test_every_broken_file_has_its_reason(tmp_path: Path) -> None:
     (tmp_path / "loop.jpg").symlink_to(tmp_path / "loop.jpg")
     paths += [tmp_path / "gone.jpg", tmp_path / "folder.jpg", tmp_path / "loop.jpg"]
     found = check_images(listing(paths))
-    assert found["image_id"].to_pylist() == [p.stem for p in paths], "every row stays, in its order"
+
+    assert found["image_id"].to_pylist() == [p.stem for p in paths], "all rows are kept in order"
+
     reasons = dict(zip(found["image_id"].to_pylist(), found["reason"].to_pylist(), strict=True))
     assert reasons.pop("sound") is None
     expected = {
@@ -70,37 +74,50 @@ def test_every_broken_file_has_its_reason(tmp_path: Path) -> None:
         "folder": "cannot be read: Is a directory",
         "loop": "cannot be read: Too many levels of symbolic links",
     }
+
     assert {name: reason[: len(expected[name])] for name, reason in reasons.items()} == expected
+
     broken = found.filter(pa.compute.is_valid(found["reason"]))
     assert set(broken["height"].to_pylist()) == {0}
+
     digests = dict(zip(found["image_id"].to_pylist(), found["content_hash"].to_pylist(), strict=True))
     assert digests["text"] == hashlib.sha256(contents["text.jpg"]).hexdigest()
     assert digests["gone"] == ""
 
 
-def test_shown_says_how_many_more() -> None:
+def test_shown_counts_the_remaining_names() -> None:
     assert shown(["a", "b"]) == "a, b"
     assert shown(list("abcde")) == "a, b, c, d, e"
     assert shown(list("abcdefg")) == "a, b, c, d, e and 2 more"
 
 
-def test_duplicates_are_contents_of_several_splits() -> None:
+def test_duplicates_are_in_several_splits() -> None:
     rows = [
-        ("a", "train", "1"), ("b", "train", "2"), ("c", "val", "1"), ("d", "train", "1"), ("e", "val", "3"),
-        ("f", "val", "3"), ("g", "test", "2"), ("h", "train", ""), ("i", "val", ""),
-    ]  # fmt: skip
+        ("a", "train", "1"),
+        ("b", "train", "2"),
+        ("c", "val", "1"),
+        ("d", "train", "1"),
+        ("e", "val", "3"),
+        ("f", "val", "3"),
+        ("g", "test", "2"),
+        ("h", "train", ""),
+        ("i", "val", ""),
+    ]
     table = pa.table({n: [r[i] for r in rows] for i, n in enumerate(("image_id", "split", "content_hash"))})
     found = find_duplicates(lambda columns: [table.slice(0, 4).select(columns), table.slice(4).select(columns)])
+
     assert found == [["a", "c", "d"], ["b", "g"]]
+
     val = table.filter(pa.compute.equal(table["split"], "val"))
     assert find_duplicates(lambda columns: [val.select(columns)]) == []
 
 
-def test_refused_access_is_no_verdict(faulty_s3: "FaultyS3") -> None:
+def test_refused_access_does_not_reject_an_image(faulty_s3: "FaultyS3") -> None:
     faulty_s3.files["/bucket/a.jpg"] = jpeg(40, 40)
     table = listing([Path("a.jpg")])
     table = table.set_column(table.schema.get_field_index("uri"), "uri", [[faulty_s3.uri("/bucket/a.jpg")]])
     faulty_s3.faults["/bucket/a.jpg"] = [403]
+
     with pytest.raises(UserError, match=r"access to s3://bucket/a\.jpg is refused") as caught:
         check_images(table)
     assert "repeat the command" in caught.value.remedy

@@ -1,4 +1,4 @@
-"""Draws follow from their keys alone: against SplitMix64 in whole numbers, and evenly spread by any count of them."""
+"""Tests of keyed random numbers: a SplitMix64 reference in Python integers, and statistical tests."""
 
 import math
 from typing import cast
@@ -15,7 +15,7 @@ small = st.integers(0, 2**40)
 
 
 def splitmix(state: int) -> int:
-    """One output of SplitMix64 as its authors publish it, in Python's whole numbers."""
+    """Returns one output of SplitMix64, as published, with Python integers."""
     z = (state + 0x9E3779B97F4A7C15) % 2**64
     z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     z = (z ^ (z >> 27)) * 0x94D049BB133111EB % 2**64
@@ -23,7 +23,7 @@ def splitmix(state: int) -> int:
 
 
 def draw(number: int) -> DrawPurpose:
-    """Any number as a purpose: what is hashed is the number, whether or not the enumeration has it."""
+    """Returns any number as a purpose. Only the number is hashed."""
     return cast(DrawPurpose, number)
 
 
@@ -39,13 +39,13 @@ def chi_square(counts: NDArray[np.int64], expected: NDArray[np.float64] | float)
 
 
 def test_the_reference_is_splitmix() -> None:
-    # The first numbers of its authors' generator that starts from 0.
+    # The first outputs of the published generator with seed 0.
     published = [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
     assert [splitmix(i * 0x9E3779B97F4A7C15 % 2**64) for i in range(3)] == published
 
 
 @given(st.integers(0, 9), small, small, st.lists(small, max_size=4), st.integers(1, 8))
-def test_draws_are_the_references(purpose: int, seed: int, first: int, second: list[int], count: int) -> None:
+def test_numbers_match_the_reference(purpose: int, seed: int, first: int, second: list[int], count: int) -> None:
     drawn = uniforms(draw(purpose), seed, first, np.array(second, np.int64), count=count)
     assert drawn.shape == (len(second), count)
     assert drawn.dtype == np.float64
@@ -77,16 +77,17 @@ FIRST_DRAWS = {
 FIRST_ORDERS = {OrderPurpose.IMAGES: 63, OrderPurpose.STATISTICS: 735}
 
 
-def test_no_purpose_changes_its_number() -> None:
-    """Published figures were drawn with these: a purpose that is renumbered draws other pairs, crops and maps."""
+def test_purposes_keep_their_numbers() -> None:
+    """Published results depend on them: a new number changes pairs, crops and maps."""
     assert {purpose: uniforms(purpose, 3, 5, np.array([7]))[0, 0] for purpose in DrawPurpose} == FIRST_DRAWS
     assert generator_seeds(DrawPurpose.DROPOUT, 3, np.array([7])) == [3364696294580851512]
     assert {purpose: permuted(purpose, 3, 5, 1009, np.array([7])).item() for purpose in OrderPurpose} == FIRST_ORDERS
 
 
-def test_seeds_follow_from_their_keys_as_draws_do() -> None:
+def test_generator_seeds_depend_on_their_keys() -> None:
     rows = np.arange(1000)
     seeds = generator_seeds(DrawPurpose.DROPOUT, 3, rows)
+
     assert len(set(seeds)) == 1000
     assert all(0 <= seed < 2**62 for seed in seeds)
     assert generator_seeds(DrawPurpose.DROPOUT, 3, rows[[7, 2]]) == [seeds[7], seeds[2]]
@@ -98,8 +99,8 @@ def test_seeds_follow_from_their_keys_as_draws_do() -> None:
 
 
 @pytest.mark.parametrize("varied", ["second", "first", "seed", "purpose", "column"])
-def test_draws_are_evenly_spread(varied: str) -> None:
-    """Along each part of a key: 40 bins, and likewise the sum of neighbors, which shows what a lattice would hide."""
+def test_numbers_are_uniform(varied: str) -> None:
+    """Checks 40 bins along each part of a key, for numbers and for sums of neighbors, which reveal a lattice."""
     n = 40_000
     if varied in ("seed", "purpose"):
         keys = ((1, k) if varied == "seed" else (k, 0) for k in range(n))
@@ -110,16 +111,17 @@ def test_draws_are_evenly_spread(varied: str) -> None:
         drawn = uniforms(draw(1), 0, np.arange(n), np.full(n, 3))[:, 0]
     else:
         drawn = uniforms(draw(1), 0, 0, np.arange(n))[:, 0]
+
     assert drawn.min() >= 0
     assert drawn.max() < 1
-    # 39 degrees of freedom: 39 +- 8.8; 90 is beyond one chance in 100,000.
+    # 39 degrees of freedom: 39 +- 8.8. The probability of 90 is below 1e-5.
     assert chi_square(np.histogram(drawn, 40, (0, 1))[0], n / 40) < 90
     assert chi_square(np.histogram((drawn[1:] + drawn[:-1]) % 1, 40, (0, 1))[0], (n - 1) / 40) < 90
     assert abs(np.corrcoef(drawn[1:], drawn[:-1])[0, 1]) < 5 / n**0.5
 
 
 def orders(seed: int, turns: int, count: int) -> NDArray[np.int64]:
-    """The whole orders of many turns, (turns, count), asked for at once."""
+    """Returns the whole permutations of many turns, (turns, count), from one call."""
     turn, position = np.divmod(np.arange(turns * count), count)
     return permuted(OrderPurpose.IMAGES, seed, turn, count, position).reshape(turns, count)
 
@@ -134,12 +136,12 @@ def test_an_order_is_a_permutation(count: int) -> None:
     assert (np.sort(orders(3, epochs, count), axis=1) == np.arange(count)).all()
 
 
-def test_an_order_of_nothing() -> None:
+def test_an_empty_order() -> None:
     assert permuted(OrderPurpose.IMAGES, 0, 0, 0, np.arange(0)).shape == (0,)
 
 
 @given(st.integers(1, 3000), small, small, st.data())
-def test_an_order_is_the_same_asked_for_in_parts(count: int, seed: int, turn: int, data: st.DataObject) -> None:
+def test_an_order_can_be_computed_in_parts(count: int, seed: int, turn: int, data: st.DataObject) -> None:
     positions = np.array(data.draw(st.lists(st.integers(0, count - 1), max_size=20)), np.int64)
     whole = permuted(OrderPurpose.STATISTICS, seed, turn, count, np.arange(count))
     for turns in (turn, np.full(len(positions), turn)):
@@ -148,7 +150,7 @@ def test_an_order_is_the_same_asked_for_in_parts(count: int, seed: int, turn: in
         )
 
 
-def test_each_row_may_have_its_own_turn() -> None:
+def test_each_position_may_have_its_own_turn() -> None:
     turns, positions = np.divmod(np.random.default_rng(0).permutation(300), 30)
     expected = [
         permuted(OrderPurpose.STATISTICS, 5, int(turn), 30, np.array([position]))[0]
@@ -157,22 +159,24 @@ def test_each_row_may_have_its_own_turn() -> None:
     assert permuted(OrderPurpose.STATISTICS, 5, turns, 30, positions).tolist() == expected
 
 
-def test_positions_in_a_huge_order() -> None:
-    """Beyond 32 bits, where nobody lays an order out: in range, none twice, spread evenly and not by neighbors."""
+def test_orders_of_more_than_32_bits() -> None:
+    """Values are in range, unique and uniform, and so are the differences of neighbors."""
     count = 10**11 + 3
     values = permuted(OrderPurpose.IMAGES, 1, 2, count, np.arange(20_000))
+
     assert values.min() >= 0
     assert values.max() < count
     assert len(np.unique(values)) == 20_000
-    # 39 degrees of freedom: 90 is beyond one chance in 100,000.
+    # 39 degrees of freedom: the probability of 90 is below 1e-5.
     assert chi_square(np.histogram(values, 40, (0, count))[0], 500.0) < 90
     assert chi_square(np.histogram(np.diff(values) % count, 40, (0, count))[0], 19_999 / 40) < 90
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 6])
-def test_all_orders_have_the_same_chance(count: int) -> None:
-    """Every permutation of a few, over epochs of two seeds: within five deviations of the statistic's own mean."""
-    epochs, possible = 60_000, math.factorial(count)
+def test_all_permutations_are_equally_likely(count: int) -> None:
+    """Compares the counts of all permutations with a chi-square distribution, up to five standard deviations."""
+    epochs = 60_000
+    possible = math.factorial(count)
     for seed in (0, 1):
         code = (orders(seed, epochs, count) * count ** np.arange(count)).sum(axis=1)
         seen, counts = np.unique(code, return_counts=True)
@@ -182,7 +186,7 @@ def test_all_orders_have_the_same_chance(count: int) -> None:
 
 @pytest.mark.parametrize("count", [7, 9, 10, 16, 17, 30, 1001])
 def test_values_at_two_positions_are_independent(count: int) -> None:
-    """The pairs of values at two positions, by the third of the order each lies in; and each position alone."""
+    """Tests pairs of values at two positions, binned to thirds of the range, and each position on its own."""
     turns = 20_000
     positions = [(0, 1), (0, count // 2), (1, count - 1)]
     edges = np.array([0, count // 3, 2 * count // 3, count])
@@ -192,17 +196,17 @@ def test_values_at_two_positions_are_independent(count: int) -> None:
         first, second = (permuted(OrderPurpose.IMAGES, 0, np.arange(turns), count, np.full(turns, p)) for p in (a, b))
         thirds = [np.searchsorted(edges[1:], v, side="right") for v in (first, second)]
         table = np.bincount(thirds[0] * 3 + thirds[1], minlength=9).reshape(3, 3)
-        assert chi_square(table, turns * chances) < 40  # 8 degrees of freedom: beyond one chance in 100,000
+        assert chi_square(table, turns * chances) < 40  # 8 degrees of freedom: probability below 1e-5
         if count <= 30:
             assert chi_square(np.bincount(first, minlength=count), turns / count) < 80  # up to 29 degrees
 
 
 @pytest.mark.parametrize("changed", ["purpose", "seed", "turn"])
-def test_every_part_of_an_orders_key_matters(changed: str) -> None:
+def test_orders_depend_on_every_part_of_the_key(changed: str) -> None:
     key = {"purpose": 1, "seed": 4, "turn": 9}
 
     def values(key: dict[str, int]) -> NDArray[np.int64]:
         return permuted(cast(OrderPurpose, key["purpose"]), key["seed"], key["turn"], 1000, np.arange(1000))
 
     for other in (values({**key, changed: key[changed] + 1}), values({**key, "seed": 9, "turn": 4})):
-        assert (other == values(key)).sum() < 12  # one is expected to stay where it was
+        assert (other == values(key)).sum() < 12  # one fixed point is expected

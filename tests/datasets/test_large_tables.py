@@ -1,4 +1,4 @@
-"""Columns of many rows: however they are cut, their digest, their repetitions and their rows are the same."""
+"""Tests of large tables: results do not depend on how tables and chunks divide the rows."""
 
 import pickle
 from itertools import pairwise
@@ -19,13 +19,13 @@ tables = st.lists(table_rows, max_size=12).map(lambda rows: pa.Table.from_pylist
 
 
 def cut(table: pa.Table, at: list[int]) -> list[pa.Table]:
-    """A table in parts, empty ones among them."""
+    """Splits a table into parts, some of them empty."""
     ends = [0, *sorted(min(place, len(table)) for place in at), len(table)]
     return [table.slice(first, last - first) for first, last in pairwise(ends)]
 
 
 @given(tables, st.lists(st.integers(0, 12), max_size=4), st.integers(1, 5))
-def test_neither_rows_nor_digest_depend_on_chunks(table: pa.Table, at: list[int], rows: int) -> None:
+def test_rows_and_digest_do_not_depend_on_chunks(table: pa.Table, at: list[int], rows: int) -> None:
     parts = cut(table, at)
     assert table_digest(parts) == table_digest([table]) == table_digest([pa.concat_tables(parts)])
     shards = list(in_shards(parts, rows))
@@ -35,22 +35,24 @@ def test_neither_rows_nor_digest_depend_on_chunks(table: pa.Table, at: list[int]
 
 
 @given(tables, tables)
-def test_tables_of_other_values_have_another_digest(one: pa.Table, other: pa.Table) -> None:
+def test_different_values_give_different_digests(one: pa.Table, other: pa.Table) -> None:
     assert (table_digest([one]) == table_digest([other])) == (one.to_pylist() == other.to_pylist())
 
 
-def test_a_digest_has_names_types_and_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_digest_depends_on_names_types_and_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     of_tables = [("a", 3, pa.int64()), ("b", 3, pa.int64()), ("a", 3, pa.uint64()), ("a", None, None), ("a", 0, None)]
     digests = [table_digest([pa.table({name: pa.array([1, 2, last], kind)})]) for name, last, kind in of_tables]
+
     assert len(set(digests)) == len(digests)
+
     monkeypatch.setattr(large_tables.in_shards, "__defaults__", (2,))
     of_shards = table_digest([pa.table({"a": pa.chunked_array([[1], [2, 3]])})])
     assert of_shards == table_digest([pa.table({"a": pa.chunked_array([[1, 2, 3]])})])
-    assert of_shards != digests[0], "the shards' digests are digested"
+    assert of_shards != digests[0], "the digest is that of the shards' digests"
 
 
 @given(st.lists(st.text("ab", max_size=2), max_size=12), st.lists(st.integers(0, 12), max_size=3))
-def test_repeated_texts_are_found_in_their_order(texts: list[str], at: list[int]) -> None:
+def test_repeated_texts_are_in_order_of_first_occurrence(texts: list[str], at: list[int]) -> None:
     whole = pa.table({"text": pa.array(texts, pa.string())})
     found = repeated_texts(pa.concat_tables(cut(whole, at))["text"])
     assert found == [text for text in dict.fromkeys(texts) if texts.count(text) > 1]
@@ -64,12 +66,13 @@ def test_rows_are_taken_in_any_order_from_any_chunks(table: pa.Table, at: list[i
     assert taken.to_pylist() == [table.to_pylist()[row] for row in rows]
 
 
-def test_texts_are_a_sequence_that_is_pickled_as_its_bytes() -> None:
+def test_texts_are_a_sequence_and_pickled_out_of_band() -> None:
     names = [f"/data/{n}.jpg" for n in range(1000)]
     texts = Texts(pa.chunked_array([names[:1], names[1:]]))
     buffers: list[pickle.PickleBuffer] = []
     inside = pickle.dumps(texts, protocol=5, buffer_callback=buffers.append)
     again = pickle.loads(inside, buffers=buffers)
+
     assert list(again) == list(texts) == names
     assert (texts[np.int64(7)], len(texts)) == (names[7], 1000)
-    assert len(inside) < 1000, "the names lie outside"
+    assert len(inside) < 1000, "the names are out of band"

@@ -1,4 +1,4 @@
-"""Pairs: against a slow sampler that walks through lists, by exact chances, and for any cut."""
+"""Tests of pairs against a slow sampler with lists, and of their exact probabilities."""
 
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ for tag, members in enumerate(([0, 1, 2, 4], [1, 4, 6], [5], [2, 5, 6])):  # ima
 
 
 class Case(NamedTuple):
-    """Tags (N, K) of up to 12 images and 4 classes, at least one tagged, and options of the sampler."""
+    """Tags (N, K) of up to 12 images and 4 classes, with at least one tag, and options of the sampler."""
 
     tags: Matrix
     options: dict[str, Any]
@@ -55,16 +55,18 @@ def pick(choice: list[int], draw: float) -> int:
     return choice[int(draw * len(choice))]
 
 
-def stepping_over(members: list[int], m: int) -> list[int]:
-    """The others, the last of them where m would be."""
+def replace_itself(members: list[int], m: int) -> list[int]:
+    """Returns the other members, with the last one in the place of m."""
     if m not in members:
         return members
     return [members[-1] if i == m else i for i in members[:-1]]
 
 
 def slow_row(case: Case, row: int) -> tuple[int, int, int, int]:
-    """(m, n, epoch, kind) of a row, from lists that are made anew for it."""
-    tags, seed, itself = case.tags, case.options["seed"], case.options["partner_may_be_itself"]
+    """Returns (m, n, epoch, kind) of a row, computed with lists."""
+    tags = case.tags
+    seed = case.options["seed"]
+    itself = case.options["partner_may_be_itself"]
     source = case.options.get("source")
     is_source = [bool(source is not None and source[i]) for i in range(len(tags))]
     targets_first = sorted(range(len(tags)), key=lambda i: is_source[i])
@@ -82,8 +84,9 @@ def slow_row(case: Case, row: int) -> tuple[int, int, int, int]:
     balanced, of_class, of_image, of_other = draws[0]
     if balanced < case.options["class_balanced_fraction"]:
         tag = pick([k for k in range(tags.shape[1]) if members(k)], of_class)
-        m, of_partner = pick(members(tag), of_image), of_other
-    choice = members(tag) if itself else stepping_over(members(tag), m)
+        m = pick(members(tag), of_image)
+        of_partner = of_other
+    choice = members(tag) if itself else replace_itself(members(tag), m)
     n = pick(choice, of_partner) if choice else m
     if case.options["wrong_class"]:
         n = pick([i for i in range(len(tags)) if not tags[i, tag]] or list(range(len(tags))), of_partner)
@@ -95,12 +98,15 @@ def slow_row(case: Case, row: int) -> tuple[int, int, int, int]:
 
 @settings(max_examples=150)
 @given(cases())
-def test_rows_are_the_references(case: Case) -> None:
-    sampler, last = case.sampler(), 40
+def test_rows_match_a_slow_reference(case: Case) -> None:
+    sampler = case.sampler()
+    last = 40
     rows = sampler.rows(0, last)
     slow = [slow_row(case, row) for row in range(last)]
-    assert list(zip(*(c.tolist() for c in rows), strict=True)) == slow
-    assert [c.dtype for c in rows] == [np.int64, np.int64, np.int64, np.uint8]
+
+    assert list(zip(*(column.tolist() for column in rows), strict=True)) == slow
+    assert [column.dtype for column in rows] == [np.int64, np.int64, np.int64, np.uint8]
+
     for m, n in zip(rows.m, rows.n, strict=True):
         if case.options["wrong_class"]:
             continue
@@ -114,6 +120,7 @@ def test_rows_are_the_references(case: Case) -> None:
 def test_each_tagged_image_is_m_once_per_epoch(tags: Matrix, seed: int) -> None:
     sampler = PairSampler(Tags.from_matrix(tags), seed=seed)
     tagged = [i for i in range(len(tags)) if tags[i].any()]
+
     assert len(sampler) == len(tagged)
     for epoch in range(4):
         rows = sampler.rows(epoch * len(tagged), (epoch + 1) * len(tagged))
@@ -123,34 +130,37 @@ def test_each_tagged_image_is_m_once_per_epoch(tags: Matrix, seed: int) -> None:
 
 
 @given(cases(), st.lists(st.integers(0, 60), max_size=6))
-def test_cuts_add_up_to_the_whole(case: Case, cuts: list[int]) -> None:
-    """A share of a batch, and a start in the middle, are parts of the same stream."""
+def test_a_stream_can_be_computed_in_parts(case: Case, cuts: list[int]) -> None:
+    """A part of a batch, or a start in the middle, gives the same rows."""
     edges = sorted({0, 60, *cuts})
     whole = case.sampler().rows(0, 60)
     parts = [case.sampler().rows(first, last) for first, last in pairwise(edges)]
     for name in PairRows._fields:
         np.testing.assert_array_equal(np.concatenate([getattr(p, name) for p in parts]), getattr(whole, name))
+
     assert [len(column) for column in case.sampler().rows(7, 7)] == [0, 0, 0, 0]
 
 
-def test_a_jump_far_ahead_needs_no_walk() -> None:
+def test_rows_far_ahead_are_computed_directly() -> None:
     sampler = PairSampler(Tags.from_matrix(TAGS), seed=0)
     rows = sampler.rows(6 * 10**9, 6 * 10**9 + 6)
     assert (rows.epoch == 10**9).all()
     assert sorted(rows.m) == [0, 1, 2, 4, 5, 6]
 
 
-def test_epochs_and_seeds_come_in_other_orders() -> None:
+def test_epochs_and_seeds_have_different_orders() -> None:
     one_class = Tags.from_matrix(np.ones((40, 1), bool))
     sampler = PairSampler(one_class, seed=0)
-    rows, of_seed_1 = sampler.rows(0, 80), PairSampler(one_class, seed=1).rows(0, 40)
+    rows = sampler.rows(0, 80)
+    of_seed_1 = PairSampler(one_class, seed=1).rows(0, 40)
+
     assert rows.m[:40].tolist() != rows.m[40:].tolist()
     assert rows.m[:40].tolist() != of_seed_1.m.tolist()
     assert rows.n[np.argsort(rows.m[:40])].tolist() != of_seed_1.n[np.argsort(of_seed_1.m)].tolist()
 
 
 def chi_square(counts: NDArray[np.int64], chances: NDArray[np.float64]) -> float:
-    """Of counts against chances that add up to 1; what has no chance must not come at all."""
+    """Returns the statistic of counts for probabilities with sum 1. Impossible values must not occur."""
     assert chances.sum() == pytest.approx(1)
     assert not counts[chances == 0].any()
     expected = counts.sum() * chances[chances > 0]
@@ -158,22 +168,23 @@ def chi_square(counts: NDArray[np.int64], chances: NDArray[np.float64]) -> float
 
 
 @pytest.mark.parametrize("itself", [False, True])
-def test_chances_are_exact(itself: bool) -> None:
-    """P(n | m): the mean over m's classes of 1 / (number of candidates in the class), counted over 6,000 epochs."""
+def test_probabilities_of_partners_are_exact(itself: bool) -> None:
+    """P(n | m) is the mean over m's classes of 1 / (number of candidates in the class), measured in 6,000 epochs."""
     sampler = PairSampler(Tags.from_matrix(TAGS), seed=2, partner_may_be_itself=itself)
     rows = sampler.rows(0, 6000 * len(sampler))
     for m in np.unique(rows.m):
-        chance, tags_of_m = np.zeros(len(TAGS)), np.flatnonzero(TAGS[m])
+        chance = np.zeros(len(TAGS))
+        tags_of_m = np.flatnonzero(TAGS[m])
         for tag in tags_of_m:
             members = set(np.flatnonzero(TAGS[:, tag]).tolist())
             candidates = members if itself else (members - {int(m)}) or {int(m)}
             for n in candidates:
                 chance[n] += 1 / len(tags_of_m) / len(candidates)
-        # At most 5 degrees of freedom: 30 is beyond one chance in 50,000.
+        # At most 5 degrees of freedom: the probability of 30 is below 2e-5.
         assert chi_square(np.bincount(rows.n[rows.m == m], minlength=len(TAGS)), chance) < 30
 
 
-def test_epoch_rows_are_permutations_in_turn() -> None:
+def test_each_epoch_is_a_permutation() -> None:
     image, epoch = epoch_rows(3, 7, 0, 21)
     assert epoch.tolist() == [0] * 7 + [1] * 7 + [2] * 7
     assert [sorted(image[start : start + 7]) for start in (0, 7, 14)] == [list(range(7))] * 3
@@ -183,16 +194,18 @@ def test_epoch_rows_are_permutations_in_turn() -> None:
 # --- kinds
 
 
-def test_the_domains_change_nothing_but_the_sides() -> None:
-    """The partner is any other of the class; of two domains the target's is m."""
+def test_domains_only_decide_which_image_is_m() -> None:
+    """The partner is any other image of the class. In a pair of two domains, m is of the domain `target`."""
     tags = np.ones((9, 1), bool)
     source = np.arange(9) < 4
     sampler = PairSampler(Tags.from_matrix(tags), seed=0, source=source)
     rows = sampler.rows(0, 90_000)
+
     np.testing.assert_array_equal(source[rows.m], rows.kind == SOURCE_SOURCE)
     np.testing.assert_array_equal(source[rows.n], rows.kind != TARGET_TARGET)
+
     together = np.bincount(np.minimum(rows.m, rows.n) * 9 + np.maximum(rows.m, rows.n), minlength=81)
-    # 35 degrees of freedom: 85 is beyond one chance in 100,000.
+    # 35 degrees of freedom: the probability of 85 is below 1e-5.
     assert chi_square(together, np.triu(np.ones((9, 9)), 1).reshape(-1) / 36) < 85
 
 
@@ -200,16 +213,18 @@ def test_the_domains_change_nothing_but_the_sides() -> None:
 
 
 @pytest.mark.parametrize("balance", [0.0, 0.3, 1.0])
-def test_the_chance_of_a_class_to_be_the_common_one(balance: float) -> None:
-    """Classes of 2, 10 and 48 images of one tag: by their sizes, the same for each, or between as the share says."""
+def test_probability_of_the_shared_class(balance: float) -> None:
+    """Mixes class sizes (2, 10 and 48 images) and equal probabilities by the class-balanced fraction."""
     of_class = np.repeat([0, 1, 2], [2, 10, 48])
     tags = Tags.from_matrix(of_class[:, None] == np.arange(4))  # class 3 has no image
     rows = PairSampler(tags, seed=0, class_balanced_fraction=balance).rows(0, 60_000)
+
     np.testing.assert_array_equal(of_class[rows.m], of_class[rows.n])
+
     chance = balance / 3 + (1 - balance) * np.array([2, 10, 48]) / 60
-    # Turns are no draws and vary less: the statistic is at most that of 2 degrees of freedom.
+    # Turns vary less than random draws: the statistic is at most that of 2 degrees of freedom.
     assert chi_square(np.bincount(of_class[rows.m]), chance) < 24
-    # Within a class all images are m equally often; with 47 degrees of freedom 107 is beyond one chance in 100,000.
+    # Within a class, images are m equally often. 47 degrees of freedom: the probability of 107 is below 1e-5.
     assert chi_square(np.bincount(rows.m[of_class[rows.m] == 2] - 12, minlength=48), np.full(48, 1 / 48)) < 107
     assert (rows.m != rows.n).all()
 
@@ -218,22 +233,24 @@ def test_the_chance_of_a_class_to_be_the_common_one(balance: float) -> None:
 
 
 def stored_bytes(thing: Any) -> int:
-    """Of all arrays that a sampler holds."""
+    """Returns the size of all arrays of a sampler, bytes."""
     if isinstance(thing, np.ndarray):
         return thing.nbytes
     return sum(map(stored_bytes, vars(thing).values())) if hasattr(thing, "__dict__") else 0
 
 
 @pytest.mark.parametrize("domain", [False, True])
-def test_bytes_per_tag(domain: bool) -> None:
-    """A million tags of 200 classes, 1.5 per image."""
+def test_memory_per_tag(domain: bool) -> None:
+    """Uses a million tags of 200 classes, 1.5 per image."""
     rng = np.random.default_rng(0)
     counts = rng.choice([1, 2, 3], 667_000, p=[0.6, 0.3, 0.1])
     start = np.concatenate([[0], np.cumsum(counts)])
     within = np.arange(start[-1]) - np.repeat(start[:-1], counts)
     values = (np.repeat(rng.integers(0, 60, len(counts)), counts) + 60 * within).astype(np.uint16)
     tags = Tags(values=values, start=start.astype(np.uint32), classes=200)
+
     assert len(values) > 990_000
+
     source = rng.random(len(counts)) < 0.5 if domain else None
     sampler = PairSampler(tags, seed=0, source=source)
     sampler.rows(0, 100)

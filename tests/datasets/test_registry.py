@@ -1,4 +1,4 @@
-"""Extension points: the project's own entries, those of installed packages, and names that are none."""
+"""Tests of registries: entries of the project and of installed packages, and unknown names."""
 
 import collections
 import importlib
@@ -15,7 +15,7 @@ from mcis.datasets.section import Section, with_records
 
 
 def install(folder: Path, declared: str) -> None:
-    """A package `birds` with a module and entry points, laid out as pip leaves it."""
+    """Writes a package `birds` with a module and entry points, as pip would install it."""
     (folder / "birds.py").write_text("class Birds:\n    legs = 2\n")
     about = folder / "birds-1.0.dist-info"
     about.mkdir()
@@ -24,16 +24,19 @@ def install(folder: Path, declared: str) -> None:
 
 
 @pytest.mark.parametrize("finder", ["importlib.metadata", "importlib_metadata"])
-def test_entries_of_packages_stand_behind_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finder: str) -> None:
-    """Whether Python finds them, or a package that puts a finder and classes of its own in the place of Python's."""
+def test_entries_of_packages_follow_those_of_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, finder: str
+) -> None:
+    """Works with Python's finder of entry points and with that of the package importlib_metadata."""
     importlib.import_module(finder)
     monkeypatch.delitem(sys.modules, "birds", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
     install(tmp_path, "birds = birds:Birds\nbroken = birds:Absent")
     animals = Registry[Any]("animals", {"late": "collections:Counter", "cat": 4})
+
     assert list(animals) == ["late", "cat", "birds", "broken"]
     assert len(animals) == 4
-    assert animals["late"] is collections.Counter, "what stands as text is imported when it is asked for"
+    assert animals["late"] is collections.Counter, "a text is imported on first access"
     assert animals["cat"] == 4
     assert animals["birds"].legs == 2
     with pytest.raises(UserError, match="broken of the animals cannot be loaded") as caught:
@@ -41,14 +44,14 @@ def test_entries_of_packages_stand_behind_ours(tmp_path: Path, monkeypatch: pyte
     assert caught.value.remedy == "correct or remove the package birds"
 
 
-def test_a_package_may_not_take_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_is_taken_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     install(tmp_path, "cat = birds:Birds")
     with pytest.raises(UserError, match="birds adds 'cat' to the animals"):
         Registry("animals", {"cat": 4})
 
 
-def test_a_key_takes_the_names_of_a_table_and_no_other() -> None:
+def test_a_choice_accepts_only_registered_names() -> None:
     class Choices(Section):
         animal: Annotated[str, AfterValidator(Registry("animals", {"cat": 4, "sheep": 4}).choice("none"))] = "none"
 
@@ -57,9 +60,9 @@ def test_a_key_takes_the_names_of_a_table_and_no_other() -> None:
         Choices(animal="sheeep")
 
 
-def test_a_section_has_the_records_of_extensions() -> None:
+def test_a_section_gets_the_records_of_extensions() -> None:
     class Fur(Section):
-        """How it feels."""
+        """Fur of an animal."""
 
         length: int = 3
 

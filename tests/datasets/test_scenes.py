@@ -1,4 +1,4 @@
-"""Drawn scenes: a scene for each number, consistent truth, and the intended difficulty."""
+"""Tests of synthetic scenes: reproducibility, consistent ground truth and the intended difficulty."""
 
 from io import BytesIO
 
@@ -18,13 +18,13 @@ def scenes() -> list[Scene]:
 
 
 def as_trained_on(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
-    """Picture (96, 96, 3) and labels (96, 96) after JPEG and squashing."""
+    """Returns the picture (96, 96, 3) and labels (96, 96) after JPEG compression and resizing."""
     stream = BytesIO()
     Image.fromarray(scene.rgb).save(stream, "JPEG", quality=92, subsampling=0)
     return decode_square(stream.getvalue(), 96), resize_labels(scene.labels, 96, 96)
 
 
-def test_a_scene_depends_on_no_other_and_on_no_global_state():
+def test_a_scene_depends_only_on_its_arguments():
     late = draw_scene(3, "val", 17)
     np.random.seed(1)
     for index in (4, 30):
@@ -40,41 +40,48 @@ def test_each_tagged_class_is_visible_and_the_border_is_thin(scenes: list[Scene]
         assert len(scene.tags) >= 1
         for k in scene.tags:
             assert (scene.labels == k + 1).sum() >= 60
-        # Thin: no block of 4 x 4 pixels is border alone, even where small parts lie close together.
+        # Thin: no block of 4 x 4 pixels is all border, even where small parts are close together.
         border = np.lib.stride_tricks.sliding_window_view(scene.labels == IGNORE, (4, 4))
         assert not border.all((-2, -1)).any()
     ignored = np.mean([(scene.labels == IGNORE).mean() for scene in scenes])
+
     assert 0.01 < ignored < 0.06
 
 
-def test_scenes_hold_about_one_and_a_half_classes_with_frequent_partners(scenes: list[Scene]):
+def test_scenes_have_about_one_and_a_half_classes_with_frequent_partners(scenes: list[Scene]):
     assert 1.35 < np.mean([len(scene.tags) for scene in scenes]) < 1.75
     together = np.zeros((8, 8), int)
     for scene in scenes:
         for k in scene.tags:
             together[k, list(scene.tags)] += 1
+
     assert together.diagonal().min() >= len(scenes) // 16
-    neighbours = sum(together[k, k ^ 1] for k in range(8)) / 8
-    others = (together.sum() - together.diagonal().sum() - 8 * neighbours) / (8 * 6)
-    assert neighbours > 2 * others
+
+    neighbors = sum(together[k, k ^ 1] for k in range(8)) / 8
+    others = (together.sum() - together.diagonal().sum() - 8 * neighbors) / (8 * 6)
+    assert neighbors > 2 * others
+
     areas = [(scene.labels == k + 1).mean() for scene in scenes for k in scene.tags]
     assert min(areas) < 0.04
     assert max(areas) > 0.3
 
 
-def test_heads_are_unmistakable_after_jpeg_and_squashing(scenes: list[Scene]):
-    """Both colors of a class's checker cover some of its own pixels, together about a fifth, and hardly any others."""
-    own, elsewhere = np.zeros((8, 2)), np.zeros(8)
+def test_heads_are_recognizable_after_jpeg_and_resizing(scenes: list[Scene]):
+    """Both colors of a checker cover about a fifth of the pixels of their class, and almost no others."""
+    own = np.zeros((8, 2))
+    elsewhere = np.zeros(8)
     totals = np.zeros((8, 2))
     for scene in scenes:
         rgb, labels = as_trained_on(scene)
         for k, kind in enumerate(DRAWN_CLASSES):
             distances = [np.linalg.norm(rgb - np.array(color, float), axis=-1) for color in kind.colors]
-            of_class, bright = labels == k + 1, int(np.argmax([np.ptp(color) for color in kind.colors]))
+            of_class = labels == k + 1
+            bright = int(np.argmax([np.ptp(color) for color in kind.colors]))
             own[k] += [(distance[of_class] < 90).sum() for distance in distances]
             elsewhere[k] += (distances[bright][(labels != k + 1) & (labels != IGNORE)] < 60).sum()
             totals[k] += of_class.sum(), ((labels != k + 1) & (labels != IGNORE)).sum()
     shares = own / totals[:, :1]
+
     assert (shares > 0.03).all(), shares
     assert ((shares.sum(1) > 0.1) & (shares.sum(1) < 0.3)).all(), shares
     assert (elsewhere / totals[:, 1] < 0.005).all()

@@ -1,4 +1,4 @@
-"""Tables of maps: float16 there and back through Parquet shards; an image's rows are found, after pickling too."""
+"""Tests of tables of maps in float16, and of reading the rows of an image from Parquet shards."""
 
 import os
 import pickle
@@ -22,7 +22,7 @@ from mcis.datasets.tables.shards import Shards
 from mcis.models.grids import Grid
 from mcis.platform.outputs.tables import MAPS_SCHEMA, image_maps, map_rows
 
-GRID = Grid(0.01, 0.1, 3)  # its count is that of the maps
+GRID = Grid(0.01, 0.1, 3)  # its size is that of the maps
 
 
 def drawn(seed: int, count: int, height: int = 3, width: int = 5) -> np.ndarray:
@@ -31,7 +31,7 @@ def drawn(seed: int, count: int, height: int = 3, width: int = 5) -> np.ndarray:
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Shards:
-    """Two shards, each with maps of its own size: `a` with two, `b` with one; `c` with three, `d` with one."""
+    """Two shards with maps of different sizes: `a` has two maps and `b` one; `c` has three and `d` one."""
     first = map_rows(["a", "a", "b"], [4, 7, 0], drawn(0, 3), GRID)
     second = map_rows(["c", "c", "c", "d"], [1, 2, 3, 19], drawn(1, 4, 2, 2), GRID)
     pq.write_table(first, tmp_path / "part-00000000-00000002.parquet")
@@ -41,14 +41,17 @@ def shards(tmp_path: Path) -> Shards:
 
 
 @given(st.data())
-def test_map_rows_hold_the_maps_in_float16(data: st.DataObject) -> None:
+def test_map_rows_store_maps_in_float16(data: st.DataObject) -> None:
     shape = data.draw(st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 5)))
     maps = data.draw(arrays(np.float32, shape, elements=st.floats(0, 1, width=32)))
-    ids, classes = [f"i{n // 2}" for n in range(shape[0])], list(range(shape[0]))
+    ids = [f"i{n // 2}" for n in range(shape[0])]
+    classes = list(range(shape[0]))
     rows = map_rows(ids, classes, maps, GRID)
+
     assert rows.schema.equals(MAPS_SCHEMA, check_metadata=True)
     assert rows["image_id"].to_pylist() == ids
     assert rows["class"].to_pylist() == classes
+
     for name, value in (("height", shape[1]), ("width", shape[2]), ("first", 0.01), ("step", 0.1)):
         assert set(rows[name].to_pylist()) == {value}
     values = np.array([np.array(row, np.float64) for row in rows["map"].to_pylist()]).reshape(shape)
@@ -56,39 +59,42 @@ def test_map_rows_hold_the_maps_in_float16(data: st.DataObject) -> None:
     assert np.abs(values - maps).max() <= 2.0**-12  # half a step of float16 just below 1
 
 
-def test_rows_that_do_not_fit_their_maps_raise() -> None:
+def test_rows_that_do_not_match_their_maps_raise() -> None:
     with pytest.raises(pa.ArrowInvalid):
         map_rows(["a"], [1, 2], drawn(0, 2), GRID)
 
 
-def test_an_images_maps_are_found_in_their_shard(shards: Shards) -> None:
+def test_maps_of_an_image_are_read_from_its_shard(shards: Shards) -> None:
     expected = {
         "a": ([4, 7], drawn(0, 3)[:2]),
         "b": ([0], drawn(0, 3)[2:]),
         "c": ([1, 2, 3], drawn(1, 4, 2, 2)[:3]),
         "d": ([19], drawn(1, 4, 2, 2)[3:]),
     }
+
     assert list(shards) == list(expected)
     for image_id, (classes, maps) in expected.items():
         of_image = image_maps(shards, image_id)
         assert of_image.classes.tolist() == classes
         assert of_image.maps.dtype == np.float32
         np.testing.assert_array_equal(of_image.maps, maps.astype(np.float16))
+
     with pytest.raises(KeyError, match="e"):
         image_maps(shards, "e")
 
 
-def test_shards_travel_by_pickle(shards: Shards) -> None:
+def test_shards_can_be_pickled(shards: Shards) -> None:
     image_maps(shards, "a")
     data = pickle.dumps(shards)
     assert len(data) < 2000, "the rows stay where they are"
-    unpickled, original = image_maps(pickle.loads(data), "c"), image_maps(shards, "c")
+    unpickled = image_maps(pickle.loads(data), "c")
+    original = image_maps(shards, "c")
     np.testing.assert_array_equal(unpickled.maps, original.maps)
 
 
 @pytest.fixture
 def forty(tmp_path: Path) -> Path:
-    """A folder of 40 shards of five images, each with a mask that says its number and a column that is not read."""
+    """A folder of 40 shards of five images. Each mask holds its number; another column is never read."""
     for first in range(0, 200, 5):
         ids = [f"i{number}" for number in range(first, first + 5)]
         masks = [encode_labels(np.full((2, 2), number, np.uint8)) for number in range(first, first + 5)]
@@ -98,7 +104,7 @@ def forty(tmp_path: Path) -> Path:
 
 
 class Reads:
-    """Stands where `pq.read_table` stands, and counts the columns and files that it is asked for."""
+    """Replaces `pq.read_table`, and counts the columns and files that are read."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch):
         self.files: Counter[str] = Counter()
@@ -123,8 +129,8 @@ def mask_number(shards: Shards, image_id: str) -> int:
 
 
 @pytest.mark.parametrize("threads", [1, 8])
-def test_rows_read_at_random_read_each_shard_once(forty: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
-    """Of the columns that are wanted alone, also where threads ask for the same shard at once."""
+def test_each_shard_is_read_once_in_random_access(forty: Path, monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    """Only the requested columns are read, even if threads read the same shard at once."""
     shards = Shards(forty, ["mask"])
     reads = Reads(monkeypatch)
     with ThreadPoolExecutor(threads) as pool:
@@ -132,16 +138,17 @@ def test_rows_read_at_random_read_each_shard_once(forty: Path, monkeypatch: pyte
             order = shuffled(shards, epoch)
             found = list(pool.map(lambda image_id: mask_number(shards, image_id), order))
             assert found == [int(image_id[1:]) for image_id in order]
+
     assert len(reads.files) == 40
     assert set(reads.files.values()) == {1}
     assert reads.columns == {("image_id", "mask")}
 
 
 @pytest.mark.parametrize(("kept", "reads_of_first"), [(0.5, 4), (2.5, 2)])
-def test_a_table_larger_than_the_bound_is_read_all_the_same(
+def test_tables_larger_than_the_limit_are_read(
     forty: Path, monkeypatch: pytest.MonkeyPatch, kept: float, reads_of_first: int
 ) -> None:
-    """The bound holds two shards, of which the one read last stays, or not even one."""
+    """The limit holds two shards, or less than one."""
     shards = Shards(forty, ["mask"])
     shard_bytes = pq.read_table(forty / "part-00000000-00000005.parquet", columns=["image_id", "mask"]).nbytes
     cache = cachetools.LRUCache[Any, Any](int(kept * shard_bytes), getsizeof=lambda table: table.nbytes)
@@ -150,24 +157,27 @@ def test_a_table_larger_than_the_bound_is_read_all_the_same(
     reads = Reads(monkeypatch)
     for image_id in ("i0", "i5", "i1", "i10", "i0", "i5", "i10", "i2"):
         assert mask_number(shards, image_id) == int(image_id[1:])
+
     assert reads.files["part-00000000-00000005.parquet"] == reads_of_first
 
 
-def test_another_file_of_the_same_name_is_read_anew(forty: Path) -> None:
+def test_a_changed_file_is_read_again(forty: Path) -> None:
     path = forty / "part-00000000-00000005.parquet"
     assert mask_number(Shards(forty), "i0") == 0
+
     table = pq.read_table(path)
     mask = [encode_labels(np.full((2, 2), 77, np.uint8))] * 5
     pq.write_table(table.set_column(1, "mask", [mask]), path)
     os.utime(path, ns=(0, 0))
+
     assert mask_number(Shards(forty), "i0") == 77
 
 
-def test_an_empty_folder_holds_no_image(tmp_path: Path) -> None:
+def test_an_empty_folder_has_no_images(tmp_path: Path) -> None:
     assert list(Shards(tmp_path)) == []
 
 
-def test_activations_beyond_float16_are_its_largest_and_none_is_no_number() -> None:
+def test_activations_beyond_float16_are_clipped() -> None:
     written = map_rows(["a"], [0], np.array([[[1e9, -1e9, 2.0]]], np.float32), GRID)
     assert written["map"][0].as_py() == [65504.0, -65504.0, 2.0]
     with pytest.raises(ValueError, match="holds NaN"):
