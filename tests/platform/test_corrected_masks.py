@@ -54,7 +54,7 @@ def test_masks_with_the_labels_of_other_classes_show_before_the_trainings(small:
         labels = decode_labels(path.read_bytes())
         other = np.where((labels > 0) & (labels < 255), labels % 3 + 1, labels).astype(np.uint8)
         (tmp_path / path.name).write_bytes(encode_labels(other))
-    with pytest.raises(UserError, match="corrected masks hold no tag of their images, or others"):
+    with pytest.raises(UserError, match="corrected masks contain none of the tags"):
         pipeline.check(small.settings(f"data.corrected_masks={tmp_path}").config, small.workspace, "any")
 
 

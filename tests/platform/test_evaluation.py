@@ -18,7 +18,7 @@ from mcis.platform.runs.results import StageResult, write_result
 from mcis.platform.runs.scores import SCORES, read_scores
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages import evaluation
-from mcis.platform.stages.evaluation import counted_as_zero, falls_behind
+from mcis.platform.stages.evaluation import counted_as_zero, large_losses
 from mcis.platform.stages.predict import lost_tags
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,21 +98,21 @@ def test_classes_of_which_the_network_loses_much_of_its_masks_are_named(first: R
     low = dataclasses.replace(refined, iou=at | {far: 44.9, near: 45.0, absent: 10.0})
     config = resolve("voc", "scratch").config
     balanced = resolve("voc", "scratch", overrides=["segmenter.class_balance_exponent=1"]).config
-    (note,) = falls_behind([masks, plain, low], config, first)
+    (note,) = large_losses([masks, plain, low], config, first)
     tags = split_rows(first, "train", columns=["tags"])["tags"].to_pylist()
     images = sum(0 in of for of in tags)
-    assert f"behind its masks on 1 of 20 classes: {far} ({images} images; 60.0 in masks, 44.9" in note
-    assert falls_behind([masks, dataclasses.replace(low, iou=at)], config, first) == []
+    assert f"for 1 of 20 classes: {far} ({images} images; masks 60.0, predictions 44.9)" in note
+    assert large_losses([masks, dataclasses.replace(low, iou=at)], config, first) == []
     assert "try segmenter.class_balance_exponent=1, more" in note
-    assert "class_balance" not in falls_behind([masks, low], balanced, first)[0], "what is set is no remedy"
-    assert falls_behind([low], config, first) == [], "a run on the truth has no pseudo masks"
+    assert "class_balance" not in large_losses([masks, low], balanced, first)[0], "what is set is no remedy"
+    assert large_losses([low], config, first) == [], "a run on the truth has no pseudo masks"
     there = dataclasses.replace(low, figures={"recall": at})
     unseen = dataclasses.replace(low, figures={"recall": at | {far: None}})
-    assert len(falls_behind([masks, there], config, first)) == 1
-    assert falls_behind([masks, unseen], config, first) == [], "no true mask has the class"
+    assert len(large_losses([masks, there], config, first)) == 1
+    assert large_losses([masks, unseen], config, first) == [], "no true mask has the class"
     (note,) = counted_as_zero(dataclasses.replace(unseen, miou=57.1, iou=at | {far: 0.0, near: None}))
-    assert note.startswith("1 label(s) of segmentation are in no true mask")
-    assert note.endswith(f"57.1, which is 60.0 over the labels that are there: {far}")
+    assert note.startswith("1 label(s) of segmentation are in no ground-truth mask")
+    assert note.endswith(f"57.1; over the other labels it is 60.0: {far}")
     assert not counted_as_zero(there)
     assert set(counted_as_zero(refined)) < set(first.result("evaluate", StageResult).notes)
     assert counted_as_zero(refined), "some label of the small run"

@@ -58,7 +58,7 @@ def test_a_score_never_travels_without_what_it_means(small: Any) -> None:
     assert written["counts"]["index"]["images"] == {"train": 24, "val": 6}
     assert written["counts"]["evaluate"]["scored"] == {"train": 24, "val": 6}
     (note,) = small.first.context.result("evaluate", StageResult).notes
-    assert note.startswith("the network falls far behind its masks on "), "it was trained for a few steps"
+    assert note.startswith("predictions are much worse than the pseudo masks for "), "it was trained for a few steps"
     assert set(written["seconds"]) == set(pipeline.STAGE_NAMES) - {"report", "train_affinity"}
 
 
@@ -178,7 +178,7 @@ def test_truth_cannot_reach_training(small: Any, tmp_path: Path) -> None:
     assert str(mask) in str(user_error_in(caught.value))
 
 
-@pytest.mark.parametrize(("label", "found"), [(255, "true masks hold no tag of their images"), (4, "label 4")])
+@pytest.mark.parametrize(("label", "found"), [(255, "ground-truth masks contain none of the tags"), (4, "label 4")])
 def test_masks_of_a_wrong_kind_show_before_the_trainings(small: Any, tmp_path: Path, label: int, found: str) -> None:
     root = small.draw(tmp_path)
     for path in (root / "SegmentationClassAug").iterdir():

@@ -1,8 +1,8 @@
-"""Stage 8: maps, pseudo masks and predictions against ground truth -> scores.json, curves.json.
+"""Stage 8: maps, pseudo masks and predictions + ground truth -> scores.json, curves.json.
 
-Scores what was reached: a run that ends at the pseudo masks has no predictions. Every truth pixel counts but the
-truth's own ignored ones; pseudo masks are scored by the label before ignore is applied, with the ignored share of the
-scored ones beside the score.
+Everything that the run has reached is scored; a run that stops at the pseudo masks has no predictions. All pixels count
+except those that the ground truth ignores. Pseudo masks are scored by their labels before pixels are ignored; the score
+states the ignored share.
 """
 
 import collections
@@ -32,134 +32,168 @@ from mcis.platform.runs.scores import CURVES, FULL_SUPERVISION, SCORES, Curve, S
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages.evaluation.scoring import evaluate_predictions, evaluate_train
 
+_MAX_CHECKED = 16
+"""Maximum number of ground-truth masks that are read before a run."""
+_LARGE_LOSS = 15
+"""Points of IoU; larger differences between the pseudo masks and the predictions of a class are reported."""
+
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
-    """Reads some of the masks that are scored, and of the corrected ones, so that a wrong kind of them shows before the
-    trainings: UserError as of `read_truth`, or where most of either contradict their images' tags."""
+    """Reads some ground-truth masks and corrected masks, to find masks of a wrong kind before any training.
+
+    Raises:
+        UserError: a mask is not readable (see `read_truth`), or most of them contradict the tags of their images.
+    """
     columns = listing.table.select(["uri", "tags", "mask_uri", "split"])
-    scored = pc.is_in(columns["split"], pa.array(["train", "val", config.predict.split]))
-    truth = columns.filter(pc.and_(scored, pc.is_valid(columns["mask_uri"])))
-    _check_some(truth, listing.classes)
+    is_scored = pc.is_in(columns["split"], pa.array(["train", "val", config.predict.split]))
+    with_mask = columns.filter(pc.and_(is_scored, pc.is_valid(columns["mask_uri"])))
+    _check_masks(with_mask, listing.classes)
     if config.data.corrected_masks:
         rows = with_corrected(rows_in_split(listing.table, "train", tagged=True), config.data.corrected_masks)
-        masks = rows.drop(["mask_uri"]).rename_columns({CORRECTED: "mask_uri"})
-        _check_some(masks.filter(pc.is_valid(masks["mask_uri"])), listing.classes, corrected=True)
+        rows = rows.drop(["mask_uri"]).rename_columns({CORRECTED: "mask_uri"})
+        _check_masks(rows.filter(pc.is_valid(rows["mask_uri"])), listing.classes, corrected=True)
 
 
-def _check_some(rows: pa.Table, classes: Sequence[str], *, corrected: bool = False) -> None:
-    """As `check`, of rows and their masks; a corrected mask may be all background, as where a network sees nothing."""
-    looked_at, wrong = rows[:: len(rows) // _LOOKED_AT + 1].to_pylist(), list[str]()
-    for row in looked_at:
-        if stamp(row["mask_uri"]):
-            with contextlib.suppress(OSError, ValueError):  # which the index rejects
-                _, row["height"], row["width"] = decode_picture(read_bytes(row["uri"]), min_side=1, max_side=1)
-            found = tags_of_mask(truth_of_row(row, len(classes)), len(classes), row["mask_uri"])
-            if row["tags"] and not ((found or corrected) and {*found} <= {*row["tags"]}):
-                wrong.append(row["mask_uri"])
-    if 2 * len(wrong) > len(looked_at):
-        what = f"{'corrected' if corrected else 'true'} masks hold no tag of their images, or others: {shown(wrong)}"
+def _check_masks(rows: pa.Table, classes: Sequence[str], *, corrected: bool = False) -> None:
+    """Checks some masks against the tags of their images. A corrected mask may have no foreground."""
+    samples = rows[:: len(rows) // _MAX_CHECKED + 1].to_pylist()
+    wrong = []
+    for row in samples:
+        if not stamp(row["mask_uri"]):
+            continue
+        with contextlib.suppress(OSError, ValueError):  # the index rejects images that cannot be read
+            _, row["height"], row["width"] = decode_picture(read_bytes(row["uri"]), min_side=1, max_side=1)
+        found = tags_of_mask(truth_of_row(row, len(classes)), len(classes), row["mask_uri"])
+        may_be_empty = corrected or bool(found)
+        if row["tags"] and not (may_be_empty and set(found) <= set(row["tags"])):
+            wrong.append(row["mask_uri"])
+    if 2 * len(wrong) > len(samples):
+        kind = "corrected" if corrected else "ground-truth"
         raise UserError(
-            f"{len(wrong)} of {len(looked_at)} {what}",
-            f"k in the pixels of the k-th class of {', '.join(classes)}; {IGNORE} is not scored",
-            "correct them, name the file of their classes by data.classes, or take them away",
+            f"{len(wrong)} of {len(samples)} {kind} masks contain none of the tags of their images, or other classes: "
+            f"{shown(wrong)}",
+            f"label k for pixels of the k-th class of {', '.join(classes)}; {IGNORE} is not scored",
+            "correct them, name the file of their classes by data.classes, or remove them",
         )
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """The stamps of all ground-truth masks, of the training images' saliency maps, which the baselines need, and of
-    corrected masks, whose images are not scored."""
-    splits = ["train", *([context.result("predict", PredictResult).split] if "predict" in context.inputs else [])]
-    masks = [file_stamps(split_rows(context, of, columns=["mask_uri"])["mask_uri"]) for of in dict.fromkeys(splits)]
+    """Inputs of the stage key: stamps of ground-truth masks, of training images' saliency maps (for the baselines), and
+    of corrected masks (whose images are not scored)."""
+    splits = ["train"]
+    if "predict" in context.inputs:
+        splits.append(context.result("predict", PredictResult).split)
+    masks = [
+        file_stamps(split_rows(context, split, columns=["mask_uri"])["mask_uri"]) for split in dict.fromkeys(splits)
+    ]
     saliency = file_stamps(split_rows(context, "train", columns=["saliency_uri"])["saliency_uri"])
-    return [*masks, saliency, file_stamps(_tagged(config, context)[CORRECTED]) if config.data.corrected_masks else None]
+    corrected = file_stamps(_tagged(config, context)[CORRECTED]) if config.data.corrected_masks else None
+    return [*masks, saliency, corrected]
 
 
 def _tagged(config: Config, context: RunContext) -> pa.Table:
-    """The tagged training images, and the file of the corrected mask of each, or null."""
+    """Tagged training images with the file of their corrected mask, or null."""
     return with_corrected(split_rows(context, "train", tagged=True, columns=["image_id"]), config.data.corrected_masks)
 
 
 def run(config: Config, context: RunContext) -> StageResult:
-    """Scores what there is truth for; without any the lists are empty and a note says so. Errors as of `read_truth`."""
-    scores, notes, curves = list[Score](), list[str](), dict[str, Curve]()
-    rows = rows_with_truth(context, "train", notes, tagged=True)
-    corrected = pa.array([], pa.string())
-    if config.data.corrected_masks:
-        tagged = _tagged(config, context)
-        corrected = tagged.filter(pc.is_valid(tagged[CORRECTED]))["image_id"].combine_chunks()
-        rows = rows.filter(pc.invert(pc.is_in(rows["image_id"], corrected)))
-        notes.append("images with a corrected mask are not scored")
-    scored = {"train": len(rows) if config.supervision == "tags" else 0}
+    """Scores all outputs for which ground truth exists. Without ground truth the lists are empty and a note says so.
+
+    Raises:
+        UserError: a mask cannot be read, see `read_truth`.
+    """
+    notes: list[str] = []
     if config.supervision == "full":
         notes.append(FULL_SUPERVISION)
-    elif len(rows):
-        scores, curves = evaluate_train(config, context, rows)
+    corrected_ids = pa.array([], pa.string())
+    if config.data.corrected_masks:
+        tagged = _tagged(config, context)
+        corrected_ids = tagged.filter(pc.is_valid(tagged[CORRECTED]))["image_id"].combine_chunks()
+        notes.append("images with a corrected mask are not scored")
+
+    scores: list[Score] = []
+    curves: dict[str, Curve] = {}
+    rows = rows_with_truth(context, "train", notes, tagged=True)
+    rows = rows.filter(pc.invert(pc.is_in(rows["image_id"], corrected_ids)))
+    num_scored = {"train": 0}
+    if config.supervision == "tags":
+        num_scored["train"] = len(rows)
+        if len(rows):
+            scores, curves = evaluate_train(config, context, rows)
+
     if "predict" in context.inputs:
         split = context.result("predict", PredictResult).split
         rows = rows_with_truth(context, split, notes, tagged=False)
-        rows = rows.filter(pc.invert(pc.is_in(rows["image_id"], corrected)))
-        scored[split] = len(rows)
+        rows = rows.filter(pc.invert(pc.is_in(rows["image_id"], corrected_ids)))
+        num_scored[split] = len(rows)
         if len(rows):
             scores += evaluate_predictions(config, context, rows, split)
+
     if config.supervision == "tags":
-        notes += falls_behind(scores, config, context)
-    for score in [score for score in scores if score.what in ("pseudo_masks", "segmentation")][-1:]:
-        notes += counted_as_zero(score)
-    write_json(context.part / SCORES, list(map(dataclasses.asdict, scores)))
+        notes += large_losses(scores, config, context)
+    mask_scores = [score for score in scores if score.what in ("pseudo_masks", "segmentation")]
+    if mask_scores:
+        notes += counted_as_zero(mask_scores[-1])
+    write_json(context.part / SCORES, [dataclasses.asdict(score) for score in scores])
     write_json(context.part / CURVES, curves)
-    return StageResult(notes=tuple(notes), counts={"scored": scored})
+    return StageResult(notes=tuple(notes), counts={"scored": num_scored})
 
 
-_LOOKED_AT = 16
-"""Ground-truth masks that are read before a run, at most."""
-_FAR = 15
-"""Points of IoU by which a class's predictions fall far behind its pseudo masks."""
-
-
-def falls_behind(scores: Sequence[Score], config: Config, context: RunContext) -> list[str]:
-    """A note on the classes of which the network loses much of what its pseudo masks have, and what to do."""
-    masks, predictions = ([s for s in scores if s.what == what] for what in ("pseudo_masks", "segmentation"))
+def large_losses(scores: Sequence[Score], config: Config, context: RunContext) -> list[str]:
+    """Note on classes that the network predicts much worse than its pseudo masks label them, and what to do."""
+    masks = [score for score in scores if score.what == "pseudo_masks"]
+    predictions = [score for score in scores if score.what == "segmentation"]
     if not masks or not predictions:
         return []
-    images = collections.Counter(pc.list_flatten(split_rows(context, "train", columns=["tags"])["tags"]).to_pylist())
+
+    tags = pc.list_flatten(split_rows(context, "train", columns=["tags"])["tags"]).to_pylist()
+    num_images = collections.Counter(tags)
     lost = []
-    for label, name in enumerate(context.classes):
-        taught, found = masks[0].iou[name], predictions[-1].iou[name]
-        there = predictions[-1].figures["recall"][name] is not None
-        if there and taught is not None and found is not None and taught - found > _FAR:
-            lost.append(f"{name} ({images[label]} images; {taught:.1f} in masks, {found:.1f} in predictions)")
+    for tag, name in enumerate(context.classes):
+        mask_iou = masks[0].iou[name]
+        prediction_iou = predictions[-1].iou[name]
+        is_in_truth = predictions[-1].figures["recall"][name] is not None
+        if not is_in_truth or mask_iou is None or prediction_iou is None:
+            continue
+        if mask_iou - prediction_iou > _LARGE_LOSS:
+            lost.append(f"{name} ({num_images[tag]} images; masks {mask_iou:.1f}, predictions {prediction_iou:.1f})")
     if not lost:
         return []
     balance = "" if config.segmenter.class_balance_exponent == 1 else "segmenter.class_balance_exponent=1, "
     return [
-        f"the network falls far behind its masks on {len(lost)} of {len(context.classes)} classes: {shown(lost)}; try "
-        f"{balance}more segmenter.min_epochs, more photographs of these, or, where it is known what is in photographs, "
-        "`mcis predict --tags`"
+        f"predictions are much worse than the pseudo masks for {len(lost)} of {len(context.classes)} classes: "
+        f"{shown(lost)}; try {balance}more segmenter.min_epochs, or more photographs of these classes; if the tags of "
+        "photographs are known, use `mcis predict --tags`"
     ]
 
 
 def counted_as_zero(score: Score) -> list[str]:
-    """A note on labels that no true mask has and some prediction has, each an IoU of 0 in the mean, as is usual."""
+    """Note on labels that are predicted but in no ground-truth mask; each counts as IoU 0 in the mean, as is usual."""
     recalls = score.figures["recall"]
-    false = [name for name, iou in score.iou.items() if iou is not None and recalls[name] is None]
-    if not false:
+    absent = [name for name, value in score.iou.items() if value is not None and recalls[name] is None]
+    if not absent:
         return []
-    there = fmean(iou for name, iou in score.iou.items() if iou is not None and name not in false)
+    mean_present = fmean(value for name, value in score.iou.items() if value is not None and name not in absent)
     return [
-        f"{len(false)} label(s) of {score.title} are in no true mask of {score.split} and count as 0 in the mIoU of "
-        f"{score.miou:.1f}, which is {there:.1f} over the labels that are there: {shown(false)}"
+        f"{len(absent)} label(s) of {score.title} are in no ground-truth mask of {score.split} and count as 0 in the "
+        f"mIoU of {score.miou:.1f}; over the other labels it is {mean_present:.1f}: {shown(absent)}"
     ]
 
 
 def rows_with_truth(context: RunContext, split: str, notes: list[str], *, tagged: bool) -> pa.Table:
-    """The images of a split that have a ground-truth mask, with their `position` in it; notes say where there is none,
-    and which masks that the index names are gone."""
+    """Images of a split with a ground-truth mask, with their `position` in the split.
+
+    Appends notes if no image has a mask, or masks in the index no longer exist.
+    """
     rows = split_rows(context, split, tagged=tagged)
     rows = rows.append_column("position", pa.array(np.arange(len(rows)), pa.int64()))
-    named = rows.filter(pc.is_valid(rows["mask_uri"]))
-    there = pa.array([each is not None for each in stamps(named["mask_uri"].to_pylist())], pa.bool_())
-    if gone := named.filter(pc.invert(there))["mask_uri"].to_pylist():
-        notes.append(f"{len(gone)} of {len(named)} ground-truth masks of split {split} are gone: {shown(gone)}")
-    if len(gone) == len(named):
+    with_mask = rows.filter(pc.is_valid(rows["mask_uri"]))
+    exists = pa.array([found is not None for found in stamps(with_mask["mask_uri"].to_pylist())], pa.bool_())
+    missing = with_mask.filter(pc.invert(exists))["mask_uri"].to_pylist()
+    if missing:
+        notes.append(
+            f"{len(missing)} of {len(with_mask)} ground-truth masks of split {split} are gone: {shown(missing)}"
+        )
+    if len(missing) == len(with_mask):
         notes.append(f"nothing of split {split} is scored: there are no ground-truth masks")
-    return named.filter(there)
+    return with_mask.filter(exists)

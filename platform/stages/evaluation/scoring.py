@@ -1,4 +1,4 @@
-"""Predictions, maps, pseudo masks and baselines against ground truth -> counts of pixels, image by image -> scores."""
+"""Scores maps, pseudo masks, predictions and baselines: ground truth -> pixel counts per image -> scores."""
 
 import functools
 from collections.abc import Iterator, Mapping
@@ -46,19 +46,27 @@ from mcis.platform.runs.version import code_digest, git_revision
 
 @dataclass(frozen=True, kw_only=True)
 class Scorer:
-    """Makes the scores of one split, with what all of them have in common."""
+    """Makes the scores of one split.
+
+    Attributes:
+        config: configuration of the run.
+        classes: the K class names.
+        split: name of the split.
+        images: number of scored images.
+    """
 
     config: Config
     classes: tuple[str, ...]
     split: str
     images: int
 
-    def score(self, what: str, name: str, matrix: NDArray[np.int64], **made: Any) -> Score:
-        """The score of a confusion matrix (K + 1, K + 1); `made` are further fields of `Score`."""
+    def score(self, what: str, name: str, matrix: NDArray[np.int64], **score_fields: Any) -> Score:
+        """Score of a confusion matrix (K + 1, K + 1), with further fields of `Score`."""
         weights = self.config.weights
-        origin = (
-            weights.origin("segmenter") if what == "segmentation" else weights.classifier or weights.classifier_backbone
-        )
+        if what == "segmentation":
+            origin = weights.origin("segmenter")
+        else:
+            origin = weights.classifier or weights.classifier_backbone
         return Score(
             what=what,
             name=name,
@@ -66,37 +74,46 @@ class Scorer:
             images=self.images,
             miou=round(mean(iou(matrix)), 2),
             iou=self._by_label(iou(matrix)),
-            figures={name: self._by_label(figure(matrix)) for name, figure in LABEL_SCORES.items()},
+            figures={measure: self._by_label(compute(matrix)) for measure, compute in LABEL_SCORES.items()},
             confusion=tuple(map(tuple, matrix.tolist())),
             seed=self.config.seed,
             recipe=self.config.recipe,
             weights=origin,
             git=git_revision(),
             code=code_digest(),
-            **made,
+            **score_fields,
         )
 
-    def mask_score(self, what: str, name: str, counts: NDArray[np.int64], **made: Any) -> Score:
-        """The score of label masks, from their counts (MASK_PARTS, K + 1, K + 1), with its boundary IoU."""
-        values = boundary_iou(counts)
-        boundary = {"boundary_miou": round(mean(values), 2), "boundary_iou": self._by_label(values)}
-        return self.score(what, name, counts.sum(axis=0), **boundary, **made)
+    def mask_score(self, what: str, name: str, counts: NDArray[np.int64], **score_fields: Any) -> Score:
+        """Score of label masks with boundary IoU, from their counts (MASK_PARTS, K + 1, K + 1)."""
+        boundary_values = boundary_iou(counts)
+        return self.score(
+            what,
+            name,
+            counts.sum(axis=0),
+            boundary_miou=round(mean(boundary_values), 2),
+            boundary_iou=self._by_label(boundary_values),
+            **score_fields,
+        )
 
     def _by_label(self, values: NDArray[np.float64]) -> dict[str, float | None]:
-        """Values (K + 1,) by the names of their labels, rounded; None for NaN."""
-        named = zip(("background", *self.classes), values.tolist(), strict=True)
-        return {label: None if np.isnan(value) else round(value, 2) for label, value in named}
+        """Rounded values (K + 1,) by label name; None for NaN."""
+        labels = ("background", *self.classes)
+        pairs = zip(labels, values.tolist(), strict=True)
+        return {label: None if np.isnan(value) else round(value, 2) for label, value in pairs}
 
 
 def count_predictions(classes: int, predictions: Shards, rows: pa.Table) -> pa.Table:
-    """Rows of predicted images -> the counts of their pixels (COUNTS_SCHEMA); `classes` is K."""
-    out: list[dict[str, Any]] = []
+    """Counts the pixels of predictions against ground truth: image rows -> COUNTS_SCHEMA; `classes` is K."""
+    count_rows: list[dict[str, Any]] = []
     for row in rows.to_pylist():
         prediction = predictions.rows(row["image_id"])
-        pngs = {PLAIN: prediction["plain"][0].as_py(), WITH_CRF: prediction["crf"][0].as_py()}
-        masks = {scored: decode_labels(png) for scored, png in pngs.items() if png is not None}
-        out += mask_rows(row["image_id"], truth_of_row(row, classes), masks, classes)
-    return pa.Table.from_pylist(out, schema=COUNTS_SCHEMA)
+        masks = {PLAIN: decode_labels(prediction["plain"][0].as_py())}
+        refined = prediction["crf"][0].as_py()
+        if refined is not None:
+            masks[WITH_CRF] = decode_labels(refined)
+        count_rows += mask_rows(row["image_id"], truth_of_row(row, classes), masks, classes)
+    return pa.Table.from_pylist(count_rows, schema=COUNTS_SCHEMA)
 
 
 def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, split: str) -> list[Score]:
@@ -105,24 +122,37 @@ def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, sp
     part = context.part / PREDICTED_IMAGES
     worker = functools.partial(count_predictions, classes, Shards(context.inputs["predict"] / "predictions"))
     map_table(rows, part, worker=worker, label="score predictions", compute=config.compute)
-    scored = (PLAIN, WITH_CRF) if config.predict.crf.iterations else (PLAIN,)
-    counts = sum_counts(part, dict.fromkeys(scored, (MASK_PARTS, classes + 1, classes + 1)))
+
+    names = (PLAIN, WITH_CRF) if config.predict.crf.iterations else (PLAIN,)
+    counts = sum_counts(part, dict.fromkeys(names, (MASK_PARTS, classes + 1, classes + 1)))
     scorer = Scorer(config=config, classes=context.classes, split=split, images=len(rows))
-    trained_on = "ground truth" if config.supervision == "full" else None
-    how: dict[str, Any] = {"scales": config.predict.scales, "hflip": config.predict.hflip, "trained_on": trained_on}
-    return [scorer.mask_score("segmentation", name, of, crf=name == WITH_CRF, **how) for name, of in counts.items()]
+    scores = []
+    for name, mask_counts in counts.items():
+        score = scorer.mask_score(
+            "segmentation",
+            name,
+            mask_counts,
+            crf=name == WITH_CRF,
+            scales=config.predict.scales,
+            hflip=config.predict.hflip,
+            trained_on="ground truth" if config.supervision == "full" else None,
+        )
+        scores.append(score)
+    return scores
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreTrain:
-    """Rows of tagged training images -> the counts of their pixels (COUNTS_SCHEMA).
+    """Counts the pixels of maps, pseudo masks and baselines: rows of tagged training images -> COUNTS_SCHEMA.
 
     Attributes:
-        classes, bins: K, and the number of thresholds that the maps' scores are counted for.
-        scale: of the maps (`maps.scale`).
-        seed: of the random tag.
-        single, related: tables of localization maps without and with related images.
-        masks: the table of pseudo masks; None where the run ended before them.
+        classes: number of classes K.
+        bins: number of background thresholds at which maps are counted.
+        scale: scale of the maps (`maps.scale`).
+        seed: seed of the baseline with a random tag.
+        single: table of single-round maps.
+        related: table of maps with related images.
+        masks: table of pseudo masks; None if the run stopped before it.
     """
 
     classes: int
@@ -134,14 +164,14 @@ class ScoreTrain:
     masks: Shards | None
 
     def __call__(self, rows: pa.Table) -> pa.Table:
-        out: list[dict[str, Any]] = []
+        count_rows: list[dict[str, Any]] = []
         for row in rows.to_pylist():
             truth = truth_of_row(row, self.classes)
-            for scored, table in ((SINGLE_ROUND, self.single), (RELATED, self.related)):
+            for name, table in ((SINGLE_ROUND, self.single), (RELATED, self.related)):
                 counts = self._map_counts(table, row["image_id"], truth)
-                out.append(counts_row(row["image_id"], truth, scored, counts))
-            out += mask_rows(row["image_id"], truth, dict(self._label_masks(row, truth)), self.classes)
-        return pa.Table.from_pylist(out, schema=COUNTS_SCHEMA)
+                count_rows.append(counts_row(row["image_id"], truth, name, counts))
+            count_rows += mask_rows(row["image_id"], truth, dict(self._label_masks(row, truth)), self.classes)
+        return pa.Table.from_pylist(count_rows, schema=COUNTS_SCHEMA)
 
     def _map_counts(self, table: Shards, image_id: str, truth: NDArray[np.uint8]) -> Counts:
         image = image_maps(table, image_id)
@@ -149,7 +179,7 @@ class ScoreTrain:
         return map_counts(truth, maps, image.classes, self.bins)
 
     def _label_masks(self, row: dict[str, Any], truth: NDArray[np.uint8]) -> Iterator[tuple[str, NDArray[np.uint8]]]:
-        """What is scored of an image beside its maps: the pseudo mask, and the baselines where it has saliency."""
+        """Yields the name and the labels of the pseudo mask, and of the baselines if the image has a saliency map."""
         if self.masks:
             mask = self.masks.rows(row["image_id"])
             yield PSEUDO_MASKS, resize_labels(decode_labels(mask["labels"][0].as_py()), *truth.shape)
@@ -162,16 +192,18 @@ class ScoreTrain:
 
 
 def evaluate_train(config: Config, context: RunContext, rows: pa.Table) -> tuple[list[Score], dict[str, Curve]]:
-    """Scores the maps, the pseudo masks where there are any, and the baselines where every image has a saliency map and
-    masks are made of such.
-
-    Beside the scores it returns the mIoU of the maps over thresholds, by the name of their score.
+    """Scores maps and pseudo masks of training images, and baselines if all images have saliency maps and masks use
+    them.
 
     Args:
         rows: tagged training images with ground truth, and their `position` among the tagged training images.
+
+    Returns:
+        The scores, and mIoU over background thresholds by the name of the maps' score.
     """
-    classes, bins = len(context.classes), config.evaluate.thresholds
-    reached = "pseudo_masks" in context.inputs
+    classes = len(context.classes)
+    bins = config.evaluate.thresholds
+    has_masks = "pseudo_masks" in context.inputs
     worker = ScoreTrain(
         classes=classes,
         bins=bins,
@@ -179,29 +211,33 @@ def evaluate_train(config: Config, context: RunContext, rows: pa.Table) -> tuple
         seed=config.seed,
         single=Shards(context.inputs["localize"] / "single"),
         related=Shards(context.inputs["localize"] / "maps"),
-        masks=Shards(context.inputs["pseudo_masks"] / "masks") if reached else None,
+        masks=Shards(context.inputs["pseudo_masks"] / "masks") if has_masks else None,
     )
-    if not config.pseudo_masks.reads_saliency:  # what nothing reads may be anything
-        at = rows.schema.get_field_index("saliency_uri")
-        rows = rows.set_column(at, "saliency_uri", pa.nulls(len(rows), pa.string()))
+    if not config.pseudo_masks.reads_saliency:  # saliency maps that nothing else reads are not validated
+        position = rows.schema.get_field_index("saliency_uri")
+        rows = rows.set_column(position, "saliency_uri", pa.nulls(len(rows), pa.string()))
     part = context.part / TRAINING_IMAGES
     map_table(rows, part, worker=worker, label="score train", compute=config.compute)
+
     shapes = dict.fromkeys((SINGLE_ROUND, RELATED), (bins, classes + 1, classes + 1))
     shapes |= dict.fromkeys((PSEUDO_MASKS, RANDOM_TAG, BEST_TAG), (MASK_PARTS, classes + 1, classes + 1))
     counts = sum_counts(part, shapes)
     scorer = Scorer(config=config, classes=context.classes, split="train", images=len(rows))
-    scored_maps = list(localization_maps(scorer, counts))
-    scores = [score for score, _ in scored_maps]
-    if reached:
+    scores = []
+    curves = {}
+    for score, curve in localization_maps(scorer, counts):
+        scores.append(score)
+        curves[score.name] = curve
+    if has_masks:
         scores.append(pseudo_masks(scorer, counts[PSEUDO_MASKS], context, rows))
     if rows["saliency_uri"].null_count == 0:
         scores += baselines(scorer, counts)
-    return scores, {score.name: curve for score, curve in scored_maps}
+    return scores, curves
 
 
 def localization_maps(scorer: Scorer, counts: Mapping[str, NDArray[np.int64]]) -> Iterator[tuple[Score, Curve]]:
-    """The maps' scores at their best threshold: single round, and with related images."""
-    bins, scale = scorer.config.evaluate.thresholds, scorer.config.maps.scale
+    """Yields the scores of the maps at their best background threshold: single-round, then with related images."""
+    bins = scorer.config.evaluate.thresholds
     thresholds = [i / bins for i in range(bins)]
     for related in dict.fromkeys((0, scorer.config.localize.related)):
         matrices = sweep(counts[RELATED if related else SINGLE_ROUND])
@@ -213,7 +249,7 @@ def localization_maps(scorer: Scorer, counts: Mapping[str, NDArray[np.int64]]) -
             matrices[best],
             threshold=thresholds[best],
             background_cue="best threshold",
-            map_scale=scale,
+            map_scale=scorer.config.maps.scale,
             related=related,
             method=_method(scorer.config, related),
         )
@@ -221,32 +257,31 @@ def localization_maps(scorer: Scorer, counts: Mapping[str, NDArray[np.int64]]) -
 
 
 def _method(config: Config, related: int) -> str | None:
-    """How maps were made of so many related images; of single-round ones, what they were refined by, if anything."""
+    """How maps with `related` related images are made; for single-round maps, how they are refined, if at all."""
     if related:
         return config.localize.description()
     return "pixel correlation" if config.classifier.equivariant.weight else None
 
 
 def pseudo_masks(scorer: Scorer, counts: NDArray[np.int64], context: RunContext, rows: pa.Table) -> Score:
-    """The score of the pseudo masks' labels before ignore is applied."""
-    localize = scorer.config.localize
+    """Score of the labels of pseudo masks before pixels are ignored."""
+    related = scorer.config.localize.related
     masks = read_table(context.inputs["pseudo_masks"] / "masks", ["image_id", "ignored"])
     masks = masks.filter(pc.is_in(masks["image_id"], rows["image_id"].combine_chunks()))
-    ignored = round(float(pc.mean(masks["ignored"]).as_py()), 4)
     return scorer.mask_score(
         "pseudo_masks",
-        f"R = {localize.related}",
+        f"R = {related}",
         counts,
         background_cue=context.result("pseudo_masks", MasksResult).background_cue,
         map_scale=scorer.config.maps.scale,
-        related=localize.related,
-        method=_method(scorer.config, localize.related),
-        ignored_share=ignored,
+        related=related,
+        method=_method(scorer.config, related),
+        ignored_share=round(float(pc.mean(masks["ignored"]).as_py()), 4),
     )
 
 
 def baselines(scorer: Scorer, counts: Mapping[str, NDArray[np.int64]]) -> Iterator[Score]:
-    """What tags and saliency maps reach without a classifier: with a tag at random, and with the best one."""
+    """Yields the scores of saliency maps labeled with a random tag, and with the best tag, without a classifier."""
     cue = f"saliency >= {SALIENCY_THRESHOLD}"
     for name in (RANDOM_TAG, BEST_TAG):
         yield scorer.mask_score("baseline", name, counts[name], background_cue=cue)
