@@ -53,9 +53,8 @@ def one_thread() -> None:
 def ray_local() -> Iterator[None]:
     """Starts a local Ray with 4 logical CPUs for the whole session. Tests use `ray` and leave it running.
 
-    Four, because two train workers, their controller and a data task wait for each other in silence on fewer. Ray
-    asks for a token by default; this one stays in the process and its children, where Ray would otherwise write one
-    into the home directory.
+    With fewer CPUs, two training workers, their controller and a data task would wait for each other. Ray generates a
+    token by default; this one stays in the process and its children, while Ray would write it to the home directory.
     """
     import ray
 
@@ -87,7 +86,7 @@ def ray_local() -> Iterator[None]:
 def ray_head() -> Callable[..., contextlib.AbstractContextManager[dict[str, str]]]:
     """Starts a separate Ray head with token authentication: `with ray_head(log, port, *options) as env`.
 
-    Yields the environment of its clients, of which `variables` are a part; all its processes are killed in the end.
+    Yields the environment of its clients, which includes `variables`. All its processes are killed after the block.
     """
 
     @contextlib.contextmanager
@@ -155,8 +154,8 @@ class TrackingServer:
     """MLflow server on a local port that can be stopped and started again.
 
     Args:
-        store: its database, as SQLAlchemy names it.
-        environment: further variables of its process, such as the database's password.
+        store: URL of the database, as in SQLAlchemy.
+        environment: additional environment variables, for example the password of the database.
     """
 
     def __init__(self, folder: Path, store: str, environment: dict[str, str]) -> None:

@@ -25,7 +25,7 @@ from mcis.platform.runs.workspace import Workspace
 FILES = 2500
 H, W = 40, 48
 PIXELS = np.random.default_rng(1).integers(0, 256, (H, W, 3), np.uint8)
-PIXELS[10:30, 10:30] = (200, 30, 30)  # something that compresses, too
+PIXELS[10:30, 10:30] = (200, 30, 30)  # compressible
 
 Damage = Callable[[bytes, np.random.Generator], bytes]
 
@@ -76,7 +76,7 @@ SEEDS = {
 # --- damages
 
 
-def flipped(data: bytes, draw: np.random.Generator) -> bytes:
+def flip_bits(data: bytes, draw: np.random.Generator) -> bytes:
     out = bytearray(data)
     near_start = draw.random() < 0.5
     for _ in range(draw.integers(1, 20)):
@@ -84,11 +84,11 @@ def flipped(data: bytes, draw: np.random.Generator) -> bytes:
     return bytes(out)
 
 
-def cut(data: bytes, draw: np.random.Generator) -> bytes:
+def truncate(data: bytes, draw: np.random.Generator) -> bytes:
     return data[: draw.integers(len(data))]
 
 
-def lying(data: bytes, draw: np.random.Generator) -> bytes:
+def set_extreme_fields(data: bytes, draw: np.random.Generator) -> bytes:
     """Sets some fields of 2 or 4 bytes, mostly in the header, to extreme values."""
     out = bytearray(data)
     for _ in range(draw.integers(1, 4)):
@@ -99,32 +99,40 @@ def lying(data: bytes, draw: np.random.Generator) -> bytes:
     return bytes(out)
 
 
-def joined(data: bytes, draw: np.random.Generator) -> bytes:
+def join_files(data: bytes, draw: np.random.Generator) -> bytes:
     other = list(SEEDS.values())[draw.integers(len(SEEDS))]
     return data[: draw.integers(len(data) + 1)] + other[draw.integers(len(other)) * draw.integers(2) :]
 
 
-def inserted(data: bytes, draw: np.random.Generator) -> bytes:
+def insert_bytes(data: bytes, draw: np.random.Generator) -> bytes:
     offset = int(draw.integers(len(data)))
     size = int(draw.integers(1, 200))
     more = draw.bytes(size) if draw.random() < 0.5 else bytes(size)
     return data[:offset] + more + data[offset + (size if draw.random() < 0.3 else 0) :]
 
 
-def without(data: bytes, draw: np.random.Generator) -> bytes:
+def remove_bytes(data: bytes, draw: np.random.Generator) -> bytes:
     offset = draw.integers(len(data))
     return data[:offset] + data[offset + draw.integers(1, 60) :]
 
 
-def claiming(data: bytes, draw: np.random.Generator) -> bytes:
+def change_size(data: bytes, draw: np.random.Generator) -> bytes:
     sizes = (0, 1, 31, 47, 500, 1000, 20000, 65000, 65535)
-    return claimed(data, int(draw.choice(sizes)), int(draw.choice(sizes)))
+    return with_size(data, int(draw.choice(sizes)), int(draw.choice(sizes)))
 
 
-DAMAGES: tuple[Damage, ...] = (flipped, cut, lying, joined, inserted, without, claiming)
+DAMAGES: tuple[Damage, ...] = (
+    flip_bits,
+    truncate,
+    set_extreme_fields,
+    join_files,
+    insert_bytes,
+    remove_bytes,
+    change_size,
+)
 
 
-def claimed(data: bytes, width: int, height: int) -> bytes:
+def with_size(data: bytes, width: int, height: int) -> bytes:
     """Returns the file with another size in its header."""
     out = bytearray(data)
     if data.startswith(b"\x89PNG"):
@@ -150,10 +158,10 @@ def claimed(data: bytes, width: int, height: int) -> bytes:
         struct.pack_into("<I", out, 21, (width - 1 & 0x3FFF) | (height - 1 & 0x3FFF) << 14)
     else:
         return re.sub(rb"(?<=P[256][ \n])\d+ \d+", f"{width} {height}".encode(), data, count=1)
-    return sealed(bytes(out))
+    return with_valid_checksums(bytes(out))
 
 
-def sealed(data: bytes) -> bytes:
+def with_valid_checksums(data: bytes) -> bytes:
     """Returns a PNG with corrected checksums, so that decoders read the damaged parts; other formats unchanged."""
     if not data.startswith(b"\x89PNG"):
         return data
@@ -168,7 +176,7 @@ def sealed(data: bytes) -> bytes:
     return bytes(out)
 
 
-def damaged(count: int) -> dict[str, bytes]:
+def damaged_files(count: int) -> dict[str, bytes]:
     """Returns damaged files by name. Each seed and kind of damage is equally frequent; some files are damaged twice."""
     names = list(SEEDS)
     files = {}
@@ -178,15 +186,15 @@ def damaged(count: int) -> dict[str, bytes]:
         damage = DAMAGES[i // len(names) % len(DAMAGES)]
         data = damage(SEEDS[name], draw)
         if data and draw.random() < 0.2:
-            data = flipped(data, draw)
-        files[f"{i:05d} {name} {damage.__name__}"] = sealed(data) if draw.random() < 0.8 else data
+            data = flip_bits(data, draw)
+        files[f"{i:05d} {name} {damage.__name__}"] = with_valid_checksums(data) if draw.random() < 0.8 else data
     return files
 
 
-# --- what they come to
+# --- results
 
 
-def written(folder: Path, files: dict[str, bytes]) -> pa.Table:
+def write_files(folder: Path, files: dict[str, bytes]) -> pa.Table:
     rows = []
     for name, data in files.items():
         (folder / name).write_bytes(data)
@@ -194,15 +202,15 @@ def written(folder: Path, files: dict[str, bytes]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=LISTING_SCHEMA)
 
 
-def in_order(reason: str) -> bool:
+def is_valid_reason(reason: str) -> bool:
     return 0 < len(reason) < 500 and reason.isprintable() and bool(reason.encode("utf-8"))
 
 
 def test_damaged_files_are_accepted_or_rejected_with_a_reason(tmp_path: Path) -> None:
-    files = damaged(FILES)
+    files = damaged_files(FILES)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        table = written(tmp_path, files)
+        table = write_files(tmp_path, files)
         found = pa.concat_tables(check_images(table.slice(start, 250)) for start in range(0, len(table), 250))
 
     assert found["image_id"].to_pylist() == list(files), "each exactly once, in order"
@@ -210,7 +218,7 @@ def test_damaged_files_are_accepted_or_rejected_with_a_reason(tmp_path: Path) ->
     for row in found.to_pylist():
         reason = row["reason"]
         if reason is not None:
-            assert in_order(reason), (row["image_id"], reason)
+            assert is_valid_reason(reason), (row["image_id"], reason)
             assert (row["height"], row["width"]) == (0, 0)
             kinds[reason.partition(":")[0]] += 1
             continue
@@ -229,10 +237,10 @@ def test_damaged_files_are_accepted_or_rejected_with_a_reason(tmp_path: Path) ->
 @pytest.mark.slow
 def test_an_index_of_damaged_files_lists_each_of_them(ray_local: None, tmp_path: Path) -> None:
     """Runs `mcis index tags` on a folder of files and a table, and reads the index."""
-    files = damaged(4 * FILES) | {"whole": SEEDS["jpeg"], "nothing": b""}
+    files = damaged_files(4 * FILES) | {"whole": SEEDS["jpeg"], "nothing": b""}
     images = tmp_path / "images"
     images.mkdir()
-    written(images, files)
+    write_files(images, files)
     (images / "folder").mkdir()
     names = [*files, "folder", "absent"]
     lines = [f"images/{name},{'cat' if n % 2 else 'dog'}" for n, name in enumerate(names)]
@@ -248,7 +256,7 @@ def test_an_index_of_damaged_files_lists_each_of_them(ray_local: None, tmp_path:
     assert sorted(accepted + rejected) == sorted(str(images / name) for name in names), "each in one of them, once"
 
     reasons = dict(zip((Path(uri).name for uri in rejected), found.rejects["reason"].to_pylist(), strict=True))
-    assert all(map(in_order, reasons.values()))
+    assert all(map(is_valid_reason, reasons.values()))
     assert {"nothing", "folder", "absent"} <= set(reasons)
     assert str(images / "whole") in accepted
     assert min(len(accepted), len(rejected)) > len(names) / 20
@@ -263,13 +271,13 @@ def test_an_index_of_damaged_files_lists_each_of_them(ray_local: None, tmp_path:
 @pytest.mark.parametrize("name", SEEDS)
 def test_a_size_in_a_header_allocates_no_memory(tmp_path: Path, name: str) -> None:
     side = 16383 if name.startswith("webp") and "VP8X" not in str(SEEDS[name][:20]) else 65000
-    table = written(tmp_path, {name: claimed(SEEDS[name], side, side)})
+    table = write_files(tmp_path, {name: with_size(SEEDS[name], side, side)})
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     (reason,) = check_images(table)["reason"].to_pylist()
 
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 * 1024  # KiB
     assert reason is not None
-    assert in_order(reason)
+    assert is_valid_reason(reason)
 
     if not name.startswith("webp"):  # libwebp compares the sizes of its parts first
         assert reason.startswith("too large: "), reason
@@ -283,7 +291,7 @@ def test_messages_of_decoders_become_one_printable_line(monkeypatch: pytest.Monk
 
     with pytest.raises(RejectedImage) as caught:
         decode_picture(SEEDS["png"])
-    assert in_order(caught.value.reason)
+    assert is_valid_reason(caught.value.reason)
     assert caught.value.reason.startswith("corrupt: ValueError: a b??[31m?? ...x")
 
 
@@ -294,5 +302,5 @@ def test_invalid_paths_are_rejected(tmp_path: Path) -> None:
     ]
     for reason in check_images(pa.Table.from_pylist(rows, schema=LISTING_SCHEMA))["reason"].to_pylist():
         assert reason.startswith("cannot be read: ")
-        assert in_order(reason)
+        assert is_valid_reason(reason)
         assert not reason.endswith("None")
