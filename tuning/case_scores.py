@@ -18,11 +18,12 @@ from mcis.tuning.definition import StudyCase
 COLUMNS = tuple(variant.study_column for variant in VARIANTS)
 """Columns of a study: the scores of a run, in the order of the pipeline."""
 INTERVAL_NOTE = (
-    "in brackets: 95 % interval over 2000 resamples of the images, and over the seeds by Student's t; none = the "
+    "in brackets",
+    "95 % interval over 2000 resamples of the images, and over the seeds by Student's t; none = the "
     "interval contains 0. With one seed, it does not include the variation between seeds. On average, 5 % of such "
-    "intervals do not contain the true difference."
+    "intervals do not contain the true difference.",
 )
-"""Explanation of the intervals."""
+"""A term of the tables and its explanation."""
 _CASE_HEADINGS = {"threshold", "related images", "ignored share", "seed"}
 """Headings of a score's meaning that differ between cases and therefore do not describe a column."""
 
@@ -88,6 +89,7 @@ def scores_by_column(scores: Sequence[Score], related: int) -> dict[str, Score]:
         has_other_maps = score.what == "localization_maps" and score.related != related
         if column is not None and not has_other_maps:
             selected[column] = score
+
     return selected
 
 
@@ -144,6 +146,7 @@ def paired_differences(case_scores: Sequence[CaseScores]) -> Iterator[PairedDiff
         control = by_name.get(scores.case.against or "")
         if control is None:
             continue
+
         seeds = [seed for seed in scores.seeds if seed in control.seeds]
         miou = {
             column: _differences(scores, control, column, seeds)
@@ -161,6 +164,7 @@ def _differences(scores: CaseScores, control: CaseScores, column: str, seeds: Se
         value = scores.miou[column][scores.seeds.index(seed)]
         control_value = control.miou[column][control.seeds.index(seed)]
         differences.append(value - control_value)
+
     return differences
 
 
@@ -179,6 +183,7 @@ def with_intervals(
     """
     control = str(difference.case.against)
     name = difference.case.name
+
     runs = [",".join(trial_name(case, seed) for seed in difference.seeds) for case in (control, name)]
     try:
         groups = open_run_groups(workspace.root, runs)
@@ -193,6 +198,7 @@ def with_intervals(
         interval = _miou_interval(compared)
         if column in difference.miou and interval:
             intervals[column] = interval
+
     return replace(difference, intervals=intervals)
 
 
@@ -225,21 +231,23 @@ def meaning_of_columns(trials: Sequence[Mapping[str, Score]]) -> dict[str, dict[
             texts[heading] = " or ".join(different_texts)
         if texts:
             columns[column] = texts
+
     return columns
 
 
-def caption(meanings: Mapping[str, Mapping[str, str]]) -> str:
-    """Describes the columns in one line, without the origin of the scores and without methods that differ by row.
+def column_descriptions(meanings: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """Describes each column, without the origin of the scores and without methods that differ by row.
 
     Args:
         meanings: texts by column and heading, see `meaning_of_columns`.
     """
-    columns = []
+    descriptions = {}
     for column, meaning in meanings.items():
         texts = []
         for heading, text in meaning.items():
             differs_by_row = heading == "method" and " or " in text
             if heading not in ORIGIN and not differs_by_row:
                 texts.append(f"{heading} {text}")
-        columns.append(f"{column}: {', '.join(texts)}")
-    return "; ".join(columns)
+        descriptions[column] = ", ".join(texts)
+
+    return descriptions

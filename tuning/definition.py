@@ -101,6 +101,7 @@ def _case_name(values: dict[str, Any]) -> str:
     for key, value in values.items():
         text = value if isinstance(value, str) else json.dumps(value, default=str)
         texts.append(f"{key.rpartition('.')[2]}-{text}")
+
     name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(texts))
     return name.strip("-.")[:_MAX_NAME_LENGTH]
 
@@ -121,6 +122,7 @@ def read_definition(study: str) -> StudyDefinition:
     """
     path = LIBRARY / f"{study}.toml" if study in library() else Path(study)
     expected = f"one of {', '.join(library())}, or a TOML file with cases or axes"
+
     try:
         definition = StudyDefinition.model_validate(tomllib.loads(path.read_bytes().decode()))
         names = [case.name for case in definition.all_cases()]
@@ -133,6 +135,7 @@ def read_definition(study: str) -> StudyDefinition:
         raise UserError(
             f"{path} does not define a study: {'; '.join(problems)}", expected, "see docs/howto/studies.md"
         ) from None
+
     _check_names(path, definition, names)
     return definition
 
@@ -141,6 +144,7 @@ def _check_names(path: Path, definition: StudyDefinition, names: list[str]) -> N
     """Raises a `UserError` if there are no cases, two of one name, or comparisons with cases that do not exist."""
     repeated = sorted({name for name in names if names.count(name) > 1})
     unknown = sorted({case.against for case in definition.cases if case.against} - set(names))
+
     if not names:
         raise UserError(f"{path} has no case", "cases or axes", "add a [[case]]")
     if repeated:
@@ -164,12 +168,14 @@ def trial_values(resolved: Resolved, values: Values, sources: str | None = None)
     """
     config = resolved.config
     unused_sources = set(sources_of(config.sources)) - set(sources_of(sources or config.sources))
+
     left_out = [f"data.{source}" for source in unused_sources]
     method = config.localize.method.name
     if values.get("localize.method.name", method) != method:
         left_out.append("localize.method.")
     if values.get("localize.related") == 0:
         left_out.append("localize.method.contrastive")
+
     changed = {key: value for key, value in resolved.changed().items() if not key.startswith(tuple(left_out))}
     return changed | values
 
@@ -201,6 +207,7 @@ def cases_of(definition: StudyDefinition, resolved: Resolved, until: str) -> lis
 
 def _study_case(definition: CaseDefinition, resolved: Resolved, until: str) -> StudyCase:
     _check_case(definition, resolved)
+
     config = configured(resolved, definition.values, definition.sources).config
     last_stage = min(definition.until or until, until, key=pipeline.STAGE_NAMES.index)
     inference = config.localize.description() if config.localize.related else "single round"
@@ -222,10 +229,12 @@ def _check_case(definition: CaseDefinition, resolved: Resolved) -> None:
             "values of other keys",
             "write `sources` next to `set`, run one study per recipe, and choose seeds by --seeds",
         )
+
     if definition.until not in (None, *LAST_STAGES):
         raise UserError(
             f"{definition.name}: until = {definition.until}", f"one of {', '.join(LAST_STAGES)}", "choose one of them"
         )
+
     study_sources = resolved.config.sources
     sources = definition.sources or study_sources
     missing = sorted(set(sources_of(sources)) - set(sources_of(study_sources)))

@@ -41,11 +41,13 @@ def parse_axes(texts: Sequence[str]) -> dict[str, BaseDistribution]:
     """
     if not texts:
         raise UserError("no --axis", "at least one key with a range of values", _EXAMPLE)
+
     axes: dict[str, BaseDistribution] = {}
     for text in texts:
         match = _AXIS.fullmatch(text)
         if not match:
             raise UserError(f"--axis {text}", f"KEY={_FORMS}", _EXAMPLE)
+
         key, form, arguments = match.groups()
         if key in axes:
             raise UserError(f"two --axis {key}", "one range per key", "remove one of them")
@@ -128,6 +130,7 @@ class Objective(NamedTuple):
         if self.what is not None:
             values = [score.miou for score in scores if score.what == self.what and self.crf in (None, score.crf)]
             value = values[-1] if values else None
+
         if value is None or math.isnan(value):
             raise UserError(f"no score `{self.about}`", "a score of each trial", "see the trial's report")
         return value

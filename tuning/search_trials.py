@@ -103,14 +103,17 @@ class StoredSearch(OptunaSearch):
         self.search = search
         self.numbers: dict[str, int] = {}
         self.local_file = folder / search.folder.search.name
+
         try:
             with contextlib.suppress(FileNotFoundError):
                 shutil.copyfile(fetch_file(search.folder.search), self.local_file)
+
             self.storage = optuna.storages.RDBStorage(f"sqlite:///{self.local_file}")
             self.study = optuna.create_study(
                 storage=self.storage, study_name=search.name, direction="maximize", load_if_exists=True
             )
             self._check_identity()
+
             first_values = self._first_values()
             super().__init__(
                 space=dict(search.axes),
@@ -121,6 +124,7 @@ class StoredSearch(OptunaSearch):
                 study_name=search.name,
                 storage=self.storage,
             )
+
             for trial in self.study.get_trials(states=[TrialState.RUNNING]):
                 self.storage.set_trial_state_values(self._storage_id(trial.number), TrialState.WAITING)
             self.save_to_workspace()
@@ -169,6 +173,7 @@ class StoredSearch(OptunaSearch):
         running = self.study.get_trials(states=[TrialState.RUNNING])
         (trial,) = (trial for trial in running if trial.number not in self.numbers.values())
         self.numbers[trial_id] = trial.number
+
         self.save_to_workspace()
         return {"trial": self.search.trial(trial.number, trial.params)._asdict()}
 
@@ -187,11 +192,13 @@ class StoredSearch(OptunaSearch):
         result = result or {}
         if not error and not {METRIC, "validation"} & result.keys():
             return
+
         self.on_trial_result(trial_id, result)
         storage_id = self._storage_id(self.numbers[trial_id])
         for name in ("val_map", "epoch"):
             if name in result:
                 self.storage.set_trial_user_attr(storage_id, name, result[name])
+
         super().on_trial_complete(trial_id, result, error)
         self.save_to_workspace()
 
@@ -204,6 +211,7 @@ class StoredSearch(OptunaSearch):
         """The trials that have ended."""
         trials = [self._ended_trial(trial) for trial in self.study.get_trials(states=list(_STATES))]
         done = [trial for trial in trials if trial.objective is not None]
+
         best = max(done, key=_objective, default=None)
         default = next((trial for trial in done if trial.number == 0 and trial.values == self.search.default), None)
         return SearchResult(trials=trials, best=best, default=default)
@@ -244,6 +252,7 @@ def make_scheduler(search: Search, study: optuna.Study) -> FIFOScheduler:
     """
     if not search.halving:
         return FIFOScheduler()
+
     scheduler = ASHAScheduler(
         time_attr="validation",
         metric="val_map",
@@ -252,12 +261,14 @@ def make_scheduler(search: Search, study: optuna.Study) -> FIFOScheduler:
         reduction_factor=search.halving,
         stop_last_trials=False,
     )
+
     controller: Any = None
     for trial in study.get_trials(states=list(_STATES)):
         earlier_trial: Any = SimpleNamespace(trial_id=f"earlier trial {trial.number}")
         scheduler.on_trial_add(controller, earlier_trial)
         for validation, val_map in trial.intermediate_values.items():
             scheduler.on_trial_result(controller, earlier_trial, {"validation": validation, "val_map": val_map})
+
     return scheduler
 
 

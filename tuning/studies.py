@@ -17,7 +17,7 @@ from mcis.platform.outputs.read_index import rows_in_split
 from mcis.platform.reporting.compared_runs import open_run_groups
 from mcis.platform.reporting.comparison import BootstrapSettings, compare
 from mcis.platform.reporting.comparison_page import compared_images, write_page
-from mcis.platform.reporting.terminal import print_table
+from mcis.platform.reporting.terminal import print_descriptions, print_table
 from mcis.platform.runs.files import fingerprint, write_json, written_aside
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
@@ -28,7 +28,7 @@ from mcis.tuning.case_scores import (
     INTERVAL_NOTE,
     CaseScores,
     PairedDifference,
-    caption,
+    column_descriptions,
     meaning_of_columns,
     paired_differences,
     score_case,
@@ -254,7 +254,7 @@ def _write_files(study: Study, result: StudyResult, tracker: Tracker) -> None:
     folder = study.folder
     write_json(folder.study, result.as_json())
     with written_aside(folder.study_picture) as aside:
-        plot_cases(result.cases, aside, study.name, caption(result.meanings))
+        plot_cases(result.cases, aside, study.name, column_descriptions(result.meanings))
 
     for scores in result.cases:
         metrics = {}
@@ -270,8 +270,8 @@ def _print_result(study: Study, result: StudyResult, title: str) -> None:
     _print_study_table(title, cases_table(result.cases))
     if result.differences:
         _print_study_table("differences of mIoU %, over the same seeds", differences_table(result.differences))
-        console.print(INTERVAL_NOTE)
-    console.print(caption(result.meanings))
+        print_descriptions([INTERVAL_NOTE])
+    print_descriptions(column_descriptions(result.meanings).items())
     console.print(f"numbers: {study.folder.study}")
     console.print(f"plot:    {study.folder.study_picture}")
 

@@ -1,6 +1,6 @@
 """Tables, CSV and plots of studies."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isnan
 from pathlib import Path
 from statistics import mean, stdev
@@ -126,7 +126,7 @@ def _interval_text(interval: Sequence[float]) -> str:
     return f"({prefix}{low:+.1f} to {high:+.1f})"
 
 
-def plot_cases(case_scores: Sequence[CaseScores], path: Path, title: str, note: str) -> None:
+def plot_cases(case_scores: Sequence[CaseScores], path: Path, title: str, descriptions: Mapping[str, str]) -> None:
     """Plots mIoU: a bar for each case, a subplot for each column, a color for each group.
 
     Lines show the standard deviation over the seeds, dots the seeds.
@@ -135,7 +135,7 @@ def plot_cases(case_scores: Sequence[CaseScores], path: Path, title: str, note: 
         case_scores: scores of the cases.
         path: PNG file to write.
         title: title of the figure.
-        note: text below the subplots that explains the columns.
+        descriptions: descriptions of the columns, printed below the subplots.
     """
     columns = used_columns(case_scores)
     num_plots = max(1, len(columns))
@@ -154,6 +154,7 @@ def plot_cases(case_scores: Sequence[CaseScores], path: Path, title: str, note: 
     num_seeds = max((len(scores.seeds) for scores in case_scores), default=0)
     subtitle = f"{title}: mean and standard deviation of {num_seeds} seed(s); dots: single seeds"
     figure.suptitle(subtitle, x=0.01, ha="left", fontsize=9)
+    note = "; ".join(f"{column}: {description}" for column, description in descriptions.items())
     figure.supxlabel(fill(note, 40 + 40 * num_plots), fontsize=6)
     figure.savefig(path, dpi=150, format="png")
 

@@ -7,7 +7,7 @@ from mcis.platform.runs.scores import Score
 from mcis.tuning.case_scores import (
     CaseScores,
     PairedDifference,
-    caption,
+    column_descriptions,
     meaning_of_columns,
     paired_differences,
     score_case,
@@ -55,23 +55,23 @@ def test_scores_have_a_column_each_and_maps_are_those_of_the_trials_related_imag
     assert without_related == {MAPS: 40.0, MASKS: 60.0, "segmentation, CRF": 70.0}
 
 
-def test_a_caption_describes_the_columns_without_the_origin_of_the_scores() -> None:
+def test_columns_are_described_without_the_origin_of_the_scores() -> None:
     meanings = meaning_of_columns([trial_scores(related=3)])
     assert meanings[MASKS]["git"] == "abc"
     del meanings[MAPS]
-    assert caption(meanings) == (
-        "pseudo masks: split train, images 9, background cue saliency, map scale range, method paper; "
-        "segmentation, CRF: split val, images 4, scales 1, horizontal flip yes, CRF yes"
-    )
+    assert column_descriptions(meanings) == {
+        MASKS: "split train, images 9, background cue saliency, map scale range, method paper",
+        "segmentation, CRF": "split val, images 4, scales 1, horizontal flip yes, CRF yes",
+    }
 
 
-def test_a_caption_leaves_out_methods_that_differ_by_row() -> None:
+def test_descriptions_of_columns_leave_out_methods_that_differ_by_row() -> None:
     trials = []
     for method in ("one", "other"):
         trials.append(scores_by_column([make_score("pseudo_masks", 60.0, related=3, method=method)], 3))
     meanings = meaning_of_columns(trials)
     assert meanings[MASKS]["method"] == "one or other"
-    assert caption(meanings) == "pseudo masks: split train, images 9"
+    assert column_descriptions(meanings) == {MASKS: "split train, images 9"}
 
 
 def make_case(name: str, against: str | None = None) -> StudyCase:

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from mcis.platform.reporting import terminal
-from mcis.tuning.case_scores import CaseScores, PairedDifference, caption
+from mcis.tuning.case_scores import CaseScores, PairedDifference
 from mcis.tuning.definition import StudyCase
 from mcis.tuning.tables import StudyTable, cases_csv, cases_table, differences_table, plot_cases
 
@@ -103,5 +103,5 @@ def test_the_csv_has_a_row_per_case_and_seed_with_all_values() -> None:
 
 @pytest.mark.parametrize("scores", [EFFECT, EFFECT[:1], []])
 def test_a_plot_is_written_also_without_values(tmp_path: Path, scores: list[CaseScores]) -> None:
-    plot_cases(scores, tmp_path / "plot.png", "name", caption({}))
+    plot_cases(scores, tmp_path / "plot.png", "name", {MASKS: "split train"})
     assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
