@@ -2,21 +2,25 @@
 
 Workers see parts of a batch. Each loss is a sum over the pairs of such a part; the trainer divides the sum over all
 workers by the number of pairs in the batch. Gradients therefore do not depend on how pairs are spread over workers.
+
+The configuration reads the table of losses, so torch is imported only when a loss is computed.
 """
 
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping
-from typing import NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from pydantic import Field
-from torch import Tensor
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.registry import Registry
 from mcis.datasets.section import NonNegative, Rate, Section
-from mcis.models.losses import sigmoid_ce
-from mcis.models.seam import EquivariantMaps, cross_equivariant_loss, equivariant_loss
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from mcis.models.seam import EquivariantMaps
 
 
 class PairScores(NamedTuple):
@@ -28,12 +32,12 @@ class PairScores(NamedTuple):
         exclusive_m, exclusive_n: s_m^{m\\n} and s_n^{n\\m}, from contrastive co-attentive features.
     """
 
-    basic_m: Tensor
-    basic_n: Tensor
-    common_m: Tensor | None = None
-    common_n: Tensor | None = None
-    exclusive_m: Tensor | None = None
-    exclusive_n: Tensor | None = None
+    basic_m: "Tensor"
+    basic_n: "Tensor"
+    common_m: "Tensor | None" = None
+    common_n: "Tensor | None" = None
+    exclusive_m: "Tensor | None" = None
+    exclusive_n: "Tensor | None" = None
 
 
 class LossInputs(NamedTuple):
@@ -50,14 +54,14 @@ class LossInputs(NamedTuple):
     """
 
     scores: PairScores
-    tags_m: Tensor
-    tags_n: Tensor
-    features_m: Tensor
-    features_n: Tensor
+    tags_m: "Tensor"
+    tags_n: "Tensor"
+    features_m: "Tensor"
+    features_n: "Tensor"
     unshared_m: bool = True
     unshared_n: bool = True
     copies: PairScores | None = None
-    maps: EquivariantMaps | None = None
+    maps: "EquivariantMaps | None" = None
 
 
 class LossConfig(Section):
@@ -88,7 +92,7 @@ class ContrastiveLossConfig(PaperLossConfig):
     released code (RELEASED_RECIPE, "Classifier")."""
 
 
-LossFunction = Callable[..., Tensor | None]
+LossFunction = Callable[..., "Tensor | None"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,7 +110,7 @@ class ClassifierLoss:
     record: type[LossConfig] | None
     section: str | None
 
-    def __call__(self, inputs: LossInputs, values: LossConfig) -> Tensor | None:
+    def __call__(self, inputs: LossInputs, values: LossConfig) -> "Tensor | None":
         """Computes the loss.
 
         Raises:
@@ -142,7 +146,7 @@ def classifier_loss(
 
 
 @classifier_loss(record=PaperLossConfig)
-def basic(inputs: LossInputs) -> Tensor:
+def basic(inputs: LossInputs) -> "Tensor":
     """L_CE(s_m, l_m) + L_CE(s_n, l_n) (Eq. 1); with equivariant attention, the mean of this over images and copies."""
     total = _cross_entropy(inputs.scores, inputs)
     if inputs.copies is None:
@@ -150,13 +154,17 @@ def basic(inputs: LossInputs) -> Tensor:
     return (total + _cross_entropy(inputs.copies, inputs)) / 2
 
 
-def _cross_entropy(scores: PairScores, inputs: LossInputs) -> Tensor:
+def _cross_entropy(scores: PairScores, inputs: LossInputs) -> "Tensor":
+    from mcis.models.losses import sigmoid_ce
+
     return (sigmoid_ce(scores.basic_m, inputs.tags_m) + sigmoid_ce(scores.basic_n, inputs.tags_n)).sum()
 
 
 @classifier_loss(record=PaperLossConfig)
-def co_attention(inputs: LossInputs) -> Tensor | None:
+def co_attention(inputs: LossInputs) -> "Tensor | None":
     """Cross entropy of the common scores of both images with the shared labels l_m ∩ l_n (Eq. 5)."""
+    from mcis.models.losses import sigmoid_ce
+
     scores = inputs.scores
     if scores.common_m is None or scores.common_n is None:
         return None
@@ -166,8 +174,10 @@ def co_attention(inputs: LossInputs) -> Tensor | None:
 
 
 @classifier_loss(record=ContrastiveLossConfig)
-def contrastive(inputs: LossInputs, *, needs_unshared: bool) -> Tensor | None:
+def contrastive(inputs: LossInputs, *, needs_unshared: bool) -> "Tensor | None":
     """Cross entropy of the exclusive scores with the unshared labels l_m \\ l_n and l_n \\ l_m (Eq. 9)."""
+    from mcis.models.losses import sigmoid_ce
+
     scores = inputs.scores
     if scores.exclusive_m is None or scores.exclusive_n is None:
         return None
@@ -185,16 +195,20 @@ def contrastive(inputs: LossInputs, *, needs_unshared: bool) -> Tensor | None:
 
 
 @classifier_loss(section="equivariant")
-def equivariant(inputs: LossInputs) -> Tensor | None:
+def equivariant(inputs: LossInputs) -> "Tensor | None":
     """Equivariant regularization of the images' maps (SEAM)."""
+    from mcis.models.seam import equivariant_loss
+
     if inputs.maps is None:
         return None
     return equivariant_loss(inputs.maps, classes=inputs.tags_m.shape[1]).sum()
 
 
 @classifier_loss(section="equivariant")
-def cross(inputs: LossInputs, *, hard: float) -> Tensor | None:
+def cross(inputs: LossInputs, *, hard: float) -> "Tensor | None":
     """Equivariant cross regularization of the images' refined maps (SEAM)."""
+    from mcis.models.seam import cross_equivariant_loss
+
     if inputs.maps is None:
         return None
     return cross_equivariant_loss(inputs.maps, classes=inputs.tags_m.shape[1], hard=hard).sum()
@@ -213,7 +227,7 @@ LOSSES = Registry[ClassifierLoss](
 """Losses of the classifier by name; packages add to them by entry points of `mcis.losses`."""
 
 
-def weighted_losses(inputs: LossInputs, values: Mapping[str, LossConfig], *, epoch: int) -> dict[str, Tensor]:
+def weighted_losses(inputs: LossInputs, values: Mapping[str, LossConfig], *, epoch: int) -> "dict[str, Tensor]":
     """Computes the losses of the pairs, each multiplied by its weight.
 
     Args:
