@@ -10,7 +10,6 @@ import pyarrow.compute as pc
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import local_path
 from mcis.platform import pipeline
-from mcis.platform.config.keys import StageName
 from mcis.platform.config.resolve import Overrides, Resolved, location_values, resolve
 from mcis.platform.engine.runtime import ray_session
 from mcis.platform.networks.predictor import Predictor
@@ -35,8 +34,8 @@ def run(
     recipe: str | None = None,
     config: Path | str | None = None,
     workspace: Path | str | None = None,
-    until: StageName | None = None,
-    start: StageName | None = None,
+    until: str | None = None,
+    start: str | None = None,
     verbose: bool = False,
     **locations: Path | str,
 ) -> RunResult:

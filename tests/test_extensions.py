@@ -1,4 +1,4 @@
-"""Another package adds a source, rules for masks and related images, a loss and a score, without a fork."""
+"""Another package adds a source, rules for masks and related images, a loss, a score and a stage, without a fork."""
 
 import json
 import os
@@ -102,6 +102,25 @@ def dice(matrix):
     with np.errstate(invalid="ignore", divide="ignore"):
         return 200 * np.diagonal(matrix) / (matrix.sum(axis=0) + matrix.sum(axis=1))
 '''
+STAGE_MODULE = """
+import sys
+
+import pyarrow.compute as pc
+
+from mcis.platform.runs.files import read_table, write_json
+from mcis.platform.runs.results import StageResult
+from mcis.platform.runs.stage import Stage
+
+
+def run(config, context):
+    masks = read_table(context.inputs["pseudo_masks"] / "masks", ["foreground"])
+    foreground = round(pc.mean(masks["foreground"]).as_py(), 4)
+    write_json(context.part / "foreground.json", foreground)
+    return StageResult(counts={"mean foreground": foreground}, notes=(f"{foreground} of the masks is foreground",))
+
+
+STAGE = Stage(name="foreground", module=sys.modules[__name__], needs=("index", "pseudo_masks"), networks=False)
+"""
 ENTRIES = """
 [mcis.sources]
 coco = extra:COCO
@@ -113,6 +132,8 @@ next = extra:NEXT
 sparsity = extra:sparsity
 [mcis.scores]
 dice = extra:dice
+[mcis.stages]
+foreground = extra_stage:STAGE
 """
 
 
@@ -124,6 +145,7 @@ def package(tmp_path: Path) -> dict[str, str]:
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: extra\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text(ENTRIES)
     (about.parent / "extra.py").write_text(PACKAGE)
+    (about.parent / "extra_stage.py").write_text(STAGE_MODULE)
     return os.environ | {"PYTHONPATH": str(about.parent), "COLUMNS": "200"}
 
 
@@ -135,12 +157,37 @@ def mcis(package: dict[str, str], *arguments: str) -> str:
     return done.stdout
 
 
+def test_a_stage_follows_the_stages_it_needs(package: dict[str, str]) -> None:
+    code = "from mcis.platform.pipeline import STAGE_NAMES; print(*STAGE_NAMES)"
+    names = subprocess.check_output([sys.executable, "-c", code], env=package, text=True).split()
+    assert names[names.index("pseudo_masks") + 1] == "foreground"
+    assert names[-1] == "report"
+
+
+def test_a_stage_that_needs_an_unknown_stage_is_refused(package: dict[str, str]) -> None:
+    module = Path(package["PYTHONPATH"]) / "extra_stage.py"
+    module.write_text(STAGE_MODULE.replace('"pseudo_masks")', '"masks")'))
+    code = "import mcis.platform.pipeline"
+    done = subprocess.run([sys.executable, "-c", code], env=package, capture_output=True, text=True)
+    assert "'foreground' of an installed package" in done.stderr
+    assert "needs index, masks" in done.stderr
+
+
 def test_extensions_are_choices_of_the_configuration(package: dict[str, str]) -> None:
     shown = mcis(package, "config", "show", "coco", "--coco", "a.json", "--set", "pseudo_masks.rule=strict")
     assert "data.coco.images" in shown
     assert "pseudo_masks.strict.sure" in shown
     assert "classifier.losses.sparsity.power" in shown
     assert "--coco" in mcis(package, "run", "--help")
+
+
+def test_a_stage_of_a_package_is_a_choice_of_the_command_line(package: dict[str, str]) -> None:
+    command = [sys.executable, "-c", "from mcis.platform.cli import main; main()"]
+    options = ["run", "coco", "--coco", "a.json", "--name", "a", "--until"]
+    known = subprocess.run([*command, *options, "foreground"], env=package, capture_output=True, text=True)
+    unknown = subprocess.run([*command, *options, "background"], env=package, capture_output=True, text=True)
+    assert "a.json" in known.stderr
+    assert "foreground" in unknown.stderr
 
 
 @pytest.mark.parametrize("stage", ["pseudo_masks", "train_classifier"])
@@ -179,6 +226,11 @@ def test_a_run_uses_extensions(package: dict[str, str], tmp_path: Path) -> None:
     out = tmp_path / "work"
     run = ["run", "coco", "--coco", str(tmp_path / "coco.json"), "--name", "a", "--workspace", str(out)]
     mcis(package, *run, *overrides)
+    (foreground,) = out.glob("store/foreground-*/foreground.json")
+
+    assert 0 <= read_json(foreground) <= 1
+    assert "of the masks is foreground" in (out / "runs" / "a" / "report.html").read_text()
+
     steps = [json.loads(line) for log in out.glob("store/train_classifier-*/steps.jsonl") for line in log.open()]
 
     assert steps

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 import typer
 
 from mcis.datasets.sources import SOURCES
-from mcis.platform.config.keys import StageName
+from mcis.platform.config.keys import STAGE_NAMES
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.sections import SOURCE_COMBINATIONS
 
@@ -46,11 +46,30 @@ WorkspaceFolder = Annotated[
         help="Folder of runs, shared stages and MLflow's store: a path, or a URI such as s3://bucket/work.",
     ),
 ]
-Until = Annotated[StageName | None, typer.Option(metavar="STAGE", help="Last stage to compute, such as pseudo_masks.")]
+
+
+def parse_stage(name: str) -> str:
+    """Returns the name of a stage, or raises typer.BadParameter with the names that exist."""
+    if name not in STAGE_NAMES:
+        raise typer.BadParameter(f"{name!r} is not one of {', '.join(STAGE_NAMES)}")
+    return name
+
+
+Until = Annotated[
+    str | None,
+    typer.Option(
+        parser=parse_stage,
+        autocompletion=lambda: STAGE_NAMES,
+        metavar="STAGE",
+        help="Last stage to compute, such as pseudo_masks.",
+    ),
+]
 From = Annotated[
-    StageName | None,
+    str | None,
     typer.Option(
         "--from",
+        parser=parse_stage,
+        autocompletion=lambda: STAGE_NAMES,
         metavar="STAGE",
         help="Compute this stage and all after it again. To resume after an interruption, leave it out.",
     ),

@@ -13,9 +13,10 @@ from mcis.platform.commands.options import (
     Verbose,
     WorkspaceFolder,
     grouped,
+    parse_stage,
     plain_errors,
 )
-from mcis.platform.config.keys import StageName
+from mcis.platform.config.keys import STAGE_NAMES
 
 study_app = typer.Typer(help="Ablations as studies of many runs, and hyperparameter search.", no_args_is_help=True)
 
@@ -45,8 +46,10 @@ def run_study(
     name: Name,
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
     until: Annotated[
-        StageName,
+        str,
         typer.Option(
+            parser=parse_stage,
+            autocompletion=lambda: STAGE_NAMES,
             metavar="STAGE",
             help="Last stage of the trials; pseudo_masks trains no segmentation network. Some cases end earlier.",
         ),

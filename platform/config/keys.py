@@ -2,15 +2,16 @@
 
 import contextlib
 import functools
+import importlib.metadata
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from mcis.datasets.errors import UserError
 
-StageName = Literal[
+STAGE_NAMES = (
     "index",
     "train_classifier",
     "localize",
@@ -20,8 +21,9 @@ StageName = Literal[
     "predict",
     "evaluate",
     "report",
-]
-"""The stages in their order, as in `pipeline.STAGES`, which brings torch."""
+    *sorted(point.name for point in importlib.metadata.entry_points(group="mcis.stages")),
+)
+"""Names of the stages in `pipeline.STAGES`, followed by those of installed packages; known without importing torch."""
 Values = dict[str, Any]  # by dotted key
 
 
