@@ -19,7 +19,7 @@ from mcis.datasets.tables.large_tables import table_digest
 from mcis.platform.config.experiment import experiment_text
 from mcis.platform.reporting.files import csv_table
 from mcis.platform.reporting.terminal import print_table
-from mcis.platform.runs.files import write_json, write_text, written_aside
+from mcis.platform.runs.files import atomic_write, write_json, write_text
 from mcis.platform.runs.lifecycle import record_interruption
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
@@ -133,7 +133,7 @@ def _write_files(search: Search, study: optuna.Study, result: SearchResult, trac
     """Writes the result to the folder of the search's run and logs it to MLflow."""
     folder = search.folder
     write_json(folder.study, search_json(search, result))
-    with written_aside(folder.study_picture) as aside:
+    with atomic_write(folder.study_picture) as aside:
         _plot_study(study, aside, search.goal.about)
     tracker.artifact(folder.study)
     tracker.artifact(folder.study_picture)

@@ -23,7 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import fetch_file
 from mcis.platform.config.keys import Values
-from mcis.platform.runs.files import fingerprint, written_aside
+from mcis.platform.runs.files import atomic_write, fingerprint
 from mcis.platform.runs.progress import console
 from mcis.tuning.search_space import Search
 
@@ -204,7 +204,7 @@ class StoredSearch(OptunaSearch):
 
     def save_to_workspace(self) -> None:
         """Replaces the file in the workspace by the local copy."""
-        with written_aside(self.search.folder.search) as aside:
+        with atomic_write(self.search.folder.search) as aside:
             shutil.copyfile(self.local_file, aside)
 
     def result(self) -> SearchResult:

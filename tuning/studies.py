@@ -18,7 +18,7 @@ from mcis.platform.reporting.compared_runs import open_run_groups
 from mcis.platform.reporting.comparison import BootstrapSettings, compare
 from mcis.platform.reporting.comparison_page import compared_images, write_page
 from mcis.platform.reporting.terminal import print_descriptions, print_table
-from mcis.platform.runs.files import fingerprint, write_json, written_aside
+from mcis.platform.runs.files import atomic_write, fingerprint, write_json
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import console
@@ -253,7 +253,7 @@ def _write_files(study: Study, result: StudyResult, tracker: Tracker) -> None:
     """Writes study.json and study.png, and logs them and the mean scores to MLflow."""
     folder = study.folder
     write_json(folder.study, result.as_json())
-    with written_aside(folder.study_picture) as aside:
+    with atomic_write(folder.study_picture) as aside:
         plot_cases(result.cases, aside, study.name, column_descriptions(result.meanings))
 
     for scores in result.cases:

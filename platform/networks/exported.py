@@ -15,7 +15,7 @@ from mcis.models.registry import backbone_normalization
 from mcis.platform.networks.build import build_segmenter, load_trained
 from mcis.platform.networks.hub import write_pretrained
 from mcis.platform.networks.trained_segmenter import open_trained_segmenter
-from mcis.platform.runs.files import written_aside
+from mcis.platform.runs.files import atomic_write
 from mcis.platform.runs.workspace import Workspace
 
 ABOUT = "about.json"
@@ -55,7 +55,7 @@ def export_network(workspace: Workspace, name: str, out: Path) -> str:
     program, about = _program(workspace, name)
     content = io.BytesIO()
     torch.export.save(program, content, extra_files={ABOUT: json.dumps(about, indent=2)})
-    with written_aside(out) as aside:
+    with atomic_write(out) as aside:
         aside.write_bytes(content.getbuffer())
     return f"network of {len(about['classes'])} classes in {out}: {about['input']} -> {about['output']}"
 
@@ -83,7 +83,7 @@ def export_onnx(workspace: Workspace, name: str, out: Path) -> str:
     for key, value in about.items():
         model.model.metadata_props[key] = value if isinstance(value, str) else json.dumps(value)
 
-    with written_aside(out) as aside:
+    with atomic_write(out) as aside:
         model.save(aside)
     return f"ONNX of {len(about['classes'])} classes in {out}: {about['input']} -> {about['output']}"
 

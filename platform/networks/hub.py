@@ -23,7 +23,7 @@ from mcis.platform.networks.build import build_segmenter
 from mcis.platform.networks.trained_segmenter import TrainedSegmenter, check_overrides, sets_max_side
 from mcis.platform.networks.weights_files import SAFETENSORS, load_weights, weights_in
 from mcis.platform.outputs.read_index import open_index, rows_in_split
-from mcis.platform.runs.files import read_record_of, write_json, write_text, written_aside
+from mcis.platform.runs.files import atomic_write, read_record_of, write_json, write_text
 from mcis.platform.runs.scores import Score, read_scores
 from mcis.platform.runs.workspace import Workspace
 
@@ -56,7 +56,7 @@ def write_pretrained(trained: TrainedSegmenter, folder: Path) -> None:
     values["segmenter.init"] = "pretrained"
     values["segmenter.trainable_stages"] = "all"
 
-    with written_aside(folder / SAFETENSORS) as aside:
+    with atomic_write(folder / SAFETENSORS) as aside:
         safetensors.torch.save_file(tensors, aside, {"format": "pt"})
     write_text(folder / _CARD, card)
     write_json(folder / _CONFIG, {"classes": trained.classes, "max_side": trained.max_side, "values": values})

@@ -11,7 +11,7 @@ from torch import nn
 
 from mcis.datasets.errors import BadFile, UserError
 from mcis.datasets.storage.folders import read_file
-from mcis.platform.runs.files import written_aside
+from mcis.platform.runs.files import atomic_write
 
 WEIGHTS = "weights.pt"
 """The file of weights in the output of a training stage."""
@@ -69,5 +69,5 @@ def save(state: Any, path: Path) -> None:
     """Writes tensors and plain values, aside and renamed."""
     content = io.BytesIO()  # torch reports a full disk in its own way, writing bytes raises OSError
     torch.save(state, content)
-    with written_aside(path) as aside:
+    with atomic_write(path) as aside:
         aside.write_bytes(content.getbuffer())

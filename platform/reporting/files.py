@@ -13,7 +13,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
 from mcis.datasets.sources.lists import relative_name, without_image_suffix
 from mcis.datasets.storage.threads import map_in_threads
-from mcis.platform.runs.files import read_table, shards_in, written_aside
+from mcis.platform.runs.files import atomic_write, read_table, shards_in
 from mcis.platform.runs.progress import counted
 from mcis.platform.runs.workspace import Workspace
 
@@ -138,5 +138,5 @@ def csv_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
 
 def write_bytes(path: Path, content: bytes) -> None:
     """Writes a file atomically."""
-    with written_aside(path, durable=False) as aside:
+    with atomic_write(path, durable=False) as aside:
         aside.write_bytes(content)

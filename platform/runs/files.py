@@ -118,10 +118,10 @@ def disk_errors(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def written_aside(path: Path, *, durable: bool = True) -> Iterator[Path]:
+def atomic_write(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Like `folders.atomic_write`, with errors of the disk converted by `disk_errors`."""
-    with disk_errors(path.parent), folders.atomic_write(path, durable=durable) as aside:
-        yield aside
+    with disk_errors(path.parent), folders.atomic_write(path, durable=durable) as temporary:
+        yield temporary
 
 
 def rename_folder(folder: Path, final: Path) -> None:
@@ -145,8 +145,8 @@ def write_json(path: Path, value: Any) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Writes a text file atomically."""
-    with written_aside(path) as aside:
-        aside.write_text(text, encoding="utf-8")
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def read_json(path: Path) -> Any:
@@ -180,16 +180,18 @@ def read_record_of(path: Path, kind: type[_Record], expected: str, remedy: str) 
 
 def write_table(path: Path, table: pa.Table) -> None:
     """Writes a table atomically: as Parquet, or as uncompressed Arrow for memory mapping if the name ends in .arrow."""
-    with written_aside(path) as aside:
+    with atomic_write(path) as temporary:
         if path.suffix == ".arrow":
-            pa.feather.write_feather(table.combine_chunks(), aside, compression="uncompressed", chunksize=len(table))
+            pa.feather.write_feather(
+                table.combine_chunks(), temporary, compression="uncompressed", chunksize=len(table)
+            )
         else:
-            pq.write_table(table, aside, compression="zstd")
+            pq.write_table(table, temporary, compression="zstd")
 
 
 def write_batches(path: Path, schema: pa.Schema, tables: Iterable[pa.Table]) -> None:
     """Writes a sequence of tables, one at a time, to a single Parquet file atomically."""
-    with written_aside(path) as aside, pq.ParquetWriter(aside, schema, compression="zstd") as writer:
+    with atomic_write(path) as temporary, pq.ParquetWriter(temporary, schema, compression="zstd") as writer:
         for table in in_shards(tables):
             writer.write_table(table)
 

@@ -18,13 +18,13 @@ from mcis.datasets.tables.shards import Shards
 from mcis.platform.engine.checkpoint import CHECKPOINT, remove_damaged
 from mcis.platform.networks.weights_files import WEIGHTS, load_weights, save, save_weights
 from mcis.platform.runs.files import (
+    atomic_write,
     disk_errors,
     fingerprint,
     read_json,
     read_table,
     write_json,
     write_table,
-    written_aside,
 )
 from mcis.platform.runs.results import find_missing_files
 from mcis.platform.runs.workspace import SUMMARY, Workspace
@@ -39,7 +39,7 @@ def names(folder: Path) -> list[str]:
 
 
 def fail_half_way(path: Path, error: type[BaseException]) -> None:
-    with written_aside(path) as aside:
+    with atomic_write(path) as aside:
         aside.write_text("half")
         raise error("half way")
 
