@@ -1,4 +1,4 @@
-"""What can be compared: runs by name or path, seeds of one configuration; and what ends in a clear error."""
+"""Runs to compare: given by name or path, grouped as seeds of one configuration; and what is refused."""
 
 import json
 import shutil
@@ -15,9 +15,10 @@ from mcis.platform.runs.workspace import Workspace
 
 @pytest.fixture(scope="module")
 def root(scored: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace of runs over seeds 0 to 2, and another one beside it that has a run of the same name."""
+    """A workspace with runs of seeds 0 to 2, and another workspace next to it with a run of the same name."""
     folder = tmp_path_factory.mktemp("compared")
-    root, data = folder / "workspace", folder / "data"
+    root = folder / "workspace"
+    data = folder / "data"
     for seed in range(3):
         scored(root, f"a-s{seed}", f"seed={seed}", data=data)
     scored(root, "b", "segmenter.min_steps=7", "compute.threads=2", data=data)
@@ -25,36 +26,36 @@ def root(scored: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) 
     return root
 
 
-def test_a_run_is_its_name_or_its_folder(root: Path) -> None:
+def test_a_run_is_given_by_its_name_or_its_folder(root: Path) -> None:
     first, second = open_run_groups(root, ["a-s0", str(root / "runs" / "a-s1")])
     assert (first.label, second.label) == ("a-s0", "a-s1")
     assert list(first.runs[0].scores) == ["pseudo masks", "segmentation", "segmentation + CRF"]
 
 
-def test_runs_of_one_name_are_called_by_their_workspace(root: Path) -> None:
+def test_runs_with_the_same_name_are_labeled_with_their_workspace(root: Path) -> None:
     other = root.parent / "other"
-    cases = open_run_groups(root, ["b", str(other / "runs" / "b")])
-    assert [case.label for case in cases] == [f"b in {root}", f"b in {other}"]
+    groups = open_run_groups(root, ["b", str(other / "runs" / "b")])
+    assert [group.label for group in groups] == [f"b in {root}", f"b in {other}"]
 
 
-def test_keys_that_differ_are_told_with_their_values(root: Path) -> None:
-    cases = open_run_groups(root, ["a-s0", "b", "a-s1"])
-    rows = differing_keys(cases)
+def test_differing_keys_have_their_values(root: Path) -> None:
+    groups = open_run_groups(root, ["a-s0", "b", "a-s1"])
+    rows = differing_keys(groups)
     assert rows.keys() == {"seed", "segmenter.min_steps", "compute.threads"}
     assert rows["seed"] == ["0", "0", "1"]
     assert rows["segmenter.min_steps"][1] == "7"
     assert rows["segmenter.min_steps"][0] == rows["segmenter.min_steps"][2]
     assert rows["compute.threads"][1] == "2"
-    assert differing_keys(cases[:1]) == {}
+    assert differing_keys(groups[:1]) == {}
 
 
-def test_seeds_of_one_configuration_are_one_case(root: Path) -> None:
-    case, single = open_run_groups(root, ["a-s2, a-s0,a-s1", "b"])
-    assert case.label == "a-s{0,1,2}"
-    assert [run.name for run in case.runs] == ["a-s0", "a-s1", "a-s2"]
-    assert case.seeds == ["0", "1", "2"]
+def test_seeds_of_one_configuration_are_one_group(root: Path) -> None:
+    group, single = open_run_groups(root, ["a-s2, a-s0,a-s1", "b"])
+    assert group.label == "a-s{0,1,2}"
+    assert [run.name for run in group.runs] == ["a-s0", "a-s1", "a-s2"]
+    assert group.seeds == ["0", "1", "2"]
     assert single.label == "b"
-    assert differing_keys([case, single])["seed"] == ["0, 1, 2", "0"]
+    assert differing_keys([group, single])["seed"] == ["0, 1, 2", "0"]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_seeds_of_one_configuration_are_one_case(root: Path) -> None:
         (["a-s0", "a-s1,b"], "a-s1, b differ in segmenter.min_steps"),
     ],
 )
-def test_what_is_no_choice_of_runs_is_refused(root: Path, arguments: list[str], found: str) -> None:
+def test_invalid_choices_of_runs_are_refused(root: Path, arguments: list[str], found: str) -> None:
     with pytest.raises(UserError) as caught:
         open_run_groups(root, arguments)
     assert caught.value.found.startswith(found)
@@ -96,23 +97,28 @@ def test_unfinished_runs_and_studies_are_refused(copied: Workspace) -> None:
     copied.record_outputs("b", {stage: f for stage, f in copied.outputs("b").items() if stage != "evaluate"})
     with pytest.raises(UserError, match=r"run 'b' has no scores in .*; it has reached predict"):
         open_run_groups(copied.root, ["a-s0", "b"])
+
     copied.run("study").study.write_text("{}")
     with pytest.raises(UserError, match="'study' is a study") as caught:
         open_run_groups(copied.root, ["a-s0", "study"])
     assert caught.value.remedy == "compare its trials, whose names begin with study-"
 
 
-def test_other_classes_and_runs_of_one_seed_are_refused(copied: Workspace) -> None:
+def test_runs_with_other_classes_are_refused(copied: Workspace) -> None:
     file = copied.output("evaluate", "b") / SCORES
     file.write_text(file.read_text().replace('"cat"', '"lynx"'))
     with pytest.raises(UserError, match="run 'a-s0' has the classes cat, dog, run 'b' lynx, dog"):
         open_run_groups(copied.root, ["a-s0", "b"])
+
+
+def test_seeds_with_other_images_are_refused(copied: Workspace) -> None:
     index = copied.output("index", "a-s1") / "summary.json"
-    before = index.read_text()
-    index.write_text(before.replace('"val"', '"other"'))
+    index.write_text(index.read_text().replace('"val"', '"other"'))
     with pytest.raises(UserError, match="a-s0, a-s1 have different images or tags"):
         open_run_groups(copied.root, ["a-s2", "a-s0,a-s1"])
-    index.write_text(before)
+
+
+def test_two_runs_with_the_same_seed_are_refused(copied: Workspace) -> None:
     config = copied.run("a-s1").config
     config.write_text(config.read_text().replace("seed = 1 ", "seed = 0 "))
     with pytest.raises(UserError, match="two runs of a group have the same seed: 'a-s0' has seed 0, 'a-s1' has seed 0"):

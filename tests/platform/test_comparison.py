@@ -1,4 +1,4 @@
-"""Scores and images of runs side by side: what they mean, differences with their intervals, what is not alike."""
+"""Compared runs: differences with their intervals, the settings of scores, runs that cannot be compared, images."""
 
 import json
 import shutil
@@ -20,7 +20,7 @@ from mcis.models.counts import confusion
 from mcis.models.metrics import iou, mean
 from mcis.platform.reporting.compared_runs import open_run_groups
 from mcis.platform.reporting.comparison import BootstrapSettings, Comparison, Difference, compare
-from mcis.platform.reporting.comparison_page import Gallery, GalleryCell, choose_images, compared_images
+from mcis.platform.reporting.comparison_page import Gallery, GalleryCell, GalleryImage, choose_images, compared_images
 from mcis.platform.reporting.comparison_tables import footnotes, page_tables
 from mcis.platform.reporting.panels import CELL_HEIGHT, Panel, cells
 from mcis.platform.runs.results import StageResult, write_result
@@ -33,9 +33,10 @@ TITLES = ["pseudo masks", "segmentation", "segmentation + CRF"]
 
 @pytest.fixture(scope="module")
 def root(scored: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three seeds of two configurations of incomparable error, and runs that cannot be compared with them."""
+    """Three seeds of two configurations with different errors, and runs that cannot be compared with them."""
     folder = tmp_path_factory.mktemp("comparison")
-    root, data = folder / "workspace", folder / "data"
+    root = folder / "workspace"
+    data = folder / "data"
     for seed in range(3):
         scored(root, f"a-s{seed}", f"seed={seed}", data=data)
         scored(root, f"b-s{seed}", f"seed={seed}", "segmenter.min_steps=7", data=data, error=0.4)
@@ -50,9 +51,10 @@ def compared(root: Path, *arguments: str, **settings: float) -> Comparison:
     return compare(groups, BootstrapSettings(**{"resamples": 300} | settings))  # type: ignore[arg-type]
 
 
-def test_differences_are_of_the_scores_with_an_interval(root: Path) -> None:
+def test_differences_agree_with_the_scores_and_have_an_interval(root: Path) -> None:
     comparison = compared(root, "a-s0", "b-s0", "a-s1")
     assert [score.title for score in comparison.scores] == TITLES
+
     for score in comparison.scores:
         assert [(row.group, row.measure) for row in score.differences] == [
             (group, measure) for group in ("b-s0", "a-s1") for measure in ("miou", "boundary_miou")
@@ -63,16 +65,22 @@ def test_differences_are_of_the_scores_with_an_interval(root: Path) -> None:
             assert row.compared == pytest.approx(getattr(scores[row.group], row.measure), abs=0.00501)
             assert row.low < row.high
             assert (row.split, row.images) == ("val", 8)
+
     verdicts = {row.group: row.verdict for row in comparison.differences if row.measure == "miou"}
     assert verdicts["b-s0"] == "lower"
     assert dict(footnotes(comparison))["95 % interval"].endswith("300 resamples, the same for all runs (seed 0)")
 
 
 def test_confidence_and_seed_change_the_intervals_alone(root: Path) -> None:
-    wide, narrow = (compared(root, "a-s0", "b-s0", confidence=c).differences for c in (0.95, 0.5))
-    assert all(a.low < b.low < b.high < a.high for a, b in zip(wide, narrow, strict=True))
-    others = compared(root, "a-s0", "b-s0", seed=1).differences
-    assert all(a[:-2] == b[:-2] and a.low != b.low for a, b in zip(wide, others, strict=True))
+    wide = compared(root, "a-s0", "b-s0", confidence=0.95).differences
+    narrow = compared(root, "a-s0", "b-s0", confidence=0.5).differences
+    for outer, inner in zip(wide, narrow, strict=True):
+        assert outer.low < inner.low < inner.high < outer.high
+
+    other_seed = compared(root, "a-s0", "b-s0", seed=1).differences
+    for first, second in zip(wide, other_seed, strict=True):
+        assert first._replace(low=0, high=0) == second._replace(low=0, high=0)
+        assert first.low != second.low
 
 
 @pytest.mark.parametrize(
@@ -84,7 +92,7 @@ def test_confidence_and_seed_change_the_intervals_alone(root: Path) -> None:
         ("unknown", [(NAN, NAN)]),
     ],
 )
-def test_an_interval_that_contains_0_is_no_difference(verdict: str, intervals: list[tuple[float, float]]) -> None:
+def test_the_verdict_follows_from_the_interval(verdict: str, intervals: list[tuple[float, float]]) -> None:
     for low, high in intervals:
         assert Difference("x", "miou", "b", "val", 8, 50.0, 51.0, low, high).verdict == verdict
 
@@ -97,16 +105,18 @@ def test_a_copy_of_a_run_has_no_difference(root: Path, tmp_path: Path) -> None:
     assert found == {(0, 0, 0, "no difference")}
 
 
-def test_rows_tell_what_scores_mean(root: Path) -> None:
+def test_the_table_of_scores_has_their_settings(root: Path) -> None:
     comparison = compared(root, "a-s0", "b-s1")
     _, scores, _ = page_tables(comparison)
     rows = [dict(zip(scores.columns, row, strict=True)) for row in scores.rows]
+
     for first, second, score in zip(rows[::2], rows[1::2], comparison.scores, strict=True):
-        of_run = comparison.groups[1].runs[0].scores[score.title]
+        run_score = comparison.groups[1].runs[0].scores[score.title]
         assert (first["run"], second["run"], second["split"]) == ("a-s0", "b-s1", "val")
-        assert (second["mIoU %"], second["boundary mIoU %"]) == (f"{of_run.miou:.2f}", f"{of_run.boundary_miou:.2f}")
+        assert second["mIoU %"] == f"{run_score.miou:.2f}"
+        assert second["boundary mIoU %"] == f"{run_score.boundary_miou:.2f}"
         assert second["settings"].endswith("seed 1")
-        for heading, text in of_run.made().items():
+        for heading, text in run_score.made().items():
             assert f"{heading} {text}" in second["settings"]
 
 
@@ -116,21 +126,24 @@ def test_trained_classifiers_have_a_table(root: Path, scored: Callable[..., Path
         trained = workspace.output("train_classifier", f"c{seed}")
         write_result(trained, StageResult(counts=counts), key="c")
         workspace.record_outputs(f"c-s{seed}", workspace.outputs(f"c-s{seed}") | {"train_classifier": trained})
+
     table = page_tables(compared(root, "b-s1", "c-s0,c-s1"))[2]
     assert (table.title, table.columns[1:]) == ("Classifiers", ("val mAP %",))
     assert table.rows == [("b-s1", "-"), ("c-s{0,1}", "85.00 ± 7.07")]
 
 
-def test_what_all_scores_share_of_their_origin_is_told_once(root: Path, scored: Callable[..., Path]) -> None:
+def test_what_all_scores_share_is_shown_once(root: Path, scored: Callable[..., Path]) -> None:
     shared = dict(footnotes(compared(root, "a-s0", "b-s0")))["all scores"]
     assert shared.startswith("seed 0, recipe scratch, weights ")
+
     scored(root, "paper", data=root.parent / "data", recipe="paper")
     assert not any("recipe" in text for _, text in footnotes(compared(root, "a-s1", "paper")))
 
 
-def test_seeds_have_means_deviations_and_intervals_over_both(root: Path) -> None:
+def test_groups_of_seeds_have_means_deviations_and_intervals_over_images_and_seeds(root: Path) -> None:
     comparison = compared(root, "a-s0,a-s1,a-s2", "b-s1,b-s0,b-s2")
     assert [group.label for group in comparison.groups] == ["a-s{0,1,2}", "b-s{0,1,2}"]
+
     rows = iter(page_tables(comparison)[1].rows)
     for score in comparison.scores:
         for group in comparison.groups:
@@ -138,6 +151,7 @@ def test_seeds_have_means_deviations_and_intervals_over_both(root: Path) -> None
             row = next(rows)
             assert row[5] == f"{fmean(mious):.2f} ± {stdev(mious):.2f}"
             assert "seed 0, 1, 2" in row[4]
+
     first = comparison.differences[0]
     baseline = [run.scores["pseudo masks"].miou for run in comparison.groups[0].runs]
     assert first.baseline == pytest.approx(fmean(baseline), abs=0.006)
@@ -155,6 +169,7 @@ def test_other_images_are_not_compared(root: Path) -> None:
             "fewer": "scored on 6 images of val, a-s0 on 8: 2 only in a-s0 (val6, val7)",
             "train": "scored on split train, a-s0 on val",
         }
+
     note = dict(footnotes(compared(root, "a-s0", "fewer")))["not compared"]
     assert f"{', '.join(TITLES)} of fewer: scored on 6 images of val" in note
 
@@ -164,9 +179,11 @@ def test_a_score_that_a_run_lacks_is_not_compared(root: Path, tmp_path: Path) ->
     scores = tmp_path / "workspace" / "store" / "evaluate-a-s0" / "scores.json"
     scores.write_text(json.dumps([score for score in json.loads(scores.read_text()) if score["name"] != "with CRF"]))
     assert [score.title for score in compared(tmp_path / "workspace", "a-s0", "b-s0").scores] == TITLES[:2]
+
     for arguments, label in ((("b-s0", "a-s0"), "a-s0"), (("b-s0", "a-s0,a-s1"), "a-s{0,1}")):
         last = compared(tmp_path / "workspace", *arguments).scores[-1]
         assert (last.title, last.left_out, last.differences) == (TITLES[2], {label: "a-s0 has none"}, [])
+
     scores.write_text("[]")
     with pytest.raises(UserError, match="a-s0 has no score"):
         compared(tmp_path / "workspace", "a-s0", "b-s0")
@@ -187,14 +204,15 @@ def test_seeds_of_a_group_have_the_same_images(root: Path, scored: Callable[...,
 
 def test_each_image_has_its_miou(root: Path) -> None:
     comparison = compared(root, "a-s0", "b-s0")
-    of_run = comparison.scores[-1].image_mious["b-s0"]
+    image_mious = comparison.scores[-1].image_mious["b-s0"]
     table = Shards(comparison.groups[1].runs[0].outputs["predict"] / "predictions")
-    assert list(of_run) == [f"val{number}" for number in range(8)]
+    assert list(image_mious) == [f"val{number}" for number in range(8)]
+
     for number in range(8):
         truth = np.array(Image.open(root.parent / "data" / f"0-val{number}.png"))
         rows = table.rows(f"val{number}")
         mask = decode_labels(rows["crf"][0].as_py())
-        assert of_run[f"val{number}"] == pytest.approx(mean(iou(confusion(truth, mask, 2))))
+        assert image_mious[f"val{number}"] == pytest.approx(mean(iou(confusion(truth, mask, 2))))
 
 
 def shown(root: Path, *arguments: str, count: int = 4) -> list[Gallery]:
@@ -217,7 +235,7 @@ def test_the_largest_differences_come_first_then_others_at_random() -> None:
 
 @settings(max_examples=30)
 @given(st.integers(0, 9), st.integers(0, 999), st.lists(st.sampled_from([0.0, 1.0, 2.0, NAN]), min_size=6, max_size=6))
-def test_a_choice_has_each_image_once_and_is_the_same_in_every_call(count: int, seed: int, values: list[float]) -> None:
+def test_a_choice_is_reproducible_and_has_each_image_once(count: int, seed: int, values: list[float]) -> None:
     mious = [dict(zip(IDS, values, strict=True)), dict.fromkeys(IDS, 0.0)]
     chosen = choose_images(IDS, mious, count, seed=seed)
     assert len({image_id for image_id, _ in chosen}) == len(chosen) == min(count, 6)
@@ -231,41 +249,55 @@ def test_images_have_photograph_truth_and_the_mask_of_every_run(root: Path) -> N
     predictions, masks = shown(root, "a-s0", "b-s0")
     titles = [(gallery.title, gallery.common, len(gallery.images)) for gallery in (predictions, masks)]
     assert titles == [("Segmentation", 8, 4), ("Pseudo masks", 8, 4)]
-    of_masks = (masks, "pseudo_masks", "masks", "labels")
-    for gallery, stage, table, column in ((predictions, "predict", "predictions", "crf"), of_masks):
+    for image in predictions.images:
+        assert_gallery_image(root, image, "predict", "predictions", "crf")
+        assert all(note.startswith("with CRF, mIoU here ") for _, _, note in image.cells[2:])
+    for image in masks.images:
+        assert_gallery_image(root, image, "pseudo_masks", "masks", "labels")
+        assert all(note.startswith("mIoU here ") for _, _, note in image.cells[2:])
+
+
+def assert_gallery_image(root: Path, image: GalleryImage, stage: str, table: str, column: str) -> None:
+    """An image shows its photograph, its truth, and the masks of both runs in a column of a table."""
+    photograph, truth, *run_cells = image.cells
+    rgb = np.asarray(Image.open(root.parent / "data" / f"0-{image.id}.jpg"))
+    labels = np.asarray(Image.open(root.parent / "data" / f"0-{image.id}.png"))
+    panel = Panel(image_id=image.id, split="val", tags=(), image=rgb, truth=labels)
+    assert_shows([photograph, truth], panel, ["image", "truth"])
+
+    assert [run for run, _, _ in run_cells] == ["a-s0", "b-s0"]
+    for cell in run_cells:
+        rows = Shards(root / "store" / f"{stage}-{cell.title}" / table).rows(image.id)
+        with_mask = replace(panel, prediction=decode_labels(rows[column][0].as_py()))
+        assert_shows([cell], with_mask, ["prediction"])
+
+
+def test_images_that_differ_most_are_sorted_by_their_difference(root: Path) -> None:
+    for gallery in shown(root, "a-s0", "b-s0"):
+        ranges = []
         for image in gallery.images:
-            name = image.id
-            photograph, truth, *run_cells = image.cells
-            rgb, labels = (np.asarray(Image.open(root.parent / "data" / f"0-{name}.{end}")) for end in ("jpg", "png"))
-            panel = Panel(image_id=name, split="val", tags=(), image=rgb, truth=labels)
-            assert_shows([photograph, truth], panel, ["image", "truth"])
-            assert [run for run, _, _ in run_cells] == ["a-s0", "b-s0"]
-            for run, cell, note in run_cells:
-                rows = Shards(root / "store" / f"{stage}-{run}" / table).rows(name)
-                masked = replace(panel, prediction=decode_labels(rows[column][0].as_py()))
-                assert_shows([GalleryCell(run, cell, note)], masked, ["prediction"])
-                assert note.startswith("with CRF, mIoU here " if stage == "predict" else "mIoU here ")
-        most = [image for image in gallery.images if image.why == "val, differs most"]
-        mious = [[float(note.split()[-1]) for _, _, note in image.cells[2:]] for image in most]
-        ranges = [abs(first - second) for first, second in mious]
+            if image.why == "val, differs most":
+                first, second = [float(note.split()[-1]) for _, _, note in image.cells[2:]]
+                ranges.append(abs(first - second))
+        assert len(ranges) == 2
         assert ranges == pytest.approx(sorted(ranges, reverse=True), abs=0.1)
 
 
 def assert_shows(shown: list[GalleryCell], panel: Panel, columns: list[str]) -> None:
-    """Whether cells show what a panel has in some columns."""
+    """Cells show what a panel has in some columns."""
     expected = cells(panel, CLASSES, CELL_HEIGHT)
     for (_, cell, _), column in zip(shown, columns, strict=True):
         assert cell is not None
         np.testing.assert_array_equal(np.asarray(cell.picture), np.asarray(expected[column].picture))
 
 
-def test_only_images_of_all_runs_are_shown_and_none_where_none_are_asked_for(root: Path) -> None:
+def test_only_images_of_all_runs_are_shown_and_none_by_request(root: Path) -> None:
     predictions, _ = shown(root, "a-s0", "b-s0", "fewer", count=8)
     assert (predictions.common, len(predictions.images)) == (6, 6)
     assert shown(root, "a-s0", "b-s0", count=0) == []
 
 
-def test_runs_that_made_no_masks_have_no_images(root: Path, tmp_path: Path) -> None:
+def test_a_gallery_leaves_out_runs_without_predictions(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root, tmp_path / "workspace")
     workspace = Workspace(tmp_path / "workspace")
     workspace.record_outputs("b-s0", {s: path for s, path in workspace.outputs("b-s0").items() if s != "predict"})
@@ -276,8 +308,9 @@ def test_runs_that_made_no_masks_have_no_images(root: Path, tmp_path: Path) -> N
     assert [run for run, _, _ in predictions.images[0].cells] == ["image", "truth", "a-s0", "a-s1"]
 
 
-def test_a_photograph_that_is_gone_is_named(root: Path) -> None:
-    data, kept = root.parent / "data", root.parent / "kept"
+def test_a_missing_photograph_is_named(root: Path) -> None:
+    data = root.parent / "data"
+    kept = root.parent / "kept"
     data.rename(kept)
     try:
         with pytest.raises(UserError, match=r"(?s)jpg cannot be read any more .* by --images 0"):

@@ -1,4 +1,4 @@
-"""The page of a comparison and the command that writes it: whole, self-contained, true to its data, with odd names."""
+"""The page and the printed tables of `mcis compare`: complete, self-contained, correct, also with hostile names."""
 
 import csv
 import json
@@ -19,15 +19,15 @@ from mcis.platform.reporting.comparison_tables import footnotes, page_tables
 from mcis.platform.runs.workspace import RunFolder
 
 HOSTILE = ("$\\frac$<script>alert('\"{&amp;", "[/x]</title>\u202e")
-"""Names of classes."""
+"""Class names."""
 FOLDER = "w<b>&\"'$x_y$"
-"""Of a workspace, which names two runs of one name."""
+"""Name of a workspace, which is shown because two runs have the same name."""
 Compared = tuple[Comparison, list[Gallery]]
 
 
 @pytest.fixture(scope="module")
 def folder(scored: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A workspace, and another one with a hostile name that has runs of the same names, one of them of other images."""
+    """A workspace, and another with a hostile name whose runs have the same names; one of them has other images."""
     folder = tmp_path_factory.mktemp("page")
     data = folder / "data"
     for seed in range(2):

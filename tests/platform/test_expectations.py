@@ -1,4 +1,4 @@
-"""What a run can expect of its images: figures of the listing, and what their want means."""
+"""What a run can expect of its images: counts of the listing, and what is missing."""
 
 import pyarrow as pa
 
@@ -17,26 +17,28 @@ def listing(train: list[list[int]], val: list[list[int]], *, masks: bool) -> Lis
     return Listing(pa.Table.from_pylist(rows, schema=LISTING_SCHEMA), ("cat", "dog", "cow"))
 
 
-def told(listed: Listing, *overrides: str) -> list[str]:
+def expected_lines(listed: Listing, *overrides: str) -> list[str]:
     return expectations(resolve("voc", "scratch", overrides=overrides).config, listed)
 
 
-def test_good_images_are_told_in_figures_alone() -> None:
+def test_good_images_are_only_counted() -> None:
     listed = listing([[0, 1, 2], [0], [], [0, 1, 2], [1, 2]] * 10, [[0], []], masks=True)
-    assert told(listed) == [
+    assert expected_lines(listed) == [
         "images:  40 of 50 in train with a tag, 1 of 2 in val; 3 classes; 25% of the tagged train images have one tag"
     ]
 
 
-def test_what_is_wanting_is_said() -> None:
+def test_rare_classes_and_missing_images_are_reported() -> None:
     listed = listing([[0]] * 18 + [[1], [0, 1]], [], masks=False)
-    assert told(listed)[1:] == [
+    assert expected_lines(listed)[1:] == [
         "expect:  poor masks of 2 of 3 classes, with fewer than 10 training images: dog (2), cow (0)",
         "expect:  predictions of the training images themselves, and scores on these alone",
         "expect:  no scores of split train: no image of it has a ground-truth mask",
     ]
 
 
-def test_masks_may_be_missing_of_one_split_or_of_both() -> None:
+def test_masks_may_be_missing_in_both_splits() -> None:
     both = listing([[0, 1, 2]] * 10, [[0]], masks=False)
-    assert told(both)[-1] == "expect:  no scores of split train and val: no image of it has a ground-truth mask"
+    assert (
+        expected_lines(both)[-1] == "expect:  no scores of split train and val: no image of it has a ground-truth mask"
+    )

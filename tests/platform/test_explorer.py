@@ -1,4 +1,4 @@
-"""The page's explorer: its data and policy, and in a real browser its numbers against the program's own."""
+"""The threshold explorer of a run's page: its data and policy, and in a real browser its numbers."""
 
 import json
 import re
@@ -44,7 +44,7 @@ MANY = ("localize.related=2", f"evaluate.thresholds={BINS}", "report.panels=8")
 
 
 def image_of(image_id: str, seed: int, *, tags: tuple[int, ...] = (0, 2), truth: bool = True) -> Panel:
-    """An image of 57 x 40 pixels, noise with maps of 7 x 7 positions that do not lie at its corners."""
+    """An image of 57 x 40 pixels of noise, with maps of 7 x 7 positions that are not at its corners."""
     random = np.random.default_rng(seed)
     maps = (6 * random.standard_normal((len(tags), 7, 7))).astype(np.float16).astype(np.float32)
     known = random.choice(np.array([0, 1, 2, 3, IGNORE], np.uint8), (40, 57), p=[0.5, 0.2, 0.1, 0.1, 0.1])
@@ -65,7 +65,7 @@ def kept(image: Panel) -> ImageMaps:
 
 
 def page_of(folder: Path, images: list[Panel], scale: str, classes: tuple[str, ...] = CLASSES) -> Path:
-    """A report with these images; its curve is best at threshold 9 / 32."""
+    """Writes a report with these images; its curve is best at threshold 9 / 32."""
     mious = [float("nan"), *(40 - abs(9 - i) for i in range(1, BINS))]
     score = Score(
         what="localization_maps",
@@ -111,7 +111,7 @@ def page_of(folder: Path, images: list[Panel], scale: str, classes: tuple[str, .
 
 
 def embedded(page: Path) -> dict[str, Any]:
-    """The data that a page holds for its script."""
+    """The data that a page embeds for its script."""
     (text,) = re.findall(r'<script type="application/json" id="explore-data">(.*?)</script>', page.read_text(), re.S)
     return json.loads(text)
 
@@ -150,7 +150,7 @@ def opened(browser: "Chrome", page: Path) -> None:
 
 
 def wait(browser: "Chrome", script: str) -> None:
-    """Waits until a script returns what is true."""
+    """Waits until a script returns true."""
     from selenium.webdriver.support.wait import WebDriverWait
 
     WebDriverWait(browser, 60).until(lambda _: browser.execute_script(script), script)
@@ -161,17 +161,18 @@ def text(browser: "Chrome", name: str) -> str:
 
 
 def move(browser: "Chrome", threshold: int) -> None:
-    """Moves the slider by keys from where it is."""
+    """Moves the slider by keys."""
     from selenium.webdriver.common.keys import Keys
 
     slider = browser.find_element("id", "explore-threshold")
-    at = int(str(slider.get_property("value")))
-    slider.send_keys((Keys.RIGHT if threshold > at else Keys.LEFT) * abs(threshold - at))
+    current = int(str(slider.get_property("value")))
+    key = Keys.RIGHT if threshold > current else Keys.LEFT
+    slider.send_keys(key * abs(threshold - current))
     settled(browser)
 
 
 def settled(browser: "Chrome") -> None:
-    """Waits until what was asked for is drawn."""
+    """Waits until the page is drawn."""
     browser.execute_async_script("requestAnimationFrame(() => requestAnimationFrame(arguments[0]))")
 
 
@@ -180,7 +181,8 @@ def mask_shown(browser: "Chrome", selector: str, classes: tuple[str, ...]) -> ND
     png = browser.execute_script("return document.querySelector(arguments[0]).toDataURL()", selector)
     rgba = np.asarray(Image.open(BytesIO(b64decode(png.partition(",")[2]))).convert("RGBA")).astype(np.int64)
     height, width = rgba.shape[:2]
-    mask, distance = np.zeros((height, width), np.uint8), np.full((height, width), 6.0)
+    mask = np.zeros((height, width), np.uint8)
+    distance = np.full((height, width), 6.0)
     for label, (_, color) in labels(classes).items():
         if label not in (0, IGNORE):
             flat = np.array(list(bytes.fromhex(color[1:])), np.float64)
@@ -193,7 +195,7 @@ def mask_shown(browser: "Chrome", selector: str, classes: tuple[str, ...]) -> ND
 
 
 def expected_masks(image: Panel, scale: str, bins: int) -> Iterator[NDArray[np.uint8]]:
-    """The mask of every threshold, slowly and in float64 but for the program's own scores."""
+    """The mask at every threshold, computed slowly and in float64 from the program's scores."""
     scores = score_maps(torch.from_numpy(kept(image).maps), kept(image).grids, scale, *image.image.shape[:2]).numpy()
     strongest = np.append(0, kept(image).classes + 1)[scores.argmax(axis=0) + 1].astype(np.uint8)
     for threshold in range(bins):
@@ -201,7 +203,7 @@ def expected_masks(image: Panel, scale: str, bins: int) -> Iterator[NDArray[np.u
 
 
 def mious(image: Panel, scale: str, bins: int, classes: int) -> list[float]:
-    """The image's mIoU at every threshold, by the functions that the stage `evaluate` calls."""
+    """The mIoU of an image at every threshold, by the functions that the stage `evaluate` calls."""
     assert image.truth is not None
     maps = score_maps(torch.from_numpy(kept(image).maps), kept(image).grids, scale, *image.truth.shape).numpy()
     total = np.zeros((bins, classes + 1, classes + 1), np.int64)
@@ -210,14 +212,14 @@ def mious(image: Panel, scale: str, bins: int, classes: int) -> list[float]:
 
 
 def requested(browser: "Chrome") -> list[str]:
-    """What was requested since the page was opened, data URIs left out."""
+    """URLs requested since the page was opened, without data URIs."""
     messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
     urls = [m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"]
     return [url for url in urls if not url.startswith("data:")]
 
 
 @pytest.mark.slow
-def test_masks_and_iou_are_the_programs(browser: "Chrome", tmp_path: Path) -> None:
+def test_masks_and_iou_agree_with_the_program(browser: "Chrome", tmp_path: Path) -> None:
     smaller = replace(image_of("b", 1, tags=(1,)), full_size=(400, 570))
     images = [image_of("a", 0), smaller, image_of("c", 2, tags=(2, 0, 1), truth=False)]
     page = page_of(tmp_path, images, "logarithm")
@@ -242,7 +244,7 @@ def test_masks_and_iou_are_the_programs(browser: "Chrome", tmp_path: Path) -> No
 
 
 @pytest.mark.slow
-def test_pointer_and_keys_tell_classes_and_scores_of_a_place(browser: "Chrome", tmp_path: Path) -> None:
+def test_the_tooltip_has_labels_and_scores_of_a_position(browser: "Chrome", tmp_path: Path) -> None:
     from selenium.webdriver import ActionChains
     from selenium.webdriver.common.keys import Keys
 
@@ -253,14 +255,16 @@ def test_pointer_and_keys_tell_classes_and_scores_of_a_place(browser: "Chrome", 
     mask = list(expected_masks(image, "range", BINS))[9]
     known = image.truth
     assert known is not None
-    told = ["background", SHOWN, *names[1:]]
+    label_names = ["background", SHOWN, *names[1:]]
 
     def check() -> tuple[int, int]:
         x, y = map(int, str(browser.find_element("id", "explore-tip").get_attribute("data-at")).split(","))
-        truth = "ignored" if known[y, x] == IGNORE else told[known[y, x]]
-        lines = ["mask" + told[mask[y, x]], "truth" + truth]
+        truth = "ignored" if known[y, x] == IGNORE else label_names[known[y, x]]
+        lines = ["mask" + label_names[mask[y, x]], "truth" + truth]
         reached = np.minimum(scores[:, y, x].astype(np.float64) * BINS, BINS - 1).astype(int) / BINS
-        lines += [f"{told[k + 1]}{threshold:.3g}" for k, threshold in zip(kept(image).classes, reached, strict=True)]
+        lines += [
+            f"{label_names[k + 1]}{threshold:.3g}" for k, threshold in zip(kept(image).classes, reached, strict=True)
+        ]
         assert text(browser, "tip") == "".join(lines)
         return x, y
 
@@ -285,6 +289,10 @@ def test_pointer_and_keys_tell_classes_and_scores_of_a_place(browser: "Chrome", 
     assert browser.get_log("browser") == []
 
 
+def captions(strip: Any) -> list[str]:
+    return [caption.text for caption in strip.find_elements("css selector", "figcaption")]
+
+
 @pytest.fixture(scope="module")
 def ended(small: Any) -> pipeline.RunResult:
     """A run whose maps were made with two related images."""
@@ -292,16 +300,18 @@ def ended(small: Any) -> pipeline.RunResult:
 
 
 @pytest.mark.slow
-def test_a_run_s_page_scores_each_image_as_the_run_did(browser: "Chrome", ended: pipeline.RunResult) -> None:
+def test_the_page_scores_each_image_as_the_run_did(browser: "Chrome", ended: pipeline.RunResult) -> None:
     page = ended.context.folder.report
     opened(browser, page)
     (score,) = (score for score in ended.scores if score.what == "localization_maps" and score.related)
-    counted, classes = read_counts(ended.context.inputs["evaluate"], score), len(ended.context.classes)
+    counted = read_counts(ended.context.inputs["evaluate"], score)
+    classes = len(ended.context.classes)
     curve = read_json(ended.context.inputs["evaluate"] / CURVES)[score.name]
     assert score.threshold is not None
     best = round(score.threshold * BINS)
     images = embedded(page)["images"]
     assert len(images) == 4
+
     for number, image in enumerate(images):
         browser.execute_script(f"document.querySelectorAll('#explore-shelf button')[{number}].click()")
         chosen = np.array(counted.images) == counted.image_ids.index(image["id"])
@@ -314,6 +324,7 @@ def test_a_run_s_page_scores_each_image_as_the_run_did(browser: "Chrome", ended:
             assert float(text(browser, "miou")) == pytest.approx(expected[threshold], abs=0.051)
             assert float(text(browser, "split")) == pytest.approx(curve[1][threshold], abs=0.051)
         assert "the image's own size, as the scores of the run are" in text(browser, "size")
+
     move(browser, 0)
     browser.find_element("id", "explore-best").click()
     settled(browser)
@@ -323,11 +334,11 @@ def test_a_run_s_page_scores_each_image_as_the_run_did(browser: "Chrome", ended:
 
 
 @pytest.mark.slow
-def test_a_click_shows_the_images_that_made_a_map(browser: "Chrome", small: Any, ended: pipeline.RunResult) -> None:
+def test_a_click_shows_the_related_images_of_each_map(browser: "Chrome", small: Any, ended: pipeline.RunResult) -> None:
     page = ended.context.folder.report
-    made = relations_of_run(small.settings(*MANY).config, ended.context)
-    assert made is not None
-    ids = made.rows["image_id"].to_pylist()
+    relations = relations_of_run(small.settings(*MANY).config, ended.context)
+    assert relations is not None
+    ids = relations.rows["image_id"].to_pylist()
     opened(browser, page)
     images = embedded(page)["images"]
     for number, image in enumerate(images):
@@ -335,8 +346,8 @@ def test_a_click_shows_the_images_that_made_a_map(browser: "Chrome", small: Any,
         button.send_keys("\n")
         assert button.get_attribute("aria-pressed") == "true"
         strips = browser.find_elements("css selector", "#explore-related .strip")
-        shown = [[f.text for f in strip.find_elements("css selector", "figcaption")] for strip in strips]
-        expected = [[ids[row] for row in related] for _, related in made.maps_of(ids.index(image["id"]))]
+        shown = [captions(strip) for strip in strips]
+        expected = [[ids[row] for row in related] for _, related in relations.maps_of(ids.index(image["id"]))]
         assert shown == expected
         assert all(len(related) == 2 for related in shown)
         pictures = browser.find_elements("css selector", "#explore-related img")

@@ -1,4 +1,4 @@
-"""What `mcis export` writes is what others read: torchvision, torch.export (maps: test_pipeline)."""
+"""Other programs read what `mcis export` writes: torchvision, pycocotools, supervision, torch.export, ONNX Runtime."""
 
 import csv
 import importlib
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
@@ -16,7 +16,7 @@ import onnxruntime
 import pyarrow as pa
 import pytest
 import torch
-from PIL import Image, ImageDraw
+from PIL import Image, ImageDraw, ImageOps
 from scipy import ndimage
 from typer.testing import CliRunner
 
@@ -46,18 +46,18 @@ def labels(height: int, width: int, highest: int = 20) -> np.ndarray:
 
 
 def made(workspace: Workspace, images: dict[str, Path], classes: tuple[str, ...], **tables: pa.Table) -> Workspace:
-    """A run `made` with an index of these images, and with tables as its stages leave them."""
+    """Makes a run `made` with an index of these images, and with tables as its stages write them."""
     rows = []
     for image_id, path in images.items():
-        width, height = Image.open(path).size
-        if Image.open(path).getexif().get(0x0112) == 6:
-            height, width = width, height
+        width, height = ImageOps.exif_transpose(Image.open(path)).size
         row = {"image_id": image_id, "uri": str(path), "domain": "target", "split": "test", "tags": [0]}
         rows.append(row | {"height": height, "width": width, "content_hash": sha256(path.read_bytes()).hexdigest()})
+
     index = workspace.output("index", "made")
     write_table(index / "index.parquet", pa.Table.from_pylist(rows, schema=INDEX_SCHEMA))
     write_table(index / "rejects.parquet", pa.table({"image_id": pa.array([], pa.string())}))
     write_result(index, IndexResult(classes=classes, counts={"images": {}}), key="made")
+
     outputs = {"index": index}
     for stage, table in tables.items():
         outputs[stage] = workspace.output(stage, "made")
@@ -71,7 +71,7 @@ def made(workspace: Workspace, images: dict[str, Path], classes: tuple[str, ...]
 
 @pytest.fixture
 def images(tmp_path: Path) -> dict[str, Path]:
-    """By id: a JPEG, one that lies on its side, a PNG, a gray JPEG; ids are names, paths and URIs."""
+    """By id: a JPEG, a rotated JPEG, a PNG, a gray JPEG; ids are names, paths and URIs."""
     folder = tmp_path / "images"
     folder.mkdir()
     turned = Image.Exif()
@@ -88,155 +88,294 @@ def images(tmp_path: Path) -> dict[str, Path]:
     }
 
 
-def test_pseudo_masks_are_a_devkit_that_torchvision_reads(images: dict[str, Path], tmp_path: Path) -> None:
-    """Every image with its mask at its size, whatever size the mask was made at; a JPEG takes no space twice."""
-    importlib.import_module("mcis.models.torchvision_ops")  # before torchvision, which it makes importable
+@pytest.fixture
+def pseudo_masks() -> list[np.ndarray]:
+    """A mask for each image, some of them smaller than the image."""
+    masks = [labels(*size, highest=2) for size in ((60, 80), (35, 25), (20, 15), (20, 30))]
+    masks[0][:5] = 255
+    return masks
+
+
+@pytest.fixture
+def workspace(images: dict[str, Path], pseudo_masks: list[np.ndarray], tmp_path: Path) -> Workspace:
+    """A workspace with a run of these images and masks, which has been exported to `out`."""
+    rows = []
+    for image_id, mask in zip(images, pseudo_masks, strict=True):
+        row = {"image_id": image_id, "labels": b"", "mask": encode_labels(mask), "cue": "crf"}
+        rows.append(row | {"ignored": 0.0, "foreground": 0.0})
+    table = pa.Table.from_pylist(rows, schema=MASKS_SCHEMA)
+    workspace = made(Workspace(tmp_path / "workspace"), images, ("cat", "dog"), pseudo_masks=table)
+    for _ in range(2):  # the second export overwrites the first
+        text = export(workspace, "made", "masks", tmp_path / "out")
+        assert text.startswith("4 images and their pseudo masks in ")
+    return workspace
+
+
+@pytest.mark.usefixtures("workspace")
+def test_torchvision_reads_pseudo_masks_at_the_size_of_their_images(
+    images: dict[str, Path], pseudo_masks: list[np.ndarray], tmp_path: Path
+) -> None:
+    importlib.import_module("mcis.models.torchvision_ops")  # must precede torchvision
     from torchvision.datasets import VOCSegmentation
 
-    made_at = [(60, 80), (35, 25), (20, 15), (20, 30)]
-    masks = [labels(*size, highest=2) for size in made_at]
-    masks[0][:5] = 255
-    table = pa.Table.from_pylist(
-        [
-            {"image_id": i, "labels": b"", "mask": encode_labels(m), "cue": "crf"}
-            | dict.fromkeys(("ignored", "foreground"), 0.0)
-            for i, m in zip(images, masks, strict=True)
-        ],
-        schema=MASKS_SCHEMA,
-    )
-    workspace = made(Workspace(tmp_path / "workspace"), images, ("cat", "dog"), pseudo_masks=table)
-    for _ in range(2):  # what is there is replaced
-        assert export(workspace, "made", "masks", tmp_path / "out").startswith("4 images and their pseudo masks in ")
     read = VOCSegmentation(str(tmp_path / "out"), year="2012", image_set="train", download=False)
     assert len(read) == 4
-    for (shown, mask), (image_id, path), made_mask in zip(read, images.items(), masks, strict=True):
+    for (picture, mask), (image_id, path), pseudo_mask in zip(read, images.items(), pseudo_masks, strict=True):
         size = (50, 70) if "turned" in image_id else Image.open(path).size
-        assert shown.mode == "RGB"
-        assert shown.size == mask.size == size
-        nearest = Image.fromarray(made_mask).resize(size, Image.Resampling.NEAREST)
+        assert picture.mode == "RGB"
+        assert picture.size == mask.size == size
+        nearest = Image.fromarray(pseudo_mask).resize(size, Image.Resampling.NEAREST)
         np.testing.assert_array_equal(np.asarray(mask), np.asarray(nearest))
+
+
+@pytest.mark.usefixtures("workspace")
+def test_an_upright_jpeg_is_copied_and_a_rotated_one_is_turned(images: dict[str, Path], tmp_path: Path) -> None:
     devkit = tmp_path / "out" / "VOCdevkit" / "VOC2012"
     assert (devkit / "JPEGImages" / "plain.jpg").read_bytes() == images["plain"].read_bytes()
     upright = np.asarray(Image.open(images["s3://bucket/web/turned.jpg"]).transpose(Image.Transpose.ROTATE_270))
     exported = np.asarray(Image.open(devkit / "JPEGImages" / "s3/bucket/web/turned.jpg"))
     assert np.abs(exported.astype(int) - upright).mean() < 4
+
+
+@pytest.mark.usefixtures("workspace")
+def test_tables_of_an_export_name_images_cues_and_labels(images: dict[str, Path], tmp_path: Path) -> None:
+    devkit = tmp_path / "out" / "VOCdevkit" / "VOC2012"
     with (tmp_path / "out" / "cues.csv").open(newline="") as file:
         cues = list(csv.DictReader(file))
     assert [row["image"] for row in cues] == list(images)
     assert [row["name"] for row in cues] == (devkit / "ImageSets/Segmentation/train.txt").read_text().splitlines()
     assert (tmp_path / "out" / "labels.csv").read_text().splitlines()[2] == "1,cat,128,0,0"
+
+
+@pytest.mark.usefixtures("workspace")
+def test_files_are_named_after_ids_without_the_suffix_of_the_image(images: dict[str, Path], tmp_path: Path) -> None:
+    names = (tmp_path / "out/VOCdevkit/VOC2012/ImageSets/Segmentation/train.txt").read_text().splitlines()
+    assert names == ["plain", "s3/bucket/web/turned", str(images["plain"].parent / "a").lstrip("/"), "My photos/gray"]
+
+
+def test_ids_that_differ_only_in_their_suffix_keep_it() -> None:
+    names = file_names(["x/a.jpg", "x/a.PNG", "b.jpeg", "c.v2"], Path("out"))
+    assert list(names.values()) == ["x/a.jpg", "x/a.PNG", "b", "c.v2"]
+
+
+def test_a_changed_image_is_not_exported(workspace: Workspace, images: dict[str, Path], tmp_path: Path) -> None:
     image(60, 81).save(images["plain"])
     with pytest.raises(UserError, match=r"plain\.jpg was replaced or changed since it was indexed"):
         export(workspace, "made", "masks", tmp_path / "out")
 
 
+class Labeled(NamedTuple):
+    """A run of two images whose predictions have holes, islands in them, specks, lines, and an ignored frame.
+
+    Attributes:
+        workspace: workspace of the run `made`, whose classes are cat and sea lion.
+        images: folder of the images.
+        masks: the predictions, (H, W) each.
+    """
+
+    workspace: Workspace
+    images: Path
+    masks: list[np.ndarray]
+
+    def export(self, out: Path, format: str) -> None:
+        """Exports the predictions."""
+        export(self.workspace, "made", "predictions", out, format)
+
+
+def labeled_mask(height: int, width: int) -> np.ndarray:
+    noise = np.random.default_rng(height).random((2, height, width))
+    first = ndimage.gaussian_filter(noise[0], 3) > 0.5
+    second = ndimage.gaussian_filter(noise[1], 0.8) > 0.5
+    mask = np.where(first, 1, 2 * second).astype(np.uint8)
+    mask[:3] = 255
+    return mask
+
+
 @pytest.fixture
-def labelled(tmp_path: Path) -> tuple[Workspace, list[np.ndarray]]:
-    """A run of two images, and their labels: regions with holes, islands in them, specks, lines, an ignored frame."""
-    paths, masks, rows = {"p/one.png": tmp_path / "in/p/one.png", "images/two": tmp_path / "in/images/two.jpg"}, [], []
-    for folder in ("p", "images"):
-        (tmp_path / "in" / folder).mkdir(parents=True)
-    for image_id, size in (("p/one.png", (90, 120)), ("images/two", (60, 40))):
-        noise = np.random.default_rng(size[0]).random((2, *size))
-        first, second = (ndimage.gaussian_filter(each, s) > 0.5 for each, s in zip(noise, (3, 0.8), strict=True))
-        masks.append(np.where(first, 1, 2 * second).astype(np.uint8))
-        masks[-1][:3] = 255
-        rows.append({"image_id": image_id, "plain": encode_labels(masks[-1])})
-        image(*size).save(paths[image_id])
+def labeled(tmp_path: Path) -> Labeled:
+    folder = tmp_path / "in"
+    paths = {"p/one.png": folder / "p/one.png", "images/two": folder / "images/two.jpg"}
+    sizes = [(90, 120), (60, 40)]
+    masks = [labeled_mask(*size) for size in sizes]
+    for path, size in zip(paths.values(), sizes, strict=True):
+        path.parent.mkdir(parents=True)
+        image(*size).save(path)
+
+    rows = [{"image_id": name, "plain": encode_labels(mask)} for name, mask in zip(paths, masks, strict=True)]
     table = pa.Table.from_pylist(rows, schema=PREDICTIONS_SCHEMA)
-    return made(Workspace(tmp_path / "workspace"), paths, ("cat", "sea lion"), predict=table), masks
+    workspace = made(Workspace(tmp_path / "workspace"), paths, ("cat", "sea lion"), predict=table)
+    return Labeled(workspace, folder, masks)
+
+
+def without_ignored(mask: np.ndarray) -> np.ndarray:
+    return np.where(mask == 255, 0, mask)
 
 
 def assert_imported(folder: Path, masks: list[np.ndarray]) -> None:
-    """An imported table has these masks, in any order, but for what is ignored, and their classes as tags."""
-    found = list_tagged(folder / "photos.csv")
-    assert (found.classes, found.table["tags"].to_pylist()) == (("cat", "sea lion"), [[0, 1], [0, 1]])
-    read = [decode_labels(Path(uri).read_bytes()) for uri in found.table["mask_uri"].to_pylist()]
+    """An imported table has these masks, without ignored pixels and in any order, and their classes as tags."""
+    imported = list_tagged(folder / "photos.csv")
+    assert imported.classes == ("cat", "sea lion")
+    assert imported.table["tags"].to_pylist() == [[0, 1], [0, 1]]
+    read = [decode_labels(Path(uri).read_bytes()) for uri in imported.table["mask_uri"].to_pylist()]
     for mask, again in zip(masks, sorted(read, key=len, reverse=True), strict=True):
-        np.testing.assert_array_equal(again, np.where(mask == 255, 0, mask))
+        np.testing.assert_array_equal(again, without_ignored(mask))
 
 
-def test_objects_of_coco_are_labels_for_all(labelled: tuple[Workspace, list[np.ndarray]], tmp_path: Path) -> None:
-    importlib.import_module("mcis.models.torchvision_ops")  # before torchvision, which it makes importable
+@pytest.fixture
+def coco(labeled: Labeled, tmp_path: Path) -> Path:
+    """The predictions in the format of COCO, exported by the command."""
+    options = ["--name", "made", "--workspace", str(labeled.workspace.root), "--out", str(tmp_path / "coco")]
+    done = CliRunner().invoke(app, ["export", "predictions", "--format", "coco", *options])
+    assert done.exit_code == 0, done.output
+    return tmp_path / "coco" / "annotations.json"
+
+
+def test_torchvision_reads_objects_of_coco(labeled: Labeled, coco: Path) -> None:
+    importlib.import_module("mcis.models.torchvision_ops")  # must precede torchvision
     from pycocotools.coco import COCO
-    from pycocotools.cocoeval import COCOeval
     from torchvision.datasets import CocoDetection
 
-    file, images = str(tmp_path / "coco" / "annotations.json"), str(tmp_path / "in")
-    given = ["--name", "made", "--workspace", str(labelled[0].root), "--out", str(tmp_path / "coco")]
-    assert CliRunner().invoke(app, ["export", "predictions", "--format", "coco", *given]).exit_code == 0
-    read = COCO(file)
-    for (picture, objects), mask in zip(CocoDetection(images, file), labelled[1], strict=True):
+    annotations = COCO(str(coco))
+    data_set = CocoDetection(str(labeled.images), str(coco))
+    for (picture, objects), mask in zip(data_set, labeled.masks, strict=True):
         assert picture.size == mask.shape[::-1]
-        drawn = [read.annToMask(each) for each in objects]
-        assert [each["area"] for each in objects] == [each.sum() for each in drawn]
-        total: Any = sum(each * about["category_id"] for each, about in zip(drawn, objects, strict=True))
-        np.testing.assert_array_equal(total, np.where(mask == 255, 0, mask))
-    found = read.loadRes([each | {"score": 1.0} for each in read.dataset["annotations"]])
-    judged = COCOeval(read, found, "segm")
-    judged.params.maxDets = [len(read.anns)]
-    judged.evaluate()
-    judged.accumulate()
-    assert (judged.eval["precision"][:, :, :, 0] == 1).all(), "as detections of themselves, of any size"
-    again = CliRunner().invoke(app, ["import", "coco", file, "--images", images, "--out", str(tmp_path / "again")])
-    assert "2 photographs of split train, 2 with tags, 2 with a mask" in again.output
-    assert_imported(tmp_path / "again", labelled[1])
-    export(labelled[0], "made", "predictions", tmp_path / "cvat", "cvat")
-    import_data_set("cvat", tmp_path / "cvat" / "annotations.xml", tmp_path / "back", images=tmp_path / "in")
-    assert_imported(tmp_path / "back", labelled[1])
+        drawn = [annotations.annToMask(item) for item in objects]
+        assert [item["area"] for item in objects] == [pixels.sum() for pixels in drawn]
+        total: Any = sum(pixels * item["category_id"] for pixels, item in zip(drawn, objects, strict=True))
+        np.testing.assert_array_equal(total, without_ignored(mask))
+
+
+def test_objects_of_coco_have_full_precision_as_detections_of_themselves(coco: Path) -> None:
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    annotations = COCO(str(coco))
+    detections = annotations.loadRes([item | {"score": 1.0} for item in annotations.dataset["annotations"]])
+    evaluation = COCOeval(annotations, detections, "segm")
+    evaluation.params.maxDets = [len(annotations.anns)]
+    evaluation.evaluate()
+    evaluation.accumulate()
+    assert (evaluation.eval["precision"][:, :, :, 0] == 1).all()
+
+
+def test_objects_of_coco_are_imported_again(labeled: Labeled, coco: Path, tmp_path: Path) -> None:
+    options = ["--images", str(labeled.images), "--out", str(tmp_path / "again")]
+    done = CliRunner().invoke(app, ["import", "coco", str(coco), *options])
+    assert "2 photographs of split train, 2 with tags, 2 with a mask" in done.output
+    assert_imported(tmp_path / "again", labeled.masks)
+
+
+def test_objects_of_cvat_are_imported_again(labeled: Labeled, tmp_path: Path) -> None:
+    labeled.export(tmp_path / "cvat", "cvat")
+    annotations = tmp_path / "cvat" / "annotations.xml"
+    import_data_set("cvat", annotations, tmp_path / "again", images=labeled.images)
+    assert_imported(tmp_path / "again", labeled.masks)
+
+
+@pytest.fixture
+def yolo(labeled: Labeled, tmp_path: Path) -> Path:
+    """The predictions in the format of YOLO."""
+    labeled.export(tmp_path / "yolo", "yolo")
+    return tmp_path / "yolo"
 
 
 @pytest.mark.filterwarnings("ignore:OpenCV")
-def test_polygons_of_yolo_are_labels_to_the_pixel(labelled: tuple[Workspace, list[np.ndarray]], tmp_path: Path) -> None:
-    read: Any = importlib.import_module("supervision").DetectionDataset.from_yolo
-    export(labelled[0], "made", "predictions", tmp_path / "yolo", "yolo")
-    for folder, mask in zip(("p", "_images"), labelled[1], strict=True):  # readers swap the last `images`
-        places = [str(tmp_path / "yolo" / each / folder) for each in ("images", "labels")]
-        ((_, _, found),) = list(read(*places, str(tmp_path / "yolo" / "data.yaml")))
-        drawn: Any = sum(each * (k + 1) for each, k in zip(found.mask, found.class_id, strict=True))
-        np.testing.assert_array_equal(drawn, np.where(mask == 255, 0, mask))
-    import_data_set("yolo", tmp_path / "yolo", tmp_path / "again")
-    assert_imported(tmp_path / "again", labelled[1])
+def test_polygons_of_yolo_are_read_to_the_pixel(labeled: Labeled, yolo: Path) -> None:
+    from_yolo: Any = importlib.import_module("supervision").DetectionDataset.from_yolo
+    for folder, mask in zip(("p", "_images"), labeled.masks, strict=True):  # readers replace the last `images`
+        folders = [str(yolo / kind / folder) for kind in ("images", "labels")]
+        ((_, _, objects),) = list(from_yolo(*folders, str(yolo / "data.yaml")))
+        drawn: Any = sum(pixels * (k + 1) for pixels, k in zip(objects.mask, objects.class_id, strict=True))
+        np.testing.assert_array_equal(drawn, without_ignored(mask))
+
+
+def test_polygons_of_yolo_are_imported_again(labeled: Labeled, yolo: Path, tmp_path: Path) -> None:
+    import_data_set("yolo", yolo, tmp_path / "again")
+    assert_imported(tmp_path / "again", labeled.masks)
+
+
+def test_objects_are_exported_only_to_a_new_folder(labeled: Labeled, yolo: Path) -> None:
     with pytest.raises(UserError, match="yolo holds files"):
-        export(labelled[0], "made", "predictions", tmp_path / "yolo", "yolo")
-    (tmp_path / "yolo" / "data.yaml").write_text("train: train.txt\nnames: [cat, sea lion]")
-    (tmp_path / "yolo" / "train.txt").write_text("data/images/_images/two.jpg\ndata/images/gone.jpg\n")
-    said = import_data_set("yolo", tmp_path / "yolo", tmp_path / "listed")
-    assert "1 photographs of split train, 1 with tags, 1 with a mask" in said[0]
-    assert "left out 1 image(s) that are not in" in said[1]
-    (tmp_path / "yolo" / "labels" / "_images" / "two.txt").write_text("0 10 10 90 10 90 90\n")
+        labeled.export(yolo, "yolo")
+
+
+def test_a_list_of_images_of_yolo_may_name_missing_ones(yolo: Path, tmp_path: Path) -> None:
+    (yolo / "data.yaml").write_text("train: train.txt\nnames: [cat, sea lion]")
+    (yolo / "train.txt").write_text("data/images/_images/two.jpg\ndata/images/gone.jpg\n")
+    notes = import_data_set("yolo", yolo, tmp_path / "listed")
+    assert "1 photographs of split train, 1 with tags, 1 with a mask" in notes[0]
+    assert "left out 1 image(s) that are not in" in notes[1]
+
+
+def test_polygons_of_yolo_in_pixels_are_refused(yolo: Path, tmp_path: Path) -> None:
+    (yolo / "labels" / "_images" / "two.txt").write_text("0 10 10 90 10 90 90\n")
     with pytest.raises(UserError, match="polygon in fractions of the image's sides"):
-        import_data_set("yolo", tmp_path / "yolo", tmp_path / "in pixels")
-    export(labelled[0], "made", "predictions", tmp_path / "tasks", "labelstudio")
-    tasks = json.loads((tmp_path / "tasks" / "tasks.json").read_text())
-    for task, mask in zip(tasks, labelled[1], strict=True):
+        import_data_set("yolo", yolo, tmp_path / "in pixels")
+
+
+@pytest.fixture
+def label_studio(labeled: Labeled, tmp_path: Path) -> Path:
+    """The predictions as tasks of Label Studio, and `done.json`, the tasks with their predictions accepted."""
+    out = tmp_path / "tasks"
+    labeled.export(out, "labelstudio")
+    tasks = json.loads((out / "tasks.json").read_text())
+    annotated = [task | {"annotations": task["predictions"]} for task in tasks]
+    (tmp_path / "done.json").write_text(json.dumps(annotated))
+    return out
+
+
+def test_polygons_of_label_studio_are_masks_at_twice_the_size(labeled: Labeled, label_studio: Path) -> None:
+    tasks = json.loads((label_studio / "tasks.json").read_text())
+    for task, mask in zip(tasks, labeled.masks, strict=True):
         height, width = mask.shape
-        assert task["data"]["image"].startswith("/data/local-files/?d=images/")
-        assert Image.open(tmp_path / "tasks" / task["data"]["image"].partition("=")[2]).size == (width, height)
-        twice = Image.new("L", (2 * width, 2 * height))
-        for value in (each["value"] for each in task["predictions"][0]["result"]):
+        doubled = Image.new("L", (2 * width, 2 * height))
+        for result in task["predictions"][0]["result"]:
+            value = result["value"]
             points = np.array(value["points"]) * (width / 50, height / 50) - 0.5
-            fill = ("cat", "sea lion").index(value["polygonlabels"][0]) + 1
-            ImageDraw.Draw(twice).polygon([(x, y) for x, y in points.round().tolist()], fill=fill)
-        np.testing.assert_array_equal(np.array(twice)[::2, ::2], np.where(mask == 255, 0, mask))
-    done = [task | {"annotations": task["predictions"]} for task in tasks]
-    (tmp_path / "done.json").write_text(json.dumps(done))
-    import_data_set("labelstudio", tmp_path / "done.json", tmp_path / "back", images=tmp_path / "tasks")
-    assert_imported(tmp_path / "back", labelled[1])
-    (tmp_path / "labels.csv").write_bytes(labels_table(["dog", "sea lion", "cat"]))
-    given: Any = ("labelstudio", tmp_path / "done.json", tmp_path / "as trained")
-    import_data_set(*given, images=tmp_path / "tasks" / "images", labels=tmp_path / "labels.csv")
+            label = ("cat", "sea lion").index(value["polygonlabels"][0]) + 1
+            ImageDraw.Draw(doubled).polygon([(x, y) for x, y in points.round().tolist()], fill=label)
+        np.testing.assert_array_equal(np.array(doubled)[::2, ::2], without_ignored(mask))
+
+
+def test_tasks_of_label_studio_have_images_and_labels(labeled: Labeled, label_studio: Path) -> None:
+    tasks = json.loads((label_studio / "tasks.json").read_text())
+    for task, mask in zip(tasks, labeled.masks, strict=True):
+        prefix, _, path = task["data"]["image"].partition("=")
+        assert prefix == "/data/local-files/?d"
+        assert Image.open(label_studio / path).size == mask.shape[::-1]
+    labels = ElementTree.parse(label_studio / "labels.xml").findall("PolygonLabels/Label")
+    assert [label.get("value") for label in labels] == ["cat", "sea lion"]
+
+
+def test_tasks_of_label_studio_are_imported_again(labeled: Labeled, label_studio: Path, tmp_path: Path) -> None:
+    import_data_set("labelstudio", tmp_path / "done.json", tmp_path / "again", images=label_studio)
+    assert_imported(tmp_path / "again", labeled.masks)
+
+
+def test_imported_masks_are_corrected_masks_with_the_labels_of_an_export(
+    labeled: Labeled, label_studio: Path, tmp_path: Path
+) -> None:
+    labels = tmp_path / "labels.csv"
+    labels.write_bytes(labels_table(["dog", "sea lion", "cat"]))
+    out = tmp_path / "as trained"
+    import_data_set("labelstudio", tmp_path / "done.json", out, images=label_studio / "images", labels=labels)
+
     ids = pa.table({"image_id": ["images/two", "p/one.png"]})
-    corrected = with_corrected(ids, tmp_path / "as trained" / "masks" / "train")[CORRECTED].to_pylist()
-    for file, mask in zip(corrected, reversed(labelled[1]), strict=True):
-        expected = np.array([0, 3, 2])[np.where(mask == 255, 0, mask)]
+    corrected = with_corrected(ids, out / "masks" / "train")[CORRECTED].to_pylist()
+    for file, mask in zip(corrected, reversed(labeled.masks), strict=True):
+        expected = np.array([0, 3, 2])[without_ignored(mask)]
         np.testing.assert_array_equal(decode_labels(Path(file).read_bytes()), expected)
+
+
+def test_a_file_that_is_no_table_of_labels_is_refused(label_studio: Path, tmp_path: Path) -> None:
+    tasks = tmp_path / "done.json"
     with pytest.raises(UserError, match=r"done\.json is no table of labels"):
-        import_data_set(*given, images=tmp_path / "tasks" / "images", labels=tmp_path / "done.json")
-    labels = ElementTree.parse(tmp_path / "tasks" / "labels.xml").findall("PolygonLabels/Label")
-    assert [each.get("value") for each in labels] == ["cat", "sea lion"]
+        import_data_set("labelstudio", tasks, tmp_path / "out", images=label_studio / "images", labels=tasks)
+
+
+def test_a_network_has_no_formats_of_objects(labeled: Labeled, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="format coco of network"):
-        export(labelled[0], "made", "network", tmp_path / "out", "coco")
+        export(labeled.workspace, "made", "network", tmp_path / "out", "coco")
 
 
 @pytest.mark.parametrize(
@@ -249,12 +388,12 @@ def test_polygons_of_yolo_are_labels_to_the_pixel(labelled: tuple[Workspace, lis
         (["a\nb"], "line breaks"),
     ],
 )
-def test_ids_that_name_no_file_of_their_own_are_an_error(ids: list[str], found: str) -> None:
+def test_ids_that_cannot_be_file_names_are_an_error(ids: list[str], found: str) -> None:
     with pytest.raises(UserError, match=found):
         file_names(ids, Path("out"))
 
 
-def test_classes_whose_maps_would_be_one_file_are_named() -> None:
+def test_classes_with_the_same_file_name_are_an_error() -> None:
     with pytest.raises(UserError, match=r"class\(es\) that lead to the file of another: 'Sea lion'"):
         class_file_names(["sea lion", "cat", "Sea lion"], Path("out"))
 
@@ -280,10 +419,11 @@ NETWORKS = {
 @pytest.mark.slow
 @pytest.mark.parametrize("network", ["largefov", "pyramid", "convnext"])
 def test_an_exported_network_predicts_without_mcis(trained: Callable[..., Path], tmp_path: Path, network: str) -> None:
-    """For images of any size, at one scale and without the CRF; both networks, and a backbone of timm."""
+    """For images of any size, at one scale and without the CRF, also with a backbone of timm."""
     run = trained(5, *NETWORKS[network])
-    said = export(Workspace(run.parent.parent), run.name, "network", tmp_path / "network.pt2")
-    assert said.startswith("network of 5 classes in ")
+    text = export(Workspace(run.parent.parent), run.name, "network", tmp_path / "network.pt2")
+    assert text.startswith("network of 5 classes in ")
+
     sizes = [(64, 80), (97, 33), (150, 211)]
     pictures = [np.random.default_rng(h).integers(0, 256, (h, w, 3), np.uint8) for h, w in sizes]
     np.savez(tmp_path / "images.npz", *pictures)
@@ -291,14 +431,15 @@ def test_an_exported_network_predicts_without_mcis(trained: Callable[..., Path],
     done = subprocess.run([*command, str(tmp_path / "labels")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["classes"] == [f"class {k}" for k in range(5)]
+
     plain = ["predict.scales=[1.0]", "predict.hflip=false", "predict.crop=null", "predict.crf.iterations=0"]
     predictor = Predictor.load(run, plain)
     for number, picture in enumerate(pictures):
-        wanted = predictor(picture)
-        assert len(np.unique(wanted)) > 2
-        got = np.load(tmp_path / f"labels-{number}.npy")
-        assert got.shape == wanted.shape
-        assert (got != wanted).mean() < 1e-3  # ties to rounding
+        expected = predictor(picture)
+        assert len(np.unique(expected)) > 2
+        predicted = np.load(tmp_path / f"labels-{number}.npy")
+        assert predicted.shape == expected.shape
+        assert (predicted != expected).mean() < 1e-3  # ties, by rounding
 
 
 @pytest.mark.slow
@@ -307,27 +448,27 @@ def test_an_onnx_network_gives_the_exported_ones_labels_at_any_size(
     trained: Callable[..., Path], tmp_path: Path, network: str
 ) -> None:
     run = trained(5, *NETWORKS[network])
-    for what in ("network", "onnx"):
-        export(Workspace(run.parent.parent), run.name, what, tmp_path / what)
+    for kind in ("network", "onnx"):
+        export(Workspace(run.parent.parent), run.name, kind, tmp_path / kind)
+
     exported: Any = torch.export.load(tmp_path / "network").module()
     session = onnxruntime.InferenceSession(tmp_path / "onnx")
     assert json.loads(session.get_modelmeta().custom_metadata_map["classes"]) == [f"class {k}" for k in range(5)]
     for h, w in [(64, 80), (97, 33), (150, 211)]:
         picture = np.random.default_rng(h).integers(0, 256, (h, w, 3), np.uint8)
-        wanted = exported(torch.from_numpy(picture)).argmax(0).numpy()
-        (got,) = session.run(["probabilities"], {"image": picture})
-        assert len(np.unique(wanted)) > 2
-        assert (got.argmax(0) != wanted).mean() < 1e-3  # ties to rounding
+        expected = exported(torch.from_numpy(picture)).argmax(0).numpy()
+        (probabilities,) = session.run(["probabilities"], {"image": picture})
+        assert len(np.unique(expected)) > 2
+        assert (probabilities.argmax(0) != expected).mean() < 1e-3  # ties, by rounding
 
 
-def test_onnx_without_its_packages_says_how_to_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_onnx_without_its_packages_says_how_to_install_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(UserError, match=r"pip install 'mcis\[onnx\]'"):
         export(Workspace(tmp_path), "any", "onnx", tmp_path / "network.onnx")
 
 
-def test_pictures_are_taken_as_they_are_written() -> None:
-    """Of a million rows some are in memory, never all."""
+def test_few_pictures_are_in_memory_at_a_time() -> None:
     taken: list[int] = []
     written: list[int] = []
 
