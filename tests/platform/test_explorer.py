@@ -262,9 +262,8 @@ def test_the_tooltip_has_labels_and_scores_of_a_position(browser: "Chrome", tmp_
         truth = "ignored" if known[y, x] == IGNORE else label_names[known[y, x]]
         lines = ["mask" + label_names[mask[y, x]], "truth" + truth]
         reached = np.minimum(scores[:, y, x].astype(np.float64) * BINS, BINS - 1).astype(int) / BINS
-        lines += [
-            f"{label_names[k + 1]}{threshold:.3g}" for k, threshold in zip(kept(image).classes, reached, strict=True)
-        ]
+        for class_index, threshold in zip(kept(image).classes, reached, strict=True):
+            lines.append(f"{label_names[class_index + 1]}{threshold:.3g}")
         assert text(browser, "tip") == "".join(lines)
         return x, y
 

@@ -1,4 +1,4 @@
-"""The page of an index: its figures hold against slow counting, it stays whole with odd names, files and tables."""
+"""The page of an index: its counts agree with slow counting, also with odd names, files and tables."""
 
 from collections.abc import Callable, Sequence
 from io import StringIO
@@ -25,13 +25,13 @@ Parsed = Callable[..., Any]
 
 
 def table(page: Any, section: str) -> dict[str, list[str]]:
-    """A section's rows by their class, which a count before it may precede."""
+    """The rows of a section by class; a class index may precede the class."""
     rows = [row[1:] if row[0].isdigit() and not row[1].isdigit() else row for row in page.rows[section]]
     return {name: rest for name, *rest in rows}
 
 
 def index_of(rows: Sequence[dict[str, Any]]) -> pa.Table:
-    """An index of images that are not there: as `rows` say and, where they are silent, untagged training images."""
+    """An index of images without files. By default, images are in train and have no tag."""
     plain = {"domain": "target", "split": "train", "tags": [], "height": 60, "width": 80}
     names = ({"image_id": f"i{n}", "uri": f"/nowhere/i{n}.jpg", "content_hash": f"{n:064x}"} for n in range(len(rows)))
     return pa.Table.from_pylist([plain | name | row for name, row in zip(names, rows, strict=True)], INDEX_SCHEMA)
@@ -43,7 +43,7 @@ def rejects_of(reasons: Sequence[str]) -> pa.Table:
 
 
 def random_index(images: int = 300, classes: int = 4, seed: int = 0) -> pa.Table:
-    """Tags, domains, splits and contents at random; the last class never occurs."""
+    """An index with random tags, domains, splits and contents; the last class never occurs."""
     rng = np.random.default_rng(seed)
     rows = [
         {
@@ -59,7 +59,7 @@ def random_index(images: int = 300, classes: int = 4, seed: int = 0) -> pa.Table
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[pa.Table, tuple[str, ...]]:
-    """A small drawn data set: its index and its classes."""
+    """The index and the classes of a small drawn data set."""
     root = tmp_path_factory.mktemp("browse") / "VOC2012"
     synthetic.draw(root, train=16, val=8, size=64, classes=4)
     listing = list_voc(root, classes=root / "classes.txt")
@@ -86,20 +86,24 @@ def test_copies_are_counted_and_those_in_more_than_one_split_listed(parsed: Pars
     assert page.rows["copies"][1:] == [["i0, i3"]]
 
 
-def test_rejects_are_counted_by_what_their_reason_starts_with(parsed: Parsed) -> None:
+def test_rejects_are_counted_by_the_start_of_their_reason(parsed: Parsed) -> None:
     reasons = ["truncated: a: b", "not an image: x", "truncated: c", "odd"]
     facts = index_facts(random_index(5), rejects_of(reasons), CLASSES)
     assert facts.reject_kinds == {"truncated": 2, "not an image": 1, "odd": 1}
     page = parsed(browse_page(random_index(5), rejects_of(reasons), CLASSES, notes=[], title="t"))
     assert ["truncated", "2"] in page.rows["rejects"]
     assert ["r0", "val", "truncated: a: b", "in/r0.jpg"] in page.rows["rejects"]
+
+
+def test_of_many_rejects_the_first_are_listed(parsed: Parsed) -> None:
+    reasons = ["truncated: a: b", "not an image: x", "truncated: c", "odd"]
     many = parsed(browse_page(random_index(5), rejects_of(reasons * 200), CLASSES, notes=[], title="t"))
     assert sum(len(row) == 4 for row in many.rows["rejects"]) == 1 + 500
     assert "The first 500, and 300 more; all are in rejects.parquet" in many.text
     assert ["truncated", "400"] in many.rows["rejects"]
 
 
-def test_page_shows_the_figures_and_the_pictures(drawn: tuple[pa.Table, tuple[str, ...]], parsed: Parsed) -> None:
+def test_the_page_has_counts_and_pictures(drawn: tuple[pa.Table, tuple[str, ...]], parsed: Parsed) -> None:
     index, classes = drawn
     facts = index_facts(index, NO_REJECTS, classes)
     text = browse_page(index, NO_REJECTS, classes, notes=["A note."], title="Drawn")
@@ -111,6 +115,7 @@ def test_page_shows_the_figures_and_the_pictures(drawn: tuple[pa.Table, tuple[st
     assert "A note." in page.text
     assert "Nothing was rejected." in page.text
     assert "No two files have the same content." in page.text
+
     pictures = page.pictures
     assert len(pictures) == sum(min(6, n) for n in facts.per_class.sum(axis=1))
     for picture in pictures:
@@ -130,7 +135,7 @@ def test_hostile_names_are_shown_and_do_nothing(parsed: Parsed) -> None:
     assert f"{shown}\\udcff" in page.text
 
 
-def test_a_broken_file_shows_its_reason_in_place_of_its_picture(tmp_path: Path, parsed: Parsed) -> None:
+def test_a_broken_file_is_replaced_by_its_reason(tmp_path: Path, parsed: Parsed) -> None:
     (tmp_path / "text.jpg").write_text("no picture")
     Image.new("RGB", (9, 5), "red").save(tmp_path / "tiny.png")
     files = [str(tmp_path / "text.jpg"), str(tmp_path / "gone.jpg"), "a\x00b", "nosuch://host/x", str(tmp_path)]
@@ -143,7 +148,7 @@ def test_a_broken_file_shows_its_reason_in_place_of_its_picture(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("classes", [1, 2, 200, 254])
-def test_pages_of_few_and_of_many_classes_are_whole(classes: int, parsed: Parsed) -> None:
+def test_pages_with_few_and_with_many_classes_are_complete(classes: int, parsed: Parsed) -> None:
     names = tuple(f"class {k}" for k in range(classes))
     index = index_of([{"tags": sorted({n % classes, (7 * n + 1) % classes})} for n in range(600)])
     page = parsed(browse_page(index, NO_REJECTS, names, notes=[], title="t"))
@@ -155,18 +160,19 @@ def test_pages_of_few_and_of_many_classes_are_whole(classes: int, parsed: Parsed
 @pytest.mark.parametrize(
     ("rows", "words"), [([], ["There are no images to show."]), ([{"tags": []}], ["Without a tag"])]
 )
-def test_a_page_says_what_an_index_lacks(rows: list[dict[str, Any]], words: list[str], parsed: Parsed) -> None:
+def test_a_page_without_tagged_images(rows: list[dict[str, Any]], words: list[str], parsed: Parsed) -> None:
     classes = tuple(f"c{k}" for k in range(30))
     text = parsed(browse_page(index_of(rows), NO_REJECTS, classes, notes=[], title="t")).text
     for word in words:
         assert word in text
 
 
-def test_terminal_tells_the_same_figures() -> None:
+def test_the_terminal_has_the_same_counts() -> None:
     index = random_index()
     facts = index_facts(index, rejects_of(["truncated: x"]), CLASSES)
+    rejects = rejects_of(["truncated: x"])
     stream = StringIO()
-    rejects, wide = rejects_of(["truncated: x"]), type(console)(file=stream, width=200)
+    wide = type(console)(file=stream, width=200)
     show_index(index, rejects, (HOSTILE, *CLASSES[1:]), ["a [red]note"], wide)
     text = stream.getvalue()
     cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if "│" in line]
@@ -176,6 +182,9 @@ def test_terminal_tells_the_same_figures() -> None:
     assert f"copies of an earlier image: {facts.repeats}" in text
     assert "a [red]note" in text
     assert "\x1b" not in text
+
+
+def test_the_terminal_shows_an_empty_index() -> None:
     stream = StringIO()
     show_index(INDEX_SCHEMA.empty_table(), NO_REJECTS, CLASSES, [], type(console)(file=stream, width=200))
     assert "rejected: 0" in stream.getvalue()

@@ -1,4 +1,4 @@
-"""`mcis runs`: every folder below runs/ has a row, whatever lies in it, and the row says how far the run came."""
+"""`mcis runs`: every folder in runs/ has a row, whatever it contains, and the row says which stage the run reached."""
 
 import json
 import os
@@ -21,7 +21,7 @@ runner = CliRunner()
 
 
 def finished(workspace: Workspace, name: str, evaluate: int = 500, **sizes: int) -> None:
-    """A run with outputs of these stages and sizes in bytes, and scores."""
+    """Makes a finished run with scores, and with outputs of these stages and sizes in bytes."""
     with run_record(workspace, name, whole=True):
         reach(workspace, name, **sizes, evaluate=evaluate)
         score(workspace, name)
@@ -38,7 +38,7 @@ def reach(workspace: Workspace, name: str, **sizes: int) -> None:
 
 
 def score(workspace: Workspace, name: str) -> None:
-    of_stage: list[tuple[str, float, bool | None]] = [
+    values: list[tuple[str, float, bool | None]] = [
         ("localization_maps", 40.0, None),
         ("localization_maps", 45.5, None),
         ("pseudo_masks", 50.0, None),
@@ -48,12 +48,12 @@ def score(workspace: Workspace, name: str) -> None:
     ]
     same: Any = {"name": "any", "split": "val", "images": 6, "iou": {}, "figures": {}, "confusion": ()}
     same |= {"seed": 0, "recipe": "scratch", "weights": "none", "git": None}
-    scores = [asdict(Score(what=what, miou=miou, crf=crf, **same)) for what, miou, crf in of_stage]
+    scores = [asdict(Score(what=what, miou=miou, crf=crf, **same)) for what, miou, crf in values]
     write_json(workspace.outputs(name)["evaluate"] / SCORES, scores)
 
 
 def entry(workspace: Workspace, name: str) -> Entry:
-    return next(each for each in entries(workspace) if each.name == name)
+    return next(row for row in entries(workspace) if row.name == name)
 
 
 def shown(workspace: Workspace, *arguments: str) -> Any:
@@ -65,6 +65,7 @@ def shown(workspace: Workspace, *arguments: str) -> Any:
 def test_a_finished_run_has_its_configuration_scores_and_size(workspace: Workspace) -> None:
     finished(workspace, "first", index=1000, evaluate=500)
     found = entry(workspace, "first")
+
     assert (found.kind, found.state, found.reached) == ("run", "finished", "evaluate")
     assert (found.sources, found.recipe) == ("voc+web", "scratch")
     assert {name: value for name, value in found.scores.items() if name != "with CRF"} == {
@@ -74,15 +75,19 @@ def test_a_finished_run_has_its_configuration_scores_and_size(workspace: Workspa
     }
     own = sum(path.stat().st_size for path in (workspace.runs / "first").iterdir())
     assert found.bytes == 1500 + own + (workspace.outputs("first")["evaluate"] / SCORES).stat().st_size
+
+
+def test_the_json_and_the_table_have_the_scores(workspace: Workspace) -> None:
+    finished(workspace, "first", index=1000, evaluate=500)
     (row,) = shown(workspace, "--json")
     assert row["scores"] == {"maps": 45.5, "masks": 50.0, "segmentation": 51.25, "with CRF": None}
-    assert (row["name"], row["bytes"], row["holder"]) == ("first", found.bytes, None)
+    assert (row["name"], row["bytes"], row["holder"]) == ("first", entry(workspace, "first").bytes, None)
     line = next(line for line in shown(workspace).splitlines() if "first" in line)
     for text in ("voc+web", "scratch", "finished", "evaluate", "45.50", "50.00", "51.25", "nan"):
         assert text in line
 
 
-def test_a_run_in_progress_is_told_from_one_that_was_killed(workspace: Workspace) -> None:
+def test_a_run_in_progress_differs_from_one_that_was_killed(workspace: Workspace) -> None:
     with run_record(workspace, "first", whole=True):
         reach(workspace, "first", index=10)
         record = workspace.run("first").record.read_text()
@@ -91,18 +96,19 @@ def test_a_run_in_progress_is_told_from_one_that_was_killed(workspace: Workspace
         assert found.holder is not None
         assert found.holder.pid == os.getpid()
         assert shown(workspace, "--json")[0]["holder"]["pid"] == os.getpid()
-    workspace.run("first").record.write_text(record)  # as a process leaves it that is gone without a word
+
+    workspace.run("first").record.write_text(record)  # as a killed process leaves it
     found = entry(workspace, "first")
     assert (found.state, found.holder) == ("killed", None)
 
 
-def test_scores_of_an_earlier_call_are_not_shown_as_those_of_this_one(workspace: Workspace) -> None:
+def test_scores_of_an_earlier_call_are_not_shown(workspace: Workspace) -> None:
     finished(workspace, "first", index=10)
     with run_record(workspace, "first", whole=True):
         assert entry(workspace, "first").scores == {}
 
 
-def test_why_a_run_failed_is_shown_as_it_is(workspace: Workspace) -> None:
+def test_the_reason_of_a_failure_is_shown_without_markup_or_controls(workspace: Workspace) -> None:
     with pytest.raises(ValueError), run_record(workspace, "first", whole=True):  # noqa: PT011
         raise ValueError
     record = workspace.run("first").record
@@ -110,17 +116,18 @@ def test_why_a_run_failed_is_shown_as_it_is(workspace: Workspace) -> None:
     assert ": photos[/x]?[2J" in shown(workspace)
 
 
-def test_trials_stand_below_their_study_and_share_what_they_point_to(workspace: Workspace) -> None:
+def test_trials_follow_their_study_and_share_outputs(workspace: Workspace) -> None:
     finished(workspace, "table", index=5000)
     for name in ("table7-r0", "table7-r1"):
         with run_record(workspace, name, whole=True, study="table7"):
             reach(workspace, name, index=5000)
     with run_record(workspace, "table7", whole=True, kind="study"):
         assert entry(workspace, "table7").state == "running"
+
     rows = entries(workspace)
     assert [row.name for row in rows] == ["table", "table7", "table7-r0", "table7-r1"]
     assert rows[1].trials == 2
-    assert 5000 < rows[1].bytes < 10000, "their index counts once"
+    assert 5000 < rows[1].bytes < 10000, "the index that they share counts once"
     output = shown(workspace)
     assert "2 trials" in output
     assert any(line.startswith("  table7-r0 ") for line in output.splitlines())
@@ -134,7 +141,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize(("file", "content"), [(file, text) for file, texts in DAMAGED.items() for text in texts])
-def test_a_damaged_run_has_a_row_that_says_so(workspace: Workspace, file: str, content: str) -> None:
+def test_a_damaged_run_has_a_row_with_the_damaged_file(workspace: Workspace, file: str, content: str) -> None:
     finished(workspace, "good", evaluate=20, index=10)
     finished(workspace, "first", index=10)
     folder = workspace.outputs("first")["evaluate"] if file == SCORES else workspace.runs / "first"
@@ -146,14 +153,15 @@ def test_a_damaged_run_has_a_row_that_says_so(workspace: Workspace, file: str, c
     assert file in shown(workspace)
 
 
-def test_foreign_folders_and_files_have_rows_that_say_so(workspace: Workspace) -> None:
+def test_foreign_folders_and_files_have_rows(workspace: Workspace) -> None:
     for name in ("notes", "a b", ".hidden", "x\x1b[2J", "[red]"):
         (workspace.runs / name).mkdir()
     (workspace.runs / "file").touch()
     (workspace.runs / "link").symlink_to(workspace.root / "nowhere")
     (workspace.runs / "loop").symlink_to(workspace.runs / "loop")
     temporary_path(workspace.runs / "removed").mkdir()
-    rows = {each.name: each.state for each in entries(workspace)}
+
+    rows = {row.name: row.state for row in entries(workspace)}
     assert set(rows) == {"notes", "a b", ".hidden", "x\x1b[2J", "[red]", "file", "link", "loop"}
     assert set(rows.values()) <= {"foreign", "damaged"}
     output = shown(workspace)

@@ -1,4 +1,4 @@
-"""Finished predictions: the command, its files, its bound of memory; and the Python of docs/howto/predict.md."""
+"""Predictions of photographs: the command, its files, its peak memory, and the code in docs/howto/predict.md."""
 
 import csv
 import re
@@ -28,7 +28,7 @@ def noise(height: int, width: int) -> Image.Image:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Photographs of several sizes and formats, two of one name, one that lies on its side, one that is none."""
+    """Images of several sizes and formats, two with the same name, one rotated by EXIF, and a file that is no image."""
     folder = tmp_path / "photos"
     (folder / "x").mkdir(parents=True)
     noise(40, 60).save(folder / "a.jpg")
@@ -43,7 +43,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def predict(run: Path, *arguments: str) -> tuple[int, str]:
-    """Exit status and output of the command."""
+    """Runs the command; returns its exit status and output."""
     workspace = ["--workspace", str(run.parent.parent), "--name", run.name]
     done = CliRunner().invoke(app, ["predict", *arguments, *workspace], env={"COLUMNS": "300"})
     return done.exit_code, done.output
@@ -55,12 +55,14 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def test_masks_overlays_and_shares_of_photographs(trained: Callable[..., Path], photos: Path, tmp_path: Path) -> None:
-    run, out = trained(3, "predict.crf.iterations=2"), tmp_path / "out"
+    run = trained(3, "predict.crf.iterations=2")
+    out = tmp_path / "out"
     status, output = predict(run, str(photos), "--out", str(out), "--set", "data.max_side=100")
     assert status == 1
     assert "predicted at up to 100 pixels" in output
-    assert "4 photographs below" in output
+    assert "4 photographs in" in output
     assert "rejected: 2" in output
+
     sizes = {"a": (40, 60), "gray": (300, 200), "turned": (90, 48), "x/a": (70, 50)}
     shares = rows(out / "shares.csv")
     assert [row["mask"] for row in shares] == [f"masks/{name}.png" for name in sizes]
@@ -70,11 +72,12 @@ def test_masks_overlays_and_shares_of_photographs(trained: Callable[..., Path], 
         labels = decode_labels((out / row["mask"]).read_bytes())
         assert (mask.mode, labels.shape) == ("P", size)
         assert (row["height"], row["width"]) == tuple(map(str, size))
-        given = [float(row[c]) for c in ("background", "class 0", "class 1", "class 2")]
-        np.testing.assert_allclose(given, np.bincount(labels.ravel(), minlength=4) / labels.size, atol=1e-6)
+        label_shares = [float(row[name]) for name in ("background", "class 0", "class 1", "class 2")]
+        np.testing.assert_allclose(label_shares, np.bincount(labels.ravel(), minlength=4) / labels.size, atol=1e-6)
         np.testing.assert_array_equal(predictor(row["image"]), labels)
         overlay = Image.open(out / "overlays" / f"{name}.jpg")
         assert overlay.size == size[::-1]
+
     rejects = {Path(row["image"]).name: row["reason"] for row in rows(out / "rejects.csv")}
     assert rejects.keys() == {"broken.jpg", "thin.png"}
     assert rejects["broken.jpg"].startswith("not an image")
@@ -82,46 +85,69 @@ def test_masks_overlays_and_shares_of_photographs(trained: Callable[..., Path], 
     assert (out / "labels.csv").read_text().splitlines()[2] == "1,class 0,128,0,0"
 
 
-def test_masks_with_given_tags_hold_no_other_class(trained: Callable[..., Path], photos: Path, tmp_path: Path) -> None:
-    """Those of the table, after the CRF as well; what is named beside it, or has an empty cell, may hold any class."""
-    run, out = trained(3, "predict.crf.iterations=2"), tmp_path / "out"
+@pytest.fixture
+def tagged(trained: Callable[..., Path], photos: Path) -> tuple[Path, Predictor, int]:
+    """A run, its predictor, and a class that is not the one predicted in a.jpg, which a table t.csv gives to a.jpg."""
+    run = trained(3, "predict.crf.iterations=2")
     predictor = Predictor.load(run)
-    free = {name: set(np.unique(predictor(photos / name)).tolist()) for name in ("a.jpg", "x/a.png", "gray.png")}
-    first = max(free["a.jpg"])
-    assert first > 0, "the network finds some class, so that it can be forbidden"
-    table = photos / "t.csv"
-    table.write_text(f"image,tags\na.jpg,class {first % 3}\nx/a.png,\n")
-    status, _ = predict(run, str(photos / "gray.png"), "--tags", str(table), "--out", str(out))
+    predicted = int(predictor(photos / "a.jpg").max())
+    assert predicted > 0, "the network predicts some class, which the tag then forbids"
+    tag = predicted % 3
+    (photos / "t.csv").write_text(f"image,tags\na.jpg,class {tag}\nx/a.png,\n")
+    return run, predictor, tag
+
+
+def test_a_table_of_tags_restricts_predictions(
+    tagged: tuple[Path, Predictor, int], photos: Path, tmp_path: Path
+) -> None:
+    """Also after the CRF. Photographs outside of the table, or with an empty cell, may have any class."""
+    run, predictor, tag = tagged
+    out = tmp_path / "out"
+    status, _ = predict(run, str(photos / "gray.png"), "--tags", str(photos / "t.csv"), "--out", str(out))
     assert status == 0
-    found = {name: set(np.unique(np.asarray(Image.open(out / f"masks/{name}.png"))).tolist()) for name in ("a", "x/a")}
-    assert found["a"] <= {0, first % 3 + 1}
-    assert found["x/a"] == free["x/a.png"], "an empty cell says nothing"
-    labels = predictor(photos / "a.jpg", tags=[f"class {first % 3}"])
-    np.testing.assert_array_equal(labels, np.asarray(Image.open(out / "masks/a.png")))
+
+    masks = {name: np.asarray(Image.open(out / f"masks/{name}.png")) for name in ("a", "x/a", "gray")}
+    assert set(np.unique(masks["a"]).tolist()) <= {0, tag + 1}
+    np.testing.assert_array_equal(masks["x/a"], predictor(photos / "x/a.png"))
+    np.testing.assert_array_equal(masks["gray"], predictor(photos / "gray.png"))
+    np.testing.assert_array_equal(masks["a"], predictor(photos / "a.jpg", tags=[f"class {tag}"]))
+
+
+def test_the_predictor_takes_files_pictures_and_arrays(tagged: tuple[Path, Predictor, int], photos: Path) -> None:
+    _, predictor, tag = tagged
     picture = Image.open(photos / "a.jpg")
-    np.testing.assert_array_equal(labels, predictor(picture, tags=f"class {first % 3}"))
-    view = np.array(picture.convert("RGB"))[::-1]
-    np.testing.assert_array_equal(predictor(view), predictor(view.copy()))
+    labels = predictor(photos / "a.jpg", tags=[f"class {tag}"])
+    np.testing.assert_array_equal(labels, predictor(picture, tags=f"class {tag}"))
+
+    flipped = np.array(picture.convert("RGB"))[::-1]
+    np.testing.assert_array_equal(predictor(flipped), predictor(flipped.copy()))
     with pytest.raises(TypeError, match="an image of type list"):
         predictor(cast(Any, [picture]))
-    gray = np.asarray(Image.open(out / "masks/gray.png"))
-    np.testing.assert_array_equal(gray, predictor(photos / "gray.png"))
+
+
+def test_unknown_tags_are_refused(tagged: tuple[Path, Predictor, int], photos: Path, tmp_path: Path) -> None:
+    run, predictor, _ = tagged
+    table = photos / "t.csv"
     table.write_text("image,tags\na.jpg,clas 1\n")
-    status, output = predict(run, "--tags", str(table), "--out", str(out))
-    assert (status, "1 tag(s) are no class: clas 1" in output) == (1, True)
+    status, output = predict(run, "--tags", str(table), "--out", str(tmp_path / "out"))
+    assert status == 1
+    assert "1 tag(s) are no class: clas 1" in output
     with pytest.raises(UserError, match="tags cow"):
         predictor(photos / "a.jpg", tags=["cow"])
 
 
-def test_without_rejects_the_status_is_0_and_again(trained: Callable[..., Path], photos: Path, tmp_path: Path) -> None:
-    run, out = trained(2), tmp_path / "out"
+def test_the_status_is_1_if_a_file_is_rejected(trained: Callable[..., Path], photos: Path, tmp_path: Path) -> None:
+    run = trained(2)
+    out = tmp_path / "out"
     arguments = [str(photos / "a.jpg"), "--out", str(out), "--set", "predict.crf.iterations=0"]
     assert predict(run, *arguments)[0] == 0
     assert rows(out / "rejects.csv") == []
+
     (out / "masks" / "a.png").write_bytes(b"old")
-    status, said = predict(run, *arguments, str(tmp_path / "absent.jpg"))
+    status, output = predict(run, *arguments, str(tmp_path / "absent.jpg"))
     assert (status, (out / "masks" / "a.png").read_bytes()) == (1, b"old")
-    assert "no file or folder" in said
+    assert "no file or folder" in output
+
     status, _ = predict(run, *arguments, str(photos / "broken.jpg"))
     assert (status, Image.open(out / "masks" / "a.png").size) == (1, (60, 40))
     assert rows(out / "rejects.csv")[0]["reason"].startswith("not an image")
@@ -135,7 +161,7 @@ def test_without_rejects_the_status_is_0_and_again(trained: Callable[..., Path],
         (["--name", "absent"], "has no trained segmentation network"),
     ],
 )
-def test_what_cannot_be_predicted_with_is_one_message(
+def test_wrong_options_are_refused(
     trained: Callable[..., Path], photos: Path, tmp_path: Path, arguments: list[str], found: str
 ) -> None:
     run = trained(2)
@@ -158,7 +184,7 @@ def test_what_cannot_be_predicted_with_is_one_message(
         ((90, 96, 4000), ["data.max_side=700"], ["predict.hflip=true"], 96),
     ],
 )
-def test_photographs_are_predicted_at_the_size_of_the_images_that_were_trained_on(
+def test_photographs_are_predicted_at_the_size_of_the_training_images(
     trained: Callable[..., Path], sides: tuple[int, ...], given: list[str], overrides: list[str], side: int | None
 ) -> None:
     run = trained(2, *given, sides=sides)
@@ -166,7 +192,7 @@ def test_photographs_are_predicted_at_the_size_of_the_images_that_were_trained_o
     assert Predictor.load(run, overrides).max_side == side
 
 
-def test_lines_of_the_docs_run(trained: Callable[..., Path], photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_code_in_the_docs_runs(trained: Callable[..., Path], photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = trained(2)
     run.rename(run.with_name("mine"))
     monkeypatch.chdir(photos)
@@ -184,7 +210,7 @@ def test_lines_of_the_docs_run(trained: Callable[..., Path], photos: Path, monke
 @pytest.mark.slow
 @pytest.mark.parametrize("processes", [0, 1])
 def test_12_megapixels_take_two_gib(trained: Callable[..., Path], tmp_path: Path, processes: int) -> None:
-    """Twenty classes, and noise, on which the CRF takes most: the peak of this process and of those of the CRF."""
+    """Peak memory of this process and of the CRF's processes, for twenty classes and noise, the CRF's worst case."""
     run = trained(20, "data.max_side=384")
     noise(3000, 4000).save(tmp_path / "large.ppm")
     code = f"""if __name__ == "__main__":
@@ -204,7 +230,7 @@ def test_12_megapixels_take_two_gib(trained: Callable[..., Path], tmp_path: Path
     (tmp_path / "script.py").write_text(code)
     done = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    ours, theirs = map(int, done.stdout.splitlines()[-1].split())
+    own_peak, crf_peak = map(int, done.stdout.splitlines()[-1].split())
     assert Image.open(tmp_path / "out" / "overlays" / "a.jpg").size == (1024, 768)
     assert Image.open(tmp_path / "out" / "masks" / f"{'ab'[processes]}.png").size == (4000, 3000)
-    assert ours + (theirs if processes else 0) < 2.5 * 2**30
+    assert own_peak + (crf_peak if processes else 0) < 2.5 * 2**30

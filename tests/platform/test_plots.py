@@ -1,4 +1,4 @@
-"""Plots of the page: true to their numbers, also with gaps and odd names."""
+"""Plots on the pages: correct also with gaps in the data and odd names."""
 
 from io import BytesIO
 from typing import Any
@@ -34,7 +34,7 @@ def training(*args: Any, **more: Any) -> TrainingLog:
 
 
 def pixels(png: bytes) -> NDArray[np.int64]:
-    """A picture's colors, (H, W, 3)."""
+    """Colors of a picture, (H, W, 3)."""
     return np.asarray(Image.open(BytesIO(png)).convert("RGB")).astype(np.int64)
 
 
@@ -58,7 +58,7 @@ def records(count: int = 12, **more: Any) -> list[dict[str, Any]]:
     ],
     ids=["iou", "thresholds", "losses", "training"],
 )
-def test_plots_are_drawn_twice_as_dense(plot: Plot) -> None:
+def test_plots_have_two_pixels_per_css_pixel(plot: Plot) -> None:
     shown = pixels(plot.png)
     assert shown.shape == (2 * plot.height, 2 * plot.width, 3)
     for color in (THEME.paper, THEME.ink):
@@ -66,7 +66,7 @@ def test_plots_are_drawn_twice_as_dense(plot: Plot) -> None:
     assert np.median(shown.reshape(-1, 3), axis=0).tolist() == list(ImageColor.getrgb(THEME.paper))
 
 
-def test_bars_of_losses_are_stacked_to_a_hundred() -> None:
+def test_stacked_bars_of_losses_sum_to_100() -> None:
     step = Step("segmentation", "with CRF", "val, 6 images", 40.0, [30.0, 20.0, 10.0], None, [], [])
     shown = pixels(loss_chart([step, step]).png)
     colors = [ImageColor.getrgb(color) for color in (THEME.series[1], *THEME.series[3:6])]
@@ -75,7 +75,7 @@ def test_bars_of_losses_are_stacked_to_a_hundred() -> None:
 
 
 def test_names_that_begin_with_an_underscore_are_in_legends() -> None:
-    """A plotting library hides such labels."""
+    """matplotlib hides such labels by default."""
     curve = Curve([0.1, 0.2], [40.0, 41.0])
     for named, unnamed in (
         (threshold_chart({"_R": curve}), threshold_chart({"": curve})),
@@ -84,7 +84,7 @@ def test_names_that_begin_with_an_underscore_are_in_legends() -> None:
         assert ((pixels(named.png) < 100).sum() - (pixels(unnamed.png) < 100).sum()) > 100
 
 
-def test_terms_of_the_loss_are_what_remains_of_a_record() -> None:
+def test_unknown_columns_of_a_log_are_terms_of_the_loss() -> None:
     assert loss_terms(training()) == ["basic", "contrastive"]
     assert not loss_terms(log_columns([{"step": 1, "epoch": 0.1, "loss": 1.0, "val_map": 50.0}]))
     without_time = [{key: value for key, value in record.items() if key != "time"} for record in records()]

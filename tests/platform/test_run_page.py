@@ -1,4 +1,4 @@
-"""The page of a run: well formed, self-contained, true to its data, whole with hostile names and with missing data."""
+"""The page of a run: well formed, self-contained, correct, also with hostile names and with missing data."""
 
 import re
 from collections.abc import Callable
@@ -31,7 +31,7 @@ def score(what: str, miou: float, **meaning: Any) -> Score:
 
 
 def panel(image_id: str = "a", **changes: Any) -> Panel:
-    """A square on noise, known, found and predicted."""
+    """A square on noise, with a correct pseudo mask and prediction."""
     square = np.zeros((48, 64), np.uint8)
     square[10:30, 10:38] = 2
     given: dict[str, Any] = {"image_id": image_id, "split": "train", "tags": ("square",)}
@@ -83,7 +83,7 @@ def data() -> ReportData:
 
 @pytest.fixture(scope="module")
 def folder(data: ReportData, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the report of `data` lies."""
+    """The folder with the report of `data`."""
     return write_report(data, RunFolder(tmp_path_factory.mktemp("report"))).parent
 
 
@@ -93,7 +93,7 @@ def page(folder: Path, parsed: Parsed) -> Any:
 
 
 def bare(**changes: Any) -> ReportData:
-    """A run of which there is nothing to show."""
+    """A run without anything to show."""
     words: dict[str, Any] = {"name": "bare", "sources": "voc", "recipe": "scratch", "git": None, "classes": CLASSES}
     words["created"] = "2025-03-01T12:00:00+00:00"
     lists: dict[str, Any] = {key: [] for key in ("scores", "notes", "config", "panels")}
@@ -101,7 +101,7 @@ def bare(**changes: Any) -> ReportData:
     return ReportData(**words | lists | tables | {"rejected": 0} | changes)
 
 
-def test_pictures_lie_beside_the_page(page: Any, folder: Path) -> None:
+def test_plots_are_written_next_to_the_page(page: Any, folder: Path) -> None:
     assert len(page.pictures) == 5 + 3 + 4  # cells of the two panels, four plots
     files = sorted(path.name for path in (folder / "pictures").iterdir())
     assert files == ["iou.png", "thresholds.png", "training-classifier.png", "training-segmenter.png"]
@@ -109,26 +109,29 @@ def test_pictures_lie_beside_the_page(page: Any, folder: Path) -> None:
         Image.open(folder / "pictures" / name).load()
 
 
-def test_score_table_says_each_figure_with_what_it_means(page: Any, data: ReportData) -> None:
+def test_the_score_table_has_each_score_with_its_settings(page: Any, data: ReportData) -> None:
     headings, *rows = page.rows["scores"]
     table = {row[0]: dict(zip(headings, row, strict=True)) for row in rows if len(row) == len(headings)}
+
     assert table["R = 3"]["mIoU"] == "43.5"
     assert table["R = 3"]["threshold"] == "0.26"
     assert table["R = 3"]["related images"] == "3"
     assert table["R = 3"]["ignored share"] == "–"
+
     assert table["plain"]["mIoU"] == "51.8"
     assert table["plain"]["split"] == "val"
     assert table["plain"]["images"] == "120"
     assert table["plain"]["scales"] == "0.5, 1"
     assert (table["plain"]["horizontal flip"], table["plain"]["CRF"]) == ("yes", "no")
+
     assert table["saliency"]["background cue"] == "saliency"
     assert [table[name]["map scale"] for name in ("saliency", "plain")] == ["logarithm", "–"]
     assert table["saliency"]["ignored share"] == "12.5\N{NARROW NO-BREAK SPACE}%"
     assert len(table) == len(data.scores)
-    assert sorted(page.values["scores"]) == sorted(entry.miou for entry in data.scores)  # all digits, for machines
+    assert sorted(page.values["scores"]) == sorted(entry.miou for entry in data.scores)  # with all digits
 
 
-def test_iou_table_holds_the_figures_given_sorted_by_the_last_stage(page: Any) -> None:
+def test_the_iou_table_is_sorted_by_the_last_stage(page: Any) -> None:
     assert page.rows["classes"] == [
         ["class", "images", "localization maps", "segmentation"],
         ["background", "", "90.1", "90.1"],
@@ -139,14 +142,15 @@ def test_iou_table_holds_the_figures_given_sorted_by_the_last_stage(page: Any) -
     ]
 
 
-def test_losses_are_told_for_each_step(tmp_path: Path, parsed: Parsed) -> None:
-    """Pixels of a square taken for background, of background for a square, and of a star for a square."""
+def test_losses_are_shown_for_each_step(tmp_path: Path, parsed: Parsed) -> None:
+    """Squares predicted as background, background predicted as squares, and stars predicted as squares."""
     confusion = ((80, 0, 10, 0), (0, 0, 0, 0), (5, 0, 45, 0), (0, 0, 20, 30))
     hits = {"background": 80 / 95, "square": 45 / 80, "star": 30 / 50}
     iou = {"background": 100 * hits["background"], "circle": None, "square": 56.25, "star": 60.0}
     miou = 100 * sum(hits.values()) / 3
     figures: dict[str, Any] = {"iou": iou, "figures": {"precision": iou, "recall": iou}, "confusion": confusion}
     edges: dict[str, Any] = {"boundary_miou": 40.0, "boundary_iou": iou}
+
     scores = [
         score("localization_maps", miou - 5, name="R = 3", split="train", images=480, **figures),
         score("pseudo_masks", miou, name="R = 3", split="train", images=480, **figures | edges),
@@ -155,28 +159,30 @@ def test_losses_are_told_for_each_step(tmp_path: Path, parsed: Parsed) -> None:
     ]
     page = parsed(write_report(bare(scores=scores), RunFolder(tmp_path)))
     rows = page.rows["losses"]
+
     starts = [number for number, row in enumerate(rows) if row[0] == "label"]
     shares = ((5 / 95, 5 / 80), (10 / 95, 10 / 80), (1 / 4, 2 / 5))  # of the unions of background, square and star
     lost = [f"{100 / 3 * (one + other):.1f}" for one, other in shares]
-    figure = f"{miou:.1f}"
+    shown_miou = f"{miou:.1f}"
     assert rows[1 : starts[0]] == [
         ["localization maps, R = 3", "train, 480 images", f"{miou - 5:.1f}", "–", *lost],
-        ["pseudo masks", "train, 480 images", figure, "5.0", *lost],
-        ["segmentation, plain", "val, 6 images", figure, "–", *lost],
+        ["pseudo masks", "train, 480 images", shown_miou, "5.0", *lost],
+        ["segmentation, plain", "val, 6 images", shown_miou, "–", *lost],
     ]
+
     assert len(starts) == 3
     assert rows[starts[1] + 3] == ["square", "56.2", "56.2", "56.2", "56.2", "6.2", "12.5", "25.0"]
     assert rows[starts[0] + 2] == ["circle", *["–"] * 7]
     assert (tmp_path / "pictures" / "losses.png").exists()
 
 
-def test_headline_of_segmentation_is_not_taken_from_training_images(page: Any) -> None:
+def test_the_headline_of_segmentation_is_not_a_score_on_training_images(page: Any) -> None:
     assert "The best of" not in page.text  # there is one score on val, and the one on train does not count
     # 56 is the baseline in the pseudo masks' tile; 71.25 is on train
     assert page.values[""] == [43.512345, 64.0625, 56.0, 51.75]
 
 
-def test_counts_rejects_times_and_configuration_are_told(page: Any, data: ReportData) -> None:
+def test_counts_rejects_times_and_configuration_are_shown(page: Any, data: ReportData) -> None:
     assert "10\N{NARROW NO-BREAK SPACE}582" in page.text
     assert "pseudo masks → pixels" in page.text
     assert "1 images rejected" in page.text
@@ -232,13 +238,15 @@ def test_hostile_names_are_shown_and_do_nothing(data: ReportData, tmp_path: Path
         ({"seconds": {"index": 3.0}, "computed": {"index": True, "localize": False}}, ["localize"]),
     ],
 )
-def test_a_page_of_a_run_cut_short(changes: dict[str, Any], words: list[str], tmp_path: Path, parsed: Parsed) -> None:
+def test_the_page_names_what_is_missing(
+    changes: dict[str, Any], words: list[str], tmp_path: Path, parsed: Parsed
+) -> None:
     page = parsed(write_report(bare(**changes), RunFolder(tmp_path)))
     for word in words:
         assert word in page.text
 
 
-def test_a_later_report_replaces_the_pictures_of_an_earlier_one(data: ReportData, tmp_path: Path) -> None:
+def test_a_report_removes_the_pictures_of_an_earlier_one(data: ReportData, tmp_path: Path) -> None:
     write_report(bare(curves=data.curves), RunFolder(tmp_path))
     kept = tmp_path / "pictures" / "mine.png"
     kept.write_bytes(b"kept")

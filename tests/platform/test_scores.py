@@ -1,14 +1,14 @@
-"""Scores: what they say of themselves, and that they are the same after a file."""
+"""Scores: their settings, their file, and the names of their metrics."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mcis.datasets.errors import UserError
-from mcis.platform.runs.scores import HEADINGS, SCORES, Score, read_scores
+from mcis.platform.runs.scores import HEADINGS, SCORES, VARIANTS, Score, read_scores
 
 THIN = "\N{NARROW NO-BREAK SPACE}"
 MASKS = Score(
@@ -51,7 +51,7 @@ SEGMENTATION = Score(
 )
 
 
-def test_a_score_tells_every_value_that_applies_in_reading_order() -> None:
+def test_a_score_has_every_setting_that_applies_in_reading_order() -> None:
     assert MASKS.meaning() == {
         "split": "train",
         "images": f"10{THIN}582",
@@ -70,7 +70,7 @@ def test_a_score_tells_every_value_that_applies_in_reading_order() -> None:
         assert [heading for heading in HEADINGS if heading in score.meaning()] == list(score.meaning())
 
 
-def test_scores_are_the_same_after_a_file(tmp_path: Path) -> None:
+def test_scores_are_read_as_they_were_written(tmp_path: Path) -> None:
     (tmp_path / SCORES).write_text(json.dumps([asdict(score) for score in (MASKS, SEGMENTATION)]))
     assert read_scores({"evaluate": tmp_path}) == [MASKS, SEGMENTATION]
     assert read_scores({}) == []
@@ -84,7 +84,7 @@ def test_scores_are_the_same_after_a_file(tmp_path: Path) -> None:
         ({"miou": "high"}, "miou: Input should be a valid number"),
     ],
 )
-def test_a_damaged_or_older_file_is_named_with_what_to_do(tmp_path: Path, damage: dict[str, Any], words: str) -> None:
+def test_a_damaged_or_older_file_is_named_with_a_remedy(tmp_path: Path, damage: dict[str, Any], words: str) -> None:
     file = tmp_path / SCORES
     file.write_text(json.dumps([asdict(MASKS) | damage]))
     with pytest.raises(UserError, match=words) as caught:
@@ -96,7 +96,7 @@ def test_a_damaged_or_older_file_is_named_with_what_to_do(tmp_path: Path, damage
         read_scores({"evaluate": tmp_path})
 
 
-def test_the_name_of_a_metric_holds_what_mlflow_allows() -> None:
+def test_names_of_metrics_have_only_characters_that_mlflow_allows() -> None:
     assert MASKS.metrics() == {
         "pseudo_masks.R 3.miou": 61.25,
         "pseudo_masks.R 3.boundary_miou": 40.5,
@@ -104,3 +104,21 @@ def test_the_name_of_a_metric_holds_what_mlflow_allows() -> None:
         "pseudo_masks.R 3.mean_recall": 100.0,
     }
     assert SEGMENTATION.metrics() == {"segmentation.with CRF.miou": 70.5}
+
+
+def test_variants_follow_from_the_scored_output_and_the_crf() -> None:
+    assert [variant.title for variant in VARIANTS] == [
+        "localization maps",
+        "pseudo masks",
+        "segmentation",
+        "segmentation + CRF",
+    ]
+    assert MASKS.variant == VARIANTS[1]
+    assert SEGMENTATION.variant == VARIANTS[2]
+    assert replace(SEGMENTATION, crf=True).variant == VARIANTS[3]
+    assert replace(MASKS, what="baseline").variant is None
+
+
+def test_keys_of_variants_are_unique() -> None:
+    for field in ("key", "title", "heading", "study_column", "objective"):
+        assert len({getattr(variant, field) for variant in VARIANTS}) == len(VARIANTS)

@@ -1,4 +1,4 @@
-"""The final table of a run."""
+"""The scores that `mcis run` prints."""
 
 from io import StringIO
 from pathlib import Path
@@ -17,7 +17,7 @@ HOSTILE = "photos[/x][red]"
 
 @pytest.fixture
 def printed(monkeypatch: pytest.MonkeyPatch) -> StringIO:
-    """What the module prints on a wide terminal."""
+    """The output of the module on a wide terminal."""
     stream = StringIO()
     wide = type(terminal.console)(file=stream, width=400)
     monkeypatch.setattr(terminal, "console", wide)
@@ -25,7 +25,7 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> StringIO:
     return stream
 
 
-def test_scores_are_shown_with_what_they_mean_and_paths_as_they_are(printed: StringIO) -> None:
+def test_scores_are_printed_with_their_settings_and_paths_without_markup(printed: StringIO) -> None:
     origin: dict[str, Any] = {"seed": 0, "recipe": "scratch", "weights": "none", "git": None}
     score = Score(
         what="localization_maps",
@@ -43,9 +43,11 @@ def test_scores_are_shown_with_what_they_mean_and_paths_as_they_are(printed: Str
     )
     root = Path("/w") / HOSTILE
     context: Any = SimpleNamespace(name="first", folder=RunFolder(root / "runs" / "first"))
-    context.seconds, context.computed = {"index": 1.0, "localize": 2.0}, {"index": False, "localize": True}
+    context.seconds = {"index": 1.0, "localize": 2.0}
+    context.computed = {"index": False, "localize": True}
     context.workspace = SimpleNamespace(root=root)
     terminal.show_result(cast(Any, SimpleNamespace(context=context, scores=[score])))
+
     lines = printed.getvalue().splitlines()
     row, meaning = (line for line in lines if "localization maps" in line)
     assert row.split() == ["localization", "maps", HOSTILE, "train", "9", "50.12"]
