@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from mcis.models.classifier_losses import LossInputs, PairScores, weighted_losses
-from mcis.platform.commands.bench import operations_of, seconds_of
+from mcis.platform.commands.bench import count_operations, measure_seconds
 from mcis.platform.config.resolve import resolve
 from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.learners.classifier_learner import in_float32
@@ -80,7 +80,7 @@ def measure(recipe: str, side: str, batch: int, steps: int, bf16: bool, gradient
     measured = {"seconds": timed(steps)}
     if device.type == "cuda":
         measured["memory"] = float(torch.cuda.max_memory_allocated())
-        measured["rate"] = operations_of(step) / measured["seconds"]
+        measured["rate"] = count_operations(step) / measured["seconds"]
     else:
         measured["memory"] = 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return measured
@@ -89,7 +89,7 @@ def measure(recipe: str, side: str, batch: int, steps: int, bf16: bool, gradient
 def matrix_rate() -> float:
     """Measured bf16 operations per second of the GPU in a product of two square matrices."""
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    return 2 * 8192**3 / seconds_of(lambda: a @ b, 1.0)
+    return 2 * 8192**3 / measure_seconds(lambda: a @ b, 1.0)
 
 
 def difference(ours: Path, theirs: Path) -> float:

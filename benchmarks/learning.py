@@ -14,7 +14,7 @@ from mcis.platform.config.resolve import resolve
 
 TARGET = 0.25
 LEARNT = (
-    "trained=3", "input_size=192", "optimizer.learning_rate=0.0003", "optimizer.new_layer_rate=10",
+    "trainable_stages=3", "input_size=192", "optimizer.learning_rate=0.0003", "optimizer.new_layer_rate=10",
     "affinity.form=cosine",
 )  # fmt: skip
 
@@ -26,11 +26,12 @@ def main() -> None:
     config = resolve("tags", "photos_fast", overrides=[f"classifier.{value}" for value in LEARNT]).config
     bench, rates, shares = Bench(seconds=arguments.seconds), [], []
     for _ in range(arguments.rounds):
-        _, told, _, bench.found["matrices"] = bench.matrices()
-        values: dict[str, float] = {}
-        print(f"matrices: {told}; training: {bench.precision(config, 'classifier', 'float32', values)}")
-        rates.append(values["float32 images/s"])
-        shares.append(values["float32 of the matrix rate"])
+        matrices = bench.measure_matrices()
+        bench.values["matrices"] = matrices.values
+        training = bench.measure_precision(config, "classifier", "float32")
+        print(f"matrices: {matrices.text}; training: {training.text}")
+        rates.append(training.values["float32 images/s"])
+        shares.append(training.values["float32 of the matrix rate"])
     print(f"{statistics.median(rates):.1f} images/s")
     what = "training of a classifier whose last three stages learn, of the rate of matrix products"
     print(f"ratio {statistics.median(shares):.2f} target {TARGET:g}: {what}")

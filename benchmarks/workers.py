@@ -19,7 +19,7 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from mcis.platform.commands.bench import work_of
+from mcis.platform.commands.bench import make_work
 from mcis.platform.config.recipes import photos
 
 TARGET = 0.9
@@ -30,7 +30,7 @@ def worker(rank: int, world: int, folder: str, rounds: int) -> dict[str, list[fl
     torch.set_num_threads(1)
     meet: Any = {"init_method": f"file://{folder}/meet", "timeout": datetime.timedelta(seconds=300)}
     distributed.init_process_group("gloo", rank=rank, world_size=world, **meet)
-    model, _, step = work_of(photos(), "segmenter", over=DistributedDataParallel)
+    model, _, step = make_work(photos(), "segmenter", wrap=DistributedDataParallel)
     assert isinstance(model, DistributedDataParallel)
     gradients = torch.zeros(sum(p.numel() for p in model.parameters() if p.requires_grad))
 

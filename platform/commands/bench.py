@@ -1,4 +1,4 @@
-"""What `mcis doctor --bench` measures: networks and decoders of this machine, with random weights and no data."""
+"""The measurements of `mcis doctor --bench`: networks and decoders on this machine, with random weights and no data."""
 
 import copy
 import functools
@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from mcis.datasets.tables.memory_mapped import Features
 from mcis.datasets.tags import Tags
 from mcis.models.classifier import CoAttentionClassifier
 from mcis.models.dropout import seed_dropout
-from mcis.platform.commands.doctor import Check, checked
+from mcis.platform.commands.checks import Check, Finding, run_checks
 from mcis.platform.config.recipes import lid, paper, photos, photos_fast, released, scratch
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.errors import is_out_of_memory
@@ -41,151 +41,249 @@ from mcis.platform.runs.progress import bar
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
-BOUND = 1e-3
-"""Largest difference of scores in float32 from those of the CPU, of the largest one."""
-_CLASSES, _ISSUE = 20, "paste the file into an issue"
-Found = tuple[str, str, str, Mapping[str, float]]
-"""State, finding, remedy, values."""
+MAX_DIFFERENCE = 1e-3
+"""Largest allowed difference between the scores of two devices, relative to the largest score."""
+_VOC_CLASSES = 20
+_LID_CLASSES = 200
+_REPORT = "paste the file into an issue"
+
+
+class Work(NamedTuple):
+    """Work to measure.
+
+    Attributes:
+        model: the network.
+        samples: number of samples in a step of the recipe.
+        step: processes this many samples.
+    """
+
+    model: nn.Module
+    samples: int
+    step: Callable[[int], object]
+
+
+class Cost(NamedTuple):
+    """The cost of a step: its number of samples, floating point operations and seconds."""
+
+    samples: int
+    operations: int
+    seconds: float
 
 
 @dataclass(kw_only=True)
 class Bench:
-    """What is measured, for how many seconds each and in all, of what sizes; `found` are the values of each part."""
+    """The measurements of a machine.
+
+    Attributes:
+        recipes: configurations whose networks are measured.
+        seconds: duration of each measurement.
+        limit: seconds after which no further network is measured.
+        side: side length of the matrices that are multiplied.
+        values: measured numbers of each part so far.
+    """
 
     recipes: Sequence[Config] = field(default_factory=lambda: (photos(), photos_fast(), paper(), released(), lid()))
     seconds: float = 2.0
     limit: float = 240.0
     side: int = 8192 if GPU else 1024
-    found: dict[str, Mapping[str, float]] = field(default_factory=dict)
+    values: dict[str, Mapping[str, float]] = field(default_factory=dict)
 
     def measure(self) -> Iterator[Check]:
-        """The line of each part; a part that fails is one, too."""
-        parts = {"agreement": agreement, "matrices": self.matrices}
-        end = time.monotonic() + self.limit
-        left_out = [config.recipe for config in self.recipes if config.compute.gpu and not GPU]
-        for config in (config for config in self.recipes if config.recipe not in left_out):
-            for network in ("embedding", "classifier", "segmenter")[not config.classifier.trains_on_features :]:
-                parts[f"{config.recipe}, {network}"] = functools.partial(self.network, config, network, end)
-        if left_out:
-            parts[", ".join(left_out)] = lambda: ("note", "left out on a CPU, where they take too long", "", {})
-        parts["decoders"] = self.decoders
+        """Yields a check for each part, also for those that fail."""
+        parts = self._parts()
         with bar("measured", len(parts), "parts") as progress:
-            for number, check in enumerate(checked(parts, _ISSUE), 1):
-                self.found[check.part] = check.values
+            for number, check in enumerate(run_checks(parts, _REPORT), 1):
+                self.values[check.part] = check.values
                 progress.update(number, check.part)
                 yield check
 
-    def matrices(self) -> Found:
+    def _parts(self) -> dict[str, Callable[[], Finding]]:
+        end = time.monotonic() + self.limit
+        parts: dict[str, Callable[[], Finding]] = {"agreement": check_agreement, "matrices": self.measure_matrices}
+        skipped = [config.recipe for config in self.recipes if config.compute.gpu and not GPU]
+
+        for config in self.recipes:
+            if config.recipe in skipped:
+                continue
+            networks = ["classifier", "segmenter"]
+            if config.classifier.trains_on_features:
+                networks.insert(0, "embedding")
+            for network in networks:
+                parts[f"{config.recipe}, {network}"] = functools.partial(self.measure_network, config, network, end)
+
+        if skipped:
+            parts[", ".join(skipped)] = lambda: Finding("note", "left out on a CPU, where they take too long")
+        parts["decoders"] = self.measure_decoders
+        return parts
+
+    def measure_matrices(self) -> Finding:
+        """Measures products of matrices in each precision, TFLOP/s."""
         rates = {}
         for precision in precisions():
-            a = torch.randn(self.side, self.side, device=DEVICE, dtype=torch.bfloat16 if precision == "bf16" else None)
-            rates[precision] = 2 * self.side**3 / seconds_of(functools.partial(torch.mm, a, a), self.seconds) / 1e12
-        return "ok", f"TFLOP/s: {_list(rates)}", "", rates
+            dtype = torch.bfloat16 if precision == "bf16" else None
+            matrix = torch.randn(self.side, self.side, device=DEVICE, dtype=dtype)
+            seconds = measure_seconds(functools.partial(torch.mm, matrix, matrix), self.seconds)
+            rates[precision] = 2 * self.side**3 / seconds / 1e12
+        return Finding("ok", f"TFLOP/s: {_format_values(rates)}", "", rates)
 
-    def network(self, config: Config, network: str, end: float) -> Found:
+    def measure_network(self, config: Config, network: str, end: float) -> Finding:
+        """Measures a network in each precision, unless the time `end` of `time.monotonic` is over."""
         if time.monotonic() > end:
-            return "note", "left out: the time is over", "", {}
-        told, values, failed = [], dict[str, float](), False
-        for precision in precisions():
-            if (network, precision) == ("embedding", "bf16"):
-                break  # features are never made in it
-            try:
-                told.append(self.precision(config, network, precision, values))
-            except Exception as error:  # the others' figures are worth having
-                told.append(f"{precision}: {type(error).__name__}: {str(error)[:120]}")
-                failed = True
-        return "bad" if failed else "ok", "; ".join(told), _ISSUE if failed else "", values
+            return Finding("note", "left out: the time limit is reached")
 
-    def precision(self, config: Config, network: str, precision: str, values: dict[str, float]) -> str:
-        """What a network does in one precision, in words; its figures join `values`."""
-        unit = "features/s" if network == "classifier" and config.classifier.trains_on_features else "images/s"
-        _, samples, run = work_of(config, network, bf16=precision == "bf16")
-        size, operations, seconds = self.fitting(samples, run)
-        values[f"{precision} {unit}"] = rate = size * (1 + (network == "classifier")) / seconds
-        share = operations / seconds / 1e12 / self.found["matrices"].get(precision, float("inf"))
-        values[f"{precision} of the matrix rate"] = share
+        texts = []
+        values: dict[str, float] = {}
+        failed = False
+        for precision in precisions():
+            if network == "embedding" and precision == "bf16":
+                break  # features are never computed in bf16
+            try:
+                finding = self.measure_precision(config, network, precision)
+            except Exception as error:  # the numbers of the other precisions are still useful
+                texts.append(f"{precision}: {type(error).__name__}: {str(error)[:120]}")
+                failed = True
+            else:
+                texts.append(finding.text)
+                values |= finding.values
+        if failed:
+            return Finding("bad", "; ".join(texts), _REPORT, values)
+        return Finding("ok", "; ".join(texts), "", values)
+
+    def measure_precision(self, config: Config, network: str, precision: str) -> Finding:
+        """Measures a network in one precision: samples per second, share of the matrix rate, and memory."""
+        on_features = network == "classifier" and config.classifier.trains_on_features
+        unit = "features/s" if on_features else "images/s"
+        work = make_work(config, network, bf16=precision == "bf16")
+        cost = self.measure_cost(work.samples, work.step)
+
+        images_per_sample = 2 if network == "classifier" else 1
+        rate = cost.samples * images_per_sample / cost.seconds
+        matrix_rate = self.values["matrices"].get(precision, float("inf"))
+        share = cost.operations / cost.seconds / 1e12 / matrix_rate
+        values = {f"{precision} {unit}": rate, f"{precision} of the matrix rate": share}
+
         memory = "- on a CPU"
         if GPU:
-            peak, card = torch.cuda.max_memory_allocated() / 2**30, torch.cuda.mem_get_info()[1] / 2**30
-            values |= {f"{precision} peak GiB": peak, f"{precision} samples at a time": size}
-            memory = f"{peak:.3g} of {card:.3g} GiB, {size} of {samples} samples at a time"
-        return f"{precision} {rate:.3g} {unit}, {share:.2f} of the matrix rate, peak memory {memory}"
+            peak = torch.cuda.max_memory_allocated() / 2**30
+            total = torch.cuda.mem_get_info()[1] / 2**30
+            values[f"{precision} peak GiB"] = peak
+            values[f"{precision} samples at a time"] = cost.samples
+            memory = f"{peak:.3g} of {total:.3g} GiB, {cost.samples} of {work.samples} samples at a time"
+        text = f"{precision} {rate:.3g} {unit}, {share:.2f} of the matrix rate, peak memory {memory}"
+        return Finding("ok", text, "", values)
 
-    def fitting(self, samples: int, run: Callable[[int], object]) -> tuple[int, int, float]:
-        """Samples at a time, halved while memory runs out as a training does; their operations and seconds."""
-        for size in (samples >> halved for halved in range(samples.bit_length())):
+    def measure_cost(self, samples: int, step: Callable[[int], object]) -> Cost:
+        """Measures a step with as many samples as fit: the number is halved when memory runs out, as in a training."""
+        count = samples
+        while count > 0:
             try:
-                gc.collect()  # of earlier networks nothing is to count
+                gc.collect()  # frees the networks of earlier measurements
                 if GPU:
                     torch.cuda.reset_peak_memory_stats()
-                step = functools.partial(run, size)
-                return size, operations_of(step), seconds_of(step, self.seconds)
+                call = functools.partial(step, count)
+                operations = count_operations(call)
+                return Cost(count, operations, measure_seconds(call, self.seconds))
             except RuntimeError as error:
                 if not is_out_of_memory(error):
                     raise
-            torch.cuda.empty_cache()  # behind the except block, whose error holds on to the tensors
+            torch.cuda.empty_cache()  # after the except block, because the error refers to tensors
+            count //= 2
         raise MemoryError("not even one sample fits")
 
-    def decoders(self) -> Found:
-        """One process's rate times the cores, against the fastest network that sees pictures."""
-        Image.fromarray(_noise(94, 125, 3)).resize((500, 375)).save(stream := io.BytesIO(), "JPEG", quality=90)
-        rate = (os.cpu_count() or 1) / seconds_of(lambda: decode_picture(stream.getvalue()), self.seconds)
-        rates = [(v, part) for part, of in self.found.items() for key, v in of.items() if key.endswith("images/s")]
-        most, part = max(rates, default=(0.0, "none"))
-        told, values = f"{rate:.4g} images/s of 500x375, all cores; {part} eats {most:.3g}: ", {"images/s": rate}
-        if rate >= most:
-            return "ok", told + "the network is the limit", "", values
-        remedy = "set compute.decode=tasks where other nodes have cores; compute.cache_gb for the classifier's images"
-        return "note", told + "the decoders are the limit", remedy, values
+    def measure_decoders(self) -> Finding:
+        """Compares the rate of image decoders, on all cores, with the fastest network that reads images."""
+        stream = io.BytesIO()
+        Image.fromarray(_noise(94, 125, 3)).resize((500, 375)).save(stream, "JPEG", quality=90)
+        seconds = measure_seconds(lambda: decode_picture(stream.getvalue()), self.seconds)
+        rate = (os.cpu_count() or 1) / seconds
+
+        fastest = "none"
+        network_rate = 0.0
+        for part, values in self.values.items():
+            for name, value in values.items():
+                if name.endswith("images/s") and value > network_rate:
+                    fastest = part
+                    network_rate = value
+
+        text = f"{rate:.4g} images/s of 500x375 on all cores; {fastest} processes {network_rate:.3g}: "
+        if rate >= network_rate:
+            return Finding("ok", f"{text}the network is the limit", "", {"images/s": rate})
+        remedy = "set compute.decode=tasks if other nodes have cores; raise compute.cache_gb for the classifier"
+        return Finding("note", f"{text}the decoders are the limit", remedy, {"images/s": rate})
 
 
-def agreement() -> Found:
-    """Networks in float32 against the same ones on the CPU, which without a GPU are in float64."""
+def check_agreement() -> Finding:
+    """Compares networks in float32 on the device with the CPU; without a GPU, with float64 on the CPU."""
     next(precisions())
     torch.manual_seed(0)
-    config, kind = scratch(), torch.float32 if GPU else torch.float64
-    classifier, segmenter = build_classifier(config.classifier, _CLASSES), build_segmenter(config.segmenter, _CLASSES)
-    apart = {
-        name: difference(copy.deepcopy(network).to(DEVICE), network.to(kind), torch.randn(4, 3, 96, 96))
-        for name, network in {"maps and pairs": classifier, "segmentation": segmenter}.items()
+    config = scratch()
+    reference_dtype = torch.float32 if GPU else torch.float64
+    networks = {
+        "maps and pairs": build_classifier(config.classifier, _VOC_CLASSES),
+        "segmentation": build_segmenter(config.segmenter, _VOC_CLASSES),
     }
-    told = f"{'GPU and CPU' if GPU else 'no GPU: float32 and float64 on the CPU'} differ by {_list(apart, '.1e')}"
-    state, remedy = ("ok", "") if max(apart.values()) <= BOUND else ("bad", f"set compute.gpu=false, and {_ISSUE}")
-    return state, f"{told} of the largest score, bound {BOUND:g}", remedy, apart
+    differences = {}
+    for name, network in networks.items():
+        on_device = copy.deepcopy(network).to(DEVICE)
+        differences[name] = score_difference(on_device, network.to(reference_dtype), torch.randn(4, 3, 96, 96))
+
+    compared = "GPU and CPU" if GPU else "no GPU: float32 and float64 on the CPU"
+    text = f"{compared} differ by {_format_values(differences, '.1e')} of the largest score, limit {MAX_DIFFERENCE:g}"
+    if max(differences.values()) <= MAX_DIFFERENCE:
+        return Finding("ok", text, "", differences)
+    return Finding("bad", text, f"set compute.gpu=false, and {_REPORT}", differences)
 
 
-def difference(network: nn.Module, reference: nn.Module, images: Tensor) -> float:
-    """Largest difference of two networks' scores, each on its device and of its precision, of the largest score."""
-    scores = []
-    for made in (network.eval(), reference.eval()):
-        like = next(made.parameters())
-        with torch.inference_mode():
-            given = images.to(like.device, like.dtype)
-            if isinstance(made, CoAttentionClassifier):
-                out = [made.activations(made.features(given)), *made(given, given.flip(0)).pairs]  # both attend
-            else:
-                out = [made(given)]
-        scores.append(torch.cat([each.double().cpu().flatten() for each in out]))
-    return float((scores[0] - scores[1]).abs().max() / scores[1].abs().max())
+def score_difference(network: nn.Module, reference: nn.Module, images: Tensor) -> float:
+    """Returns the largest difference between the scores of two networks, relative to the largest score.
+
+    Args:
+        network, reference: classifiers or segmentation networks, each on its own device and in its own precision.
+        images: (B, 3, H, W).
+    """
+    scores = _all_scores(network, images)
+    reference_scores = _all_scores(reference, images)
+    return float((scores - reference_scores).abs().max() / reference_scores.abs().max())
 
 
-def work_of(
-    config: Config, network: str, *, bf16: bool = False, over: Callable[[nn.Module], nn.Module] = lambda alone: alone
-) -> tuple[nn.Module, int, Callable[[int], object]]:
-    """A network, the samples of its step, and what does a step of n samples: of a recipe's `embedding` of images for
-    their features, or of the training of its `classifier` or `segmenter`, which may be `over` several workers."""
+def _all_scores(network: nn.Module, images: Tensor) -> Tensor:
+    """Returns all scores of a network in evaluation mode as one vector, float64 on the CPU."""
+    network.eval()
+    parameter = next(network.parameters())
+    with torch.inference_mode():
+        converted = images.to(parameter.device, parameter.dtype)
+        if isinstance(network, CoAttentionClassifier):
+            maps = network.activations(network.features(converted))
+            outputs = [maps, *network(converted, converted.flip(0)).pairs]
+        else:
+            outputs = [network(converted)]
+    return torch.cat([output.double().cpu().flatten() for output in outputs])
+
+
+def make_work(
+    config: Config, network: str, *, bf16: bool = False, wrap: Callable[[nn.Module], nn.Module] | None = None
+) -> Work:
+    """Builds a network and its work.
+
+    Args:
+        config: a recipe.
+        network: `embedding` (the features of images by the classifier's backbone), or the training of `classifier` or
+            `segmenter`.
+        bf16: train in mixed precision.
+        wrap: wraps the network, for example for several workers.
+    """
     if network == "embedding":
-        c, samples = config.classifier, (BATCH_ON_GPU if GPU else BATCH_ON_CPU) // 2
-        backbone = move_channels_last(build_backbone(c), DEVICE).eval().requires_grad_(False)
-        both = torch.randn(2 * samples, 3, c.input_size, c.input_size, device=DEVICE)  # each, and its mirror image
-        both = both.contiguous(memory_format=torch.channels_last)
-        return backbone, samples, lambda size: backbone(both[: 2 * size])
-    learner, batch = (_classifier if network == "classifier" else _segmenter)(config)
-    model = over(move_channels_last(learner.model(), DEVICE).train())
+        return _embedding_work(config)
+
+    learner, batch = _classifier_learner(config) if network == "classifier" else _segmenter_learner(config)
+    model = move_channels_last(learner.model(), DEVICE).train()
+    if wrap is not None:
+        model = wrap(model)
     optimizer = build_optimizer(model, learner.schedule.optimizer)
     for group in optimizer.param_groups:
-        group["lr"] = 0.0  # the weights stay sound, however often they are updated
-    seeds, count = generator_seeds(DrawPurpose.DROPOUT, 0, np.arange(len(batch))), learner.count(batch)
+        group["lr"] = 0.0  # the weights stay finite in any number of steps
+    seeds = generator_seeds(DrawPurpose.DROPOUT, 0, np.arange(len(batch)))
+    count = learner.count(batch)
 
     def forward(*arguments: Any, **options: Any) -> Any:
         with torch.autocast(DEVICE.type, torch.bfloat16, enabled=bf16):
@@ -194,69 +292,112 @@ def work_of(
     def step(size: int) -> None:
         optimizer.zero_grad(set_to_none=True)
         seed_dropout(model, seeds[:size])
-        terms = learner.loss_sums(forward, batch.rows(0, size), learner.schedule.steps - 1, DEVICE)
-        (torch.stack(list(terms.values())).sum() / count).backward()
+        losses = learner.loss_sums(forward, batch.rows(0, size), learner.schedule.steps - 1, DEVICE)
+        (torch.stack(list(losses.values())).sum() / count).backward()
         optimizer.step()
 
-    return model, len(batch), step
+    return Work(model, len(batch), step)
 
 
-def _classifier(config: Config) -> tuple[Learner[Any], Any]:
-    c, size = config.classifier, config.classifier.input_size
-    images = Features([], Path("none"), features_shape(c)) if c.trains_on_features else Squares([], size)
-    noise: Any = _noise(c.batch, *(images.shape if isinstance(images, Features) else (size, size, 3)))
-    noise = noise.astype(np.float16) if c.trains_on_features else noise
-    index, classes = np.arange(c.batch), _classes(config)
-    tags = Tags.from_matrix((_noise(2 * c.batch, classes) < 256 / classes) | (np.arange(classes) == 0))
+def _embedding_work(config: Config) -> Work:
+    """Features of images and of their horizontal flips, which are the second half of each batch."""
+    size = config.classifier.input_size
+    samples = (BATCH_ON_GPU if GPU else BATCH_ON_CPU) // 2
+    backbone = move_channels_last(build_backbone(config.classifier), DEVICE).eval().requires_grad_(False)
+    images = torch.randn(2 * samples, 3, size, size, device=DEVICE).contiguous(memory_format=torch.channels_last)
+    return Work(backbone, samples, lambda count: backbone(images[: 2 * count]))
+
+
+def _classifier_learner(config: Config) -> tuple[Learner[Any], Any]:
+    """The learner of a classifier, and a batch of random pairs."""
+    classifier = config.classifier
+    size = classifier.input_size
+    images: Any
+    noise: Any
+    if classifier.trains_on_features:
+        images = Features([], Path("none"), features_shape(classifier))
+        noise = _noise(classifier.batch, *images.shape).astype(np.float16)
+    else:
+        images = Squares([], size)
+        noise = _noise(classifier.batch, size, size, 3)
+
+    classes = _number_of_classes(config)
+    has_tag = _noise(2 * classifier.batch, classes) < 256 / classes
+    tags = Tags.from_matrix(has_tag | (np.arange(classes) == 0))
+    index = np.arange(classifier.batch)
+    all_true = np.ones(classifier.batch, bool)
     batch = PairBatch(
-        images_m=noise, images_n=noise, m=index, n=index + c.batch, epoch=0 * index, row=index,
-        kind=index.astype(np.uint8), unshared_m=index >= 0, unshared_n=index >= 0,
-    )  # fmt: skip
-    return ClassifierLearner(config=c, seed=0, tags=tags, source=None, images=images, pretrained=None), batch
+        images_m=noise,
+        images_n=noise,
+        m=index,
+        n=index + classifier.batch,
+        epoch=np.zeros_like(index),
+        row=index,
+        kind=index.astype(np.uint8),
+        unshared_m=all_true,
+        unshared_n=all_true,
+    )
+    learner = ClassifierLearner(config=classifier, seed=0, tags=tags, source=None, images=images, pretrained=None)
+    return learner, batch
 
 
-def _segmenter(config: Config) -> tuple[Learner[Any], Any]:
-    s, index = config.segmenter, np.arange(config.segmenter.batch)
-    nothing: Any = None
-    masked = MaskedImages([], [""] * s.batch, masks=nothing)
-    labels = _noise(s.batch, s.crop, s.crop) % (_classes(config) + 1)
-    batch = CropBatch(images=_noise(s.batch, s.crop, s.crop, 3), labels=labels, index=index, epoch=0 * index)
-    return SegmenterLearner(config=s, seed=0, classes=_classes(config), masked=masked, pretrained=None), batch
+def _segmenter_learner(config: Config) -> tuple[Learner[Any], Any]:
+    """The learner of a segmentation network, and a batch of random crops."""
+    segmenter = config.segmenter
+    classes = _number_of_classes(config)
+    index = np.arange(segmenter.batch)
+    images = _noise(segmenter.batch, segmenter.crop, segmenter.crop, 3)
+    labels = _noise(segmenter.batch, segmenter.crop, segmenter.crop) % (classes + 1)
+    batch = CropBatch(images=images, labels=labels, index=index, epoch=np.zeros_like(index))
+
+    no_masks: Any = None
+    masked = MaskedImages([], [""] * segmenter.batch, masks=no_masks)
+    learner = SegmenterLearner(config=segmenter, seed=0, classes=classes, masked=masked, pretrained=None)
+    return learner, batch
 
 
-def _classes(config: Config) -> int:
-    """Of the data that a recipe is for, LID or VOC; logits of all of them take much of a segmenter's memory."""
-    return 200 if config.recipe == "lid" else _CLASSES
+def _number_of_classes(config: Config) -> int:
+    """Number of classes of the data that a recipe is for. Their logits need much of the memory of a segmenter."""
+    return _LID_CLASSES if config.recipe == "lid" else _VOC_CLASSES
 
 
 def precisions() -> Iterator[str]:
-    """Those of the device. Float32 is computed as each says while it is looked at: as it is, or in TF32."""
-    bf16 = not GPU or torch.cuda.is_bf16_supported(including_emulation=False)
-    for precision in ("float32", *["tf32"] * GPU, *["bf16"] * bf16):
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = precision == "tf32"
+    """Yields the precisions of the device, and sets whether float32 is computed as TF32 while each is used."""
+    names = ["float32"]
+    if GPU:
+        names.append("tf32")
+    if not GPU or torch.cuda.is_bf16_supported(including_emulation=False):
+        names.append("bf16")
+    for precision in names:
+        allow_tf32 = precision == "tf32"
+        torch.backends.cuda.matmul.allow_tf32 = allow_tf32
+        torch.backends.cudnn.allow_tf32 = allow_tf32
         yield precision
 
 
-def operations_of(call: Callable[[], object]) -> int:
-    """Floating point operations of a call. Torch counts a convolution's gradients as if it had no groups."""
+def count_operations(call: Callable[[], object]) -> int:
+    """Counts the floating point operations of a call; torch's own formula ignores the groups of a convolution."""
 
-    def gradients(grad: Any, x: Any, weight: Any, *others: Any, **_: Any) -> int:
-        return sum(others[-1][:2]) * conv_flop_count(x, weight, grad, transposed=others[4])
+    def count_gradients(grad: Any, x: Any, weight: Any, *others: Any, **_: Any) -> int:
+        is_transposed = others[4]
+        wanted_gradients = sum(others[-1][:2])  # of inputs and weights
+        return wanted_gradients * conv_flop_count(x, weight, grad, transposed=is_transposed)
 
-    with FlopCounterMode(display=False, custom_mapping={torch.ops.aten.convolution_backward: gradients}) as counter:
+    formulas = {torch.ops.aten.convolution_backward: count_gradients}
+    with FlopCounterMode(display=False, custom_mapping=formulas) as counter:
         call()
     return counter.get_total_flops()
 
 
-def seconds_of(call: Callable[[], object], wanted: float) -> float:
-    """Seconds of a call behind a first one, the median of as many as take some seconds; the device is waited for."""
+def measure_seconds(call: Callable[[], object], min_seconds: float) -> float:
+    """Returns the median duration of calls that are repeated for some seconds, after a first one."""
     timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
-    return timer.blocked_autorange(min_run_time=wanted).median
+    return timer.blocked_autorange(min_run_time=min_seconds).median
 
 
 def _noise(*shape: int) -> NDArray[np.uint8]:
     return np.random.default_rng(0).integers(0, 256, shape, np.uint8)
 
 
-def _list(values: Mapping[str, float], form: str = ".3g") -> str:
+def _format_values(values: Mapping[str, float], form: str = ".3g") -> str:
     return ", ".join(f"{name} {value:{form}}" for name, value in values.items())

@@ -1,55 +1,56 @@
-"""The command `mcis doctor`: whether this machine is fit for the job, and what to do where it is not."""
+"""The command `mcis doctor`: checks whether mcis works on this machine, and says what to do if it does not."""
 
 import os
 import platform
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated
 
 import typer
 from rich.filesize import decimal
 
-from mcis.datasets.errors import UserError
+from mcis.platform.commands.checks import Check, Finding, run_checks
 from mcis.platform.commands.options import DEFAULT_WORKSPACE, WorkspaceFolder, plain_errors
 from mcis.platform.runs.version import git_revision, project_version
 
-_LEAST = 2**29
-"""Disk space that the demo takes, bytes."""
-_SPEED = ("python", "torch", "gpu", "cores, memory")
-"""Parts that speed depends on; the others name folders and servers, which are nobody else's."""
-
-
-class Check(NamedTuple):
-    """One line of the screen: `state` is ok, note or bad; `remedy` says what to do where it is not ok."""
-
-    part: str
-    state: str
-    finding: str
-    remedy: str = ""
-    values: Mapping[str, float] = {}  # in figures
+_DEMO_BYTES = 2**29
+"""Disk space that the demo needs."""
+_MIN_CORES = 2
+_MIN_MEMORY = 6 * 2**30
+_MAX_TEMP_NAME = 40
+"""Longest name of the temporary folder: the paths of Ray's sockets are limited to about 100 characters."""
+_PARTS_OF_SPEED = ("python", "torch", "gpu", "cores, memory")
+"""Parts that are written to the file of --bench. The others name folders and servers, which are private."""
+_STYLES = {"ok": None, "note": "yellow", "bad": "red"}
 
 
 def doctor(
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
-    bench: Annotated[bool, typer.Option("--bench", help="Measure for some minutes how exact and fast it is.")] = False,
-    out: Annotated[Path, typer.Option(help="File of what --bench finds, for an issue.")] = Path("doctor-bench.json"),
+    bench: Annotated[
+        bool, typer.Option("--bench", help="Measure accuracy and speed instead, which takes some minutes.")
+    ] = False,
+    out: Annotated[Path, typer.Option(help="File for the results of --bench.")] = Path("doctor-bench.json"),
 ) -> None:
-    """Whether torch, GPU, dense CRF, Ray, MLflow, disk and cores are fit for the job, and what to do where not."""
+    """Check torch, GPU, dense CRF, Ray, MLflow, disk and cores, and say what to do about each problem."""
     from mcis.platform.reporting.terminal import make_table
     from mcis.platform.runs.progress import console
 
-    results, title = checks(workspace.expanduser()), "Is this machine fit for mcis?"
+    title = "Does mcis work on this machine?"
+    results = check_machine(workspace.expanduser())
     if bench:
         from mcis.platform.commands.bench import Bench
 
-        results = [*(check for check in results if check.part in _SPEED), *Bench().measure()]
-        title = "How exact and how fast is it?"
+        title = "How accurate and how fast is this machine?"
+        results = [check for check in results if check.part in _PARTS_OF_SPEED]
+        results += Bench().measure()
+
     table = make_table(title, ("part", "state", "found", "what to do"), (check[:4] for check in results))
     for row, check in zip(table.rows, results, strict=True):
-        row.style = {"ok": None, "note": "yellow", "bad": "red"}[check.state]
+        row.style = _STYLES[check.state]
     console.print(table)
+
     if bench:
         from mcis.platform.runs.files import disk_errors, write_json
 
@@ -60,88 +61,117 @@ def doctor(
         raise typer.Exit(1)
 
 
-def checks(workspace: Path) -> list[Check]:
-    """All parts of `mcis doctor` but --bench."""
-    parts: dict[str, Callable[[], tuple[str, ...]]] = {
-        "python": lambda: ("ok", f"{platform.python_version()}, mcis {project_version()} {git_revision() or ''}"),
-        "torch": _torch,
-        "gpu": _gpu,
-        "dense CRF": _dense_crf,
-        "ray": _ray,
-        "mlflow": lambda: _mlflow(workspace),
-        "disk": lambda: _disk(workspace),
-        "cores, memory": _cores,
+def check_machine(workspace: Path) -> list[Check]:
+    """Returns all checks except those of --bench."""
+    parts: dict[str, Callable[[], Finding]] = {
+        "python": _check_python,
+        "torch": _check_torch,
+        "gpu": _check_gpu,
+        "dense CRF": _check_dense_crf,
+        "ray": _check_ray,
+        "mlflow": lambda: _check_mlflow(workspace),
+        "disk": lambda: _check_disk(workspace),
+        "cores, memory": _check_cores,
     }
-    return list(checked(parts, "call `make clean`, then `make install`"))
+    return list(run_checks(parts, "run `make clean`, then `make install`"))
 
 
-def checked(parts: Mapping[str, Callable[[], tuple[Any, ...]]], remedy: str) -> Iterator[Check]:
-    """The line of each part; one that fails is a line with the remedy, no exception."""
-    for part, check in parts.items():
-        try:
-            found = check()
-        except UserError as error:
-            found = "bad", error.found, error.remedy
-        except Exception as error:  # a broken part is what this screen is for
-            found = "bad", f"{type(error).__name__}: {str(error)[:120]}", remedy
-        yield Check(part, *found)
+def _check_python() -> Finding:
+    return Finding("ok", f"{platform.python_version()}, mcis {project_version()} {git_revision() or ''}")
 
 
-def _torch() -> tuple[str, ...]:
+def _check_torch() -> Finding:
     import torch
 
-    return "ok", f"{torch.__version__}, {torch.get_num_threads()} threads"
+    return Finding("ok", f"{torch.__version__}, {torch.get_num_threads()} threads")
 
 
-def _gpu() -> tuple[str, ...]:
+def _check_gpu() -> Finding:
+    """Checks whether there is a GPU, whether torch can use it, and which option makes mcis use it."""
     import torch
 
-    if not torch.cuda.is_available():
-        remedy = "photos and small run on the CPU; paper, released and lid want a CUDA GPU and a CUDA build of torch"
-        return "note", "none", remedy
-    free, total = torch.cuda.mem_get_info()
-    name = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
-    return "ok", f"{name}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
+    if torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        name = f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}"
+        found = f"{name}, {free / 2**30:.0f} of {total / 2**30:.0f} GiB free"
+        recipes = ", ".join(_cpu_recipes())
+        return Finding("note", found, f"recipes {recipes} use it only with --gpu (compute.gpu=true)")
+
+    if shutil.which("nvidia-smi") is None:
+        return Finding(
+            "note", "none", f"recipes {', '.join(_cpu_recipes())} run on the CPU; the others need a CUDA GPU"
+        )
+
+    if torch.version.cuda is None:
+        return Finding(
+            "note",
+            f"nvidia-smi is installed, but torch {torch.__version__} is a CPU build",
+            "install a CUDA build of torch (docs/howto/gpu.md), then use --gpu",
+        )
+    return Finding(
+        "note",
+        f"nvidia-smi is installed, but torch {torch.__version__} finds no GPU",
+        "check that `nvidia-smi` lists one, that the driver supports torch's CUDA version, and CUDA_VISIBLE_DEVICES",
+    )
 
 
-def _dense_crf() -> tuple[str, ...]:
+def _cpu_recipes() -> list[str]:
+    """Returns the recipes that run on the CPU unless --gpu is set."""
+    from mcis.platform.config.recipes import RECIPES
+
+    return [name for name, make_config in RECIPES.items() if not make_config().compute.gpu]
+
+
+def _check_dense_crf() -> Finding:
     import numpy as np
 
     from mcis.models.crf import CrfParameters, dense_crf
 
-    out = dense_crf(np.zeros((8, 8, 3), np.uint8), np.full((2, 8, 8), 0.5, np.float32), CrfParameters())
-    return "ok" if abs(float(out.sum()) - 64) < 1e-2 else "bad", "pydensecrf computes"
+    image = np.zeros((8, 8, 3), np.uint8)
+    probabilities = np.full((2, 8, 8), 0.5, np.float32)
+    refined = dense_crf(image, probabilities, CrfParameters())
+    if abs(float(refined.sum()) - 64) >= 1e-2:
+        return Finding("bad", "pydensecrf returns wrong probabilities", "run `make clean`, then `make install`")
+    return Finding("ok", "pydensecrf works")
 
 
-def _ray() -> tuple[str, ...]:
+def _check_ray() -> Finding:
     import ray
 
-    if len(folder := "/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir()) > 40:
-        return "bad", f"{folder} is too long a name for Ray's sockets", "set TMPDIR to a short path"
+    folder = "/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir()
+    if len(folder) > _MAX_TEMP_NAME:
+        return Finding("bad", f"the name {folder} is too long for Ray's sockets", "set TMPDIR to a short path")
+
     address = os.environ.get("RAY_ADDRESS")
-    where = f"cluster {address}" if address else "a local Ray is started for each run"
-    return "ok", f"{ray.__version__}, {where}"
+    mode = f"cluster {address}" if address else "a local Ray is started for each run"
+    return Finding("ok", f"{ray.__version__}, {mode}")
 
 
-def _mlflow(workspace: Path) -> tuple[str, ...]:
+def _check_mlflow(workspace: Path) -> Finding:
     import mlflow
 
     from mcis.platform.runs.tracking_store import server_uri
 
-    return "ok", f"{mlflow.__version__}, " + (server_uri() or f"SQLite store in {workspace}")
+    store = server_uri() or f"SQLite store in {workspace}"
+    return Finding("ok", f"{mlflow.__version__}, {store}")
 
 
-def _disk(workspace: Path) -> tuple[str, ...]:
-    folder = next(p for p in (workspace, *workspace.resolve().parents) if p.exists())
+def _check_disk(workspace: Path) -> Finding:
+    folder = next(path for path in (workspace, *workspace.resolve().parents) if path.exists())
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
-        return "bad", f"{folder} cannot be written", "choose another --workspace DIR"
+        return Finding("bad", f"{folder} cannot be written", "choose another --workspace DIR")
+
     free = shutil.disk_usage(folder).free
-    found = f"even the demo takes {decimal(_LEAST)} of {decimal(free)} free for the workspace"
-    return ("ok", found) if free >= _LEAST else ("bad", found, "free some space, or choose another --workspace DIR")
+    found = f"the demo needs {decimal(_DEMO_BYTES)} of {decimal(free)} free for the workspace"
+    if free < _DEMO_BYTES:
+        return Finding("bad", found, "free some space, or choose another --workspace DIR")
+    return Finding("ok", found)
 
 
-def _cores() -> tuple[str, ...]:
-    cores, memory = os.cpu_count() or 1, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def _check_cores() -> Finding:
+    cores = os.cpu_count() or 1
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     found = f"{cores} cores, {memory / 2**30:.1f} GiB"
-    fit = cores >= 2 and memory >= 6 * 2**30
-    return ("ok", found) if fit else ("note", found, "2 cores and 6 GiB are the least")
+    if cores < _MIN_CORES or memory < _MIN_MEMORY:
+        return Finding("note", found, f"use at least {_MIN_CORES} cores and {_MIN_MEMORY // 2**30} GiB")
+    return Finding("ok", found)
