@@ -165,6 +165,37 @@ def test_imports_along_the_direction_pass(module: str, source: str) -> None:
     assert violations(module, source) == []
 
 
+def mutual_imports(sources: dict[str, str]) -> list[tuple[str, str]]:
+    """Pairs of modules that import each other, also late or for type annotations.
+
+    Args:
+        sources: import name of a module -> its text.
+    """
+    imported: dict[str, set[str]] = {}
+    for module, source in sources.items():
+        names = {name for name, _ in imports_of(module, source)}
+        parents = {name.rpartition(".")[0] for name in names}  # `from module import name`
+        imported[module] = (names | parents) & sources.keys() - {module}
+    return [(a, b) for a, others in imported.items() for b in sorted(others) if a < b and a in imported[b]]
+
+
+def test_no_two_modules_import_each_other() -> None:
+    sources: dict[str, str] = {}
+    for package in PACKAGES:
+        for module, file in zip(modules_of(package), python_files(package), strict=True):
+            sources[module.removesuffix(".__init__")] = file.read_text()
+    assert mutual_imports(sources) == []
+
+
+def test_modules_that_import_each_other_are_found() -> None:
+    sources = {
+        "mcis.a": "def f():\n    from mcis.b import g",
+        "mcis.b": "from mcis import a",
+        "mcis.c": "import mcis.a",
+    }
+    assert mutual_imports(sources) == [("mcis.a", "mcis.b")]
+
+
 def test_pyproject_lists_every_folder_with_modules() -> None:
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     folders = sorted({Path(name).parent.as_posix() for p in PACKAGES for name in files_of(p) if name.endswith(".py")})
