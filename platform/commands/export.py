@@ -1,7 +1,8 @@
-"""The commands `mcis export`, `import` and `import-weights`: files of other programs."""
+"""The commands `mcis export`, `mcis import` and `mcis import-weights`: files of other programs."""
 
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -9,19 +10,24 @@ from mcis.platform.commands.options import DEFAULT_WORKSPACE, Name, WorkspaceFol
 
 
 def export(
-    what: Annotated[str, typer.Argument(help="maps, masks (a VOC devkit), predictions, network, onnx or pretrained.")],
+    what: Annotated[
+        str, typer.Argument(help="maps, masks (as a VOC devkit), predictions, network (for torch), onnx or pretrained.")
+    ],
     name: Name,
-    out: Annotated[Path, typer.Option(help="Folder; file for network (.pt2) and onnx (.onnx).")],
+    out: Annotated[Path, typer.Option(help="Folder to write; for network and onnx a file .pt2 or .onnx.")],
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
     format: Annotated[
         str | None,
-        typer.Option(help="Of masks: voc, coco, cvat, yolo, labelstudio; predictions: png or the last four."),
+        typer.Option(
+            help="For masks: voc, coco, cvat, yolo or labelstudio. For predictions: png, coco, cvat, yolo or "
+            "labelstudio."
+        ),
     ] = None,
 ) -> None:
     """Write a part of a run for other programs.
 
     Localization maps with color overlays; pseudo masks and their images as a VOC devkit; predictions as PNGs; the
-    segmentation network for torch alone, ONNX or the Hugging Face hub.
+    segmentation network for torch alone, for ONNX or for the Hugging Face hub.
     """
     with plain_errors():
         from mcis.platform.runs.workspace import Workspace
@@ -34,30 +40,39 @@ def export(
 
 
 def import_data_set(
-    format: Annotated[str, typer.Argument(help="coco, yolo, cvat, labelstudio, folders, huggingface.")],
+    format: Annotated[str, typer.Argument(help="coco, yolo, cvat, labelstudio, folders or huggingface.")],
     source: Annotated[Path, typer.Argument(help="The file or folder of the data set.")],
-    out: Annotated[Path, typer.Option(help="Folder for photos.csv, links to the images, and masks.")],
-    images: Annotated[Path | None, typer.Option(help="Folder of the images, where they lie elsewhere.")] = None,
-    split: Annotated[str, typer.Option(help="train, val or test; others that are in the table stay.")] = "train",
-    classes: Annotated[str | None, typer.Option(help="Those that are wanted, as cat,dog. [all that occur]")] = None,
-    labels: Annotated[Path | None, typer.Option(help="labels.csv of an export: masks get its labels.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder to write: photos.csv, links to the images, and masks.")],
+    images: Annotated[Path | None, typer.Option(help="Folder of the images, if they are elsewhere.")] = None,
+    split: Annotated[
+        str, typer.Option(help="train, val or test. Other splits that the folder already has are kept.")
+    ] = "train",
+    classes: Annotated[str | None, typer.Option(help="Classes to import, such as cat,dog. [all that occur]")] = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="labels.csv of an export, whose labels the masks then have.")
+    ] = None,
 ) -> None:
-    """Make a table of tags, and masks for scores, of a data set of another tool; then `mcis run tags --tags FILE`."""
+    """Convert a data set of another tool to a table of tags, and masks for scores; then `mcis run OUT/photos.csv`."""
     with plain_errors():
         from mcis.datasets.formats import import_data_set
         from mcis.platform.runs.progress import counted
 
-        wanted = [name.strip() for name in classes.split(",")] if classes else ()
-        of: Any = {"images": images, "labels": labels, "track": lambda names: counted(names, "import", len(names))}
-        for line in import_data_set(format, source, out, split=split, classes=wanted, **of):
+        def show_progress(names: Sequence[str]) -> Iterable[str]:
+            return counted(names, "import", len(names))
+
+        wanted = [name.strip() for name in classes.split(",")] if classes else []
+        lines = import_data_set(
+            format, source, out, images=images, split=split, classes=wanted, labels=labels, track=show_progress
+        )
+        for line in lines:
             typer.echo(line)
 
 
 def import_weights(
     file: Annotated[Path, typer.Argument(help="Checkpoint of the authors' released code.")],
-    out: Annotated[Path, typer.Option(help="Where the converted weights go.")] = Path("classifier.pt"),
+    out: Annotated[Path, typer.Option(help="File for the converted weights.")] = Path("classifier.pt"),
 ) -> None:
-    """Convert a released classifier; use it by --recipe released --set weights.classifier=FILE."""
+    """Convert a released classifier, for runs with --recipe released weights.classifier=FILE."""
     with plain_errors():
         from mcis.models.released import read_released_weights
         from mcis.platform.config.resolve import resolve
@@ -65,9 +80,10 @@ def import_weights(
         from mcis.platform.networks.weights_files import save
 
         state = read_released_weights(file)
-        about = classifier_description(resolve("voc", "released").config.classifier, ())
-        about.pop("classes")  # the file has none; they are VOC's in the order of the project
-        save({"state_dict": state, "about": about}, out)
+        description = classifier_description(resolve("voc", "released").config.classifier, ())
+        description.pop("classes")  # the file names no classes; they are VOC's in the project's order
+        save({"state_dict": state, "about": description}, out)
+
         classes = len(state["phi.bias"])
         typer.echo(f"{len(state)} tensors, {classes} classes: {out}")
-        typer.echo(f"use: mcis run voc --voc DIR --name N --recipe released --set weights.classifier={out.resolve()}")
+        typer.echo(f"use: mcis run voc --voc DIR --name N --recipe released weights.classifier={out.resolve()}")

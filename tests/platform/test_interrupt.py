@@ -1,5 +1,4 @@
-"""A run that is interrupted, killed, or whose disk is full leaves what was finished intact, and the same command ends
-with the scores of a run that nothing disturbed."""
+"""Interruptions, kills and full disks leave finished outputs intact, and the same command ends with the same scores."""
 
 import contextlib
 import functools
@@ -43,7 +42,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def tracked(workspace: Path) -> list[Any]:
-    """The MLflow runs of a workspace, by their names."""
+    """Returns the MLflow runs of a workspace, ordered by name."""
     from mlflow.tracking import MlflowClient
 
     client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
@@ -53,7 +52,7 @@ def tracked(workspace: Path) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_a_killed_study_that_is_repeated_is_one_parent_with_its_trials(root: Path, tmp_path: Path) -> None:
+def test_a_killed_study_that_is_repeated_has_one_parent_and_its_trials(root: Path, tmp_path: Path) -> None:
     workspace = tmp_path / "workspace"
     call = command(root, workspace, "classifier.epochs=150", "compute.stop_if_not_learning=false")
     study = tmp_path / "study.toml"
@@ -65,7 +64,7 @@ set = { "localize.related" = 0 }
 name = "r1"
 set = { "localize.related" = 1 }
 """)
-    call[3:5] = ["study", "run", str(study)]
+    call[3:5] = ["study", "run", str(study), "voc"]
     call += ["--seeds", "1", "--until", "pseudo_masks"]
     with running(call, lambda: steps_logged(workspace)) as run:
         run.kill()
@@ -91,12 +90,12 @@ QUICK = (
     "compute.stop_if_not_learning=false",
     "tracking.model=false",
 )
-"""A whole run of seconds, whose classifier is trained for 800 steps."""
+"""A complete run that takes seconds; its classifier is trained for 800 steps."""
 
 
 @pytest.fixture
 def workspace(tmp_path: Path, mlflow_store: Path) -> Path:
-    """An empty workspace, whose MLflow store is made."""
+    """An empty workspace with an MLflow store."""
     return prepared(tmp_path / "workspace", mlflow_store)
 
 
@@ -118,7 +117,7 @@ def scores(workspace: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, mlflow_store: Path) -> Any:
-    """The scores of a run that nothing disturbed, of images drawn as those of `root`."""
+    """The scores of an undisturbed run on the same images as those of `root`."""
     folder = tmp_path_factory.mktemp("undisturbed")
     synthetic.draw(folder / "VOC2012", train=16, val=4, size=64, classes=2)
     workspace = prepared(folder / "workspace", mlflow_store)
@@ -128,7 +127,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, mlflow_store: Path) ->
 
 @contextlib.contextmanager
 def running(call: list[str], until: Callable[[], Any], environment: dict[str, str] | None = None) -> Any:
-    """Starts a command and yields its process once something is so."""
+    """Starts a command, waits until a condition holds, and yields its process; kills it at the end of the block."""
     output: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     with subprocess.Popen(call, env=environment, **output) as process:
         try:
@@ -143,13 +142,13 @@ def running(call: list[str], until: Callable[[], Any], environment: dict[str, st
 
 
 def steps_logged(workspace: Path) -> int:
-    """Lines of the classifier's log, while it is trained."""
+    """Returns the number of lines in the log of the classifier's training."""
     logs = list((workspace / "store").glob("train_classifier-*/steps.jsonl"))
     return len(logs[0].read_text().splitlines()) if logs else 0
 
 
 def half_written(workspace: Path) -> list[str]:
-    """What is under a temporary name, or unfinished, once a run has ended."""
+    """Returns the files with temporary names and the unfinished outputs of a workspace."""
     unfinished = [path for path in workspace.glob("store/[a-z]*") if find_missing_files(path)]
     found = [*unfinished, *(path for path in workspace.glob("**/.*.*") if path.suffix != ".lock")]
     return sorted(str(path.relative_to(workspace)) for path in found)
@@ -157,10 +156,10 @@ def half_written(workspace: Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_that_is_interrupted_goes_on_from_its_last_checkpoint(
+def test_an_interrupted_run_continues_from_its_last_checkpoint(
     root: Path, workspace: Path, undisturbed: Any, number: signal.Signals
 ) -> None:
-    """Ctrl-C, and SIGTERM as schedulers send it before they kill."""
+    """Ctrl-C, and SIGTERM, which schedulers send before SIGKILL."""
     call = command(root, workspace, *QUICK, "compute.checkpoint_steps=50")
     with running(call, lambda: steps_logged(workspace) > 15) as run:
         began = time.monotonic()
@@ -187,12 +186,12 @@ KEPT = ("index", "train_classifier", "localize", "pseudo_masks", "train_segmente
 
 
 def files_of(workspace: Path, stage: str) -> list[Path]:
-    """What a stage has written, in progress or finished."""
+    """Returns the files that a stage has written, finished or not."""
     return [path for path in (workspace / "store").glob(f"{stage}-*/**/*") if path.is_file()]
 
 
-def folders_of_the_dead() -> set[Path]:
-    """The temporary folders of commands that have ended; others may be at work on this machine."""
+def abandoned_folders() -> set[Path]:
+    """Returns the temporary folders of commands that have ended without removing them."""
     found = set()
     for held in Path("/tmp").glob("mcis-*/driver.lock"):
         with contextlib.suppress(Timeout, OSError), FileLock(held).acquire(blocking=False):
@@ -202,9 +201,9 @@ def folders_of_the_dead() -> set[Path]:
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_in_each_stage_ends_the_same(root: Path, workspace: Path, undisturbed: Any) -> None:
-    """One command, killed as soon as a stage has written a file, and given again; the last time in its report."""
+    """The command is killed when a stage has written its first file, and repeated; the last time during the report."""
     call = command(root, workspace, *QUICK)
-    before = folders_of_the_dead()
+    before = abandoned_folders()
     for stage in KEPT:
         with running(call, functools.partial(files_of, workspace, stage)) as run:
             run.kill()
@@ -219,16 +218,16 @@ def test_a_run_that_is_killed_in_each_stage_ends_the_same(root: Path, workspace:
     last = run_to_the_end(call)
     assert last.stdout.count("already computed") == len(KEPT)
     assert scores(workspace) == undisturbed
-    assert not folders_of_the_dead() - before
+    assert not abandoned_folders() - before
     subprocess.run([*call[:3], "gc", "--delete", "--workspace", str(workspace)], check=True, capture_output=True)
     assert half_written(workspace) == []
 
 
 @pytest.mark.slow
-def test_a_run_whose_clusters_head_is_killed_and_started_again_ends_soon_and_repeated_ends_the_same(
+def test_a_run_ends_soon_when_its_cluster_restarts_and_repeated_ends_the_same(
     root: Path, workspace: Path, tmp_path: Path, undisturbed: Any, ray_head: Callable[..., Any]
 ) -> None:
-    """Ray's own calls would wait for ever: the new head answers, and knows nothing of what they wait for."""
+    """Ray's own calls would wait forever: the new head answers, but does not know the tasks that they wait for."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     call = command(root, workspace, *QUICK, "compute.checkpoint_steps=50")
@@ -246,16 +245,16 @@ def test_a_run_whose_clusters_head_is_killed_and_started_again_ends_soon_and_rep
                 repeated = subprocess.run(call, env=environment, capture_output=True, text=True, timeout=600)
     assert repeated.returncode == 0, repeated.stdout + repeated.stderr
     (fitted,) = (workspace / "store").glob("train_classifier-*/fit.json")
-    assert json.loads(fitted.read_text())["steps"] < 800, "it went on from a checkpoint"
+    assert json.loads(fitted.read_text())["steps"] < 800, "it continued from a checkpoint"
     assert scores(workspace) == undisturbed
     assert half_written(workspace) == []
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_named_with_a_remedy_and_given_space_the_run_ends_the_same(
+def test_a_full_disk_is_reported_and_after_freeing_space_the_run_ends_the_same(
     root: Path, small_disk: Callable[..., Path], mlflow_store: Path, undisturbed: Any
 ) -> None:
-    """It fills up while the classifier is trained: the next checkpoint, log line or call of MLflow finds no space."""
+    """It fills up during the training of the classifier: a checkpoint, a log line or a call of MLflow fails."""
     disk = small_disk("64m")
     workspace = prepared(disk / "workspace", mlflow_store)
     call = command(root, workspace, *QUICK, "compute.checkpoint_steps=10")
@@ -277,12 +276,13 @@ def test_a_full_disk_is_named_with_a_remedy_and_given_space_the_run_ends_the_sam
 
 
 @pytest.mark.slow
-def test_a_run_whose_server_goes_for_good_ends_well_and_is_sent_once_there_is_one(
+def test_a_run_whose_tracking_server_stops_succeeds_and_is_logged_when_repeated(
     root: Path, tmp_path: Path, tracking_server: Callable[..., Any], undisturbed: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from mlflow.tracking import MlflowClient
 
-    server, workspace = tracking_server(), tmp_path / "workspace"
+    server = tracking_server()
+    workspace = tmp_path / "workspace"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
     call = command(root, workspace, *QUICK)
     with running(call, lambda: steps_logged(workspace) > 2) as run:
@@ -315,7 +315,8 @@ def test_a_second_process_and_gc_are_refused_until_the_first_is_killed(root: Pat
         return subprocess.run([*mcis, *words, *here], capture_output=True, text=True)
 
     with running(long, lambda: steps_logged(workspace)) as run:
-        second, removal = subprocess.run(long, capture_output=True, text=True), call("gc", "--delete")
+        second = subprocess.run(long, capture_output=True, text=True)
+        removal = call("gc", "--delete")
         (listed,) = json.loads(call("runs", "--json").stdout)
     for refused in (second, removal):
         assert refused.returncode == 1

@@ -1,4 +1,4 @@
-"""The Ray that a command starts: what its processes are told of memory, and its temporary folder."""
+"""The Ray that a command starts: memory allocation in its processes, errors at its start, and its CPUs."""
 
 import contextlib
 import json
@@ -24,14 +24,14 @@ with ray_session(ComputeConfig(cpus=1, object_store_gb=0.1)):
 """
 
 
-def test_an_allocator_that_the_user_sets_is_left() -> None:
+def test_an_allocator_that_the_user_sets_is_kept() -> None:
     assert allocator_variables({"HOME": "/"}) == ALLOCATOR
     assert allocator_variables({"MALLOC_ARENA_MAX": "2"}) == {}
     assert allocator_variables({"LD_PRELOAD": "libjemalloc.so"}) == {}
 
 
 @pytest.mark.slow
-def test_a_ray_that_cannot_start_says_so() -> None:
+def test_a_ray_that_cannot_start_is_an_error() -> None:
     with (
         pytest.raises(UserError, match=r"Ray did not start: .*memory"),
         ray_session(ComputeConfig(object_store_gb=1e6)),
@@ -40,13 +40,13 @@ def test_a_ray_that_cannot_start_says_so() -> None:
 
 
 @pytest.mark.slow
-def test_every_process_that_ray_starts_keeps_what_it_frees() -> None:
+def test_every_process_that_ray_starts_keeps_freed_memory() -> None:
     done = subprocess.run([sys.executable, "-c", IN_A_TASK], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout.splitlines()[-1]) == ALLOCATOR
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the allocator is glibc's")
-def test_what_is_freed_is_kept_until_it_is_given_back() -> None:
+def test_freed_memory_is_kept_until_it_is_given_back() -> None:
     code = """
 import resource, numpy as np
 from mcis.platform.engine.runtime import give_memory_back
@@ -71,7 +71,7 @@ print(kept - before, megabytes() - before)
 
 @pytest.mark.parametrize(("workers", "fit"), [(6, True), (7, False)])
 def test_trainings_whose_workers_would_take_every_cpu_are_refused(ray_local: None, workers: int, fit: bool) -> None:
-    """On four logical CPUs, of which a training worker reserves half of one."""
+    """Ray has four logical CPUs here, and a training worker reserves half of one."""
     bundles = [*[{"CPU": 0.5}] * workers, {"CPU": 1.0}]
     with contextlib.nullcontext() if fit else pytest.raises(UserError, match=r"lacks 1 x \(0.5 CPU\)"):
         wait_for_nodes(bundles, 15, "a training")
