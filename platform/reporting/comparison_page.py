@@ -283,20 +283,20 @@ def _make_chart(score: ComparedScore, group_labels: list[str]) -> IouChart:
     rows = []
     for group in score.groups:
         scores = group.scores(score.title)
-        ious = {name: _known_mean(run_score.iou[name] for run_score in scores) for name in scores[0].iou}
+        ious = {name: _mean_of_present(run_score.iou[name] for run_score in scores) for name in scores[0].iou}
         miou = fmean(run_score.miou for run_score in scores)
         rows.append(Bars(group.label, ious, miou, group_labels.index(group.label)))
 
     def spread(name: str) -> float:
         values = [row.iou[name] for row in rows]
-        known = [value for value in values if value is not None]
-        return max(known) - min(known) if known else -1.0
+        present = [value for value in values if value is not None]
+        return max(present) - min(present) if present else -1.0
 
     order = sorted(rows[0].iou, key=spread, reverse=True)
     return IouChart(score.title, order, rows, iou_chart(order[:MOST_BARS], rows))
 
 
-def _known_mean(values: Iterable[float | None]) -> float | None:
+def _mean_of_present(values: Iterable[float | None]) -> float | None:
     """Mean of the values that are not None; None if there are none."""
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    present = [value for value in values if value is not None]
+    return fmean(present) if present else None

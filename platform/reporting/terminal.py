@@ -70,9 +70,9 @@ def _compact_table(
     dropped: Collection[str],
 ) -> Table:
     """Builds a table without the dropped columns, with a line below its headings instead of a frame."""
-    kept = [position for position, column in enumerate(columns) if column not in dropped]
-    kept_columns = [columns[position] for position in kept]
-    kept_rows = [[row[position] for position in kept] for row in rows]
+    positions = [position for position, column in enumerate(columns) if column not in dropped]
+    kept_columns = [columns[position] for position in positions]
+    kept_rows = [[row[position] for position in positions] for row in rows]
 
     table = make_table(title, kept_columns, kept_rows, numbers=numbers)
     table.box = box.SIMPLE_HEAD

@@ -250,9 +250,9 @@ class Score:
             values["boundary_miou"] = self.boundary_miou
 
         for name, by_label in self.figures.items():
-            known = [value for value in by_label.values() if value is not None]
-            if known:
-                values[f"mean_{name}"] = round(fmean(known), 2)
+            present = [value for value in by_label.values() if value is not None]
+            if present:
+                values[f"mean_{name}"] = round(fmean(present), 2)
         return values
 
     def made(self) -> dict[str, str]:

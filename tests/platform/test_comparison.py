@@ -101,8 +101,8 @@ def test_a_copy_of_a_run_has_no_difference(root: Path, tmp_path: Path) -> None:
     shutil.copytree(root, tmp_path / "copied")
     comparison = compared(root, "a-s0", str(tmp_path / "copied" / "runs" / "a-s0"))
     assert page_tables(comparison)[0].rows == []
-    found = {(row.difference, row.low, row.high, row.verdict) for row in comparison.differences}
-    assert found == {(0, 0, 0, "no difference")}
+    values = {(row.difference, row.low, row.high, row.verdict) for row in comparison.differences}
+    assert values == {(0, 0, 0, "no difference")}
 
 
 def test_the_table_of_scores_has_their_settings(root: Path) -> None:
@@ -190,8 +190,8 @@ def test_a_score_that_a_run_lacks_is_not_compared(root: Path, tmp_path: Path) ->
 
 
 def test_another_truth_is_refused(root: Path) -> None:
-    found = "pseudo masks: 8 of 8 images have another ground truth in run 'repainted' than in run 'a-s0': val0, val1"
-    with pytest.raises(UserError, match=found):
+    message = "pseudo masks: 8 of 8 images have another ground truth in run 'repainted' than in run 'a-s0': val0, val1"
+    with pytest.raises(UserError, match=message):
         compared(root, "a-s0", "repainted")
 
 

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from mcis.platform.cli import app
-from mcis.platform.reporting.compared_runs import open_run_groups
+from mcis.platform.reporting.compared_runs import RunGroup, open_run_groups
 from mcis.platform.reporting.comparison import BootstrapSettings, Comparison, compare
 from mcis.platform.reporting.comparison_page import Gallery, compared_images, default_file, write_page
 from mcis.platform.reporting.comparison_tables import footnotes, page_tables
@@ -79,10 +79,17 @@ def test_iou_of_every_label_is_in_the_tables(page: Any, compared: Compared) -> N
     rows = page.rows["classes"]
     for score in compared[0].scores:
         for name in ("background", *HOSTILE):
-            ious = ([of.iou[name] for of in group.scores(score.title)] for group in score.groups)
-            assert [name, *(f"{fmean(iou for iou in of_case if iou is not None):.1f}" for of_case in ious)] in rows
-        mious = ([of.miou for of in group.scores(score.title)] for group in score.groups)
-        assert ["mean", *(f"{fmean(of_case):.1f}" for of_case in mious)] in rows
+            assert [name, *(mean_iou_text(group, score.title, name) for group in score.groups)] in rows
+        mious = []
+        for group in score.groups:
+            mious.append(fmean(run_score.miou for run_score in group.scores(score.title)))
+        assert ["mean", *(f"{miou:.1f}" for miou in mious)] in rows
+
+
+def mean_iou_text(group: RunGroup, title: str, label: str) -> str:
+    """The IoU of a label in percent, mean over the runs of a group."""
+    ious = [run_score.iou[label] for run_score in group.scores(title)]
+    return f"{fmean(iou for iou in ious if iou is not None):.1f}"
 
 
 def test_without_an_image_of_all_runs_there_are_charts_alone(page: Any, compared: Compared) -> None:
@@ -150,8 +157,8 @@ def test_json_and_csv_have_everything(folder: Path) -> None:
         assert row["compared_deviation"] == ""
         assert (row["low"] == "") == (row["measure"] not in ("miou", "boundary_miou"))
 
-    both = invoke(folder, "a-s0", "b", "--json", "--csv")
-    assert (both.exit_code, "leave one of them out" in both.output) == (1, True)
+    refused = invoke(folder, "a-s0", "b", "--json", "--csv")
+    assert (refused.exit_code, "leave one of them out" in refused.output) == (1, True)
 
 
 def test_a_page_has_a_file_of_its_own_for_each_choice_of_runs(folder: Path, compared: Compared) -> None:

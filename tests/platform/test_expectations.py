@@ -38,7 +38,6 @@ def test_rare_classes_and_missing_images_are_reported() -> None:
 
 
 def test_masks_may_be_missing_in_both_splits() -> None:
-    both = listing([[0, 1, 2]] * 10, [[0]], masks=False)
-    assert (
-        expected_lines(both)[-1] == "expect:  no scores of split train and val: no image of it has a ground-truth mask"
-    )
+    listed = listing([[0, 1, 2]] * 10, [[0]], masks=False)
+    last_line = expected_lines(listed)[-1]
+    assert last_line == "expect:  no scores of split train and val: no image of it has a ground-truth mask"

