@@ -1,80 +1,102 @@
-"""The commands of an index: building it, the run that follows, looking at it, and bad input."""
+"""The commands of `mcis index`: building an index, the run that uses it, looking at it, and bad input."""
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner
 
-from mcis.datasets.errors import UserError
 from mcis.datasets.synthetic import devkit as synthetic
-from mcis.platform import api
 from mcis.platform.cli import app
 
 runner = CliRunner()
 
 
-def test_an_index_is_built_shown_and_taken_over_by_a_run(ray_local: None, tmp_path: Path) -> None:
-    root = tmp_path / "VOCdevkit" / "VOC2012"
-    synthetic.draw(root, train=6, val=2, size=64, classes=2)
-    given = ["--workspace", str(tmp_path / "ws"), "--set", "data.min_side=40"]
-    done = runner.invoke(app, ["index", "voc", str(root), "--set", f"data.classes={root / 'classes.txt'}", *given])
+def invoke(*words: str | Path) -> str:
+    """Runs a command, which succeeds, and returns its output."""
+    done = runner.invoke(app, [str(word) for word in words])
     assert done.exit_code == 0, done.output
-    words = ["run", "voc", "--voc", str(root), "--set", f"data.classes={root / 'classes.txt'}", *given]
-    walked = runner.invoke(app, [*words, "--name", "NAME", "--recipe", "scratch", "--until", "index"])
-    assert walked.exit_code == 0, walked.output
-    indexed, run = (json.loads((tmp_path / "ws/runs" / n / "record.json").read_text()) for n in ("index-voc", "NAME"))
-    assert indexed["reached"]["index"] == run["reached"]["index"]
+    return done.output
 
-    named = ["--name", "index-voc", *given[:2]]
-    assert "rejected: 0" in runner.invoke(app, ["index", "show", *named]).output
-    browsed = runner.invoke(app, ["index", "browse", *named, "--out", str(tmp_path / "page.html")])
-    assert browsed.output == f"page: {tmp_path / 'page.html'}\n"
-    assert "<html" in (tmp_path / "page.html").read_text()
-    location: dict[str, Any] = {"workspace": tmp_path / "ws", "voc": root}
+
+def index_output(workspace: Path, run: str) -> str:
+    """Returns the folder of a run's index, as its record names it."""
+    record = json.loads((workspace / "runs" / run / "record.json").read_text())
+    folder: str = record["reached"]["index"]
+    return folder
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data") / "VOC2012"
+    synthetic.draw(folder, train=6, val=2, size=64, classes=2)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def workspace(ray_local: None, root: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with the index of a devkit, index-voc."""
+    folder = tmp_path_factory.mktemp("workspace")
+    invoke("index", "voc", root, f"data.classes={root / 'classes.txt'}", "data.min_side=40", "-w", folder)
+    return folder
+
+
+def test_a_run_uses_the_index_of_the_same_configuration(workspace: Path, root: Path) -> None:
     values = [f"data.classes={root / 'classes.txt'}", "data.min_side=40"]
-    opened = api.index("voc", name="python", **location, overrides=values)
-    assert len(opened.index) == 8
-    assert api.scores(tmp_path / "ws" / "runs" / "python") == []
-    assert api.scores("python", workspace=tmp_path / "ws") == []
-    result = api.run("voc", name="python", **location, overrides=values, until="index")
-    assert api.panel(result, opened.index["image_id"][7].as_py()).image.shape[2] == 3
-    with pytest.raises(UserError, match=r"no image 'x\.jpg'"):
-        api.panel(result, "x.jpg")
-    with pytest.raises(UserError, match="no run"):
-        api.scores(tmp_path / "ws" / "runs" / "absent")
-    with pytest.raises(UserError, match="unknown key 'vox'"):
-        api.run("voc", name="python", **location, vox=root)
+    options: list[str | Path] = ["--name", "run", "--recipe", "scratch", "--until", "index", "--workspace", workspace]
+    invoke("run", "voc", *values, "--voc", root, *options)
+    assert index_output(workspace, "run") == index_output(workspace, "index-voc")
 
 
-def test_a_run_takes_over_the_index_of_its_table(ray_local: None, tmp_path: Path) -> None:
-    synthetic.draw(tmp_path, train=2, val=1, size=64, classes=2)
-    rows = "".join(f"JPEGImages/{path.name},x\n" for path in (tmp_path / "JPEGImages").iterdir())
-    (tmp_path / "t.csv").write_text(f"image,tags\n{rows}")
-    table = str(tmp_path / "t.csv")
-    for words in (
-        ["index", "tags", table],
-        ["index", table, "-n", "again"],
-        ["run", table, "--until", "index", "--name", "mine"],
-        ["run", "tags", "--tags", table, "--until", "index", "--name", "other"],
-    ):
-        done = runner.invoke(app, [*words, "-w", str(tmp_path / "ws"), "data.min_side=40"])
-        assert done.exit_code == 0, done.output
-        if words[-1] != table:
-            assert "index: already computed" in done.output
+def test_an_index_is_shown(workspace: Path) -> None:
+    assert "rejected: 0" in invoke("index", "show", "--name", "index-voc", "--workspace", workspace)
 
 
-@pytest.mark.parametrize(
-    ("source", "said"), [("single", "'DIR'"), ("web", "'DIR'"), ("lid", "'DIR'"), ("tags", "'FILE'"), ("voc", "'DIR'")]
-)
-def test_an_index_names_a_location_that_is_missing_or_none(source: str, said: str, tmp_path: Path) -> None:
-    absent, workspace = str(tmp_path / "absent.csv"), ["--workspace", str(tmp_path / "ws")]
-    done = runner.invoke(app, ["index", source, *workspace], env={"COLUMNS": "200"})
+def test_an_index_is_written_as_a_page(workspace: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    output = invoke("index", "browse", "--name", "index-voc", "--workspace", workspace, "--out", page)
+    assert output == f"page: {page}\n"
+    assert "<html" in page.read_text()
+
+
+@pytest.fixture(scope="module")
+def table(root: Path) -> Path:
+    rows = "".join(f"JPEGImages/{path.name},x\n" for path in (root / "JPEGImages").iterdir())
+    (root / "photos.csv").write_text(f"image,tags\n{rows}")
+    return root / "photos.csv"
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_a_run_uses_the_index_of_its_table(ray_local: None, table: Path, tmp_path: Path, short: bool) -> None:
+    index: list[str | Path]
+    run: list[str | Path]
+    if short:
+        index = ["index", table]
+        run = ["run", table]
+    else:
+        index = ["index", "tags", table]
+        run = ["run", "tags", "--tags", table]
+    options: list[str | Path] = ["data.min_side=40", "-w", tmp_path]
+    invoke(*index, *options)
+    assert "index: already computed" in invoke(*run, "-n", "mine", "--until", "index", *options)
+    assert index_output(tmp_path, "mine") == index_output(tmp_path, "index-tags")
+
+
+SOURCES = {"single": "DIR", "web": "DIR", "lid": "DIR", "tags": "FILE", "voc": "DIR"}
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_location_is_required(source: str, tmp_path: Path) -> None:
+    done = runner.invoke(app, ["index", source, "--workspace", str(tmp_path / "ws")], env={"COLUMNS": "200"})
     assert done.exit_code == 2
-    assert said in done.output
+    assert f"'{SOURCES[source]}'" in done.output
     assert "Traceback" not in done.output
     assert not (tmp_path / "ws").exists()
-    done = runner.invoke(app, ["index", source, absent, *workspace])
+
+
+@pytest.mark.parametrize("source", SOURCES)
+def test_a_location_that_does_not_exist_is_named(source: str, tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent.csv")
+    done = runner.invoke(app, ["index", source, absent, "--workspace", str(tmp_path / "ws")])
     assert done.exit_code == 1, done.output
     assert absent in done.output
