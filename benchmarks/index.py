@@ -1,8 +1,7 @@
-"""Images per second that the index verifies, and how much faster it is when nothing has changed.
+"""Images per second that the index verifies, and its speed if nothing has changed.
 
-The limit, measured in turn: reading, decoding and hashing the same files in as many processes as there are cores. The
-index is the stage itself, in a Ray that is up, from the listing to the written tables; each first run has its own
-workspace.
+The upper limit, measured in turn, is reading, decoding and hashing the same files in one process per core. The index is
+the stage itself in a running Ray, from listing the files to the written tables. Each first run has a new workspace.
 """
 
 import hashlib
@@ -10,8 +9,8 @@ import tempfile
 import time
 from pathlib import Path
 
-import machine
-import photos
+import harness
+import jpeg_files
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -21,27 +20,32 @@ from mcis.platform.config.resolve import resolve
 from mcis.platform.engine.runtime import ray_session
 from mcis.platform.runs.workspace import Workspace
 
+TARGET_UNCHANGED = 20
+TARGET_FIRST = 0.7
+CHUNK = 64
 
-def bare(paths: list[str]) -> float:
-    """Seconds of reading, decoding and hashing all files."""
-    with machine.processes() as pool:
-        began = time.perf_counter()
-        for _ in pool.imap_unordered(_verify, [paths[i : i + 64] for i in range(0, len(paths), 64)]):
+
+def plain_seconds(paths: list[str]) -> float:
+    """Measures reading, decoding and hashing all files."""
+    chunks = [paths[first : first + CHUNK] for first in range(0, len(paths), CHUNK)]
+    with harness.process_pool() as pool:
+        start = time.perf_counter()
+        for _ in pool.imap_unordered(_verify, chunks):
             pass
-        return time.perf_counter() - began
+        return time.perf_counter() - start
 
 
 def _verify(paths: list[str]) -> list[str]:
-    out = []
+    hashes = []
     for path in paths:
         data = Path(path).read_bytes()
         decode_picture(data)
-        out.append(hashlib.sha256(data).hexdigest())
-    return out
+        hashes.append(hashlib.sha256(data).hexdigest())
+    return hashes
 
 
-def indexed(table: Path, workspace: Path) -> float:
-    """Seconds of the stage index, its listing included, as the run records them."""
+def index_seconds(table: Path, workspace: Path) -> float:
+    """Runs the stage `index` and returns the seconds that the run records, including listing the files."""
     resolved = resolve("tags", "paper", {"data.tags.table": str(table)})
     result = pipeline.run(resolved, Workspace(workspace), "index", until="index")
     return result.context.seconds["index"]
@@ -49,26 +53,30 @@ def indexed(table: Path, workspace: Path) -> float:
 
 def main() -> None:
     """Measures the sides in turn and prints the ratios of their medians."""
-    arguments = machine.arguments(__doc__, images=5000, rounds=3).parse_args()
-    print(machine.describe())
-    measured: dict[str, list[float]] = {"bare": [], "first": [], "again": []}
-    with tempfile.TemporaryDirectory() as folder:
-        paths = photos.make(Path(folder) / "images", arguments.images)
-        table = Path(folder) / "tags.parquet"
-        pq.write_table(pa.table({"image": paths, "tags": [[f"class {i % 20}"] for i in range(len(paths))]}), table)
+    options = harness.option_parser(__doc__, images=5000, rounds=3).parse_args()
+    print(harness.describe_machine())
+    measured: dict[str, list[float]] = {"plain": [], "first": [], "unchanged": []}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        paths = jpeg_files.write_jpegs(folder / "images", options.images)
+        table = folder / "tags.parquet"
+        tags = [[f"class {number % 20}"] for number in range(len(paths))]
+        pq.write_table(pa.table({"image": paths, "tags": tags}), table)
         resolved = resolve("tags", "paper", {"data.tags.table": str(table)})
         with ray_session(resolved.config.compute):
-            indexed(table, Path(folder) / "warm-up")  # Ray starts its processes at the first task
-            for number in range(arguments.rounds):
-                workspace = Path(folder) / f"workspace{number}"
-                measured["bare"].append(bare(paths))
-                measured["first"].append(indexed(table, workspace))
-                measured["again"].append(indexed(table, workspace))
-    print(f"{arguments.images} JPEGs of {photos.WIDTH}x{photos.HEIGHT}")
-    medians = machine.medians(measured, "s", images=arguments.images)
-    print(f"ratio {medians['first'] / medians['again']:.1f} target 20: an unchanged index, times faster than the first")
-    rate = medians["bare"] / medians["first"]
-    print(f"ratio {rate:.2f} target 0.7: images/s of the index, of bare reading and decoding")
+            index_seconds(table, folder / "warm-up")  # Ray starts its processes at the first task
+            for number in range(options.rounds):
+                workspace = folder / f"workspace{number}"
+                measured["plain"].append(plain_seconds(paths))
+                measured["first"].append(index_seconds(table, workspace))
+                measured["unchanged"].append(index_seconds(table, workspace))
+
+    print(f"{options.images} JPEGs of {jpeg_files.WIDTH}x{jpeg_files.HEIGHT}")
+    medians = harness.print_medians(measured, "s", images=options.images)
+    speedup = medians["first"] / medians["unchanged"]
+    print(f"ratio {speedup:.1f} target {TARGET_UNCHANGED}: an unchanged index, times faster than the first")
+    rate = medians["plain"] / medians["first"]
+    print(f"ratio {rate:.2f} target {TARGET_FIRST}: images/s of the index, relative to plain reading and decoding")
 
 
 if __name__ == "__main__":

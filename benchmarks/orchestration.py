@@ -1,21 +1,18 @@
-"""What orchestration costs: the demo's wall time over the same computing in a plain loop.
+"""Overhead of orchestration: the demo's wall time, relative to the same computations in a plain loop.
 
-The loop runs the demo's stages with the same numerics, drawn numbers and files, in one process without Ray, MLflow,
-progress bars and report, torch on all cores in training. Both sides begin with an empty workspace and the embedded
-data drawn.
+The loop runs the demo's stages with the same numerics, random numbers and files in one process, without Ray, MLflow,
+progress bars and report. Torch uses all cores in training. Both sides start with an empty workspace and draw the
+embedded data.
 """
 
-import argparse
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-import machine
+import harness
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -47,13 +44,16 @@ from mcis.platform.stages.evaluation.scoring import ScoreTrain, count_prediction
 from mcis.platform.stages.localization.workers import Embed, Relate, embed_rows, relate_rows
 from mcis.platform.stages.train_affinity import make_labels
 
-TARGET, TARGET_OF_TRAININGS = 1.2, 1.05
+TARGET = 1.2
+TARGET_TRAININGS = 1.05
 TRAININGS = ("train_classifier", "train_affinity", "train_segmenter")
-SHARD = 64
+SHARD_ROWS = 64
+STATISTICS_IMAGES = 256
+"""Images from which the statistics of features are computed."""
 
 
 def train(learner: Learner[Any], folder: Path) -> None:
-    """The training loop of one process, decoding as it goes."""
+    """Trains in this process and decodes images between steps. Writes the weights to a new folder."""
     folder.mkdir()
     schedule = learner.schedule
     torch.manual_seed(schedule.seed)
@@ -66,8 +66,8 @@ def train(learner: Learner[Any], folder: Path) -> None:
             group["lr"] = schedule.learning_rate(step) * group["factor"]
         samples = step * schedule.batch + np.arange(schedule.batch)
         seed_dropout(model, generator_seeds(DrawPurpose.DROPOUT, schedule.seed, samples))
-        terms = learner.loss_sums(model, batch, step, torch.device("cpu"))
-        loss = torch.stack(list(terms.values())).sum() / learner.count(batch)
+        losses = learner.loss_sums(model, batch, step, torch.device("cpu"))
+        loss = torch.stack(list(losses.values())).sum() / learner.count(batch)
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         optimizer.step()
@@ -75,12 +75,14 @@ def train(learner: Learner[Any], folder: Path) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plain:
-    """The demo without orchestration; each method computes a stage.
+class PlainLoop:
+    """The demo without orchestration. Each method computes a stage and writes its output to the folder.
 
     Attributes:
-        rows, val_rows: of the index, the tagged training images and the val images.
-        tags: of the training images.
+        classes: Number of classes.
+        rows: Index rows of the tagged training images.
+        val_rows: Index rows of the val images.
+        tags: Tags of the training images.
     """
 
     config: Config
@@ -92,25 +94,28 @@ class Plain:
 
     @property
     def features(self) -> Features:
-        """What the frozen backbone makes of the training images."""
+        """The frozen backbone's features of the training images."""
         shape = features_shape(self.config.classifier)
         return Features(self.rows["uri"].to_pylist(), self.folder / "features", shape)
 
     @classmethod
-    def index(cls, config: Config, folder: Path) -> "Plain":
+    def index(cls, config: Config, folder: Path) -> "PlainLoop":
         listed = listing(config)
-        verified = check_images(listed.table, min_side=config.data.min_side)
-        rows, val_rows = (verified.filter(pc.equal(verified["split"], split)) for split in ("train", "val"))
+        checked = check_images(listed.table, min_side=config.data.min_side)
+        rows = checked.filter(pc.equal(checked["split"], "train"))
+        val_rows = checked.filter(pc.equal(checked["split"], "val"))
         tags = Tags.from_index(rows["tags"], len(listed.classes))
         return cls(config=config, folder=folder, classes=len(listed.classes), rows=rows, val_rows=val_rows, tags=tags)
 
     def train_classifier(self) -> None:
-        config, n = self.config.classifier, len(self.rows)
-        make = MakeFeatures(config, bundled_weights(config.backbone), False, 2)
-        for first in range(0, n, SHARD):
-            shard = self.folder / "features" / f"part-{first:08d}-{min(first + SHARD, n):08d}.arrow"
-            write_table(shard, make(self.rows.slice(first, SHARD)))
-        sample = np.sort(permuted(OrderPurpose.STATISTICS, self.config.seed, 0, n, np.arange(min(256, n))))
+        config = self.config.classifier
+        count = len(self.rows)
+        make_features = MakeFeatures(config, bundled_weights(config.backbone), False, 2)
+        for first in range(0, count, SHARD_ROWS):
+            shard = self.folder / "features" / f"part-{first:08d}-{min(first + SHARD_ROWS, count):08d}.arrow"
+            write_table(shard, make_features(self.rows.slice(first, SHARD_ROWS)))
+
+        order = permuted(OrderPurpose.STATISTICS, self.config.seed, 0, count, np.arange(min(STATISTICS_IMAGES, count)))
         learner = ClassifierLearner(
             config=config,
             seed=self.config.seed,
@@ -118,134 +123,176 @@ class Plain:
             source=None,
             images=self.features,
             pretrained=bundled_weights(config.backbone),
-            statistics=self.features.statistics(sample),
+            statistics=self.features.statistics(np.sort(order)),
         )
         train(learner, self.folder / "classifier")
 
     def localize(self) -> None:
-        config, folder, rows = self.config, self.folder, self.rows
-        no_source = np.zeros(len(rows), bool)
-        network = config, folder / "classifier", self.classes
-        embed = Embed(*network, self.features, folder)
-        write_table(folder / "single" / "part-000000.parquet", embed(embed_rows(rows)))
+        config = self.config
+        folder = self.folder
+        no_source = np.zeros(len(self.rows), bool)
+        classifier = folder / "classifier"
+        embed = Embed(config, classifier, self.classes, self.features, folder)
+        write_table(folder / "single" / "part-000000.parquet", embed(embed_rows(self.rows)))
+
         vectors = read_vectors(folder / VECTORS)
         relations = draw_relations(config.localize, config.seed, self.tags, no_source, vectors)
         hops = config.localize.hops
         for hop in range(1, hops + 1):
-            related = Relate(*network, folder, no_source, hop)(relate_rows(rows, relations, hops))
-        write_table(folder / "maps" / "part-000000.parquet", related)
+            relate = Relate(config, classifier, self.classes, folder, no_source, hop)
+            maps = relate(relate_rows(self.rows, relations, hops))
+        write_table(folder / "maps" / "part-000000.parquet", maps)
 
     def train_affinity(self) -> None:
-        config, maps = self.config, Shards(self.folder / "maps")
-        write_table(self.folder / "labels" / "part-000000.parquet", make_labels(config, self.classes, maps, self.rows))
+        config = self.config
+        labels = make_labels(config, self.classes, Shards(self.folder / "maps"), self.rows)
+        write_table(self.folder / "labels" / "part-000000.parquet", labels)
         learner = AffinityLearner(
             config=config.affinity_net,
             seed=config.seed,
-            masked=self._masked(Shards(self.folder / "labels", ["mask"])),
-            pretrained=bundled_weights(self.config.affinity_net.backbone),
+            masked=self._masked_images(Shards(self.folder / "labels", ["mask"])),
+            pretrained=bundled_weights(config.affinity_net.backbone),
         )
         train(learner, self.folder / "affinity_net")
 
-    def _masked(self, masks: Shards) -> MaskedImages:
-        ids, uris = (self.rows[column].to_pylist() for column in ("image_id", "uri"))
+    def _masked_images(self, masks: Shards) -> MaskedImages:
+        ids = self.rows["image_id"].to_pylist()
+        uris = self.rows["uri"].to_pylist()
         return MaskedImages(ids, uris, masks, self.config.data.max_side)
 
     def pseudo_masks(self) -> None:
         affinities = self.folder / "affinity_net" if self.config.uses_random_walk else None
-        make = pseudo_masks.MakeMasks(self.config, self.classes, Shards(self.folder / "maps"), affinities, False)
-        write_table(self.folder / "masks" / "part-000000.parquet", make(self.rows))
+        make_masks = pseudo_masks.MakeMasks(self.config, self.classes, Shards(self.folder / "maps"), affinities, False)
+        write_table(self.folder / "masks" / "part-000000.parquet", make_masks(self.rows))
 
     def train_segmenter(self) -> None:
         learner = SegmenterLearner(
             config=self.config.segmenter,
             seed=self.config.seed,
             classes=self.classes,
-            masked=self._masked(Shards(self.folder / "masks")),
+            masked=self._masked_images(Shards(self.folder / "masks")),
             pretrained=bundled_weights(self.config.segmenter.backbone),
         )
         train(learner, self.folder / "segmenter")
 
     def predict(self) -> None:
         names = tuple(f"class {k}" for k in range(self.classes))
-        predicted = predict.PredictRows(self.config, self.folder / "segmenter", names)(self.val_rows)
-        write_table(self.folder / "predictions" / "part-000000.parquet", predicted)
+        predict_rows = predict.PredictRows(self.config, self.folder / "segmenter", names)
+        write_table(self.folder / "predictions" / "part-000000.parquet", predict_rows(self.val_rows))
 
     def evaluate(self) -> None:
-        single, maps, masks = (Shards(self.folder / name) for name in ("single", "maps", "masks"))
-        positions = pa.array(np.arange(len(self.rows)), pa.int64())
-        c = self.config.evaluate
-        score = ScoreTrain(
+        score_train = ScoreTrain(
             classes=self.classes,
-            bins=c.thresholds,
+            bins=self.config.evaluate.thresholds,
             scale=self.config.maps.scale,
             seed=self.config.seed,
-            single=single,
-            related=maps,
-            masks=masks,
+            single=Shards(self.folder / "single"),
+            related=Shards(self.folder / "maps"),
+            masks=Shards(self.folder / "masks"),
         )
-        score(self.rows.append_column("position", positions))
+        positions = pa.array(np.arange(len(self.rows)), pa.int64())
+        score_train(self.rows.append_column("position", positions))
         count_predictions(self.classes, Shards(self.folder / "predictions"), self.val_rows)
 
 
-def plain_loop(config: Config, folder: Path) -> dict[str, float]:
-    """Seconds of each stage without orchestration."""
-    torch.set_num_threads(machine.cores())
-    began = time.perf_counter()
-    plain = Plain.index(config, folder)
-    seconds = {"index": time.perf_counter() - began}
+def plain_loop_seconds(config: Config, folder: Path) -> dict[str, float]:
+    """Measures each stage of the plain loop."""
+    torch.set_num_threads(harness.available_cores())
+    start = time.perf_counter()
+    loop = PlainLoop.index(config, folder)
+    seconds = {"index": time.perf_counter() - start}
     for stage in (
-        plain.train_classifier,
-        plain.localize,
-        plain.train_affinity,
-        plain.pseudo_masks,
-        plain.train_segmenter,
-        plain.predict,
-        plain.evaluate,
+        loop.train_classifier,
+        loop.localize,
+        loop.train_affinity,
+        loop.pseudo_masks,
+        loop.train_segmenter,
+        loop.predict,
+        loop.evaluate,
     ):
-        began = time.perf_counter()
+        start = time.perf_counter()
         stage()
-        seconds[stage.__name__] = time.perf_counter() - began
+        seconds[stage.__name__] = time.perf_counter() - start
     return seconds
 
 
+class Pair(NamedTuple):
+    """Seconds of a demo and of a plain loop.
+
+    Attributes:
+        demo: Wall seconds of the demo.
+        demo_stages: Wall seconds of the demo's stages.
+        loop_stages: Seconds of the plain loop's stages.
+    """
+
+    demo: float
+    demo_stages: dict[str, float]
+    loop_stages: dict[str, float]
+
+    @property
+    def loop(self) -> float:
+        """Seconds of the plain loop."""
+        return sum(self.loop_stages.values())
+
+    @property
+    def trainings_ratio(self) -> float:
+        """Seconds of the demo's trainings, relative to the plain loop's."""
+        demo = sum(self.demo_stages[stage] for stage in TRAININGS)
+        return demo / sum(self.loop_stages[stage] for stage in TRAININGS)
+
+
+def measure_pair(overrides: list[str]) -> Pair:
+    """Runs the plain loop, then the demo."""
+    with tempfile.TemporaryDirectory() as folder:
+        workspace = Path(folder) / "workspace"
+        config = demo_configuration(workspace, overrides).config
+        plain = Path(folder) / "plain"
+        plain.mkdir()
+        loop_stages = plain_loop_seconds(config, plain)
+
+        words = ["demo", "--workspace", str(workspace)]
+        for override in overrides:
+            words += ["--set", override]
+        start = time.perf_counter()
+        harness.run_mcis(*words)
+        demo = time.perf_counter() - start
+        return Pair(demo, harness.stage_seconds(workspace / "runs" / "demo"), loop_stages)
+
+
+def print_pair(pair: Pair) -> None:
+    """Prints the seconds of both sides' stages."""
+    print(f"demo {pair.demo:.1f} s, plain loop {pair.loop:.1f} s, ratio {pair.demo / pair.loop:.2f}")
+    print(f"{'stage':18}{'demo s':>10}{'loop s':>10}{'difference':>12}")
+    for stage, seconds in pair.loop_stages.items():
+        demo_seconds = pair.demo_stages[stage]
+        print(f"{stage:18}{demo_seconds:10.1f}{seconds:10.1f}{demo_seconds - seconds:12.1f}")
+    rest = pair.demo - sum(pair.demo_stages.values())
+    print(f"{'start, report, end':18}{rest:10.1f}{0:10.1f}{rest:12.1f}\n", flush=True)
+
+
 def main() -> None:
-    """Runs both sides in turn and prints the ratio of their medians' pairs."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=1, help="pairs of runs")
+    """Runs both sides in turn and prints the medians of the pairs' ratios."""
+    parser = harness.option_parser(__doc__, repeats=1)
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in `mcis demo --set`")
-    arguments = parser.parse_args()
-    overrides = ["classifier.val_every=0", *arguments.set]  # the plain loop does not validate
-    print(machine.describe())
-    ratios, trainings = [], []
-    for repeat in range(arguments.repeats):
-        with tempfile.TemporaryDirectory() as folder:
-            workspace = Path(folder) / "workspace"
-            config = demo_configuration(workspace, overrides).config
-            plain = Path(folder) / "plain"
-            plain.mkdir()
-            stages = plain_loop(config, plain)
-            began = time.perf_counter()
-            command = [sys.executable, "-m", "mcis.platform.cli", "demo", "--workspace", str(workspace)]
-            for assignment in overrides:
-                command += ["--set", assignment]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                sys.exit(done.stderr)
-            wall = time.perf_counter() - began
-            spent = machine.stage_seconds(workspace / "runs" / "demo")
-        total = sum(stages.values())
-        ratios.append(wall / total)
-        trainings.append(sum(spent[stage] for stage in TRAININGS) / sum(stages[stage] for stage in TRAININGS))
-        print(f"\npair {repeat + 1}: demo {wall:.1f} s, plain loop {total:.1f} s, ratio {ratios[-1]:.2f}", flush=True)
-        print(f"{'stage':18}{'demo s':>10}{'loop s':>10}{'difference':>12}")
-        for stage, seconds in stages.items():
-            print(f"{stage:18}{spent[stage]:10.1f}{seconds:10.1f}{spent[stage] - seconds:12.1f}")
-        rest = wall - sum(spent.values())
-        print(f"{'start, report, end':18}{rest:10.1f}{0:10.1f}{rest:12.1f}")
-    print()
-    of_trainings, of_all = statistics.median(trainings), statistics.median(ratios)
-    print(f"ratio {of_trainings:.2f} target at most {TARGET_OF_TRAININGS}: the demo's trainings over a plain loop's")
-    print(f"ratio {of_all:.2f} target at most {TARGET}: the demo's wall time over the same computing in a plain loop")
+    options = parser.parse_args()
+    overrides = ["classifier.val_every=0", *options.set]  # the plain loop does not validate
+    print(harness.describe_machine())
+    pairs = []
+    for _ in range(options.repeats):
+        pair = measure_pair(overrides)
+        print_pair(pair)
+        pairs.append(pair)
+
+    trainings = statistics.median(pair.trainings_ratio for pair in pairs)
+    total = statistics.median(pair.demo / pair.loop for pair in pairs)
+    print(
+        f"ratio {trainings:.2f} target at most {TARGET_TRAININGS}: "
+        "time of the demo's trainings, relative to a plain loop's"
+    )
+    print(
+        f"ratio {total:.2f} target at most {TARGET}: "
+        "wall time of the demo, relative to the same computations in a plain loop"
+    )
 
 
 if __name__ == "__main__":

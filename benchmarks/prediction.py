@@ -1,8 +1,8 @@
-"""Prediction with the CRF beside the network, of the slower of the two alone.
+"""Prediction with the CRF in parallel with the network, relative to the slower of the two alone.
 
-The network has one core and one process of the CRF another, as where a GPU leaves the cores to the CRF. The size at
-which the CRF runs is chosen so that both take about as long: where one is much faster there is little to gain. Timed
-are rounds of all images: the network alone, the CRF alone, both beside each other, both one after the other.
+The network has one core and a process of the CRF has another, as if a GPU left the cores to the CRF. The size of the
+images of the CRF is chosen so that both take about the same time, because otherwise there is little to gain. Four
+variants are timed on all images: the network alone, the CRF alone, both in parallel, and one after the other.
 """
 
 import multiprocessing
@@ -13,8 +13,8 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 
-import machine
-import photos
+import harness
+import jpeg_files
 import torch
 
 from mcis.datasets.images.decode import Picture
@@ -25,104 +25,132 @@ from mcis.platform.networks.predictor import Photo, Prediction, Predictor
 from mcis.platform.networks.trained_segmenter import TrainedSegmenter
 from mcis.platform.networks.weights_files import WEIGHTS, save_weights
 
-TARGET, OF_LIMIT = 0.85, 0.9
+TARGET = 0.85
+TARGET_OF_LIMIT = 0.9
 CLASSES = tuple(f"class {k}" for k in range(20))
 SIDES = (100, 120, 140, 160, 180, 200, 220, 240, 260, 280, 300)
-TRIED = 4
-"""Images that a size of the CRF is tried with."""
+"""Sizes of the CRF's images to choose from, in pixels."""
+TRIAL_IMAGES = 4
+"""Images with which a size is tried."""
 
 
-def predictor(weights: Path, *overrides: str, processes: int = 0) -> Predictor:
-    """The network of recipe `scratch` on 20 classes."""
+def build_predictor(weights: Path, *overrides: str, processes: int = 0) -> Predictor:
+    """Builds the predictor of recipe `scratch` with 20 classes and these processes of the CRF."""
     config = resolve("voc", "scratch", overrides=overrides).config
     return Predictor(TrainedSegmenter(config, weights, CLASSES, None), gpu=False, processes=processes)
 
 
-def crf(side: int) -> CrfPool:
-    """The CRF of recipe `scratch` at some size, in the process that calls it."""
+def build_crf(side: int) -> CrfPool:
+    """Builds the CRF of recipe `scratch` for images of this size. It runs in the calling process."""
     return CrfPool(resolve("voc", "scratch", overrides=[f"predict.crf.max_side={side}"]).config.predict.crf)
 
 
-def predicted(labeler: Predictor, pictures: list[Picture]) -> list[Prediction]:
-    """The predictions of all pictures."""
-    return list(labeler.map((Photo(None, picture) for picture in pictures), lambda _, prediction: prediction))
+def predict_all(predictor: Predictor, pictures: list[Picture]) -> list[Prediction]:
+    """Predicts all pictures."""
+    photos = (Photo(None, picture) for picture in pictures)
+    return list(predictor.map(photos, lambda _, prediction: prediction))
 
 
-def refined(refiner: CrfPool, predictions: list[Prediction]) -> None:
-    """The CRF alone, in this process."""
+def refine_all(crf: CrfPool, predictions: list[Prediction]) -> None:
+    """Runs the CRF on all predictions."""
     for prediction in predictions:
-        refiner(prediction.picture.rgb, prediction.plain)
+        crf(prediction.picture.rgb, prediction.plain)
 
 
-class Apart:
-    """The CRF of predictions that lie ready, in a process of its own that nothing is handed to."""
+class CrfProcess:
+    """A process that runs the CRF on predictions that it has from the start, so that nothing is sent to it."""
 
-    def __init__(self, refiner: CrfPool, predictions: list[Prediction]):
+    def __init__(self, crf: CrfPool, predictions: list[Prediction]):
         context = multiprocessing.get_context("spawn")
-        self.pool = ProcessPoolExecutor(1, context, _keep, (refiner, predictions))
-        self.pool.submit(_refine_kept, 1).result()
+        self.pool = ProcessPoolExecutor(1, context, _initialize_process, (crf, predictions))
+        self.pool.submit(_refine_first, 1).result()
 
-    def beside(self, work: Callable[[], object]) -> None:
-        """Both, to the end of the later one."""
-        refining = self.pool.submit(_refine_kept, None)
+    def run_with(self, work: Callable[[], object]) -> None:
+        """Runs the CRF and some work of this process in parallel, until both are done."""
+        refining = self.pool.submit(_refine_first, None)
         work()
         refining.result()
 
-
-_kept: list[tuple[CrfPool, list[Prediction]]] = []
-
-
-def _keep(refiner: CrfPool, predictions: list[Prediction]) -> None:
-    _kept.append((refiner, predictions))
+    def close(self) -> None:
+        """Ends the process."""
+        self.pool.shutdown()
 
 
-def _refine_kept(count: int | None) -> None:
-    refiner, predictions = _kept[0]
-    refined(refiner, predictions[:count])
+_process_state: list[tuple[CrfPool, list[Prediction]]] = []
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Wall seconds of some work."""
-    began = time.perf_counter()
+def _initialize_process(crf: CrfPool, predictions: list[Prediction]) -> None:
+    _process_state.append((crf, predictions))
+
+
+def _refine_first(count: int | None) -> None:
+    """Runs the CRF on the first `count` predictions of this process. None: all."""
+    crf, predictions = _process_state[0]
+    refine_all(crf, predictions[:count])
+
+
+def measure_seconds(work: Callable[[], object]) -> float:
+    """Measures the wall seconds of some work."""
+    start = time.perf_counter()
     work()
-    return time.perf_counter() - began
+    return time.perf_counter() - start
+
+
+def choose_side(predictor: Predictor, pictures: list[Picture], predictions: list[Prediction]) -> int:
+    """Returns the size at which the CRF takes about as long as the network."""
+    network_seconds = measure_seconds(lambda: predict_all(predictor, pictures[:TRIAL_IMAGES]))
+    crf_seconds = {}
+    for side in SIDES:
+        crf_seconds[side] = measure_seconds(partial(refine_all, build_crf(side), predictions[:TRIAL_IMAGES]))
+    chosen = min(SIDES, key=lambda side: abs(crf_seconds[side] - network_seconds))
+    print(
+        f"an image: network {network_seconds / TRIAL_IMAGES:.3f} s, "
+        f"CRF at {chosen} pixels {crf_seconds[chosen] / TRIAL_IMAGES:.3f} s"
+    )
+    return chosen
 
 
 def main() -> None:
-    """Chooses the CRF's size, times the rounds and prints the ratio of the medians."""
-    arguments = machine.arguments(__doc__, images=32, rounds=2).parse_args()
-    print(machine.describe())
+    """Chooses the size of the CRF's images, measures all variants and prints the ratios of their medians."""
+    options = harness.option_parser(__doc__, images=32, rounds=2).parse_args()
+    print(harness.describe_machine())
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         network = build_segmenter(resolve("voc", "scratch").config.segmenter, len(CLASSES))
         save_weights(network, folder / WEIGHTS, {})
-        plain = predictor(folder, "predict.crf.iterations=0")
-        pictures = [plain.read(path) for path in photos.make(folder / "images", arguments.images)]
-        predictions = predicted(plain, pictures)
-        once = seconds(lambda: predicted(plain, pictures[:TRIED]))
-        took = {side: seconds(partial(refined, crf(side), predictions[:TRIED])) for side in SIDES}
-        side = min(SIDES, key=lambda side: abs(took[side] - once))
-        print(f"an image: network {once / TRIED:.3f} s, CRF at {side} pixels {took[side] / TRIED:.3f} s")
-        in_turn = predictor(folder, f"predict.crf.max_side={side}")
-        beside = predictor(folder, f"predict.crf.max_side={side}", processes=1)
-        predicted(beside, pictures[:1])  # starts the process
-        apart = Apart(crf(side), predictions)
-        works: dict[str, Callable[[], object]] = {
-            "network": lambda: predicted(plain, pictures),
-            "CRF": lambda: refined(crf(side), predictions),
-            "beside": lambda: predicted(beside, pictures),
-            "apart": lambda: apart.beside(lambda: predicted(plain, pictures)),
-            "in turn": lambda: predicted(in_turn, pictures),
+        without_crf = build_predictor(folder, "predict.crf.iterations=0")
+        paths = jpeg_files.write_jpegs(folder / "images", options.images)
+        pictures = [without_crf.read(path) for path in paths]
+        predictions = predict_all(without_crf, pictures)
+        side = choose_side(without_crf, pictures, predictions)
+
+        sequential = build_predictor(folder, f"predict.crf.max_side={side}")
+        parallel = build_predictor(folder, f"predict.crf.max_side={side}", processes=1)
+        predict_all(parallel, pictures[:1])  # starts the process
+        crf_process = CrfProcess(build_crf(side), predictions)
+        variants: dict[str, Callable[[], object]] = {
+            "network": lambda: predict_all(without_crf, pictures),
+            "CRF": lambda: refine_all(build_crf(side), predictions),
+            "parallel": lambda: predict_all(parallel, pictures),
+            "limit": lambda: crf_process.run_with(lambda: predict_all(without_crf, pictures)),
+            "sequential": lambda: predict_all(sequential, pictures),
         }
-        measured = machine.in_turn({what: partial(seconds, work) for what, work in works.items()}, arguments.rounds)
-        beside.close()
-        apart.pool.shutdown()
-    medians = machine.medians(measured, "s")
-    limit = medians["apart"] / medians["beside"]
-    print(f"ratio {limit:.2f} target {OF_LIMIT}: prediction with the CRF, of network and CRF as processes apart")
-    ratio = max(medians["network"], medians["CRF"]) / medians["beside"]
-    print(f"ratio {ratio:.2f} target {TARGET}: prediction with the CRF, of the slower of network and CRF alone")
+        sides = {variant: partial(measure_seconds, work) for variant, work in variants.items()}
+        measured = harness.measure_in_turn(sides, options.rounds)
+        parallel.close()
+        crf_process.close()
+
+    medians = harness.print_medians(measured, "s")
+    of_limit = medians["limit"] / medians["parallel"]
+    print(
+        f"ratio {of_limit:.2f} target {TARGET_OF_LIMIT}: "
+        "prediction with the CRF, relative to network and CRF in independent processes"
+    )
+    ratio = max(medians["network"], medians["CRF"]) / medians["parallel"]
+    print(
+        f"ratio {ratio:.2f} target {TARGET}: prediction with the CRF, relative to the slower of network and CRF alone"
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""The random walk of maps of an image of 375x500 pixels, sparse, against the same with a dense matrix.
+"""Memory of the sparse random walk on maps of a 375x500 image, relative to the same walk with a dense matrix.
 
-Each side runs in a process of its own, which tells by how much its memory grew at most. The dense one lays out the
-step's matrix (hw, hw), as the papers' code does, which raises it to the power of the steps besides.
+Each side runs in a separate process, which reports how much its memory grew. The dense side builds the transition
+matrix (hw, hw) like the papers' code, but does not also raise it to the power of the steps.
 """
 
 import argparse
@@ -11,89 +11,109 @@ import tempfile
 import time
 from pathlib import Path
 
-import machine
+import harness
 import numpy as np
 import torch
 from torch import Tensor
 
 from mcis.models.random_walk import directions, pair_slices, random_walk
 
-HEIGHT, WIDTH, MAPS, RADIUS, BETA, STEPS = 94, 125, 2, 5, 8.0, 256  # positions 4 pixels apart
-AGREEMENT, MEMORY = 1e-4, 10
+HEIGHT = 94
+WIDTH = 125
+"""Positions of the maps, 4 pixels apart."""
+MAPS = 2
+RADIUS = 5
+BETA = 8.0
+STEPS = 256
+MAX_DIFFERENCE = 1e-4
+TARGET = 10
 
 
-def affinities() -> Tensor:
-    """Of smooth boundaries, so that areas form within which maps spread, (D, h, w)."""
-    rough = torch.rand(1, 1, 12, 16, generator=torch.Generator().manual_seed(0))
-    smooth = torch.nn.functional.interpolate(rough, size=(HEIGHT, WIDTH), mode="bicubic")[0, 0].clamp(0, 1)
-    planes = torch.zeros(len(directions(RADIUS)), HEIGHT, WIDTH)
-    for plane, direction in enumerate(directions(RADIUS)):
+def make_affinities() -> Tensor:
+    """Makes affinities (D, h, w) from smooth boundaries, so that maps spread within areas."""
+    noise = torch.rand(1, 1, 12, 16, generator=torch.Generator().manual_seed(0))
+    smooth = torch.nn.functional.interpolate(noise, size=(HEIGHT, WIDTH), mode="bicubic")[0, 0].clamp(0, 1)
+    affinities = torch.zeros(len(directions(RADIUS)), HEIGHT, WIDTH)
+    for plane, direction in zip(affinities, directions(RADIUS), strict=True):
         here, there = pair_slices((HEIGHT, WIDTH), direction)
-        planes[plane][here] = torch.exp(-8 * (smooth[here] - smooth[there]).abs())
-    return planes
+        plane[here] = torch.exp(-8 * (smooth[here] - smooth[there]).abs())
+    return affinities
 
 
-def dense(maps: Tensor, planes: Tensor) -> Tensor:
-    """The walk with the matrix of all pairs of positions."""
-    index, count = np.arange(HEIGHT * WIDTH).reshape(HEIGHT, WIDTH), HEIGHT * WIDTH
+def dense_walk(maps: Tensor, affinities: Tensor) -> Tensor:
+    """Computes the walk with the matrix of all pairs of positions."""
+    count = HEIGHT * WIDTH
+    index = np.arange(count).reshape(HEIGHT, WIDTH)
     matrix = torch.eye(count)
-    for plane, direction in zip(planes, directions(RADIUS), strict=True):
+    for plane, direction in zip(affinities, directions(RADIUS), strict=True):
         here, there = pair_slices((HEIGHT, WIDTH), direction)
-        one, other = (torch.from_numpy(index[part].ravel()) for part in (here, there))
+        rows = torch.from_numpy(index[here].ravel())
+        columns = torch.from_numpy(index[there].ravel())
         weights = plane[here].reshape(-1).pow(BETA)
-        matrix[one, other] = weights
-        matrix[other, one] = weights
+        matrix[rows, columns] = weights
+        matrix[columns, rows] = weights
     matrix /= matrix.sum(dim=1, keepdim=True)
+
     values = maps.flatten(1).T
     for _ in range(STEPS):
         values = matrix @ values
     return values.T.reshape(maps.shape)
 
 
-def one(side: str, file: Path) -> None:
-    """Walks in this process, writes the maps, and prints the growth of memory in bytes and the seconds."""
+def run_side(side: str, file: Path) -> None:
+    """Runs the walk of a side, writes the maps to a file, and prints the growth of memory and the seconds as JSON."""
     maps = torch.rand(MAPS, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(1))
-    planes = affinities()
-    random_walk(maps[:, :8, :8], planes[:, :8, :8], radius=RADIUS, beta=BETA, steps=1)  # loads what is loaded late
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before, began = memory("VmRSS"), time.perf_counter()
-    walked = (
-        dense(maps, planes) if side == "dense" else random_walk(maps, planes, radius=RADIUS, beta=BETA, steps=STEPS)
-    )
-    seconds = time.perf_counter() - began
-    grown = memory("VmHWM") - before
-    np.save(file, walked.numpy())
-    print(json.dumps({"bytes": grown, "seconds": seconds}))
+    affinities = make_affinities()
+    # A small walk first, so that libraries are loaded before memory is measured.
+    random_walk(maps[:, :8, :8], affinities[:, :8, :8], radius=RADIUS, beta=BETA, steps=1)
+    Path("/proc/self/clear_refs").write_text("5")  # resets the peak
+    memory_before = process_memory("VmRSS")
+    start = time.perf_counter()
+    if side == "dense":
+        result = dense_walk(maps, affinities)
+    else:
+        result = random_walk(maps, affinities, radius=RADIUS, beta=BETA, steps=STEPS)
+    seconds = time.perf_counter() - start
+    growth = process_memory("VmHWM") - memory_before
+    np.save(file, result.numpy())
+    print(json.dumps({"bytes": growth, "seconds": seconds}))
 
 
-def memory(name: str) -> int:
-    """Memory of this process now (`VmRSS`) or at most (`VmHWM`), bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
+def process_memory(field: str) -> int:
+    """Returns the current (`VmRSS`) or peak (`VmHWM`) memory of this process in bytes."""
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024
+    raise KeyError(field)
 
 
 def main() -> None:
-    """Runs both sides, compares their maps, and prints the ratio of their memory."""
+    """Runs both sides, compares their maps and prints the ratio of their memory."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--one", nargs=2, metavar=("SIDE", "FILE"), help="one side in this process, as JSON")
-    arguments = parser.parse_args()
-    if arguments.one:
-        one(arguments.one[0], Path(arguments.one[1]))
+    parser.add_argument("--one", nargs=2, metavar=("SIDE", "FILE"), help="run one side in this process, print JSON")
+    options = parser.parse_args()
+    if options.one:
+        side, file = options.one
+        run_side(side, Path(file))
         return
-    print(machine.describe())
-    grown, walked = {}, {}
+
+    print(harness.describe_machine())
+    growth = {}
+    maps = {}
     with tempfile.TemporaryDirectory() as folder:
         for side in ("sparse", "dense"):
-            file = Path(folder) / f"{side}.npy"
-            measured = machine.alone(__file__, "--one", side, str(file))
-            grown[side], walked[side] = measured["bytes"], np.load(file)
-            print(f"{side}: {grown[side] / 2**20:.0f} MiB, {measured['seconds']:.2f} s")
-    difference = float(np.abs(walked["sparse"] - walked["dense"]).max())
+            path = Path(folder) / f"{side}.npy"
+            measured = harness.run_script(__file__, "--one", side, str(path))
+            growth[side] = measured["bytes"]
+            maps[side] = np.load(path)
+            print(f"{side}: {growth[side] / 2**20:.0f} MiB, {measured['seconds']:.2f} s")
+
+    difference = float(np.abs(maps["sparse"] - maps["dense"]).max())
     print(f"largest difference: {difference:.1e}")
-    if difference > AGREEMENT:
-        sys.exit(f"the walks differ by {difference:.1e}, more than {AGREEMENT:g}")
-    ratio = grown["dense"] / grown["sparse"]
-    print(f"ratio {ratio:.1f} target {MEMORY}: memory of a dense random walk, times that of the sparse one")
+    if difference > MAX_DIFFERENCE:
+        sys.exit(f"the walks differ by {difference:.1e}, more than {MAX_DIFFERENCE:g}")
+    ratio = growth["dense"] / growth["sparse"]
+    print(f"ratio {ratio:.1f} target {TARGET}: memory of a dense random walk, relative to the sparse one")
 
 
 if __name__ == "__main__":

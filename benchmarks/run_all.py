@@ -1,4 +1,4 @@
-"""Runs the benchmarks in turn, or those named, and writes their ratios into the table of docs/results.md."""
+"""Runs all benchmarks, or the named ones, and writes their ratios to the table in docs/results.md."""
 
 import argparse
 import re
@@ -8,89 +8,142 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-HERE = Path(__file__).resolve().parent
-RESULTS = HERE.parent / "docs" / "results.md"
-BEGIN, END = "<!-- benchmarks -->", "<!-- /benchmarks -->"
+FOLDER = Path(__file__).resolve().parent
+RESULTS = FOLDER.parent / "docs" / "results.md"
+BEGIN = "<!-- benchmarks -->"
+END = "<!-- /benchmarks -->"
 HEAD = ["| what | ratio | target | |", "| --- | --- | --- | --- |"]
-NOT_BENCHMARKS = ("literal", "machine", "masks", "photos", "run_all", "semi_weak")
-FIGURE = re.compile(r"ratio (\S+) target (at most )?(\S+?)(?:: (.+))?")
+NOT_BENCHMARKS = ("direct_classifier", "harness", "jpeg_files", "mask_files", "run_all", "semi_weak")
+RATIO_LINE = re.compile(r"ratio (\S+) target (at most )?(\S+?)(?:: (.+))?")
 
 
-class Figure(NamedTuple):
-    """A ratio, the one that is aimed at, and whether it is to be at most that rather than at least."""
+class Ratio(NamedTuple):
+    """A measured ratio and its target.
 
-    what: str
-    ratio: str
+    Attributes:
+        subject: What was measured.
+        value: Measured value, as printed.
+        target: Target, as printed.
+        is_upper_bound: Whether the value must be at most the target. Otherwise it must be at least the target.
+    """
+
+    subject: str
+    value: str
     target: str
-    low: bool
+    is_upper_bound: bool
 
     @property
-    def missed(self) -> bool:
-        """Whether the ratio misses its target."""
-        ratio, target = float(self.ratio), float(self.target)
-        return ratio > target if self.low else ratio < target
+    def misses_target(self) -> bool:
+        """Whether the value misses the target."""
+        value = float(self.value)
+        target = float(self.target)
+        return value > target if self.is_upper_bound else value < target
+
+    @property
+    def target_text(self) -> str:
+        """The target with its direction."""
+        return f"{'at most' if self.is_upper_bound else 'at least'} {self.target}"
 
     def row(self) -> str:
-        """Its row of the table."""
-        side = "at most" if self.low else "at least"
-        return f"| {self.what} | {self.ratio} | {side} {self.target} | {'missed' if self.missed else ''} |"
+        """Returns the row of the table."""
+        return f"| {self.subject} | {self.value} | {self.target_text} | {'missed' if self.misses_target else ''} |"
 
 
-def run(script: Path) -> tuple[list[Figure], str]:
-    """The figures of one script, and the machine; its output goes to the terminal as it comes.
+def run_benchmark(script: Path) -> tuple[list[Ratio], str]:
+    """Runs a script and shows its output while it runs.
 
-    A figure is a line `ratio R target T: what`, or `ratio R target at most T: what` where less is better, the script's
-    last one or the last few; of an only one, what it is may be left to the first line of the script.
+    A ratio is a line `ratio R target T: subject`, or `ratio R target at most T: subject` if lower is better. A script
+    ends with one or more of these lines. Without a subject, the first line of the script's docstring is the subject.
+
+    Returns:
+        The ratios, and the description of the machine.
 
     Raises:
-        RuntimeError: the script failed or did not end in a figure.
+        RuntimeError: The script failed or did not end with a ratio.
     """
+    lines = []
     with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        lines = []
         for line in process.stdout:
             print(line, end="", flush=True)
             lines.append(line.strip())
-    matches = [match for line in lines if (match := FIGURE.fullmatch(line))]
-    if process.returncode or not matches or not FIGURE.fullmatch(lines[-1]):
-        raise RuntimeError(f"{script.name} failed or did not end in `ratio R target T`")
-    what = (script.read_text().split('"""')[1]).splitlines()[0].rstrip(".")
-    machine = next((line.removeprefix("machine: ") for line in lines if line.startswith("machine: ")), "")
-    return [Figure(match[4] or what, match[1], match[3], bool(match[2])) for match in matches], machine
+    if process.returncode or not lines or not RATIO_LINE.fullmatch(lines[-1]):
+        raise RuntimeError(f"{script.name} failed or did not end with `ratio R target T`")
+
+    default_subject = script.read_text().split('"""')[1].splitlines()[0].rstrip(".")
+    ratios = []
+    machine = ""
+    for line in lines:
+        match = RATIO_LINE.fullmatch(line)
+        if match:
+            value, at_most, target, subject = match.groups()
+            ratios.append(Ratio(subject or default_subject, value, target, at_most is not None))
+        elif line.startswith("machine: "):
+            machine = line.removeprefix("machine: ")
+    return ratios, machine
 
 
-def table(rows: dict[str, str], machine: str) -> str:
-    """The table's text from its rows by what they are of."""
-    return "\n".join([*HEAD, *(rows[what] for what in sorted(rows)), "", f"Measured on {machine}."])
+def run_benchmarks(scripts: list[Path]) -> tuple[list[Ratio], str, list[str]]:
+    """Runs scripts in turn. Returns their ratios, the description of the machine, and the messages of failures."""
+    ratios = []
+    failures = []
+    machine = ""
+    for script in scripts:
+        try:
+            script_ratios, machine = run_benchmark(script)
+        except RuntimeError as error:
+            failures.append(str(error))
+        else:
+            ratios += script_ratios
+    return ratios, machine, failures
+
+
+def read_rows(table: str) -> dict[str, str]:
+    """Returns the rows of a table by subject, without its head."""
+    rows = {}
+    for line in table.splitlines():
+        if line.startswith("| ") and line not in HEAD:
+            subject = line.removeprefix("| ").split(" | ")[0]
+            rows[subject] = line
+    return rows
+
+
+def write_table(ratios: list[Ratio], machine: str, *, keep_rows: bool) -> None:
+    """Writes the ratios to the table of docs/results.md.
+
+    Args:
+        machine: Description of the machine.
+        keep_rows: Whether to keep the table's rows of other subjects.
+    """
+    text = RESULTS.read_text(encoding="utf-8")
+    if BEGIN not in text or END not in text:
+        sys.exit(f"docs/results.md has no lines {BEGIN} and {END}, which enclose the table")
+    before, rest = text.split(BEGIN, 1)
+    old_table, after = rest.split(END, 1)
+    rows = read_rows(old_table) if keep_rows else {}
+    for ratio in ratios:
+        rows[ratio.subject] = ratio.row()
+    sorted_rows = [rows[subject] for subject in sorted(rows)]
+    table = "\n".join([*HEAD, *sorted_rows, "", f"Measured on {machine}."])
+    RESULTS.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}", encoding="utf-8")
 
 
 def main() -> None:
-    """Runs them and rewrites the table: all of it, or the rows of those that were named."""
-    scripts = {path.stem: path for path in sorted(HERE.glob("*.py")) if path.stem not in NOT_BENCHMARKS}
+    """Runs the benchmarks and writes the table. If only some were named, or some failed, the other rows stay."""
+    scripts = {path.stem: path for path in sorted(FOLDER.glob("*.py")) if path.stem not in NOT_BENCHMARKS}
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[[], *scripts], help="benchmarks to run; none = all")
+    parser.add_argument("names", nargs="*", choices=[[], *scripts], help="benchmarks to run [all]")
     names = parser.parse_args().names or list(scripts)
-    figures, failures, machine, began = [], [], "", time.monotonic()
-    for name in names:
-        try:
-            found, machine = run(scripts[name])
-            figures += found
-        except RuntimeError as error:
-            failures.append(str(error))
-    text = RESULTS.read_text(encoding="utf-8")
-    if BEGIN not in text or END not in text:
-        sys.exit(f"docs/results.md lacks the lines {BEGIN} and {END} between which the table stands")
-    before, rest = text.split(BEGIN, 1)
-    old, after = rest.split(END, 1)
-    whole = len(names) == len(scripts) and not failures
-    kept = [] if whole else [row for row in old.splitlines() if row.startswith("| ")][1:]
-    rows = {row.split(" | ")[0].removeprefix("| "): row for row in kept if not row.startswith("| ---")}
-    rows |= {figure.what: figure.row() for figure in figures}
-    RESULTS.write_text(before + BEGIN + "\n" + table(rows, machine) + "\n" + END + after, encoding="utf-8")
-    missed = [figure for figure in figures if figure.missed]
-    print(f"{len(figures)} figures in {(time.monotonic() - began) / 60:.0f} min, {len(missed)} miss their target")
-    for figure in missed:
-        print(f"missed: {figure.what}: {figure.ratio}, {'at most' if figure.low else 'at least'} {figure.target}")
+
+    start = time.monotonic()
+    ratios, machine, failures = run_benchmarks([scripts[name] for name in names])
+    write_table(ratios, machine, keep_rows=len(names) < len(scripts) or bool(failures))
+
+    missed = [ratio for ratio in ratios if ratio.misses_target]
+    minutes = (time.monotonic() - start) / 60
+    print(f"{len(ratios)} ratios in {minutes:.0f} min, {len(missed)} miss their target")
+    for ratio in missed:
+        print(f"missed: {ratio.subject}: {ratio.value}, {ratio.target_text}")
     if failures:
         sys.exit("\n".join(failures))
 

@@ -1,10 +1,11 @@
-"""What correcting masks brings: mIoU of val by how many training masks are true ones, by `mcis suggest` or at random.
+"""Effect of corrected masks: mIoU on val by the number of corrected training masks, suggested or random ones.
 
-Of a table of tags with true masks, which stand for the corrected ones. A seed's run without any names the images, then
-runs take the first so many of them, and as many drawn at random. All share the maps. It prints one row a count; of
-each difference of two ways a 95 % interval over the seeds (Student's t).
+Needs a table of tags with true masks, which serve as corrected masks. For each seed, a run without corrected masks
+chooses the images for `mcis suggest`. Further runs use the first N of these images, and N random images. All runs share
+the maps. Prints a row for each N, with a 95 % interval of the difference between both ways over seeds (Student's t).
 """
 
+import argparse
 import csv
 import shutil
 import statistics
@@ -12,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import machine
+import harness
 import numpy as np
 from scipy import stats
 
@@ -24,77 +25,118 @@ from mcis.platform.runs.workspace import Workspace
 WAYS = ("suggest", "random")
 
 
-def mcis(*words: str) -> None:
-    """Runs a command, whose progress goes to the terminal."""
+def run_command(*words: str) -> None:
+    """Runs a command of mcis and shows its progress."""
     subprocess.run([sys.executable, "-m", "mcis.platform.cli", *words], check=True)
 
 
-def miou(workspace: Path, name: str) -> float:
-    """mIoU of the network on val, without a CRF."""
+def segmentation_miou(workspace: Path, name: str) -> float:
+    """Returns the mIoU of a run's segmentation network on val, without CRF."""
     (score,) = (s for s in scores(workspace / "runs" / name) if s.what == "segmentation" and not s.crf)
     return score.miou
 
 
 def true_masks(workspace: Path, name: str) -> dict[str, str]:
-    """The true mask of each tagged training image of a run, by image id."""
+    """Returns the true mask of each tagged training image of a run, by image id."""
     rows = rows_in_split(open_index(Workspace(workspace), name).index, "train", tagged=True)
     return dict(zip(rows["image_id"].to_pylist(), rows["mask_uri"].to_pylist(), strict=True))
 
 
+class Experiment:
+    """Runs with and without corrected masks in one workspace.
+
+    Args:
+        options: Options of the command line.
+    """
+
+    def __init__(self, options: argparse.Namespace):
+        self.options = options
+        self.workspace: Path = options.workspace
+
+    def run(self, name: str, seed: int, *more: str) -> float:
+        """Runs the pipeline under a name and returns the mIoU."""
+        options = self.options
+        words = ["run", "tags", "--tags", options.tags, "--recipe", options.recipe, "--name", name, *more]
+        for override in (f"seed={seed}", *options.overrides):
+            words += ["--set", override]
+        run_command(*words, "--workspace", str(self.workspace))
+        return segmentation_miou(self.workspace, name)
+
+    def suggested_images(self, name: str, seed: int) -> list[str]:
+        """Returns the images that `mcis suggest` names for a run, in its order."""
+        folder = self.workspace / f"suggested-{seed}"
+        count = max(self.options.counts)
+        if not folder.exists():
+            options = ("--name", name, "--count", str(count), "--out", str(folder))
+            run_command("suggest", *options, "--workspace", str(self.workspace))
+        with (folder / "suggested.csv").open(newline="") as file:
+            images = [row["image"] for row in csv.DictReader(file)]
+        if len(images) < count:
+            sys.exit(f"{folder} names {len(images)} images, fewer than {count}: remove this folder and try again")
+        return images
+
+    def copy_masks(self, image_ids: list[str], masks: dict[str, str], folder: Path) -> None:
+        """Copies the true masks of images to a folder of corrected masks."""
+        for image_id, name in file_names(image_ids, folder).items():
+            target = folder / f"{name}.png"
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(masks[image_id], target)
+
+    def run_seed(self, seed: int) -> dict[tuple[str, int], float]:
+        """Returns the mIoU of one seed for each way and number of corrected masks, 0 included."""
+        base = f"seed{seed}-0"
+        base_miou = self.run(base, seed)
+        mious = {(way, 0): base_miou for way in WAYS}
+        masks = true_masks(self.workspace, base)
+        orders = {
+            "suggest": self.suggested_images(base, seed),
+            "random": np.random.default_rng(seed).permutation(sorted(masks)).tolist(),
+        }
+        for count in self.options.counts:
+            for way in WAYS:
+                folder = self.workspace / f"corrected-{seed}-{way}-{count}"
+                self.copy_masks(orders[way][:count], masks, folder)
+                miou = self.run(f"seed{seed}-{way}-{count}", seed, "--corrected-masks", str(folder))
+                mious[way, count] = miou
+                print(f"seed {seed}, {count} masks by {way}: {miou:.2f}", flush=True)
+        return mious
+
+
+def describe(count: int, suggest: list[float], random: list[float]) -> str:
+    """Returns the row of a number of corrected masks.
+
+    Args:
+        suggest: mIoU of each seed with the masks of `mcis suggest`.
+        random: mIoU of each seed with random masks.
+    """
+    row = f"{count:4} masks"
+    for way, mious in zip(WAYS, (suggest, random), strict=True):
+        row += f"  {way} {statistics.mean(mious):6.2f} {[round(miou, 2) for miou in mious]}"
+    differences = [a - b for a, b in zip(suggest, random, strict=True)]
+    seeds = len(differences)
+    if count and seeds > 1:
+        half_width = float(stats.t.ppf(0.975, seeds - 1)) * statistics.stdev(differences) / seeds**0.5
+        row += f"  difference {statistics.mean(differences):+.2f} +-{half_width:.2f}"
+    return row
+
+
 def main() -> None:
     """Runs all and prints the table."""
-    parser = machine.arguments(__doc__, seeds=3)
+    parser = harness.option_parser(__doc__, seeds=3)
     parser.add_argument("--tags", required=True, help="table of tags with masks and a split val")
     parser.add_argument("--workspace", type=Path, required=True)
-    parser.add_argument("--counts", type=int, nargs="+", default=[20, 50, 100])
+    parser.add_argument("--counts", type=int, nargs="+", default=[20, 50, 100], help="numbers of corrected masks")
     parser.add_argument("--recipe", default="photos_fast")
-    parser.add_argument("--set", action="append", default=[], dest="values", metavar="KEY=VALUE")
-    arguments = parser.parse_args()
-    workspace: Path = arguments.workspace
-    found: dict[tuple[str, int], list[float]] = {}
-    for seed in range(arguments.seeds):
+    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
+    options = parser.parse_args()
+    experiment = Experiment(options)
+    mious = [experiment.run_seed(seed) for seed in range(options.seeds)]
 
-        def run(name: str, *more: str, seed: int = seed) -> float:
-            words = ["run", "tags", "--tags", arguments.tags, "--recipe", arguments.recipe, "--name", name, *more]
-            for value in (f"seed={seed}", *arguments.values):
-                words += ["--set", value]
-            mcis(*words, "--workspace", str(workspace))
-            return miou(workspace, name)
-
-        base = f"seed{seed}-0"
-        for way in WAYS:
-            found.setdefault((way, 0), []).append(run(base))
-        masks = true_masks(workspace, base)
-        named = workspace / f"suggested-{seed}"
-        if not named.exists():
-            count = str(max(arguments.counts))
-            mcis("suggest", "--name", base, "--count", count, "--out", str(named), "--workspace", str(workspace))
-        with (named / "suggested.csv").open(newline="") as file:
-            orders = {"suggest": [row["image"] for row in csv.DictReader(file)]}
-        if len(orders["suggest"]) < max(arguments.counts):
-            sys.exit(f"{named} names {len(orders['suggest'])} images, for fewer masks: remove it")
-        orders["random"] = np.random.default_rng(seed).permutation(sorted(masks)).tolist()
-        for count in arguments.counts:
-            for way in WAYS:
-                folder = workspace / f"corrected-{seed}-{way}-{count}"
-                for image_id, name in file_names(orders[way][:count], folder).items():
-                    target = folder / f"{name}.png"
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    shutil.copyfile(masks[image_id], target)
-                score = run(f"seed{seed}-{way}-{count}", "--corrected-masks", str(folder))
-                found.setdefault((way, count), []).append(score)
-                print(f"seed {seed}, {count} masks by {way}: {score:.2f}", flush=True)
-    print(machine.describe())
-    for count in (0, *arguments.counts):
-        pair = [found[way, count] for way in WAYS]
-        row = "".join(
-            f"  {way} {statistics.mean(v):6.2f} {[round(x, 2) for x in v]}" for way, v in zip(WAYS, pair, strict=True)
-        )
-        apart = [a - b for a, b in zip(*pair, strict=True)]
-        if count and len(apart) > 1:
-            half = float(stats.t.ppf(0.975, len(apart) - 1)) * statistics.stdev(apart) / len(apart) ** 0.5
-            row += f"  difference {statistics.mean(apart):+.2f} +-{half:.2f}"
-        print(f"{count:4} masks{row}")
+    print(harness.describe_machine())
+    for count in (0, *options.counts):
+        suggest = [seed_mious["suggest", count] for seed_mious in mious]
+        random = [seed_mious["random", count] for seed_mious in mious]
+        print(describe(count, suggest, random))
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ training with sleeping threads takes 1.2 times as long."""
 ANYWHERE: Any = {"scheduling_strategy": "DEFAULT"}
 """Options of tasks and actors. By default, Ray would place them in the resources of a Ray Tune trial's driver."""
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**30), "MALLOC_TRIM_THRESHOLD_": str(2**33), "MALLOC_TOP_PAD_": str(2**26)}
-"""Environment variables that make a process keep the memory that it frees (`benchmarks/allocation.py`).
+"""Environment variables that make a process keep the memory that it frees (`benchmarks/allocator.py`).
 
 By default, glibc returns large tensors to the system and maps them again, layer by layer. The variables are read when a
 process starts. Every process that Ray starts has them, unless the user configures the allocator."""

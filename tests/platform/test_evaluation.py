@@ -35,9 +35,9 @@ def _benchmarks() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    import masks
+    import mask_files
 
-    return masks.find_or_draw(None, IMAGES, tmp_path_factory.mktemp("truth") / "masks")
+    return mask_files.find_or_draw(None, IMAGES, tmp_path_factory.mktemp("truth") / "masks")
 
 
 @pytest.fixture(scope="module")
@@ -47,9 +47,9 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 def evaluated(workspace: Workspace, paths: list[Path], name: str, seed: int) -> RunContext:
     """A run that has come to its scores."""
-    import masks
+    import mask_files
 
-    context = masks.evaluable(workspace.root, paths, name=name, seed=seed)
+    context = mask_files.prepare_evaluation(workspace.root, paths, name=name, seed=seed)
     config = resolve("voc", "scratch", overrides=["compute.shard_rows=5"]).config
     write_result(context.part, evaluation.run(config, context), key=name)
     done = dataclasses.replace(context, inputs={**context.inputs, "evaluate": context.part})
@@ -63,16 +63,16 @@ def first(ray_local: None, workspace: Workspace, paths: list[Path]) -> RunContex
 
 
 def test_scores_are_those_of_a_plain_program_to_the_last_digit(first: RunContext, paths: list[Path]) -> None:
-    import agreement
+    import score_agreement
 
     scores = read_json(first.inputs["evaluate"] / SCORES)
-    expected = agreement.plain(paths, first.inputs["predict"] / "predictions")
+    expected = score_agreement.independent_scores(paths, first.inputs["predict"] / "predictions")
     assert [score["name"] for score in scores] == ["plain", "with CRF"]
     for score, of_plain in zip(scores, expected, strict=True):
         assert {name: score[name] for name in of_plain} == of_plain
     assert expected[0] != expected[1]
-    assert agreement.agreeing(scores, expected) == (2 * (2 + 4 * 21 + 21 * 21),) * 2
-    assert agreement.agreeing(scores, expected[::-1])[0] < 2 * (2 + 4 * 21 + 21 * 21)
+    assert score_agreement.count_agreeing(scores, expected) == (2 * (2 + 4 * 21 + 21 * 21),) * 2
+    assert score_agreement.count_agreeing(scores, expected[::-1])[0] < 2 * (2 + 4 * 21 + 21 * 21)
 
 
 def test_counts_of_the_images_sum_to_the_scores_matrix(first: RunContext, paths: list[Path]) -> None:

@@ -1,0 +1,105 @@
+"""Speed of a training step on cached features of a frozen backbone, relative to a step that computes them again.
+
+The classifier of recipe `photos` before its pairs attend to each other, in batches of 16. One side reads float16
+features from the shards of a cache. The other side reads images and passes them through the backbone without gradients.
+The rest of the step is the same. Filling the cache costs one pass of each image and its horizontal flip.
+"""
+
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import harness
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from mcis.datasets.tables.memory_mapped import Features, cache_table
+from mcis.models.backbones import to_float_images
+from mcis.models.classifier_losses import LossInputs, weighted_losses
+from mcis.platform.config.resolve import resolve
+from mcis.platform.networks.build import build_classifier, freeze, move_channels_last
+from mcis.platform.networks.features import features_shape
+from mcis.platform.runs.files import write_table
+
+TARGET = 10.0
+CLASSES = 20
+IMAGES = 128
+ROUNDS = 3
+
+
+def write_features(folder: Path, features: NDArray[np.float16]) -> Features:
+    """Writes features of all images and their flips as one shard of a cache."""
+    write_table(folder / f"part-{0:08d}-{IMAGES:08d}.arrow", cache_table(features))
+    return Features(["?"] * IMAGES, folder, features.shape[2:])
+
+
+def main() -> None:
+    """Measures both sides in turn and prints the ratio of their medians."""
+    options = harness.option_parser(__doc__, steps=5).parse_args()
+    print(harness.describe_machine())
+    config = resolve("tags", "photos").config.classifier
+    torch.manual_seed(0)
+    model = build_classifier(config, CLASSES)
+    freeze(model, config)
+    move_channels_last(model, torch.device("cpu")).train()
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (IMAGES, config.input_size, config.input_size, 3), np.uint8)
+
+    def step(m: Tensor, n: Tensor, *, embedded: bool) -> None:
+        tags = (torch.rand(len(m), CLASSES) < 0.1).float()
+        optimizer.zero_grad(set_to_none=True)
+        outputs = model(m, n, embedded=embedded, attend=False)
+        inputs = LossInputs(outputs.pairs, tags, tags, *outputs.features[0])
+        losses = weighted_losses(inputs, config.loss_values, epoch=config.epochs)
+        torch.stack([loss / len(m) for loss in losses.values()]).sum().backward()
+        optimizer.step()
+
+    def draw_positions() -> NDArray[np.int64]:
+        return rng.integers(0, IMAGES, config.batch)
+
+    def read_images() -> Tensor:
+        images = to_float_images(torch.from_numpy(pixels[draw_positions()]))
+        return model.backbone.normalize(images)
+
+    with tempfile.TemporaryDirectory() as folder:
+        shape = (IMAGES, 2, *features_shape(config))
+        features = write_features(Path(folder), rng.normal(size=shape).astype(np.float16))
+
+        def read_features() -> Tensor:
+            return torch.from_numpy(features(draw_positions())).float()
+
+        def step_on_features() -> None:
+            step(read_features(), read_features(), embedded=True)
+
+        def step_on_images() -> None:
+            step(read_images(), read_images(), embedded=False)
+
+        sides = {
+            "features": lambda: median_seconds(step_on_features, 4 * options.steps),
+            "images": lambda: median_seconds(step_on_images, options.steps),
+        }
+        measured = harness.measure_in_turn(sides, ROUNDS)
+
+    medians = harness.print_medians(measured, f"s per step of {2 * config.batch} images")
+    ratio = medians["images"] / medians["features"]
+    print(f"ratio {ratio:.1f} target {TARGET:g}: training step on cached features, times faster than from the images")
+
+
+def median_seconds(step: Callable[[], None], steps: int) -> float:
+    """Measures the median seconds of a step, after one step that is not counted."""
+    step()
+    seconds = []
+    for _ in range(steps):
+        start = time.perf_counter()
+        step()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)
+
+
+if __name__ == "__main__":
+    main()
