@@ -24,7 +24,8 @@ STAGE_NAMES = (
     *sorted(point.name for point in importlib.metadata.entry_points(group="mcis.stages")),
 )
 """Names of the stages in `pipeline.STAGES`, followed by those of installed packages; known without importing torch."""
-Values = dict[str, Any]  # by dotted key
+Values = dict[str, Any]
+"""Values by dotted key."""
 
 
 def leaves(section: BaseModel) -> Iterator[tuple[str, Any]]:
@@ -34,28 +35,30 @@ def leaves(section: BaseModel) -> Iterator[tuple[str, Any]]:
 
 
 def meanings(section: BaseModel) -> dict[str, str]:
-    """The docstring of each value of a section, by dotted key."""
+    """Returns the docstring of each value of a section, by dotted key."""
     return {key: field.description or "" for key, field, _ in _fields(section)}
 
 
 def _fields(section: BaseModel, *, explicit: bool = False) -> Iterator[tuple[str, FieldInfo, Any]]:
+    """Yields the dotted key, field and value of each leaf; with `explicit`, only of those that were set."""
     for name, field in type(section).model_fields.items():
         value = getattr(section, name)
         if explicit and name not in section.model_fields_set:
             continue
         if isinstance(value, BaseModel):
-            yield from ((f"{name}.{key}", *rest) for key, *rest in _fields(value, explicit=explicit))
+            for key, nested_field, leaf in _fields(value, explicit=explicit):
+                yield f"{name}.{key}", nested_field, leaf
         else:
             yield name, field, value
 
 
 def explicit(section: BaseModel) -> Values:
-    """The values that were given when a section was made, by dotted key; not those left at default."""
+    """Returns the values of a section that were set explicitly, by dotted key."""
     return {key: value for key, _, value in _fields(section, explicit=True)}
 
 
 def nested(flat: Values) -> dict[str, Any]:
-    """Values by dotted key as dictionaries within dictionaries."""
+    """Converts values by dotted key to nested dictionaries."""
     tree: dict[str, Any] = {}
     for key, value in flat.items():
         *parents, name = key.split(".")
@@ -67,16 +70,17 @@ def nested(flat: Values) -> dict[str, Any]:
 
 
 def flat(tree: Mapping[str, Any], joint: str = ".") -> Iterator[tuple[str, Any]]:
-    """The values of dictionaries within dictionaries, with the names that lead to them."""
+    """Yields the values of nested dictionaries, each with the names that lead to it, joined by `joint`."""
     for name, value in tree.items():
         if isinstance(value, Mapping):
-            yield from ((f"{name}{joint}{below}", of) for below, of in flat(value, joint))
+            for key, leaf in flat(value, joint):
+                yield f"{name}{joint}{key}", leaf
         else:
             yield name, value
 
 
 def value_of(section: BaseModel, key: str) -> Any:
-    """The value of a dotted key."""
+    """Returns the value of a dotted key."""
     return functools.reduce(getattr, key.split("."), section)
 
 

@@ -68,7 +68,7 @@ def test_a_file_names_every_key_with_its_meaning_and_its_origin(tmp_path: Path) 
     text = written(resolved, tmp_path).read_text()
     plain = " ".join(line.removeprefix("# ") for line in text.splitlines())
     assert all(meaning.replace("\n", " ") in plain for meaning in meanings(resolved.config).values())
-    assert "related = 5  # --set" in text
+    assert "related = 5  # override" in text
     assert 'name = "co_attention"' in text
     assert "[classifier.optimizer]" in text
     assert "[localize.method]" in text
@@ -101,7 +101,7 @@ def test_a_file_lies_between_setting_and_command_line(tmp_path: Path) -> None:
         "recipe": str(path),
         "seed": "command line",
         "classifier.num_domain_affinities": str(path),
-        "classifier.optimizer.momentum": "--set",
+        "classifier.optimizer.momentum": "override",
         "classifier.optimizer.weight_decay": str(path),
         "classifier.optimizer.name": "recipe scratch",
         "classifier.affinity.init": str(path),
@@ -113,7 +113,7 @@ def test_a_file_lies_between_setting_and_command_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("sources", "recipe", "said"),
     [
-        ("voc+web", None, r"sources voc\+web is given .*exp.toml, which is of sources voc"),
+        ("voc+web", None, r"sources voc\+web contradicts .*exp.toml, which has sources voc"),
         (None, "paper", "recipe paper"),
     ],
 )
