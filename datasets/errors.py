@@ -47,10 +47,10 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() or char in kept else "?" for char in text)
 
 
-def one_line(text: str, most: int = 10_000) -> str:
-    """Returns a text of unknown origin as one printable line of at most `most` characters."""
+def one_line(text: str, max_length: int = 10_000) -> str:
+    """Returns a text of unknown origin as one printable line of at most `max_length` characters."""
     line = "".join(_printable_char(char) for char in text)
-    return line if len(line) <= most else f"{line[: most - 3]}..."
+    return line if len(line) <= max_length else f"{line[: max_length - 3]}..."
 
 
 def _printable_char(char: str) -> str:

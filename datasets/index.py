@@ -194,7 +194,7 @@ def _hash_columns(table: pa.Table) -> NDArray[np.int64]:
     return np.stack([text_hashes(table["content_hash"]), text_hashes(table["split"])])
 
 
-def shown(names: Sequence[str], most: int = 5) -> str:
-    """Returns the first `most` names, and how many more there are, for a message."""
-    more = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + more
+def shown(names: Sequence[str], max_names: int = 5) -> str:
+    """Returns the first `max_names` names, and how many more there are, for a message."""
+    more = f" and {len(names) - max_names} more" if len(names) > max_names else ""
+    return ", ".join(names[:max_names]) + more

@@ -125,7 +125,7 @@ class CoAttentionClassifier(nn.Module):
         self.mean.copy_(mean)
         self.deviation.copy_(deviation.clamp(min=1e-6))
 
-    def standard(self, outputs: Tensor) -> Tensor:
+    def standardize(self, outputs: Tensor) -> Tensor:
         """Returns the features F for outputs of the backbone, both (B, C, H, W): standardized, if configured."""
         if not self.standardized:
             return outputs
@@ -133,7 +133,7 @@ class CoAttentionClassifier(nn.Module):
 
     def features(self, images: Tensor) -> Tensor:
         """Computes the features F of normalized images (B, 3, H, W)."""
-        return self.standard(self.backbone(images))
+        return self.standardize(self.backbone(images))
 
     def activations(self, features: Tensor) -> Tensor:
         """Computes class-aware activation maps S = phi(F), (B, K, H, W)."""
@@ -144,19 +144,19 @@ class CoAttentionClassifier(nn.Module):
         """Computes basic scores of images (Eq. 1), (B, K). phi is linear, so it is applied to the pooled features."""
         return nn.functional.linear(pool(features), self.phi.weight.flatten(1), self.phi.bias)
 
-    def refined(self, images: Tensor, maps: Tensor, middle: list[Tensor]) -> Tensor:
+    def refined(self, images: Tensor, maps: Tensor, layer_outputs: list[Tensor]) -> Tensor:
         """Refines maps by pixel correlation.
 
         Args:
             images: normalized images, (B, 3, H, W).
             maps: maps of T classes of these images, (B, T, h, w).
-            middle: outputs of the layers `Backbone.correlation_layers` for these images.
+            layer_outputs: outputs of the layers `Backbone.correlation_layers` for these images.
 
         Returns:
             Scores of background and the classes, (B, 1 + T, h, w).
         """
         colors = resample(images, pixel_grids(*images.shape[2:]), self.backbone.grids(images, maps))
-        scores: Tensor = self.correlation(maps, colors, *middle)
+        scores: Tensor = self.correlation(maps, colors, *layer_outputs)
         return scores
 
     def common_layer(self) -> tuple[Tensor, Tensor | None]:
@@ -271,7 +271,12 @@ class CoAttentionClassifier(nn.Module):
         return affinity_query(target, w_p, form=self.form, scale=self.affinity.scale)
 
     def co_maps(
-        self, query: Tensor, target: Tensor, related: Tensor, tag: int, passed: Sequence[Tensor | None] | None = None
+        self,
+        query: Tensor,
+        target: Tensor,
+        related: Tensor,
+        tag: int,
+        related_maps: Sequence[Tensor | None] | None = None,
     ) -> Tensor:
         """Computes the target's co-attentive activations of a class with each related image; their mean is the map.
 
@@ -280,7 +285,7 @@ class CoAttentionClassifier(nn.Module):
             target: features of the target, (C, H, W).
             related: features of its related images, (R, C, H', W').
             tag: index of the class.
-            passed: maps of the class in the related images for attention to average, see `multi_round`.
+            related_maps: maps of the class in the related images for attention to average, see `multi_round`.
 
         Returns:
             Activations, (R, H, W).
@@ -288,7 +293,7 @@ class CoAttentionClassifier(nn.Module):
         weight, bias = self.common_layer()
         class_weight = weight[tag, :, 0, 0]
         class_bias = None if bias is None else bias[tag]
-        activations = multi_round(query, related, class_weight, class_bias, form=self.form, passed=passed)
+        activations = multi_round(query, related, class_weight, class_bias, form=self.form, related_maps=related_maps)
         return activations.unflatten(1, target.shape[1:])
 
     def contrastive_maps(self, query: Tensor, target: Tensor, others: Tensor, tag: int) -> Tensor:
@@ -337,8 +342,8 @@ class CoAttentionClassifier(nn.Module):
         """
         images = torch.cat([images_m, images_n])
         watched = self.backbone.correlation_layers if equivariance else ()
-        with self.backbone.capture_outputs(*watched) as middle:
-            features = self.standard(images if embedded else self.backbone(images))
+        with self.backbone.capture_outputs(*watched) as layer_outputs:
+            features = self.standardize(images if embedded else self.backbone(images))
 
         m, n = features.chunk(2)
         # A second split sums the affinity's gradient separately, which fixes the order of summation.
@@ -365,27 +370,27 @@ class CoAttentionClassifier(nn.Module):
 
         if equivariance is None:
             return BatchScores(pairs, selves, pair_features)
-        copy_scores, maps = self._equivariant_maps(images, features, middle, equivariance)
+        copy_scores, maps = self._equivariant_maps(images, features, layer_outputs, equivariance)
         return BatchScores(pairs, selves, pair_features, copy_scores, maps)
 
     def _equivariant_maps(
-        self, images: Tensor, features: Tensor, middle: list[Tensor], equivariance: Equivariance
+        self, images: Tensor, features: Tensor, layer_outputs: list[Tensor], equivariance: Equivariance
     ) -> tuple[PairScores, EquivariantMaps]:
         """Computes basic scores of the images' smaller copies, and maps of images and copies at the copies' pixels."""
         copies = smaller_copies(images, equivariance.scale)
-        with self.backbone.capture_outputs(*self.backbone.correlation_layers) as copies_middle:
+        with self.backbone.capture_outputs(*self.backbone.correlation_layers) as copies_layer_outputs:
             copies_activations = self.activations(self.features(copies))
 
-        def maps(images: Tensor, activations: Tensor, middle: list[Tensor]) -> RefinedMaps:
+        def maps(images: Tensor, activations: Tensor, layer_outputs: list[Tensor]) -> RefinedMaps:
             tagged = tagged_maps(activations, equivariance.tags, equivariance.max_tags)
-            refined = self.refined(images, tagged, middle)
+            refined = self.refined(images, tagged, layer_outputs)
             source = self.backbone.grids(images, tagged)
             target = pixel_grids(*copies.shape[2:])
             return RefinedMaps(resample(tagged, source, target), resample(refined, source, target))
 
-        image_maps = maps(images, self.activations(features), middle)
+        image_maps = maps(images, self.activations(features), layer_outputs)
         copy_scores = PairScores(*pool(copies_activations).chunk(2))
-        return copy_scores, EquivariantMaps(image_maps, maps(copies, copies_activations, copies_middle))
+        return copy_scores, EquivariantMaps(image_maps, maps(copies, copies_activations, copies_layer_outputs))
 
 
 def _initial_w_p(width: int, count: Literal[1, 3], init: float | None) -> Tensor:

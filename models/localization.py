@@ -24,7 +24,7 @@ def embed(
     *,
     extra_scales: Sequence[float] = (),
     hflip: bool = False,
-    known: Sequence[Tensor] = (),
+    outputs: Sequence[Tensor] = (),
 ) -> Tensor:
     """Computes features of images, averaged over scales and horizontal flips at corresponding positions.
 
@@ -32,17 +32,17 @@ def embed(
 
     Args:
         backbone: network that embeds the images.
-        head: maps the backbone's output to features, position by position (`CoAttentionClassifier.standard`).
+        head: maps the backbone's output to features, position by position (`CoAttentionClassifier.standardize`).
         images: normalized images, (B, 3, H, W).
         extra_scales: factors of the images' size in addition to 1.
         hflip: whether to include horizontally flipped images, whose features are flipped back.
-        known: outputs of the backbone for the images, or for the images and for the flipped images, if they have been
-            computed before.
+        outputs: outputs of the backbone that have been computed before: none, those of the images, or those of the
+            images and of the flipped images.
 
     Returns:
         Features, (B, C, h, w).
     """
-    total = head(known[0] if known else backbone(images))
+    total = head(outputs[0] if outputs else backbone(images))
     target = backbone.grids(images, total)
 
     for scale in (1.0, *extra_scales):
@@ -51,8 +51,8 @@ def embed(
         for flipped in (False, True) if hflip else (False,):
             if scale == 1 and not flipped:
                 continue
-            if scale == 1 and len(known) > 1:
-                features = head(known[1])
+            if scale == 1 and len(outputs) > 1:
+                features = head(outputs[1])
             else:
                 features = head(backbone(scaled.flip(3) if flipped else scaled))
 
@@ -99,7 +99,7 @@ def multi_round(
     bias: Tensor | None,
     *,
     form: AffinityForm = "bilinear",
-    passed: Sequence[Tensor | None] | None = None,
+    related_maps: Sequence[Tensor | None] | None = None,
 ) -> Tensor:
     """Computes the target's co-attentive activations of a class with each related image (section 3.2, second strategy).
 
@@ -111,14 +111,14 @@ def multi_round(
         related: features F_r of R images that share the class, (R, C, H', W').
         weight, bias: weight (C,) and bias () of the class in the layer for co-attentive features.
         form: how vectors are compared.
-        passed: maps of the class in the related images, (H', W') each; None for an image without a map.
+        related_maps: maps of the class in the related images, (H', W') each; None for an image without a map.
 
     Returns:
         Activations before clipping and normalization, (R, HW). L_{n,k} is their mean.
     """
     shift = 0.0 if bias is None else bias
     values = []
-    for image, image_map in zip(related, passed or [None] * len(related), strict=True):
+    for image, image_map in zip(related, related_maps or [None] * len(related), strict=True):
         values.append(weight @ image.flatten(1) + shift if image_map is None else image_map.flatten())
 
     return torch.stack(list(_attended(query, related, values, form)))

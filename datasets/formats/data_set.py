@@ -114,8 +114,8 @@ class Format(NamedTuple):
 
 def write_file(path: Path, content: str) -> None:
     """Writes a text file atomically."""
-    with atomic_write(path, durable=False) as aside:
-        aside.write_text(content, encoding="utf-8")
+    with atomic_write(path, durable=False) as temporary:
+        temporary.write_text(content, encoding="utf-8")
 
 
 def visible_files(folder: Path, left_out: LeftOut) -> list[str]:

@@ -28,8 +28,8 @@ def read_hugging_face(request: ImportRequest) -> DataSet:
 
         name = f"{number:08}{path.suffix}"
         photos[name] = [AnnotatedObject(tag.strip()) for tag in _tags(row[column], label_type)]
-        with atomic_write(request.copies / name, durable=False) as aside:
-            aside.write_bytes(path.read_bytes() if content is None else content)
+        with atomic_write(request.copies / name, durable=False) as temporary:
+            temporary.write_bytes(path.read_bytes() if content is None else content)
 
     return DataSet(request.copies, photos)
 

@@ -334,8 +334,8 @@ def _write_masks(
                 problems.append(f"{name}: {unquoted(error)}")
             else:
                 mask = f"masks/{output.split}/{name}.png"
-                with atomic_write(output.folder / mask, durable=False) as aside:
-                    aside.write_bytes(labels)
+                with atomic_write(output.folder / mask, durable=False) as temporary:
+                    temporary.write_bytes(labels)
 
         tags = sorted({item.tag for item in objects if item.tag})
         yield {"image": f"images/{output.split}/{name}", "tags": ";".join(tags), "split": output.split, "mask": mask}
@@ -372,10 +372,10 @@ def _draw_labels(image: Path, objects: Sequence[AnnotatedObject], names: Sequenc
 
 
 def _write_table(output: _Output, rows: Sequence[Row], names: Sequence[str]) -> None:
-    with atomic_write(output.classes) as aside:
-        aside.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    with atomic_write(output.classes) as temporary:
+        temporary.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
 
-    with atomic_write(output.table) as aside, aside.open("w", encoding="utf-8", newline="") as file:
+    with atomic_write(output.table) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

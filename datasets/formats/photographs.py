@@ -35,8 +35,8 @@ def write_photograph(uri: str, content_hash: str, path: Path) -> None:
         image = Image.fromarray(read_rgb(uri, content_hash=content_hash))
         image.save(stream, "JPEG", quality=_QUALITY, subsampling=0)
         content = stream.getvalue()
-    with atomic_write(path, durable=False) as aside:
-        aside.write_bytes(content)
+    with atomic_write(path, durable=False) as temporary:
+        temporary.write_bytes(content)
 
 
 def _upright_content(uri: str, content_hash: str) -> bytes | None:

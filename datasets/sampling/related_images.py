@@ -41,8 +41,8 @@ class Relations:
     contrastive_start: NDArray[np.int64]
     """(T + 1,) where the `contrastive` images of each map begin."""
 
-    def numbers(self) -> NDArray[np.int64]:
-        """Returns the number of each related image's map of the same class, (T, R); -1 if it lacks the class."""
+    def maps_of_related(self) -> NDArray[np.int64]:
+        """Returns the number of the map that each related image has for the same class, (T, R); -1 if it has none."""
         classes = int(self.tag.max(initial=0)) + 1
         keys = self.image * classes + self.tag
         wanted = self.related * classes + self.tag[:, None]

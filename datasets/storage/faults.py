@@ -16,10 +16,10 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.storage.threads import run_in_background
 from mcis.datasets.storage.uris import without_credentials
 
-PATIENCE = 30.0
-"""Timeout of a remote file system, seconds. Content has this time plus size / SLOWEST."""
-SLOWEST = 100_000
-"""Minimum rate at which content has to arrive, bytes per second."""
+REMOTE_TIMEOUT = 30.0
+"""Timeout of a call to a remote file system, seconds. A transfer gets size / MIN_BYTES_PER_SECOND in addition."""
+MIN_BYTES_PER_SECOND = 100_000
+"""Minimum transfer rate, bytes per second. Slower transfers time out."""
 _T = TypeVar("_T")
 
 _PERMANENT = {
@@ -117,11 +117,11 @@ def call_remote(act: Callable[[], _T], *, size: int = 0, many: bool = False) -> 
         many: whether it lists or deletes the content of a folder, which may take ten times as long.
 
     Raises:
-        TimeoutError: the call exceeds the time given by PATIENCE and SLOWEST.
+        TimeoutError: the call exceeds the time given by REMOTE_TIMEOUT and MIN_BYTES_PER_SECOND.
         OSError: pyarrow's error, converted to FileNotFoundError, IsADirectoryError or PermissionError by its text.
     """
     try:
-        return with_timeout(PATIENCE * (10 if many else 1) + size / SLOWEST, act)
+        return with_timeout(REMOTE_TIMEOUT * (10 if many else 1) + size / MIN_BYTES_PER_SECOND, act)
     except OSError as error:
         for kind, text in _REMOTE_ERRORS.items():
             if text.search(str(error)):

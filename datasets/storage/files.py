@@ -37,22 +37,22 @@ class Stamp(NamedTuple):
     changed: int
 
 
-def read_bytes(uri: str, most: int = MAX_BYTES) -> bytes:
+def read_bytes(uri: str, max_bytes: int = MAX_BYTES) -> bytes:
     """Returns the content of a file, read with `retry_io`.
 
     Raises:
         UserError: the file system does not respond, or memory is insufficient, for half a minute.
         PermissionError: access is refused.
-        OSError: the file does not exist, is not a regular file, or is larger than `most` bytes.
+        OSError: the file does not exist, is not a regular file, or is larger than `max_bytes` bytes.
         ValueError: `uri` is neither a path nor a URI, or its scheme is unknown.
     """
-    data = retry_io(uri, functools.partial(_read, uri, most + 1))
-    if len(data) > most:
-        raise OSError(errno.EFBIG, f"more than {most} bytes")
+    data = retry_io(uri, functools.partial(_read, uri, max_bytes + 1))
+    if len(data) > max_bytes:
+        raise OSError(errno.EFBIG, f"more than {max_bytes} bytes")
     return data
 
 
-def read_opened(uri: str, read: Callable[[BinaryIO], _T], most: int = MAX_BYTES) -> _T:
+def read_opened(uri: str, read: Callable[[BinaryIO], _T], max_bytes: int = MAX_BYTES) -> _T:
     """Opens a file and returns the result of `read`. Files of this machine are not loaded as a whole.
 
     Raises:
@@ -60,12 +60,12 @@ def read_opened(uri: str, read: Callable[[BinaryIO], _T], most: int = MAX_BYTES)
     """
     path = path_on_disk(uri)
     if path is None:
-        return read(io.BytesIO(read_bytes(uri, most)))
+        return read(io.BytesIO(read_bytes(uri, max_bytes)))
 
     def read_from_disk() -> _T:
         with _open_regular(path) as file:
-            if os.fstat(file.fileno()).st_size > most:
-                raise OSError(errno.EFBIG, f"more than {most} bytes")
+            if os.fstat(file.fileno()).st_size > max_bytes:
+                raise OSError(errno.EFBIG, f"more than {max_bytes} bytes")
             with parser_errors():
                 return read(file)
 
@@ -81,15 +81,15 @@ def read_decoded(uri: str, decode: Callable[[bytes], _T]) -> _T:
     return retry_io(uri, functools.partial(decode, read_bytes(uri)))
 
 
-def _read(uri: str, most: int) -> bytes:
+def _read(uri: str, max_bytes: int) -> bytes:
     if path := path_on_disk(uri):
         with _open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
-            return file.read(min(most, size + 1))  # Python allocates the requested number of bytes
+            return file.read(min(max_bytes, size + 1))  # Python allocates the requested number of bytes
 
     system, place = locate(uri)
     remote = call_remote(functools.partial(system.open_input_file, place))
-    size = min(remote.size(), most)
+    size = min(remote.size(), max_bytes)
     return call_remote(functools.partial(_read_all, remote, size), size=size)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from mcis.datasets.errors import UserError, one_line, printable
-from mcis.datasets.storage.faults import PATIENCE, with_timeout
+from mcis.datasets.storage.faults import REMOTE_TIMEOUT, with_timeout
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
@@ -122,7 +122,7 @@ def _follow(client: "JobSubmissionClient", job_id: str, address: str, minutes: f
 
 
 def _repeat(
-    request: Callable[[], _Result], minutes: float, refusal: _Refusal, *, timeout: float | None = PATIENCE
+    request: Callable[[], _Result], minutes: float, refusal: _Refusal, *, timeout: float | None = REMOTE_TIMEOUT
 ) -> _Result:
     """Repeats a request while the cluster does not answer, or has no agent yet that accepts jobs.
 

@@ -359,7 +359,7 @@ class Trainer(Generic[AnyBatch]):
         owner = f" of worker {self.rank} (or of another worker, a step before)" if self.world_size > 1 else ""
         raise UserError(
             f"training the {label} is not finite at step {failed.step}: {what}, "
-            f"with the images{owner} {shown(failed.image_uris, most=64)}",
+            f"with the images{owner} {shown(failed.image_uris, max_names=64)}",
             "a finite loss and finite gradients",
             f"look at these images; lower {label}.optimizer.learning_rate, or raise {label}.optimizer.warm_up",
         )

@@ -216,4 +216,4 @@ def val_scores(model: nn.Module, images: Tensor) -> Tensor:
         outputs = model.backbone(model.backbone.normalize(to_float_images(images)))
     else:
         outputs = images
-    return pool(model.activations(model.standard(outputs.float())).float())
+    return pool(model.activations(model.standardize(outputs.float())).float())

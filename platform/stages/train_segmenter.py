@@ -92,7 +92,7 @@ def _epoch_rows(config: Config, rows: pa.Table, masks: pa.Table, num_classes: in
     section = config.segmenter
     tags = Tags.from_index(rows["tags"], num_classes)
     max_images = section.num_steps(len(rows)) * section.batch
-    repeated = repeat_rare_classes(tags, section.class_balance_exponent, config.seed, most=max_images)
+    repeated = repeat_rare_classes(tags, section.class_balance_exponent, config.seed, max_images=max_images)
 
     corrected_ids = masks.filter(pc.equal(masks["cue"], CORRECTED))["image_id"].combine_chunks()
     is_corrected = pc.is_in(rows["image_id"], corrected_ids).to_numpy()

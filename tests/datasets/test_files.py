@@ -39,9 +39,9 @@ def test_a_path_and_a_file_uri_read_the_same_file(tmp_path: Path) -> None:
 def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "large"
     path.write_bytes(b"12345")
-    assert read_bytes(str(path), most=5) == b"12345"
+    assert read_bytes(str(path), max_bytes=5) == b"12345"
     with pytest.raises(OSError, match="more than 4 bytes"):
-        read_bytes(str(path), most=4)
+        read_bytes(str(path), max_bytes=4)
 
 
 @pytest.mark.parametrize(
@@ -204,7 +204,7 @@ def test_an_unreachable_server_does_not_make_a_file_absent(
 def test_a_slow_transfer_is_retried_and_then_reported(
     faulty_s3: "FaultyS3", monkeypatch: pytest.MonkeyPatch, no_pauses: None
 ) -> None:
-    monkeypatch.setattr(faults, "PATIENCE", 0.2)
+    monkeypatch.setattr(faults, "REMOTE_TIMEOUT", 0.2)
     faulty_s3.files |= {"/bucket/a": b"abc" * 10, "/bucket/b": b"abc" * 10}
     faulty_s3.slow = {"/bucket/a": 2, "/bucket/b": 8}
     began = time.monotonic()
@@ -220,7 +220,7 @@ def test_a_server_without_responses_times_out(
     faulty_s3: "FaultyS3", monkeypatch: pytest.MonkeyPatch, no_pauses: None
 ) -> None:
     """The server accepts connections and never responds; pyarrow would wait for 100 s, eight times."""
-    monkeypatch.setattr(faults, "PATIENCE", 0.1)
+    monkeypatch.setattr(faults, "REMOTE_TIMEOUT", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         uri = f"s3://bucket/a?endpoint_override=127.0.0.1:{silent.getsockname()[1]}&scheme=http"
         for ask in (read_bytes, lambda uri: stamps([uri])):

@@ -157,7 +157,7 @@ def test_a_bucket_without_responses_times_out(place: Path, monkeypatch: pytest.M
         folders.remove,
         lambda folder: folders.copy_folder(folder, folder.with_name("copy")),
     ]
-    monkeypatch.setattr(faults, "PATIENCE", 0.01)
+    monkeypatch.setattr(faults, "REMOTE_TIMEOUT", 0.01)
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")

@@ -254,7 +254,7 @@ def test_positions_are_compared_by_standardized_channels_of_the_backbone(w_p: Li
     mean = torch.randn(6, generator=generator)
     deviation = torch.rand(6, generator=generator) + 0.5
     standard = (outputs - mean[:, None, None]) / deviation[:, None, None]
-    got = model.standard(outputs)
+    got = model.standardize(outputs)
     torch.testing.assert_close(got, standard)
     f_m, f_n = standard.split(1)
     p = affinity(f_m, f_n, model.w_p if w_p == "learned" else None, form="cosine", scale=7.0)

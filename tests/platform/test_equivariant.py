@@ -132,7 +132,7 @@ def test_maps_are_refined_image_by_image(tmp_path: Path) -> None:
         for uri, row in zip(uris, tags, strict=True):
             image = IMAGENET(to_float_images(torch.from_numpy(read_rgb(uri, 32)[None])))
             with model.backbone.capture_outputs(*model.backbone.correlation_layers) as middle:
-                embedding = embed(model.backbone, model.standard, image, extra_scales=[0.5], hflip=True)
+                embedding = embed(model.backbone, model.standardize, image, extra_scales=[0.5], hflip=True)
             refined = model.refined(image, model.activations(embedding)[:, row], middle)[0, 1:]
             for expected in refined:
                 assert 0 <= expected.min() < expected.max() <= 1

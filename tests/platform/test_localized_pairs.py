@@ -47,7 +47,7 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
     def features(image: int) -> torch.Tensor:
         pixels = torch.from_numpy(read_rgb(uris[image], config.classifier.input_size))[None]
         images, how = IMAGENET(to_float_images(pixels)), config.localize
-        return embed(model.backbone, model.standard, images, extra_scales=how.extra_scales, hflip=how.hflip)
+        return embed(model.backbone, model.standardize, images, extra_scales=how.extra_scales, hflip=how.hflip)
 
     def attended(image: int, other: int, values: torch.Tensor) -> torch.Tensor:
         target, seen = features(image), features(other)
@@ -211,7 +211,7 @@ def test_in_float32_maps_differ_by_rounding_alone(localizable: Any, tmp_path: Pa
     pixels = torch.from_numpy(np.stack([read_rgb(uri, size) for uri in rows["uri"].to_pylist()]))
     with torch.inference_mode():
         images = IMAGENET(to_float_images(pixels))
-        features = embed(model.backbone, model.standard, images, extra_scales=how.extra_scales, hflip=how.hflip)
+        features = embed(model.backbone, model.standardize, images, extra_scales=how.extra_scales, hflip=how.hflip)
     write_rows(tmp_path / "features", 0, features.numpy())
     relate = Relate(config, weights, classes, tmp_path, source, 1)
     expected = literal_maps(config, context)

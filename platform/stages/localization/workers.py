@@ -44,7 +44,7 @@ def relate_rows(rows: pa.Table, relations: Relations, hops: int = 1) -> pa.Table
         tag, -1 for images without it).
     """
     related = relations.related
-    theirs = relations.numbers() if hops > 1 else related[:, :0]
+    theirs = relations.maps_of_related() if hops > 1 else related[:, :0]
     maps = np.arange(len(relations.tag) + 1)
     related_lists = _lists(maps * related.shape[1], related.reshape(-1))
     theirs_lists = _lists(maps * theirs.shape[1], theirs.reshape(-1))
@@ -134,14 +134,14 @@ class Embed:
             outputs = outputs or [backbone(images)]
             embedding = embed(
                 backbone,
-                self.model.standard,
+                self.model.standardize,
                 images,
                 extra_scales=localize.extra_scales,
                 hflip=localize.hflip,
-                known=outputs,
+                outputs=outputs,
             )
         if self.writes_vectors:
-            vectors = self.model.standard(outputs[0])[: len(rows)].mean(dim=(2, 3))
+            vectors = self.model.standardize(outputs[0])[: len(rows)].mean(dim=(2, 3))
             written[VECTORS].append(vectors.cpu().numpy())
         if self.writes_features:
             written["features"].append(self._half_features(embedding[: len(rows)], rows))

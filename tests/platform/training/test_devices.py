@@ -83,7 +83,7 @@ def maps(config: ClassifierConfig, device: torch.device) -> dict[str, torch.Tens
         images = model.backbone.normalize(to_float_images(torch.from_numpy(IMAGES).to(device)))
         with model.backbone.capture_outputs(*model.backbone.correlation_layers) as middle:
             known = [model.backbone(images)]
-            features = embed(model.backbone, model.standard, images, extra_scales=(0.75,), hflip=True, known=known)
+            features = embed(model.backbone, model.standardize, images, extra_scales=(0.75,), hflip=True, outputs=known)
         single, query = model.activations(features), model.query(features[0], kind=torch.tensor([1], device=device))
         attended: Any = query, features[0], features[1:], 1
         made = {"co": model.co_maps(*attended), "contrastive": model.contrastive_maps(*attended), "single": single}
