@@ -189,6 +189,10 @@ BAD = {
     "unknown sources": (["run", "vox", "--name", "x"], "did you mean voc"),
     "a data set of another tool": (["run", "coco", "--name", "x"], "mcis import makes a table"),
     "a table that does not exist": (["run", "nowhere.csv", "--name", "x"], "nowhere.csv"),
+    "a key that predictions do not have": (
+        ["predict", "photos", "seed=1", "--model", "m", "--out", "out"],
+        "seed=1 for the predictions",
+    ),
     "a word without a key": ([*SMALL, "--voc", "ROOT", "photos"], "the argument 'photos'"),
     "a file that does not exist": (["run", "--name", "x", "--config", "nowhere.toml"], "nowhere.toml cannot be read"),
     "wrong type": (["run", "voc", "--name", "x", "classifier.epochs=many"], "classifier.epochs"),
