@@ -1,4 +1,7 @@
-"""Names of configuration keys and recipes that earlier versions used, for errors that state the current name."""
+"""Names that earlier versions used: to read their files, and for errors that state the current name."""
+
+from collections.abc import Mapping
+from typing import Any
 
 RENAMED_KEYS = {
     "setting": "sources",
@@ -58,8 +61,18 @@ def current_assignment(key: str, value: object) -> str | None:
     """`KEY=VALUE` in current names for a key of an earlier version, or None if the key was never renamed."""
     if key not in RENAMED_KEYS:
         return None
+    current, current_value = _renamed(key, value)
+    return f"{current}={current_value}"
+
+
+def current_values(values: Mapping[str, object]) -> dict[str, Any]:
+    """Values of an earlier version by their current dotted keys; values of this version are returned unchanged."""
+    return dict(_renamed(key, value) if key in RENAMED_KEYS else (key, value) for key, value in values.items())
+
+
+def _renamed(key: str, value: object) -> tuple[str, object]:
     current = RENAMED_KEYS[key]
-    values = RENAMED_VALUES.get(current.rpartition(".")[2], {})
-    if isinstance(value, str) and value in values:
-        value = values[value]
-    return f"{current}={value}"
+    replacements = RENAMED_VALUES.get(current.rpartition(".")[2], {})
+    if isinstance(value, str) and value in replacements:
+        value = replacements[value]
+    return current, value

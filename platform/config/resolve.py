@@ -214,8 +214,9 @@ def _names(given: Mapping[str, str], experiment: Experiment, file: Path | None) 
         value = experiment.values["setting"]
         raise UserError(
             f"{file} was written by an earlier version of mcis: it has the key 'setting'",
-            "the key 'sources'",
-            f"write sources = {value!r} in a copy of the file; further renamed keys are then reported together",
+            "the key 'sources', as this version writes it",
+            f"write sources = {value!r} in a copy of the file, and run it by `mcis run --config COPY --name NAME`; "
+            "further renamed keys are then reported together",
         )
     if "sources" not in names:
         raise UserError(

@@ -21,6 +21,7 @@ from mcis.datasets.errors import BadFile, UserError
 from mcis.datasets.index import shown
 from mcis.datasets.storage.folders import TEMPORARY_NAME, host_name, names_in, path_exists, remove
 from mcis.platform.config.experiment import read_experiment
+from mcis.platform.config.renamed import current_values
 from mcis.platform.runs.files import bytes_in, disk_errors, read_json
 from mcis.platform.runs.locks import Holder, run_holder
 from mcis.platform.runs.scores import read_scores
@@ -131,14 +132,14 @@ def _read_entry(workspace: Workspace, name: str, record: RunRecord | UserError |
         return Entry(name=name, state="damaged", problem=record.found, bytes=bytes_in(folder.path))
 
     try:
-        names = read_experiment(folder.config).names if folder.config.exists() else {}
+        sources, recipe = _configured_names(folder.config)
         holder = run_holder(workspace, name)
         return Entry(
             name=name,
             kind=record.kind,
             study=record.study,
-            sources=names.get("sources"),
-            recipe=names.get("recipe"),
+            sources=sources,
+            recipe=recipe,
             began=record.began,
             ended=record.ended,
             state="running" if holder else record.outcome or "killed",
@@ -152,6 +153,16 @@ def _read_entry(workspace: Workspace, name: str, record: RunRecord | UserError |
     except (UserError, OSError) as error:
         problem = error.found if isinstance(error, UserError) else f"cannot be read ({error.strerror})"
         return Entry(name=name, state="damaged", problem=problem, bytes=bytes_in(folder.path))
+
+
+def _configured_names(config: Path) -> tuple[str | None, str | None]:
+    """Sources and recipe of a run, also of one that an earlier version wrote; None if they are unknown."""
+    if not config.exists():
+        return None, None
+    experiment = read_experiment(config)
+    values = current_values(experiment.values | experiment.names)
+    sources = values.get("sources")
+    return sources if isinstance(sources, str) else None, values.get("recipe")
 
 
 def _scores(workspace: Workspace, record: RunRecord) -> dict[str, float]:
