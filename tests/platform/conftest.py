@@ -54,7 +54,7 @@ LOCALIZABLE = [
 
 
 class Small:
-    """Recipe `small` in seconds, on a drawn devkit of 24 training and 6 val images of three classes.
+    """Recipe `scratch` in seconds, on a drawn devkit of 24 training and 6 val images of three classes.
 
     Attributes:
         root: the devkit.
@@ -62,7 +62,8 @@ class Small:
     """
 
     def __init__(self, root: Path, workspace: Workspace) -> None:
-        self.root, self.workspace = root, workspace
+        self.root = root
+        self.workspace = workspace
 
     @functools.cached_property
     def first(self) -> pipeline.RunResult:
@@ -283,7 +284,9 @@ class Page(HTMLParser):
         self.elements: list[tuple[str, dict[str, str]]] = []
         self.rows: dict[str, list[list[str]]] = {"": []}
         self.values: dict[str, list[float]] = {}
-        self.text, self._open, self._section = "", [""], ""
+        self.text = ""
+        self._open = [""]
+        self._section = ""
         self.feed(self.source)
         self.close()
         assert self._open == [""]
@@ -340,7 +343,8 @@ class Page(HTMLParser):
 
     def _picture(self, attrs: dict[str, str]) -> Image.Image:
         assert attrs["alt"]
-        picture, shown = _decoded(attrs["src"]), (int(attrs["width"]), int(attrs["height"]))
+        picture = _decoded(attrs["src"])
+        shown = (int(attrs["width"]), int(attrs["height"]))
         assert picture.size in (shown, (2 * shown[0], 2 * shown[1]))  # plots are drawn at twice the density
         return picture
 

@@ -1,4 +1,4 @@
-"""Verdicts on image files: what a workspace keeps of them, and which file counts as the same."""
+"""Results of image checks: which ones a workspace keeps, and when a file counts as unchanged."""
 
 import contextlib
 import os
@@ -27,51 +27,67 @@ class ImageFile(NamedTuple):
     changed: int
 
 
-def keep(workspace: Workspace, of_files: dict[ImageFile, ImageCheck]) -> None:
-    rows = [file._asdict() | verdict._asdict() for file, verdict in of_files.items()]
+def keep(workspace: Workspace, checks: dict[ImageFile, ImageCheck]) -> None:
+    rows = [file._asdict() | check._asdict() for file, check in checks.items()]
     keep_verdicts(workspace, pa.Table.from_pylist(rows, VERDICT_SCHEMA))
 
 
 def found(workspace: Workspace, *files: ImageFile) -> list[ImageCheck | None]:
+    """The kept check of each file, or None."""
     kept = KeptVerdicts(workspace)
-    asked = [file._asdict() for file in files]
-    rows = kept.find(pa.Table.from_pylist(asked, pa.schema(list(VERDICT_SCHEMA)[:3])))
-    made = [ImageCheck(**row) for row in kept.verdicts.to_pylist()]
-    return [made[row] if row >= 0 else None for row in rows.tolist()]
+    file_rows = [file._asdict() for file in files]
+    rows = kept.find(pa.Table.from_pylist(file_rows, pa.schema(list(VERDICT_SCHEMA)[:3])))
+    checks = [ImageCheck(**row) for row in kept.verdicts.to_pylist()]
+    return [checks[row] if row >= 0 else None for row in rows.tolist()]
 
 
-def test_verdicts_are_kept_by_file_and_replaced_with_it(tmp_path: Path) -> None:
+A_JPG = ImageFile("/a.jpg", 3, 1)
+B_JPG = ImageFile("/b.jpg", 0, 1)
+
+
+def test_checks_are_found_by_file(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    old, other = ImageFile("/a.jpg", 3, 1), ImageFile("/b.jpg", 0, 1)
-    assert found(workspace, old) == [None]
-    keep(workspace, {old: SOUND, other: BROKEN})
-    assert found(workspace, other, old, other) == [BROKEN, SOUND, BROKEN]
-    changed, new = ImageFile("/a.jpg", 4, 2), SOUND._replace(content_hash="new")
-    keep(workspace, {changed: new})
-    assert found(workspace, old, changed, other) == [None, new, BROKEN]
-    touched, larger = ImageFile("/a.jpg", 4, 3), ImageFile("/a.jpg", 5, 2)
+    assert found(workspace, A_JPG) == [None]
+    keep(workspace, {A_JPG: SOUND, B_JPG: BROKEN})
+    assert found(workspace, B_JPG, A_JPG, B_JPG) == [BROKEN, SOUND, BROKEN]
+
+
+def test_the_check_of_a_changed_file_replaces_the_earlier_one(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    keep(workspace, {A_JPG: SOUND, B_JPG: BROKEN})
+    changed = ImageFile("/a.jpg", 4, 2)
+    new_check = SOUND._replace(content_hash="new")
+    keep(workspace, {changed: new_check})
+    assert found(workspace, A_JPG, changed, B_JPG) == [None, new_check, BROKEN]
+
+
+def test_another_size_or_time_is_another_file(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    keep(workspace, {A_JPG: SOUND})
+    touched = A_JPG._replace(changed=2)
+    larger = A_JPG._replace(size=4)
     assert found(workspace, touched, larger) == [None, None]
 
 
-@pytest.mark.parametrize("verdict", [UNREADABLE, TOO_LARGE])
-def test_verdicts_that_may_change_are_not_kept(tmp_path: Path, verdict: ImageCheck) -> None:
-    """Of files that could not be read, and of limits, which another index may have other ones of."""
-    workspace, file = Workspace(tmp_path), ImageFile("/a.jpg", 3, 1)
-    keep(workspace, {file: verdict})
-    assert found(workspace, file) == [None]
+@pytest.mark.parametrize("check", [UNREADABLE, TOO_LARGE])
+def test_checks_that_may_change_are_not_kept(tmp_path: Path, check: ImageCheck) -> None:
+    """An unreadable file may become readable, and another index may have other limits."""
+    workspace = Workspace(tmp_path)
+    keep(workspace, {A_JPG: check})
+    assert found(workspace, A_JPG) == [None]
 
 
 def test_a_damaged_table_counts_as_empty(tmp_path: Path) -> None:
-    workspace, first, second = Workspace(tmp_path), ImageFile("/a.jpg", 3, 1), ImageFile("/b.jpg", 3, 1)
-    keep(workspace, {first: SOUND})
+    workspace = Workspace(tmp_path)
+    keep(workspace, {A_JPG: SOUND})
     (table,) = workspace.image_checks.iterdir()
     table.write_bytes(b"PAR1 and no more")
-    assert found(workspace, first) == [None]
-    keep(workspace, {second: SOUND})
-    assert found(workspace, first, second) == [None, SOUND]
+    assert found(workspace, A_JPG) == [None]
+    keep(workspace, {B_JPG: SOUND})
+    assert found(workspace, A_JPG, B_JPG) == [None, SOUND]
 
 
-def test_a_disk_that_is_full_costs_no_verdict(small_disk: Callable[..., Path]) -> None:
+def test_a_full_disk_loses_no_kept_check(small_disk: Callable[..., Path]) -> None:
     workspace = Workspace(small_disk("256k"))
     kept = {ImageFile(f"/{n}.jpg", n, n): SOUND._replace(content_hash=f"{n}") for n in range(1000)}
     more = {ImageFile(f"/more{n}.jpg", n, n): SOUND._replace(content_hash=f"more{n}") for n in range(3)}
@@ -86,17 +102,17 @@ def test_a_disk_that_is_full_costs_no_verdict(small_disk: Callable[..., Path]) -
     assert found(workspace, *kept, *more) == [*kept.values(), *more.values()]
 
 
-def test_verdicts_that_cannot_be_read_at_present_are_not_given_up(
+def test_checks_that_cannot_be_read_at_present_are_kept(
     tmp_path: Path, no_pauses: None, no_more_files: Callable[[], contextlib.AbstractContextManager[None]]
 ) -> None:
-    workspace, file = Workspace(tmp_path), ImageFile("/a.jpg", 3, 1)
-    keep(workspace, {file: SOUND})
+    workspace = Workspace(tmp_path)
+    keep(workspace, {A_JPG: SOUND})
     with no_more_files(), pytest.raises(UserError, match="cannot be read, after several attempts"):
-        found(workspace, file)
-    assert found(workspace, file) == [SOUND]
+        found(workspace, A_JPG)
+    assert found(workspace, A_JPG) == [SOUND]
 
 
-def test_a_file_is_known_by_its_size_and_time(tmp_path: Path) -> None:
+def test_image_files_have_size_and_time(tmp_path: Path) -> None:
     path = tmp_path / "a.jpg"
     path.write_bytes(b"abc")
     os.utime(path, ns=(5, 7))
@@ -107,11 +123,15 @@ def test_a_file_is_known_by_its_size_and_time(tmp_path: Path) -> None:
     ]
 
 
-def test_limits_reject_sound_images_alone() -> None:
-    both = pa.Table.from_pylist([SOUND._asdict(), BROKEN._asdict()], CHECK_SCHEMA)
-    limits = ((40, 2000), (41, 2000), (40, 1999))
-    assert {bounds: reject_out_of_bounds(both, *bounds)["reason"].to_pylist() for bounds in limits} == {
-        (40, 2000): [None, BROKEN.reason],
-        (41, 2000): ["too small: 50x40 pixels, both sides must be at least 41", BROKEN.reason],
-        (40, 1999): ["too large: 50x40 pixels, more than 1999", BROKEN.reason],
-    }
+@pytest.mark.parametrize(
+    ("min_side", "max_pixels", "reason"),
+    [
+        (40, 2000, None),
+        (41, 2000, "too small: 50x40 pixels, both sides must be at least 41"),
+        (40, 1999, "too large: 50x40 pixels, more than 1999"),
+    ],
+)
+def test_limits_reject_only_sound_images(min_side: int, max_pixels: int, reason: str | None) -> None:
+    checks = pa.Table.from_pylist([SOUND._asdict(), BROKEN._asdict()], CHECK_SCHEMA)
+    limited = reject_out_of_bounds(checks, min_side, max_pixels)
+    assert limited["reason"].to_pylist() == [reason, BROKEN.reason]

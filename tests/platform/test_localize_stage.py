@@ -1,4 +1,4 @@
-"""Localization as a stage: the same maps in any batch and after any kill; images that lack something are counted."""
+"""The stage `localize`: maps do not depend on batches or interruptions, and special cases are counted."""
 
 import shutil
 from pathlib import Path
@@ -30,40 +30,49 @@ def same_tables(one: Path, other: Path) -> None:
         assert sorted(p.name for p in (one / name).iterdir()) == sorted(p.name for p in (other / name).iterdir())
 
 
-def test_an_images_features_do_not_depend_on_the_other_images_of_its_batch(localizable: Any, tmp_path: Path) -> None:
-    """Every batch is filled up: where kernels are chosen by shape, a smaller one would be computed by others."""
-    config, context = localizable.config(), localizable.context
-    rows = split_rows(context, "train", tagged=True)
-    folders, parts = (tmp_path / "together", tmp_path / "alone"), []
-    seen: set[int] = set()
-    for path, count in zip(folders, (4, 1), strict=True):
-        weights, classes = context.inputs["train_classifier"], len(context.classes)
-        work = Embed(config, weights, classes, None, path)
-        work.model.backbone.register_forward_hook(lambda module, inputs, output: seen.add(len(inputs[0])))
-        table = embed_rows(rows)
-        parts.append(pa.concat_tables(work(table.slice(first, count)) for first in range(0, 30, count)))
-    assert parts[0].equals(parts[1])
-    cached = [CachedRows(path / "features", (24, 8, 8)) for path in folders]
-    together, alone = (np.stack([row for at in range(30) if (row := rows.row(at)) is not None]) for rows in cached)
+def test_features_of_an_image_do_not_depend_on_its_batch(localizable: Any, tmp_path: Path) -> None:
+    """Batches are padded to one size, because libraries choose kernels by shape."""
+    context = localizable.context
+    table = embed_rows(split_rows(context, "train", tagged=True))
+    batch_sizes: set[int] = set()
+
+    def embed(folder: Path, rows_per_call: int) -> tuple[pa.Table, np.ndarray]:
+        """The rows of maps and the features of all images, (30, 24, 8, 8)."""
+        weights = context.inputs["train_classifier"]
+        worker = Embed(localizable.config(), weights, len(context.classes), None, folder)
+        worker.model.backbone.register_forward_hook(lambda module, inputs, output: batch_sizes.add(len(inputs[0])))
+        parts = [worker(table.slice(first, rows_per_call)) for first in range(0, 30, rows_per_call)]
+
+        cached = CachedRows(folder / "features", (24, 8, 8))
+        features = [cached.row(number) for number in range(30)]
+        return pa.concat_tables(parts), np.stack([row for row in features if row is not None])
+
+    maps_together, together = embed(tmp_path / "together", 4)
+    maps_alone, alone = embed(tmp_path / "alone", 1)
+    assert maps_together.equals(maps_alone)
     assert len(together) == 30
     assert together.any(axis=(1, 2, 3)).all()
     np.testing.assert_array_equal(together, alone)
-    assert seen == {4}
+    assert batch_sizes == {4}
 
 
 class Killed(BaseException):
-    """Stands for a kill of the process."""
+    """Simulates a kill of the process."""
 
 
 def computed_by(
     monkeypatch: pytest.MonkeyPatch, config: Config, context: RunContext, *, killed_in: int | None = None
 ) -> list[tuple[str, int, int]]:
-    """Runs the stage: of each mapping its folder, the rows that it computed and those that it has.
+    """Runs the stage.
 
     Args:
-        killed_in: the mapping that ends the stage, when every second shard of it is written.
+        killed_in: number of the mapping at whose end the stage is killed, with only every second shard written.
+
+    Returns:
+        For each mapping: name of its folder, number of rows that it computed, number of rows.
     """
-    real, calls = localization.map_table, list[tuple[str, int, int]]()
+    real = localization.map_table
+    calls: list[tuple[str, int, int]] = []
 
     def counted(table: pa.Table, folder: Path, **options: Any) -> int:
         result = real(table, folder, **options)
@@ -84,33 +93,37 @@ def computed_by(
     ("variant", "mapping"),
     [("paper", 0), ("paper", 1), ("hops", 2), *(pytest.param("released", n, marks=pytest.mark.slow) for n in (0, 1))],
 )
-def test_a_kill_in_any_mapping_costs_the_unfinished_shards_alone(
+def test_after_a_kill_only_unfinished_shards_are_computed(
     localizable: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str, mapping: int
 ) -> None:
-    config, undisturbed = localizable.config(*VARIANTS[variant]), localizable.into(tmp_path / "undisturbed")
+    config = localizable.config(*VARIANTS[variant])
+    undisturbed = localizable.into(tmp_path / "undisturbed")
     mappings = ["single", "maps-1", "maps-2", "maps"] if variant == "hops" else ["single", "maps"]
     assert computed_by(monkeypatch, config, undisturbed) == [(name, 30, 30) for name in mappings]
+
     context = localizable.into(tmp_path / "killed")
     with pytest.raises(Killed):
         computed_by(monkeypatch, config, context, killed_in=mapping)
-    again = computed_by(monkeypatch, config, context)
-    assert [rows for _, rows, _ in again] == [0] * mapping + [16] + [30] * (len(mappings) - mapping - 1)
+    computed_rows = [rows for _, rows, _ in computed_by(monkeypatch, config, context)]
+    assert computed_rows == [0] * mapping + [16] + [30] * (len(mappings) - mapping - 1)
     same_tables(context.part, undisturbed.part)
 
 
-def test_shards_of_another_size_leave_none(localizable: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    nearest, context = "localize.related_by=nearest", localizable.into(tmp_path / "killed")
+def test_shards_of_another_size_are_replaced(localizable: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nearest = "localize.related_by=nearest"
+    context = localizable.into(tmp_path / "killed")
     with pytest.raises(Killed):
         computed_by(monkeypatch, localizable.config(nearest, "compute.shard_rows=8"), context, killed_in=0)
     undisturbed = localizable.into(tmp_path / "undisturbed")
-    for each in (context, undisturbed):
-        localization.run(localizable.config(nearest), each)
+    localization.run(localizable.config(nearest), context)
+    localization.run(localizable.config(nearest), undisturbed)
     same_tables(context.part, undisturbed.part)
 
 
-def test_lost_shards_alone_are_related_again(localizable: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The features were gone by then: images are embedded again, rather than maps made of zeros."""
-    config, context = localizable.config(), localizable.into(tmp_path / "part")
+def test_only_lost_shards_are_computed_again(localizable: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The features were removed, so the images are embedded again."""
+    config = localizable.config()
+    context = localizable.into(tmp_path / "part")
     other = localizable.into(tmp_path / "other")
     localization.run(config, context)
     shutil.copytree(context.part, other.part, dirs_exist_ok=True)
@@ -121,7 +134,7 @@ def test_lost_shards_alone_are_related_again(localizable: Any, tmp_path: Path, m
 
 
 def test_controls_of_related_images_are_counted(localizable: Any, tmp_path: Path) -> None:
-    """Class 0 is every image's, class 3 that of all but one."""
+    """All images have class 0, and all but one have class 3."""
     made = localizable.with_index(tmp_path, lambda n: {"tags": [0, 3] if n else [0]})
     wrong = localization.run(made.config("localize.related_by=wrong_class"), made.into(tmp_path / "wrong"))
     assert wrong.counts["maps related to images with their class, because all have it"] == 30
@@ -129,16 +142,20 @@ def test_controls_of_related_images_are_counted(localizable: Any, tmp_path: Path
     assert "30 map(s) are related to images with their class, because every image has it" in " ".join(wrong.notes)
     assert "29 map(s) repeat related images, as too few images lack" in " ".join(wrong.notes)
     assert wrong.counts["maps"] == 59
+
     itself = localization.run(made.config("localize.related_by=itself"), made.into(tmp_path / "itself"))
     assert itself.counts["maps related to their own image alone"] == 59
     assert "maps whose related images repeat" not in itself.counts
 
 
 def test_images_without_tags_and_classes_with_few_images_are_counted(localizable: Any, tmp_path: Path) -> None:
-    """Class 3 is left with one image, class 2 with two, which also have class 0, and one image without a tag."""
+    """Class 3 is in one image, class 2 in two images, which also have class 0, and one image has no tag."""
     tags = {0: [0, 3], 1: [0, 2], 2: [0, 2], 3: []}
     made = localizable.with_index(tmp_path, lambda n: {"tags": tags.get(n, [0])})
-    for related, repeats in ((1, 1), (2, 3)):  # the only image of class 3, and with two those of class 2
+    for related, repeats in (
+        (1, 1),
+        (2, 3),
+    ):  # class 3 has one image; with 2 related images, those of class 2 repeat too
         context = made.into(tmp_path / f"r{related}")
         result = localization.run(made.config(f"localize.related={related}"), context)
         assert result.counts["images"] == 29
@@ -149,7 +166,7 @@ def test_images_without_tags_and_classes_with_few_images_are_counted(localizable
         assert len(read_table(context.part / "maps")) == 32
 
 
-def test_without_any_tag_there_is_nothing_to_localize(localizable: Any, tmp_path: Path) -> None:
+def test_localize_refuses_images_without_any_tag(localizable: Any, tmp_path: Path) -> None:
     made = localizable.with_index(tmp_path, lambda n: {"tags": []})
     with pytest.raises(UserError, match="none of 30 training images has a tag"):
         localization.run(made.config(), made.into(tmp_path / "part"))

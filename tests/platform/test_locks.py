@@ -1,4 +1,4 @@
-"""Two processes under one name, at one stage, beside `mcis gc`: a lock names its holder, and a dead one holds none."""
+"""Locks of runs, stages and the workspace: a lock names its holder, and a process that has ended holds none."""
 
 import errno
 import fcntl
@@ -24,13 +24,13 @@ import sys
 from pathlib import Path
 from mcis.platform.runs import locks
 from mcis.platform.runs.workspace import Workspace
-workspace, what = Workspace(Path(sys.argv[1])), sys.argv[2]
+workspace = Workspace(Path(sys.argv[1]))
 blocks = {
     "run": lambda: locks.hold_run(workspace, "first"),
     "stage": lambda: locks.hold_stage(workspace, "localize", "k1", run="first"),
     "gc": lambda: locks.hold_workspace(workspace, "mcis gc"),
 }
-with blocks[what]():
+with blocks[sys.argv[2]]():
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -38,7 +38,7 @@ with blocks[what]():
 
 @pytest.fixture
 def other(workspace: Workspace, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
-    """Another process, which holds what the test's parameter names."""
+    """Another process, which holds the lock that the test's parameter names."""
     command = [sys.executable, "-c", PROCESS, str(workspace.root), request.param]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -48,7 +48,7 @@ def other(workspace: Workspace, request: pytest.FixtureRequest) -> Iterator[subp
 
 
 @pytest.mark.parametrize("other", ["run"], indirect=True)
-def test_a_second_process_under_a_name_is_refused_at_first(workspace: Workspace, other: subprocess.Popen[str]) -> None:
+def test_a_second_process_with_the_name_of_a_run_is_refused(workspace: Workspace, other: subprocess.Popen[str]) -> None:
     with pytest.raises(UserError) as caught, hold_run(workspace, "first"):
         pytest.fail("two processes under one name")
     for part in ("run first", f"host {host_name()}", f"process {other.pid}", "since 20"):
@@ -56,21 +56,32 @@ def test_a_second_process_under_a_name_is_refused_at_first(workspace: Workspace,
     assert "another --name" in caught.value.remedy
     with pytest.raises(UserError, match="run first"):
         refuse_if_running(workspace, "first")
+
+
+@pytest.mark.parametrize("other", ["run"], indirect=True)
+def test_holders_of_runs_are_listed(workspace: Workspace, other: subprocess.Popen[str]) -> None:
     holder = run_holder(workspace, "first")
     assert holder is not None
     assert holder.pid == other.pid
     with hold_run(workspace, "second"):
-        assert [each.who for each in locks.runs_in_progress(workspace)] == ["run first", "run second"]
+        assert [holder.who for holder in locks.runs_in_progress(workspace)] == ["run first", "run second"]
+
+
+@pytest.mark.parametrize("other", ["run"], indirect=True)
+def test_a_killed_process_holds_no_run(workspace: Workspace, other: subprocess.Popen[str]) -> None:
     os.kill(other.pid, signal.SIGKILL)
     other.wait()
     refuse_if_running(workspace, "first")
     assert run_holder(workspace, "first") is None
+
     with hold_run(workspace, "first"):
-        assert (run_holder(workspace, "first") or holder).pid == os.getpid()
+        holder = run_holder(workspace, "first")
+        assert holder is not None
+        assert holder.pid == os.getpid()
 
 
 @pytest.mark.parametrize("other", ["stage"], indirect=True)
-def test_who_waits_for_a_stage_says_once_for_whom(
+def test_waiting_for_a_stage_is_reported_once(
     workspace: Workspace, other: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert other.stdin is not None
@@ -86,7 +97,7 @@ def test_who_waits_for_a_stage_says_once_for_whom(
 
 
 @pytest.mark.parametrize("other", ["gc"], indirect=True)
-def test_a_run_does_not_begin_beside_gc(
+def test_a_run_waits_for_gc(
     workspace: Workspace, other: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert other.stdin is not None
@@ -101,7 +112,9 @@ def test_a_run_does_not_begin_beside_gc(
 
 @pytest.mark.parametrize("number", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
 @pytest.mark.parametrize("block", ["run", "gc"])
-def test_a_disk_without_locks(workspace: Workspace, monkeypatch: pytest.MonkeyPatch, number: int, block: str) -> None:
+def test_a_disk_without_locks_is_refused(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, number: int, block: str
+) -> None:
     def without_locks(*_: Any) -> None:
         raise OSError(number, os.strerror(number))
 
@@ -112,7 +125,7 @@ def test_a_disk_without_locks(workspace: Workspace, monkeypatch: pytest.MonkeyPa
     assert "mount it with locks" in caught.value.remedy
 
 
-def test_whoever_just_took_a_lock_has_time_to_say_so(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_without_a_readable_holder_is_refused(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks, "_ACQUIRE_SECONDS", 0.05)
     with hold_run(workspace, "first"):
         for content in (b"", b"[1]", b'["run first", "here", "x", 1]', b"\xff"):
@@ -121,7 +134,7 @@ def test_whoever_just_took_a_lock_has_time_to_say_so(workspace: Workspace, monke
                 refuse_if_running(workspace, "first")
 
 
-def test_asking_who_runs_makes_no_file(workspace: Workspace) -> None:
+def test_asking_for_the_holder_creates_no_file(workspace: Workspace) -> None:
     refuse_if_running(workspace, "first")
     assert run_holder(workspace, "first") is None
     assert list(workspace.store.iterdir()) == []

@@ -1,10 +1,10 @@
-"""The whole pipeline on a small drawn data set: its output, a second call, and a run without ground truth."""
+"""The whole pipeline on a small drawn data set: its outputs, a second call, and a run without ground truth."""
 
 import json
 import shutil
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -34,10 +34,13 @@ def computed(run: pipeline.RunResult) -> list[str]:
     return [stage for stage, is_computed in run.context.computed.items() if is_computed]
 
 
-def test_a_score_never_travels_without_what_it_means(small: Any) -> None:
+def test_scores_json_holds_all_scores_with_their_settings(small: Any) -> None:
     written = read_json(small.first.context.folder.scores)
     assert set(written) == {"scores", "counts", "seconds"}
     assert written["scores"] == json.loads(json.dumps([asdict(score) for score in small.first.scores]))
+
+
+def test_a_run_scores_maps_masks_baselines_and_segmentation(small: Any) -> None:
     assert [(s.what, s.split, s.related, s.crf, s.map_scale, s.method) for s in small.first.scores] == [
         ("localization_maps", "train", 0, None, "logarithm", None),
         ("localization_maps", "train", 3, None, "logarithm", "co-attention"),
@@ -47,23 +50,47 @@ def test_a_score_never_travels_without_what_it_means(small: Any) -> None:
         ("segmentation", "val", None, False, None, None),
         ("segmentation", "val", None, True, None, None),
     ]
-    random, best = (s.miou for s in small.first.scores if s.what == "baseline")
-    assert random < best, "the tag that is drawn from the one that fits the truth best"
+
+
+def test_the_baseline_with_the_best_tags_beats_the_one_with_random_tags(small: Any) -> None:
+    random_tags, best_tags = (score.miou for score in small.first.scores if score.what == "baseline")
+    assert random_tags < best_tags
+
+
+def test_scores_of_a_split_count_the_same_pixels(small: Any) -> None:
+    pixels: dict[str, set[int]] = {"train": set(), "val": set()}
     for score in small.first.scores:
-        assert np.sum(score.confusion) == np.sum(small.first.scores[0 if score.split == "train" else -1].confusion)
-        assert (score.boundary_miou is None) == (score.what == "localization_maps")
-        values = [v for v in score.iou.values() if v is not None]
-        assert score.miou == pytest.approx(sum(values) / len(values), abs=0.02)
+        pixels[score.split].add(int(np.sum(score.confusion)))
+    assert [len(counts) for counts in pixels.values()] == [1, 1]
+
+
+def test_miou_is_the_mean_over_background_and_classes(small: Any) -> None:
+    for score in small.first.scores:
         assert set(score.iou) == {"background", *small.first.context.classes}
+        values = [value for value in score.iou.values() if value is not None]
+        assert score.miou == pytest.approx(sum(values) / len(values), abs=0.02)
+
+
+def test_only_localization_maps_have_no_boundary_miou(small: Any) -> None:
+    for score in small.first.scores:
+        assert (score.boundary_miou is None) == (score.what == "localization_maps")
+
+
+def test_scores_json_holds_the_counts_and_seconds_of_stages(small: Any) -> None:
+    written = read_json(small.first.context.folder.scores)
     assert written["counts"]["index"]["images"] == {"train": 24, "val": 6}
     assert written["counts"]["evaluate"]["scored"] == {"train": 24, "val": 6}
-    (note,) = small.first.context.result("evaluate", StageResult).notes
-    assert note.startswith("predictions are much worse than the pseudo masks for "), "it was trained for a few steps"
     assert set(written["seconds"]) == set(pipeline.STAGE_NAMES) - {"report", "train_affinity"}
 
 
-def test_gpus_that_are_absent_end_a_run_of_networks_before_its_index_but_not_an_index(small: Any) -> None:
-    """Whether there are nodes with GPUs now changes no key, so a run that asks for them never falls back to CPUs."""
+def test_a_note_names_classes_that_predictions_lost(small: Any) -> None:
+    """The segmentation network was trained for a few steps only."""
+    (note,) = small.first.context.result("evaluate", StageResult).notes
+    assert note.startswith("predictions are much worse than the pseudo masks for ")
+
+
+def test_missing_gpus_stop_a_run_before_its_index_but_do_not_stop_an_index(small: Any) -> None:
+    """Available GPUs are not part of a key, so a run that asks for GPUs never falls back to CPUs."""
     with pytest.raises(UserError, match=r"compute.gpu=true needs 1 x \(1 GPU\)"):
         small.run("gpu", "compute.gpu=true")
     assert small.workspace.outputs("gpu") == {}
@@ -71,11 +98,15 @@ def test_gpus_that_are_absent_end_a_run_of_networks_before_its_index_but_not_an_
 
 
 def test_a_second_call_computes_nothing(small: Any) -> None:
-    """Nor does another run by the file that the first one wrote."""
-    scores, again = small.first.scores, small.run("first")
+    scores = small.first.scores
+    again = small.run("first")
     assert computed(again) == ["report"]
     assert again.scores == scores
     assert again.context.tracker.run_id == small.first.context.tracker.run_id
+
+
+def test_a_run_with_the_configuration_file_of_another_computes_nothing(small: Any) -> None:
+    assert small.first.scores
     fed_back = resolve(file=small.workspace.runs / "first" / "config.toml")
     assert computed(pipeline.run(fed_back, small.workspace, "fed-back")) == ["report"]
 
@@ -90,23 +121,30 @@ def test_a_changed_threshold_never_retrains_the_classifier(small: Any) -> None:
 
 
 @pytest.mark.slow
-def test_baselines_are_made_again_of_other_saliency_maps(small: Any, tmp_path: Path) -> None:
-    """Also where nothing before them reads saliency; where no mask is made of it they may be anything."""
+def test_other_saliency_maps_give_other_baselines(small: Any, tmp_path: Path) -> None:
+    """Even if no earlier stage reads saliency maps."""
     root = small.draw(tmp_path)
     before = small.run("baselines", root=root, until="localize")
     for path in (root / "SaliencyMaps").iterdir():
         Image.new("L", Image.open(path).size, 255).save(path)
+
     after = small.run("baselines", root=root, until="localize")
     assert computed(after) == ["evaluate", "report"]
-    baselines = [[s.miou for s in r.scores if s.what == "baseline"] for r in (before, after)]
-    assert all(whole < salient for salient, whole in zip(*baselines, strict=True))
-    Image.new("RGB", (7, 5)).save(path)
+    baselines_before = [score.miou for score in before.scores if score.what == "baseline"]
+    baselines_after = [score.miou for score in after.scores if score.what == "baseline"]
+    assert all(whole < salient for salient, whole in zip(baselines_before, baselines_after, strict=True))
+
+
+@pytest.mark.slow
+def test_invalid_saliency_maps_are_not_read_if_no_mask_needs_them(small: Any, tmp_path: Path) -> None:
+    root = small.draw(tmp_path)
+    Image.new("RGB", (7, 5)).save(next((root / "SaliencyMaps").iterdir()))
     unread = small.run("unread", "pseudo_masks.rule=crf", root=root, until="localize")
     assert {score.what for score in unread.scores} == {"localization_maps"}
 
 
 @pytest.mark.slow
-def test_another_scale_of_maps_is_another_score_of_the_same_maps(small: Any) -> None:
+def test_another_map_scale_changes_scores_and_masks_but_not_maps(small: Any) -> None:
     other = small.run("range", "maps.scale=range", until="pseudo_masks")
     assert computed(other) == ["pseudo_masks", "evaluate", "report"]
     assert [s.map_scale for s in other.scores] == ["range"] * 3 + [None] * 2
@@ -117,20 +155,27 @@ def test_another_scale_of_maps_is_another_score_of_the_same_maps(small: Any) -> 
 
 
 @pytest.mark.slow
-def test_from_a_stage_on_all_is_computed_again_and_ends_the_same(small: Any) -> None:
-    before = [bytes_of(small.first.context.inputs[s] / "weights.pt") for s in ("train_classifier", "train_segmenter")]
+def test_computing_again_from_a_stage_on_gives_the_same_weights_and_scores(small: Any) -> None:
+    before = trained_weights(small.first)
     again = small.run("first", start="train_classifier")
     assert computed(again) == [stage for stage in again.context.computed if stage != "index"]
-    after = [bytes_of(again.context.inputs[s] / "weights.pt") for s in ("train_classifier", "train_segmenter")]
-    assert before == after
+    assert trained_weights(again) == before
     assert [s.miou for s in again.scores] == [s.miou for s in small.first.scores]
 
 
+def trained_weights(run: pipeline.RunResult) -> list[dict[str, bytes]]:
+    """The weights of both networks of a run."""
+    stages = ("train_classifier", "train_segmenter")
+    return [bytes_of(run.context.inputs[stage] / "weights.pt") for stage in stages]
+
+
 def bytes_of(path: Path) -> dict[str, bytes]:
-    return {name: value.numpy().tobytes() for name, value in torch.load(path, weights_only=True)["state_dict"].items()}
+    """The values of a file of weights, as bytes by name."""
+    state = torch.load(path, weights_only=True)["state_dict"]
+    return {name: value.numpy().tobytes() for name, value in state.items()}
 
 
-def test_what_predictions_lack_of_the_tags_is_counted_and_noted(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tags_that_predictions_lack_are_counted_and_noted(small: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(predict, "_MIN_TAGGED", 1)
     context = small.run("noted", "predict.scales=[0.5]").context
     tags = split_rows(context, "val", columns=["tags"])["tags"]
@@ -142,44 +187,92 @@ def test_what_predictions_lack_of_the_tags_is_counted_and_noted(small: Any, monk
     assert notes == predict.lost_tags(tags, predictions["absent_tags"], context.classes, "val") != ()
 
 
-def test_truth_cannot_reach_training(small: Any, tmp_path: Path) -> None:
-    """Without masks all ends in the same weights and masks; of new or other ones scores are made, and nothing else."""
-    root, workspace = small.draw(tmp_path), Workspace(tmp_path / "workspace")
-    resolved, truth = small.settings(root=root), root / "SegmentationClassAug"
-    shutil.move(truth, tmp_path / "truth")
+class TruthRuns(NamedTuple):
+    """One run on a copy of the devkit, called three times with different ground truth.
+
+    Attributes:
+        root: the devkit, with flipped masks at the end.
+        workspace: of the run.
+        without: the first call, without ground-truth masks.
+        scored: the second call, with the original masks.
+        flipped: the third call, with masks that are flipped vertically.
+    """
+
+    root: Path
+    workspace: Workspace
+    without: pipeline.RunResult
+    scored: pipeline.RunResult
+    flipped: pipeline.RunResult
+
+
+@pytest.fixture(scope="module")
+def truth_runs(small: Any, tmp_path_factory: pytest.TempPathFactory) -> TruthRuns:
+    folder = tmp_path_factory.mktemp("truth")
+    root = small.draw(folder)
+    workspace = Workspace(folder / "workspace")
+    resolved = small.settings(root=root)
+    truth = root / "SegmentationClassAug"
+
+    shutil.move(truth, folder / "moved")
     without = pipeline.run(resolved, workspace, "run")
-    assert without.scores == []
-    assert "there are no ground-truth masks" in " ".join(without.context.result("evaluate", StageResult).notes)
-    for stage, table in (("localize", "maps"), ("pseudo_masks", "masks"), ("predict", "predictions")):
-        ours, theirs = (read_table(r.context.inputs[stage] / table) for r in (without, small.first))
-        assert ours.equals(theirs)
-    for stage in ("train_classifier", "train_segmenter"):
-        ours, theirs = (bytes_of(r.context.inputs[stage] / "weights.pt") for r in (without, small.first))
-        assert ours == theirs
-
-    shutil.move(tmp_path / "truth", truth)
+    shutil.move(folder / "moved", truth)
     scored = pipeline.run(resolved, workspace, "run")
-    assert computed(scored) == ["index", "evaluate", "report"]
-    assert [s.miou for s in scored.scores] == [s.miou for s in small.first.scores]
-
     for path in truth.glob("*.png"):
         Image.open(path).transpose(Image.Transpose.FLIP_TOP_BOTTOM).save(path)
-    other = pipeline.run(resolved, workspace, "run")
-    assert computed(other) == ["evaluate", "report"]
-    before, after = ({**r.context.inputs, "evaluate": None, "report": None} for r in (scored, other))
-    assert before == after
-    masks = [next(s.miou for s in r.scores if s.what == "pseudo_masks") for r in (scored, other)]
-    assert masks[0] != masks[1]
+    flipped = pipeline.run(resolved, workspace, "run")
+    return TruthRuns(root, workspace, without, scored, flipped)
 
-    mask = sorted(truth.glob("train_*.png"))[0]
+
+def test_a_run_without_truth_has_no_scores_and_a_note(truth_runs: TruthRuns) -> None:
+    assert truth_runs.without.scores == []
+    notes = truth_runs.without.context.result("evaluate", StageResult).notes
+    assert "there are no ground-truth masks" in " ".join(notes)
+
+
+@pytest.mark.parametrize(
+    ("stage", "table"), [("localize", "maps"), ("pseudo_masks", "masks"), ("predict", "predictions")]
+)
+def test_outputs_without_truth_are_the_same(small: Any, truth_runs: TruthRuns, stage: str, table: str) -> None:
+    without = read_table(truth_runs.without.context.inputs[stage] / table)
+    with_truth = read_table(small.first.context.inputs[stage] / table)
+    assert without.equals(with_truth)
+
+
+def test_weights_without_truth_are_the_same(small: Any, truth_runs: TruthRuns) -> None:
+    assert trained_weights(truth_runs.without) == trained_weights(small.first)
+
+
+def test_added_truth_is_scored_without_training_again(small: Any, truth_runs: TruthRuns) -> None:
+    assert computed(truth_runs.scored) == ["index", "evaluate", "report"]
+    assert [score.miou for score in truth_runs.scored.scores] == [score.miou for score in small.first.scores]
+
+
+def test_changed_truth_changes_scores_and_nothing_else(truth_runs: TruthRuns) -> None:
+    assert computed(truth_runs.flipped) == ["evaluate", "report"]
+    before = {**truth_runs.scored.context.inputs, "evaluate": None, "report": None}
+    after = {**truth_runs.flipped.context.inputs, "evaluate": None, "report": None}
+    assert before == after
+
+    mious = []
+    for run in (truth_runs.scored, truth_runs.flipped):
+        mious.append(next(score.miou for score in run.scores if score.what == "pseudo_masks"))
+    assert mious[0] != mious[1]
+
+
+def test_a_truth_mask_of_another_size_is_named(small: Any, truth_runs: TruthRuns) -> None:
+    mask = sorted((truth_runs.root / "SegmentationClassAug").glob("train_*.png"))[0]
+    content = mask.read_bytes()
     Image.new("P", (7, 5)).save(mask)
     with pytest.raises(Exception, match="5x7 pixels") as caught:
-        pipeline.run(resolved, workspace, "run")
+        pipeline.run(small.settings(root=truth_runs.root), truth_runs.workspace, "run")
     assert str(mask) in str(user_error_in(caught.value))
+    mask.write_bytes(content)
 
 
 @pytest.mark.parametrize(("label", "found"), [(255, "ground-truth masks contain none of the tags"), (4, "label 4")])
-def test_masks_of_a_wrong_kind_show_before_the_trainings(small: Any, tmp_path: Path, label: int, found: str) -> None:
+def test_ground_truth_masks_with_wrong_labels_are_refused_before_training(
+    small: Any, tmp_path: Path, label: int, found: str
+) -> None:
     root = small.draw(tmp_path)
     for path in (root / "SegmentationClassAug").iterdir():
         Image.fromarray(np.where(np.array(Image.open(path)) > 0, label, 0).astype(np.uint8)).save(path)
@@ -187,7 +280,7 @@ def test_masks_of_a_wrong_kind_show_before_the_trainings(small: Any, tmp_path: P
         pipeline.check(small.settings(root=root).config, Workspace(tmp_path / "workspace"), "run")
 
 
-def test_full_supervision_trains_on_the_truth_and_every_score_says_so(small: Any) -> None:
+def test_full_supervision_trains_on_ground_truth_masks_and_marks_its_scores(small: Any) -> None:
     full = small.run("bound", "supervision=full", "segmenter.init=pretrained", until="predict")
     assert [(s.what, s.trained_on) for s in full.scores] == [("segmentation", "ground truth")] * 2
     assert "ground truth" in full.scores[0].meaning().values()
@@ -201,7 +294,7 @@ def test_full_supervision_trains_on_the_truth_and_every_score_says_so(small: Any
             np.testing.assert_array_equal(decode_labels(mask), truth)
 
 
-def test_full_supervision_needs_masks_and_a_backbone_of_its_own(small: Any, tmp_path: Path) -> None:
+def test_full_supervision_requires_all_masks_and_its_own_initialization(small: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"segmenter\.init is classifier but supervision is full"):
         small.settings("supervision=full")
     root = small.draw(tmp_path)
@@ -211,33 +304,64 @@ def test_full_supervision_needs_masks_and_a_backbone_of_its_own(small: Any, tmp_
         pipeline.check(config, small.workspace, "any")
 
 
-def test_mlflow_keeps_parameters_curves_and_artifacts(small: Any) -> None:
-    client, run_id = small.first.context.tracker.client, small.first.context.tracker.run_id
-    run: Any = client.get_run(run_id)
-    assert (run.info.run_name, run.info.status) == ("first", "FINISHED")
-    assert run.data.params["classifier.epochs"] == "2"
-    assert (run.data.tags["sources"], run.data.tags["recipe"]) == ("voc", "scratch")
+@pytest.fixture(scope="module")
+def mlflow_run(small: Any) -> Any:
+    """What MLflow recorded of the run `first`."""
+    tracker = small.first.context.tracker
+    return tracker.client.get_run(tracker.run_id)
+
+
+def metric_history(small: Any, name: str) -> Any:
+    tracker = small.first.context.tracker
+    return tracker.client.get_metric_history(tracker.run_id, name)
+
+
+def test_mlflow_records_name_status_and_parameters(mlflow_run: Any) -> None:
+    assert (mlflow_run.info.run_name, mlflow_run.info.status) == ("first", "FINISHED")
+    assert mlflow_run.data.params["classifier.epochs"] == "2"
+
+
+def test_mlflow_tags_name_sources_recipe_and_index(small: Any, mlflow_run: Any) -> None:
+    tags = mlflow_run.data.tags
     index = small.first.context.result("index", IndexResult)
-    tags = run.data.tags
+    assert (tags["sources"], tags["recipe"]) == ("voc", "scratch")
     assert (tags["mcis.index"], tags["mcis.images"]) == (index.identity, "train 24, val 6")
-    assert [client.get_logged_model(of.model_id).name for of in run.outputs.model_outputs] == ["segmenter"]
-    steps = [m.step for m in client.get_metric_history(run_id, "classifier.loss")]
+
+
+def test_mlflow_logs_the_segmenter_as_a_model(small: Any, mlflow_run: Any) -> None:
+    client = small.first.context.tracker.client
+    names = [client.get_logged_model(output.model_id).name for output in mlflow_run.outputs.model_outputs]
+    assert names == ["segmenter"]
+
+
+def test_mlflow_logs_each_step_of_the_loss_once(small: Any, mlflow_run: Any) -> None:
+    steps = [metric.step for metric in metric_history(small, "classifier.loss")]
     assert steps == sorted(set(steps))
     assert steps[-1] == 6  # 2 epochs of 24 pairs in batches of 8
-    names = {a.path for a in client.list_artifacts(run_id)}
+
+
+def test_mlflow_keeps_the_files_of_the_run(small: Any, mlflow_run: Any) -> None:
+    tracker = small.first.context.tracker
+    names = {artifact.path for artifact in tracker.client.list_artifacts(tracker.run_id)}
     assert {"report.html", "scores.json", "config.toml", "pictures"} <= names
-    scored = {s.what for s in small.first.scores}
-    assert {key.split(".")[0] for key in run.data.metrics if key.endswith(".miou")} == scored
+
+
+def test_mlflow_has_a_metric_for_every_scored_output(small: Any, mlflow_run: Any) -> None:
+    scored = {score.what for score in small.first.scores}
+    assert {key.split(".")[0] for key in mlflow_run.data.metrics if key.endswith(".miou")} == scored
+
+
+def test_mlflow_logs_val_map_after_every_epoch(small: Any, mlflow_run: Any) -> None:
+    logged = metric_history(small, "classifier.val_map")
     trained = small.first.context.result("train_classifier", StageResult)
-    logged = client.get_metric_history(run_id, "classifier.val_map")
-    assert [m.step for m in logged] == [3, 6], "every epoch"
+    assert [metric.step for metric in logged] == [3, 6]
     assert trained.counts["val mAP"] == pytest.approx(logged[-1].value, abs=0.02)
 
 
-def test_a_trained_classifier_is_taken_over_without_the_weights_it_began_from(
+def test_a_given_classifier_is_used_without_its_initial_weights(
     small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`weights.classifier_backbone` names an absent file: nothing is trained from it, so it is not looked for."""
+    """`weights.classifier_backbone` names a missing file. It is not needed, because nothing is trained from it."""
     weights = small.first.context.inputs["train_classifier"] / "weights.pt"
     shutil.copy(weights, tmp_path / "mine.pt")
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -269,7 +393,7 @@ def test_a_trained_classifier_is_taken_over_without_the_weights_it_began_from(
         ("classifier=garbage.pt", (), "garbage.pt does not fit this configuration"),
     ],
 )
-def test_a_trained_classifier_that_is_absent_or_does_not_fit_is_named_before_the_run(
+def test_a_given_classifier_that_is_missing_or_does_not_fit_is_refused_before_the_run(
     small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, more: Any, found: str
 ) -> None:
     shutil.copy(small.first.context.inputs["train_classifier"] / "weights.pt", tmp_path / "mine.pt")
@@ -280,7 +404,7 @@ def test_a_trained_classifier_that_is_absent_or_does_not_fit_is_named_before_the
         pipeline.check(small.settings(f"weights.{weights}", *more).config, small.workspace, "any")
 
 
-def test_images_that_a_stage_needs_and_the_data_lack_are_named_before_the_run(small: Any) -> None:
+def test_a_split_without_images_is_refused_before_the_run(small: Any) -> None:
     config = small.settings("predict.split=test").config
     for until in (None, "predict"):
         with pytest.raises(UserError, match=r"predict\.split is test, which has no images"):
@@ -289,8 +413,8 @@ def test_images_that_a_stage_needs_and_the_data_lack_are_named_before_the_run(sm
 
 
 @pytest.mark.parametrize("recipe", ["paper", "released"])
-def test_images_without_saliency_maps_end_a_preset_before_the_run(small: Any, recipe: str) -> None:
-    """The remedy names what to set, and either of its values lets the run begin."""
+def test_recipes_with_saliency_refuse_images_without_saliency_maps(small: Any, recipe: str) -> None:
+    """The remedy names two values, and either of them passes the checks."""
     without = ["weights.classifier_backbone=none", "data.saliency=absent"]
     with pytest.raises(UserError, match=r"24 of 24 training images .*: train_000000, ") as caught:
         pipeline.check(small.settings(*without, recipe=recipe).config, small.workspace, "any")
@@ -308,13 +432,13 @@ def test_images_without_saliency_maps_end_a_preset_before_the_run(small: Any, re
         ("weights.classifier_backbone=bundled", "no weights of small are bundled"),
     ],
 )
-def test_what_a_backbone_cannot_do_ends_a_run_before_it_begins(small: Any, values: str, found: str) -> None:
+def test_unsupported_backbone_settings_are_refused_before_the_run(small: Any, values: str, found: str) -> None:
     with pytest.raises(UserError, match=found):
         pipeline.check(small.settings(values).config, small.workspace, "any")
 
 
 @pytest.mark.slow
-def test_without_tagged_val_images_a_note_says_so(small: Any, tmp_path: Path) -> None:
+def test_a_note_reports_that_no_val_image_has_tags(small: Any, tmp_path: Path) -> None:
     root = small.draw(tmp_path)
     lists = root / "ImageSets/Segmentation"
     (lists / "val_cls.txt").write_text((lists / "val.txt").read_text())
@@ -325,8 +449,8 @@ def test_without_tagged_val_images_a_note_says_so(small: Any, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_a_run_whose_classifier_learns_nothing_ends_there_with_a_report(small: Any, tmp_path: Path) -> None:
-    """Each image has the tags of another one: whatever is learnt of the training images says nothing of val ones."""
+def test_a_run_stops_with_a_report_if_its_classifier_learns_nothing(small: Any, tmp_path: Path) -> None:
+    """Each image has the tags of another image, so training says nothing about the val images."""
     root = small.draw(tmp_path, val=24)
     for split in ("train_aug", "val"):
         path = root / "ImageSets/Segmentation" / f"{split}_cls.txt"
@@ -344,7 +468,7 @@ def test_a_run_whose_classifier_learns_nothing_ends_there_with_a_report(small: A
 
 
 @pytest.mark.slow
-def test_a_run_whose_masks_are_all_background_ends_behind_them(small: Any) -> None:
+def test_a_run_whose_masks_are_all_background_stops_after_them(small: Any) -> None:
     nothing = ("maps.scale=maximum", "pseudo_masks.rule=crf", "pseudo_masks.threshold=1", "pseudo_masks.score_floor=1")
     with pytest.raises(UserError, match=r"a network cannot learn from the 24 pseudo masks: on average 0[.]") as error:
         small.run("empty", *nothing)
@@ -353,30 +477,50 @@ def test_a_run_whose_masks_are_all_background_ends_behind_them(small: Any) -> No
     assert "a network cannot learn" in (small.workspace.runs / "empty" / "report.html").read_text()
 
 
-def test_without_related_images_single_round_maps_are_the_maps_and_are_compared(small: Any) -> None:
-    result = small.run("r0", "localize.related=0", until="localize")
-    folder = result.context.inputs["localize"]
-    assert read_table(folder / "maps").equals(read_table(folder / "single"))
-    assert read_table(folder / "single").equals(read_table(small.first.context.inputs["localize"] / "single"))
-    assert [s.what for s in result.scores] == ["localization_maps", "baseline", "baseline"]
-    # `mcis compare` shows the maps of both.
-    compared = compare(open_run_groups(small.workspace.root, ["first", "r0"]), BootstrapSettings(resamples=10))
-    *_, gallery = compared_images(compared, 2)
+@pytest.fixture(scope="module")
+def without_related(small: Any) -> pipeline.RunResult:
+    """A run whose maps use no related images."""
+    result: pipeline.RunResult = small.run("r0", "localize.related=0", until="localize")
+    return result
+
+
+def test_without_related_images_the_maps_are_the_single_round_maps(
+    small: Any, without_related: pipeline.RunResult
+) -> None:
+    folder = without_related.context.inputs["localize"]
+    single_round = read_table(folder / "single")
+    assert read_table(folder / "maps").equals(single_round)
+    assert single_round.equals(read_table(small.first.context.inputs["localize"] / "single"))
+    assert [score.what for score in without_related.scores] == ["localization_maps", "baseline", "baseline"]
+
+
+def test_compare_shows_the_maps_of_both_runs(small: Any, without_related: pipeline.RunResult) -> None:
+    groups = open_run_groups(small.workspace.root, [small.first.context.name, "r0"])
+    *_, gallery = compared_images(compare(groups, BootstrapSettings(resamples=10)), 2)
     assert (gallery.title, gallery.common, len(gallery.images)) == ("Localization maps", 24, 2)
+
     for image in gallery.images:
-        (_, photograph, _), _, *of_runs = image.cells
+        (_, photograph, _), _, *run_cells = image.cells
         assert photograph is not None
-        size = [64 * side // max(photograph.picture.size) for side in photograph.picture.size[::-1]]
-        for run, (name, cell, note) in zip((small.first, result), of_runs, strict=True):
-            maps = image_maps(Shards(run.context.inputs["localize"] / "maps"), image.id)
-            heat = score_maps(torch.from_numpy(maps.maps), maps.grids, "maximum", *size).numpy()
-            expected = heat_picture(photograph.picture, heat, maps.classes + 1)
-            assert cell is not None
-            np.testing.assert_array_equal(np.asarray(cell.picture), np.asarray(expected))
+        for run, (name, cell, note) in zip((small.first, without_related), run_cells, strict=True):
             assert (name, note[:10]) == (run.context.name, "mIoU here ")
+            assert cell is not None
+            expected = expected_heat(run, image.id, photograph.picture)
+            np.testing.assert_array_equal(np.asarray(cell.picture), np.asarray(expected))
+
+
+def expected_heat(run: pipeline.RunResult, image_id: str, photograph: Any) -> Any:
+    """The picture of an image's maps over its photograph, computed from the output of `localize`."""
+    maps = image_maps(Shards(run.context.inputs["localize"] / "maps"), image_id)
+    longest = max(photograph.size)
+    width, height = photograph.size
+    scores = score_maps(
+        torch.from_numpy(maps.maps), maps.grids, "maximum", 64 * height // longest, 64 * width // longest
+    )
+    return heat_picture(photograph, scores.numpy(), maps.classes + 1)
 
 
 def test_stages_have_the_hooks_that_they_need() -> None:
-    """One by another name would be left out in silence."""
+    """A hook with a misspelled name would be skipped without an error."""
     without = {hook: [s.name for s in pipeline.STAGES if not hasattr(s.module, hook)] for hook in ("check", "inputs")}
     assert without == {"check": ["index", "localize", "report"], "inputs": ["localize", "report"]}

@@ -1,4 +1,4 @@
-"""The record of a run: how its last call ended, and what it points to whatever becomes of later calls."""
+"""The record of a run: how its last call ended, and which outputs the run uses."""
 
 import contextlib
 import datetime
@@ -11,7 +11,7 @@ from mcis.platform.runs.workspace import RunRecord, Workspace
 
 
 def call(workspace: Workspace, *, whole: bool = True, error: BaseException | None = None, **keys: str) -> None:
-    """A call of a run that reaches these stages, with these keys, and then ends, with an error if one is given."""
+    """Records a call of a run that reaches stages, given with their keys, and ends, with `error` if it is given."""
     outputs = {stage: workspace.output(stage, key) for stage, key in keys.items()}
     with contextlib.suppress(*([type(error)] if error else [])), run_record(workspace, "run", whole=whole):
         for number, (stage, output) in enumerate(outputs.items(), 1):
@@ -36,29 +36,31 @@ def record(workspace: Workspace) -> RunRecord:
         (ValueError("x"), "failed", "ValueError"),
     ],
 )
-def test_how_a_call_ended_is_written_down(
+def test_the_end_of_a_call_is_recorded(
     workspace: Workspace, error: BaseException | None, outcome: str, reason: str | None
 ) -> None:
     call(workspace, error=error, index="a")
-    found = record(workspace)
-    assert (found.outcome, found.reason, found.study, found.kind) == (outcome, reason, None, "run")
-    began, ended = (datetime.datetime.fromisoformat(time or "") for time in (found.began, found.ended))
+    ended_call = record(workspace)
+    assert (ended_call.outcome, ended_call.reason, ended_call.study, ended_call.kind) == (outcome, reason, None, "run")
+
+    began = datetime.datetime.fromisoformat(ended_call.began)
+    ended = datetime.datetime.fromisoformat(ended_call.ended or "")
     assert began <= ended <= datetime.datetime.now(datetime.UTC)
 
 
-def test_a_study_does_not_take_the_name_of_a_run(workspace: Workspace) -> None:
+def test_a_study_cannot_have_the_name_of_a_run(workspace: Workspace) -> None:
     call(workspace, index="a")
     with pytest.raises(UserError, match="run is a run"), run_record(workspace, "run", whole=True, kind="study"):
         pass
 
 
-def test_what_is_being_computed_is_pointed_to_and_stays_so_when_the_call_is_killed(workspace: Workspace) -> None:
+def test_an_output_is_recorded_before_it_is_computed(workspace: Workspace) -> None:
     call(workspace, error=KeyboardInterrupt(), index="a", localize="b")
     assert list(workspace.outputs("run")) == ["index"]
     assert record(workspace).outputs == {"index": ["index-a"], "localize": ["localize-b"]}
 
 
-def test_a_call_that_ends_early_takes_nothing_back(workspace: Workspace) -> None:
+def test_a_failed_call_removes_no_outputs_from_the_record(workspace: Workspace) -> None:
     call(workspace, index="a", localize="b", predict="c")
     call(workspace, error=ValueError(), index="new")
     assert record(workspace).outputs == {
@@ -70,7 +72,7 @@ def test_a_call_that_ends_early_takes_nothing_back(workspace: Workspace) -> None
     assert record(workspace).outputs == {"index": ["index-new"], "localize": ["localize-b"]}
 
 
-def test_a_call_up_to_a_stage_keeps_what_lies_behind_it(workspace: Workspace) -> None:
+def test_a_call_until_a_stage_keeps_the_outputs_of_later_stages(workspace: Workspace) -> None:
     call(workspace, index="a", localize="b")
     call(workspace, whole=False, index="new")
     assert record(workspace).outputs == {"index": ["index-new"], "localize": ["localize-b"]}
@@ -91,13 +93,13 @@ def test_a_call_up_to_a_stage_keeps_what_lies_behind_it(workspace: Workspace) ->
         '{"began": "2026-01-01", "reached": {"index": 1}}',
     ],
 )
-def test_a_damaged_record_is_the_users_error(workspace: Workspace, content: str) -> None:
+def test_a_damaged_record_raises_a_user_error(workspace: Workspace, content: str) -> None:
     workspace.run("run").record.write_text(content)
     with pytest.raises(UserError, match=r"record\.json is damaged"):
         workspace.record("run")
 
 
-def test_a_run_that_another_process_stopped_says_why(workspace: Workspace) -> None:
+def test_a_run_stopped_by_another_process_records_the_reason(workspace: Workspace) -> None:
     call(workspace, index="a")
     record_interruption(workspace, "run", "too late")
     assert record(workspace).outcome == "finished"

@@ -1,4 +1,4 @@
-"""Results of stages: written beside the output, read back as the records that they were."""
+"""Results of stages are written next to the output and read back unchanged."""
 
 import dataclasses
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Every sources runs through the pipeline, and the index opens only new images: small sources made of drawn images."""
+"""Combinations of sources run through the pipeline, and the index opens only new images."""
 
 import shutil
 from pathlib import Path
@@ -49,7 +49,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Listing]:
 
 
 def extra(folder: Path, drawn: tuple[Path, Listing], count: int) -> Path:
-    """<class>/<file>, some of the drawn training images, each one pixel different from the original."""
+    """Writes <class>/<file>: drawn training images, each with one pixel changed."""
     from PIL import Image
 
     root, listing = drawn
@@ -67,7 +67,7 @@ def run(sources: str, workspace: Path, options: dict[str, Any], *overrides: str,
     return pipeline.run(resolved, Workspace(workspace), "run", until=until)
 
 
-def test_a_setting_is_sources_joined_by_plus() -> None:
+def test_sources_are_joined_by_plus() -> None:
     assert sources_of("voc") == ("voc",)
     assert sources_of("web+voc") == ("voc", "web")
     assert sources_of("tags+single+web") == ("tags", "single", "web")
@@ -81,41 +81,45 @@ def test_a_setting_is_sources_joined_by_plus() -> None:
 
 @pytest.mark.slow
 def test_crawled_images_train_both_networks(ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path) -> None:
-    """The broken file is listed and the run goes on; masks of web images, which have no saliency map, come by CRF."""
+    """A broken file is listed as rejected. Web images have no saliency map, so their masks use the CRF."""
     root, listing = drawn
     web = extra(tmp_path / "web", drawn, 6)
     broken = web / listing.classes[0] / "page.jpg"
     broken.write_text("<html>not found</html>")
     options = {"data.voc": str(root), "data.classes": str(root / "classes.txt"), "data.web.root": str(web)}
     result = run("voc+web", tmp_path / "workspace", options)
+
     index = result.context.result("index", IndexResult).counts
     assert index["domains"] == {"target": 24, "web": 6}
     assert index["rejected"] == {"not an image": 1}
     assert "1 images rejected: 1 x not an image" in result.context.folder.report.read_text()
     assert read_table(result.context.inputs["index"] / "rejects.parquet")["uri"].to_pylist() == [str(broken)]
+
     table = read_table(result.context.inputs["pseudo_masks"] / "masks").to_pylist()
     ignored = {row["image_id"]: row["ignored"] for row in table}
     masks = list(ignored)
     assert {(row["image_id"].startswith("web/"), row["cue"]) for row in table} == {(True, "crf"), (False, "saliency")}
     assert sum(name.startswith("web/") for name in masks) == 6
     assert len(masks) == 26
-    made = result.context.result("pseudo_masks", MasksResult)
-    assert made.background_cue == "saliency, crf for 6 of 26"
-    assert made.counts["masks by domain and cue"] == {"target, saliency": 20, "web, crf": 6}
+
+    masks_result = result.context.result("pseudo_masks", MasksResult)
+    assert masks_result.background_cue == "saliency, crf for 6 of 26"
+    assert masks_result.counts["masks by domain and cue"] == {"target, saliency": 20, "web, crf": 6}
     report = result.context.folder.report.read_text()
     assert "masks by domain and cue → web, crf" in report
     segmenter = result.context.result("train_segmenter", StageResult).counts
     assert segmenter["training images"] + segmenter["without a useful mask"] == 26
+
     scored = {s.what: s.images for s in result.scores}
     assert scored == {"localization_maps": 20, "pseudo_masks": 20, "baseline": 20, "segmentation": 4}
-    of_scored = [share for name, share in ignored.items() if not name.startswith("web/")]
+    scored_shares = [share for name, share in ignored.items() if not name.startswith("web/")]
     (share,) = (s.ignored_share for s in result.scores if s.what == "pseudo_masks")
-    assert share == pytest.approx(sum(of_scored) / 20, abs=1e-4)
-    assert abs(share - sum(ignored.values()) / 26) > 1e-3, "the masks of web images differ, so it would show"
+    assert share == pytest.approx(sum(scored_shares) / 20, abs=1e-4)
+    assert abs(share - sum(ignored.values()) / 26) > 1e-3, "the masks of web images have another share"
 
 
 @pytest.mark.slow
-def test_single_label_images_are_used(ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path) -> None:
+def test_single_label_images_get_maps(ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path) -> None:
     root, listing = drawn
     single = extra(tmp_path / "train", drawn, 9)
     table = tmp_path / "folders.txt"
@@ -132,7 +136,9 @@ def test_single_label_images_are_used(ray_local: None, drawn: tuple[Path, Listin
     assert sum(name.startswith("single/") for name in maps) == 9
 
 
-def test_a_table_without_masks_or_val(ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path) -> None:
+def test_a_table_without_masks_or_val_images_is_predicted_and_not_scored(
+    ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path
+) -> None:
     _, listing = drawn
     rows = [r for r in listing.table.to_pylist() if r["split"] == "train"]
     table = tmp_path / "photos.parquet"

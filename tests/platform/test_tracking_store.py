@@ -1,4 +1,4 @@
-"""Where MLflow keeps runs: passwords and tokens stay out of its address and out of what is said of it."""
+"""MLflow's store: its address contains no passwords or tokens, and messages repeat none."""
 
 import subprocess
 import sys
@@ -26,13 +26,15 @@ SECRET = "hunter2%2Fcorrect"
     ],
 )
 def test_an_address_with_credentials_is_refused_and_not_repeated(
-    uri: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    uri: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+
     with pytest.raises(UserError, match="contains a password or token") as caught:
         tracking_uri(workspace)
     assert "hunter2" not in str(caught.value)
     assert "MLFLOW_TRACKING_TOKEN" in caught.value.remedy
+
     started: list[list[str]] = []
     monkeypatch.setattr("os.execv", lambda _, command: started.append(command))
     shown = CliRunner().invoke(app, ["ui", "--workspace", str(workspace.root)])
@@ -49,7 +51,7 @@ def test_an_address_with_credentials_is_refused_and_not_repeated(
         "sqlite:////data/a:b@c/mlflow.db",
     ],
 )
-def test_other_addresses_are_taken_as_they_are(uri: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_addresses_are_used_unchanged(uri: str, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     assert tracking_uri(workspace) == uri
 
@@ -61,7 +63,7 @@ def test_errors_repeat_no_password_of_the_environment(monkeypatch: pytest.Monkey
         raise ConnectionError("Bearer hunter2 refused by swordfish")
 
 
-def test_trials_are_given_what_mlflow_finds_its_store_by(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_get_the_environment_variables_of_the_store(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY")
     for name in (*names, "OTHER"):
         monkeypatch.setenv(name, "x")
@@ -70,7 +72,7 @@ def test_trials_are_given_what_mlflow_finds_its_store_by(monkeypatch: pytest.Mon
 
 
 @pytest.mark.slow
-def test_runs_that_begin_at_once_in_an_empty_workspace_share_its_store(tmp_path: Path) -> None:
+def test_runs_that_start_together_in_an_empty_workspace_share_its_store(tmp_path: Path) -> None:
     code = "import pathlib, sys; from mcis.platform.runs import tracking, workspace; "
     code += "tracking.Tracker(workspace.Workspace(pathlib.Path(sys.argv[1])), sys.argv[2], identity='')"
     started = [subprocess.Popen([sys.executable, "-c", code, str(tmp_path), name]) for name in "abc"]

@@ -1,4 +1,4 @@
-"""The version of the code in keys: another source, torch or class of device is another output, another place is not."""
+"""The version of the code in stage keys: it depends on the source, torch and kind of device, not on the folder."""
 
 import importlib.util
 import shutil
@@ -17,7 +17,7 @@ from mcis.platform.runs.version import code_digest
 ROOT = Path(__file__).resolve().parents[2]
 RUN = """
 import sys
-sys.path[:] = [sys.argv[1], *sys.path, sys.argv[2]]  # without the links by which an editable install is found
+sys.path[:] = [sys.argv[1], *sys.path, sys.argv[2]]  # without the links of the editable install
 from pathlib import Path
 from types import SimpleNamespace
 from mcis.platform.config.sections import Config
@@ -48,8 +48,13 @@ def installed(wheel: Path, tmp_path: Path) -> Path:
 
 
 def run(installed: Path, device: str = "cpu") -> tuple[str, bool]:
-    """The digest of this installation's code, and whether it computed a stage in a workspace that all share."""
-    packages, workspace = sysconfig.get_path("purelib"), str(installed.parent / "workspace")
+    """Runs a stage with an installation; all installations share a workspace.
+
+    Returns:
+        The digest of the installation's code, and whether the stage was computed.
+    """
+    packages = sysconfig.get_path("purelib")
+    workspace = str(installed.parent / "workspace")
     command = [sys.executable, "-S", "-c", RUN, str(installed), packages, workspace, device]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -59,17 +64,19 @@ def run(installed: Path, device: str = "cpu") -> tuple[str, bool]:
 
 
 @pytest.mark.slow
-def test_outputs_are_of_the_code_that_computes_and_of_the_device(installed: Path) -> None:
+def test_outputs_depend_on_the_code_that_computes_and_on_the_device(installed: Path) -> None:
     digest, computed = run(installed)
-    assert digest == code_digest(), "a wheel's code is that of its checkout"
+    assert digest == code_digest(), "a wheel has the code of its checkout"
     assert computed
     assert run(installed) == (digest, False)
+
     elsewhere = shutil.copytree(installed, installed.with_name("elsewhere"))
     assert run(elsewhere) == (digest, False)
     with (elsewhere / "mcis/platform/reporting/run_page.py").open("a") as file:
         file.write("# a page computes nothing\n")
     assert run(elsewhere) == (digest, False)
     assert run(installed, "gpu") == (digest, True)
+
     with (elsewhere / "mcis/models/losses.py").open("a") as file:
         file.write("OTHER = 1\n")
     other, computed = run(elsewhere)
@@ -78,45 +85,70 @@ def test_outputs_are_of_the_code_that_computes_and_of_the_device(installed: Path
     assert run(installed) == (digest, False)
 
 
-def test_an_edit_changes_the_keys_of_the_stages_that_run_it(tmp_path: Path) -> None:
-    """On the real tree: each module is edited, and put back."""
-    tree = tmp_path / "mcis"
-    for package in ("datasets", "models", "platform"):
-        shutil.copytree(ROOT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__"))
-    stages = {stage.name: stage.module.__name__ for stage in pipeline.STAGES if stage.kept}
+class EditedTree:
+    """A copy of the source whose modules can be edited one at a time."""
 
-    def codes() -> dict[str, str]:
-        spec = importlib.util.spec_from_file_location("version_of_tree", tree / "platform/runs/version.py")
+    def __init__(self, tree: Path):
+        self._tree = tree
+        for package in ("datasets", "models", "platform"):
+            shutil.copytree(ROOT / package, tree / package, ignore=shutil.ignore_patterns("__pycache__"))
+        self._before = self._codes()
+
+    def stages_changed_by(self, edit: Callable[[str], str], module: str) -> set[str]:
+        """The stages whose code changes with an edit of a module. The edit is undone."""
+        file = self._tree / module
+        text = file.read_text()
+        file.write_text(edit(text))
+        after = self._codes()
+        file.write_text(text)
+        return {stage for stage, code in self._before.items() if after[stage] != code}
+
+    def _codes(self) -> dict[str, str]:
+        """The version of the code of each stage."""
+        spec = importlib.util.spec_from_file_location("version_of_tree", self._tree / "platform/runs/version.py")
         assert spec is not None
         assert spec.loader is not None
         version = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(version)
-        return {name: version.code_of(module) for name, module in stages.items()}
+        return {stage.name: version.code_of(stage.module.__name__) for stage in pipeline.STAGES if stage.kept}
 
-    before = codes()
 
-    def changed(module: str, edit: Callable[[str], str]) -> set[str]:
-        file = tree / module
-        text = file.read_text()
-        file.write_text(edit(text))
-        after = codes()
-        file.write_text(text)
-        return {stage for stage in before if after[stage] != before[stage]}
+def edit_docstring(text: str) -> str:
+    return text.replace('"""', '"""Other words. ', 1) + "# a remark\n"
 
-    def docs(text: str) -> str:
-        return text.replace('"""', '"""Other words. ', 1) + "# a remark\n"
 
-    def more(text: str) -> str:
-        return f"{text}\nOTHER = 1\n"
+def add_constant(text: str) -> str:
+    return f"{text}\nOTHER = 1\n"
 
-    for module in ("platform/runs/progress.py", "models/classifier.py", "platform/stages/pseudo_masks.py"):
-        assert not changed(module, docs), module
-    of_masks = changed("models/pseudo_masks.py", more)
-    assert not {"index", "train_classifier", "localize"} & of_masks
-    assert "pseudo_masks" in of_masks
-    assert "train_segmenter" in changed("models/segmenters.py", more), "an entry that its table names as text"
-    of_losses = changed("models/losses.py", more)
-    assert "train_classifier" in of_losses
-    assert "index" not in of_losses
-    assert not changed("platform/reporting/plots.py", more)
-    assert not changed("platform/config/recipes.py", more)
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> EditedTree:
+    return EditedTree(tmp_path_factory.mktemp("tree") / "mcis")
+
+
+@pytest.mark.parametrize(
+    "module", ["platform/runs/progress.py", "models/classifier.py", "platform/stages/pseudo_masks.py"]
+)
+def test_docstrings_and_comments_change_no_stage(tree: EditedTree, module: str) -> None:
+    assert not tree.stages_changed_by(edit_docstring, module)
+
+
+def test_code_of_pseudo_masks_changes_no_earlier_stage(tree: EditedTree) -> None:
+    changed = tree.stages_changed_by(add_constant, "models/pseudo_masks.py")
+    assert "pseudo_masks" in changed
+    assert not {"index", "train_classifier", "localize"} & changed
+
+
+def test_code_that_a_registry_names_as_text_changes_its_stage(tree: EditedTree) -> None:
+    assert "train_segmenter" in tree.stages_changed_by(add_constant, "models/segmenters.py")
+
+
+def test_code_of_losses_changes_the_training_and_not_the_index(tree: EditedTree) -> None:
+    changed = tree.stages_changed_by(add_constant, "models/losses.py")
+    assert "train_classifier" in changed
+    assert "index" not in changed
+
+
+@pytest.mark.parametrize("module", ["platform/reporting/plots.py", "platform/config/recipes.py"])
+def test_code_of_reports_and_recipes_changes_no_stage(tree: EditedTree, module: str) -> None:
+    assert not tree.stages_changed_by(add_constant, module)
