@@ -88,7 +88,7 @@ def test_the_dockerfile_passes_the_linter() -> None:
 def test_the_image_contains_the_sources_of_the_wheel() -> None:
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", (FOLDER / "Dockerfile").read_text(), re.MULTILINE)
     sources = {source for line in copied for source in line.split()}
-    packages = {"datasets", "models", "platform", "tuning"}
+    packages = {"__init__.py", "py.typed", "datasets", "models", "platform", "tuning"}
 
     assert sources == {"pyproject.toml", "constraints.txt", "README.md", "LICENSE", *packages}
 

@@ -21,7 +21,6 @@ RENAMED_KEYS = {
     "classifier.contrastive_weight": "classifier.losses.contrastive.weight",
     "classifier.contrastive_from_epoch": "classifier.losses.contrastive.from_epoch",
     "classifier.contrastive_needs_unshared": "classifier.losses.contrastive.needs_unshared",
-    "classifier.loss_reduction": "classifier.losses.{basic,co_attention}.weight",
     "localize.mirror": "localize.hflip",
     "localize.method.affinity": "localize.method.w_p",
     "affinity_net.trained": "affinity_net.trainable_stages",
@@ -44,6 +43,14 @@ RENAMED_KEYS = {
     "compute.stop_if_nothing_is_learnt": "compute.stop_if_not_learning",
 }
 """Earlier key -> current key."""
+
+REPLACED_KEYS = {
+    "classifier.loss_reduction": (
+        "set classifier.losses.basic.weight=0.5 and classifier.losses.co_attention.weight=0.5 instead of "
+        "loss_reduction=released; nothing for loss_reduction=paper"
+    )
+}
+"""Earlier keys without a single successor -> what to set instead."""
 
 RENAMED_VALUES: dict[str, dict[str, object]] = {
     "trainable_stages": {"neck": 0, "head": 0},

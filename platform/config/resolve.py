@@ -22,7 +22,7 @@ from mcis.datasets.storage.uris import holds_credentials, without_credentials
 from mcis.platform.config.experiment import Experiment, read_experiment
 from mcis.platform.config.keys import Values, explicit, leaves, nested
 from mcis.platform.config.recipes import RECIPES
-from mcis.platform.config.renamed import RENAMED_RECIPES, current_assignment
+from mcis.platform.config.renamed import RENAMED_RECIPES, REPLACED_KEYS, current_assignment
 from mcis.platform.config.sections import SOURCE_COMBINATIONS, Config, sources_of
 from mcis.platform.config.training import ClassifierConfig
 
@@ -172,6 +172,8 @@ def _prefix(origin: str, file: Path | None) -> str:
 
 def _unknown_key(key: str, value: object, known: Sequence[str]) -> str:
     """Describes an unknown key, with its current name if it was renamed, or else the most similar keys."""
+    if key in REPLACED_KEYS:
+        return f"key {key!r} was replaced: {REPLACED_KEYS[key]}"
     renamed = current_assignment(key, value)
     if renamed:
         return f"key {key!r} was renamed: write {renamed}"

@@ -110,7 +110,7 @@ def test_a_network_in_a_folder_predicts_as_its_run(run: Path, tmp_path: Path, mo
     arguments = ["predict", str(tmp_path / "a.png"), "--out", str(tmp_path / "out"), "--model", str(out)]
     assert command.invoke(app, arguments).exit_code == 0
     np.testing.assert_array_equal(Image.open(tmp_path / "out/masks/a.png"), first.labels())
-    assert "give --name or --model" in command.invoke(app, [*arguments, *named]).output
+    assert "error: --name and --model" in command.invoke(app, [*arguments, *named]).output
 
 
 def changed(**values: Any) -> Callable[[Path], None]:
@@ -132,7 +132,7 @@ def unsafe(folder: Path) -> None:
 
 
 HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
-    "a pickle": (unsafe, "no file of tensors alone"),
+    "a pickle": (unsafe, "no file of tensors only"),
     "weights by another name": (lambda f: (f / "model.safetensors").rename(f / "weights.pt"), "lacks config.json or"),
     "JSON without end": (lambda f: (f / "config.json").write_text("[" * 100_000), "config.json is damaged"),
     "another section": (changed(data__tags__allow_absolute=True), "config.json is damaged"),
