@@ -1,4 +1,4 @@
-"""What the platform's tests share: a run of the small pipeline, runs made at will, and a parser that checks pages."""
+"""Fixtures of the platform's tests: a run of the small pipeline, drawn runs, and a parser that checks pages."""
 
 import dataclasses
 import functools
@@ -67,22 +67,22 @@ class Small:
 
     @functools.cached_property
     def first(self) -> pipeline.RunResult:
-        """The whole pipeline as run `first`: outputs of all stages, scores, a report; once a session."""
+        """The whole pipeline as run `first`, with all outputs, scores and a report; once per session."""
         return self.run("first")
 
     def draw(self, folder: Path, val: int = 6) -> Path:
-        """Draws the devkit once more, to be changed."""
+        """Draws another copy of the devkit, which a test may change."""
         synthetic.draw(folder / "VOC2012", train=24, val=val, size=64, classes=3)
         return folder / "VOC2012"
 
     def settings(self, *overrides: str, root: Path | None = None, recipe: str = "scratch") -> Resolved:
-        """The configuration with `key=value` texts more, of this devkit or another one."""
+        """The configuration for this devkit or another one, with overrides `key=value`."""
         root = root or self.root
         options = {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
         return resolve("voc", recipe, options, [*(TINY if recipe == "scratch" else []), *overrides])
 
     def run(self, name: str, *overrides: str, root: Path | None = None, **options: Any) -> pipeline.RunResult:
-        """Runs the pipeline with `settings`; `options` are those of `pipeline.run`."""
+        """Runs the pipeline with `settings`; `options` are passed to `pipeline.run`."""
         return pipeline.run(self.settings(*overrides, root=root), self.workspace, name, **options)
 
 
@@ -108,7 +108,7 @@ class Localizable:
 
     Attributes:
         root: the devkit.
-        context: of a run that has come to its classifier.
+        context: context of a run that has finished the stage `train_classifier`.
     """
 
     root: Path
@@ -120,17 +120,17 @@ class Localizable:
         return dict(torch.load(self.context.inputs["train_classifier"] / WEIGHTS, weights_only=True)["state_dict"])
 
     def config(self, *overrides: str) -> Config:
-        """The configuration with `key=value` texts more."""
+        """The configuration with overrides `key=value`."""
         options = {"data.voc": str(self.root), "data.classes": str(self.root / "classes.txt")}
         return resolve("voc", "scratch", options, [*LOCALIZABLE, *overrides]).config
 
     def into(self, part: Path) -> RunContext:
-        """The context of the stage, which writes into `part`."""
+        """The context with which the stage writes to `part`."""
         part.mkdir(parents=True, exist_ok=True)
         return dataclasses.replace(self.context, part=part)
 
     def with_index(self, folder: Path, change: Callable[[int], dict[str, Any]]) -> "Localizable":
-        """The same with another index: `change` gives the values that a row, by its number, has in place of its own."""
+        """The same data set with another index: `change` returns new values of a row, given its number."""
         index = self.context.inputs["index"]
         table = read_table(index / "index.parquet")
         rows = [row | change(number) for number, row in enumerate(table.to_pylist())]
@@ -139,8 +139,9 @@ class Localizable:
         return self._reading("index", folder)
 
     def classified(self, config: Config, folder: Path, **changes: torch.Tensor) -> "Localizable":
-        """The same with the classifier of a configuration, of the trained weights that it has, or with some changed."""
-        model, state = build_classifier(config.classifier, len(self.context.classes)), self.state | changes
+        """The same data set with the classifier of a configuration: its trained weights, some of them replaced."""
+        model = build_classifier(config.classifier, len(self.context.classes))
+        state = self.state | changes
         model.load_state_dict({name: state[name] for name in model.state_dict()})
         save_weights(model, folder / WEIGHTS, {})
         return self._reading("train_classifier", folder)
@@ -152,7 +153,7 @@ class Localizable:
 
 @pytest.fixture(scope="session")
 def localizable(ray_local: None, tmp_path_factory: pytest.TempPathFactory) -> Localizable:
-    """A run of 30 drawn images of four classes that has come to its classifier."""
+    """A run on 30 drawn images of four classes that has finished the stage `train_classifier`."""
     folder = tmp_path_factory.mktemp("localize")
     root = folder / "VOC2012"
     synthetic.draw(root, train=30, val=4, size=64, classes=4)
@@ -164,10 +165,10 @@ def localizable(ray_local: None, tmp_path_factory: pytest.TempPathFactory) -> Lo
 
 @pytest.fixture(scope="session")
 def scored() -> Callable[..., Path]:
-    """Makes a run with predictions and pseudo masks of drawn images that were scored; returns its folder.
+    """Makes a scored run with predictions and pseudo masks of drawn images; returns its folder.
 
-    The masks are the truth with errors that depend on the run's name and seed; `error` is their share of the pixels.
-    Images are drawn into `data` once, by their numbers, and of each split all runs have the same ones.
+    The masks are the ground truth with errors that depend on the run's name and seed; `error` is the share of wrong
+    pixels. Images are drawn into `data` once, so all runs have the same images in each split.
     """
 
     def make(
@@ -182,14 +183,17 @@ def scored() -> Callable[..., Path]:
         truths: int = 0,
         recipe: str = "scratch",
     ) -> Path:
-        opened, resolved = Workspace(workspace), resolve("voc", recipe, overrides=overrides)
+        opened = Workspace(workspace)
+        resolved = resolve("voc", recipe, overrides=overrides)
         rng = np.random.default_rng([zlib.crc32(name.encode()), resolved.config.seed])
         outputs = {s: opened.output(s, name) for s in ("index", "pseudo_masks", "predict", "evaluate")}
         data.mkdir(parents=True, exist_ok=True)
         tables: dict[str, list[dict[str, object]]] = {"index": [], "predictions": [], "masks": []}
         counted = list[dict[str, Any]]()
         for number in range(images):
-            drawn, tag, image_id = np.random.default_rng([truths, number]), number % len(classes), f"{split}{number}"
+            drawn = np.random.default_rng([truths, number])
+            tag = number % len(classes)
+            image_id = f"{split}{number}"
             truth = np.zeros((40, 56), np.uint8)
             top, left = drawn.integers(0, 20, 2)
             truth[top : top + 20, left : left + 30] = 1 + tag
@@ -198,36 +202,43 @@ def scored() -> Callable[..., Path]:
             if not mask.exists():
                 mask.write_bytes(encode_labels(truth))
                 Image.fromarray(drawn.integers(0, 256, (*truth.shape, 3), np.uint8)).save(photo)
+
             labels = np.where(truth == 255, 0, truth)
             wrong = rng.random((3, *truth.shape)) < error * rng.uniform(0.2, 1.8)
             other = (labels + 1) % (len(classes) + 1)
             plain, refined, pseudo = (np.where(at, other, labels).astype(np.uint8) for at in wrong)
+
             row: dict[str, object] = {"image_id": image_id, "uri": str(photo), "split": split, "tags": [tag]}
             row |= {"height": 40, "width": 56, "domain": "target", "content_hash": image_id}
             row |= {"mask_uri": str(mask), "saliency_uri": None}
             tables["index"].append(row)
             pngs = {"plain": encode_labels(plain), "crf": encode_labels(refined)}
             tables["predictions"].append({"image_id": image_id, **pngs})
-            of_mask = dict.fromkeys(("labels", "mask"), encode_labels(pseudo)) | {"image_id": image_id, "cue": "crf"}
-            tables["masks"].append(of_mask | {"ignored": 0.0, "foreground": 0.3})
+            mask_row = dict.fromkeys(("labels", "mask"), encode_labels(pseudo)) | {"image_id": image_id, "cue": "crf"}
+            tables["masks"].append(mask_row | {"ignored": 0.0, "foreground": 0.3})
             counted += mask_rows(image_id, truth, {"pseudo masks": pseudo}, len(classes))
+
         index = pa.Table.from_pylist(tables["index"], schema=INDEX_SCHEMA)
         write_table(outputs["index"] / "index.parquet", index)
-        of_index = IndexResult(classes=tuple(classes), counts={}, identity=split)
-        write_result(outputs["index"], of_index, key=name)
-        predictions, evaluate = outputs["predict"] / "predictions", outputs["evaluate"]
+        index_result = IndexResult(classes=tuple(classes), counts={}, identity=split)
+        write_result(outputs["index"], index_result, key=name)
+
+        predictions = outputs["predict"] / "predictions"
+        evaluate = outputs["evaluate"]
         for folder, schema in ((predictions, PREDICTIONS_SCHEMA), (outputs["pseudo_masks"] / "masks", MASKS_SCHEMA)):
             write_table(folder / "part-0.parquet", pa.Table.from_pylist(tables[folder.name], schema=schema))
-        of_predictions = count_predictions(len(classes), Shards(predictions), index)
-        write_table(evaluate / PREDICTED_IMAGES / "part-0.parquet", of_predictions)
-        of_masks = pa.Table.from_pylist(counted, schema=COUNTS_SCHEMA)
-        write_table(evaluate / TRAINING_IMAGES / "part-0.parquet", of_masks)
+        prediction_counts = count_predictions(len(classes), Shards(predictions), index)
+        write_table(evaluate / PREDICTED_IMAGES / "part-0.parquet", prediction_counts)
+        mask_counts = pa.Table.from_pylist(counted, schema=COUNTS_SCHEMA)
+        write_table(evaluate / TRAINING_IMAGES / "part-0.parquet", mask_counts)
+
         shape = (MASK_PARTS, len(classes) + 1, len(classes) + 1)
         scorer = Scorer(config=resolved.config, classes=tuple(classes), split=split, images=images)
         masks = sum_counts(evaluate / TRAINING_IMAGES, {"pseudo masks": shape})["pseudo masks"]
         scores = [scorer.mask_score("pseudo_masks", "R = 3", masks, related=3)]
-        for of, counts in sum_counts(evaluate / PREDICTED_IMAGES, dict.fromkeys(("plain", "with CRF"), shape)).items():
-            scores.append(scorer.mask_score("segmentation", of, counts, crf=of == "with CRF"))
+        predicted = sum_counts(evaluate / PREDICTED_IMAGES, dict.fromkeys(("plain", "with CRF"), shape))
+        for title, counts in predicted.items():
+            scores.append(scorer.mask_score("segmentation", title, counts, crf=title == "with CRF"))
         write_json(evaluate / SCORES, [dataclasses.asdict(score) for score in scores])
         write_json(evaluate / CURVES, {})
         write_text(opened.run(name).config, experiment_text(resolved.config, resolved.origins))
@@ -239,7 +250,7 @@ def scored() -> Callable[..., Path]:
 
 @pytest.fixture
 def trained(tmp_path: Path) -> Callable[..., Path]:
-    """Makes a run with a segmenter of random weights and an index of images of these sides; returns its folder."""
+    """Makes a run with a segmenter with random weights and an index of images with these widths; returns its folder."""
 
     def make(classes: int, *overrides: str, sides: Sequence[int] = ()) -> Path:
         workspace = Workspace(tmp_path / "workspace")
@@ -269,13 +280,13 @@ LINK = re.compile(r"#[a-z0-9-]+")
 
 
 class Page(HTMLParser):
-    """A page's elements, its text, and by section the texts of its table cells and the values of its figures.
+    """Parses a page into elements, text, and, by section, texts of table cells and values of `data` elements.
 
-    Fails where the page is not nested, loads something from outside, runs a script, links to what it has not, or has a
-    picture that does not decode or is not described.
+    Parsing fails if elements are not nested, if the page loads external files, runs a script or has a broken internal
+    link, or if a picture cannot be decoded or has no description.
 
     Attributes:
-        pictures: of `img` elements, in their order.
+        pictures: pictures of the `img` elements, in order.
     """
 
     def __init__(self, page: Path | str):

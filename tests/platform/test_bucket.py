@@ -105,7 +105,7 @@ def said(command: list[str], environment: dict[str, str], folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def on_disk(bucket: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The scores of the run in a workspace of a disk."""
+    """The scores of the same run in a workspace on a local disk."""
     folder = tmp_path_factory.mktemp("disk")
     said(run_in(str(folder / "workspace")), bucket, folder)
     return of_code((folder / "workspace/runs/a/scores.json").read_text())
@@ -118,12 +118,14 @@ def scores_in(bucket: dict[str, str], workspace: str) -> str:
 
 
 def of_code(scores: str) -> str:
-    """Scores without the commit, which says whether a file was changed meanwhile."""
+    """Scores without the commit, which changes if a file is edited meanwhile."""
     return "\n".join(str(score | {"git": None}) for score in json.loads(scores)["scores"])
 
 
 @pytest.mark.slow
-def test_a_run_is_the_same_there_and_found_elsewhere(bucket: dict[str, str], on_disk: str, tmp_path: Path) -> None:
+def test_a_run_in_a_bucket_has_the_same_scores_and_is_found_by_another_machine(
+    bucket: dict[str, str], on_disk: str, tmp_path: Path
+) -> None:
     workspace = "s3://bucket/one"
     said(run_in(workspace), bucket | {"MCIS_COPIES": str(tmp_path / "first")}, tmp_path)
     assert scores_in(bucket, workspace) == on_disk
@@ -142,8 +144,8 @@ def test_a_run_is_the_same_there_and_found_elsewhere(bucket: dict[str, str], on_
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_ends_on_another_machine(bucket: dict[str, str], on_disk: str, tmp_path: Path) -> None:
-    """In the classifier's training, whose checkpoint the other machine finds."""
+def test_a_killed_run_continues_on_another_machine(bucket: dict[str, str], on_disk: str, tmp_path: Path) -> None:
+    """It is killed in the classifier's training, and the other machine continues from its checkpoint."""
     workspace, first = "s3://bucket/killed", tmp_path / "first"
     slow = "compute.checkpoint_steps=1"
     with subprocess.Popen(
@@ -204,8 +206,10 @@ def nodes(bucket: dict[str, str], tmp_path: Path) -> Iterator[dict[str, str]]:
 
 
 @pytest.mark.slow
-def test_nodes_that_share_no_disk(bucket: dict[str, str], nodes: dict[str, str], on_disk: str, tmp_path: Path) -> None:
-    """Every stage, and trainings of two workers on two nodes, through what lies in the bucket alone."""
+def test_a_run_on_nodes_without_a_shared_disk(
+    bucket: dict[str, str], nodes: dict[str, str], on_disk: str, tmp_path: Path
+) -> None:
+    """All stages, and trainings with two workers on two nodes, share files only through the bucket."""
     workspace = "s3://bucket/nodes"
     two = ("compute.workers=2", "compute.worker_cpus=1.5", "compute.decode=threads")
     out = said(run_in(workspace, *two), nodes, tmp_path)

@@ -1,4 +1,4 @@
-"""The configuration: frozen, every key explained, every impossible value and contradiction refused."""
+"""The configuration: every key has a description; invalid values and contradictions are refused."""
 
 from typing import Any, get_args
 
@@ -11,30 +11,48 @@ from mcis.platform.config.sections import Config
 from mcis.platform.config.training import ClassifierConfig, LossesConfig, Optimizer
 
 
-def sections(of: type[BaseModel] = Config) -> list[type[BaseModel]]:
-    """A section and all below it."""
-    below = [t for f in of.model_fields.values() for t in (f.annotation, *get_args(f.annotation))]
-    return [of, *(s for t in below if isinstance(t, type) and issubclass(t, BaseModel) for s in sections(t))]
+def sections(root: type[BaseModel] = Config) -> list[type[BaseModel]]:
+    """The class of a section and those of all sections below it."""
+    found: list[type[BaseModel]] = [root]
+    for field in root.model_fields.values():
+        for candidate in (field.annotation, *get_args(field.annotation)):
+            if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+                found += sections(candidate)
+    return found
 
 
-@pytest.mark.parametrize("section", list(dict.fromkeys(sections())))
-def test_every_key_says_what_it_means_and_a_section_has_the_defaults_of_its_class(section: type[BaseModel]) -> None:
-    """Else to set one value of it would bring the class's defaults for all the others."""
+SECTIONS = list(dict.fromkeys(sections()))
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_every_key_has_a_description(section: type[BaseModel]) -> None:
     for name, field in section.model_fields.items():
         assert field.description, name
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_subsection_has_the_defaults_of_its_class(section: type[BaseModel]) -> None:
+    """Otherwise, setting one of its values would change all others to the defaults of the class."""
+    for name, field in section.model_fields.items():
         if isinstance(field.default, BaseModel):
             assert field.default == type(field.default)(), name
             assert not field.default.model_fields_set, name
 
 
-def test_sections_refuse_unknown_keys_and_endless_numbers() -> None:
+def test_all_sections_have_the_common_base_class() -> None:
     assert len(sections()) > 10
     assert all(issubclass(section, Section) for section in sections())
+
+
+def test_sections_refuse_unknown_keys() -> None:
     with pytest.raises(ValidationError, match="Extra inputs"):
         Optimizer.model_validate({"momemtum": 0.9})
-    for endless in ("nan", "inf", float("nan"), float("inf")):
-        with pytest.raises(ValidationError, match="finite"):
-            Optimizer.model_validate({"weight_decay": endless})
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", float("nan"), float("inf")])
+def test_sections_refuse_numbers_that_are_not_finite(value: str | float) -> None:
+    with pytest.raises(ValidationError, match="finite"):
+        Optimizer.model_validate({"weight_decay": value})
 
 
 IMPOSSIBLE: list[tuple[str, str, Any]] = [
@@ -55,7 +73,7 @@ def test_impossible_values_are_refused(section: str, key: str, value: Any) -> No
 
 
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         ({"classifier": {"attention": "none"}}, "localize.related is 3 but classifier.attention is none"),
         (
@@ -84,17 +102,17 @@ def test_impossible_values_are_refused(section: str, key: str, value: Any) -> No
         ({"pseudo_masks": {"threshold": 0.2, "background_threshold": 0.3}}, "0.3 is above threshold 0.2"),
     ],
 )
-def test_contradictions_are_refused(values: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+def test_contradictions_are_refused(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
         Config.model_validate(values)
 
 
-def test_contradictions_between_sections_are_said_together() -> None:
+def test_contradictions_between_sections_are_reported_together() -> None:
     values = {"classifier": {"attention": "none", "stop_epoch": 20}, "compute": {"workers": 11}}
     with pytest.raises(ValidationError) as caught:
         Config.model_validate(values)
-    for said in ("localize.related", "stop_epoch 20", "classifier.batch is 5", "segmenter.batch is 10"):
-        assert said in str(caught.value)
+    for message in ("localize.related", "stop_epoch 20", "classifier.batch is 5", "segmenter.batch is 10"):
+        assert message in str(caught.value)
 
 
 def test_a_segmenter_starts_from_a_classifier_of_the_same_shape() -> None:
@@ -102,14 +120,19 @@ def test_a_segmenter_starts_from_a_classifier_of_the_same_shape() -> None:
     Config.model_validate({"classifier": small, "segmenter": {**small, "init": "classifier"}})
     with pytest.raises(ValidationError, match=r"small \(48 channels\) is not the classifier's small \(24 channels\)"):
         Config.model_validate({"classifier": small, "segmenter": {**small, "channels": 48, "init": "classifier"}})
-    # A width that the backbone does not have plays no part.
+
+
+def test_the_number_of_channels_is_ignored_for_backbones_without_that_setting() -> None:
     resnet = {"backbone": "resnet50"}
     Config.model_validate({"classifier": {**resnet, "channels": 24}, "segmenter": {**resnet, "init": "classifier"}})
+
+
+def test_a_segmenter_cannot_start_from_a_classifier_with_another_backbone() -> None:
     with pytest.raises(ValidationError, match=r"backbone vgg16_largefov .* is not the classifier's vgg16"):
         Config.model_validate({"segmenter": {"backbone": "vgg16_largefov", "init": "classifier"}})
 
 
-def test_what_is_just_possible_passes() -> None:
+def test_values_at_the_limits_are_valid() -> None:
     Config.model_validate({"classifier": {"attention": "none"}, "localize": {"related": 0}})
     Config.model_validate({"classifier": {"attention": "none"}, "localize": {"method": {"w_p": "identity"}}})
     Config.model_validate({"classifier": {"epochs": 5, "stop_epoch": 4}})
@@ -118,8 +141,8 @@ def test_what_is_just_possible_passes() -> None:
     PseudoMasksConfig(threshold=0.2, background_threshold=0.2)
 
 
-def test_few_images_are_seen_more_often_so_that_the_updates_do() -> None:
-    """All that is counted in epochs grows alike, so that the schedule over the updates is the same."""
+def test_few_images_scale_all_numbers_of_epochs_to_reach_min_steps() -> None:
+    """All settings that count epochs are multiplied by one factor, so the schedule over the steps is the same."""
     plain = ClassifierConfig(
         batch=16,
         epochs=8,

@@ -1,4 +1,4 @@
-"""Equivariant attention from the configuration to maps: terms of the loss, refined maps, keys, contradictions."""
+"""Equivariant attention: loss terms, refined maps, stage keys and unsupported backbones."""
 
 import hashlib
 from pathlib import Path
@@ -42,7 +42,8 @@ def config(*overrides: str) -> Config:
 
 
 def learner(section: ClassifierConfig) -> ClassifierLearner:
-    tags, images = Tags.from_matrix(TAGS), Squares([f"{n}.png" for n in range(3)], 32)
+    tags = Tags.from_matrix(TAGS)
+    images = Squares([f"{n}.png" for n in range(3)], 32)
     return ClassifierLearner(config=section, seed=0, tags=tags, source=None, images=images, pretrained=None)
 
 
@@ -68,7 +69,7 @@ def terms(section: ClassifierConfig, model: CoAttentionClassifier, batch: PairBa
 
 
 def seen(model: CoAttentionClassifier, image: Tensor, tags: list[int], at: Tensor) -> RefinedMaps:
-    """The maps of one image's tags (1, T, H, W), plain and refined, at the pixels of another."""
+    """Plain and refined maps of one image's tags, (1, T, H, W), at the pixels of another image."""
     with model.backbone.capture_outputs(*model.backbone.correlation_layers) as middle:
         own = model.activations(model.features(image))[:, tags]
     grids = model.backbone.grids(image, own)
@@ -76,33 +77,38 @@ def seen(model: CoAttentionClassifier, image: Tensor, tags: list[int], at: Tenso
     return RefinedMaps(*(resample(maps, grids, pixel_grids(*at.shape[2:])) for maps in (own, refined)))
 
 
-def test_terms_are_sums_over_images_one_by_one() -> None:
-    section, batch = config().classifier, pairs()
+def test_loss_terms_are_sums_over_single_images() -> None:
+    section = config().classifier
+    batch = pairs()
     model = learner(section).model()
     found = terms(section, model, batch)
     expected = {"basic": 0.0, "equivariant": 0.0, "cross": 0.0}
     for images, rows in ((batch.images_m, batch.m), (batch.images_n, batch.n)):
         for pixels, row in zip(images, rows, strict=True):
             image = IMAGENET(to_float_images(torch.from_numpy(pixels[None])))
-            copy, wanted = smaller_copies(image, 0.5), torch.from_numpy(TAGS[row][None]).float()
+            copy = smaller_copies(image, 0.5)
+            targets = torch.from_numpy(TAGS[row][None]).float()
             assert copy.shape == (1, 3, 16, 16)
-            for each in (image, copy):
-                scores = model.activations(model.features(each)).mean(dim=(2, 3))
-                expected["basic"] += sigmoid_ce(scores, wanted).item() / 2
+            for view in (image, copy):
+                scores = model.activations(model.features(view)).mean(dim=(2, 3))
+                expected["basic"] += sigmoid_ce(scores, targets).item() / 2
             tagged = np.flatnonzero(TAGS[row]).tolist()
-            both = EquivariantMaps(seen(model, image, tagged, copy), seen(model, copy, tagged, copy))
-            expected["equivariant"] += 2 * equivariant_loss(both, classes=K).item()
-            expected["cross"] += 2 * cross_equivariant_loss(both, classes=K, hard=0.2).item()
+            maps = EquivariantMaps(seen(model, image, tagged, copy), seen(model, copy, tagged, copy))
+            expected["equivariant"] += 2 * equivariant_loss(maps, classes=K).item()
+            expected["cross"] += 2 * cross_equivariant_loss(maps, classes=K, hard=0.2).item()
     assert {name: found[name].item() for name in expected} == pytest.approx(expected, rel=1e-4)
+
     without = terms(config("classifier.equivariant.weight=0").classifier, model, batch)
     assert set(found) - set(without) == {"equivariant", "cross"}
     assert found["co_attention"].item() == pytest.approx(without["co_attention"].item(), rel=1e-4)
+
     halved = terms(config("classifier.equivariant.weight=1").classifier, model, batch)
     assert halved["cross"].item() == pytest.approx(found["cross"].item() / 2, rel=1e-4)
 
 
-def test_every_parameter_learns_and_parts_of_a_batch_add_up() -> None:
-    section, batch = config().classifier, pairs()
+def test_every_parameter_has_a_gradient_and_losses_of_parts_of_a_batch_add_up() -> None:
+    section = config().classifier
+    batch = pairs()
     model = learner(section).model()
     whole = terms(section, model, batch)
     torch.stack(list(whole.values())).sum().backward()
@@ -113,7 +119,8 @@ def test_every_parameter_learns_and_parts_of_a_batch_add_up() -> None:
 
 
 def test_maps_are_refined_image_by_image(tmp_path: Path) -> None:
-    rng, uris = np.random.default_rng(0), [str(tmp_path / f"{n}.png") for n in range(3)]
+    rng = np.random.default_rng(0)
+    uris = [str(tmp_path / f"{n}.png") for n in range(3)]
     for uri in uris:
         Image.fromarray(rng.integers(0, 256, (40, 56, 3), np.uint8)).save(uri)
     settings = config("localize.hflip=true", "localize.extra_scales=[0.5]", "localize.batch=2")
@@ -139,8 +146,8 @@ def test_maps_are_refined_image_by_image(tmp_path: Path) -> None:
                 np.testing.assert_allclose(next(maps), expected.flatten(), atol=1e-3)
 
 
-def test_stages_of_runs_without_it_keep_their_keys() -> None:
-    """Stages take their keys from the dump of their sections."""
+def test_the_section_is_left_out_of_keys_of_runs_without_equivariant_attention() -> None:
+    """Stage keys are computed from the dumped sections."""
     for recipe in RECIPES:
         section = resolve("voc", recipe).config.classifier
         assert ("equivariant" in section.model_dump(mode="json")) == (recipe == "lid")
@@ -158,7 +165,7 @@ def test_a_backbone_without_layers_to_compare_names_the_keys(backbone: str) -> N
 
 
 @pytest.mark.parametrize("backbone", ["small", "vgg16", "resnet50", "resnet38"])
-def test_the_layers_that_are_compared_lie_at_the_features_positions(backbone: str) -> None:
+def test_compared_layers_have_the_positions_of_the_features(backbone: str) -> None:
     section = ClassifierConfig.model_validate({"backbone": backbone, "equivariant": {"weight": 1}})
     with torch.device("meta"):
         model = build_classifier(section, 3).eval()

@@ -1,4 +1,4 @@
-"""The stage `evaluate` on drawn masks against a plain program."""
+"""The stage `evaluate` on drawn masks, compared with an independent program."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -27,7 +27,7 @@ IMAGES = 12
 
 @pytest.fixture(scope="module", autouse=True)
 def _benchmarks() -> Iterator[None]:
-    """Where the plain program is, and what draws masks."""
+    """Paths of the independent program and of the module that draws masks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(str(ROOT / "benchmarks"))
         yield
@@ -46,7 +46,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 
 def evaluated(workspace: Workspace, paths: list[Path], name: str, seed: int) -> RunContext:
-    """A run that has come to its scores."""
+    """A run with scores."""
     import mask_files
 
     context = mask_files.prepare_evaluation(workspace.root, paths, name=name, seed=seed)
@@ -62,7 +62,7 @@ def first(ray_local: None, workspace: Workspace, paths: list[Path]) -> RunContex
     return evaluated(workspace, paths, "first", 1)
 
 
-def test_scores_are_those_of_a_plain_program_to_the_last_digit(first: RunContext, paths: list[Path]) -> None:
+def test_scores_equal_those_of_an_independent_program_to_the_last_digit(first: RunContext, paths: list[Path]) -> None:
     import score_agreement
 
     scores = read_json(first.inputs["evaluate"] / SCORES)
@@ -75,7 +75,7 @@ def test_scores_are_those_of_a_plain_program_to_the_last_digit(first: RunContext
     assert score_agreement.count_agreeing(scores, expected[::-1])[0] < 2 * (2 + 4 * 21 + 21 * 21)
 
 
-def test_counts_of_the_images_sum_to_the_scores_matrix(first: RunContext, paths: list[Path]) -> None:
+def test_counts_of_images_sum_to_the_confusion_matrix(first: RunContext, paths: list[Path]) -> None:
     for score in read_scores(first.inputs):
         counted = read_counts(first.inputs["evaluate"], score)
         assert counted.image_ids == [path.stem for path in paths]
@@ -89,8 +89,8 @@ def test_counts_of_the_images_sum_to_the_scores_matrix(first: RunContext, paths:
             assert counted.truth_crc[image] == crc_of_truth(truth)
 
 
-def test_classes_of_which_the_network_loses_much_of_its_masks_are_named(first: RunContext) -> None:
-    """Those more than 15 points behind, with their images; the score after the CRF counts, and unknown ones do not."""
+def test_classes_with_much_worse_predictions_than_masks_are_named(first: RunContext) -> None:
+    """A class is named if it is more than 15 points worse after the CRF; classes without a score are not."""
     plain, refined = read_scores(first.inputs)
     at: dict[str, float | None] = dict.fromkeys(plain.iou, 60.0)
     far, near, absent = first.classes[:3]
@@ -118,7 +118,7 @@ def test_classes_of_which_the_network_loses_much_of_its_masks_are_named(first: R
     assert counted_as_zero(refined), "some label of the small run"
 
 
-def test_a_class_that_most_predictions_lack_is_named() -> None:
+def test_a_class_that_most_predictions_miss_is_named() -> None:
     tags = pa.chunked_array([[[0, 1]] * 6, [[2]] * 4, [[]]], pa.list_(pa.uint16()))
     missed = pa.chunked_array([[[1], [0, 1], [1], [0], [1, 0], []], [[2]] * 4, [[]]], tags.type)
     (note,) = lost_tags(tags, missed, ("cat", "cow", "dog"), "val")
@@ -126,7 +126,7 @@ def test_a_class_that_most_predictions_lack_is_named() -> None:
     assert lost_tags(tags, pa.chunked_array([[[]] * 11], tags.type), ("cat", "cow", "dog"), "val") == ()
 
 
-def test_another_truth_has_another_checksum() -> None:
+def test_different_ground_truth_has_a_different_checksum() -> None:
     truth = np.zeros((4, 6), np.uint8)
     truth[1, 2] = 1
     others = [truth.reshape(6, 4), truth[:, ::-1], truth.T, np.where(truth == 1, 2, truth).astype(np.uint8)]

@@ -1,4 +1,4 @@
-"""An experiment as a file: what was written is read as it was, and everything wrong with a file is told together."""
+"""Experiment files: values are read as they were written, and all problems of a file are reported together."""
 
 import itertools
 from pathlib import Path
@@ -34,7 +34,7 @@ CHANGES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("recipe", "sources"), [*itertools.product(RECIPES, SOURCE_COMBINATIONS)])
-def test_every_preset_is_read_as_it_was_written(recipe: str, sources: str, tmp_path: Path) -> None:
+def test_every_recipe_is_read_as_it_was_written(recipe: str, sources: str, tmp_path: Path) -> None:
     resolved = resolve(sources, recipe)
     assert resolve(file=written(resolved, tmp_path)).config == resolved.config
 
@@ -42,7 +42,7 @@ def test_every_preset_is_read_as_it_was_written(recipe: str, sources: str, tmp_p
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("change", CHANGES)
 def test_changes_are_read_as_they_were_written(recipe: str, change: str, tmp_path: Path) -> None:
-    """Stages take their keys from the dump: it has to be the same to the character. Trials are told what changed."""
+    """The dumped configuration is identical, because stage keys are computed from it."""
     options = {**CHANGES[change], **({"maps.scale": "maximum"} if "method" in change else {})}
     resolved = resolve("voc", recipe, options, ["classifier.epochs=12"])
     again = resolve(file=written(resolved, tmp_path))
@@ -57,7 +57,7 @@ def test_any_text_is_read_as_it_was_written(tmp_path_factory: pytest.TempPathFac
     assert resolve(file=written(resolved, tmp_path_factory.mktemp("file"))).config.data.train_list == text
 
 
-def test_text_that_is_no_utf8_is_refused_by_name() -> None:
+def test_text_that_is_not_utf8_is_refused_and_named() -> None:
     resolved = resolve("voc", "paper", {"data.train_list": "a\udcff"})
     with pytest.raises(UserError, match="UTF-8"):
         experiment_text(resolved.config, resolved.origins)
@@ -74,7 +74,7 @@ def test_a_file_names_every_key_with_its_meaning_and_its_origin(tmp_path: Path) 
     assert "[localize.method]" in text
 
 
-def test_a_file_lies_between_setting_and_command_line(tmp_path: Path) -> None:
+def test_a_file_wins_over_sources_and_loses_to_the_command_line(tmp_path: Path) -> None:
     path = tmp_path / "exp.toml"
     path.write_text("""
         sources = "voc+single"
@@ -117,7 +117,7 @@ def test_a_file_lies_between_setting_and_command_line(tmp_path: Path) -> None:
         (None, "paper", "recipe paper"),
     ],
 )
-def test_another_setting_or_recipe_beside_a_file_is_refused(
+def test_sources_or_recipe_that_contradict_the_file_are_refused(
     sources: str | None, recipe: str | None, said: str, tmp_path: Path
 ) -> None:
     path = written(resolve("voc", "scratch"), tmp_path)
@@ -125,7 +125,7 @@ def test_another_setting_or_recipe_beside_a_file_is_refused(
         resolve(sources, recipe, file=path)
 
 
-def test_everything_wrong_with_a_file_is_told_together(tmp_path: Path) -> None:
+def test_all_problems_of_a_file_are_reported_together(tmp_path: Path) -> None:
     path = tmp_path / "exp.toml"
     path.write_text("""
         sources = "voc"
@@ -177,7 +177,7 @@ def test_everything_wrong_with_a_file_is_told_together(tmp_path: Path) -> None:
         ("folder", "Is a directory"),
     ],
 )
-def test_what_is_no_experiment_is_told_in_one_message(content: bytes | str | None, said: str, tmp_path: Path) -> None:
+def test_other_files_give_one_error(content: bytes | str | None, said: str, tmp_path: Path) -> None:
     path = tmp_path / "exp.toml"
     if content == "folder":
         path.mkdir()

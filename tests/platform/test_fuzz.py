@@ -163,7 +163,7 @@ def pictures(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
 
 
 def images_module() -> Any:
-    """The module that damages images: tests are no package."""
+    """The module that damages images, imported by path, because tests are not a package."""
     spec = importlib.util.spec_from_file_location("fuzz_of_images", OF_IMAGES)
     assert spec is not None
     assert spec.loader is not None
@@ -176,7 +176,7 @@ def images_module() -> Any:
 
 
 def swapped(data: bytes, draw: np.random.Generator) -> bytes:
-    """Some words of a text become others, or such as parsers stumble over."""
+    """Replaces some words of a text by others or by words that are difficult for parsers."""
     words = re.split(rb"([\s,;:\"\[\]{}=/<>]+)", data)
     for _ in range(draw.integers(1, 4)):
         at = int(draw.integers(len(words)))
@@ -185,7 +185,7 @@ def swapped(data: bytes, draw: np.random.Generator) -> bytes:
 
 
 def nudged(data: bytes, draw: np.random.Generator) -> bytes:
-    """One byte becomes another, or one word the one before it: small files do not survive more."""
+    """Changes one byte, or replaces one word by the one before it; small files do not survive more."""
     if draw.random() < 0.5:
         at = int(draw.integers(len(data)))
         return data[:at] + draw.bytes(1) + data[at + 1 :]
@@ -195,7 +195,7 @@ def nudged(data: bytes, draw: np.random.Generator) -> bytes:
 
 
 def sealed(data: bytes) -> bytes:
-    """A tar archive with the checksums of its headers made right, so that a damage gets further than to them."""
+    """Corrects the checksums of a tar archive's headers, so that readers get past them."""
     out = bytearray(data)
     for at in range(0, len(out) - 511, 512):
         if out[at + 257 : at + 262] == b"ustar":
@@ -258,7 +258,7 @@ def run(count: int, seed: int) -> dict[str, dict[str, int]]:
 
 
 def opened(count: int, seed: int) -> dict[str, dict[str, int]]:
-    """`run` in a process of its own."""
+    """Calls `run` in a separate process."""
     command = [sys.executable, __file__, str(count), str(seed)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, f"status {done.returncode}\n{done.stderr[-4000:]}"
@@ -268,7 +268,7 @@ def opened(count: int, seed: int) -> dict[str, dict[str, int]]:
     return outcomes
 
 
-def test_damaged_files_of_every_kind_are_taken_or_refused() -> None:
+def test_damaged_files_of_every_kind_are_read_or_refused() -> None:
     outcomes = opened(300, seed=1)
     assert len(outcomes) == 17
     total = collections.Counter[str]()
@@ -278,7 +278,7 @@ def test_damaged_files_of_every_kind_are_taken_or_refused() -> None:
 
 
 @pytest.mark.slow
-def test_five_thousand_damaged_files_are_taken_or_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_five_thousand_damaged_files_are_read_or_refused(capsys: pytest.CaptureFixture[str]) -> None:
     outcomes = opened(5_000, seed=2)
     with capsys.disabled():
         print()

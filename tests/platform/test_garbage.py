@@ -1,4 +1,4 @@
-"""`mcis gc`: what no run points to is shown, removed where asked for, and nothing else, whatever lies there."""
+"""`mcis gc` shows what no run uses, removes it with --delete, and removes nothing else."""
 
 import os
 import subprocess
@@ -29,13 +29,14 @@ SCORE = {"miou": 50.0, "crf": None}
 
 
 class Toy:
-    """A stage that computes in no time: it writes what it was told into a file."""
+    """A stage that writes a value to a file, without computing anything."""
 
     def __init__(self, value: str, error: BaseException | None = None):
-        self.value, self.error = value, error
+        self.value = value
+        self.error = error
 
     def check(self, *_: Any) -> None:
-        """Finds nothing."""
+        """Reports no problem."""
 
     __name__ = "toy"
 
@@ -54,7 +55,7 @@ class Toy:
 def run(
     workspace: Workspace, name: str, *values: str, error: BaseException | None = None, study: str = ""
 ) -> list[str]:
-    """A run of two stages, with an output for each value; returns which of them it computed."""
+    """Runs up to two stages, one for each value; returns the names of those that were computed."""
     names = ("index", "localize")[: len(values)]
     with run_record(workspace, name, whole=True, study=study):
         context = RunContext(workspace=workspace, name=name, part=Path(), tracker=None, origins={})  # type: ignore[arg-type]
@@ -75,9 +76,9 @@ def gc(workspace: Workspace, *arguments: str) -> Any:
 
 
 def files(workspace: Workspace) -> dict[str, int]:
-    """Every file and its inode but for locks, whose holders sign them."""
-    found = {path: path.lstat().st_ino for path in workspace.root.rglob("*") if path.suffix != ".lock"}
-    return {str(path.relative_to(workspace.root)): inode for path, inode in found.items()}
+    """The inode of every file by relative path, without locks, because holders write to them."""
+    paths = [path for path in workspace.root.rglob("*") if path.suffix != ".lock"]
+    return {str(path.relative_to(workspace.root)): path.lstat().st_ino for path in paths}
 
 
 def folders(path: Path) -> list[str]:
@@ -85,70 +86,83 @@ def folders(path: Path) -> list[str]:
 
 
 def planned(workspace: Workspace, *names: str) -> list[str]:
-    return [str(each.path.relative_to(workspace.root)) for each in plan_removal(workspace, names).garbage]
+    return [str(item.path.relative_to(workspace.root)) for item in plan_removal(workspace, names).garbage]
 
 
 def outputs(workspace: Workspace, name: str) -> list[str]:
     return [str(path.relative_to(workspace.root)) for path in workspace.outputs(name).values()]
 
 
-def test_what_no_run_points_to_is_shown_and_then_removed_and_nothing_is_computed_again(workspace: Workspace) -> None:
+@pytest.fixture
+def unused(workspace: Workspace) -> str:
+    """An output that no run uses any more. Run `second` uses the output of `index` that the removed run used too."""
     run(workspace, "first", "a", "b")
     run(workspace, "second", "a", "c")
-    index, localize = outputs(workspace, "first")
+    _, localize = outputs(workspace, "first")
     assert planned(workspace) == []
     remove(workspace.runs / "first")
+    return localize
+
+
+def test_gc_without_delete_shows_unused_outputs_and_changes_nothing(workspace: Workspace, unused: str) -> None:
+    index, _ = outputs(workspace, "second")
     before = files(workspace)
     shown = gc(workspace)
     assert shown.exit_code == 0, shown.output
-    assert files(workspace) == before, "nothing is changed without --delete"
-    assert localize in shown.output
+    assert files(workspace) == before
+    assert unused in shown.output
     assert index not in shown.output
     assert "repeat the command with --delete" in shown.output
-    assert planned(workspace) == [localize, f"cache/squash64-{'b' * 16}"]
-    assert decimal(bytes_in(workspace.root / localize)) in shown.output
+    assert planned(workspace) == [unused, f"cache/squash64-{'b' * 16}"]
+    assert decimal(bytes_in(workspace.root / unused)) in shown.output
 
+
+def test_gc_with_delete_removes_only_unused_outputs(workspace: Workspace, unused: str) -> None:
+    before = files(workspace)
     done = gc(workspace, "--delete")
     assert done.exit_code == 0, done.output
     after = files(workspace)
-    assert after == {path: before[path] for path in after}, "what stays is not even touched"
+    assert after == {path: before[path] for path in after}, "files that stay are not rewritten"
     gone = set(before) - set(after)
-    assert {path.split("/")[1] for path in gone} == {Path(localize).name, f"squash64-{'b' * 16}"}
+    assert {path.split("/")[1] for path in gone} == {Path(unused).name, f"squash64-{'b' * 16}"}
     assert run(workspace, "second", "a", "c") == []
     assert "nothing to remove" in gc(workspace, "--delete").output
 
 
-def test_runs_that_are_named_go_first_and_what_others_share_stays(workspace: Workspace) -> None:
+def test_named_runs_are_removed_without_the_outputs_that_others_share(workspace: Workspace) -> None:
     run(workspace, "first", "a", "b")
     run(workspace, "second", "a", "c")
     own = outputs(workspace, "first")[1]
     assert planned(workspace, "first") == ["runs/first", own, f"cache/squash64-{'b' * 16}"]
-    asked = gc(workspace, "--run", "first")
-    assert "repeat the command with --delete" in asked.output
+    shown = gc(workspace, "--run", "first")
+    assert "repeat the command with --delete" in shown.output
+
     (workspace.root / "mlflow.db").write_text("untouched")
     assert gc(workspace, "--run", "first", "--run", "second", "--delete").exit_code == 0
     assert folders(workspace.runs) == folders(workspace.store) == folders(workspace.cache) == []
     assert (workspace.root / "mlflow.db").read_text() == "untouched"
 
 
-def test_a_study_goes_with_its_trials_and_a_run_of_a_like_name_stays(workspace: Workspace) -> None:
+def test_a_study_is_removed_with_its_trials_and_not_with_runs_of_similar_names(workspace: Workspace) -> None:
     for name in ("table7-r0", "table7-r1"):
         run(workspace, name, "a", name[-1], study="table7")
     run(workspace, "table7-mine", "a", "c")
     with run_record(workspace, "table7", whole=True, kind="study"):
         pass
+
     listed = {entry.name: entry for entry in entries(workspace)}
     assert list(listed) == ["table7", "table7-r0", "table7-r1", "table7-mine"]
     assert (listed["table7"].trials, listed["table7"].kind) == (2, "study")
     assert len(listed["table7"].outputs) == 3
+
     assert planned(workspace, "table7")[:3] == ["runs/table7-r0", "runs/table7-r1", "runs/table7"]
     assert gc(workspace, "--run", "table7", "--delete").exit_code == 0
     assert folders(workspace.runs) == ["table7-mine"]
     assert run(workspace, "table7-mine", "a", "c") == []
 
 
-def test_work_that_a_run_can_continue_stays(workspace: Workspace) -> None:
-    """Of a run that failed, and of a call that failed in a run that had come further."""
+def test_unfinished_outputs_of_failed_runs_are_kept(workspace: Workspace) -> None:
+    """Both of a run that failed, and of a failed call of a run whose earlier call had finished."""
     run(workspace, "first", "a", "b")
     for name, values in (("first", ("c",)), ("second", ("a", "d"))):
         with pytest.raises(ValueError, match="half way"):
@@ -158,14 +172,14 @@ def test_work_that_a_run_can_continue_stays(workspace: Workspace) -> None:
     assert planned(workspace) == []
     assert gc(workspace, "--delete").exit_code == 0
     assert all((path / "output").exists() for path in parts)
-    assert run(workspace, "first", "a", "b") == [], "the failed call had shortened the list of what was reached"
+    assert run(workspace, "first", "a", "b") == [], "the failed call had reached fewer stages"
     (half,) = planned(workspace)
     assert workspace.root / half in parts
     cached = [f"cache/squash64-{letter * 16}" for letter in "cd"]
-    assert planned(workspace, "second")[-2:] == cached, "what remains was not computed from these"
+    assert planned(workspace, "second")[-2:] == cached, "no remaining output was computed from these"
 
 
-def test_caches_stay_where_an_output_does_not_say_what_it_was_computed_from(workspace: Workspace) -> None:
+def test_caches_are_kept_if_an_output_does_not_name_its_caches(workspace: Workspace) -> None:
     run(workspace, "first", "a")
     (workspace.cache / f"middle64-{'d' * 16}").mkdir()
     (workspace.cache / f"features-{'d' * 16}-{'e' * 16}.part").mkdir()
@@ -177,7 +191,7 @@ def test_caches_stay_where_an_output_does_not_say_what_it_was_computed_from(work
 
 
 @pytest.mark.parametrize("name", ["../x", "..", "/etc", "a/b", "absent", ".hidden", "", "folder"])
-def test_hostile_and_unknown_names_are_refused(workspace: Workspace, name: str, tmp_path: Path) -> None:
+def test_invalid_and_unknown_names_are_refused(workspace: Workspace, name: str, tmp_path: Path) -> None:
     run(workspace, "first", "a")
     (tmp_path / "x").mkdir()
     (workspace.runs / "folder").mkdir()
@@ -189,7 +203,7 @@ def test_hostile_and_unknown_names_are_refused(workspace: Workspace, name: str, 
     assert (tmp_path / "x").is_dir()
 
 
-def test_what_mcis_did_not_write_stays_and_is_named(workspace: Workspace, tmp_path: Path) -> None:
+def test_files_that_mcis_did_not_write_are_kept_and_named(workspace: Workspace, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "elsewhere" / "file").touch()
     for path in ("store/mine", "store/index-k1", "runs/notes[red]", "cache/mine"):
@@ -200,10 +214,10 @@ def test_what_mcis_did_not_write_stays_and_is_named(workspace: Workspace, tmp_pa
     for path in ("store/mine", "store/index-k1", "runs/notes[red]"):
         assert f"{path} is kept" in done.output
     assert folders(workspace.store) == ["index-k1", "mine"]
-    assert (tmp_path / "elsewhere" / "file").exists(), "a link is removed, not what it leads to"
+    assert (tmp_path / "elsewhere" / "file").exists(), "only the link is removed"
 
 
-def test_nothing_is_removed_where_a_run_does_not_say_what_it_points_to(workspace: Workspace) -> None:
+def test_nothing_is_removed_if_the_record_of_a_run_is_damaged(workspace: Workspace) -> None:
     run(workspace, "first", "a", "b")
     run(workspace, "second", "c")
     workspace.run("first").record.write_text("{")
@@ -216,13 +230,13 @@ def test_nothing_is_removed_where_a_run_does_not_say_what_it_points_to(workspace
     assert run(workspace, "second", "c") == []
 
 
-def test_a_link_to_a_run_that_is_not_there_now_ends_it(workspace: Workspace, tmp_path: Path) -> None:
+def test_a_link_to_an_unmounted_run_stops_gc(workspace: Workspace, tmp_path: Path) -> None:
     (workspace.runs / "far").symlink_to(tmp_path / "unmounted")
     with pytest.raises(UserError, match=r"the outputs of run far are unknown: .*far cannot be read"):
         plan_removal(workspace)
 
 
-def test_what_dead_processes_left_goes_and_what_living_ones_write_stays(workspace: Workspace) -> None:
+def test_temporary_files_are_removed_if_their_process_has_ended(workspace: Workspace) -> None:
     run(workspace, "first", "a")
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
@@ -249,7 +263,7 @@ def test_what_dead_processes_left_goes_and_what_living_ones_write_stays(workspac
     assert all(path.exists() for path in stays)
 
 
-def test_a_removal_that_was_killed_leaves_nothing_that_counts_and_the_next_call_ends_it(workspace: Workspace) -> None:
+def test_a_killed_removal_is_finished_by_the_next_call(workspace: Workspace) -> None:
     run(workspace, "first", "a", "b")
     kill = "import os, shutil; shutil.rmtree = lambda *_, **__: os.kill(os.getpid(), 9)\n"
     kill += "from mcis.platform.cli import main; main()"
@@ -264,12 +278,13 @@ def test_a_removal_that_was_killed_leaves_nothing_that_counts_and_the_next_call_
     assert run(workspace, "first", "a", "b") == ["index", "localize"]
 
 
-def test_beside_a_run_in_progress_nothing_is_removed_and_the_dry_run_says_so(workspace: Workspace) -> None:
+def test_gc_is_refused_while_a_run_is_in_progress(workspace: Workspace) -> None:
     run(workspace, "first", "a", "b")
     remove(workspace.runs / "first")
     before = files(workspace)
     with hold_run(workspace, "second"):
-        shown, done = gc(workspace), gc(workspace, "--delete")
+        shown = gc(workspace)
+        done = gc(workspace, "--delete")
     assert shown.exit_code == 0, shown.output
     assert "run second (host" in shown.output
     assert "--delete is refused until it has ended" in shown.output

@@ -1,4 +1,4 @@
-"""Stage 1 under faults: what passes leaves no trace in the index, and what ends a process is listed."""
+"""The stage `index` under faults: temporary faults do not change the index, and images that crash are listed."""
 
 import os
 import shutil
@@ -30,7 +30,7 @@ IMAGES = 8
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """A table of eight sound images."""
+    """A table of eight valid images."""
     for n in range(IMAGES):
         pixels = np.random.default_rng(n).integers(0, 255, (40, 50, 3), dtype=np.uint8)
         Image.fromarray(pixels).save(tmp_path / f"{n}.png")
@@ -40,7 +40,7 @@ def photos(tmp_path: Path) -> Path:
 
 
 def indexed(photos: Path, *overrides: str) -> tuple[list[str], dict[str, str], int]:
-    """What `mcis index tags` leaves: the images, the reasons of those that are rejected, and how many were opened."""
+    """Runs the index; returns its images, the reasons of rejected ones, and the number of opened images."""
     resolved = resolve("tags", "scratch", {"data.tags.table": str(photos)}, ["compute.shard_rows=4", *overrides])
     result = pipeline.run(resolved, Workspace(photos.parent / "workspace"), "index-tags", until="index")
     found = open_index(Workspace(photos.parent / "workspace"), "index-tags")
@@ -53,8 +53,8 @@ def all_but(*absent: int) -> list[str]:
 
 
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs Linux")
-def test_an_error_of_the_disk_is_no_verdict(photos: Path, ray_local: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """/proc/self/mem cannot be read, EIO, and can be stamped."""
+def test_a_disk_error_rejects_no_image(photos: Path, ray_local: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading /proc/self/mem fails with EIO, but its size and time can be read."""
 
     def impatient(max_pixels: int, rows: pa.Table) -> pa.Table:
         import tenacity
@@ -100,7 +100,7 @@ def test_a_file_that_changes_is_opened_again(photos: Path, ray_local: None, monk
     assert found["height"].to_pylist()[3] == 64
 
 
-def test_an_image_that_ends_its_process_is_listed_and_asked_for_again_by_another_index(
+def test_an_image_that_crashes_its_process_is_listed_and_checked_again_by_another_index(
     photos: Path, ray_local: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def killing(max_pixels: int, rows: pa.Table) -> pa.Table:
@@ -117,7 +117,7 @@ def test_an_image_that_ends_its_process_is_listed_and_asked_for_again_by_another
     assert indexed(photos, "data.min_side=33") == (all_but(), {}, 1), "another one opens this image again, and no other"
 
 
-def test_the_most_pixels_are_a_key_and_no_verdict(photos: Path, ray_local: None) -> None:
+def test_max_pixels_is_part_of_the_key_and_not_of_the_kept_checks(photos: Path, ray_local: None) -> None:
     Image.new("RGB", (64, 64), "red").save(photos.parent / "3.png")
     images, rejects, opened = indexed(photos, "data.max_pixels=4095")
     assert (images, opened) == (all_but(3), 8)
@@ -126,7 +126,7 @@ def test_the_most_pixels_are_a_key_and_no_verdict(photos: Path, ray_local: None)
     assert indexed(photos, "data.max_pixels=4095")[:2] == (all_but(3), rejects)
 
 
-def test_verdicts_of_blocks_make_the_same_index(photos: Path, ray_local: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_in_blocks_give_the_same_index(photos: Path, ray_local: None, monkeypatch: pytest.MonkeyPatch) -> None:
     (photos.parent / "2.png").write_bytes(b"")
     (photos.parent / "6.png").unlink()
     found, stages = [], []
@@ -145,7 +145,7 @@ def test_verdicts_of_blocks_make_the_same_index(photos: Path, ray_local: None, m
     assert stages[0][1].equals(stages[1][1])
 
 
-def test_the_sources_are_listed_once_in_a_call(photos: Path, ray_local: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sources_are_listed_once_per_call(photos: Path, ray_local: None, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def counted(config: Config) -> Listing:

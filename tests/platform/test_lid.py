@@ -1,4 +1,4 @@
-"""The challenge LID: list files with masks of val alone, and its recipe, with the real networks on few small images."""
+"""Source and recipe of the LID challenge: lists with masks of split val only, and its networks on few small images."""
 
 import shutil
 from pathlib import Path
@@ -40,11 +40,11 @@ SHRUNK = (
     "segmenter.batch=2",
     "segmenter.min_steps=2",
 )
-"""Of recipe `lid`: images, their size, steps, and no GPU."""
+"""Values that make recipe `lid` small: image size, steps, no GPU."""
 
 
 def draw_challenge(root: Path, *, train: int, val: int, classes: int = 3) -> dict[str, str]:
-    """Draws a data set as the challenge's lists, folders and masks of val; returns the values that name it."""
+    """Draws a data set in the layout of the challenge, with masks of val; returns its configuration values."""
     devkit, lid = root / "VOC2012", root / "lid"
     synthetic.draw(devkit, train=train, val=val, size=64, classes=classes)
     (lid / "images").mkdir(parents=True)
@@ -117,7 +117,7 @@ def test_the_networks_of_the_recipe_are_those_of_section_4_4() -> None:
     assert frozen == {"conv1a", "b2", "b2_1", "b2_2"}, "as in the public code"
 
 
-def test_weights_that_cannot_be_downloaded_are_asked_for_before_the_run(tmp_path: Path) -> None:
+def test_missing_weights_that_cannot_be_downloaded_are_reported_before_the_run(tmp_path: Path) -> None:
     resolved = resolve("lid", options=draw_challenge(tmp_path, train=4, val=1))
     with pytest.raises(UserError, match="no pretrained weights of the backbone resnet38 to download") as raised:
         pipeline.check(resolved.config, Workspace(tmp_path / "workspace"), "run")

@@ -1,4 +1,4 @@
-"""Configured sources -> listing: each lister gets its section, and messages name configuration keys and options."""
+"""Listing of configured sources: each lister gets its section, and errors name configuration keys and options."""
 
 import inspect
 from pathlib import Path
@@ -26,7 +26,7 @@ def fill(folder: Path, *names: str) -> Path:
 
 
 def remedy(found: str, sources: str, options: dict[str, Any]) -> str:
-    """The remedy of the error that these sources end in."""
+    """The remedy of the error that listing these sources raises."""
     with pytest.raises(UserError, match=found) as caught:
         listed(sources, options)
     return caught.value.remedy
@@ -40,7 +40,7 @@ def devkit(tmp_path: Path) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize("source", SOURCES)
-def test_every_argument_of_a_lister_has_a_key_of_its_own(source: str) -> None:
+def test_every_argument_of_a_lister_has_its_own_key(source: str) -> None:
     arguments = list(inspect.signature(SOURCES[source].lister).parameters)
     given_by_the_first_source = [] if SOURCES[source].defines_classes else ["names"]
     assert sorted(arguments) == sorted([*SOURCES[source].keys(source), *given_by_the_first_source])
@@ -67,7 +67,7 @@ def test_sources_are_listed_with_the_classes_of_the_first(devkit: dict[str, Path
     assert len(alone.table) == 2
 
 
-def test_lists_of_the_challenge_lie_inside_its_folder_or_elsewhere(tmp_path: Path) -> None:
+def test_lists_of_the_challenge_can_be_inside_its_folder_or_elsewhere(tmp_path: Path) -> None:
     root = fill(tmp_path / "lid", "a.JPEG", "b.JPEG")
     (root / "train.txt").write_text("a.JPEG 0\n")
     (root / "classes.txt").write_text("cat\n")

@@ -1,4 +1,4 @@
-"""Localization's maps against a slow reference: pairs of an image and a related one, one by one."""
+"""Localization maps equal those of a slow reference that processes pairs of images one by one."""
 
 import functools
 from pathlib import Path
@@ -36,7 +36,7 @@ def relations_of(config: Config, context: RunContext) -> tuple[Relations, NDArra
 
 
 def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
-    """All maps pair by pair, (T, H, W): both images embedded, the whole affinity, features, then the class layer."""
+    """All maps, (T, H, W), pair by pair: features of both images, whole affinity, attention, class layer."""
     model = load_trained(build_classifier(config.classifier, len(context.classes)), context.inputs["train_classifier"])
     uris = split_rows(context, "train", tagged=True)["uri"].to_pylist()
     relations, source = relations_of(config, context)
@@ -50,7 +50,8 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
         return embed(model.backbone, model.standardize, images, extra_scales=how.extra_scales, hflip=how.hflip)
 
     def attended(image: int, other: int, values: torch.Tensor) -> torch.Tensor:
-        target, seen = features(image), features(other)
+        target = features(image)
+        seen = features(other)
         kind = [[0, 2], [2, 1]][int(source[image])][int(source[other])]
         if method.w_p == "identity":
             w_p = torch.eye(24)
@@ -77,7 +78,8 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
             out.append(torch.stack(parts).mean(dim=0))
         keys = list(zip(relations.image.tolist(), relations.tag.tolist(), strict=True))
         for _ in range(1, config.localize.hops):
-            before, out = dict(zip(keys, out, strict=True)), []
+            before = dict(zip(keys, out, strict=True))
+            out = []
             for (image, tag), related in zip(keys, relations.related.tolist(), strict=True):
                 theirs = [before.get((other, tag), layer(features(other))[0, tag]) for other in related]
                 passed = [attended(image, n, map[None, None])[0, 0] for n, map in zip(related, theirs, strict=True)]
@@ -86,12 +88,13 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
 
 
 def literal_released(config: Config, context: RunContext) -> tuple[list[torch.Tensor], int]:
-    """The released maps of all tags, unrounded, (T, H, W), and how many of their five parts each were left out."""
+    """The released maps of all tags, unrounded, (T, H, W), and the number of left-out parts (of 5 per map)."""
     model = load_trained(build_classifier(config.classifier, len(context.classes)), context.inputs["train_classifier"])
     layer = model.common_head if model.own_head else model.phi
     uris = split_rows(context, "train", tagged=True)["uri"].to_pylist()
     relations, _ = relations_of(config, context)
-    out, dropped = [], 0
+    out = []
+    dropped = 0
 
     def part(activation: torch.Tensor, *, first: bool = False) -> torch.Tensor:
         nonlocal dropped
@@ -101,14 +104,15 @@ def literal_released(config: Config, context: RunContext) -> tuple[list[torch.Te
         return activation.clamp(min=0) / activation.max().clamp(min=1e-6)
 
     def moved(seen: torch.Tensor, first: float, step: float) -> torch.Tensor:
-        """A map whose positions lie at pixels first + n * step of the image, at pixels 0, 8, .. 56."""
+        """Resamples a map from pixels first + n * step to pixels 0, 8, ..., 56."""
         source, target = (Grid((at + 0.5) / 64, by / 64, len(seen)) for at, by in ((first, step), (0, 8)))
         onto = target._replace(positions=8)
         return resample(seen, Grids(source, source), Grids(onto, onto), "bicubic").clamp(0, 1)
 
-    def mirrored(seen: torch.Tensor) -> torch.Tensor:
-        """A map of the mirror image, whose rows lie where they did and whose columns lie at pixels 7, 15, .. 63."""
-        rows, columns = Grid(0.5 / 64, 8 / 64, 8), Grid(7.5 / 64, 8 / 64, 8)
+    def unflipped(seen: torch.Tensor) -> torch.Tensor:
+        """Resamples a map of the flipped image, whose columns are at pixels 7, 15, ..., 63 of the image."""
+        rows = Grid(0.5 / 64, 8 / 64, 8)
+        columns = Grid(7.5 / 64, 8 / 64, 8)
         return resample(seen.flip(1), Grids(rows, columns), Grids(rows, rows), "bicubic").clamp(0, 1)
 
     def pair(m: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -126,7 +130,7 @@ def literal_released(config: Config, context: RunContext) -> tuple[list[torch.Te
         for number, (image, tag) in enumerate(zip(relations.image.tolist(), relations.tag.tolist(), strict=True)):
             f = features[image]
             of_m, of_flip = pair(f, model.backbone(pictures[image].flip(3)))
-            parts = [part(of_m[tag], first=True), mirrored(part(of_flip[tag]))]
+            parts = [part(of_m[tag], first=True), unflipped(part(of_flip[tag]))]
             for picture, factor in zip(scaled[image], (0.75, 2), strict=True):
                 seen = part(pair(f, model.backbone(picture))[1][tag])
                 parts.append(moved(seen, 0.5 / factor - 0.5, 8 / factor))
@@ -137,12 +141,13 @@ def literal_released(config: Config, context: RunContext) -> tuple[list[torch.Te
 
 
 def maps_of(folder: Path, context: RunContext) -> list[torch.Tensor]:
-    """The stage's maps in the order of the index, after a check that every tag of every image has one."""
-    shards, out = Shards(folder / "maps"), []
+    """The stage's maps in the order of the index; checks that every tag of every image has one."""
+    shards = Shards(folder / "maps")
+    out = []
     for row in split_rows(context, "train", tagged=True).to_pylist():
-        of_image = image_maps(shards, row["image_id"])
-        assert of_image.classes.tolist() == row["tags"]
-        out += list(torch.from_numpy(of_image.maps))
+        maps = image_maps(shards, row["image_id"])
+        assert maps.classes.tolist() == row["tags"]
+        out += list(torch.from_numpy(maps.maps))
     return out
 
 
@@ -162,12 +167,13 @@ UNTRAINED = ("localize.method.w_p=identity", "localize.related_by=wrong_class", 
     ],
     ids=str,
 )
-def test_maps_are_those_of_pairs_one_by_one(localizable: Any, tmp_path: Path, overrides: tuple[str, ...]) -> None:
-    """With float16 features and trained weights, on maps scaled to [0, 1]; a control needs no trained W_P."""
+def test_maps_equal_those_of_single_pairs(localizable: Any, tmp_path: Path, overrides: tuple[str, ...]) -> None:
+    """With float16 features and trained weights; the maps are scaled to [0, 1] for the comparison."""
     config = localizable.config(*overrides)
     context = localizable.classified(config, tmp_path).into(tmp_path / "part")
     result = localization.run(config, context)
-    got, expected = maps_of(context.part, context), literal_maps(config, context)
+    got = maps_of(context.part, context)
+    expected = literal_maps(config, context)
     assert len(got) == len(expected) == result.counts["maps"]
     for ours, theirs in zip(got, expected, strict=True):
         assert theirs.max() - theirs.min() > 0.01
@@ -180,19 +186,22 @@ def test_maps_are_those_of_pairs_one_by_one(localizable: Any, tmp_path: Path, ov
 
 
 @pytest.mark.parametrize("head", ["own", "shared"])
-def test_released_maps_are_those_of_pairs_one_by_one(localizable: Any, tmp_path: Path, head: str) -> None:
-    """To a level of 8 bits, at few positions; also where the bound on a map's mean leaves some of the parts out."""
+def test_released_maps_equal_those_of_single_pairs(localizable: Any, tmp_path: Path, head: str) -> None:
+    """Up to one 8-bit level at few positions; with the shared head, the bound on the mean leaves some parts out."""
     released = ("localize.method.name=released", "localize.related_may_repeat=true", "maps.scale=maximum")
-    as_it_is = ("localize.extra_scales=[]", "localize.hflip=false", f"classifier.head={head}")
-    config = localizable.config(*released, *as_it_is)
+    unchanged_images = ("localize.extra_scales=[]", "localize.hflip=false", f"classifier.head={head}")
+    config = localizable.config(*released, *unchanged_images)
     changes = {"phi.bias": localizable.state["phi.bias"] - 2} if head == "shared" else {}
     context = localizable.classified(config, tmp_path, **changes).into(tmp_path / "part")
     localization.run(config, context)
-    got, (expected, dropped) = maps_of(context.part, context), literal_released(config, context)
+    got = maps_of(context.part, context)
+    expected, dropped = literal_released(config, context)
     assert len(got) == len(expected)
     if head == "shared":
         assert 0.1 < dropped / (4 * len(expected)) < 0.9
-    ours, theirs = torch.stack(got).float(), torch.stack(expected)
+
+    ours = torch.stack(got).float()
+    theirs = torch.stack(expected)
     assert (ours * 255 - (ours * 255).round()).abs().max() < 0.1  # kept as float16
     levels = (ours * 255).round() - (theirs * 255).round()
     assert levels.abs().max() <= 1
@@ -200,14 +209,17 @@ def test_released_maps_are_those_of_pairs_one_by_one(localizable: Any, tmp_path:
     assert (theirs.amax(dim=(1, 2)) > 0.1).float().mean() > 0.1
 
 
-def test_in_float32_maps_differ_by_rounding_alone(localizable: Any, tmp_path: Path) -> None:
-    """The stage's arithmetic on float32 features: attention over activations, a query that all maps share."""
-    config, context = localizable.config("localize.method.contrastive=true"), localizable.into(tmp_path / "part")
+def test_float32_maps_differ_only_by_rounding(localizable: Any, tmp_path: Path) -> None:
+    """The stage attends over activations and shares one query between maps; the reference does not."""
+    config = localizable.config("localize.method.contrastive=true")
+    context = localizable.into(tmp_path / "part")
     rows = split_rows(context, "train", tagged=True)
     relations, source = relations_of(config, context)
-    weights, classes = context.inputs["train_classifier"], len(context.classes)
+    weights = context.inputs["train_classifier"]
+    classes = len(context.classes)
     model = load_trained(build_classifier(config.classifier, classes), weights)
-    size, how = config.classifier.input_size, config.localize
+    size = config.classifier.input_size
+    how = config.localize
     pixels = torch.from_numpy(np.stack([read_rgb(uri, size) for uri in rows["uri"].to_pylist()]))
     with torch.inference_mode():
         images = IMAGENET(to_float_images(pixels))
@@ -215,16 +227,16 @@ def test_in_float32_maps_differ_by_rounding_alone(localizable: Any, tmp_path: Pa
     write_rows(tmp_path / "features", 0, features.numpy())
     relate = Relate(config, weights, classes, tmp_path, source, 1)
     expected = literal_maps(config, context)
-    taken: list[torch.Tensor] = []
+    maps: list[torch.Tensor] = []
     for row in relate_rows(rows, relations).to_pylist():
-        taken += list(relate.maps(row))
-    assert len(taken) == len(expected)
-    difference = max((a - b).abs().max().item() for a, b in zip(taken, expected, strict=True))
+        maps += list(relate.maps(row))
+    assert len(maps) == len(expected)
+    difference = max((a - b).abs().max().item() for a, b in zip(maps, expected, strict=True))
     assert difference < 1e-5
 
 
-def test_related_images_of_either_domain_are_met_by_their_affinity(localizable: Any, tmp_path: Path) -> None:
-    """Every third image is of the source domain; the three W_P are far from each other."""
+def test_related_images_of_both_domains_use_the_affinity_of_their_domains(localizable: Any, tmp_path: Path) -> None:
+    """Every third image is in the source domain, and the three W_P differ clearly."""
     made = localizable.with_index(tmp_path, lambda n: {"domain": "target" if n % 3 else "source"})
     config = made.config("classifier.num_domain_affinities=3", "localize.method.contrastive=true")
     noise = torch.randn(3, 24, 24, generator=torch.Generator().manual_seed(0)) * 0.3

@@ -1,4 +1,4 @@
-"""Recipe `photos` and what it is made of: a frozen backbone, features kept once, nearest images."""
+"""Recipe `photos` and its parts: a frozen backbone, cached features, nearest images."""
 
 import shutil
 from pathlib import Path
@@ -44,7 +44,7 @@ TINY = (
     "compute.threads=1",
     "compute.stop_if_not_learning=false",
 )
-"""With images that are read smaller than they are."""
+"""Small values; images are read at a reduced size."""
 
 
 @pytest.fixture(scope="module")
@@ -74,8 +74,8 @@ def weights(run: pipeline.RunResult) -> dict[str, torch.Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["photos_fast", "photos_large"])
-def test_the_other_sizes_of_the_recipe_run_whole(ray_local: None, root: Path, tmp_path: Path, recipe: str) -> None:
-    """The large one with random weights, and without the GPU that it is made for."""
+def test_the_other_sizes_of_the_recipe_run_completely(ray_local: None, root: Path, tmp_path: Path, recipe: str) -> None:
+    """`photos_large` with random weights and without a GPU."""
     small = [
         "segmenter.min_steps=2",
         "segmenter.min_epochs=0.1",
@@ -93,9 +93,11 @@ def test_the_other_sizes_of_the_recipe_run_whole(ray_local: None, root: Path, tm
 
 
 @pytest.mark.slow
-def test_training_on_kept_features_is_that_on_images(kept: pipeline.RunResult, root: Path, tmp_path: Path) -> None:
-    """The same weights and maps to float16's rounding as where the backbone computes every image in every epoch."""
-    as_good_as_none = "classifier.color_jitter=[1e-9, 0, 0, 0]"  # what is done to images cannot be kept of features
+def test_training_on_cached_features_equals_training_on_images(
+    kept: pipeline.RunResult, root: Path, tmp_path: Path
+) -> None:
+    """Weights and maps are equal up to the rounding of float16."""
+    as_good_as_none = "classifier.color_jitter=[1e-9, 0, 0, 0]"  # features of augmented images cannot be cached
     afresh = pipeline.run(settings(root, as_good_as_none), Workspace(tmp_path), "afresh", until="localize")
     wanted, got = weights(afresh), weights(kept)
     for name, value in wanted.items():
@@ -109,14 +111,14 @@ def test_training_on_kept_features_is_that_on_images(kept: pipeline.RunResult, r
         np.testing.assert_allclose(a.maps, b.maps, atol=0.03 * float(np.abs(b.maps).max()))
 
 
-def test_features_are_kept_of_image_and_mirror_image_and_standardize_channels(kept: pipeline.RunResult) -> None:
+def test_features_of_images_and_flipped_images_are_cached_and_standardize_channels(kept: pipeline.RunResult) -> None:
     folders = sorted(kept.context.workspace.cache.glob("features-*"))
     rows = {len(Features([], folder, (472, 4, 4)).cache.spans): folder for folder in folders}
     features = Features(["?"] * 20, rows[3], (472, 4, 4))  # 20 training images in shards of 8
     plain, mirrored = (features(np.arange(20), np.full(20, side)) for side in (False, True))
     assert plain.shape == (20, 472, 4, 4)
     of_val = (rows[1] / "part-00000000-00000004.arrow").stat().st_size
-    assert 4 * 472 * 16 * 2 < of_val < 5 * 472 * 16 * 2, "float16, and nobody asks for mirror images"
+    assert 4 * 472 * 16 * 2 < of_val < 5 * 472 * 16 * 2, "float16, without flipped images"
     assert not np.array_equal(plain, mirrored)
     everything = plain.astype(np.float64).transpose(1, 0, 2, 3).reshape(472, -1)
     state = weights(kept)
@@ -124,7 +126,7 @@ def test_features_are_kept_of_image_and_mirror_image_and_standardize_channels(ke
     np.testing.assert_allclose(state["deviation"], np.maximum(everything.std(axis=1), 1e-6), atol=1e-4)
 
 
-def test_masks_have_the_size_of_images_as_read_and_are_scored_at_that_of_the_truth(kept: pipeline.RunResult) -> None:
+def test_masks_have_the_size_of_images_as_read_and_are_scored_at_full_size(kept: pipeline.RunResult) -> None:
     masks = read_table(kept.context.inputs["pseudo_masks"] / "masks")
     sizes = {decode_labels(png.as_py()).shape for column in ("mask", "labels") for png in masks[column]}
     assert {max(size) for size in sizes} == {48}
@@ -132,8 +134,8 @@ def test_masks_have_the_size_of_images_as_read_and_are_scored_at_that_of_the_tru
     assert score.images == 20
 
 
-def test_masks_are_made_of_maps_that_have_walked(kept: pipeline.RunResult) -> None:
-    """Over affinities that were learnt from confident labels: the same masks are had from the parts by hand."""
+def test_masks_are_computed_from_maps_after_the_random_walk(kept: pipeline.RunResult) -> None:
+    """Computing a mask step by step, with the trained affinity network, gives the same mask."""
     inputs, config = kept.context.inputs, settings(Path("unused")).config
     masks = read_table(inputs["pseudo_masks"] / "masks")
     assert set(masks["cue"].to_pylist()) == {"affinity"}
@@ -155,7 +157,7 @@ def test_masks_are_made_of_maps_that_have_walked(kept: pipeline.RunResult) -> No
     np.testing.assert_array_equal(mask, decode_labels(masks["mask"][0].as_py()))
 
 
-def test_the_affinity_network_learns_on_a_backbone_that_stays(kept: pipeline.RunResult) -> None:
+def test_the_affinity_network_is_trained_on_a_frozen_backbone(kept: pipeline.RunResult) -> None:
     config = settings(Path("unused")).config.affinity_net
     fresh = build_affinity_net(config)
     trained = load_trained(build_affinity_net(config), kept.context.inputs["train_affinity"])
@@ -165,14 +167,14 @@ def test_the_affinity_network_learns_on_a_backbone_that_stays(kept: pipeline.Run
     assert not torch.equal(trained.last.weight, fresh.last.weight)
 
 
-def test_nearest_images_are_found_by_vectors_of_the_features(kept: pipeline.RunResult) -> None:
+def test_vectors_for_nearest_images_are_means_of_features(kept: pipeline.RunResult) -> None:
     vectors = read_vectors(kept.context.inputs["localize"] / VECTORS)
     assert vectors.shape == (20, 472)
     assert (np.linalg.norm(vectors, axis=1) <= 1).all()
 
 
 @pytest.mark.slow
-def test_features_that_exceed_the_cache_are_computed_in_training_with_statistics_of_a_sample(
+def test_features_that_exceed_the_cache_are_computed_in_training(
     ray_local: None, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(train_classifier, "_SAMPLE", 4)

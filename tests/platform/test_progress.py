@@ -1,4 +1,4 @@
-"""Progress: records of a growing file, each handed over once; lines in a log."""
+"""Progress: each record of a growing file is read once, and lines of a log."""
 
 import itertools
 import json
@@ -19,8 +19,8 @@ from mcis.platform.runs.progress import bar, follow
 EVERY = 0.01
 
 
-def test_no_line_holds_what_a_terminal_obeys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """From a table's tag to the line that tells of the class, and in a note."""
+def test_no_line_contains_control_sequences_of_terminals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither in a class name from a table of tags nor in a note."""
     (tmp_path / "t.csv").write_text("image,tags\na.jpg,cat\x1b[31m\x07\nb.jpg,d\u202eog\n", encoding="utf-8")
     for line in expectations(resolve("voc", "scratch").config, list_tagged(tmp_path / "t.csv")):
         progress.console.print(line)
@@ -49,7 +49,7 @@ def wait_for(condition: Callable[[], bool]) -> None:
 
 
 class Steps:
-    """What `follow` handed over, step by step."""
+    """The records that `follow` returned, step by step."""
 
     def __init__(self) -> None:
         self.seen: list[int] = []
@@ -61,7 +61,7 @@ class Steps:
 # --- following
 
 
-def test_every_record_is_handed_over_once(tmp_path: Path) -> None:
+def test_every_record_is_returned_once(tmp_path: Path) -> None:
     path, steps = tmp_path / "steps.jsonl", Steps()
     append(path, lines(1, 2))
     with follow(path, steps, EVERY):
@@ -73,7 +73,7 @@ def test_every_record_is_handed_over_once(tmp_path: Path) -> None:
     assert steps.seen == list(range(1, 101))
 
 
-def test_what_was_written_last_is_handed_over_without_waiting(tmp_path: Path) -> None:
+def test_the_last_records_are_returned_without_waiting(tmp_path: Path) -> None:
     path, steps = tmp_path / "steps.jsonl", Steps()
     began = time.monotonic()
     with follow(path, steps, 60):
@@ -82,7 +82,7 @@ def test_what_was_written_last_is_handed_over_without_waiting(tmp_path: Path) ->
     assert time.monotonic() - began < 30
 
 
-def test_what_a_restart_writes_again_is_not_handed_over_again(tmp_path: Path) -> None:
+def test_records_that_a_restart_repeats_are_not_returned_again(tmp_path: Path) -> None:
     path, steps = tmp_path / "steps.jsonl", Steps()
     append(path, lines(1, 2, 3, 4))
     with follow(path, steps, EVERY):
@@ -99,7 +99,7 @@ def test_what_a_restart_writes_again_is_not_handed_over_again(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(1, range(10, 401, 10)), (60, range(1, 401, 4)), (0.01, [])])
-def test_a_log_gets_a_line_every_ten_seconds_and_every_hundredth_at_most(
+def test_a_log_gets_at_most_one_line_per_ten_seconds_and_per_hundredth(
     seconds: float, expected: list[int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ticks = (seconds * n for n in itertools.count())

@@ -1,4 +1,4 @@
-"""Recipes `paper` and `released`: schedule, augmentation and losses that a training of the classifier has of them."""
+"""Recipes `paper` and `released`: schedule, augmentation and losses of the classifier's training."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ K = 20
 
 
 def learner(recipe: str) -> ClassifierLearner:
-    """Ten images, so that an epoch has two steps."""
+    """A learner with ten images: an epoch has two steps."""
     tags = Tags.from_matrix(np.eye(10, K, dtype=bool) | np.eye(10, K, k=1, dtype=bool))
     config, images = resolve("voc", recipe).config.classifier, Squares([f"{i}.jpg" for i in range(10)], 256)
     return ClassifierLearner(config=config, seed=0, tags=tags, source=None, images=images, pretrained=None)
@@ -32,7 +32,7 @@ def learner(recipe: str) -> ClassifierLearner:
     [("paper", 30, [1.0] * 6 + [0.1] * 6 + [0.01] * 3), ("released", 22, [1.0] * 5 + [0.1] * 5 + [0.01])],
 )
 def test_schedule_and_kept_weights(recipe: str, steps: int, rates: list[float]) -> None:
-    """15 epochs; as released, the weights after epoch 10 (from 0) are kept, so that training ends there."""
+    """The schedule has 15 epochs; `released` keeps the weights after epoch 10 (counted from 0) and stops there."""
     schedule = learner(recipe).schedule
     assert (schedule.steps_per_epoch, schedule.steps, schedule.schedule_steps, schedule.batch) == (2, steps, 30, 5)
     rate = schedule.optimizer.learning_rate
@@ -41,7 +41,7 @@ def test_schedule_and_kept_weights(recipe: str, steps: int, rates: list[float]) 
 
 
 class Recorder:
-    """Stands where the network stands and keeps what it is given."""
+    """Replaces the network and records its inputs."""
 
     def __call__(
         self, m: Tensor, n: Tensor, *, self_transforms: tuple[str, ...], plain_m: Tensor | None, **options: Any
@@ -76,7 +76,7 @@ def losses(
     return recorder, {name: float(value) for name, value in terms.items()}, batch
 
 
-def test_color_jitter_is_on_both_images_of_a_pair_and_not_on_tau_m() -> None:
+def test_color_jitter_changes_both_images_of_a_pair_but_not_tau_m() -> None:
     seen, _, batch = losses("released", 0)
     plain = {side: IMAGENET(to_float_images(torch.from_numpy(getattr(batch, f"images_{side}")))) for side in "mn"}
     assert not torch.allclose(seen.m, plain["m"], atol=0.05)
@@ -107,7 +107,7 @@ def test_weights_and_start_of_the_losses() -> None:
 
 
 @pytest.mark.parametrize(("images", "updates"), [(1, 30), (160, 30), (161, 31), (10_000_000, 1_875_000)])
-def test_updates_are_the_least_ones_or_passes_over_the_images(images: int, updates: int) -> None:
+def test_steps_are_min_steps_or_min_epochs_over_the_images(images: int, updates: int) -> None:
     for section in (SegmenterConfig, AffinityNetConfig):
         assert section(batch=16, min_steps=30, min_epochs=3.0).num_steps(images) == updates
         assert section(batch=16, min_steps=30).num_steps(images) == 30

@@ -46,7 +46,7 @@ for line in sys.stdin:
     print("done", flush=True)
 cluster.shutdown()
 """
-"""A head without CPUs, and nodes that come and go as lines of its input say."""
+"""Code of a head without CPUs that adds and removes nodes as its input says."""
 
 
 class Nodes:
@@ -180,7 +180,7 @@ def scores(workspace: Path) -> dict[tuple[str, ...], float]:
 
 
 def differences(one: Path, other: Path) -> dict[str, float]:
-    """The largest differences of weights and maps, absolute, the share of pixels whose labels differ, and of scores."""
+    """The largest absolute differences of weights, maps and scores, and the share of pixels with different labels."""
     found = {}
     for stage in ("train_classifier", "train_segmenter"):
         states = [torch.load(output(w, stage) / "weights.pt", weights_only=True)["state_dict"] for w in (one, other)]
@@ -216,7 +216,7 @@ def _labels(shards: Shards, image_id: str, column: str) -> NDArray[np.uint8]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory, root: Path) -> dict[int, Path]:
-    """Workspaces of runs on one node, by their number of training workers."""
+    """Workspaces of runs on one node, by number of training workers."""
     folder = tmp_path_factory.mktemp("undisturbed")
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     for workers in (1, 2):
@@ -225,11 +225,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory, root: Path) -> dict[in
 
 
 APART = ("compute.workers=2", "compute.worker_cpus=1.6")
-"""Two training workers that no node of 3 CPUs has space for."""
+"""Two training workers that do not fit on one node with 3 CPUs."""
 
 
 @pytest.mark.slow
-def test_a_run_on_several_nodes_is_one(nodes: Nodes, root: Path, tmp_path: Path, undisturbed: dict[int, Path]) -> None:
+def test_a_run_on_several_nodes_equals_one_on_one_node(
+    nodes: Nodes, root: Path, tmp_path: Path, undisturbed: dict[int, Path]
+) -> None:
     """Two training workers on a node each, and images decoded in tasks; on one node there is one worker, or two.
 
     Two workers add up the same gradients wherever they are, so all is the same to the bit. One worker adds them up in
@@ -265,10 +267,10 @@ def wait_for(happens: Callable[[], Any], process: "subprocess.Popen[str]") -> No
 
 
 @pytest.mark.slow
-def test_nodes_that_are_lost_while_a_network_is_trained_change_nothing(
+def test_nodes_lost_during_training_do_not_change_results(
     nodes: Nodes, root: Path, tmp_path: Path, undisturbed: dict[int, Path]
 ) -> None:
-    """The first is not replaced, and the run ends with a message; repeated, it goes on; the second one is replaced."""
+    """The first node is not replaced: the run fails and continues when repeated. The second is replaced."""
     for name in ("a", "b"):
         nodes.add(name, num_cpus=3)
     workspace = tmp_path / "workspace"
@@ -326,7 +328,7 @@ ray.shutdown()
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu", [0, 1])
-def test_a_mapping_goes_on_with_the_node_that_is_left(nodes: Nodes, tmp_path: Path, gpu: int) -> None:
+def test_a_mapping_continues_on_the_remaining_node(nodes: Nodes, tmp_path: Path, gpu: int) -> None:
     """GPUs are those that Ray is told of. An actor of the lost one has to have another's, which has nothing to do."""
     for name in ("a", "b"):
         nodes.add(name, num_cpus=2, num_gpus=gpu)
@@ -341,8 +343,8 @@ def test_a_mapping_goes_on_with_the_node_that_is_left(nodes: Nodes, tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_gpus_that_come_while_a_table_is_mapped_take_part(nodes: Nodes, tmp_path: Path) -> None:
-    """There is none in the beginning, then one, then three."""
+def test_gpus_added_during_a_mapping_are_used(nodes: Nodes, tmp_path: Path) -> None:
+    """At first there is no GPU, then one, then three."""
     table = tmp_path / "table"
     with running([sys.executable, "-c", MAPPING, str(table), "1", "5"], nodes.env, nodes.folder) as run:
         nodes.add("a", num_cpus=1, num_gpus=1)
@@ -356,8 +358,10 @@ def test_gpus_that_come_while_a_table_is_mapped_take_part(nodes: Nodes, tmp_path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu", [0, 1])
-def test_a_mapping_whose_nodes_do_not_come_says_so_and_repeated_goes_on(nodes: Nodes, tmp_path: Path, gpu: int) -> None:
-    """There is none in the beginning; then the only one is lost."""
+def test_a_mapping_without_nodes_ends_with_an_error_and_continues_when_repeated(
+    nodes: Nodes, tmp_path: Path, gpu: int
+) -> None:
+    """At first there is no node; then the only one is lost."""
     table, node = tmp_path / "table", {"num_cpus": 1, "num_gpus": gpu}
     call = [sys.executable, "-c", MAPPING, str(table), str(gpu), "0.2"]
     what = f"1 x (1 {'GPU' if gpu else 'CPU'})"
@@ -398,8 +402,8 @@ assert [result.metrics["node"] for result in tuner.fit()] == [ray.get_runtime_co
 
 
 @pytest.mark.slow
-def test_the_drivers_of_trials_are_where_the_studys_is(nodes: Nodes, tmp_path: Path) -> None:
-    """Also where the head has no CPU and another node is larger: what listens on a loopback is on one node alone."""
+def test_drivers_of_trials_run_on_the_node_of_the_study(nodes: Nodes, tmp_path: Path) -> None:
+    """Even if the head has no CPU and another node is larger, because servers on loopback are on one node only."""
     nodes.add("a", num_cpus=4)
     with running([sys.executable, "-c", TRIALS, str(tmp_path / "tune")], nodes.env, nodes.folder) as run:
         said, _ = run.communicate(timeout=300)
@@ -407,6 +411,6 @@ def test_the_drivers_of_trials_are_where_the_studys_is(nodes: Nodes, tmp_path: P
 
 
 def mapped(table: Path) -> list[tuple[int, str]]:
-    """The rows that are there, and the nodes that mapped them."""
+    """The mapped rows and the nodes that mapped them."""
     rows = [row for file in table.glob("part-*.parquet") for row in read_table(file).to_pylist()]
     return [(row["x"], row["node"]) for row in rows]

@@ -84,7 +84,7 @@ def test_another_configuration_starts_another_run_and_leaves_none_running(worksp
 
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Takes the store away, and brings it back."""
+    """Makes the store unreachable (True) or reachable again (False)."""
     back = MlflowClient.log_batch
 
     def refuse(*_: Any, **__: Any) -> None:
@@ -94,7 +94,7 @@ def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
 
 
 def missed(workspace: Workspace, name: str, away: Callable[[bool], None]) -> Tracker:
-    """The tracker of a run whose store goes and does not come back."""
+    """The tracker of a run whose store was unreachable until its end."""
     tracker = Tracker(workspace, name, identity="one")
     away(True)
     workspace.run(name).report.write_text(name)
@@ -108,14 +108,14 @@ def missed(workspace: Workspace, name: str, away: Callable[[bool], None]) -> Tra
 
 
 def content(tracker: Tracker) -> tuple[Any, ...]:
-    """What MLflow has of a run."""
+    """What MLflow recorded of a run."""
     run = tracker.client.get_run(tracker.run_id)
     curves = [history(tracker, key) for key in ("classifier.loss", "curve", "miou", "nothing")]
     files = [file.path for file in tracker.client.list_artifacts(tracker.run_id)]
     return run.info.status, run.info.end_time, curves, files
 
 
-def test_what_mlflow_missed_is_sent_once_by_the_next_call(
+def test_the_next_call_uploads_missing_metrics_once(
     workspace: Workspace, away: Callable[[bool], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
     tracker = missed(workspace, "missed", away)
@@ -133,7 +133,9 @@ def test_what_mlflow_missed_is_sent_once_by_the_next_call(
 
 
 @pytest.mark.parametrize("change", [{}, {"new_run": True}, {"identity": "two"}])
-def test_what_mlflow_missed_is_sent(workspace: Workspace, away: Callable[[bool], None], change: dict[str, Any]) -> None:
+def test_missing_metrics_are_uploaded(
+    workspace: Workspace, away: Callable[[bool], None], change: dict[str, Any]
+) -> None:
     name = "-".join(["next", *change])
     tracker = missed(workspace, name, away)
     again = Tracker(workspace, name, **({"identity": "one"} | change))
@@ -143,7 +145,7 @@ def test_what_mlflow_missed_is_sent(workspace: Workspace, away: Callable[[bool],
     assert (status, len(loss), files) == ("FINISHED", 30, ["report.html"])
 
 
-def test_a_store_that_lacks_the_run_is_told_and_hinders_no_other_call(
+def test_a_store_without_the_run_is_reported_and_stops_no_call(
     workspace: Workspace,
     away: Callable[[bool], None],
     tmp_path: Path,
@@ -163,7 +165,7 @@ def test_a_store_that_lacks_the_run_is_told_and_hinders_no_other_call(
         assert "an earlier run of this name stays incomplete in MLflow" in capsys.readouterr().out
 
 
-def test_a_run_says_where_it_comes_from(workspace: Workspace) -> None:
+def test_tags_name_parent_version_and_commit(workspace: Workspace) -> None:
     parent = Tracker(workspace, "study", identity="")
     child = Tracker(workspace, "study-trial", identity="", parent=parent.run_id)
     tags = child.client.get_run(child.run_id).data.tags
@@ -176,7 +178,7 @@ def test_a_run_says_where_it_comes_from(workspace: Workspace) -> None:
     assert "mlflow.parentRunId" not in parent.client.get_run(parent.run_id).data.tags
 
 
-def test_the_machines_use_is_logged_while_a_run_goes_on(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_system_metrics_are_logged_during_a_run(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.2")
     tracker = Tracker(workspace, "sampled", identity="")
     key = "system/cpu_utilization_percentage"

@@ -82,14 +82,14 @@ def full_disk(small_disk: Callable[..., Path]) -> Path:
     ],
     ids=["json", "table"],
 )
-def test_a_full_disk_is_the_users_error(full_disk: Path, write: Callable[[Path, list[str]], None]) -> None:
+def test_a_full_disk_raises_a_user_error(full_disk: Path, write: Callable[[Path, list[str]], None]) -> None:
     write(full_disk, ["old"])
     before = (full_disk / "a").read_bytes()
     with pytest.raises(UserError, match=rf"no space left on the disk of {full_disk} \(.*No space left") as caught:
         write(full_disk, NOISE)
     assert "--workspace" in caught.value.remedy
     assert (full_disk / "a").read_bytes() == before
-    assert names(full_disk) == ["a"], "half a file would keep the disk full"
+    assert names(full_disk) == ["a"], "a partial file would keep the disk full"
 
 
 def into_sqlite(folder: Path) -> None:
@@ -107,7 +107,7 @@ def into_sqlite(folder: Path) -> None:
     ],
     ids=["sqlite", "torch", "pyarrow"],
 )
-def test_a_full_disk_is_known_by_any_librarys_error(full_disk: Path, write: Callable[[Path], None]) -> None:
+def test_a_full_disk_is_recognized_in_errors_of_libraries(full_disk: Path, write: Callable[[Path], None]) -> None:
     with pytest.raises(UserError, match=rf"no space left on the disk of {full_disk}"), disk_errors(full_disk):
         write(full_disk)
     with pytest.raises(ValueError, match="no disk"), disk_errors(full_disk):
@@ -143,11 +143,11 @@ KINDS: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
     "a checkpoint": (lambda folder: save({"step": 1}, folder / CHECKPOINT), remove_damaged),
     "a cache": (_write_cache, lambda folder: CachedRows(folder, (3,)).row(1)),
 }
-"""What a workspace holds: how it is written into a folder and read from there."""
+"""Kinds of files in a workspace -> functions that write and read one in a folder."""
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_fault_that_passes_is_no_damage(
+def test_a_temporary_fault_is_not_reported_as_damage(
     tmp_path: Path, no_pauses: None, no_more_files: Callable[[], contextlib.AbstractContextManager[None]], kind: str
 ) -> None:
     write, read = KINDS[kind]
@@ -158,11 +158,11 @@ def test_a_fault_that_passes_is_no_damage(
     assert not isinstance(caught.value, BadFile)
     assert "repeat the command" in caught.value.remedy
     assert "--from" not in caught.value.remedy
-    assert not isinstance(read(tmp_path), str), "a flaw"
+    assert not isinstance(read(tmp_path), str), "no file is reported as missing"
 
 
 @pytest.mark.parametrize("kind", sorted(KINDS.keys() - {"names", "a summary", "a checkpoint"}))
-def test_a_file_that_is_cut_is_damaged_at_once(tmp_path: Path, kind: str) -> None:
+def test_a_truncated_file_is_reported_as_damaged(tmp_path: Path, kind: str) -> None:
     write, read = KINDS[kind]
     write(tmp_path)
     for path in (path for path in tmp_path.rglob("*") if path.is_file()):
@@ -171,7 +171,7 @@ def test_a_file_that_is_cut_is_damaged_at_once(tmp_path: Path, kind: str) -> Non
         read(tmp_path)
 
 
-def test_a_folder_is_read_in_the_order_of_its_shards_and_named_where_it_has_none(tmp_path: Path) -> None:
+def test_a_folder_is_read_in_the_order_of_its_shards_and_named_if_it_has_none(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no table in"):
         read_table(tmp_path)
     for start in (64, 0, 128):
@@ -190,7 +190,7 @@ def workspace(tmp_path: Path) -> Workspace:
     return Workspace(tmp_path / "deep" / "workspace")
 
 
-def test_who_only_reads_creates_nothing(workspace: Workspace, tmp_path: Path) -> None:
+def test_a_workspace_opened_for_reading_creates_nothing(workspace: Workspace, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="typo is not a workspace"):
         Workspace(tmp_path / "typo", create=False)
     assert not (tmp_path / "typo").exists()
@@ -213,7 +213,7 @@ def test_other_names_of_runs_are_refused(workspace: Workspace, name: str) -> Non
     assert names(workspace.runs) == []
 
 
-def test_the_outputs_that_a_run_has_reached_are_remembered_wherever_the_workspace_lies(workspace: Workspace) -> None:
+def test_outputs_of_a_run_are_found_after_the_workspace_moves(workspace: Workspace) -> None:
     assert workspace.outputs("run") == {}
     folder = workspace.output("index", "k1")
     workspace.record_outputs("run", {"index": folder})
