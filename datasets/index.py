@@ -6,7 +6,7 @@ INDEX_SCHEMA and REJECTS_SCHEMA are the contract between the sources and all lat
 import functools
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -66,9 +66,12 @@ def merge(first: Listing, *others: Listing) -> Listing:
     """Concatenates the listings of several sources with the same classes, with all their notes.
 
     Raises:
-        UserError: an image is in two of them.
+        UserError: an image id is in two of them.
     """
-    table = pa.concat_tables([first.table, *(listing.table for listing in others)])
+    tables = [first.table]
+    tables += [listing.table for listing in others]
+    table = pa.concat_tables(tables)
+
     if others:
         repeated = repeated_texts(table["image_id"])
         if repeated:
@@ -120,7 +123,9 @@ def check_images(listing: pa.Table, *, min_side: int = 32, max_pixels: int = MAX
 
 def with_checks(listing: pa.Table, checks: Sequence[ImageCheck]) -> pa.Table:
     """Adds one check per row to rows of LISTING_SCHEMA. Returns a table of CHECKED_SCHEMA."""
-    columns = {name: [getattr(check, name) for check in checks] for name in ImageCheck._fields}
+    columns: dict[str, list[Any]] = {}
+    for name in ImageCheck._fields:
+        columns[name] = [getattr(check, name) for check in checks]
     return with_check_columns(listing, pa.table(columns, CHECK_SCHEMA))
 
 
@@ -162,14 +167,14 @@ def _check_file(uri: str, min_side: int, max_pixels: int) -> ImageCheck:
 
 
 def find_duplicates(read: Callable[[list[str]], Iterable[pa.Table]]) -> list[list[str]]:
-    """Finds images with the same content in more than one split, on which a network would be trained and scored.
+    """Finds images with the same content in more than one split. A network would be trained and scored on them.
 
     Args:
         read: returns the given columns of an index as consecutive tables. It is called a second time if there are such
             images.
 
     Returns:
-        The names of the images, one list per content.
+        The ids of the images, one list per content.
     """
     parts = [_hash_columns(table) for table in read(["content_hash", "split"])]
     content, split = np.concatenate([np.zeros((2, 0), np.int64), *parts], axis=1)

@@ -26,6 +26,8 @@ _GROUPS = 4
 def semantic_affinities(features: Tensor, radius: int) -> Tensor:
     """Computes exp(-mean |f_i - f_j|) for neighboring positions (CVPR 2018, Eq. 1).
 
+    The mean over channels replaces the sum of Eq. 1, as in the public code.
+
     Args:
         features: (B, C, h, w).
         radius: radius of `directions`.
@@ -69,7 +71,7 @@ def boundary_affinities(boundaries: Tensor, radius: int) -> Tensor:
 
 
 _PAIR_WEIGHTS = {"background": 0.25, "foreground": 0.25, "different": 0.5}
-"""Kinds of labeled pairs, and the papers' weights of their losses."""
+"""Kinds of labeled pairs, and weights of their losses, in the proportions of both papers."""
 
 
 def affinity_losses(affinities: Tensor, labels: Tensor, radius: int) -> dict[str, Tensor]:
@@ -154,10 +156,10 @@ class AffinityNet(nn.Module):
     Args:
         backbone: network whose levels and features are read.
         kind: what affinities are computed from: the distance of `features`, or `boundaries`.
-        width: number of channels to which each level is reduced.
+        width: number of channels to which each level is reduced, a multiple of 4.
         embedding: number of channels of the compared features (kind `features`).
         finest: stride of the finest level that is read, pixels.
-        radius: positions closer than this are compared.
+        radius: positions at a distance below this are compared; in positions of the finest level.
 
     Attributes:
         layout: layout of the positions.
@@ -169,10 +171,12 @@ class AffinityNet(nn.Module):
         self.kind = kind
         self.radius = radius
         levels = [level for level in backbone.levels if level.layout.stride >= finest]
-        self.layouts = [*(level.layout for level in levels), backbone.layout]
+        self.layouts = [level.layout for level in levels]
+        self.layouts.append(backbone.layout)
         self.layout = self.layouts[0]
 
-        channels = [*(level.channels for level in levels), backbone.channels]
+        channels = [level.channels for level in levels]
+        channels.append(backbone.channels)
         self.reduce = nn.ModuleList(
             nn.Sequential(nn.Conv2d(inputs, width, 1, bias=False), nn.GroupNorm(_GROUPS, width), nn.ReLU(inplace=True))
             for inputs in channels

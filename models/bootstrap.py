@@ -43,8 +43,8 @@ def bootstrap_differences(
     if images < 2:
         return np.full(resamples, np.nan)
 
-    first = Overlaps(*(part[:, is_scored] for part in first))
-    second = Overlaps(*(part[:, is_scored] for part in second))
+    first = _select_images(first, is_scored)
+    second = _select_images(second, is_scored)
     first_seeds = len(first.both)
     second_seeds = len(second.both)
 
@@ -67,6 +67,12 @@ def bootstrap_differences(
         differences.append(second_means - first_means)
 
     return np.concatenate(differences)
+
+
+def _select_images(overlaps: Overlaps, selected: NDArray[np.bool_]) -> Overlaps:
+    """Returns the overlaps (S, M, K + 1) of M selected images."""
+    both, truth, predicted = (part[:, selected] for part in overlaps)
+    return Overlaps(both, truth, predicted)
 
 
 def _scored_pixels(overlaps: Overlaps) -> NDArray[np.int64]:
@@ -132,7 +138,8 @@ def _mious(times: NDArray[np.int64], overlaps: Overlaps) -> NDArray[np.float64]:
     Products are computed in float64, which is fast, and exact for whole numbers below 2^53.
     """
     weights = times.astype(np.float64)
-    values = iou_of(*(weights @ part.astype(np.float64) for part in overlaps))  # (S, R, K + 1)
+    both, truth, predicted = (weights @ part.astype(np.float64) for part in overlaps)
+    values = iou_of(both, truth, predicted)  # (S, R, K + 1)
     return np.asarray(np.nanmean(values, axis=2).T)
 
 

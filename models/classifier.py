@@ -16,9 +16,13 @@ from mcis.models.resampling import resample
 from mcis.models.seam import Equivariance, EquivariantMaps, PixelCorrelation, RefinedMaps, smaller_copies, tagged_maps
 
 Attention = Literal["none", "co", "co+contrastive"]
+"""Which attention a classifier has: none, co-attention, or also contrastive co-attention."""
 Head = Literal["shared", "own"]
+"""Which layer scores attentive features: the class-aware layer phi, or a layer of its own."""
 AttentionPartner = Literal["partner", "itself"]
+"""What an image attends to: its partner, or itself as a control."""
 SELF_TRANSFORMS = ("hflip", "x0.75", "x2")
+"""Transformations tau of an image for self pairs: flip or scaling (RELEASED_RECIPE, "Classifier")."""
 MAX_AFFINITY_ENTRIES = 2**26
 """Largest number of entries of P, over a batch, for which P is materialized on a CPU: 256 MiB in float32."""
 
@@ -28,7 +32,7 @@ class BatchScores(NamedTuple):
 
     Attributes:
         pairs: class scores of the pairs (m, n).
-        selves: class scores of the self pairs (m, tau m), for each transformation tau.
+        selves: class scores of the self pairs, an image m and its transformed copy tau(m), for each transformation tau.
         features: features (B, C, H, W) of both images of the pairs, then of the self pairs of each transformation.
         copies: basic scores of the smaller copies; None without equivariant attention.
         maps: maps of the 2B images, images m first, and of their copies; None without equivariant attention.
@@ -239,7 +243,7 @@ class CoAttentionClassifier(nn.Module):
         )
 
     def _coattend(self, m: Tensor, n: Tensor, w_p: Tensor | None, values_m: Tensor, values_n: Tensor) -> CoAttentive:
-        """Computes attention in both directions: with P in memory if that is faster (small P on a CPU), else fused."""
+        """Computes attention in both directions: with P in memory for a small P on a CPU (faster), else fused."""
         entries = len(m) * m.shape[2:].numel() * n.shape[2:].numel()
         form = self.form
         scale = self.affinity.scale
@@ -326,7 +330,7 @@ class CoAttentionClassifier(nn.Module):
         attention_partner: AttentionPartner = "partner",
         equivariance: Equivariance | None = None,
     ) -> BatchScores:
-        """Scores the pairs (m, n) and the self pairs (m, tau m). The backbone embeds m and n in one pass.
+        """Scores the pairs (m, n) and the self pairs (m, tau(m)). The backbone embeds m and n in one pass.
 
         Args:
             images_m, images_n: normalized images, (B, 3, H, W), or outputs of the backbone, see `embedded`.
@@ -350,7 +354,7 @@ class CoAttentionClassifier(nn.Module):
         compared = features.chunk(2)
         pairs = self.pair_scores(m, n, kind, attend=attend, attention_partner=attention_partner, compared=compared)
 
-        # Of the kinds of pairs, only 1 has m in the source domain; a self pair is of kind 0 or 1, by the domain of m.
+        # Only pairs of kind 1 have m in the source domain. A self pair is of kind 1 if m is, else of kind 0.
         self_kind = None if kind is None else (kind == 1).long()
         selves = []
         pair_features = [(m, n)]

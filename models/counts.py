@@ -139,7 +139,7 @@ def map_counts(truth: NDArray[np.uint8], maps: NDArray[np.float32], tags: NDArra
 
 
 def intervals(scores: NDArray[np.float32], bins: int) -> NDArray[np.int32]:
-    """Returns, for scores in [0, 1], the number i of the highest threshold i / bins that each of them reaches."""
+    """Returns, for scores in [0, 1], the number i < bins of the highest threshold i / bins that each score reaches."""
     scaled = np.multiply(scores, bins, dtype=np.float64)  # float32 would round some scores below i / bins up to it
     return np.minimum(scaled.astype(np.int32), bins - 1)
 

@@ -41,7 +41,7 @@ def dense_crf(rgb: NDArray[np.uint8], probabilities: _Float32, parameters: CrfPa
         rgb: image, (H, W, 3).
         probabilities: probabilities of L labels, (L, H, W), or N estimates of them, (N, L, H, W). N estimates are
             refined independently, but in less time than by N calls.
-        parameters: of the CRF.
+        parameters: parameters of the CRF.
 
     Returns:
         Refined probabilities with the shape of the input; they sum to 1 over the labels.
@@ -76,7 +76,7 @@ def _resized(planes: NDArray[np.float32], size: tuple[int, ...]) -> NDArray[np.f
 
 
 def refine(rgb: NDArray[np.uint8], probabilities: _Float32, parameters: CrfParameters) -> _Float32:
-    """Does the same as `dense_crf`, but ignores `max_side`. pydensecrf holds the GIL while it runs."""
+    """Refines probabilities as `dense_crf` does, but always at full size. pydensecrf holds the GIL while it runs."""
     import pydensecrf.densecrf as pydensecrf
 
     labels, height, width = probabilities.shape[-3:]

@@ -56,7 +56,7 @@ def seed_dropout(model: nn.Module, seeds: Sequence[int]) -> None:
     """Sets the seeds of the next batch in all dropout layers of a network.
 
     Args:
-        seeds: One integer in [0, 2^62] per sample. The i-th layer adds i, so that layers draw different masks.
+        seeds: One integer in [0, 2^62) per sample. The i-th layer adds i, so that layers draw different masks.
     """
     layers = [layer for layer in model.modules() if isinstance(layer, SampleDropout)]
     for index, layer in enumerate(layers):

@@ -21,7 +21,7 @@ class Grid(NamedTuple):
         return self._replace(first=1 - self.last)
 
     def is_close(self, other: "Grid") -> bool:
-        """Whether both grids have the same positions, up to rounding."""
+        """Returns whether both grids have the same positions, up to rounding."""
         return (
             self.positions == other.positions
             and math.isclose(self.first, other.first, abs_tol=1e-9)

@@ -103,8 +103,8 @@ def multi_round(
 ) -> Tensor:
     """Computes the target's co-attentive activations of a class with each related image (section 3.2, second strategy).
 
-    Attention can average maps instead of activations: those that the related images got from their own related images.
-    Activations then travel over several images, which is an extension of the paper.
+    Attention can average maps instead of activations: maps of the related images that were computed from their own
+    related images. Activations then pass through several images. This is an extension of the paper.
 
     Args:
         query: `affinity_query` of the target, (HW, C), or one for each related image, (R, HW, C).

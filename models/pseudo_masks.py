@@ -116,8 +116,8 @@ def by_saliency(
 
     Args:
         maps: the image and its maps.
-        score_floor: scores below it count as 0.
-        conflict_threshold: pixels where two or more scores exceed it are ignored.
+        score_floor: scores below it, including the background score, count as 0.
+        conflict_threshold: pixels where two or more scores, including the background score, exceed it are ignored.
         foreground_confidence: background pixels where a map exceeds it are ignored.
         max_background_saliency: background pixels with at least this saliency, of 255, are ignored.
         min_foreground_fraction: images whose foreground covers a smaller fraction are ignored entirely.

@@ -21,6 +21,7 @@ _PREFIXES = {
 }
 """Names or name prefixes of parameters in a released checkpoint, and in `CoAttentionClassifier`."""
 _DEFAULT_CLASSES = 20
+"""Number of classes to expect if the checkpoint has no class layer: PASCAL VOC's."""
 _REMEDY = "name a checkpoint of the released co-attention classifier with VGG-16"
 
 

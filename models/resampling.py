@@ -22,7 +22,7 @@ _CUBIC = -0.75
 def resample(maps: Tensor, source: Grids, target: Grids, kernel: Kernel = "bilinear") -> Tensor:
     """Interpolates maps (..., h, w) at positions `source` to positions `target`, (..., h', w').
 
-    Beyond the outermost positions the values of these are repeated. The result has the memory format of `maps`, so the
+    Beyond the outermost positions, their values are repeated. The result has the memory format of `maps`, so the
     channels-last outputs of convolutions stay channels-last.
 
     Args:

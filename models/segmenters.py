@@ -307,7 +307,8 @@ def restrict_to_tags(probabilities: Tensor, tags: Sequence[int]) -> Tensor:
     Args:
         tags: Class indices of the image, from 0. Background is always kept.
     """
-    labels = [0, *(tag + 1 for tag in tags)]
+    labels = [0]
+    labels += [tag + 1 for tag in tags]
     restricted = torch.zeros_like(probabilities)
     restricted[labels] = probabilities[labels].clamp(min=torch.finfo(probabilities.dtype).tiny)
     return restricted / restricted.sum(dim=0)

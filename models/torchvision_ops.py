@@ -18,7 +18,7 @@ _SCHEMAS = {
 
 
 def compiled_operators_load() -> bool:
-    """Whether torchvision's compiled library loads with the installed torch."""
+    """Returns whether torchvision's compiled library loads with the installed torch."""
     spec = importlib.util.find_spec("torchvision")
     if spec is None or spec.origin is None:
         return False

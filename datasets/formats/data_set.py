@@ -44,14 +44,14 @@ class DataSet(NamedTuple):
 
 
 class ImportRequest(NamedTuple):
-    """What a reader is to read.
+    """Input of a reader.
 
     Attributes:
         source: File or folder of the data set.
         images: Folder of the images. None: where the format expects it.
         copies: Folder for copies of the images, for formats whose images are not files.
         split: train, val or test.
-        left_out: Updated with what is left out.
+        left_out: Counts of items that are left out, by reason. The reader adds to them.
     """
 
     source: Path
@@ -85,7 +85,7 @@ class LabeledImage(NamedTuple):
 
 
 class ExportRequest(NamedTuple):
-    """What a writer is to write.
+    """Input of a writer.
 
     Attributes:
         classes: The K class names; class index k is label k + 1.
@@ -119,7 +119,11 @@ def write_file(path: Path, content: str) -> None:
 
 
 def visible_files(folder: Path, left_out: LeftOut) -> list[str]:
-    """Returns the files below a folder that are not hidden, nor in a hidden folder. No suffix is trusted."""
+    """Returns the files below a folder that are not hidden, nor in a hidden folder, whatever their suffixes.
+
+    Args:
+        left_out: Updated with the number of hidden files.
+    """
     files = list(files_below(folder, left_out))
     visible = [name for name in files if not name.startswith(".") and "/." not in name]
     left_out["hidden file(s)"] = len(files) - len(visible)

@@ -44,7 +44,7 @@ def _load_split(source: Path, split: str) -> Any:
 
 
 def _tags(cell: Any, label_type: Any) -> list[str]:
-    """Returns the class names of a cell: a label or a list of labels, each a number or a text; None and -1 are none."""
+    """Returns the class names of a cell: a label or a list of labels, which are numbers, texts, or None or -1."""
     values = cell if isinstance(cell, list) else [cell]
     labels = [value for value in values if value not in (None, -1)]
     return [label if isinstance(label, str) else label_type.int2str(label) for label in labels]

@@ -1,6 +1,6 @@
 """Writes a data set of another tool as a table for the source `tags`, with label masks.
 
-Data sets come from others: a value may be missing or absurd, and what they name may be anywhere.
+Data sets come from other people and tools, so values may be missing or invalid, and paths may lead anywhere.
 """
 
 import csv
@@ -45,10 +45,11 @@ _UNSUITABLE_NAME = r"[;,|]|^\s|\s$|^$"
 Row: TypeAlias = dict[str, str]
 """A row of photos.csv."""
 Track: TypeAlias = Callable[[Sequence[str]], Iterable[str]]
+"""Iterates over names and may show the progress."""
 
 
 class _Output(NamedTuple):
-    """What an import writes in its folder.
+    """Paths of the files that an import writes.
 
     Attributes:
         folder: The folder.
@@ -107,14 +108,14 @@ def import_data_set(
         split: train, val or test.
         classes: Classes to import, in addition to those of `out`. Empty: all classes.
         labels: labels.csv of an export. Its classes are imported, whether they occur or not, and masks get its labels.
-        track: Iterates over the names of the photographs, and may show the progress.
+        track: Iterates over the names of the photographs, and may show the progress, as `tqdm` does.
 
     Returns:
-        Lines that say what was written and what was left out.
+        Messages: a summary of the written table, and what was left out.
 
     Raises:
         UserError: The data set does not follow the format; an image is outside of its folder; no image exists; or a
-            class does not occur, cannot be a tag in a table, or differs from those of the table so far.
+            class does not occur, cannot be a tag in a table, or differs from those of the existing table.
     """
     source = source.expanduser().resolve()
     output = _Output(out.expanduser().resolve(), split)
@@ -165,7 +166,7 @@ def _read_data_set(format: str, request: ImportRequest) -> DataSet:
         invalid_names = [name for name in photos if not _is_valid_name(name)]
     except (UserError, MemoryError):
         raise
-    except Exception as error:  # absurd values can raise anything in the parsers of others
+    except Exception as error:  # invalid values can raise anything in parsers
         problem = f"no {error.args[0]!r}" if isinstance(error, KeyError) else unquoted(error)
         found = f"{source} is not as expected: {problem}"
         raise UserError(found, FORMATS[format].expected, "correct the data set, or name another one") from error
@@ -193,7 +194,7 @@ def _is_valid_name(name: str) -> bool:
 
 
 def _read_other_rows(output: _Output) -> list[Row]:
-    """Returns the rows of the other splits of the table so far.
+    """Returns the rows of other splits from the existing table; none if there is no table.
 
     Raises:
         UserError: The table or the file of class names was not written by an import.
@@ -216,7 +217,7 @@ def _read_exported_classes(labels: Path) -> list[str]:
     """Returns the classes of labels 1..K in labels.csv of an export.
 
     Raises:
-        UserError: It is no such table.
+        UserError: The file is not such a table.
     """
     try:
         rows = csv.DictReader(labels.read_text("utf-8").splitlines())
@@ -247,25 +248,25 @@ def _select_classes(
         UserError: See `_check_names`.
     """
     occurring = _tags_of(photos)
-    of_other_splits: set[str] = set()
+    tags_of_other_splits: set[str] = set()
     for row in other_rows:
-        of_other_splits.update(tag for tag in row["tags"].split(";") if tag)
+        tags_of_other_splits.update(tag for tag in row["tags"].split(";") if tag)
 
     selected = occurring
     if exported or wanted:
-        selected = occurring & {*(exported or wanted), *of_other_splits}
+        selected = occurring & {*(exported or wanted), *tags_of_other_splits}
     selected_photos: Photos = {}
     for name, objects in photos.items():
         selected_photos[name] = [item for item in objects if not item.tag or item.tag in selected]
     left_out["object(s) of classes that are not wanted"] = _count(photos) - _count(selected_photos)
 
-    names = exported or sorted(selected | of_other_splits)
+    names = exported or sorted(selected | tags_of_other_splits)
     names_before = list(read_classes(output.classes)) if other_rows else names
     if exported and names != names_before:  # labels follow the order of the classes
         differing = {*names, *names_before}
     else:
         differing = set(names) ^ set(names_before)
-    absent = set(wanted) - occurring - of_other_splits
+    absent = set(wanted) - occurring - tags_of_other_splits
 
     _check_names(source, names, differing | absent, occurring)
     return _Selection(names, selected_photos)

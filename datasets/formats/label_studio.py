@@ -28,7 +28,7 @@ from mcis.datasets.sources.lists import LeftOut
 
 
 def read_label_studio(request: ImportRequest) -> DataSet:
-    """Reads tasks with choices, rectangles, polygons or brushes. The last annotation of a task that counts is used."""
+    """Reads tasks with choices, rectangles, polygons or brushes: of each task, the last annotation not cancelled."""
     folder = (request.images or request.source.parent).resolve()
     photos: Photos = {}
 

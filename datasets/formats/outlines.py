@@ -25,8 +25,12 @@ def coco_pixels(
         height: Height of the image, pixels.
         width: Width of the image, pixels.
 
+    Returns:
+        (H, W), whether a pixel is inside.
+
     Raises:
         ValueError: The outline is damaged, or its size is not that of the image.
+        UserError: pycocotools is required and not installed.
     """
     outline_size = tuple(outline["size"]) if isinstance(outline, dict) else annotated_size
     if not annotated_size == outline_size == (height, width):

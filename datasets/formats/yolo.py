@@ -36,7 +36,7 @@ _PIXEL_QUARTER = 0.25
 
 
 class _Description(NamedTuple):
-    """What a file says about a data set.
+    """Content of the file that describes a data set.
 
     Attributes:
         path: Path of the file.
@@ -105,8 +105,8 @@ def _image_folder(description: _Description, request: ImportRequest) -> tuple[Pa
         return request.images.resolve(), listed
 
     base = str(description.content.get("path", ""))
-    for way in (location.lstrip("./"), Path(base, location), location.removeprefix("data/")):
-        folder = (source / way).resolve()
+    for relative in (location.lstrip("./"), Path(base, location), location.removeprefix("data/")):
+        folder = (source / relative).resolve()
         if folder.is_dir() and folder.is_relative_to(source):
             return folder, listed
     return source / location.lstrip("./"), listed

@@ -142,9 +142,9 @@ def decode_picture(
             limit.
 
     Raises:
-        RejectedImage: The content gives no such array.
-        MemoryError: The machine is short of memory. This holds for every decoder of this module; content raises no
-            other exception.
+        RejectedImage: The content is not a picture in one of FORMATS, is damaged, or is too large or too small.
+        MemoryError: Not enough memory. No content raises any other exception. Both errors apply to every decoder of
+            this module.
     """
     with _opened(data, FORMATS, min_side, max_pixels) as image:
         width, height = image.size
@@ -162,7 +162,7 @@ def decode_picture(
 
 
 def is_upright_jpeg(data: bytes) -> bool:
-    """Returns whether bytes are a JPEG in gray or RGB without an EXIF orientation, which every reader shows alike.
+    """Returns whether bytes are a JPEG in gray or RGB that needs no rotation. Every reader shows such a file alike.
 
     Raises:
         RejectedImage: The bytes have no header of a picture.
@@ -308,8 +308,9 @@ def _header(stream: BytesIO, formats: tuple[str, ...], min_side: int, max_pixels
         raise RejectedImage(f"not an image: {guess}expected {', '.join(formats)}") from error
 
     width, height = image.size
-    if reason := size_problem(height, width, min_side, max_pixels):
-        raise RejectedImage(reason)
+    problem = size_problem(height, width, min_side, max_pixels)
+    if problem:
+        raise RejectedImage(problem)
 
     if image.format in ("JPEG", "MPO"):
         max_scans = max(_MAX_SCANS, _MAX_SCAN_PIXELS // (width * height))

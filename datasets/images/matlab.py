@@ -16,6 +16,7 @@ from mcis.datasets.images.decode import RejectedImage, rejecting
 MAT_START = b"MATLAB 5.0"
 """First bytes of a MATLAB 5 file."""
 _HEADER_BYTES = 128
+"""Size of the header before the first data element, bytes."""
 _MAX_MAT = 2**24
 """Largest MATLAB file, compressed and decompressed bytes together: 16 MiB. SBD's largest have a few percent of it."""
 

@@ -21,9 +21,11 @@ from mcis.datasets.storage.threads import map_in_threads
 DecodeIn = Literal["threads", "tasks"]
 """Where images are decoded: threads of the training worker, or Ray Data tasks."""
 _ROWS_PER_BLOCK = 64
+"""Approximate number of rows that a Data task decodes."""
 _WINDOW_BYTES = 96 * 2**20
+"""Default size of a window of decoded steps, bytes."""
 _RETRIES = 2
-"""How often a Data task is restarted if its process or node dies. Ray Data's default is without limit."""
+"""Maximum number of restarts of a Data task whose process or node dies. Ray Data sets no limit by default."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -78,7 +80,9 @@ def batches(
     """Iterates over the decoded batches of a worker's shard, one per step, in order. Errors of `decode` are raised.
 
     Args:
+        decode: decodes the rows of some steps.
         batch: rows per batch, over all workers.
+        shard: steps and rows of the worker.
         decode_in: `threads` of this process, which is fastest if the node has enough cores; or Ray Data `tasks`, which
             use any CPU of the cluster.
         threads: number of decoding threads.
@@ -98,14 +102,15 @@ def decode_in_tasks(
     """Decodes batches in Ray Data tasks, one window of steps ahead. The object store holds at most two windows.
 
     Args:
+        decode, batch, shard: see `batches`.
         window_bytes: size of a window, bytes.
     """
     import ray
 
     example = decode(np.zeros(1, np.int64))  # gives the type and the size of a batch
     rows = len(shard.positions(batch))
-    length = max(1, window_bytes // max(1, example.nbytes))
-    windows = [(first, min(first + length, shard.steps)) for first in range(0, shard.steps, length)]
+    window_steps = max(1, window_bytes // max(1, example.nbytes))
+    windows = [(first, min(first + window_steps, shard.steps)) for first in range(0, shard.steps, window_steps)]
     decoder: Any = ray.remote(num_cpus=0)(_WindowDecoder).remote(decode, max(1, _ROWS_PER_BLOCK // rows))
 
     try:

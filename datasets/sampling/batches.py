@@ -28,8 +28,9 @@ class PairBatch(Batch):
         epoch, kind: epoch and kind of each pair (see `PairRows`), (N,).
         row: number of each pair in the endless stream, (N,). Random numbers for a pair are keyed by it, since an image
             may occur in several pairs of an epoch.
-        unshared_m, unshared_n: whether any pair of the whole batch, over all workers, has a label on that side that
-            the other side lacks, (N,) bool.
+        unshared_m: whether any image m of the whole batch, over all workers, has a tag that its partner lacks, (N,)
+            bool; the same value in all rows.
+        unshared_n: the same for images n.
     """
 
     images_m: NDArray[Any]
@@ -68,6 +69,7 @@ class PairDecoder:
         images: images of the index, or their features.
         sampler: draws the pairs.
         batch: pairs per step, over all workers.
+        shard: steps and rows of the worker.
         crop_scales: if given, images are random crops (`random_crop`), keyed by (seed, row, image); otherwise whole.
         hflip: whether features of the horizontally flipped image are used with probability 1/2. The random number is
             the one that flips images.
@@ -127,7 +129,7 @@ class PairDecoder:
 
 
 def _has_unshared_labels(rows: PairRows, tags: Tags) -> tuple[bool, bool]:
-    """Returns whether any pair has a label of m that n lacks, and a label of n that m lacks."""
+    """Returns whether any m has a tag that its n lacks, and whether any n has a tag that its m lacks."""
     tags_m = tags.matrix(rows.m)
     tags_n = tags.matrix(rows.n)
     return bool((tags_m & ~tags_n).any()), bool((tags_n & ~tags_m).any())
@@ -163,8 +165,10 @@ class CropDecoder:
     """Decodes random crops of the training images and their masks.
 
     Attributes:
+        images: the training images and their masks.
         seed: seed of all random numbers.
         batch: images per step, over all workers.
+        shard: steps and rows of the worker.
         size: side of a crop, pixels.
         scales, hflip: see `random_crop`.
     """

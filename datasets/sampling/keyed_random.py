@@ -72,7 +72,7 @@ class OrderPurpose(enum.IntEnum):
     """Purposes of `permuted`. Docstrings give what is permuted and the key part besides the seed."""
 
     IMAGES = 0
-    """Tagged images of all domains: (turn)."""
+    """Tagged images of all domains, for pairs: (turn). Training images, for crops: (epoch)."""
     STATISTICS = 5  # 1 to 4 were used by orders that no longer exist
     """Training images; the first ones give the channel statistics of a backbone: (0)."""
 
@@ -172,5 +172,6 @@ def _shuffled(key: NDArray[np.uint64], count: int, cells: NDArray[np.uint64]) ->
         shifted = left + ((random >> _HALF) * side >> _HALF)
         # Subtraction below zero wraps to a huge number, so the minimum is the remainder.
         shifted = np.minimum(shifted, shifted - side)
-        left, right = right, shifted
+        left = right
+        right = shifted
     return left * columns + right

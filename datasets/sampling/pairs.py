@@ -1,9 +1,10 @@
 """Samples pairs of images with at least one common class (section 3.2) as a function of (seed, epoch, image).
 
-Each tagged image is image m once per epoch. One of its classes is drawn, then a partner n with that class. Images
-without tags are in no pair. Epochs follow each other without a gap: row i of the endless stream of pairs is position
-i mod E of epoch i div E, and batch t holds rows t B .. (t + 1) B - 1. So no epoch ends in a partial batch, and no pair
-is dropped. A row is computed directly from its number, at a cost that does not depend on the number of images.
+By default, each tagged image is image m once per epoch. One of its classes is drawn, then a partner n with it. Images
+without tags are in no pair. Epochs follow each other without a gap: with E pairs per epoch and B per batch, row i of
+the endless stream of pairs is position i mod E of epoch i div E, and batch t holds rows t B .. (t + 1) B - 1. So no
+epoch ends in a partial batch, and no pair is dropped. A row is computed directly from its number, at a cost that does
+not depend on the number of images.
 
 Besides the images of the data set (domain `target`, which includes web images) there may be single-label images (domain
 `source`, end of section 3.2). Pairs are then of three kinds.
@@ -17,8 +18,10 @@ from numpy.typing import NDArray
 from mcis.datasets.sampling.keyed_random import DrawPurpose, OrderPurpose, permuted, uniforms
 from mcis.datasets.tags import ClassMembers, Positions, Tags
 
-TARGET_TARGET, SOURCE_SOURCE, TARGET_SOURCE = 0, 1, 2
-"""Kinds of pairs: the domains of m and n. Each kind has its own W_P (end of section 3.2)."""
+TARGET_TARGET = 0
+SOURCE_SOURCE = 1
+TARGET_SOURCE = 2
+"""Kinds of pairs by the domains of m and n. Each kind has its own W_P (end of section 3.2)."""
 _KIND_BY_NUM_SOURCES = np.array([TARGET_TARGET, TARGET_SOURCE, SOURCE_SOURCE], np.uint8)
 """Kind of a pair by the number of its images in the domain `source`: 0, 1 or 2."""
 

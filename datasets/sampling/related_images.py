@@ -160,7 +160,7 @@ def _draw_from_class(query: RelatedImagesQuery) -> NDArray[np.int64]:
 
 
 def _relate_to_itself(query: RelatedImagesQuery) -> NDArray[np.int64]:
-    """Returns each image itself, once, for any R."""
+    """Returns each image itself once, (T, 1), for any R of at least 1; (T, 0) for R = 0."""
     return query.image[:, None][:, : query.related]
 
 
@@ -211,7 +211,7 @@ def _draw_without_replacement(draws: NDArray[np.float64], size: NDArray[np.int64
 
 
 def rounded_unit_vectors(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Scales vectors (N, C) to unit length and rounds them to multiples of 2^-11; zero vectors stay zero."""
+    """Scales vectors (N, C) to unit length and rounds them toward 0 to multiples of 2^-11; zero vectors stay zero."""
     unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-6)
     return (np.trunc(unit * _STEPS) / _STEPS).astype(np.float32)  # toward 0, so that no length exceeds 1
 

@@ -56,7 +56,7 @@ def list_single_label(
 ) -> Listing:
     """Lists single-label images from the names in their class folders.
 
-    No image is opened and no suffix is trusted: files that are no images are rejected when the images are verified.
+    No image is opened and suffixes are not checked: files that are no images are rejected when the images are checked.
 
     Args:
         root: See `SingleConfig`.
@@ -68,7 +68,7 @@ def list_single_label(
         Rows `single/<folder>/<file>` of split train and domain source.
 
     Raises:
-        UserError: A folder or file is missing or unreadable, no folder stands for a class, or a class is unknown.
+        UserError: A folder or file is missing or unreadable, no folder belongs to a class, or a class is unknown.
     """
     root = source_folder(root, "a folder of single-label images", "name it by --single")
     if classes:
@@ -102,7 +102,7 @@ def list_single_label(
 def list_web(root: Path, names: tuple[str, ...], *, saliency: Path | None = None) -> Listing:
     """Lists crawled images from the names in their class folders.
 
-    No image is opened and no suffix is trusted, because search engines return many files with wrong names.
+    No image is opened. Suffixes are not checked, because search engines return many files with wrong names.
 
     Args:
         root: See `WebConfig`.
@@ -206,7 +206,7 @@ def _saliency_uris(images: list[str], saliency: Path | None, where: str) -> tupl
 
 
 def voc_folders() -> dict[str, str]:
-    """Returns the folders of ImageNet and Caltech-256 that stand for a VOC class -> name of that class."""
+    """Returns the folders of ImageNet and Caltech-256 with images of a VOC class -> name of the class."""
     text = Path(__file__).with_name("voc_folders.toml").read_text(encoding="utf-8")
     class_of: dict[str, str] = {}
     for table in tomllib.loads(text).values():

@@ -36,7 +36,7 @@ class _Names(NamedTuple):
 def list_photographs(
     items: Sequence[str], *, excluded: Path, allow_absolute: bool = False
 ) -> tuple[list[Photograph], list[str]]:
-    """Lists photographs in the given order. No image is opened, and no suffix is trusted except a table's.
+    """Lists photographs in the given order. No image is opened. Suffixes are not checked, except those of tables.
 
     A photograph is named by its path, without suffix: the path below the given folder, the path in the table, or the
     name of the given file. Photographs whose names would be equal keep the suffix; if that does not distinguish them,
@@ -127,6 +127,7 @@ def _distinct_names(names: dict[str, _Names]) -> dict[str, str]:
         UserError: Two photographs have the same whole path in another case or with another scheme.
     """
     chosen = {uri: candidates.stem for uri, candidates in names.items()}
+    # A whole path may equal a shorter name of another photograph, which then also needs its whole path, and so on.
     for level in ("file_name", "whole_path", "whole_path", "whole_path"):
         count = Counter(name.casefold() for name in chosen.values())
         ambiguous = [uri for uri, name in chosen.items() if count[name.casefold()] > 1]
@@ -135,7 +136,7 @@ def _distinct_names(names: dict[str, _Names]) -> dict[str, str]:
         chosen |= {uri: getattr(names[uri], level) for uri in ambiguous}
 
     raise UserError(
-        f"photographs whose paths cannot be told apart: {shown(ambiguous)}",
+        f"photographs whose paths cannot be distinguished: {shown(ambiguous)}",
         "paths that differ in more than case or scheme",
         "rename one of them",
     )

@@ -36,7 +36,7 @@ SPLITS = ("train", "val", "test")
 _SEPARATORS = "[;,|]"
 """Regular expression of the characters between the tags of a text."""
 _SHORT_NAME = 5
-"""Names of fewer characters may differ more from the name that they are a misspelling of, if that is more frequent."""
+"""Names with fewer characters count as misspellings at a lower similarity, but only of far more frequent names."""
 
 
 class TagsConfig(Section):
@@ -122,7 +122,7 @@ def list_tagged(
 
 
 def photograph_tags(table: str, classes: Sequence[str], *, allow_absolute: bool = False) -> dict[str, list[int]]:
-    """Reads the tags of photographs that a trained network is to label.
+    """Reads the tags of photographs that a trained network will label.
 
     Args:
         table: See `list_tagged`. Only the columns of images and tags are read.

@@ -32,6 +32,7 @@ MAX_TABLE = 2**34
 _PLAIN = r"^[^/.?#\x00-\x1f][^/?#\x00-\x1f]*(/[^/.?#\x00-\x1f][^/?#\x00-\x1f]*)*$"
 """Relative paths that `normpath` and a URI leave unchanged; no name in them begins with a dot."""
 _PLACEHOLDER = "\ue000"
+"""Private-use character that takes the place of a cell in a URI."""
 _COMMON_NAMES = {
     "image": ("file_name", "filename", "file", "path", "image_path", "uri"),
     "tags": ("labels", "label", "tag", "classes", "class"),
@@ -69,7 +70,7 @@ class UserTable(NamedTuple):
         path: Absolute path or URI, for messages and relative paths.
         content: The columns that are read.
         columns: Role -> name of the column, for the columns that the table has.
-        flags: Names of the columns of 0 and 1 that each stand for a class, if no column holds tags.
+        flags: Names of the columns of 0 and 1, one for each class, if no column holds tags.
         guessed: Descriptions of the roles that were guessed from names and values.
         unread: Names of the other columns.
         trusted: Whether the table may name any file and server.
@@ -197,7 +198,8 @@ def _uri(table: str, text: str) -> str:
         except ValueError as error:
             problem = str(error)
         if problem:
-            expected = f"a path, or a URI {', '.join(f'{scheme}://' for scheme in SCHEMES)}"
+            prefixes = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+            expected = f"a path, or a URI {prefixes}"
             raise UserError(f"{table}: {problem}: {without_credentials(text)}", expected, "correct the cell")
         return text
 
@@ -271,6 +273,7 @@ def _read_jsonl(file: BinaryIO, wanted: Iterable[str]) -> _Columns:
 
 
 def _read_parquet(file: BinaryIO, wanted: Iterable[str]) -> _Columns:
+    """Reads the wanted columns of a Parquet file, and its columns of integers and truth values."""
     content = pa.parquet.ParquetFile(file)
     schema = content.schema_arrow
     names = schema.names
@@ -302,8 +305,8 @@ def read_user_table(
     Args:
         table: Path or URI of a .csv, .jsonl or .parquet table.
         columns: Role -> name of the column. A column whose name is that of its role may instead have a name in
-            `_GUESSES`. If there is no column of tags, columns of 0 and 1 each stand for the class that they are named
-            after.
+            `_GUESSES`. If there is no column of tags, columns of 0 and 1 are used, each for the class that it is
+            named after.
         optional: Names of columns that may be absent.
         trusted: Whether the table may name files outside of its folder and on other servers.
 

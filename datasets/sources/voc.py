@@ -116,13 +116,14 @@ def list_voc(
             training image.
         truth_masks: Folder of ground-truth masks <id>.png, inside root or absolute; it may be absent. Masks that the
             default folder lacks are looked for in SegmentationClass and in SBD.
-        sbd: The unpacked SBD: the folder benchmark_RELEASE or the folder around it.
+        sbd: The unpacked SBD: the folder benchmark_RELEASE, its parent, or its subfolder dataset.
         tags_from: `lists`: <name>_cls.txt with lines `<id> <class index from 0> ...`. `xml`: the objects of
             Annotations/<id>.xml that are not marked difficult. `auto`: lists if they exist, otherwise xml.
 
     Raises:
-        UserError: A folder or list is missing, empty or contradictory; a class is unknown; a listed image, an
-            annotation or a single saliency map is absent; or a class has no training image.
+        UserError: A folder or list is missing, empty or contradictory; a class is unknown; a listed image or
+            an annotation is absent; the folder of saliency maps lacks that of a training image; or a class has no
+            training image.
     """
     devkit = _open_devkit(root, classes)
     sbd_folder = _sbd_folder(sbd) if sbd else None
@@ -308,7 +309,7 @@ def _saliency_uris(folder: Path, image_list: _ImageList) -> list[str | None]:
 
 
 def _sbd_folder(sbd: Path) -> Path:
-    """Returns SBD's folder with cls, train.txt and val.txt, from that folder or one of those around it."""
+    """Returns SBD's folder with cls, train.txt and val.txt, from this folder or one of its two parents."""
     sbd = sbd.expanduser().resolve()
     for folder in (sbd, sbd / "dataset", sbd / "benchmark_RELEASE" / "dataset"):
         if (folder / "cls").is_dir():

@@ -87,8 +87,8 @@ RETRY_POLICY = tenacity.Retrying(
     wait=tenacity.wait_exponential(0.5, max=16) + tenacity.wait_random(0, 0.5),
     reraise=True,
 )
-"""The second attempt follows at once, others after 0.5, 1, 2, 4, 8 and 16 seconds plus up to 0.5 (random), so
-that processes do not retry in lockstep. Within each attempt, pyarrow's S3 client tries 31 times in 6 seconds."""
+"""Seven further attempts: the first at once, the others after 0.5, 1, 2, 4, 8 and 16 seconds plus up to 0.5 (random),
+so that processes do not retry in lockstep. Within each attempt, pyarrow's S3 client tries 31 times in 6 seconds."""
 
 
 def with_timeout(seconds: float, act: Callable[[], _T]) -> _T:
@@ -123,9 +123,9 @@ def call_remote(act: Callable[[], _T], *, size: int = 0, many: bool = False) -> 
     try:
         return with_timeout(REMOTE_TIMEOUT * (10 if many else 1) + size / MIN_BYTES_PER_SECOND, act)
     except OSError as error:
-        for kind, text in _REMOTE_ERRORS.items():
-            if text.search(str(error)):
-                raise kind(str(error)) from None
+        for error_type, pattern in _REMOTE_ERRORS.items():
+            if pattern.search(str(error)):
+                raise error_type(str(error)) from None
         raise
 
 

@@ -27,6 +27,7 @@ from mcis.datasets.tables.large_tables import pieces
 MAX_BYTES = 2**28
 """Maximum size of a file, 256 MiB. Larger files are not training images."""
 _PARALLEL = 32
+"""Number of threads that read stamps."""
 _T = TypeVar("_T")
 
 
@@ -82,15 +83,16 @@ def read_decoded(uri: str, decode: Callable[[bytes], _T]) -> _T:
 
 
 def _read(uri: str, max_bytes: int) -> bytes:
-    if path := path_on_disk(uri):
+    path = path_on_disk(uri)
+    if path is not None:
         with _open_regular(path) as file:
             size = os.fstat(file.fileno()).st_size
             return file.read(min(max_bytes, size + 1))  # Python allocates the requested number of bytes
 
-    system, place = locate(uri)
-    remote = call_remote(functools.partial(system.open_input_file, place))
-    size = min(remote.size(), max_bytes)
-    return call_remote(functools.partial(_read_all, remote, size), size=size)
+    system, remote_path = locate(uri)
+    file = call_remote(functools.partial(system.open_input_file, remote_path))
+    size = min(file.size(), max_bytes)
+    return call_remote(functools.partial(_read_all, file, size), size=size)
 
 
 def _read_all(file: pa.NativeFile, size: int) -> bytes:
@@ -108,25 +110,26 @@ def _open_regular(path: Path) -> Iterator[BinaryIO]:
 
 
 def stamp(uri: str) -> Stamp | None:
-    """Returns the stamp of a file, read with `retry_io`; None if the file does not exist.
+    """Returns the stamp of a file, read with `retry_io`; None if there is no such file or `uri` is invalid.
 
     Raises:
         UserError: the file system does not respond for half a minute, or refuses access.
     """
 
-    def ask() -> Stamp | None:
+    def read_stamp() -> Stamp | None:
         path = path_on_disk(uri) if is_remote(uri) else uri
         if path is not None:
             state = os.stat(path)
             return Stamp(state.st_size, state.st_mtime_ns)
-        system, place = locate(uri)
-        info = call_remote(functools.partial(system.get_file_info, place))
+
+        system, remote_path = locate(uri)
+        info = call_remote(functools.partial(system.get_file_info, remote_path))
         if info.type != pafs.FileType.File:
             return None
         return Stamp(info.size or 0, info.mtime_ns or 0)
 
     try:
-        return retry_io(uri, ask)
+        return retry_io(uri, read_stamp)
     except PermissionError as error:
         raise access_refused(uri, error) from None
     except (OSError, ValueError):  # ValueError: an invalid path or URI; reading the file reports which
@@ -134,13 +137,14 @@ def stamp(uri: str) -> Stamp | None:
 
 
 def stamps(uris: Sequence[str]) -> list[Stamp | None]:
-    """Returns `stamp` of each file. Many threads each process some hundred files in sequence."""
+    """Returns `stamp` of each file, in order. Threads process parts of at most 512 files in parallel."""
     count = min(2**9, -(-len(uris) // _PARALLEL) or 1)
     parts = (uris[first : first + count] for first in range(0, len(uris), count))
-    found = []
-    for part in map_in_threads(_stamp_all, parts, threads=_PARALLEL):
-        found.extend(part)
-    return found
+
+    found_stamps = []
+    for part_stamps in map_in_threads(_stamp_all, parts, threads=_PARALLEL):
+        found_stamps.extend(part_stamps)
+    return found_stamps
 
 
 def _stamp_all(uris: Sequence[str]) -> list[Stamp | None]:

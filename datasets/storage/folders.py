@@ -44,7 +44,7 @@ _PARALLEL = 16
 
 
 def local_path(folder: str) -> Path:
-    """Returns the local path of a folder: the path of the copy for a URI, otherwise the path itself.
+    """Returns the local path of a folder: the path of the copy for a URI of a bucket, otherwise the path itself.
 
     Raises:
         UserError: the URI has a password or a query, or its scheme is not that of a bucket; or the folder of all copies
@@ -125,13 +125,16 @@ def fetch_file(path: Path) -> Path:
         FileNotFoundError: the bucket does not have the file. A local copy is removed.
         UserError: the bucket does not respond for half a minute, or refuses access.
     """
-    if uri := uri_of(path):
-        remote_stamp = stamp(uri)
-        if remote_stamp is None:
-            path.unlink(missing_ok=True)
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), uri)
-        if stamp(str(path)) != remote_stamp:
-            retry_io(uri, functools.partial(_download, uri, path, remote_stamp))
+    uri = uri_of(path)
+    if uri is None:
+        return path
+
+    remote_stamp = stamp(uri)
+    if remote_stamp is None:
+        path.unlink(missing_ok=True)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), uri)
+    if stamp(str(path)) != remote_stamp:
+        retry_io(uri, functools.partial(_download, uri, path, remote_stamp))
     return path
 
 
@@ -141,7 +144,8 @@ def read_file(
     """Returns the result of `read` for the current version of a file. Transient errors are retried with `retry_io`.
 
     Args:
-        expected, remedy: what the file should be, and what to do if it is not, for the error.
+        expected: what the file should be, for the error.
+        remedy: what to do if it is not, for the error.
         fetch: whether to download the bucket's version first.
 
     Raises:
@@ -238,15 +242,18 @@ def upload_file(file: Path, path: Path) -> None:
     Raises:
         UserError: the bucket does not respond for half a minute, or refuses access.
     """
-    if uri := uri_of(path):
-        try:
-            retry_io(uri, functools.partial(_upload, file, uri))
-        except PermissionError as error:
-            raise UserError(
-                f"{uri} cannot be written ({str(error)[:300]})",
-                "credentials with write access to the bucket",
-                "correct the credentials, or use another folder",
-            ) from None
+    uri = uri_of(path)
+    if uri is None:
+        return
+
+    try:
+        retry_io(uri, functools.partial(_upload, file, uri))
+    except PermissionError as error:
+        raise UserError(
+            f"{uri} cannot be written ({str(error)[:300]})",
+            "credentials with write access to the bucket",
+            "correct the credentials, or use another folder",
+        ) from None
 
 
 def _upload(path: Path, uri: str) -> None:
@@ -277,7 +284,7 @@ def copy_folder(folder: Path, copy: Path) -> None:
 
 
 def path_exists(path: Path) -> bool:
-    """Returns whether a file exists, or, in a bucket, a folder with files."""
+    """Returns whether a file or folder exists. In a bucket, a folder exists if it has files."""
     uri = uri_of(path)
     if stamp(uri or str(path)):
         return True
@@ -318,7 +325,8 @@ def _walk(folder: Path) -> list[str]:
 
 def names_in(folder: Path) -> list[str]:
     """Returns the sorted names of the entries of a folder; none if the folder does not exist."""
-    if uri := uri_of(folder):
+    uri = uri_of(folder)
+    if uri:
         _, infos = _list_remote(uri, recursive=False)
         return sorted(info.base_name for info in infos)
 
@@ -343,7 +351,8 @@ def remove(path: Path) -> bool:
     Returns:
         Whether nothing is left. What could not be removed keeps the temporary name; `mcis gc` removes it.
     """
-    if uri := uri_of(path):
+    uri = uri_of(path)
+    if uri:
         retry_io(uri, functools.partial(_delete, uri))
     if path.is_symlink() or not path.is_dir():
         path.unlink(missing_ok=True)

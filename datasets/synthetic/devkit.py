@@ -29,9 +29,12 @@ def draw(root: Path, *, train: int = 480, val: int = 120, size: int = 96, classe
     with content is left unchanged.
 
     Args:
-        train, val: number of images in each split.
-        size: long side of the images, pixels.
-        classes: number of classes.
+        root: folder to create.
+        train: number of images in the split train_aug.
+        val: number of images in the split val.
+        size: long side of the images, at least 48 pixels.
+        classes: number of classes, 2 to 8.
+        seed: seed of all random numbers.
     """
     if root.exists() and any(root.iterdir()):
         return

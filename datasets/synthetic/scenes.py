@@ -51,7 +51,11 @@ def draw_scene(seed: int, split: str, index: int, *, size: int = 96, classes: in
     """Draws image `index` of a split. Equal arguments give equal scenes.
 
     Args:
-        size: long side of the image, 48 pixels or more.
+        seed: seed of all random numbers.
+        split: name in SPLITS.
+        index: number of the image in the split, from 0.
+        size: long side of the image, at least 48 pixels.
+        classes: number of classes, 2 to 8.
     """
     rng = np.random.default_rng([seed, SPLITS.index(split), index])
     short = 3 * size // 4
@@ -77,8 +81,8 @@ def draw_scene(seed: int, split: str, index: int, *, size: int = 96, classes: in
 def _drawn_classes(rng: np.random.Generator, first: int, classes: int) -> list[int]:
     """Draws the class indices of the objects: `first`, up to two others, and, in one of five scenes, one of them twice.
 
-    A class occurs with its partner (0 and 1, 2 and 3, ...) six times as often as with another class. Lower indices are
-    more frequent.
+    Classes 0 and 1, 2 and 3, and so on are partners: the weight of the partner of `first` is multiplied by six. Lower
+    indices are more frequent.
     """
     weights = np.linspace(1.5, 0.5, classes)
     if first ^ 1 < classes:
@@ -177,7 +181,7 @@ class _Canvas:
         return np.where(_border(self.labels), IGNORE, self.labels).astype(np.uint8)
 
     def saliency(self) -> np.ndarray:
-        """Returns a blurred, blotchy map, (H, W) uint8. It lacks one object in ten and shows one clutter in eight."""
+        """Returns a blurred, blotchy map, (H, W) uint8. It misses one object in ten and shows one clutter in eight."""
         chance = np.where(np.array(self.min_visible) > 0, 0.9, 0.12)
         salient = self.rng.random(len(chance)) < chance
         salient[0] = False
@@ -215,7 +219,7 @@ def _noise(rng: np.random.Generator, height: int, width: int, cells: Iterable[in
 
 
 def _background(rng: np.random.Generator, height: int, width: int) -> np.ndarray:
-    """Returns a mix of two pale colors of any hue, mixed and shaded by noise, (H, W, 3)."""
+    """Returns two pale colors of any hue, mixed and shaded by noise, (H, W, 3)."""
     hue = rng.random()
     light = rng.uniform(0.68, 0.9)
     dark = rng.uniform(0.4, 0.6)

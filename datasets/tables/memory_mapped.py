@@ -19,6 +19,12 @@ def cache_table(rows: NDArray[Any]) -> pa.Table:
     return pa.table({"rows": pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows[0].size)})
 
 
+def _span(shard: Path) -> tuple[int, int]:
+    """Returns first and last + 1, the range of positions in a shard, from its name `part-<first>-<last + 1>.arrow`."""
+    first, stop = shard.stem.split("-")[1:]
+    return int(first), int(stop)
+
+
 def _read_mapped(path: Path) -> pa.RecordBatch:
     return pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
 
@@ -36,7 +42,7 @@ class CachedRows:
         self.shards: list[Path] = []
         if folder:
             self.shards = [folder / name for name in names_in(folder) if fnmatch(name, "part-*.arrow")]
-        self.spans = [tuple(map(int, path.stem.split("-")[1:])) for path in self.shards]
+        self.spans = [_span(path) for path in self.shards]
         self.opened: dict[int, NDArray[Any] | None] = {}
 
     def row(self, position: int) -> NDArray[Any] | None:
@@ -103,7 +109,7 @@ class Features:
             hflip: (N,), whether to return the features of the flipped image; None = for no image.
 
         Raises:
-            UserError: the cache no longer holds an image.
+            UserError: the cache no longer holds an image, or a shard cannot be read.
         """
         features = np.empty((len(positions), *self.shape), np.float16)
         views = np.zeros(len(positions), np.int64) if hflip is None else hflip.astype(np.int64)
@@ -119,7 +125,7 @@ class Features:
         return features
 
     def statistics(self, positions: NDArray[np.int64]) -> Statistics:
-        """Returns the channel statistics of the images at some positions."""
+        """Returns the channel statistics of the images at the given positions, at least one."""
         count = 0
         total = np.zeros(self.shape[0])
         squares = np.zeros(self.shape[0])

@@ -56,6 +56,14 @@ def decoded(listing: pa.Table, shard: WorkerShard, batch: int = 5) -> list[PairB
     return [decode(np.array([step])) for step in range(shard.steps)]
 
 
+def expected_dtype(column: str) -> type[np.generic]:
+    if column.startswith("images") or column == "kind":
+        return np.uint8
+    if column.startswith("unshared"):
+        return np.bool_
+    return np.int64
+
+
 def same(found: Sequence[PairBatch], expected: Sequence[PairBatch]) -> None:
     assert len(found) == len(expected)
     for one, other in zip(found, expected, strict=True):
@@ -63,8 +71,7 @@ def same(found: Sequence[PairBatch], expected: Sequence[PairBatch]) -> None:
         theirs = other.columns()
         assert set(ours) == set(COLUMNS)
         for name in COLUMNS:
-            kind = "u" if name.startswith("images") or name == "kind" else "b" if name.startswith("unshared") else "i"
-            assert ours[name].dtype == {"u": np.uint8, "b": np.bool_, "i": np.int64}[kind]
+            assert ours[name].dtype == expected_dtype(name)
             np.testing.assert_array_equal(ours[name], theirs[name])
 
 
@@ -199,7 +206,8 @@ def test_order_is_kept_if_the_first_blocks_are_slowest(ray_local: None) -> None:
 
     assert [set(batch.step.tolist()) for batch in found] == [{step} for step in range(12)]
     assert [len(batch) for batch in found] == [32] * 12
-    assert len({block for batch in found for block in batch.block.tolist()}) > 2, "the test needs several blocks"
+    blocks = np.concatenate([batch.block for batch in found])
+    assert len(np.unique(blocks)) > 2, "the test needs several blocks"
 
 
 @threads_and_tasks

@@ -43,7 +43,7 @@ def imagenet(tmp_path: Path) -> Path:
     root = tmp_path / "ILSVRC"
     images = root / "Data/CLS-LOC/train"
     names = (f"{DOG}/{DOG}_10", f"{DOG}/{DOG}_2", f"{CAT}/{CAT}_1", f"{TENCH}/a", f"{TENCH}/b")
-    fill(images, *(f"{name}.JPEG" for name in names))
+    fill(images, *[f"{name}.JPEG" for name in names])
     return root
 
 
@@ -55,7 +55,7 @@ def listed(root: Path, **options: Any) -> Listing:
 
 
 def synsets() -> dict[str, str]:
-    """Returns the synsets of ImageNet -> VOC class."""
+    """Returns synset of ImageNet -> name of its VOC class."""
     return {folder: name for folder, name in voc_folders().items() if "." not in folder}
 
 
@@ -159,7 +159,7 @@ def test_classes_may_be_named_like_synsets(tmp_path: Path) -> None:
 
 
 def test_class_train_is_a_folder_of_images(tmp_path: Path) -> None:
-    """Though ImageNet has its class folders in a folder of that name."""
+    """ImageNet has its class folders in a folder with the same name."""
     fill(tmp_path / "plain", "train/locomotive.jpg")
     assert tags(listed(tmp_path / "plain")) == [[18]]
 

@@ -1,5 +1,6 @@
 """Tests of random crops against loops over pixels and a triangle filter in float64."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -92,7 +93,7 @@ def test_scaled_crops_are_bilinear_and_labels_nearest(height: int, width: int, s
     # A pixel center may be on the border of two pixels; then both are nearest.
     y = (np.arange(len(rows)) + 0.5) * height / len(rows)
     x = (np.arange(len(columns)) + 0.5) * width / len(columns)
-    borders = [(dy, dx) for dy in (-1e-6, 1e-6) for dx in (-1e-6, 1e-6)]
+    borders = itertools.product((-1e-6, 1e-6), repeat=2)
     nearest = [labels[(y + dy).astype(int)][:, (x + dx).astype(int)] for dy, dx in borders]
     draws = [0.0, 0.0 if mirrored else 0.9, 0.0, 0.0]
     image, taught = crop(rgb, labels, size, draws, scales=[scale], hflip=True)

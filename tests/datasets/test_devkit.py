@@ -13,7 +13,9 @@ from mcis.datasets.synthetic.devkit import draw
 from mcis.datasets.synthetic.scenes import SPLITS, Scene, draw_scene
 from mcis.datasets.synthetic.silhouettes import DRAWN_CLASSES
 
-TRAIN, VAL, SEED = 40, 12, 5
+TRAIN = 40
+VAL = 12
+SEED = 5
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +46,8 @@ def test_the_layout_is_that_of_a_voc_devkit(devkit: Path):
     expected = {f"JPEGImages/{name}.jpg" for name in train + val}
     expected |= {f"SegmentationClassAug/{name}.png" for name in train + val}
     expected |= {f"SaliencyMaps/{name}.png" for name in train}
-    expected |= {f"ImageSets/Segmentation/{split}{kind}.txt" for split in SPLITS for kind in ("", "_cls")}
+    for split in SPLITS:
+        expected |= {f"ImageSets/Segmentation/{split}.txt", f"ImageSets/Segmentation/{split}_cls.txt"}
 
     assert set(contents(devkit)) == expected | {"classes.txt"}
     assert read_classes(devkit / "classes.txt") == tuple(kind.name for kind in DRAWN_CLASSES)

@@ -23,7 +23,8 @@ from mcis.platform.outputs.read_index import open_index
 from mcis.platform.runs.workspace import Workspace
 
 FILES = 2500
-H, W = 40, 48
+H = 40
+W = 48
 PIXELS = np.random.default_rng(1).integers(0, 256, (H, W, 3), np.uint8)
 PIXELS[10:30, 10:30] = (200, 30, 30)  # compressible
 

@@ -103,7 +103,8 @@ def test_duplicates_are_in_several_splits() -> None:
         ("h", "train", ""),
         ("i", "val", ""),
     ]
-    table = pa.table({n: [r[i] for r in rows] for i, n in enumerate(("image_id", "split", "content_hash"))})
+    names = ("image_id", "split", "content_hash")
+    table = pa.Table.from_pylist([dict(zip(names, row, strict=True)) for row in rows])
     found = find_duplicates(lambda columns: [table.slice(0, 4).select(columns), table.slice(4).select(columns)])
 
     assert found == [["a", "c", "d"], ["b", "g"]]

@@ -30,7 +30,7 @@ def challenge(tmp_path: Path) -> Path:
     (tmp_path / "classes.txt").write_text("cat\ndog\ncow\n")
     for split, text in LISTS.items():
         (tmp_path / f"{split}.txt").write_text(text)
-        fill(root, *(line.split()[0] for line in text.splitlines()))
+        fill(root, *[line.split()[0] for line in text.splitlines()])
     fill(tmp_path / "masks", "val/v_1.png", "val/v_2.png")
     return root
 

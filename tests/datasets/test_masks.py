@@ -24,7 +24,8 @@ from mcis.datasets.images.decode import (
 )
 from mcis.datasets.images.masks import read_saliency, read_truth, tags_of_mask
 
-H, W = 40, 48
+H = 40
+W = 48
 RAMP = np.stack(np.broadcast_arrays(np.arange(H)[:, None] * 5, np.arange(W) * 4, 77), -1).astype(np.uint8)
 
 

@@ -14,7 +14,8 @@ from mcis.datasets.images.decode import RejectedImage, encode_labels
 from mcis.datasets.images.masks import decode_mask
 from mcis.datasets.images.matlab import decode_mat_labels
 
-H, W = 40, 48
+H = 40
+W = 48
 RAMP = np.stack(np.broadcast_arrays(np.arange(H)[:, None] * 5, np.arange(W) * 4, 77), -1).astype(np.uint8)
 
 

@@ -91,7 +91,7 @@ def slow_row(case: Case, row: int) -> tuple[int, int, int, int]:
     if case.options["wrong_class"]:
         n = pick([i for i in range(len(tags)) if not tags[i, tag]] or list(range(len(tags))), of_partner)
     if is_source[m] and not is_source[n]:
-        m, n = n, m
+        return n, m, epoch, TARGET_SOURCE
     kinds_of_domains = {(False, False): TARGET_TARGET, (True, True): SOURCE_SOURCE, (False, True): TARGET_SOURCE}
     return m, n, epoch, kinds_of_domains[is_source[m], is_source[n]]
 
@@ -104,7 +104,8 @@ def test_rows_match_a_slow_reference(case: Case) -> None:
     rows = sampler.rows(0, last)
     slow = [slow_row(case, row) for row in range(last)]
 
-    assert list(zip(*(column.tolist() for column in rows), strict=True)) == slow
+    columns = [column.tolist() for column in rows]
+    assert list(zip(*columns, strict=True)) == slow
     assert [column.dtype for column in rows] == [np.int64, np.int64, np.int64, np.uint8]
 
     for m, n in zip(rows.m, rows.n, strict=True):

@@ -167,7 +167,9 @@ def test_fewer_related_images_are_a_prefix_of_more(matrix: Matrix, how: dict[str
 
 # --- nearest images, against a search image by image with integers
 
-N, K, C = 40, 3, 6
+N = 40
+K = 3
+C = 6
 
 
 def world(seed: int, alike: bool = False) -> tuple[Tags, NDArray[np.bool_], NDArray[np.float32]]:

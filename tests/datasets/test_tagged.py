@@ -28,7 +28,9 @@ def csv_cell(value: Any) -> Any:
 
 
 def write_csv(path: Path, rows: Rows) -> None:
-    cells = [{name: csv_cell(value) for name, value in row.items()} for row in rows]
+    cells = []
+    for row in rows:
+        cells.append({name: csv_cell(value) for name, value in row.items()})
     pa.csv.write_csv(pa.Table.from_pylist(cells), path)
 
 
@@ -66,7 +68,7 @@ def test_table_becomes_rows(folder: Path, kind: str) -> None:
     assert listing.table.schema.equals(LISTING_SCHEMA, check_metadata=True)
     columns = listing.table.to_pydict()
     assert columns["image_id"] == ["1", "2020-01-01", "c", "ü"]
-    assert columns["uri"] == [str(folder / "images/a.jpg"), *(row["image"] for row in ROWS[1:])]
+    assert columns["uri"] == [str(folder / "images/a.jpg")] + [row["image"] for row in ROWS[1:]]
     assert columns["tags"] == [[0, 2], [], [0], [0, 1]]
     assert columns["split"] == ["train", "train", "val", "val"]
     assert columns["mask_uri"] == [str(folder / "m/a.png"), None, str(folder / "m/c.png"), "s3://bucket/d.png"]

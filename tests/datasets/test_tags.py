@@ -18,7 +18,8 @@ tag_lists = st.lists(st.lists(st.integers(0, CLASSES - 1), max_size=CLASSES, uni
 def column(lists: list[list[int]], cuts: list[int] | None = None) -> pa.ChunkedArray:
     """Returns the column `tags` of an index, in chunks that are slices of a longer array."""
     whole = pa.array([[4], *lists, [0, 1]], pa.list_(pa.uint16())).slice(1, len(lists))
-    edges = sorted({0, len(lists), *(cut for cut in cuts or [] if cut < len(lists))})
+    inner_cuts = [cut for cut in cuts or [] if cut < len(lists)]
+    edges = sorted({0, len(lists), *inner_cuts})
     chunks = [whole.slice(start, end - start) for start, end in pairwise(edges)]
     return pa.chunked_array(chunks, pa.list_(pa.uint16()))
 

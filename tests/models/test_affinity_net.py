@@ -60,7 +60,8 @@ def test_a_line_is_unbroken(direction: tuple[int, int]) -> None:
     points = line(direction)
     assert points[0] == (0, 0)
     assert points[-1] == direction
-    assert all(max(abs(b - a) for a, b in zip(p, q, strict=True)) == 1 for p, q in itertools.pairwise(points))
+    for (y, x), (next_y, next_x) in itertools.pairwise(points):
+        assert max(abs(next_y - y), abs(next_x - x)) == 1
 
 
 @settings(max_examples=20)

@@ -102,7 +102,8 @@ def test_the_response_to_a_dot_is_centered_at_its_pixel(name: str, dot_offsets: 
         for layer in backbone.modules():
             if isinstance(layer, nn.Conv2d):
                 layer.weight.fill_(1 / layer.weight[0].numel())  # random kernels are not symmetric
-        layouts = [*(level.layout for level in backbone.levels), backbone.layout]
+        layouts = [level.layout for level in backbone.levels]
+        layouts.append(backbone.layout)
         offsets = dot_offsets(backbone.forward_levels, layouts, 161, 8)
     assert offsets.abs().max() < 1.5, f"{offsets.tolist()} pixels"
 

@@ -1,11 +1,12 @@
 """The paired bootstrap against a loop over drawn images, and the coverage of its intervals."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from scipy import stats
 
 from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
@@ -24,7 +25,13 @@ def drawn_overlaps(rng: np.random.Generator, images: int, labels: int, skill: fl
 
 def stacked_seeds(*predictions: Overlaps) -> Overlaps:
     """Stacks the overlaps of several seeds, (S, N, K + 1)."""
-    return Overlaps(*(np.stack(part) for part in zip(*predictions, strict=True)))
+    both, truth, predicted = (np.stack(part) for part in zip(*predictions, strict=True))
+    return Overlaps(both, truth, predicted)
+
+
+def map_parts(overlaps: Overlaps, change: Callable[[NDArray[np.int64]], NDArray[np.int64]]) -> Overlaps:
+    """Applies a function to each array of overlaps."""
+    return Overlaps(change(overlaps.both), change(overlaps.truth), change(overlaps.predicted))
 
 
 def mean_iou(overlaps: Overlaps, images: Sequence[int]) -> float:
@@ -96,13 +103,16 @@ def test_intervals_contain_the_true_difference_with_the_stated_frequency() -> No
     """90 % intervals of 300 samples of 80 images, drawn from a population with a known difference."""
     rng = np.random.default_rng(5)
     population = [drawn_overlaps(rng, 20_000, 3, skill) for skill in (0.66, 0.7)]
-    totals = [Overlaps(*(part.sum(axis=0, keepdims=True) for part in overlaps)) for overlaps in population]
+    totals = [map_parts(overlaps, lambda part: part.sum(axis=0, keepdims=True)) for overlaps in population]
     true_difference = mean_iou(totals[1], [0]) - mean_iou(totals[0], [0])
     hits = 0
     for sample in range(300):
         images = rng.integers(0, 20_000, 80)
-        drawn = [Overlaps(*(part[None, images] for part in overlaps)) for overlaps in population]
-        values = bootstrap_differences(*drawn, paired=True, resamples=200, seed=sample)
+        first, second = (
+            Overlaps(overlaps.both[None, images], overlaps.truth[None, images], overlaps.predicted[None, images])
+            for overlaps in population
+        )
+        values = bootstrap_differences(first, second, paired=True, resamples=200, seed=sample)
         low, high = percentile_interval(values, 0.9)
         hits += low <= true_difference <= high
     assert 0.9 - 0.06 < hits / 300 < 0.9 + 0.06  # 3.5 standard errors
@@ -138,12 +148,12 @@ def test_intervals_over_seeds_contain_0_with_the_stated_frequency(count: int, pa
         for _ in range(2):
             skills = [rng.normal(0.7, 0.03) * rng.uniform(0.9, 1, truth.shape) for _ in range(count)]
             correct = [(truth * skill).astype(int) for skill in skills]
-            groups.append(stacked_seeds(*(Overlaps(both, truth, both) for both in correct)))
+            groups.append(stacked_seeds(*[Overlaps(both, truth, both) for both in correct]))
         values = bootstrap_differences(*groups, paired=paired, resamples=200, seed=sample)
         low, high = percentile_interval(values, 0.9)
         hits += low <= 0 <= high
 
-        single = [Overlaps(*(part[:1] for part in group)) for group in groups]
+        single = [map_parts(group, lambda part: part[:1]) for group in groups]
         values = bootstrap_differences(*single, paired=True, resamples=200, seed=sample)
         low, high = percentile_interval(values, 0.9)
         single_seed_hits += low <= 0 <= high
@@ -155,7 +165,7 @@ def test_images_without_a_scored_pixel_are_excluded() -> None:
     """A resample of such images alone would have no mIoU."""
     rng = np.random.default_rng(3)
     scored = [stacked_seeds(drawn_overlaps(rng, 3, 4, skill)) for skill in (0.9, 0.4)]
-    padded = [Overlaps(*(np.pad(part, ((0, 0), (0, 2), (0, 0))) for part in overlaps)) for overlaps in scored]
+    padded = [map_parts(overlaps, lambda part: np.pad(part, ((0, 0), (0, 2), (0, 0)))) for overlaps in scored]
     expected = bootstrap_differences(*scored, paired=True, resamples=300, seed=1)
     found = bootstrap_differences(*padded, paired=True, resamples=300, seed=1)
     assert np.isfinite(found).all()

@@ -46,7 +46,7 @@ def co_attentive_map(
         v = f[:, y, x].numpy()
         return v / math.sqrt(v @ v) if form == "cosine" else v
 
-    grid = [(y, x) for y in range(related.shape[1]) for x in range(related.shape[2])]
+    grid = list(np.ndindex(*related.shape[1:]))
     out = []
     for y in range(target.shape[1]):
         row = []

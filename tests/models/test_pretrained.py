@@ -142,6 +142,11 @@ class Malicious:
         return Path.touch, (self.path,)
 
 
+def file_name_only(value: Any) -> str:
+    """Names a test case after its file."""
+    return value if isinstance(value, str) and "." in value else ""
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -156,7 +161,7 @@ class Malicious:
         ("nothing.pth", {}, "265 missing tensors, 0 of a different shape"),
         ("absent.pth", None, "no weights file"),
     ],
-    ids=lambda value: value if isinstance(value, str) and "." in value else "",
+    ids=file_name_only,
 )
 def test_a_file_without_weights_is_an_error(
     tmp_path: Path, backbone_50: Backbone, name: str, content: Any, message: str

@@ -158,7 +158,7 @@ def symmetrize_kernels(backbone: Backbone) -> None:
             layer.weight.copy_(layer.weight.mean(dim=(2, 3), keepdim=True).expand_as(layer.weight))
 
 
-@pytest.mark.parametrize(("name", "stride"), [*((name, None) for name in NETWORKS), ("convnext_atto", 8)])
+@pytest.mark.parametrize(("name", "stride"), [(name, None) for name in NETWORKS] + [("convnext_atto", 8)])
 def test_the_response_to_a_dot_is_centered_at_its_pixel(
     name: str, stride: int | None, dot_offsets: Callable[..., Tensor]
 ) -> None:
