@@ -64,7 +64,7 @@ def test_every_voc_class_has_synsets() -> None:
     assert all(re.fullmatch(r"n\d{8}", synset) for synset in synsets())
 
 
-def test_numbers_of_synsets() -> None:
+def test_the_number_of_synsets_of_each_class_is_unchanged() -> None:
     classes = list(synsets().values())
     assert classes.count("dog") == 118 + 1  # the breeds of ILSVRC, and dog itself
     assert classes.count("bird") == 59 + 1

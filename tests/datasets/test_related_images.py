@@ -64,7 +64,7 @@ def test_related_images_are_candidates_and_repeat_only_if_necessary(
 
 
 @given(matrices(), st.sampled_from(["class", "wrong_class"]))
-def test_numbers_find_the_maps_of_related_images(matrix: Matrix, by: str) -> None:
+def test_maps_of_related_images_have_their_image_and_class(matrix: Matrix, by: str) -> None:
     relations = drawn_by(matrix, related_by=by)
     numbers = {key: n for n, key in enumerate(zip(relations.image.tolist(), relations.tag.tolist(), strict=True))}
     for tag, related, got in zip(relations.tag, relations.related, relations.maps_of_related(), strict=True):

@@ -100,7 +100,7 @@ def test_every_class_has_a_partner_and_appears_in_the_first_scenes(classes: int)
 
 
 @pytest.mark.parametrize("size", [48, 192])
-def test_other_sizes(size: int):
+def test_scenes_of_other_sizes_have_visible_objects(size: int):
     for index in range(8):
         scene = draw_scene(0, "train_aug", index, size=size)
         assert sorted(scene.labels.shape) in ([size, size], [size * 3 // 4, size])
