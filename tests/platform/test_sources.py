@@ -144,7 +144,7 @@ def test_a_table_without_masks_or_val_images_is_predicted_and_not_scored(
     table = tmp_path / "photos.parquet"
     tags = [[listing.classes[k] for k in row["tags"]] for row in rows]
     pq.write_table(pa.table({"image": [row["uri"] for row in rows], "tags": tags}), table)
-    with pytest.raises(UserError, match=r"--set data\.tags\.allow_absolute=true"):
+    with pytest.raises(UserError, match=r"set data\.tags\.allow_absolute=true"):
         run("tags", tmp_path / "workspace", {"data.tags.table": str(table)}, "localize.related=1")
     trusted = {"data.tags.table": str(table), "data.tags.allow_absolute": True}
     result = run("tags", tmp_path / "workspace", trusted, "localize.related=1")
