@@ -194,7 +194,7 @@ def nudged(data: bytes, draw: np.random.Generator) -> bytes:
     return b"".join([*words[:at], words[at - 2], *words[at + 1 :]])
 
 
-def sealed(data: bytes) -> bytes:
+def with_valid_tar_checksums(data: bytes) -> bytes:
     """Corrects the checksums of a tar archive's headers, so that readers get past them."""
     out = bytearray(data)
     for at in range(0, len(out) - 511, 512):
@@ -236,7 +236,9 @@ def run(count: int, seed: int) -> dict[str, dict[str, int]]:
             damaged = damages[draw.integers(len(damages))](data, draw)
             if damaged and draw.random() < 0.2:
                 damaged = damages[0](damaged, draw)
-            damaged = sealed(of_images.sealed(damaged)) if draw.random() < 0.8 else damaged
+            damaged = (
+                with_valid_tar_checksums(of_images.with_valid_checksums(damaged)) if draw.random() < 0.8 else damaged
+            )
             path = folder / file
             path.write_bytes(damaged)
             print(f"{number} {kind}", file=sys.stderr)  # the last line says which file ended the process
