@@ -56,7 +56,7 @@ def test_a_run_and_a_study_on_a_server_with_postgresql(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", TOKEN)
     workspace = Workspace(tmp_path / "workspace")
-    resolved = small_voc("segmenter.steps=4", "segmenter.batch=4", "segmenter.width=16", "segmenter.crop=64")
+    resolved = small_voc("segmenter.min_steps=4", "segmenter.batch=4", "segmenter.width=16", "segmenter.crop=64")
     for _ in range(2):
         pipeline.run(resolved, workspace, "run")
     for _ in range(2):
