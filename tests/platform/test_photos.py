@@ -177,7 +177,7 @@ def test_vectors_for_nearest_images_are_means_of_features(kept: pipeline.RunResu
 def test_features_that_exceed_the_cache_are_computed_in_training(
     ray_local: None, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train_classifier, "_SAMPLE", 4)
+    monkeypatch.setattr(train_classifier, "_NUM_STATISTICS_IMAGES", 4)
     few = settings(root, "compute.cache_gb=0.0003")  # features of 11 images, of 24
     run = pipeline.run(few, Workspace(tmp_path), "large", until="train_classifier")
     notes = run.context.result("train_classifier", StageResult).notes

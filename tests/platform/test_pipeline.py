@@ -145,12 +145,13 @@ def test_invalid_saliency_maps_are_not_read_if_no_mask_needs_them(small: Any, tm
 
 @pytest.mark.slow
 def test_another_map_scale_changes_scores_and_masks_but_not_maps(small: Any) -> None:
+    first = small.first
     other = small.run("range", "maps.scale=range", until="pseudo_masks")
     assert computed(other) == ["pseudo_masks", "evaluate", "report"]
     assert [s.map_scale for s in other.scores] == ["range"] * 3 + [None] * 2
-    masks = [read_table(r.context.inputs["pseudo_masks"] / "masks")["labels"] for r in (small.first, other)]
+    masks = [read_table(r.context.inputs["pseudo_masks"] / "masks")["labels"] for r in (first, other)]
     assert masks[0] != masks[1]
-    curves = [read_json(r.context.inputs["evaluate"] / "curves.json") for r in (small.first, other)]
+    curves = [read_json(r.context.inputs["evaluate"] / "curves.json") for r in (first, other)]
     assert all(curves[0][name] != curves[1][name] for name in curves[0])
 
 
@@ -472,7 +473,7 @@ def test_a_run_whose_masks_are_all_background_stops_after_them(small: Any) -> No
     nothing = ("maps.scale=maximum", "pseudo_masks.rule=crf", "pseudo_masks.threshold=1", "pseudo_masks.score_floor=1")
     with pytest.raises(UserError, match=r"a network cannot learn from the 24 pseudo masks: on average 0[.]") as error:
         small.run("empty", *nothing)
-    assert "of one is foreground" in error.value.found
+    assert "of the pixels are foreground" in error.value.found
     assert "train_segmenter" not in small.workspace.outputs("empty")
     assert "a network cannot learn" in (small.workspace.runs / "empty" / "report.html").read_text()
 
