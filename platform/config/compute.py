@@ -52,7 +52,7 @@ class ComputeConfig(Section):
     stop_if_not_learning: bool = True
     """Stop a run, with its report, after a training that did not learn or pseudo masks without foreground; otherwise
     add a note and continue. The classifier is judged by the ranking of tags if the val images have at least 20 tags,
-    and by its loss if at least 20 values were logged."""
+    else by its loss; the other networks by their loss. A loss is judged if at least 20 values were logged."""
 
     @property
     def device(self) -> Literal["cpu", "cuda"]:

@@ -69,7 +69,8 @@ class LocalizeConfig(Section):
     the object and raise the best threshold; each hop costs as much as the first. Not in the paper."""
     related_by: Annotated[str, AfterValidator(RELATED_IMAGE_RULES.choice())] = "class"
     """Which images are related. `class`: images with the class, drawn at random (section 3.2); `nearest`: those of
-    them with the nearest mean feature (`datasets/sampling/related_images.py`). Controls: `itself`: the image alone;
+    them whose mean, over the image, of the features that the affinity compares is nearest
+    (`datasets/sampling/related_images.py`). Controls: `itself`: the image alone;
     `wrong_class`: images without the class, or images with it if every image has it."""
     related_may_repeat: bool = False
     """Draw related images with replacement, including the image itself, as in the released code (RELEASED_RECIPE,
@@ -140,7 +141,10 @@ class WalkConfig(Section):
 
 @with_records(MASK_RULES)
 class PseudoMasksConfig(Section):
-    """Pseudo masks from localization maps and a background cue."""
+    """Pseudo masks from localization maps and a background cue.
+
+    Rule auto uses the values of the rules saliency and crf, image by image.
+    """
 
     rule: Annotated[str, AfterValidator(MASK_RULES.choice("auto"))] = "auto"
     """How masks are made and background is found. `saliency`: saliency maps, required for every tagged training image;
@@ -152,7 +156,7 @@ class PseudoMasksConfig(Section):
     conflict_threshold: Fraction = 0.99
     """Rule saliency: ignore pixels where two or more scores exceed this (RELEASED_RECIPE, "Pseudo masks")."""
     foreground_confidence: Fraction = 0.95
-    """Rule saliency: ignore background pixels where a score exceeds this (RELEASED_RECIPE, "Pseudo masks")."""
+    """Rule saliency: ignore background pixels where a map exceeds this (RELEASED_RECIPE, "Pseudo masks")."""
     max_background_saliency: int = Field(default=32, ge=0, le=256)
     """Rule saliency: ignore background pixels with at least this saliency, 0 to 255 (RELEASED_RECIPE, "Pseudo masks");
     256 = never."""

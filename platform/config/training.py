@@ -280,7 +280,8 @@ class SegmenterConfig(CropSection):
     """Weight of the loss of pyramid's image-level head, which predicts the classes in a crop. With weight 1 and six
     classes, the head counts as much as all pixels of the crop."""
     corrected_weight: Positive = 4
-    """How often an epoch repeats an image with a corrected mask (`data.corrected_masks`)."""
+    """How many times as often an epoch shows an image with a corrected mask (`data.corrected_masks`) as a similar image
+    without one."""
     class_balance_exponent: Fraction = 0.0
     """Repeat images of rare classes (m / c)^class_balance_exponent times per epoch, where c images have the image's
     rarest class and m images have the most frequent class. At most 16 times, and so that each image is shown. 0 = no
@@ -290,7 +291,7 @@ class SegmenterConfig(CropSection):
 class AffinityNetConfig(CropSection):
     """Affinities between neighboring positions, learned from the confident labels of localization maps.
 
-    Used if `pseudo_masks.rule` is affinity.
+    Used if `pseudo_masks.rule` is affinity, or another rule with a random walk, and `supervision` is tags.
     """
 
     kind: Literal["boundaries", "features"] = "features"
