@@ -289,7 +289,7 @@ def test_a_run_whose_tracking_server_stops_succeeds_and_is_logged_when_repeated(
         server.stop()
         shown, _ = run.communicate(timeout=600)
     assert run.returncode == 0, shown
-    assert "repeating the command sends what is missing" in shown
+    assert "repeating the command uploads the rest" in shown
     assert scores(workspace) == undisturbed
     server.start()
     run_to_the_end(call)

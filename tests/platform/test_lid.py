@@ -71,9 +71,9 @@ def test_the_recipe_runs_from_lists_to_scores(ray_local: None, tmp_path: Path) -
     """ResNet-38 with equivariant attention and DeepLab-V3 on ResNet-101, both from files of weights."""
     options = draw_challenge(tmp_path, train=10, val=4)
     torch.manual_seed(0)
-    for key, backbone in (("backbone", "resnet38"), ("segmenter", "resnet101")):
-        options[f"weights.{key}"] = str(tmp_path / f"{backbone}.pth")
-        torch.save(BACKBONES[backbone]().body.state_dict(), options[f"weights.{key}"])
+    for key, backbone in (("classifier", "resnet38"), ("segmenter", "resnet101")):
+        options[f"weights.{key}_backbone"] = str(tmp_path / f"{backbone}.pth")
+        torch.save(BACKBONES[backbone]().body.state_dict(), options[f"weights.{key}_backbone"])
     result = run(None, tmp_path / "workspace", options, *SHRUNK)
     steps = (result.context.inputs["train_classifier"] / "steps.jsonl").read_text()
     assert {f'"{term}"' for term in ("basic", "co_attention", "contrastive", "equivariant", "cross")} <= set(
