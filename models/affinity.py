@@ -18,4 +18,4 @@ class Affinity(Section):
     with any trained classifier."""
     init: float | None = None
     """Initial W_P, as a multiple of the identity matrix. None: drawn uniformly from [-1/sqrt(C), 1/sqrt(C)]
-    (RELEASED_RECIPE, "Classifier")."""
+    (paper-vs-code, "Classifier")."""

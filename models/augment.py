@@ -42,7 +42,7 @@ class Augmentation:
 def color_jitter(images: Tensor, strength: tuple[float, float, float, float], draws: Tensor) -> Tensor:
     """Applies torchvision's color jitter to RGB images (B, 3, H, W) in [0, 1], with separate draws for each image.
 
-    The order of the four changes is drawn, too. Each change is clipped to [0, 1]. Hue is the H of HSV (RELEASED_RECIPE,
+    The order of the four changes is drawn, too. Each change is clipped to [0, 1]. Hue is the H of HSV (paper-vs-code,
     "Classifier").
 
     Args:

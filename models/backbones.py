@@ -65,7 +65,7 @@ class Backbone(nn.Module):
         stages: Prefix of the name of each stage's first parameter in the body, in forward order. A stage's parameters
             are the ones from there up to the first of the next stage, in the order of the body's parameters.
         new_layers: Name prefixes of parameters without pretrained weights. Their learning rate may be higher
-            (RELEASED_RECIPE, "Classifier").
+            (paper-vs-code, "Classifier").
         unused_weights: Name prefixes of tensors that files of pretrained weights contain and the body does not use:
             classification layers.
         levels: Earlier layers that can be read together with the features, from the finest to the coarsest. The first
@@ -246,7 +246,7 @@ def _vgg16_features() -> nn.Sequential:
 def vgg16() -> Backbone:
     """Builds the classifier's VGG-16: stride 8, three 3x3 convolutions of 512 channels instead of the linear layers.
 
-    256x256 pixels give 32x32x512 features (section 3.3; strides and dilations: RELEASED_RECIPE, "Classifier").
+    256x256 pixels give 32x32x512 features (section 3.3; strides and dilations: paper-vs-code, "Classifier").
     """
     extra_convs = nn.Sequential()
     for _ in range(3):
@@ -274,7 +274,7 @@ def vgg16() -> Backbone:
 def vgg16_largefov() -> Backbone:
     """Builds DeepLab-LargeFOV's VGG-16 (Chen et al., PAMI 2017) for the segmenter: 3x3 poolings, stride 8.
 
-    321x321 pixels give 41x41x512 features (RELEASED_RECIPE, "Segmentation network").
+    321x321 pixels give 41x41x512 features (paper-vs-code, "Segmentation network").
     """
     features = _vgg16_features()
     for index in (4, 9, 16):  # pool1 to pool3
@@ -347,7 +347,7 @@ def resnet50(*, stride: int = 8) -> Backbone:
 
 
 def resnet101(*, stride: int = 8) -> Backbone:
-    """Builds ResNet-101, the released segmenter's backbone (RELEASED_RECIPE, "Segmentation network").
+    """Builds ResNet-101, the released segmenter's backbone (paper-vs-code, "Segmentation network").
 
     For `stride` see `resnet50`.
     """

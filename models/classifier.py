@@ -22,7 +22,7 @@ Head = Literal["shared", "own"]
 AttentionPartner = Literal["partner", "itself"]
 """What an image attends to: its partner, or itself as a control."""
 SELF_TRANSFORMS = ("hflip", "x0.75", "x2")
-"""Transformations tau of an image for self pairs: flip or scaling (RELEASED_RECIPE, "Classifier")."""
+"""Transformations tau of an image for self pairs: flip or scaling (paper-vs-code, "Classifier")."""
 MAX_AFFINITY_ENTRIES = 2**26
 """Largest number of entries of P, over a batch, for which P is materialized on a CPU: 256 MiB in float32."""
 
@@ -71,11 +71,11 @@ class CoAttentionClassifier(nn.Module):
         standardized: whether to standardize each channel of the backbone's output, see `set_statistics`.
         attention: which scores are computed: basic, also common (`co`), or also exclusive (`co+contrastive`).
         head: layer that scores co-attentive and contrastive features. `shared`: phi (paper); `own`: a separate 1x1
-            convolution without bias (RELEASED_RECIPE, "Classifier").
+            convolution without bias (paper-vs-code, "Classifier").
         affinity: how positions of two images are compared.
         num_domain_affinities: number of matrices W_P: 1, or 3 for pairs of two domains (end of section 3.2), in the
             order target-target, source-source, target-source.
-        phi_std: standard deviation of phi's initial weights; None = sqrt(2 / K) (RELEASED_RECIPE, "Classifier").
+        phi_std: standard deviation of phi's initial weights; None = sqrt(2 / K) (paper-vs-code, "Classifier").
         correlated: whether to add the layers of pixel correlation, which equivariant attention trains.
 
     Raises:
@@ -337,7 +337,7 @@ class CoAttentionClassifier(nn.Module):
             self_transforms: names of transformations tau from SELF_TRANSFORMS. Self pairs reuse the features of m and
                 have no exclusive scores.
             kind: kinds of the pairs, (B,), if there are three W_P.
-            plain_m: images m without color jitter, to which tau is applied (RELEASED_RECIPE, "Classifier"); None =
+            plain_m: images m without color jitter, to which tau is applied (paper-vs-code, "Classifier"); None =
                 `images_m`.
             embedded: whether `images_m` and `images_n` are outputs of the backbone, (B, C, H, W).
             attend: whether to compute common and exclusive scores, if the classifier has them.

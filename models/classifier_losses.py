@@ -89,7 +89,7 @@ class ContrastiveLossConfig(PaperLossConfig):
 
     needs_unshared: bool = False
     """Count the loss of images m, or n, only if one of them in the batch has a tag that its partner lacks, as in the
-    released code (RELEASED_RECIPE, "Classifier")."""
+    released code (paper-vs-code, "Classifier")."""
 
 
 LossFunction = Callable[..., "Tensor | None"]

@@ -11,7 +11,7 @@ _Float32 = NDArray[np.float32]
 
 
 class CrfParameters(Section):
-    """Fully connected CRF (RELEASED_RECIPE, "Inference")."""
+    """Fully connected CRF (paper-vs-code, "Inference")."""
 
     iterations: int = Field(default=1, ge=0)
     """Number of mean-field iterations; 0 = no CRF."""

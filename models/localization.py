@@ -180,7 +180,7 @@ SCALES: dict[str, Callable[[Tensor], Tensor]] = {
 def scale_maps(maps: Tensor, scale: str) -> Tensor:
     """Converts activation maps (..., H, W) to scores in [0, 1], by which the tags of an image compete for its pixels.
 
-    - `maximum`: each map is clipped at 0 and divided by its maximum (RELEASED_RECIPE, "Localization maps").
+    - `maximum`: each map is clipped at 0 and divided by its maximum (paper-vs-code, "Localization maps").
     - `range`: each map is min-max normalized. Negative activations keep their order, so a pixel can be assigned to a
       class although all activations are negative.
     - `logarithm`: (1 + sign(a) log(1 + |a|) / 7) / 2, clipped to [0, 1]. All maps share this scale: a class with a
@@ -211,7 +211,7 @@ def score_maps(maps: Tensor, grids: Grids, scale: str, height: int, width: int) 
 def released_map(activation: Tensor, *, always: bool = False) -> Tensor:
     """Computes one addend of the released code's map: clipped at 0 and divided by its maximum.
 
-    See RELEASED_RECIPE, "Localization maps".
+    See paper-vs-code, "Localization maps".
 
     Args:
         activation: (..., H, W).

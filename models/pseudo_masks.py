@@ -110,7 +110,7 @@ def by_saliency(
     max_background_saliency: int,
     min_foreground_fraction: float,
 ) -> PseudoMask:
-    """Makes a pseudo mask with the background score 1 - saliency (RELEASED_RECIPE, "Pseudo masks").
+    """Makes a pseudo mask with the background score 1 - saliency (paper-vs-code, "Pseudo masks").
 
     Each map is min-max normalized first, unless the maps share a scale.
 

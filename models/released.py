@@ -1,4 +1,4 @@
-"""Converts checkpoints of the authors' code to weights of `CoAttentionClassifier` (RELEASED_RECIPE, "Classifier")."""
+"""Converts checkpoints of the authors' code to weights of `CoAttentionClassifier` (paper-vs-code, "Classifier")."""
 
 from collections.abc import Mapping
 from pathlib import Path

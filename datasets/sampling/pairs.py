@@ -66,7 +66,7 @@ class PairSampler:
     Args:
         tags: tags of the N images. At least one image has a tag.
         seed: seed of all random numbers.
-        partner_may_be_itself: whether an image may be drawn as its own partner (RELEASED_RECIPE, "Classifier").
+        partner_may_be_itself: whether an image may be drawn as its own partner (paper-vs-code, "Classifier").
         wrong_class: whether to draw partners that lack the class, as a control for the effect of partners.
         source: (N,), which images are of the domain `source`; None if there are none.
         epoch_pairs: E, pairs per epoch; None = the number of tagged images.

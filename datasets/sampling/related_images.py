@@ -60,7 +60,7 @@ class RelatedImagesQuery(NamedTuple):
         image, tag: image and class of each map, (T,).
         related: R.
         seed: seed of all random numbers.
-        may_repeat: draw with replacement, including the image itself (RELEASED_RECIPE, "Localization maps").
+        may_repeat: draw with replacement, including the image itself (paper-vs-code, "Localization maps").
         vectors: vectors of all images, (N, C), see `rounded_unit_vectors`; None for rules that need none.
     """
 

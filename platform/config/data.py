@@ -19,14 +19,14 @@ class DataConfig(Section):
     classes: LocalPath | None = None
     """File with one class name per line; None = the 20 classes of PASCAL VOC, or those found in data.tags.table."""
     train_list: str = "train_aug"
-    """Name of the list of training images (10,582 images; RELEASED_RECIPE, "Counts")."""
+    """Name of the list of training images (10,582 images; paper-vs-code, "Counts")."""
     val_list: str = "val"
     """Name of the list of validation images, which are predicted and scored."""
     test_list: str | None = None
     """Name of a list of images without masks, or None."""
     tags_from: Literal["auto", "lists", "xml"] = "auto"
     """Source of VOC's tags: `lists` = <list>_cls.txt; `xml` = the XML annotations without objects marked difficult;
-    `auto` = lists if they exist, else xml (RELEASED_RECIPE, "Tags")."""
+    `auto` = lists if they exist, else xml (paper-vs-code, "Tags")."""
     saliency: str = "SaliencyMaps"
     """Folder of class-agnostic saliency maps <id>.png, relative to the devkit or absolute; it may be missing."""
     truth_masks: str = "SegmentationClassAug"

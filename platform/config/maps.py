@@ -16,7 +16,7 @@ class MethodConfig(Section):
 
     name: Literal["co_attention", "released"] = "co_attention"
     """`co_attention`: mean of the co-attentive activations over the related images (section 3.2); `released`: mean of
-    that and four maps from self pairs (RELEASED_RECIPE, "Localization maps")."""
+    that and four maps from self pairs (paper-vs-code, "Localization maps")."""
     contrastive: bool = False
     """Average in the contrastive activations, computed against related images of the image's other tags (section
     4.5)."""
@@ -24,7 +24,7 @@ class MethodConfig(Section):
     """W_P: `learned` = the classifier's; `identity` = a control that does not depend on trained co-attention."""
     target: Literal["m", "n"] = "m"
     """Whether the map belongs to image m or n of its pairs; W_P is transposed for n (Eq. 2). The paper's text uses n,
-    the released code m (RELEASED_RECIPE, "Localization maps"). In pairs of two domains m is always the target-domain
+    the released code m (paper-vs-code, "Localization maps"). In pairs of two domains m is always the target-domain
     image. With w_p=identity both give the same maps."""
 
     def description(self) -> str:
@@ -73,7 +73,7 @@ class LocalizeConfig(Section):
     (`datasets/sampling/related_images.py`). Controls: `itself`: the image alone;
     `wrong_class`: images without the class, or images with it if every image has it."""
     related_may_repeat: bool = False
-    """Draw related images with replacement, including the image itself, as in the released code (RELEASED_RECIPE,
+    """Draw related images with replacement, including the image itself, as in the released code (paper-vs-code,
     "Localization maps")."""
     extra_scales: tuple[Rate, ...] = ()
     """Additional scale factors of the input; features are averaged over all scales."""
@@ -121,7 +121,7 @@ class MapsConfig(Section):
 
     scale: Literal["maximum", "range", "logarithm"] = "maximum"
     """How activations become scores in [0, 1]. `maximum`: clip each map at 0 and divide by its maximum
-    (RELEASED_RECIPE, "Localization maps"). `range`: min-max normalize each map. `logarithm`: one scale for all maps, (1
+    (paper-vs-code, "Localization maps"). `range`: min-max normalize each map. `logarithm`: one scale for all maps, (1
     + sign(a) log(1 + |a|) / 7) / 2 clipped to [0, 1], so that classes compete by the size of their activations; a
     threshold of 0.5 then is activation 0, 0.55 is 1, 0.66 is 8, 0.95 is 544. Pictures always use `maximum`."""
 
@@ -152,16 +152,16 @@ class PseudoMasksConfig(Section):
     `affinity_net`; `auto`: saliency for images with a saliency map, crf for the others; or a rule of an installed
     package (`models/pseudo_masks.py`)."""
     score_floor: Fraction = 0.3
-    """Rule saliency: scores below this count as 0 (RELEASED_RECIPE, "Pseudo masks")."""
+    """Rule saliency: scores below this count as 0 (paper-vs-code, "Pseudo masks")."""
     conflict_threshold: Fraction = 0.99
-    """Rule saliency: ignore pixels where two or more scores exceed this (RELEASED_RECIPE, "Pseudo masks")."""
+    """Rule saliency: ignore pixels where two or more scores exceed this (paper-vs-code, "Pseudo masks")."""
     foreground_confidence: Fraction = 0.95
-    """Rule saliency: ignore background pixels where a map exceeds this (RELEASED_RECIPE, "Pseudo masks")."""
+    """Rule saliency: ignore background pixels where a map exceeds this (paper-vs-code, "Pseudo masks")."""
     max_background_saliency: int = Field(default=32, ge=0, le=256)
-    """Rule saliency: ignore background pixels with at least this saliency, 0 to 255 (RELEASED_RECIPE, "Pseudo masks");
+    """Rule saliency: ignore background pixels with at least this saliency, 0 to 255 (paper-vs-code, "Pseudo masks");
     256 = never."""
     min_foreground_fraction: Fraction = 0.01
-    """Rule saliency: ignore images with a smaller fraction of foreground (RELEASED_RECIPE, "Pseudo masks")."""
+    """Rule saliency: ignore images with a smaller fraction of foreground (paper-vs-code, "Pseudo masks")."""
     threshold: Fraction = 0.3
     """Rules crf and affinity: background score against which foreground has to win. The best value depends on the
     maps: more confident classifiers need a higher one. With `maps.scale=logarithm` 0.5 is activation 0 and 0.66 is

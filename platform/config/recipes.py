@@ -33,7 +33,7 @@ from mcis.platform.config.training import (
 def paper() -> Config:
     """The method as described in the paper (section 3.3): VGG-16 classifier, DeepLab-LargeFOV on ResNet-101.
 
-    Every training image needs a saliency map. Both networks are trained in float32 (RELEASED_RECIPE, "Pseudo masks" and
+    Every training image needs a saliency map. Both networks are trained in float32 (paper-vs-code, "Pseudo masks" and
     "Classifier").
 
     Command: `mcis run voc --voc DIR --name NAME --recipe paper`; it downloads ImageNet weights and needs a GPU. Hours:
@@ -67,7 +67,7 @@ def paper_coco() -> Config:
 
 
 def released() -> Config:
-    """The values of the authors' released code where it differs from the text (RELEASED_RECIPE, "Classifier").
+    """The values of the authors' released code where it differs from the text (paper-vs-code, "Classifier").
 
     As in `paper`, every training image needs a saliency map, and both networks are trained in float32.
 

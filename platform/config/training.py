@@ -31,9 +31,9 @@ class Optimizer(Section):
     weight_decay: NonNegative = 5e-4
     """L2 penalty (SGD) or decoupled weight decay (AdamW)."""
     new_layer_rate: Rate = 1.0
-    """Learning rate factor of newly initialized layers. The released code uses 10 (RELEASED_RECIPE, "Classifier")."""
+    """Learning rate factor of newly initialized layers. The released code uses 10 (paper-vs-code, "Classifier")."""
     bias_rate: Rate = 1.0
-    """Additional learning rate factor of biases. The released code uses 2 (RELEASED_RECIPE, "Classifier")."""
+    """Additional learning rate factor of biases. The released code uses 2 (paper-vs-code, "Classifier")."""
     schedule: RateSchedule = "step"
     """Learning rate schedule over T steps. `step`: multiply by 0.1 at each of `step_epochs`; `poly`: (1 - t/T)^0.9;
     `cosine`: decay to zero."""
@@ -47,7 +47,7 @@ class Optimizer(Section):
 
 
 class SegmenterOptimizer(Optimizer):
-    """Optimizer of the segmentation network (RELEASED_RECIPE, "Segmentation network")."""
+    """Optimizer of the segmentation network (paper-vs-code, "Segmentation network")."""
 
     new_layer_rate: Rate = 10.0
     """Learning rate factor of layers without pretrained weights."""
@@ -91,7 +91,7 @@ class BackboneSection(Section):
     convolutional networks."""
     color_jitter: ColorJitter = (0.0, 0.0, 0.0, 0.0)
     """Strength of brightness, contrast, saturation and hue jitter. The released code's classifier uses 0.3, 0.3, 0.3,
-    0.1 (RELEASED_RECIPE, "Classifier")."""
+    0.1 (paper-vs-code, "Classifier")."""
 
 
 class CropSection(BackboneSection):
@@ -129,16 +129,16 @@ class ClassifierConfig(BackboneSection):
     computed before training and stored with the weights. Pretrained channels differ by orders of magnitude, so without
     this the largest dominate the affinity."""
     input_size: Positive = 256
-    """Side length in pixels of the square to which images are resized (RELEASED_RECIPE, "Classifier")."""
+    """Side length in pixels of the square to which images are resized (paper-vs-code, "Classifier")."""
     attention: Literal["none", "co", "co+contrastive"] = "co+contrastive"
     """Training losses: the basic loss alone, with the co-attention loss, or with both (table 4)."""
     attention_partner: Literal["partner", "itself", "wrong_class"] = "partner"
     """What an image attends to in training: its partner; or, as controls, itself or a partner that lacks the class."""
     head: Literal["shared", "own"] = "shared"
     """Layer that scores co-attentive and contrastive features: `shared` = phi, the class layer (paper); `own` = a
-    separate layer without bias (RELEASED_RECIPE, "Classifier")."""
+    separate layer without bias (paper-vs-code, "Classifier")."""
     phi_std: Rate | None = None
-    """Standard deviation of phi's initial weights; None = sqrt(2 / K) for K classes (RELEASED_RECIPE, "Classifier").
+    """Standard deviation of phi's initial weights; None = sqrt(2 / K) for K classes (paper-vs-code, "Classifier").
     Short trainings of phi alone on a frozen backbone need a smaller value."""
     affinity: Affinity = Affinity()
     """How positions of two images are compared (Eq. 2), in training and for maps with related images."""
@@ -153,13 +153,13 @@ class ClassifierConfig(BackboneSection):
     """Weights of the losses."""
     self_pairs: tuple[Literal["hflip", "x0.75", "x2"], ...] = ()
     """Transformations tau; for each, a step also trains on the pair (m, tau m) with the basic and co-attention losses
-    (RELEASED_RECIPE, "Classifier")."""
+    (paper-vs-code, "Classifier")."""
     partner_may_be_itself: bool = False
-    """Allow an image as its own partner, as in the released code (RELEASED_RECIPE, "Classifier"). Otherwise this
+    """Allow an image as its own partner, as in the released code (paper-vs-code, "Classifier"). Otherwise this
     happens only if no other image has its class."""
     sizing: Literal["squash", "random_crop"] = "squash"
     """How training images are brought to input_size. `squash`: resize without keeping the aspect ratio
-    (RELEASED_RECIPE, "Classifier"); `random_crop`: scale by a factor of `crop_scales`, then crop or pad. Localization
+    (paper-vs-code, "Classifier"); `random_crop`: scale by a factor of `crop_scales`, then crop or pad. Localization
     always uses the whole image, squashed."""
     crop_scales: tuple[Rate, ...] = (1.0,)
     """Scale factors for `random_crop`; one is drawn per image."""
@@ -178,7 +178,7 @@ class ClassifierConfig(BackboneSection):
     it."""
     stop_epoch: int | None = Field(default=None, ge=0)
     """Last trained epoch, counted from 0, if training stops before the schedule ends; None = train all epochs. The
-    released code uses 10 (RELEASED_RECIPE, "Classifier")."""
+    released code uses 10 (paper-vs-code, "Classifier")."""
     hflip: bool = False
     """Flip each training image horizontally with probability 1/2."""
     shift: int = Field(default=0, ge=0)
@@ -254,7 +254,7 @@ class ClassifierConfig(BackboneSection):
 
 
 class SegmenterConfig(CropSection):
-    """The segmentation network and its training (RELEASED_RECIPE, "Segmentation network")."""
+    """The segmentation network and its training (paper-vs-code, "Segmentation network")."""
 
     network: Annotated[str, AfterValidator(SEGMENTERS.choice())] = "largefov"
     """Network on the backbone: `largefov` = DeepLab-LargeFOV; `deeplabv3` = torchvision's DeepLab-V3 with group norm;

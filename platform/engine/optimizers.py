@@ -37,7 +37,7 @@ def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimi
     """Builds the optimizer of all parameters that are not frozen.
 
     There is a parameter group for each factor of the learning rate, with the factor under the key `factor`. It is
-    `new_layer_rate` for layers without pretrained weights, times `bias_rate` for biases (RELEASED_RECIPE,
+    `new_layer_rate` for layers without pretrained weights, times `bias_rate` for biases (paper-vs-code,
     "Classifier").
     """
     pretrained = _pretrained_parameters(model)

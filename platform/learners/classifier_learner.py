@@ -172,7 +172,7 @@ class ClassifierLearner:
     def _images(self, batch: PairBatch, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
         """Returns augmented images m and n, (B, 3, S, S), and images m without color jitter if self pairs need them.
 
-        The transformed image tau(m) keeps its colors (RELEASED_RECIPE, "Classifier").
+        The transformed image tau(m) keeps its colors (paper-vs-code, "Classifier").
         """
         c = self.config
         normalize = backbone_normalization(c.backbone)

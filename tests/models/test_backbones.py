@@ -212,7 +212,7 @@ def test_vgg16_largefov_has_41_positions_for_321_pixels(built: dict[str, Backbon
 
 @pytest.mark.parametrize("name", RESNET_BLOCKS)
 def test_resnet_has_dilation_instead_of_stride_in_all_blocks(built: dict[str, Backbone], name: str) -> None:
-    """In the first block of a stage, too (RELEASED_RECIPE, "Segmentation network")."""
+    """In the first block of a stage, too (paper-vs-code, "Segmentation network")."""
     layers = [getattr(built[name].body, f"layer{i}") for i in range(1, 5)]
     assert tuple(len(layer) for layer in layers) == RESNET_BLOCKS[name]
     assert [block.conv2.dilation[0] for block in layers[2]] == [2] * len(layers[2])

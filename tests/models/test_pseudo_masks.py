@@ -38,7 +38,7 @@ def by_the_recipe(
     max_background_saliency: int,
     min_foreground_fraction: float,
 ) -> PseudoMask:
-    """`by_saliency` pixel by pixel (RELEASED_RECIPE, "Pseudo masks")."""
+    """`by_saliency` pixel by pixel (paper-vs-code, "Pseudo masks")."""
     saliency = maps.saliency
     assert saliency is not None
     scaled = []

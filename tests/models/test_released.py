@@ -32,7 +32,7 @@ VGG_CHANNELS = {
 
 @pytest.fixture(scope="module")
 def checkpoint() -> dict[str, Tensor]:
-    """Returns random tensors with the released names and shapes (RELEASED_RECIPE, "Classifier")."""
+    """Returns random tensors with the released names and shapes (paper-vs-code, "Classifier")."""
     shapes = {f"vgg.features.{index}": (outputs, inputs, 3, 3) for index, (inputs, outputs) in VGG_CHANNELS.items()}
     shapes |= {f"vgg.extra_convs.{index}": (512, 512, 3, 3) for index in (0, 2, 4)}
     shapes["vgg.extra_last_conv"] = (CLASSES, 512, 1, 1)

@@ -65,7 +65,7 @@ FACTORS = {
 
 @pytest.mark.parametrize("name", ["sgd", "adamw"])
 def test_each_parameter_has_the_recipes_rate(name: Any) -> None:
-    """Backbone weights 1, their biases 2, new weights 10, new biases 20 (RELEASED_RECIPE, "Classifier")."""
+    """Backbone weights 1, their biases 2, new weights 10, new biases 20 (paper-vs-code, "Classifier")."""
     network = _Network()
     optimizer = build_optimizer(network, Optimizer(name=name, new_layer_rate=10, bias_rate=2, weight_decay=0.125))
     names = {id(parameter): key for key, parameter in network.named_parameters()}

@@ -198,7 +198,7 @@ class Embed:
         return [torch.from_numpy(view).to(self.device).float() for view in views]
 
     def _self_maps(self, image: Tensor, embedding: Tensor, tags: list[int], kind: Tensor) -> Tensor:
-        """Sum of the four maps of the self pairs (RELEASED_RECIPE, "Localization maps"), (T, H, W)."""
+        """Sum of the four maps of the self pairs (paper-vs-code, "Localization maps"), (T, H, W)."""
         backbone = self.model.backbone
         target_grids = backbone.grids(image, embedding)
         total = torch.zeros(len(tags), *embedding.shape[1:], device=self.device)
