@@ -1,23 +1,47 @@
-"""The reference of the site that `make docs` makes: pages of all commands and configuration keys, from the code."""
+"""Pages of the site that are no files of docs/: all commands, all configuration keys, and the architecture."""
 
 import inspect
+import posixpath
+import re
+from pathlib import Path
 from typing import Any
 
 import typer
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
 
 from mcis.platform.cli import app
 from mcis.platform.config.keys import leaves, meanings
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.sections import Config
 
+ARCHITECTURE = "explanation/architecture.md"
+"""Path of the architecture's page in the site."""
+
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Adds the generated pages to those of docs/."""
-    for name, text in (("commands", commands()), ("configuration", configuration())):
-        files.append(File.generated(config, f"reference/{name}.md", content=text))
+    pages = {
+        "reference/commands.md": commands(),
+        "reference/configuration.md": configuration(),
+        ARCHITECTURE: architecture(),
+    }
+    for path, text in pages.items():
+        files.append(File.generated(config, path, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Points links to ARCHITECTURE.md, which is outside of docs/, to its page of the site."""
+    target = posixpath.relpath(ARCHITECTURE, posixpath.dirname(page.file.src_uri))
+    return re.sub(r"\]\((\.\./)+ARCHITECTURE\.md", f"]({target}", markdown)
+
+
+def architecture() -> str:
+    """ARCHITECTURE.md, with links relative to the folder of its page."""
+    file = Path(__file__).resolve().parent.parent / "ARCHITECTURE.md"
+    return file.read_text().replace("](docs/", "](../")
 
 
 def commands() -> str:
