@@ -1,7 +1,9 @@
 """Tests of the documentation: links, files, commands, configuration keys and code blocks are valid."""
 
+import contextlib
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tomllib
@@ -12,6 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
+from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
 from mcis.models.pseudo_masks import TaggedMaps
 from mcis.platform.cli import app
@@ -49,36 +53,59 @@ def test_named_files_exist(page: Path) -> None:
         assert not absent
 
 
-def commands() -> dict[str, set[str]]:
-    """Returns the options of each command by its path, for example `index tags`."""
-    found: dict[str, set[str]] = {}
-
-    def add(command: object, path: str) -> None:
-        for name, subcommand in getattr(command, "commands", {}).items():
-            add(subcommand, f"{path} {name}".strip())
-        found[path] = {option for parameter in getattr(command, "params", ()) for option in parameter.opts}
-
-    add(typer.main.get_command(app), "")
-    return found
+def commands_in_blocks(page: Path) -> list[str]:
+    """Returns the commands of mcis in the code blocks of a page, one line each."""
+    text = page.read_text()
+    blocks = re.findall(r"```sh\n(.*?)```", text, re.DOTALL) + re.findall(r"(?:^    .*\n)+", text, re.MULTILINE)
+    lines = [line.strip() for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [line for line in lines if line.startswith("mcis ")]
 
 
-def test_commands_and_options_exist() -> None:
-    options = commands()
-    checked = 0
-    for page in PAGES:
-        text = re.sub(r"\\\n\s+", " ", page.read_text())
-        for words in re.findall(r"(?:^    |`)mcis ((?:[a-z-]+ ?)+)(.*?)(?:`|  +#|$)", text, re.MULTILINE):
-            path = words[0].split()
-            while path and " ".join(path) not in options:
-                path.pop()
-            assert path, f"{page.name}: mcis {words[0]}"
-            if path == ["submit"]:
-                continue
-            for option in re.findall(r"(?<!\S)(--[a-z][a-z-]*)", words[1]):
-                assert option in options[" ".join(path)] | {"--help", "--install-completion"}, f"{page.name}: {words}"
-            checked += 1
+def commands_in_text(page: Path) -> list[str]:
+    """Returns the commands of mcis that the sentences and tables of a page name, which may lack arguments."""
+    return re.findall(r"`(mcis [^`]+)`", page.read_text())
 
-    assert checked > 40
+
+def parse(words: list[str]) -> None:
+    """Parses the words after `mcis` as the command line does, without running anything.
+
+    Raises:
+        TyperException: There is no such command or option, an argument is missing, or a value has the wrong type.
+    """
+    command: Any = typer.main.get_command(app)
+    while isinstance(command, TyperGroup) and words and not words[0].startswith("-"):
+        _, command, words = command.resolve_command(typer.Context(command), words)
+    with contextlib.suppress(typer.Exit):  # --help and --version
+        command.make_context("mcis", list(words))
+
+
+INCOMPLETE = re.compile("^Missing |requires an argument")
+"""What is said of a command without a required argument or value, as sentences name it."""
+
+
+@pages
+def test_commands_parse(page: Path) -> None:
+    in_blocks = commands_in_blocks(page)
+    wrong = []
+    for command in in_blocks + commands_in_text(page):
+        words = [word for word in shlex.split(command, comments=True)[1:] if word != "..."]
+        try:
+            parse(words)
+        except TyperException as error:
+            message = error.format_message()
+            if command in in_blocks or not INCOMPLETE.search(message):
+                wrong.append(f"{command}: {message}")
+    assert not wrong
+
+
+def test_pages_have_commands() -> None:
+    assert sum(len(commands_in_blocks(page)) for page in PAGES) > 30
+
+
+@pytest.mark.parametrize("words", ["predicted", "run --name mine --no-such-option", "run", "study run --seeds many"])
+def test_a_wrong_command_does_not_parse(words: str) -> None:
+    with pytest.raises(TyperException):
+        parse(words.split())
 
 
 FILES = (".py", ".md", ".pt", ".toml", ".json", ".yaml", ".html")
@@ -90,8 +117,12 @@ def test_configuration_keys_exist() -> None:
     for page in PAGES:
         if page.relative_to(ROOT).as_posix() in LEFT:
             continue
-        for key in re.findall(r"--set ['\"]?([a-z_.]+)=|`([a-z_]+(?:\.[a-z_]+)+)(?:=[^`]*)?`", page.read_text()):
-            name = key[0] or key[1]
+        in_commands = [
+            re.match(r"([a-z_]+\.[a-z_.]+)=", word) for command in commands_in_blocks(page) for word in command.split()
+        ]
+        names = [match[1] for match in in_commands if match]
+        names += re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)(?:=[^`]*)?`", page.read_text())
+        for name in names:
             if name.split(".")[0] in sections and not name.endswith(FILES):
                 assert name in keys | sections, f"{page.name}: {name}"
 
