@@ -1,5 +1,6 @@
 """Tests of the documentation: links, files, commands, configuration keys and code blocks are valid."""
 
+import ast
 import contextlib
 import os
 import re
@@ -106,6 +107,35 @@ def test_pages_have_commands() -> None:
 def test_a_wrong_command_does_not_parse(words: str) -> None:
     with pytest.raises(TyperException):
         parse(words.split())
+
+
+def program_texts() -> list[str]:
+    """Returns the strings of the program, with … instead of the values in f-strings."""
+    texts = [(ROOT / "Makefile").read_text()]
+    for folder in ("datasets", "models", "platform", "tuning"):
+        for module in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(module.read_text())):
+                if isinstance(node, ast.JoinedStr):
+                    parts = [part.value if isinstance(part, ast.Constant) else "…" for part in node.values]
+                    texts.append("".join(map(str, parts)))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    texts.append(node.value)
+    return texts
+
+
+def test_messages_of_the_troubleshooting_page_exist() -> None:
+    rows = re.findall(r"^\| ([^|]*`[^|]*) \|", (ROOT / "docs/howto/troubleshooting.md").read_text(), re.MULTILINE)
+    messages = [message for row in rows for message in re.findall("`([^`]+)`", row)]
+    texts = program_texts()
+    assert len(messages) > 50
+
+    absent = []
+    for message in messages:
+        fragments = [re.escape(fragment.strip(" .")) for fragment in message.split("…")]
+        pattern = re.compile(".*".join(fragments), re.DOTALL)
+        if not any(pattern.search(text) for text in texts):
+            absent.append(message)
+    assert not absent
 
 
 FILES = (".py", ".md", ".pt", ".toml", ".json", ".yaml", ".html")

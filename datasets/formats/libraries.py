@@ -17,4 +17,4 @@ def require_module(name: str) -> Any:
     except ImportError:
         library = name.partition(".")[0]
         expected = f"`{library}` is required for this format"
-        raise UserError(f"no library {library}", expected, "pip install 'mcis[formats]'") from None
+        raise UserError(f"no library {library}", expected, "pip install '.[formats]' in the clone of mcis") from None

@@ -1,4 +1,4 @@
-"""Configuration of workers, memory and failures. Apart from rounding, nothing here changes a result."""
+"""Configuration of workers, memory and failures. It changes results only by rounding."""
 
 from collections.abc import Iterator
 from typing import Literal
@@ -9,7 +9,8 @@ from mcis.datasets.section import NonNegative, Positive, Rate, Section
 
 
 class ComputeConfig(Section):
-    """Workers, memory and failures. Apart from rounding, nothing here changes a result."""
+    """Workers, memory and failures. They change results only by rounding, which a training may amplify
+    (docs/howto/cluster.md, "Limitations")."""
 
     workers: Positive = 1
     """Training workers (Ray Train). With `gpu`, each uses one GPU."""

@@ -100,7 +100,7 @@ class Config(Section):
     report: ReportConfig = ReportConfig()
     """Stage report."""
     compute: ComputeConfig = ComputeConfig()
-    """Workers, memory, failures; apart from rounding, it changes no result."""
+    """Workers, memory, failures; they change results only by rounding."""
     tracking: TrackingConfig = TrackingConfig()
     """What is logged to MLflow; it changes no result."""
 

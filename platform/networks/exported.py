@@ -73,7 +73,8 @@ def export_onnx(workspace: Workspace, name: str, out: Path) -> str:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise UserError(str(error), "the packages that write ONNX", "pip install 'mcis[onnx]'") from None
+        remedy = "pip install '.[onnx]' in the clone of mcis"
+        raise UserError(str(error), "the packages that write ONNX", remedy) from None
 
     program, about = _program(workspace, name)
     model = torch.onnx.export(

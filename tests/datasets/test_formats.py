@@ -431,4 +431,4 @@ def test_absent_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UserError, match="no library yaml") as caught:
         import_data_set("yolo", tmp_path, tmp_path / "out")
     assert caught.value.expected == "`yaml` is required for this format"
-    assert "mcis[formats]" in caught.value.remedy
+    assert ".[formats]" in caught.value.remedy
