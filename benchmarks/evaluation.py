@@ -52,7 +52,7 @@ def _count_shard(arguments: tuple[dict[str, Path], Path]) -> NDArray[np.int64]:
 def stage_seconds(context: RunContext, part: Path) -> float:
     """Measures the stage, whose output is written to `part` and removed."""
     start = time.perf_counter()
-    evaluation.run(resolve("voc", "scratch").config, dataclasses.replace(context, part=part))
+    evaluation.run(resolve("voc", "scratch").config, dataclasses.replace(context, output=part))
     seconds = time.perf_counter() - start
     shutil.rmtree(part)
     return seconds

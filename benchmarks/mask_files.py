@@ -118,7 +118,7 @@ def prepare_evaluation(root: Path, paths: list[Path], *, name: str = "masks", se
     return RunContext(
         workspace=workspace,
         name=name,
-        part=workspace.output("evaluate", name),
+        output=workspace.output("evaluate", name),
         tracker=Tracker(workspace, name, identity=""),
         origins={},
         inputs={"index": index, "predict": output},

@@ -167,7 +167,7 @@ def main() -> None:
         config = resolve("voc", "scratch").config
         with ray_session(config.compute):
             evaluation.run(config, context)
-        scores = read_json(context.part / SCORES)
+        scores = read_json(context.output / SCORES)
         with harness.process_pool() as pool:
             expected = independent_scores(paths, context.inputs["predict"] / "predictions", pool.imap_unordered)
 

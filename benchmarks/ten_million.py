@@ -133,7 +133,7 @@ def compute_keys(folder: Path, rows: int) -> None:
 def store_checks(folder: Path, rows: int) -> None:
     """Stores checks of synthetic files, as many at a time as the index does, and finds all of them."""
     from mcis.datasets.tables.large_tables import take_rows
-    from mcis.platform.runs.image_checks import VERDICT_SCHEMA, KeptVerdicts, keep_verdicts
+    from mcis.platform.runs.image_checks import VERDICT_SCHEMA, StoredVerdicts, store_verdicts
     from mcis.platform.runs.workspace import Workspace
 
     workspace = Workspace(folder / "verdicts")
@@ -150,10 +150,10 @@ def store_checks(folder: Path, rows: int) -> None:
             "reason": pa.nulls(count, pa.string()),
         }
         checks = pa.table(columns, schema=VERDICT_SCHEMA)
-        keep_verdicts(workspace, checks)
+        store_verdicts(workspace, checks)
         file_parts.append(checks.select(["uri", "size", "changed"]))
 
-    stored = KeptVerdicts(workspace)
+    stored = StoredVerdicts(workspace)
     positions = stored.find(pa.concat_tables(file_parts))
     step = max(1, rows // 1000)
     found = take_rows(stored.verdicts, positions[::step])["content_hash"].to_pylist()

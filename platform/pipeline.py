@@ -172,14 +172,20 @@ def run(
         check_gpus(config.compute)
 
     problem: UserError | None = None
-    whole = last >= STAGE_NAMES.index("evaluate")
+    runs_all_stages = last >= STAGE_NAMES.index("evaluate")
     with run_lifecycle(
-        resolved, workspace, name, whole=whole, recompute=bool(recompute), study=study, log_model=log_segmenter
+        resolved,
+        workspace,
+        name,
+        runs_all_stages=runs_all_stages,
+        recompute=bool(recompute),
+        study=study,
+        log_model=log_segmenter,
     ) as tracker:
         context = RunContext(
             workspace=workspace,
             name=name,
-            part=workspace.run(name, create=False).path,
+            output=workspace.run(name, create=False).path,
             tracker=tracker,
             origins=resolved.origins,
             sources=sources or Sources(config),

@@ -115,7 +115,7 @@ from mcis.platform.runs.stage import Stage
 def run(config, context):
     masks = read_table(context.inputs["pseudo_masks"] / "masks", ["foreground"])
     foreground = round(pc.mean(masks["foreground"]).as_py(), 4)
-    write_json(context.part / "foreground.json", foreground)
+    write_json(context.output / "foreground.json", foreground)
     return StageResult(counts={"mean foreground": foreground}, notes=(f"{foreground} of the masks is foreground",))
 
 

@@ -224,7 +224,7 @@ def meaning_of_columns(trials: Sequence[Mapping[str, Score]]) -> dict[str, dict[
     """
     columns: dict[str, dict[str, str]] = {}
     for column in COLUMNS:
-        meanings = [trial[column].meaning() for trial in trials if column in trial]
+        meanings = [trial[column].settings() for trial in trials if column in trial]
         texts: dict[str, str] = {}
         for heading in headings_of(meanings, without=_CASE_HEADINGS):
             different_texts = dict.fromkeys(meaning[heading] for meaning in meanings if heading in meaning)

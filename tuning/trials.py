@@ -137,7 +137,7 @@ def study_session(sweep: Sweep, *, identity: str, varied: Collection[str]) -> It
     """
     config = sweep.resolved.config
     with (
-        run_record(sweep.workspace, sweep.name, whole=True, kind="study"),
+        run_record(sweep.workspace, sweep.name, runs_all_stages=True, kind="study"),
         ray_session(config.compute, shared=sweep.parallel > 1, verbose=sweep.verbose),
     ):
         if sweep.parallel > 1:

@@ -53,7 +53,7 @@ def _show_scores(title: str, scores: Sequence[Score]) -> None:
 
     descriptions = []
     for score in scores:
-        settings = ", ".join(f"{heading} {text}" for heading, text in score.made().items())
+        settings = ", ".join(f"{heading} {text}" for heading, text in score.output_settings().items())
         descriptions.append((f"{score.title}, {score.name}", settings))
     print_descriptions(descriptions)
 

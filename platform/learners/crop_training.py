@@ -84,8 +84,8 @@ def train_on_crops(
     Raises:
         UserError: See `fit`.
     """
-    result = fit(learner, context.part, config.compute, context.tracker, label=network, about=about)
-    trend = loss_trend(context.part, "loss")
+    result = fit(learner, context.output, config.compute, context.tracker, label=network, about=about)
+    trend = loss_trend(context.output, "loss")
     problem = None
     if trend and not trend.fell:
         problem = (f"the {_NAMES[network]} learned nothing: {trend.text}", "a loss that falls", remedy)

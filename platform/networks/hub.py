@@ -152,5 +152,5 @@ def _initial_weights(config: Config) -> str:
 
 def _score_row(score: Score) -> str:
     """Returns the row of a score in the card's table."""
-    meaning = ", ".join(f"{name} {value}" for name, value in score.meaning().items())
-    return f"| {score.title}, {score.name} | {score.miou:.1f} | {meaning} |\n"
+    settings = ", ".join(f"{name} {value}" for name, value in score.settings().items())
+    return f"| {score.title}, {score.name} | {score.miou:.1f} | {settings} |\n"

@@ -127,14 +127,14 @@ def _scores_table(comparison: Comparison) -> Table:
     for score in comparison.scores:
         for group in score.groups:
             scores = group.scores(score.title)
-            meanings = [one.meaning() for one in scores]
-            settings = []
-            for heading in headings_of(meanings, without=("split", *shared)):
-                texts = joined_once(meaning[heading] for meaning in meanings if heading in meaning)
-                settings.append(f"{heading} {texts}")
-            variants = joined_once(one.name for one in scores)
-            values = [_mean_text(_values(group, score.title, measure)) for measure in measures]
-            rows.append((score.title, group.label, variants, scores[0].split, ", ".join(settings), *values))
+            all_settings = [run_score.settings() for run_score in scores]
+            texts = []
+            for heading in headings_of(all_settings, without=("split", *shared)):
+                values = joined_once(settings[heading] for settings in all_settings if heading in settings)
+                texts.append(f"{heading} {values}")
+            variants = joined_once(run_score.name for run_score in scores)
+            means = [_mean_text(_values(group, score.title, measure)) for measure in measures]
+            rows.append((score.title, group.label, variants, scores[0].split, ", ".join(texts), *means))
 
     headings = tuple(f"{measure_heading(measure)} %" for measure in measures)
     return Table("Scores", ("score", "run", "variant", "split", "settings", *headings), rows, headings)
@@ -188,16 +188,19 @@ def _group_table(comparison: Comparison, group: RunGroup) -> Table:
 
 
 def score_settings(comparison: Comparison) -> list[tuple[str, str]]:
-    """The settings of each compared score, without those that all scores share; values that differ stand between /."""
+    """The settings of each compared score, without those shared by all scores; different values are joined by ` / `."""
     shared = _shared_origin(comparison)
     described = []
     for score in comparison.scores:
-        meanings = [one.meaning() for group in score.groups for one in group.scores(score.title)]
-        settings = []
-        for heading in headings_of(meanings, without=shared):
-            texts = dict.fromkeys(meaning.get(heading, "-") for meaning in meanings)
-            settings.append(f"{heading} {' / '.join(texts)}")
-        described.append((score.title, ", ".join(settings)))
+        all_settings = []
+        for group in score.groups:
+            all_settings += [run_score.settings() for run_score in group.scores(score.title)]
+
+        texts = []
+        for heading in headings_of(all_settings, without=shared):
+            values = dict.fromkeys(settings.get(heading, "-") for settings in all_settings)
+            texts.append(f"{heading} {' / '.join(values)}")
+        described.append((score.title, ", ".join(texts)))
     return described
 
 
@@ -283,7 +286,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         for group in score.groups:
             for run in group.runs:
                 run_score = run.scores[score.title]
-                by_run[run.name] = {"measures": _finite_values(run_score.measures()), "settings": run_score.meaning()}
+                by_run[run.name] = {"measures": _finite_values(run_score.measures()), "settings": run_score.settings()}
         scores.append({"scored": score.title, "runs": by_run, "not_compared": dict(score.left_out)})
 
     settings = {}
@@ -343,8 +346,8 @@ def _finite_values(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _shared_origin(comparison: Comparison) -> dict[str, str]:
     """What all scores have in common of their origin, as heading -> text."""
-    meanings = []
+    all_settings = []
     for score in comparison.scores:
         for group in score.groups:
-            meanings += [one.meaning() for one in group.scores(score.title)]
-    return shared_origin(meanings)
+            all_settings += [run_score.settings() for run_score in group.scores(score.title)]
+    return shared_origin(all_settings)

@@ -105,7 +105,7 @@ class Tile(NamedTuple):
 
 
 class ScoreGroup(NamedTuple):
-    """The scores of one output, each with its `Score.meaning`."""
+    """The scores of one output, each with its `Score.settings`."""
 
     what: str
     title: str
@@ -177,8 +177,8 @@ def write_report(data: ReportData, folder: RunFolder) -> Path:
 
 def _view(data: ReportData) -> dict[str, Any]:
     """The variables of the template; `plots` is by the stem of the file name."""
-    meanings = [score.meaning() for score in data.scores]
-    shared = shared_origin(meanings)
+    all_settings = [score.settings() for score in data.scores]
+    shared = shared_origin(all_settings)
     tiles = [_make_tile(data.scores, what) for what in _TILES]
     iou_columns = [IouColumn(tile.what, tile.title, tile.score) for tile in tiles if tile.score and tile.score.iou]
     iou_order = _iou_order([column.score for column in iou_columns])
@@ -197,8 +197,8 @@ def _view(data: ReportData) -> dict[str, Any]:
         "labels_shown": legend(data.panels, data.classes),
         "explorer": data.explorer,
         "script": script("explorer.js"),
-        "score_groups": _group_scores(data.scores, meanings),
-        "headings": headings_of(meanings, without=shared),
+        "score_groups": _group_scores(data.scores, all_settings),
+        "headings": headings_of(all_settings, without=shared),
         "shared_origin": shared,
         "numbers": _NUMBER_HEADINGS,
         "iou_columns": iou_columns,
@@ -240,11 +240,11 @@ def _draw_plots(data: ReportData, iou_columns: Sequence[IouColumn], iou_order: l
     return drawn
 
 
-def _group_scores(scores: Sequence[Score], meanings: Sequence[dict[str, str]]) -> list[ScoreGroup]:
+def _group_scores(scores: Sequence[Score], all_settings: Sequence[dict[str, str]]) -> list[ScoreGroup]:
     """Groups scores by output, without empty groups."""
     groups = []
     for what, output in SCORED_OUTPUTS.items():
-        rows = [(score, meaning) for score, meaning in zip(scores, meanings, strict=True) if score.what == what]
+        rows = [(score, settings) for score, settings in zip(scores, all_settings, strict=True) if score.what == what]
         if rows:
             groups.append(ScoreGroup(what, output.page_title, rows))
     return groups
@@ -272,7 +272,7 @@ def _make_tile(scores: Sequence[Score], what: str) -> Tile:
     baselines = []
     if what == "pseudo_masks":
         baselines = [baseline for baseline in _candidates(scores, "baseline") if baseline.split == best.split]
-    explanation = " · ".join(f"{heading} {text}" for heading, text in best.made().items())
+    explanation = " · ".join(f"{heading} {text}" for heading, text in best.output_settings().items())
     return Tile(what, title, best, explanation, len(candidates), baselines)
 
 

@@ -17,7 +17,7 @@ class RunContext:
     Attributes:
         workspace: the workspace, which defines all file names.
         name: name of the run.
-        part: folder that the stage writes; it becomes the finished output when the stage returns.
+        output: folder to which the stage writes its output.
         tracker: MLflow run.
         origins: layer that each configuration value comes from, by dotted key.
         recompute: whether the stage is recomputed on request and must not reuse anything from earlier calls.
@@ -30,7 +30,7 @@ class RunContext:
 
     workspace: Workspace
     name: str
-    part: Path
+    output: Path
     tracker: Tracker
     origins: Mapping[str, str]
     recompute: bool = False

@@ -34,7 +34,7 @@ def image_files(uris: pa.ChunkedArray) -> pa.Table:
     return stamps_of_column(uris).add_column(0, VERDICT_SCHEMA.field("uri"), uris)
 
 
-class KeptVerdicts:
+class StoredVerdicts:
     """All verdicts stored in a workspace. Damaged tables (`BadFile`) are left out.
 
     The lookup takes 32 bytes per file, independent of the length of its URI.
@@ -74,7 +74,7 @@ def _prints(files: pa.Table) -> NDArray[np.int64]:
     return np.stack([text_hashes(files["uri"]), files["size"].to_numpy(), files["changed"].to_numpy()], axis=1)
 
 
-def keep_verdicts(workspace: Workspace, verdicts: pa.Table) -> None:
+def store_verdicts(workspace: Workspace, verdicts: pa.Table) -> None:
     """Stores verdicts (VERDICT_SCHEMA) in the workspace, in a new table.
 
     Only verdicts that follow from the content of a file are stored: not those on files that could not be read, and not

@@ -22,13 +22,18 @@ from mcis.platform.runs.workspace import RunRecord, Workspace, now
 
 @contextlib.contextmanager
 def run_record(
-    workspace: Workspace, name: str, *, whole: bool, study: str | None = None, kind: Literal["run", "study"] = "run"
+    workspace: Workspace,
+    name: str,
+    *,
+    runs_all_stages: bool,
+    study: str | None = None,
+    kind: Literal["run", "study"] = "run",
 ) -> Iterator[None]:
     """Holds the name of a run (`hold_run`) during the block, and records when the block began and how it ended.
 
     Args:
-        whole: whether the block runs all stages. If it does, outputs of stages that it did not reach are removed from
-            the record.
+        runs_all_stages: whether the block runs all stages. If it does and ends without an error, outputs that only
+            earlier calls used are removed from the record.
 
     Raises:
         UserError: the name is in use by a run or study of the other kind, or is held by another process.
@@ -38,7 +43,11 @@ def run_record(
         earlier = workspace.record(name)
         if earlier:
             if earlier.kind != kind:
-                raise UserError(f"{name} is a {earlier.kind}", f"a name of no {earlier.kind}", "choose another --name")
+                raise UserError(
+                    f"{name} is the name of a {earlier.kind}",
+                    f"the name of a {kind}, or a new name",
+                    "choose another --name",
+                )
             record = dataclasses.replace(record, reached=earlier.reached, outputs=earlier.outputs)
         write_json(workspace.run(name).record, dataclasses.asdict(record))
 
@@ -51,7 +60,7 @@ def run_record(
 
         record = workspace.record(name) or record
         outputs = {stage: [output] for stage, output in (record.reached | record.current).items()}
-        if not whole:
+        if not runs_all_stages:
             outputs = record.outputs | outputs
         workspace.update_record(name, ended=now(), outcome="finished", reason=None, outputs=outputs)
 
@@ -104,7 +113,7 @@ def run_lifecycle(
     workspace: Workspace,
     name: str,
     *,
-    whole: bool,
+    runs_all_stages: bool,
     recompute: bool,
     study: ParentStudy | None,
     log_model: LogModel,
@@ -112,7 +121,7 @@ def run_lifecycle(
     """Holds the name of a run during the block, and records its start, its end and its configuration, also in MLflow.
 
     Args:
-        whole: whether the block runs all stages.
+        runs_all_stages: whether the block runs all stages.
         recompute: whether stages are computed again, which starts a new MLflow run.
         study: the study of which the run is a trial.
         log_model: logs the trained network to MLflow.
@@ -122,7 +131,7 @@ def run_lifecycle(
     parameters = dict(leaves(config))
     parent = study.parent if study else None
 
-    with run_record(workspace, name, whole=whole, study=study.name if study else None):
+    with run_record(workspace, name, runs_all_stages=runs_all_stages, study=study.name if study else None):
         if not workspace.outputs(name):
             write_text(folder.config, experiment_text(config, resolved.origins))
         for key, value in leaves(config.weights):  # weights may be the output of another run

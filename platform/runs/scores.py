@@ -261,14 +261,14 @@ class Score:
                 values[f"mean_{name}"] = round(fmean(present), 2)
         return values
 
-    def made(self) -> dict[str, str]:
+    def output_settings(self) -> dict[str, str]:
         """How the scored masks were made, as heading -> text, without settings that do not apply."""
         return self._texts(is_origin=False)
 
-    def meaning(self) -> dict[str, str]:
+    def settings(self) -> dict[str, str]:
         """Every setting that applies, as heading -> text, in the order of `HEADINGS`."""
         images = {"split": self.split, "images": grouped(self.images)}
-        return images | self.made() | self._texts(is_origin=True)
+        return images | self.output_settings() | self._texts(is_origin=True)
 
     def _texts(self, *, is_origin: bool) -> dict[str, str]:
         texts = {}
@@ -302,26 +302,26 @@ def read_scores(outputs: Mapping[str, Path]) -> list[Score]:
     return read_record_of(outputs["evaluate"] / SCORES, list[Score], expected, remedy)
 
 
-def headings_of(meanings: Iterable[Mapping[str, str]], *, without: Collection[str] = ()) -> list[str]:
-    """Headings that occur in any of the meanings of scores, in reading order.
+def headings_of(all_settings: Iterable[Mapping[str, str]], *, without: Collection[str] = ()) -> list[str]:
+    """Headings that occur in the settings of any score, in reading order.
 
     Args:
-        meanings: results of `Score.meaning`.
+        all_settings: results of `Score.settings`, one per score.
         without: headings to leave out.
     """
-    used = {heading for meaning in meanings for heading in meaning}
+    used = {heading for settings in all_settings for heading in settings}
     return [heading for heading in HEADINGS if heading in used and heading not in without]
 
 
-def shared_origin(meanings: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """The part of the origin, as heading -> text, that is the same in the meanings of all scores."""
-    if not meanings:
+def shared_origin(all_settings: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """The part of the origin, as heading -> text, that is the same for all scores."""
+    if not all_settings:
         return {}
     shared = {}
     for heading in ORIGIN:
-        texts = {meaning.get(heading) for meaning in meanings}
-        if heading in meanings[0] and len(texts) == 1:
-            shared[heading] = meanings[0][heading]
+        texts = {settings.get(heading) for settings in all_settings}
+        if heading in all_settings[0] and len(texts) == 1:
+            shared[heading] = all_settings[0][heading]
     return shared
 
 

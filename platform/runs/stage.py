@@ -36,7 +36,7 @@ class StageModule(Protocol):
     __name__: str
 
     def run(self, config: Config, context: RunContext) -> StageResult:
-        """Computes the output in the folder `context.part`, continuing the work of an interrupted call."""
+        """Computes the output in the folder `context.output`, continuing the work of an interrupted call."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ def _compute(stage: Stage, config: Config, context: RunContext, folder: Path, *,
             remove(folder)
 
         caches: list[str] = []
-        stage_context = dataclasses.replace(context, part=folder, recompute=recompute, caches=caches)
+        stage_context = dataclasses.replace(context, output=folder, recompute=recompute, caches=caches)
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
             result = stage.module.run(config, stage_context)

@@ -33,7 +33,7 @@ from mcis.platform.config.sections import Config, sources_of
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import file_stamps, fingerprint, read_parts, read_table, write_batches, write_table
-from mcis.platform.runs.image_checks import KeptVerdicts, image_files, keep_verdicts
+from mcis.platform.runs.image_checks import StoredVerdicts, image_files, store_verdicts
 from mcis.platform.runs.results import IndexResult
 
 _SHARD_ROWS = 256  # about 0.2 s of work for one core
@@ -69,11 +69,11 @@ def run(config: Config, context: RunContext) -> IndexResult:
     checked, num_opened = _check_images(table, config, context)
     del table  # `checked` yields shards and frees the listing with the last one
     rejected: list[pa.Table] = []
-    index_file = context.part / "index.parquet"
+    index_file = context.output / "index.parquet"
     write_batches(index_file, INDEX_SCHEMA, _sound_images(checked, rejected))
     release_arrow_memory()  # memory of the listing
     rejects = pa.concat_tables([REJECTS_SCHEMA.empty_table(), *rejected])
-    write_table(context.part / "rejects.parquet", rejects)
+    write_table(context.output / "rejects.parquet", rejects)
     _raise_for_rejects(config, rejects, num_images)
 
     index = read_table(index_file, ["split", "domain", "tags", "saliency_uri"])
@@ -122,7 +122,7 @@ def _check_images(table: pa.Table, config: Config, context: RunContext) -> tuple
         Iterator over shards of CHECKED_SCHEMA, each made on demand, and the number of images that were opened.
     """
     files = image_files(table["uri"])
-    stored = KeptVerdicts(context.workspace)
+    stored = StoredVerdicts(context.workspace)
     verdicts = stored.verdicts
     rows = stored.find(files)
     unchecked = np.flatnonzero(rows < 0)
@@ -142,7 +142,7 @@ def _open_and_store(table: pa.Table, files: pa.Table, config: Config, context: R
         UserError: files changed during the check; their verdicts are not stored.
     """
     # Shards are named by row numbers, so the name of their folder identifies the files that these rows refer to.
-    folder = context.part / f"verified-{table_digest([files])}"
+    folder = context.output / f"verified-{table_digest([files])}"
     map_table(
         table,
         folder,
@@ -158,7 +158,7 @@ def _open_and_store(table: pa.Table, files: pa.Table, config: Config, context: R
     verdicts = opened.select(CHECK_SCHEMA.names).cast(CHECK_SCHEMA)
     changed = pa.array(_has_changed(files))
     columns = {name: part[name] for part in (files, verdicts) for name in part.column_names}
-    keep_verdicts(context.workspace, pa.table(columns).filter(pc.invert(changed)))
+    store_verdicts(context.workspace, pa.table(columns).filter(pc.invert(changed)))
     remove(folder)
 
     changed_uris = sorted(files["uri"].filter(changed).unique().to_pylist())

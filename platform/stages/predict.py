@@ -80,7 +80,7 @@ def run(config: Config, context: RunContext) -> PredictResult:
     rows = split_rows(context, split)
     map_table(
         rows,
-        context.part / "predictions",
+        context.output / "predictions",
         make_worker=functools.partial(PredictRows, config, context.inputs["train_segmenter"], context.classes),
         label="predict",
         compute=config.compute,
@@ -88,7 +88,7 @@ def run(config: Config, context: RunContext) -> PredictResult:
         shard_rows=min(config.compute.shard_rows, 32),
         memory_hint="data.max_side, predict.crop or the largest of predict.scales",
     )
-    absent = read_table(context.part / "predictions", ["absent_tags"])["absent_tags"]
+    absent = read_table(context.output / "predictions", ["absent_tags"])["absent_tags"]
     notes = lost_tags(rows["tags"], absent, context.classes, split)
     return PredictResult(split=split, counts={"images": len(rows)}, notes=notes)
 

@@ -219,7 +219,7 @@ def run(config: Config, context: RunContext) -> MasksResult:
         make_worker = functools.partial(MakeMasks, config, len(context.classes), maps, affinities, gpu)
     map_table(
         rows,
-        context.part / "masks",
+        context.output / "masks",
         worker=worker,
         make_worker=make_worker,
         label="pseudo masks",
@@ -228,7 +228,7 @@ def run(config: Config, context: RunContext) -> MasksResult:
         memory_hint="data.max_side or compute.cpus",
     )
 
-    masks = read_table(context.part / "masks", ["ignored", "foreground", "cue"])
+    masks = read_table(context.output / "masks", ["ignored", "foreground", "cue"])
     ignored = float(pc.mean(masks["ignored"]).as_py())
     foreground = float(pc.mean(masks["foreground"]).as_py())
     num_ignored = int(pc.sum(pc.greater_equal(masks["ignored"], 1.0)).as_py())
@@ -263,7 +263,7 @@ def run(config: Config, context: RunContext) -> MasksResult:
 
 def _compare_corrected_masks(context: RunContext, rows: pa.Table) -> tuple[dict[str, int], list[str]]:
     """Number of corrected masks that contain each class, and descriptions of contradictions with the tags."""
-    masks = Shards(context.part / "masks", ["mask"])
+    masks = Shards(context.output / "masks", ["mask"])
     counts: collections.Counter[str] = collections.Counter()
     contradictions = []
     for row in rows.filter(pc.is_valid(rows[CORRECTED])).select(["image_id", "tags"]).to_pylist():

@@ -69,7 +69,7 @@ def run(config: Config, context: RunContext) -> StageResult:
     """
     rows = with_corrected(split_rows(context, "train", tagged=True), config.data.corrected_masks)
     maps = Shards(context.inputs["localize"] / "maps")
-    labels = context.part / "labels"
+    labels = context.output / "labels"
     worker = functools.partial(make_labels, config, len(context.classes), maps)
     map_table(rows, labels, worker=worker, label="confident labels", compute=config.compute)
 

@@ -73,7 +73,7 @@ def run(config: Config, context: RunContext) -> StageResult:
     validation = _validation(config, context, learner)
     result = fit(
         learner,
-        context.part,
+        context.output,
         config.compute,
         context.tracker,
         label="classifier",
@@ -89,14 +89,14 @@ def run(config: Config, context: RunContext) -> StageResult:
     return StageResult(
         counts=counts,
         notes=result.notes("classifier") + _notes(config, learner, validation),
-        problem=_problem(validation, precision, loss_trend(context.part, "basic"), config.seed),
+        problem=_problem(validation, precision, loss_trend(context.output, "basic"), config.seed),
     )
 
 
 def _copy_trained(config: Config, context: RunContext, path: Path) -> StageResult:
     """Writes the weights of a trained classifier as the output of this stage."""
     model = load_trained_classifier(config, path, context.classes)
-    save_weights(model, context.part / WEIGHTS, classifier_description(config.classifier, context.classes))
+    save_weights(model, context.output / WEIGHTS, classifier_description(config.classifier, context.classes))
     return StageResult(counts={"steps": 0}, notes=(f"the classifier was not trained but taken from {path}",))
 
 

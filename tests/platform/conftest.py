@@ -127,7 +127,7 @@ class Localizable:
     def into(self, part: Path) -> RunContext:
         """The context with which the stage writes to `part`."""
         part.mkdir(parents=True, exist_ok=True)
-        return dataclasses.replace(self.context, part=part)
+        return dataclasses.replace(self.context, output=part)
 
     def with_index(self, folder: Path, change: Callable[[int], dict[str, Any]]) -> "Localizable":
         """The same data set with another index: `change` returns new values of a row, given its number."""

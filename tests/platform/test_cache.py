@@ -38,7 +38,7 @@ def context(ray_local: None, tmp_path: Path) -> RunContext:
     workspace = Workspace(tmp_path / "workspace")
     folder = workspace.run("run")
     tracker = Tracker(workspace, "run", identity="")
-    return RunContext(workspace=workspace, name="run", part=folder.path, tracker=tracker, origins={})
+    return RunContext(workspace=workspace, name="run", output=folder.path, tracker=tracker, origins={})
 
 
 def pictures(folder: Path, name: str, count: int) -> pa.Table:

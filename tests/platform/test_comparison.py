@@ -116,7 +116,7 @@ def test_the_table_of_scores_has_their_settings(root: Path) -> None:
         assert second["mIoU %"] == f"{run_score.miou:.2f}"
         assert second["boundary mIoU %"] == f"{run_score.boundary_miou:.2f}"
         assert second["settings"].endswith("seed 1")
-        for heading, text in run_score.made().items():
+        for heading, text in run_score.output_settings().items():
             assert f"{heading} {text}" in second["settings"]
 
 

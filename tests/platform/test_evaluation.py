@@ -51,8 +51,8 @@ def evaluated(workspace: Workspace, paths: list[Path], name: str, seed: int) -> 
 
     context = mask_files.prepare_evaluation(workspace.root, paths, name=name, seed=seed)
     config = resolve("voc", "scratch", overrides=["compute.shard_rows=5"]).config
-    write_result(context.part, evaluation.run(config, context), key=name)
-    done = dataclasses.replace(context, inputs={**context.inputs, "evaluate": context.part})
+    write_result(context.output, evaluation.run(config, context), key=name)
+    done = dataclasses.replace(context, inputs={**context.inputs, "evaluate": context.output})
     workspace.record_outputs(name, done.inputs)
     return done
 

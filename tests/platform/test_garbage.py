@@ -44,7 +44,7 @@ class Toy:
         return self.value
 
     def run(self, _: Any, context: RunContext) -> StageResult:
-        (context.part / "output").write_text(self.value * 1000)
+        (context.output / "output").write_text(self.value * 1000)
         (context.workspace.cache / f"squash64-{self.value * 16}").mkdir(exist_ok=True)
         context.caches.append(f"squash64-{self.value * 16}")
         if self.error:
@@ -57,8 +57,8 @@ def run(
 ) -> list[str]:
     """Runs up to two stages, one for each value; returns the names of those that were computed."""
     names = ("index", "localize")[: len(values)]
-    with run_record(workspace, name, whole=True, study=study):
-        context = RunContext(workspace=workspace, name=name, part=Path(), tracker=None, origins={})  # type: ignore[arg-type]
+    with run_record(workspace, name, runs_all_stages=True, study=study):
+        context = RunContext(workspace=workspace, name=name, output=Path(), tracker=None, origins={})  # type: ignore[arg-type]
         write_config(workspace, name)
         for stage, value in zip(names, values, strict=True):
             toy = Toy(value, error if stage == names[-1] else None)
@@ -147,7 +147,7 @@ def test_a_study_is_removed_with_its_trials_and_not_with_runs_of_similar_names(w
     for name in ("table7-r0", "table7-r1"):
         run(workspace, name, "a", name[-1], study="table7")
     run(workspace, "table7-mine", "a", "c")
-    with run_record(workspace, "table7", whole=True, kind="study"):
+    with run_record(workspace, "table7", runs_all_stages=True, kind="study"):
         pass
 
     listed = {entry.name: entry for entry in entries(workspace)}

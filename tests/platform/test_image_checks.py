@@ -12,7 +12,7 @@ import pytest
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import CHECK_SCHEMA, ImageCheck, reject_out_of_bounds
-from mcis.platform.runs.image_checks import VERDICT_SCHEMA, KeptVerdicts, image_files, keep_verdicts
+from mcis.platform.runs.image_checks import VERDICT_SCHEMA, StoredVerdicts, image_files, store_verdicts
 from mcis.platform.runs.workspace import Workspace
 
 SOUND = ImageCheck(40, 50, "abc", None)
@@ -29,12 +29,12 @@ class ImageFile(NamedTuple):
 
 def keep(workspace: Workspace, checks: dict[ImageFile, ImageCheck]) -> None:
     rows = [file._asdict() | check._asdict() for file, check in checks.items()]
-    keep_verdicts(workspace, pa.Table.from_pylist(rows, VERDICT_SCHEMA))
+    store_verdicts(workspace, pa.Table.from_pylist(rows, VERDICT_SCHEMA))
 
 
 def found(workspace: Workspace, *files: ImageFile) -> list[ImageCheck | None]:
     """The kept check of each file, or None."""
-    kept = KeptVerdicts(workspace)
+    kept = StoredVerdicts(workspace)
     file_rows = [file._asdict() for file in files]
     rows = kept.find(pa.Table.from_pylist(file_rows, pa.schema(list(VERDICT_SCHEMA)[:3])))
     checks = [ImageCheck(**row) for row in kept.verdicts.to_pylist()]

@@ -18,7 +18,7 @@ from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.read_index import open_index
 from mcis.platform.runs.files import read_table
-from mcis.platform.runs.image_checks import KeptVerdicts
+from mcis.platform.runs.image_checks import StoredVerdicts
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.results import IndexResult, read_result
 from mcis.platform.runs.workspace import Workspace
@@ -136,7 +136,7 @@ def test_checks_in_blocks_give_the_same_index(photos: Path, ray_local: None, mon
         workspace = Workspace(photos.parent / "workspace")
         folder = workspace.outputs("index-tags")["index"]
         stages.append((read_result(folder, IndexResult).identity, read_table(folder / "index.parquet")))
-        assert len(KeptVerdicts(workspace).verdicts) == IMAGES - 1, "all but that on the absent file"
+        assert len(StoredVerdicts(workspace).verdicts) == IMAGES - 1, "all but that on the absent file"
         shutil.rmtree(folder)
         shutil.rmtree(workspace.image_checks)
     assert found[0] == found[1]

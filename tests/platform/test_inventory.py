@@ -22,7 +22,7 @@ runner = CliRunner()
 
 def finished(workspace: Workspace, name: str, evaluate: int = 500, **sizes: int) -> None:
     """Makes a finished run with scores, and with outputs of these stages and sizes in bytes."""
-    with run_record(workspace, name, whole=True):
+    with run_record(workspace, name, runs_all_stages=True):
         reach(workspace, name, **sizes, evaluate=evaluate)
         score(workspace, name)
 
@@ -88,7 +88,7 @@ def test_the_json_and_the_table_have_the_scores(workspace: Workspace) -> None:
 
 
 def test_a_run_in_progress_differs_from_one_that_was_killed(workspace: Workspace) -> None:
-    with run_record(workspace, "first", whole=True):
+    with run_record(workspace, "first", runs_all_stages=True):
         reach(workspace, "first", index=10)
         record = workspace.run("first").record.read_text()
         run = entry(workspace, "first")
@@ -104,12 +104,12 @@ def test_a_run_in_progress_differs_from_one_that_was_killed(workspace: Workspace
 
 def test_scores_of_an_earlier_call_are_not_shown(workspace: Workspace) -> None:
     finished(workspace, "first", index=10)
-    with run_record(workspace, "first", whole=True):
+    with run_record(workspace, "first", runs_all_stages=True):
         assert entry(workspace, "first").scores == {}
 
 
 def test_the_reason_of_a_failure_is_shown_without_markup_or_controls(workspace: Workspace) -> None:
-    with pytest.raises(ValueError), run_record(workspace, "first", whole=True):  # noqa: PT011
+    with pytest.raises(ValueError), run_record(workspace, "first", runs_all_stages=True):  # noqa: PT011
         raise ValueError
     record = workspace.run("first").record
     record.write_text(record.read_text().replace("ValueError", "photos[/x]\\u001b[2J"))
@@ -119,9 +119,9 @@ def test_the_reason_of_a_failure_is_shown_without_markup_or_controls(workspace: 
 def test_trials_follow_their_study_and_share_outputs(workspace: Workspace) -> None:
     finished(workspace, "table", index=5000)
     for name in ("table7-r0", "table7-r1"):
-        with run_record(workspace, name, whole=True, study="table7"):
+        with run_record(workspace, name, runs_all_stages=True, study="table7"):
             reach(workspace, name, index=5000)
-    with run_record(workspace, "table7", whole=True, kind="study"):
+    with run_record(workspace, "table7", runs_all_stages=True, kind="study"):
         assert entry(workspace, "table7").state == "running"
 
     rows = entries(workspace)

@@ -106,7 +106,7 @@ def test_after_a_kill_only_unfinished_shards_are_computed(
         computed_by(monkeypatch, config, context, killed_in=mapping)
     computed_rows = [rows for _, rows, _ in computed_by(monkeypatch, config, context)]
     assert computed_rows == [0] * mapping + [16] + [30] * (len(mappings) - mapping - 1)
-    same_tables(context.part, undisturbed.part)
+    same_tables(context.output, undisturbed.output)
 
 
 def test_shards_of_another_size_are_replaced(localizable: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_shards_of_another_size_are_replaced(localizable: Any, tmp_path: Path, m
     undisturbed = localizable.into(tmp_path / "undisturbed")
     localization.run(localizable.config(nearest), context)
     localization.run(localizable.config(nearest), undisturbed)
-    same_tables(context.part, undisturbed.part)
+    same_tables(context.output, undisturbed.output)
 
 
 def test_only_lost_shards_are_computed_again(localizable: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,11 +126,11 @@ def test_only_lost_shards_are_computed_again(localizable: Any, tmp_path: Path, m
     context = localizable.into(tmp_path / "part")
     other = localizable.into(tmp_path / "other")
     localization.run(config, context)
-    shutil.copytree(context.part, other.part, dirs_exist_ok=True)
-    for shard in sorted((context.part / "maps").iterdir())[2:4]:
+    shutil.copytree(context.output, other.output, dirs_exist_ok=True)
+    for shard in sorted((context.output / "maps").iterdir())[2:4]:
         shard.unlink()
     assert computed_by(monkeypatch, config, context) == [("single", 30, 30), ("maps", 8, 30)]
-    same_tables(context.part, other.part)
+    same_tables(context.output, other.output)
 
 
 def test_controls_of_related_images_are_counted(localizable: Any, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_images_without_tags_and_classes_with_few_images_are_counted(localizable
         assert result.counts["maps"] == 32
         assert result.counts["maps whose related images repeat"] == repeats
         assert f"{repeats} map(s) repeat related images" in " ".join(result.notes)
-        assert len(read_table(context.part / "maps")) == 32
+        assert len(read_table(context.output / "maps")) == 32
 
 
 def test_localize_refuses_images_without_any_tag(localizable: Any, tmp_path: Path) -> None:

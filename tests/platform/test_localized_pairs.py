@@ -172,7 +172,7 @@ def test_maps_equal_those_of_single_pairs(localizable: Any, tmp_path: Path, over
     config = localizable.config(*overrides)
     context = localizable.classified(config, tmp_path).into(tmp_path / "part")
     result = localization.run(config, context)
-    got = maps_of(context.part, context)
+    got = maps_of(context.output, context)
     expected = literal_maps(config, context)
     assert len(got) == len(expected) == result.counts["maps"]
     for ours, theirs in zip(got, expected, strict=True):
@@ -194,7 +194,7 @@ def test_released_maps_equal_those_of_single_pairs(localizable: Any, tmp_path: P
     changes = {"phi.bias": localizable.state["phi.bias"] - 2} if head == "shared" else {}
     context = localizable.classified(config, tmp_path, **changes).into(tmp_path / "part")
     localization.run(config, context)
-    got = maps_of(context.part, context)
+    got = maps_of(context.output, context)
     expected, dropped = literal_released(config, context)
     assert len(got) == len(expected)
     if head == "shared":
@@ -244,5 +244,5 @@ def test_related_images_of_both_domains_use_the_affinity_of_their_domains(locali
     localization.run(config, context)
     relations, source = relations_of(config, context)
     assert 0 < source[relations.related].mean() < 1
-    for ours, theirs in zip(maps_of(context.part, context), literal_maps(config, context), strict=True):
+    for ours, theirs in zip(maps_of(context.output, context), literal_maps(config, context), strict=True):
         assert (scale_maps(ours, "range") - scale_maps(theirs, "range")).abs().max() < 5e-3

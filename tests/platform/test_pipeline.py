@@ -284,7 +284,7 @@ def test_ground_truth_masks_with_wrong_labels_are_refused_before_training(
 def test_full_supervision_trains_on_ground_truth_masks_and_marks_its_scores(small: Any) -> None:
     full = small.run("bound", "supervision=full", "segmenter.init=pretrained", until="predict")
     assert [(s.what, s.trained_on) for s in full.scores] == [("segmentation", "ground truth")] * 2
-    assert "ground truth" in full.scores[0].meaning().values()
+    assert "ground truth" in full.scores[0].settings().values()
     assert all(score.trained_on is None for score in small.first.scores)
     assert "trained on ground-truth masks" in full.context.folder.report.read_text()
     masks = Shards(full.context.inputs["pseudo_masks"] / "masks")

@@ -10,10 +10,15 @@ from mcis.platform.runs.lifecycle import record_interruption, reference_output, 
 from mcis.platform.runs.workspace import RunRecord, Workspace
 
 
-def call(workspace: Workspace, *, whole: bool = True, error: BaseException | None = None, **keys: str) -> None:
+def call(
+    workspace: Workspace, *, runs_all_stages: bool = True, error: BaseException | None = None, **keys: str
+) -> None:
     """Records a call of a run that reaches stages, given with their keys, and ends, with `error` if it is given."""
     outputs = {stage: workspace.output(stage, key) for stage, key in keys.items()}
-    with contextlib.suppress(*([type(error)] if error else [])), run_record(workspace, "run", whole=whole):
+    with (
+        contextlib.suppress(*([type(error)] if error else [])),
+        run_record(workspace, "run", runs_all_stages=runs_all_stages),
+    ):
         for number, (stage, output) in enumerate(outputs.items(), 1):
             reference_output(workspace, "run", stage, output)
             if error and number == len(outputs):
@@ -50,7 +55,10 @@ def test_the_end_of_a_call_is_recorded(
 
 def test_a_study_cannot_have_the_name_of_a_run(workspace: Workspace) -> None:
     call(workspace, index="a")
-    with pytest.raises(UserError, match="run is a run"), run_record(workspace, "run", whole=True, kind="study"):
+    with (
+        pytest.raises(UserError, match="run is the name of a run"),
+        run_record(workspace, "run", runs_all_stages=True, kind="study"),
+    ):
         pass
 
 
@@ -74,7 +82,7 @@ def test_a_failed_call_removes_no_outputs_from_the_record(workspace: Workspace) 
 
 def test_a_call_until_a_stage_keeps_the_outputs_of_later_stages(workspace: Workspace) -> None:
     call(workspace, index="a", localize="b")
-    call(workspace, whole=False, index="new")
+    call(workspace, runs_all_stages=False, index="new")
     assert record(workspace).outputs == {"index": ["index-new"], "localize": ["localize-b"]}
 
 
@@ -103,7 +111,7 @@ def test_a_run_stopped_by_another_process_records_the_reason(workspace: Workspac
     call(workspace, index="a")
     record_interruption(workspace, "run", "too late")
     assert record(workspace).outcome == "finished"
-    with run_record(workspace, "other", whole=True):
+    with run_record(workspace, "other", runs_all_stages=True):
         record_interruption(workspace, "other", "lagged behind")
         found = workspace.record("other")
         assert found

@@ -52,7 +52,7 @@ SEGMENTATION = Score(
 
 
 def test_a_score_has_every_setting_that_applies_in_reading_order() -> None:
-    assert MASKS.meaning() == {
+    assert MASKS.settings() == {
         "split": "train",
         "images": f"10{THIN}582",
         "background cue": "saliency",
@@ -65,9 +65,9 @@ def test_a_score_has_every_setting_that_applies_in_reading_order() -> None:
         "weights": "none",
         "git": "0123456789ab+",
     }
-    assert SEGMENTATION.made() == {"scales": "0.5, 1", "horizontal flip": "yes", "CRF": "no"}
+    assert SEGMENTATION.output_settings() == {"scales": "0.5, 1", "horizontal flip": "yes", "CRF": "no"}
     for score in (MASKS, SEGMENTATION):
-        assert [heading for heading in HEADINGS if heading in score.meaning()] == list(score.meaning())
+        assert [heading for heading in HEADINGS if heading in score.settings()] == list(score.settings())
 
 
 def test_scores_are_read_as_they_were_written(tmp_path: Path) -> None:

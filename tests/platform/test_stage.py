@@ -21,7 +21,7 @@ from mcis.platform.runs.workspace import SUMMARY, Workspace
 
 def a_run(workspace: Workspace, name: str = "a") -> RunContext:
     workspace.run(name)
-    return RunContext(workspace=workspace, name=name, part=workspace.root, tracker=cast(Any, None), origins={})
+    return RunContext(workspace=workspace, name=name, output=workspace.root, tracker=cast(Any, None), origins={})
 
 
 # --- files that are lost
@@ -38,10 +38,10 @@ class Tables:
     def run(self, config: Config, context: RunContext) -> StageResult:
         self.calls += 1
         for first in (0, 2):
-            shard = context.part / "maps" / f"part-{first:08d}-{first + 2:08d}.parquet"
+            shard = context.output / "maps" / f"part-{first:08d}-{first + 2:08d}.parquet"
             if not shard.exists():
                 write_table(shard, pa.table({"n": [first, first + 1]}))
-        write_text(context.part / "weights.pt", "weights")
+        write_text(context.output / "weights.pt", "weights")
         return StageResult(counts={"seed": config.seed})
 
     def go(self, workspace: Workspace, *, recompute: bool = False) -> Path:

@@ -32,7 +32,7 @@ name = "mcis.platform.stages.train_classifier"
 module = SimpleNamespace(__name__=name, inputs=lambda config, context: None, run=lambda config, context: StageResult())
 workspace = Workspace(Path(sys.argv[3]))
 workspace.run("a")
-context = RunContext(workspace=workspace, name="a", part=workspace.root, tracker=None, origins={})
+context = RunContext(workspace=workspace, name="a", output=workspace.root, tracker=None, origins={})
 config = Config.model_validate({"compute": {"gpu": sys.argv[4] == "gpu"}})
 after = run_stage(Stage(name="work", module=module), config, context)
 print(code_digest(), after.computed["work"], fingerprint.__code__.co_filename)

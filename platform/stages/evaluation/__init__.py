@@ -134,8 +134,8 @@ def run(config: Config, context: RunContext) -> StageResult:
     mask_scores = [score for score in scores if score.what in ("pseudo_masks", "segmentation")]
     if mask_scores:
         notes += counted_as_zero(mask_scores[-1])
-    write_json(context.part / SCORES, [dataclasses.asdict(score) for score in scores])
-    write_json(context.part / CURVES, curves)
+    write_json(context.output / SCORES, [dataclasses.asdict(score) for score in scores])
+    write_json(context.output / CURVES, curves)
     return StageResult(notes=tuple(notes), counts={"scored": num_scored})
 
 

@@ -119,12 +119,12 @@ def count_predictions(classes: int, predictions: Shards, rows: pa.Table) -> pa.T
 def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, split: str) -> list[Score]:
     """Scores the predictions of images with ground truth."""
     classes = len(context.classes)
-    part = context.part / PREDICTED_IMAGES
+    counts_folder = context.output / PREDICTED_IMAGES
     worker = functools.partial(count_predictions, classes, Shards(context.inputs["predict"] / "predictions"))
-    map_table(rows, part, worker=worker, label="score predictions", compute=config.compute)
+    map_table(rows, counts_folder, worker=worker, label="score predictions", compute=config.compute)
 
     names = (PLAIN, WITH_CRF) if config.predict.crf.iterations else (PLAIN,)
-    counts = sum_counts(part, dict.fromkeys(names, (MASK_PARTS, classes + 1, classes + 1)))
+    counts = sum_counts(counts_folder, dict.fromkeys(names, (MASK_PARTS, classes + 1, classes + 1)))
     scorer = Scorer(config=config, classes=context.classes, split=split, images=len(rows))
     scores = []
     for name, mask_counts in counts.items():
@@ -216,12 +216,12 @@ def evaluate_train(config: Config, context: RunContext, rows: pa.Table) -> tuple
     if not config.pseudo_masks.reads_saliency:  # saliency maps that nothing else reads are not validated
         position = rows.schema.get_field_index("saliency_uri")
         rows = rows.set_column(position, "saliency_uri", pa.nulls(len(rows), pa.string()))
-    part = context.part / TRAINING_IMAGES
-    map_table(rows, part, worker=worker, label="score train", compute=config.compute)
+    counts_folder = context.output / TRAINING_IMAGES
+    map_table(rows, counts_folder, worker=worker, label="score train", compute=config.compute)
 
     shapes = dict.fromkeys((SINGLE_ROUND, RELATED), (bins, classes + 1, classes + 1))
     shapes |= dict.fromkeys((PSEUDO_MASKS, RANDOM_TAG, BEST_TAG), (MASK_PARTS, classes + 1, classes + 1))
-    counts = sum_counts(part, shapes)
+    counts = sum_counts(counts_folder, shapes)
     scorer = Scorer(config=config, classes=context.classes, split="train", images=len(rows))
     scores = []
     curves = {}

@@ -46,10 +46,10 @@ def run(config: Config, context: RunContext) -> StageResult:
     if not len(rows):
         raise UserError(f"none of {num_train} training images has a tag", "tagged images to localize", "add tags")
 
-    embedded = context.part / EMBEDDED
+    embedded = context.output / EMBEDDED
     _remove_other_shards(config, embedded, len(rows))
     _embed(config, context, rows, embedded)
-    copy_folder(embedded / "single", context.part / "single")
+    copy_folder(embedded / "single", context.output / "single")
 
     counts: dict[str, Any] = {
         "images": len(rows),
@@ -62,7 +62,7 @@ def run(config: Config, context: RunContext) -> StageResult:
         more_counts, notes = related_counts(config.localize, relations, tags)
         counts.update(more_counts)
     else:
-        copy_folder(embedded / "single", context.part / "maps")
+        copy_folder(embedded / "single", context.output / "maps")
     remove(embedded)
     return StageResult(counts=counts, notes=notes)
 
@@ -91,8 +91,8 @@ def _relate(config: Config, context: RunContext, rows: pa.Table, embedded: Path)
     tags = Tags.from_index(rows["tags"], len(context.classes))
     vectors = None
     if RELATED_IMAGE_RULES[localize.related_by].needs_vectors:
-        copy_folder(embedded / VECTORS, context.part / VECTORS)  # the report reads them too
-        vectors = read_vectors(context.part / VECTORS)
+        copy_folder(embedded / VECTORS, context.output / VECTORS)  # the report reads them too
+        vectors = read_vectors(context.output / VECTORS)
     relations = draw_relations(localize, config.seed, tags, from_source_domain(rows), vectors)
 
     weights = context.inputs["train_classifier"]
@@ -101,7 +101,7 @@ def _relate(config: Config, context: RunContext, rows: pa.Table, embedded: Path)
     for hop in range(1, localize.hops):
         make_worker = functools.partial(make_relater, hop)
         _map(config, to_relate, make_worker, embedded / f"maps-{hop}", f"localize, hop {hop}")
-    _map(config, to_relate, functools.partial(make_relater, localize.hops), context.part / "maps", "localize")
+    _map(config, to_relate, functools.partial(make_relater, localize.hops), context.output / "maps", "localize")
     return relations, tags
 
 
