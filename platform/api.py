@@ -39,7 +39,7 @@ def run(
     verbose: bool = False,
     **locations: Path | str,
 ) -> RunResult:
-    """Runs the pipeline: index, classifier, localization maps, pseudo masks, segmenter, predictions, scores, report.
+    """Runs the pipeline: its nine stages, from the index of the images to the report.
 
     A second call with the same name computes only what is missing or changed. The stages run on the cluster that
     `RAY_ADDRESS` names, or else on a Ray that is started for the call.

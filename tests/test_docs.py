@@ -191,4 +191,5 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
 
     reference = (tmp_path / "reference" / "configuration.html").read_text()
     assert "classifier.optimizer.learning_rate" in reference
-    assert "mcis study search" in (tmp_path / "reference" / "commands.html").read_text()
+    assert "ImageSets/Segmentation/&lt;list&gt;.txt" in reference
+    assert "mcis study search [OPTIONS]" in (tmp_path / "reference" / "commands.html").read_text()

@@ -45,7 +45,7 @@ class TagsConfig(Section):
     table: PathOrUri | None = None
     """Path or URI of a .csv, .jsonl or .parquet table."""
     image: str = "image"
-    """Column of image paths (relative to the table's folder, or absolute) or URIs such as s3://."""
+    """Column of image paths, relative to the table's folder, or URIs such as s3://. See `allow_absolute` for others."""
     tags: str = "tags"
     """Column of class names: lists, or text with ; , or | between the names."""
     mask: str = "mask"

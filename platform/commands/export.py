@@ -6,14 +6,14 @@ from typing import Annotated
 
 import typer
 
-from mcis.platform.commands.options import DEFAULT_WORKSPACE, Name, WorkspaceFolder, plain_errors
+from mcis.platform.commands.options import DEFAULT_WORKSPACE, ExistingRun, WorkspaceFolder, plain_errors
 
 
 def export(
     what: Annotated[
         str, typer.Argument(help="maps, masks (as a VOC devkit), predictions, network (for torch), onnx or pretrained.")
     ],
-    name: Name,
+    name: ExistingRun,
     out: Annotated[Path, typer.Option(help="Folder to write; for network and onnx a file .pt2 or .onnx.")],
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
     format: Annotated[

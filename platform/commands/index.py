@@ -88,7 +88,7 @@ def index_browse(
     out: Annotated[Path | None, typer.Option(help="Name of the page; by default in the run's folder.")] = None,
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
 ) -> None:
-    """Write an HTML page about an index: counts, co-occurrence, sizes, thumbnails with tags, rejects with reasons."""
+    """Write an HTML page about an index: counts, example images with tags, copies, rejects with reasons."""
     with plain_errors():
         from mcis.platform.runs.files import write_text
         from mcis.platform.runs.workspace import Workspace

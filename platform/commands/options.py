@@ -35,6 +35,7 @@ def _parse_workspace(folder: str | Path) -> Path:
 
 
 Name = Annotated[str, typer.Option("--name", "-n", help="Name of the run; the same name resumes it.")]
+ExistingRun = Annotated[str, typer.Option("--name", "-n", help="Name of the run.")]
 WorkspaceFolder = Annotated[
     Path,
     typer.Option(

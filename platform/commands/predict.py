@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from mcis.platform.commands.options import DEFAULT_WORKSPACE, Name, WorkspaceFolder, plain_errors
+from mcis.platform.commands.options import DEFAULT_WORKSPACE, ExistingRun, WorkspaceFolder, plain_errors
 
 if TYPE_CHECKING:
     from mcis.platform.networks.trained_segmenter import TrainedSegmenter
@@ -42,7 +42,7 @@ def predict(
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="The same as a word KEY=VALUE.")
     ] = None,
 ) -> None:
-    """Predict masks of photographs of any size: palette PNGs, overlays, and the share of each class.
+    """Predict masks of photographs: palette PNGs at their size, overlays, and the share of each class.
 
     Files that cannot be read as photographs are listed in OUT/rejects.csv; the command then ends with status 1 after
     all others are done. A second call computes everything again. The keys that can be set are predict.*,
@@ -107,7 +107,7 @@ def _crf_processes() -> int:
 
 
 def suggest(
-    name: Name,
+    name: ExistingRun,
     out: Annotated[Path, typer.Option(help="Folder for masks to correct, overlays and tables.")],
     count: Annotated[int, typer.Option(min=1, help="Number of images.")] = 50,
     format: Annotated[

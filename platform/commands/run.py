@@ -37,7 +37,7 @@ def run(
     start: From = None,
     verbose: Verbose = False,
 ) -> None:
-    """Run the pipeline: index, classifier, localization maps, pseudo masks, segmenter, predictions, scores, report.
+    """Run the pipeline: its nine stages, from the index of the images to the report.
 
     A second call with the same name computes only what is missing or changed.
     """

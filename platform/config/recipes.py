@@ -179,7 +179,7 @@ def scratch() -> Config:
 
 
 def photos(backbone: str = "timm/tf_efficientnet_lite2") -> Config:
-    """Photographs of any size with tags; needs no saliency maps and no GPU. Images are read at up to 400 pixels a side.
+    """Photographs with tags; needs no saliency maps and no GPU. Images are read at up to 400 pixels a side.
 
     - Classifier: a frozen ImageNet backbone that is installed with mcis. Its features are computed once; training
       updates phi alone, with co-attention in the last quarter of the epochs.
