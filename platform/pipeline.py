@@ -94,11 +94,11 @@ def _insert_extensions(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
             raise UserError(
                 f"the stage {name!r} of an installed package has the name {extension.name!r} and needs "
                 f"{', '.join(extension.needs) or 'nothing'}",
-                f"the name of its entry point, and at least one of the stages {', '.join(names)} in `needs`",
+                f"the name of its entry point, and in `needs` at least one stage, all of them from {', '.join(names)}",
                 "correct the package, or remove it",
             )
-        position = max(names.index(need) for need in extension.needs) + 1
-        ordered.insert(position, extension)
+        last_need = max(names.index(need) for need in extension.needs)
+        ordered.insert(last_need + 1, extension)
     return tuple(ordered)
 
 
@@ -149,11 +149,11 @@ def run(
     study: ParentStudy | None = None,
     sources: Sources | None = None,
 ) -> RunResult:
-    """Runs the pipeline in a connected Ray, and computes what is missing or changed.
+    """Runs the pipeline. Ray must be initialized. Stages whose outputs exist and are current are not computed again.
 
     Args:
-        until: last stage. Outputs up to it are still scored and reported.
-        start: first stage to compute again, together with all stages after it.
+        until: last stage; the stages `evaluate` and `report` still run on the outputs. None runs all stages.
+        start: first stage to compute again even if its output exists; so are all stages after it.
         study: study of which this run is a trial.
         sources: result of `check`, so that the sources are not listed twice.
 
@@ -166,7 +166,9 @@ def run(
     recompute: tuple[str, ...] = ()
     if start:
         if _index_of(start) > last:
-            raise UserError(f"--from {start} --until {until}", "a first stage before the last stage", "correct one")
+            raise UserError(
+                f"--from {start} --until {until}", "a first stage that is not after the last", "change one of them"
+            )
         recompute = STAGE_NAMES[_index_of(start) :]
     if last > 0:  # the index needs no network
         check_gpus(config.compute)
@@ -210,7 +212,7 @@ def run(
 
 
 def _learning_problem(stage: Stage, config: Config, context: RunContext) -> UserError | None:
-    """The error that ends a run because later stages cannot learn from the output of a stage, or None."""
+    """The error that ends a run if later stages cannot learn from the output of a stage; None if they can."""
     if not stage.kept or not config.compute.stop_if_not_learning:
         return None
     problem = context.result(stage.name, StageResult).problem
@@ -225,5 +227,5 @@ def _learning_problem(stage: Stage, config: Config, context: RunContext) -> User
 
 
 def _index_of(stage: str | None) -> int:
-    """Position of a stage; that after the last one for None."""
+    """Position of a stage in `STAGES`; the number of stages for None."""
     return len(STAGES) if stage is None else STAGE_NAMES.index(stage)

@@ -1,6 +1,6 @@
 """Stage 1: lists and images of the sources -> index.parquet (INDEX_SCHEMA), rejects.parquet (REJECTS_SCHEMA).
 
-The workspace stores the verdict on every file, so the index of any run opens only images that are new or changed.
+The workspace stores the result of checking each file, its verdict. The stage opens only images that are new or changed.
 """
 
 import collections
@@ -38,26 +38,26 @@ from mcis.platform.runs.results import IndexResult
 
 _SHARD_ROWS = 256  # about 0.2 s of work for one core
 _BLOCK_ROWS = 2**20
-"""Rows of a listing whose verdicts are stored together. A kill loses at most one block, and one block is in memory."""
+"""Number of consecutive rows of a listing that are checked before their verdicts are stored. It bounds the memory."""
 _CHECK_COLUMNS = ["uri", *ImageCheck._fields]
 _IDENTITY_COLUMNS = [name for name in INDEX_SCHEMA.names if name not in ("uri", "mask_uri", "saliency_uri")]
-"""Columns that later stages depend on: the images themselves, not their location, or whether they have ground truth."""
+"""Columns that later stages depend on. Stages that read masks or saliency maps add these files to their own keys."""
 
 
 def inputs(config: Config, context: RunContext) -> Any:
     """Inputs of the stage key: the lists, the class names, and size and modification time of every image."""
     assert context.sources is not None
-    listed = context.sources.listing()
-    return [table_digest([listed.table]), listed.classes, file_stamps(listed.table["uri"])]
+    table, classes, _ = context.sources.listing()
+    return [table_digest([table]), classes, file_stamps(table["uri"])]
 
 
 def run(config: Config, context: RunContext) -> IndexResult:
     """Checks every new or changed image in parallel and writes the index.
 
     Raises:
-        UserError: a file cannot be read at present, or changes during the check (the stage then stays unfinished); more
-            than data.max_rejected images are rejected; no training image is left; or a class of a curated source has
-            no training image.
+        UserError: a file cannot be read at present, or changes during the check (the stage then stays unfinished); too
+            many images are rejected (data.max_rejected); no training image is left; or a class has no training image
+            although a source is curated.
     """
     if context.recompute:
         remove(context.workspace.image_checks)
@@ -70,8 +70,9 @@ def run(config: Config, context: RunContext) -> IndexResult:
     del table  # `checked` yields shards and frees the listing with the last one
     rejected: list[pa.Table] = []
     index_file = context.output / "index.parquet"
-    write_batches(index_file, INDEX_SCHEMA, _sound_images(checked, rejected))
-    release_arrow_memory()  # memory of the listing
+    write_batches(index_file, INDEX_SCHEMA, _accepted_images(checked, rejected))
+    release_arrow_memory()  # returns the listing's memory to the system
+
     rejects = pa.concat_tables([REJECTS_SCHEMA.empty_table(), *rejected])
     write_table(context.output / "rejects.parquet", rejects)
     _raise_for_rejects(config, rejects, num_images)
@@ -102,46 +103,59 @@ def run(config: Config, context: RunContext) -> IndexResult:
     )
 
 
-def _sound_images(shards: Iterator[pa.Table], rejected: list[pa.Table]) -> Iterator[pa.Table]:
-    """Yields the rows of accepted images (INDEX_SCHEMA), and appends those of rejected images (REJECTS_SCHEMA)."""
+def _accepted_images(shards: Iterator[pa.Table], rejected: list[pa.Table]) -> Iterator[pa.Table]:
+    """Yields the rows of accepted images (INDEX_SCHEMA).
+
+    Args:
+        shards: tables of CHECKED_SCHEMA.
+        rejected: list to which the rows of rejected images (REJECTS_SCHEMA) are appended.
+    """
     for shard in shards:
-        sound = shard["reason"].is_null()
-        rejected.append(shard.filter(pc.invert(sound)).select(REJECTS_SCHEMA.names).cast(REJECTS_SCHEMA))
-        yield shard.filter(sound).select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)
+        is_accepted = shard["reason"].is_null()
+        rejected.append(shard.filter(pc.invert(is_accepted)).select(REJECTS_SCHEMA.names).cast(REJECTS_SCHEMA))
+        yield shard.filter(is_accepted).select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)
 
 
 def open_images(max_pixels: int, rows: pa.Table) -> pa.Table:
-    """Checks the images of a listing: rows -> URI and verdict. Images above `max_pixels` are not decoded."""
+    """Checks the images of a listing and returns their URIs and verdicts. Images above `max_pixels` are not decoded."""
     return check_images(rows, min_side=1, max_pixels=max_pixels).select(_CHECK_COLUMNS)
 
 
 def _check_images(table: pa.Table, config: Config, context: RunContext) -> tuple[Iterator[pa.Table], int]:
-    """Checks the images of a listing.
+    """Checks the images of a listing, except for files whose verdicts are stored in the workspace.
 
     Returns:
         Iterator over shards of CHECKED_SCHEMA, each made on demand, and the number of images that were opened.
+
+    Raises:
+        UserError: files changed during the check.
     """
     files = image_files(table["uri"])
     stored = StoredVerdicts(context.workspace)
     verdicts = stored.verdicts
-    rows = stored.find(files)
-    unchecked = np.flatnonzero(rows < 0)
+    verdict_rows = stored.find(files)
+
+    unchecked = np.flatnonzero(verdict_rows < 0)
     if len(unchecked):
         block_starts = np.flatnonzero(np.diff(unchecked // _BLOCK_ROWS)) + 1
         for block in np.split(unchecked, block_starts):
             new_verdicts = _open_and_store(take_rows(table, block), take_rows(files, block), config, context)
-            rows[block] = len(verdicts) + np.arange(len(block))
+            verdict_rows[block] = len(verdicts) + np.arange(len(block))
             verdicts = pa.concat_tables([verdicts, new_verdicts])
-    return _shards(table, rows, verdicts, config), len(unchecked)
+    return _shards(table, verdict_rows, verdicts, config), len(unchecked)
 
 
 def _open_and_store(table: pa.Table, files: pa.Table, config: Config, context: RunContext) -> pa.Table:
     """Opens the images of a listing, stores the verdicts in the workspace, and returns them (CHECK_SCHEMA).
 
+    Args:
+        table: rows of the listing.
+        files: `image_files` of these rows.
+
     Raises:
         UserError: files changed during the check; their verdicts are not stored.
     """
-    # Shards are named by row numbers, so the name of their folder identifies the files that these rows refer to.
+    # Shards are named after row numbers. The digest in the folder's name identifies the files of these rows.
     folder = context.output / f"verified-{table_digest([files])}"
     map_table(
         table,
@@ -150,53 +164,63 @@ def _open_and_store(table: pa.Table, files: pa.Table, config: Config, context: R
         label="index",
         compute=config.compute,
         shard_rows=max(config.compute.shard_rows, _SHARD_ROWS),
-        reject=_reject_killer,
+        reject=_reject_crashing_image,
     )
     opened = read_table(folder)
     assert opened["uri"].equals(files["uri"])
 
     verdicts = opened.select(CHECK_SCHEMA.names).cast(CHECK_SCHEMA)
     changed = pa.array(_has_changed(files))
-    columns = {name: part[name] for part in (files, verdicts) for name in part.column_names}
-    store_verdicts(context.workspace, pa.table(columns).filter(pc.invert(changed)))
+    stamped_verdicts = files
+    for name in CHECK_SCHEMA.names:
+        stamped_verdicts = stamped_verdicts.append_column(name, verdicts[name])
+    store_verdicts(context.workspace, stamped_verdicts.filter(pc.invert(changed)))
     remove(folder)
 
     changed_uris = sorted(files["uri"].filter(changed).unique().to_pylist())
     if changed_uris:
         raise UserError(
             f"{len(changed_uris)} file(s) changed while they were read: {shown(changed_uris)}",
-            "files that do not change during the index",
-            "repeat the command when they are complete: it opens only these files again",
+            "files that do not change while the index is made",
+            "repeat the command once they are complete; it opens only these files again",
         )
     return verdicts
 
 
-def _shards(table: pa.Table, rows: NDArray[np.int64], verdicts: pa.Table, config: Config) -> Iterator[pa.Table]:
-    """Yields the listing with the verdict on each row, in shards. `rows` (N,) are row numbers of `verdicts`."""
+def _shards(table: pa.Table, verdict_rows: NDArray[np.int64], verdicts: pa.Table, config: Config) -> Iterator[pa.Table]:
+    """Yields a listing with the verdict on each image, in shards (CHECKED_SCHEMA).
+
+    Args:
+        table: the listing, N rows.
+        verdict_rows: for each image, the row number of its verdict, (N,).
+        verdicts: all verdicts (CHECK_SCHEMA).
+    """
     start = 0
     for shard in in_shards([table]):
-        shard_verdicts = take_rows(verdicts, rows[start : start + len(shard)])
+        shard_verdicts = take_rows(verdicts, verdict_rows[start : start + len(shard)])
         bounded = reject_out_of_bounds(shard_verdicts, config.data.min_side, config.data.max_pixels)
         yield with_check_columns(shard, bounded)
         start += len(shard)
 
 
 def _has_changed(opened: pa.Table) -> NDArray[np.bool_]:
-    """Whether each file was changed or removed since it was listed, (N,); it is unknown which content was read."""
+    """Whether each file was changed or removed since `image_files` returned its stamp, (N,)."""
     current = image_files(opened["uri"])
-    return np.any([opened[name].to_numpy() != current[name].to_numpy() for name in ("size", "changed")], axis=0)
+    other_size = opened["size"].to_numpy() != current["size"].to_numpy()
+    other_time = opened["changed"].to_numpy() != current["changed"].to_numpy()
+    return np.logical_or(other_size, other_time)
 
 
-def _reject_killer(row: pa.Table, cause: str) -> pa.Table:
-    """ImageCheck on an image that ends every process that opens it, in place of the result of `open_images`.
+def _reject_crashing_image(row: pa.Table, cause: str) -> pa.Table:
+    """Verdict on an image that ends every process that opens it; used instead of the result of `open_images`.
 
-    The verdict has no hash and is therefore not stored: the image may be sound, and the machine short of memory.
+    The verdict has no content hash, so it is not stored: the image may be valid, and the machine out of memory.
     """
     return with_checks(row, [ImageCheck(0, 0, "", f"kills the decoder: {cause}")]).select(_CHECK_COLUMNS)
 
 
 def _raise_for_rejects(config: Config, rejects: pa.Table, num_images: int) -> None:
-    """Raises UserError if more images are rejected than the configuration allows."""
+    """Raises UserError if more images are rejected than allowed: data.max_rejected, or no image of a curated source."""
     if config.data.max_rejected is not None:
         allowed = config.data.max_rejected
         counted = rejects
@@ -211,24 +235,28 @@ def _raise_for_rejects(config: Config, rejects: pa.Table, num_images: int) -> No
         raise UserError(
             f"{len(counted)} of {num_images} images cannot be read: {_reasons(counted)}",
             f"at most {allowed} unreadable images{description} (data.max_rejected)",
-            f"replace or remove them, or continue without them by data.max_rejected={len(rejects)}",
+            f"replace or remove them, or set data.max_rejected={len(rejects)} to continue without them",
         )
 
 
 def _reasons(rejects: pa.Table) -> str:
-    """Examples of rejected images with reasons."""
+    """Some rejected images with their reasons."""
     return shown(pc.binary_join_element_wise(rejects["uri"], rejects["reason"], ": ").to_pylist())
 
 
 def _raise_for_classes(config: Config, num_train: int, train_counts: Mapping[str, int], rejects: pa.Table) -> None:
-    """Raises UserError if no training image is left, or, with a curated source, none of some class."""
+    """Raises UserError if no training image is left, or if a class has none although a source is curated."""
     if not num_train:
-        raise UserError(f"no readable image in split train: {_reasons(rejects)}", "at least one", "correct the paths")
+        raise UserError(
+            f"no readable image in split train: {_reasons(rejects)}",
+            "at least one training image",
+            "correct the paths, or replace the rejected images",
+        )
     empty = [name for name, count in train_counts.items() if count == 0]
     if empty and any(SOURCES[name].curated for name in sources_of(config.sources)):
         raise UserError(
             f"no readable training image of class {shown(empty)}",
-            "at least one for each class",
+            "at least one training image for each class",
             "replace the rejected images, or remove the class from the class file (data.classes)",
         )
 
@@ -243,9 +271,9 @@ def _notes(train_counts: Mapping[str, int], num_untagged: int, copies: list[list
     """Notes on weaknesses of the data.
 
     Args:
-        train_counts: training images per class.
-        num_untagged: training images without a tag.
-        copies: groups of images in several splits with the same content.
+        train_counts: number of training images per class.
+        num_untagged: number of training images without a tag.
+        copies: result of `find_duplicates`: the image ids of each content that is in more than one split.
     """
     notes = []
     empty = [name for name, count in train_counts.items() if count == 0]

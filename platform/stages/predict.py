@@ -25,14 +25,14 @@ from mcis.platform.runs.results import IndexResult, PredictResult
 from mcis.platform.runs.workspace import Workspace
 
 _MIN_TAGGED = 5
-"""Minimum number of images with a tag for a note that predictions lack its class."""
+"""Number of images tagged with a class from which a note reports that predictions lack the class."""
 
 
 class PredictRows:
-    """Predicts the images of index rows (PREDICTIONS_SCHEMA).
+    """Predicts the images of index rows; returns a table of PREDICTIONS_SCHEMA.
 
     Args:
-        weights: folder of the trained network.
+        weights: folder of the trained segmentation network.
         classes: the K class names.
     """
 
@@ -52,7 +52,7 @@ class PredictRows:
 
 
 def _as_row(row: dict[str, Any], prediction: Prediction) -> dict[str, Any]:
-    """Row of PREDICTIONS_SCHEMA: labels without and with the CRF as PNG, and the tags missing from the latter."""
+    """Row of PREDICTIONS_SCHEMA: labels without and with the CRF as PNG, and the tags that the final labels lack."""
     plain = prediction.labels(plain=True)
     labels = plain if prediction.refined is None else prediction.labels()
     return {
@@ -70,12 +70,12 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
 
 
 def inputs(config: Config, context: RunContext) -> int | None:
-    """Inputs of the stage key: the size at which images are read."""
+    """Inputs of the stage key: the longest side to which images are reduced."""
     return config.data.max_side
 
 
 def run(config: Config, context: RunContext) -> PredictResult:
-    """Predicts every image of a split, averaging over the configured scales and flips."""
+    """Predicts every image of a split, averaged over the configured scales and the horizontal flip."""
     split = _predicted_split(config, context.result("index", IndexResult).images)
     rows = split_rows(context, split)
     map_table(
@@ -89,12 +89,14 @@ def run(config: Config, context: RunContext) -> PredictResult:
         memory_hint="data.max_side, predict.crop or the largest of predict.scales",
     )
     absent = read_table(context.output / "predictions", ["absent_tags"])["absent_tags"]
-    notes = lost_tags(rows["tags"], absent, context.classes, split)
+    notes = unpredicted_tags(rows["tags"], absent, context.classes, split)
     return PredictResult(split=split, counts={"images": len(rows)}, notes=notes)
 
 
-def lost_tags(tags: pa.ChunkedArray, absent: pa.ChunkedArray, classes: Sequence[str], split: str) -> tuple[str, ...]:
-    """Note on classes that predictions lack in most images tagged with them; needs no ground truth.
+def unpredicted_tags(
+    tags: pa.ChunkedArray, absent: pa.ChunkedArray, classes: Sequence[str], split: str
+) -> tuple[str, ...]:
+    """A note on classes that predictions lack in most images tagged with them, if any. It needs no ground truth.
 
     Args:
         tags: tags of each image.
@@ -103,15 +105,16 @@ def lost_tags(tags: pa.ChunkedArray, absent: pa.ChunkedArray, classes: Sequence[
     """
     num_tagged = np.bincount(pc.list_flatten(tags).to_numpy(), minlength=len(classes)).tolist()
     num_absent = np.bincount(pc.list_flatten(absent).to_numpy(), minlength=len(classes)).tolist()
-    lost = []
+    unpredicted = []
     for name, tagged, missing in zip(classes, num_tagged, num_absent, strict=True):
         if tagged >= _MIN_TAGGED and 2 * missing > tagged:
-            lost.append(f"{name} ({missing} of {tagged})")
-    if not lost:
+            unpredicted.append(f"{name} ({missing} of {tagged})")
+    if not unpredicted:
         return ()
     return (
-        f"predictions lack these classes in most {split} images tagged with them: {shown(lost)}; try more photographs "
-        "of them, or more segmenter.min_epochs; if tags are known, `mcis predict --tags` excludes other classes",
+        f"predictions lack these classes in most {split} images tagged with them: {shown(unpredicted)}; try more "
+        "photographs of them, or more segmenter.min_epochs; if tags are known, `mcis predict --tags` excludes other "
+        "classes",
     )
 
 

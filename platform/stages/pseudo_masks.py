@@ -35,13 +35,17 @@ from mcis.platform.runs.scores import FULL_SUPERVISION, percent
 from mcis.platform.runs.workspace import Workspace
 
 _MIN_SHARE = 0.002
-"""Minimum share of foreground pixels, and of background pixels, over all masks for a useful training."""
+"""Minimum share of foreground pixels, and of background pixels, in all masks from which a network can learn."""
 GROUND_TRUTH = "ground truth"
-"""Cue of masks with full supervision."""
+"""Value of the column `cue` of masks that are copied from the ground truth (full supervision)."""
 
 
 def background_cue(config: PseudoMasksConfig, rows: pa.Table) -> str:
-    """The source of the background for some images: the name of a mask rule, or `saliency, crf for U of N`.
+    """What separates background from foreground in the masks of N images, as text.
+
+    Returns:
+        The name of a mask rule; or, for the rule `auto`, `saliency`, `crf`, or `saliency, crf for U of N` if U images
+        have no saliency map.
 
     Raises:
         UserError: the configuration requires saliency maps that some images lack.
@@ -57,9 +61,9 @@ def background_cue(config: PseudoMasksConfig, rows: pa.Table) -> str:
     if num_without:
         lacking = rows.filter(rows["saliency_uri"].is_null())["image_id"].to_pylist()
         raise UserError(
-            f"pseudo_masks.rule is {config.rule}, but {num_without} of {len(rows)} training images have no saliency "
-            f"map: {shown(lacking)}",
-            "a saliency map for each tagged training image, as in the recipes paper and released",
+            f"pseudo_masks.rule is {config.rule}, but {num_without} of {len(rows)} tagged training images have no "
+            f"saliency map: {shown(lacking)}",
+            "a saliency map for each tagged training image",
             "add the maps; or set pseudo_masks.rule=auto, which uses the dense CRF for images without a saliency map; "
             "or pseudo_masks.rule=crf, which uses no saliency maps",
         )
@@ -67,25 +71,25 @@ def background_cue(config: PseudoMasksConfig, rows: pa.Table) -> str:
 
 
 def _reads_saliency(config: Config, rows: pa.Table) -> bool:
-    """Whether the mask of any of the images is made with a saliency map."""
+    """Whether saliency maps are used for any of the images."""
     return config.pseudo_masks.reads_saliency and background_cue(config.pseudo_masks, rows) != "crf"
 
 
 class MakeMasks:
-    """Makes pseudo masks: image rows -> MASKS_SCHEMA.
+    """Makes the pseudo masks of index rows; returns a table of MASKS_SCHEMA.
 
     Args:
         classes: number of classes K.
-        maps: localization maps.
-        affinities: folder of a trained affinity network for the random walk, or None.
+        maps: table of localization maps.
+        affinity_net: folder of a trained affinity network for the random walk; None without a random walk.
         gpu: whether this network runs on a GPU.
     """
 
-    def __init__(self, config: Config, classes: int, maps: Shards, affinities: Path | None, gpu: bool):
+    def __init__(self, config: Config, classes: int, maps: Shards, affinity_net: Path | None, gpu: bool):
         self.config = config
         self.classes = classes
         self.maps = maps
-        self.walk = AffinityWalk(config, affinities, gpu) if affinities else None
+        self.walk = AffinityWalk(config, affinity_net, gpu) if affinity_net else None
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         return pa.Table.from_pylist([self._mask(row) for row in rows.to_pylist()], schema=MASKS_SCHEMA)
@@ -96,19 +100,20 @@ class MakeMasks:
             return _given_row(row, row[CORRECTED], self.classes, self.config.data.max_side, CORRECTED)
 
         section = self.config.pseudo_masks
-        name = section.rule
-        if name == "auto":
-            name = "saliency" if row["saliency_uri"] is not None else "crf"
-        rule = MASK_RULES[name]
+        rule_name = section.rule
+        if rule_name == "auto":
+            rule_name = "saliency" if row["saliency_uri"] is not None else "crf"
+        rule = MASK_RULES[rule_name]
         values = dict(section)
-        if rule.record:  # the rule has a section of its own
-            values.update(getattr(section, name))
+        if rule.record:  # the rule has a section of its own, pseudo_masks.<rule>
+            values.update(getattr(section, rule_name))
+
         saliency = self._saliency(row) if rule.reads_saliency else None
         maps = tagged_maps(row, self.maps, self.config, saliency=saliency, walk=self.walk)
-        return _mask_row(row, rule(maps, values), name)
+        return _mask_row(row, rule(maps, values), rule_name)
 
     def _saliency(self, row: dict[str, Any]) -> NDArray[np.uint8]:
-        """The saliency map of an image, resized to its mask (H, W) with bilinear antialiasing."""
+        """Reads the saliency map of an image, resized bilinearly to the size of its mask, (H, W)."""
         saliency = read_saliency(row["saliency_uri"], (row["height"], row["width"]))
         height, width = fitted_size(row["height"], row["width"], self.config.data.max_side)
         return np.array(Image.fromarray(saliency).resize((width, height), Image.Resampling.BILINEAR))
@@ -132,8 +137,8 @@ def copy_truth(classes: int, max_side: int | None, rows: pa.Table) -> pa.Table:
 
     Args:
         classes: number of classes K.
-        max_side: longest side to which labels are resized (nearest neighbor), see `data.max_side`.
-        rows: image rows.
+        max_side: longest side, in pixels, to which masks are reduced (nearest neighbor); None for full size.
+        rows: index rows.
     """
     masks = [_given_row(row, row["mask_uri"], classes, max_side, GROUND_TRUTH) for row in rows.to_pylist()]
     return pa.Table.from_pylist(masks, schema=MASKS_SCHEMA)
@@ -147,11 +152,11 @@ def _given_row(row: dict[str, Any], uri: str, classes: int, max_side: int | None
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
-    """Checks that tagged training images have what masks are made from.
+    """Checks that tagged training images have the saliency maps or ground-truth masks that pseudo masks need.
 
     Raises:
-        UserError: a required saliency map is missing or is the ground-truth mask; or, with full supervision, a
-            ground-truth mask is missing.
+        UserError: a required saliency map is missing or is the ground-truth mask; with full supervision, a
+            ground-truth mask is missing; or the corrected masks do not match the images.
     """
     rows = with_corrected(rows_in_split(listing.table, "train", tagged=True), config.data.corrected_masks)
     if config.supervision == "full":
@@ -161,7 +166,7 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
             raise UserError(
                 f"supervision is full, but {len(lacking)} of {len(rows)} tagged training images have no ground-truth "
                 f"mask: {shown(lacking)}",
-                "a mask for each of them, on which the segmentation network is trained",
+                "a ground-truth mask for each, because the segmentation network is trained on them",
                 "add the masks, or set supervision=tags",
             )
     elif _reads_saliency(config, rows):
@@ -182,14 +187,14 @@ def check_saliency_is_no_truth(rows: pa.Table) -> None:
     if same:
         raise UserError(
             f"saliency maps of {len(same)} of {len(rows)} training images are their ground-truth masks: {shown(same)}",
-            "saliency maps that do not contain ground truth, which is only for scoring",
+            "saliency maps that are not ground truth, which is used for scoring only",
             "use other saliency maps, or none: pseudo_masks.rule=crf",
         )
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """Inputs of the stage key: the mask size, and stamps of the saliency maps or ground-truth masks that are read, and
-    of corrected masks."""
+    """Inputs of the stage key: the longest side of masks, stamps of the saliency maps or ground-truth masks that are
+    read, and stamps of corrected masks."""
     rows = with_corrected(split_rows(context, "train", tagged=True), config.data.corrected_masks)
     files: Any = None
     if config.supervision == "full":
@@ -208,25 +213,7 @@ def run(config: Config, context: RunContext) -> MasksResult:
     rows = with_corrected(split_rows(context, "train", tagged=True), config.data.corrected_masks)
     is_full = config.supervision == "full"
     cue = GROUND_TRUTH if is_full else background_cue(config.pseudo_masks, rows)
-    worker: Worker | None = None
-    make_worker: Callable[[], Worker] | None = None
-    if is_full:
-        worker = functools.partial(copy_truth, len(context.classes), config.data.max_side)
-    else:
-        maps = Shards(context.inputs["localize"] / "maps")
-        affinities = context.inputs.get("train_affinity")
-        gpu = config.uses_random_walk and config.compute.gpu
-        make_worker = functools.partial(MakeMasks, config, len(context.classes), maps, affinities, gpu)
-    map_table(
-        rows,
-        context.output / "masks",
-        worker=worker,
-        make_worker=make_worker,
-        label="pseudo masks",
-        compute=config.compute,
-        network=config.uses_random_walk,
-        memory_hint="data.max_side or compute.cpus",
-    )
+    _make_masks(config, context, rows)
 
     masks = read_table(context.output / "masks", ["ignored", "foreground", "cue"])
     ignored = float(pc.mean(masks["ignored"]).as_py())
@@ -240,12 +227,13 @@ def run(config: Config, context: RunContext) -> MasksResult:
         notes.append(FULL_SUPERVISION)
     elif config.pseudo_masks.rule == "auto":
         reasons = {"saliency": "all images have saliency maps", "crf": "there are no saliency maps"}
-        notes.append(f"background cue: {cue}, because {reasons.get(cue, 'the others have no saliency map')}")
+        notes.append(f"background cue: {cue}, because {reasons.get(cue, 'these images have no saliency map')}")
     if num_ignored:
-        notes.append(f"{num_ignored} pseudo mask(s) are ignored entirely: too little foreground")
+        notes.append(f"{num_ignored} pseudo mask(s) are ignored entirely, because they have too little foreground")
     if contradictions:
         notes.append(
-            f"{len(contradictions)} corrected masks contradict the tags, which are not changed: {shown(contradictions)}"
+            f"corrected masks contradict the tags, which are not changed, in {len(contradictions)} cases: "
+            f"{shown(contradictions)}"
         )
     return MasksResult(
         background_cue=cue,
@@ -261,8 +249,31 @@ def run(config: Config, context: RunContext) -> MasksResult:
     )
 
 
+def _make_masks(config: Config, context: RunContext, rows: pa.Table) -> None:
+    """Writes the table of masks."""
+    worker: Worker | None = None
+    make_worker: Callable[[], Worker] | None = None
+    if config.supervision == "full":
+        worker = functools.partial(copy_truth, len(context.classes), config.data.max_side)
+    else:
+        maps = Shards(context.inputs["localize"] / "maps")
+        affinity_net = context.inputs.get("train_affinity")
+        gpu = config.uses_random_walk and config.compute.gpu
+        make_worker = functools.partial(MakeMasks, config, len(context.classes), maps, affinity_net, gpu)
+    map_table(
+        rows,
+        context.output / "masks",
+        worker=worker,
+        make_worker=make_worker,
+        label="pseudo masks",
+        compute=config.compute,
+        network=config.uses_random_walk,
+        memory_hint="data.max_side or compute.cpus",
+    )
+
+
 def _compare_corrected_masks(context: RunContext, rows: pa.Table) -> tuple[dict[str, int], list[str]]:
-    """Number of corrected masks that contain each class, and descriptions of contradictions with the tags."""
+    """Counts the corrected masks that contain each class, and describes their contradictions to the tags."""
     masks = Shards(context.output / "masks", ["mask"])
     counts: collections.Counter[str] = collections.Counter()
     contradictions = []
@@ -271,13 +282,13 @@ def _compare_corrected_masks(context: RunContext, rows: pa.Table) -> tuple[dict[
         found = tags_of_mask(mask, len(context.classes), row["image_id"])
         counts.update(context.classes[tag] for tag in found)
         for tag in set(found) ^ set(row["tags"]):
-            verb = "lacks" if tag in row["tags"] else "holds"
+            verb = "lacks" if tag in row["tags"] else "contains"
             contradictions.append(f"{row['image_id']} {verb} {context.classes[tag]}")
     return dict(counts), contradictions
 
 
 def _problem(num_masks: int, foreground: float, ignored: float) -> tuple[str, str, str] | None:
-    """Why a network cannot learn from the masks, as the parts of a UserError, or None.
+    """Why a network cannot learn from the masks, as the parts of a UserError; None if it can.
 
     Args:
         foreground: mean share of foreground pixels, in [0, 1].
@@ -289,8 +300,8 @@ def _problem(num_masks: int, foreground: float, ignored: float) -> tuple[str, st
     return (
         f"a network cannot learn from the {num_masks} pseudo masks: on average {percent(foreground)} of the pixels are "
         f"foreground, {percent(background)} background and {percent(ignored)} ignored",
-        f"at least {percent(_MIN_SHARE)} of both foreground and background",
+        f"at least {percent(_MIN_SHARE)} foreground and at least {percent(_MIN_SHARE)} background",
         "look at the localization maps and the saliency maps in the report; then try other thresholds "
-        "(pseudo_masks.threshold, background_threshold, min_foreground_fraction), another maps.scale, or "
-        "pseudo_masks.rule",
+        "(pseudo_masks.threshold, pseudo_masks.background_threshold, pseudo_masks.min_foreground_fraction), another "
+        "maps.scale, or another pseudo_masks.rule",
     )

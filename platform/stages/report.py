@@ -1,4 +1,4 @@
-"""Stage 9: all outputs -> scores.json, report.html and pictures in runs/NAME/, and the artifacts in MLflow."""
+"""Stage 9: all outputs -> scores.json, environment.json, report.html and pictures in runs/NAME/, and in MLflow."""
 
 import collections
 import dataclasses
@@ -35,11 +35,11 @@ from mcis.platform.runs.scores import CURVES, Curve, Score, read_scores
 from mcis.platform.runs.version import environment, git_revision
 
 _TRAININGS = {"train_classifier": "classifier", "train_affinity": "affinity_net", "train_segmenter": "segmenter"}
-"""Stage -> section of the network that it trains, which is also the prefix of its metrics in MLflow."""
+"""Configuration section of the network that each stage trains, which is also the prefix of its MLflow metrics."""
 
 
 def run(config: Config, context: RunContext) -> StageResult:
-    """Writes the report and the scores of a run, and passes them to MLflow; works after any stage."""
+    """Writes the report and the scores of a run, and passes them to MLflow. A run may end after any stage."""
     records = _training_records(context)
     logs = {network.replace("_", " "): log_columns(rows) for network, rows in records.items()}
     data = report_data(config, context, logs)
@@ -96,7 +96,7 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
 
 
 def _training_records(context: RunContext) -> dict[str, list[dict[str, Any]]]:
-    """Step logs of the finished trainings by network; a classifier that was not trained here has none."""
+    """Records of the finished trainings by network. A classifier that was trained elsewhere has none."""
     logs = {}
     for stage, network in _TRAININGS.items():
         if stage in context.inputs:
@@ -127,7 +127,7 @@ def _track(config: Config, context: RunContext, scores: Sequence[Score], seconds
 
 
 def _panels_of_run(config: Config, context: RunContext) -> list[Panel]:
-    """Panels of `report.panels` images; works after any stage that follows the index.
+    """Panels of at most `report.panels` images, half of them from the predicted split.
 
     Ground truth is shown only after it was scored (`evaluate`). Training images are predicted here, only for display.
     """
@@ -150,7 +150,7 @@ def _panels_of_run(config: Config, context: RunContext) -> list[Panel]:
 
 
 def panels_of(config: Config, context: RunContext, rows: pa.Table, split: str) -> list[Panel]:
-    """Panels of some rows of a split, each at the size at which its image is read."""
+    """Makes the panels of some index rows of a split, each at the size at which its image is read."""
     classes = context.classes
     inputs = context.inputs
     predictions = _predictions(config, context, rows, split)
@@ -185,7 +185,7 @@ def panels_of(config: Config, context: RunContext, rows: pa.Table, split: str) -
 
 
 def _predictions(config: Config, context: RunContext, rows: pa.Table, split: str) -> dict[str, NDArray[np.uint8]]:
-    """Predicted labels by image id, with the CRF if there is one; empty before the segmentation network is trained."""
+    """Predicted labels by image id, refined by the CRF if it is on; empty if the run has not reached `predict`."""
     if "predict" not in context.inputs:
         return {}
 

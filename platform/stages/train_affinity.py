@@ -42,22 +42,32 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """Inputs of the stage key: the pretrained weights, the size at which images are read, and the corrected masks."""
+    """Inputs of the stage key: the pretrained weights, the longest side of images, and the corrected masks."""
     path = downstream_weights(config, "affinity_net", context.workspace)
     rows = with_corrected(split_rows(context, "train", tagged=True, columns=["image_id"]), config.data.corrected_masks)
-    return path and content_digest(path), config.data.max_side, file_stamps(rows[CORRECTED])
+    digest = content_digest(path) if path else None
+    return digest, config.data.max_side, file_stamps(rows[CORRECTED])
 
 
 def make_labels(config: Config, classes: int, maps: Shards, rows: pa.Table) -> pa.Table:
-    """Makes confident labels from maps and the dense CRF, or from corrected masks: image rows -> LABELS_SCHEMA."""
+    """Makes confident labels from localization maps and the dense CRF, or from corrected masks.
+
+    Args:
+        classes: number of classes K.
+        maps: table of localization maps.
+        rows: rows of tagged training images, with the column `corrected`.
+
+    Returns:
+        Table of LABELS_SCHEMA.
+    """
     label_rows = []
     for row in rows.to_pylist():
         if row.get(CORRECTED):
             labels = given_mask(row, row[CORRECTED], classes, config.data.max_side)
         else:
             labels = MASK_RULES["crf"](tagged_maps(row, maps, config), dict(config.affinity_net)).mask
-        confident = float((labels != IGNORE).mean())
-        label_rows.append({"image_id": row["image_id"], "mask": encode_labels(labels), "confident": confident})
+        fraction = float((labels != IGNORE).mean())
+        label_rows.append({"image_id": row["image_id"], "mask": encode_labels(labels), "confident": fraction})
     return pa.Table.from_pylist(label_rows, schema=LABELS_SCHEMA)
 
 
@@ -73,14 +83,14 @@ def run(config: Config, context: RunContext) -> StageResult:
     worker = functools.partial(make_labels, config, len(context.classes), maps)
     map_table(rows, labels, worker=worker, label="confident labels", compute=config.compute)
 
-    confident = read_table(labels, ["image_id", "confident"])
-    lacking = UserError(
+    fractions = read_table(labels, ["image_id", "confident"])
+    no_confident_label = UserError(
         f"none of {len(rows)} training images has a confident label",
-        "some images with pixels of confident foreground or background",
+        "training images with pixels that are certainly foreground or background",
         "look at the localization maps in the report; try other thresholds (affinity_net.threshold, "
         "affinity_net.background_threshold)",
     )
-    training_rows = rows_with_masks(rows, confident.filter(pc.greater(confident["confident"], 0.0)), lacking)
+    training_rows = rows_with_masks(rows, fractions.filter(pc.greater(fractions["confident"], 0.0)), no_confident_label)
     learner_arguments = crop_learner_arguments("affinity_net", config, context, training_rows, Shards(labels, ["mask"]))
     return train_on_crops(
         "affinity_net",
@@ -91,7 +101,7 @@ def run(config: Config, context: RunContext) -> StageResult:
         counts={
             "training images": len(training_rows),
             "without a confident label": len(rows) - len(training_rows),
-            "share of confident pixels": round(float(pc.mean(confident["confident"]).as_py()), 4),
+            "share of confident pixels": round(float(pc.mean(fractions["confident"]).as_py()), 4),
         },
         remedy="look at the localization maps in the report; try another affinity_net.optimizer.learning_rate, more "
         "affinity_net.min_steps, or pseudo_masks.rule=crf, which needs no affinity network",

@@ -54,9 +54,11 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """Inputs of the stage key: the given trained or pretrained weights, and whether training is validated."""
+    """Inputs of the stage key: the given trained or pretrained weights, and whether training is not validated."""
     path = trained_classifier_file(config) or classifier_weights(config, context.workspace)
-    return path and content_digest(path), config.classifier.val_every == 0
+    digest = content_digest(path) if path else None
+    is_not_validated = config.classifier.val_every == 0
+    return digest, is_not_validated
 
 
 def run(config: Config, context: RunContext) -> StageResult:
@@ -94,14 +96,14 @@ def run(config: Config, context: RunContext) -> StageResult:
 
 
 def _copy_trained(config: Config, context: RunContext, path: Path) -> StageResult:
-    """Writes the weights of a trained classifier as the output of this stage."""
+    """Writes the weights of a classifier that was trained elsewhere as the output of this stage."""
     model = load_trained_classifier(config, path, context.classes)
     save_weights(model, context.output / WEIGHTS, classifier_description(config.classifier, context.classes))
     return StageResult(counts={"steps": 0}, notes=(f"the classifier was not trained but taken from {path}",))
 
 
 def _learner(config: Config, context: RunContext) -> ClassifierLearner:
-    """The learner of the classifier.
+    """Makes the learner, with its images, their tags and the statistics of the backbone.
 
     Raises:
         UserError: no training image has a tag.
@@ -127,9 +129,10 @@ def _learner(config: Config, context: RunContext) -> ClassifierLearner:
 def _images(
     config: Config, context: RunContext, rows: pa.Table, *, cached: bool, **cache_options: int
 ) -> Squares | Features:
-    """Cached features of the frozen backbone if they fit the cache; otherwise the images.
+    """Cached features of the backbone if it is frozen and they fit the cache; otherwise the images.
 
     Args:
+        rows: rows of the index.
         cached: whether decoded images are cached.
         cache_options: arguments of `features_cache`.
     """
@@ -163,7 +166,10 @@ def _statistics(config: Config, context: RunContext, rows: pa.Table, images: Squ
 
 
 def _validation(config: Config, context: RunContext, learner: ClassifierLearner) -> Validation | None:
-    """Validation on the tagged val images, which are cached if they fit next to the training images."""
+    """Makes the validation on tagged val images; None if it is off or there are none.
+
+    The images are cached if they fit the cache next to the training images.
+    """
     section = learner.config
     rows = split_rows(context, "val", tagged=True)
     if not section.val_every or not len(rows):
@@ -203,9 +209,9 @@ def _notes(config: Config, learner: ClassifierLearner, validation: Validation | 
 def _problem(
     validation: Validation | None, precision: float | None, trend: tuple[bool, str] | None, seed: int
 ) -> tuple[str, str, str] | None:
-    """Why the classifier is useless, as the parts of a UserError, or None.
+    """Why later stages cannot learn from the classifier, as the parts of a UserError; None if they can.
 
-    It is useless if it ranks val images no better than chance. If that cannot be measured, its loss has to fall.
+    They cannot if it ranks val images no better than chance or, if this cannot be measured, if its loss did not fall.
 
     Args:
         precision: mean average precision on the val images, percent.

@@ -40,7 +40,7 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
 def inputs(config: Config, context: RunContext) -> Any:
     """Inputs of the stage key: the pretrained weights."""
     path = downstream_weights(config, "segmenter", context.workspace)
-    return path and content_digest(path)
+    return content_digest(path) if path else None
 
 
 def run(config: Config, context: RunContext) -> StageResult:
@@ -55,22 +55,27 @@ def run(config: Config, context: RunContext) -> StageResult:
     masks = read_table(folder, ["image_id", "ignored", "cue"])
     tagged = split_rows(context, "train", tagged=True)
     if len(masks) != len(tagged):
-        raise UserError(f"{len(masks)} masks for {len(tagged)} images in {folder}", "one for each image", REPEAT_STAGE)
+        raise UserError(
+            f"{folder} has {len(masks)} masks for {len(tagged)} images", "one mask for each image", REPEAT_STAGE
+        )
+
     useful = masks.filter(pc.less(masks["ignored"], 1.0))
     no_useful_mask = UserError(
         f"all {len(masks)} pseudo masks are ignored entirely",
-        "foreground in some of them",
+        "masks with foreground",
         "look at the localization maps in the report; train the classifier longer, or lower "
         "pseudo_masks.min_foreground_fraction",
     )
     rows = rows_with_masks(tagged, useful, no_useful_mask)
 
-    shown = take_rows(rows, _epoch_rows(config, rows, masks, len(classes)))
-    learner_arguments = crop_learner_arguments("segmenter", config, context, shown, Shards(folder, ["mask"]))
+    epoch_rows = take_rows(rows, _epoch_row_numbers(config, rows, masks, len(classes)))
+    learner_arguments = crop_learner_arguments("segmenter", config, context, epoch_rows, Shards(folder, ["mask"]))
+
     backbone = None
     if section.init == "classifier":
         classifier = build_classifier(config.classifier, len(classes))
         backbone = load_trained(classifier, context.inputs["train_classifier"]).backbone.state_dict()
+
     return train_on_crops(
         "segmenter",
         SegmenterLearner(classes=len(classes), backbone=backbone, **learner_arguments),
@@ -79,7 +84,7 @@ def run(config: Config, context: RunContext) -> StageResult:
         about={"classes": list(classes), "network": section.network},
         counts={
             "training images": len(rows),
-            "images of an epoch, rare classes and corrected masks repeated": len(shown),
+            "images of an epoch, rare classes and corrected masks repeated": len(epoch_rows),
             "without a useful mask": len(masks) - len(rows),
         },
         remedy="look at the pseudo masks in the report; try another segmenter.optimizer.learning_rate, more "
@@ -87,8 +92,8 @@ def run(config: Config, context: RunContext) -> StageResult:
     )
 
 
-def _epoch_rows(config: Config, rows: pa.Table, masks: pa.Table, num_classes: int) -> NDArray[np.int64]:
-    """Row numbers of one epoch, with images of rare classes and images with corrected masks repeated."""
+def _epoch_row_numbers(config: Config, rows: pa.Table, masks: pa.Table, num_classes: int) -> NDArray[np.int64]:
+    """Numbers of the rows that one epoch shows: images of rare classes and images with corrected masks repeat."""
     section = config.segmenter
     tags = Tags.from_index(rows["tags"], num_classes)
     max_images = section.num_steps(len(rows)) * section.batch
@@ -96,5 +101,5 @@ def _epoch_rows(config: Config, rows: pa.Table, masks: pa.Table, num_classes: in
 
     corrected_ids = masks.filter(pc.equal(masks["cue"], CORRECTED))["image_id"].combine_chunks()
     is_corrected = pc.is_in(rows["image_id"], corrected_ids).to_numpy()
-    times = np.where(is_corrected[repeated], section.corrected_weight, 1)
-    return np.repeat(repeated, times)
+    repetitions = np.where(is_corrected[repeated], section.corrected_weight, 1)
+    return np.repeat(repeated, repetitions)

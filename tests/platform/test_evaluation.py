@@ -18,8 +18,8 @@ from mcis.platform.runs.results import StageResult, write_result
 from mcis.platform.runs.scores import SCORES, read_scores
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages import evaluation
-from mcis.platform.stages.evaluation import counted_as_zero, large_losses
-from mcis.platform.stages.predict import lost_tags
+from mcis.platform.stages.evaluation import counted_as_zero, large_drops
+from mcis.platform.stages.predict import unpredicted_tags
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = 12
@@ -98,18 +98,18 @@ def test_classes_with_much_worse_predictions_than_masks_are_named(first: RunCont
     low = dataclasses.replace(refined, iou=at | {far: 44.9, near: 45.0, absent: 10.0})
     config = resolve("voc", "scratch").config
     balanced = resolve("voc", "scratch", overrides=["segmenter.class_balance_exponent=1"]).config
-    (note,) = large_losses([masks, plain, low], config, first)
+    (note,) = large_drops([masks, plain, low], config, first)
     tags = split_rows(first, "train", columns=["tags"])["tags"].to_pylist()
     images = sum(0 in of for of in tags)
     assert f"for 1 of 20 classes: {far} ({images} images; masks 60.0, predictions 44.9)" in note
-    assert large_losses([masks, dataclasses.replace(low, iou=at)], config, first) == []
+    assert large_drops([masks, dataclasses.replace(low, iou=at)], config, first) == []
     assert "try segmenter.class_balance_exponent=1, more" in note
-    assert "class_balance" not in large_losses([masks, low], balanced, first)[0], "what is set is no remedy"
-    assert large_losses([low], config, first) == [], "a run on the truth has no pseudo masks"
+    assert "class_balance" not in large_drops([masks, low], balanced, first)[0], "what is set is no remedy"
+    assert large_drops([low], config, first) == [], "a run on the truth has no pseudo masks"
     there = dataclasses.replace(low, figures={"recall": at})
     unseen = dataclasses.replace(low, figures={"recall": at | {far: None}})
-    assert len(large_losses([masks, there], config, first)) == 1
-    assert large_losses([masks, unseen], config, first) == [], "no true mask has the class"
+    assert len(large_drops([masks, there], config, first)) == 1
+    assert large_drops([masks, unseen], config, first) == [], "no true mask has the class"
     (note,) = counted_as_zero(dataclasses.replace(unseen, miou=57.1, iou=at | {far: 0.0, near: None}))
     assert note.startswith("1 label(s) of segmentation are in no ground-truth mask")
     assert note.endswith(f"57.1; over the other labels it is 60.0: {far}")
@@ -121,9 +121,9 @@ def test_classes_with_much_worse_predictions_than_masks_are_named(first: RunCont
 def test_a_class_that_most_predictions_miss_is_named() -> None:
     tags = pa.chunked_array([[[0, 1]] * 6, [[2]] * 4, [[]]], pa.list_(pa.uint16()))
     missed = pa.chunked_array([[[1], [0, 1], [1], [0], [1, 0], []], [[2]] * 4, [[]]], tags.type)
-    (note,) = lost_tags(tags, missed, ("cat", "cow", "dog"), "val")
+    (note,) = unpredicted_tags(tags, missed, ("cat", "cow", "dog"), "val")
     assert ": cow (4 of 6);" in note, "half of the cats are there, and four dogs tell little"
-    assert lost_tags(tags, pa.chunked_array([[[]] * 11], tags.type), ("cat", "cow", "dog"), "val") == ()
+    assert unpredicted_tags(tags, pa.chunked_array([[[]] * 11], tags.type), ("cat", "cow", "dog"), "val") == ()
 
 
 def test_different_ground_truth_has_a_different_checksum() -> None:

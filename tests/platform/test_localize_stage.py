@@ -139,7 +139,7 @@ def test_controls_of_related_images_are_counted(localizable: Any, tmp_path: Path
     wrong = localization.run(made.config("localize.related_by=wrong_class"), made.into(tmp_path / "wrong"))
     assert wrong.counts["maps related to images with their class, because all have it"] == 30
     assert wrong.counts["maps whose related images repeat"] == 29
-    assert "30 map(s) are related to images with their class, because every image has it" in " ".join(wrong.notes)
+    assert "the related images of 30 map(s) have the map's class, because every image has it" in " ".join(wrong.notes)
     assert "29 map(s) repeat related images, as too few images lack" in " ".join(wrong.notes)
     assert wrong.counts["maps"] == 59
 

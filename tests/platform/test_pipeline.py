@@ -185,7 +185,7 @@ def test_tags_that_predictions_lack_are_counted_and_noted(small: Any, monkeypatc
         seen = set(np.unique(decode_labels(row["crf"] or row["plain"])).tolist())
         assert row["absent_tags"] == [tag for tag in own if tag + 1 not in seen]
     notes = context.result("predict", PredictResult).notes
-    assert notes == predict.lost_tags(tags, predictions["absent_tags"], context.classes, "val") != ()
+    assert notes == predict.unpredicted_tags(tags, predictions["absent_tags"], context.classes, "val") != ()
 
 
 class TruthRuns(NamedTuple):

@@ -33,16 +33,16 @@ from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages.evaluation.scoring import evaluate_predictions, evaluate_train
 
 _MAX_CHECKED = 16
-"""Maximum number of ground-truth masks that are read before a run."""
-_LARGE_LOSS = 15
-"""Points of IoU; larger differences between the pseudo masks and the predictions of a class are reported."""
+"""Maximum number of ground-truth masks, and of corrected masks, that `check` reads."""
+_LARGE_DROP = 15
+"""Percentage points. Larger drops in the IoU of a class from the pseudo masks to the predictions are reported."""
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
-    """Reads some ground-truth masks and corrected masks, to find masks of a wrong kind before any training.
+    """Reads some ground-truth masks and corrected masks, to find masks with other labels before any training.
 
     Raises:
-        UserError: a mask is not readable (see `read_truth`), or most of them contradict the tags of their images.
+        UserError: a mask cannot be read (see `read_truth`), or most of them contradict the tags of their images.
     """
     columns = listing.table.select(["uri", "tags", "mask_uri", "split"])
     is_scored = pc.is_in(columns["split"], pa.array(["train", "val", config.predict.split]))
@@ -55,8 +55,15 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
 
 
 def _check_masks(rows: pa.Table, classes: Sequence[str], *, corrected: bool = False) -> None:
-    """Checks some masks against the tags of their images. A corrected mask may have no foreground."""
-    samples = rows[:: len(rows) // _MAX_CHECKED + 1].to_pylist()
+    """Checks some masks against the tags of their images. A corrected mask may have no foreground.
+
+    Args:
+        rows: rows with a `mask_uri`.
+        classes: the K class names.
+        corrected: whether these are corrected masks.
+    """
+    stride = len(rows) // _MAX_CHECKED + 1
+    samples = rows[::stride].to_pylist()
     wrong = []
     for row in samples:
         if not stamp(row["mask_uri"]):
@@ -64,35 +71,37 @@ def _check_masks(rows: pa.Table, classes: Sequence[str], *, corrected: bool = Fa
         with contextlib.suppress(OSError, ValueError):  # the index rejects images that cannot be read
             _, row["height"], row["width"] = decode_picture(read_bytes(row["uri"]), min_side=1, max_side=1)
         found = tags_of_mask(truth_of_row(row, len(classes)), len(classes), row["mask_uri"])
-        may_be_empty = corrected or bool(found)
-        if row["tags"] and not (may_be_empty and set(found) <= set(row["tags"])):
+        lacks_foreground = not found and not corrected
+        has_other_classes = not set(found) <= set(row["tags"])
+        if row["tags"] and (lacks_foreground or has_other_classes):
             wrong.append(row["mask_uri"])
+
     if 2 * len(wrong) > len(samples):
         kind = "corrected" if corrected else "ground-truth"
         raise UserError(
             f"{len(wrong)} of {len(samples)} {kind} masks contain none of the tags of their images, or other classes: "
             f"{shown(wrong)}",
             f"label k for pixels of the k-th class of {', '.join(classes)}; {IGNORE} is not scored",
-            "correct them, name the file of their classes by data.classes, or remove them",
+            "correct the masks, set data.classes to the file that lists their classes, or remove them",
         )
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """Inputs of the stage key: stamps of ground-truth masks, of training images' saliency maps (for the baselines), and
-    of corrected masks (whose images are not scored)."""
+    """Inputs of the stage key: stamps of the ground-truth masks, of the saliency maps of training images (for the
+    baselines), and of the corrected masks (whose images are not scored)."""
     splits = ["train"]
     if "predict" in context.inputs:
         splits.append(context.result("predict", PredictResult).split)
-    masks = [
-        file_stamps(split_rows(context, split, columns=["mask_uri"])["mask_uri"]) for split in dict.fromkeys(splits)
-    ]
+    masks = []
+    for split in dict.fromkeys(splits):
+        masks.append(file_stamps(split_rows(context, split, columns=["mask_uri"])["mask_uri"]))
     saliency = file_stamps(split_rows(context, "train", columns=["saliency_uri"])["saliency_uri"])
     corrected = file_stamps(_tagged(config, context)[CORRECTED]) if config.data.corrected_masks else None
     return [*masks, saliency, corrected]
 
 
 def _tagged(config: Config, context: RunContext) -> pa.Table:
-    """Tagged training images with the file of their corrected mask, or null."""
+    """Tagged training images, with the file of the corrected mask or null in the column `corrected`."""
     return with_corrected(split_rows(context, "train", tagged=True, columns=["image_id"]), config.data.corrected_masks)
 
 
@@ -130,17 +139,18 @@ def run(config: Config, context: RunContext) -> StageResult:
             scores += evaluate_predictions(config, context, rows, split)
 
     if config.supervision == "tags":
-        notes += large_losses(scores, config, context)
+        notes += large_drops(scores, config, context)
     mask_scores = [score for score in scores if score.what in ("pseudo_masks", "segmentation")]
     if mask_scores:
         notes += counted_as_zero(mask_scores[-1])
+
     write_json(context.output / SCORES, [dataclasses.asdict(score) for score in scores])
     write_json(context.output / CURVES, curves)
     return StageResult(notes=tuple(notes), counts={"scored": num_scored})
 
 
-def large_losses(scores: Sequence[Score], config: Config, context: RunContext) -> list[str]:
-    """Note on classes that the network predicts much worse than its pseudo masks label them, and what to do."""
+def large_drops(scores: Sequence[Score], config: Config, context: RunContext) -> list[str]:
+    """A note on classes whose predictions have a much lower IoU than the pseudo masks, if any."""
     masks = [score for score in scores if score.what == "pseudo_masks"]
     predictions = [score for score in scores if score.what == "segmentation"]
     if not masks or not predictions:
@@ -148,27 +158,28 @@ def large_losses(scores: Sequence[Score], config: Config, context: RunContext) -
 
     tags = pc.list_flatten(split_rows(context, "train", columns=["tags"])["tags"]).to_pylist()
     num_images = collections.Counter(tags)
-    lost = []
+    dropped = []
     for tag, name in enumerate(context.classes):
         mask_iou = masks[0].iou[name]
         prediction_iou = predictions[-1].iou[name]
         is_in_truth = predictions[-1].figures["recall"][name] is not None
         if not is_in_truth or mask_iou is None or prediction_iou is None:
             continue
-        if mask_iou - prediction_iou > _LARGE_LOSS:
-            lost.append(f"{name} ({num_images[tag]} images; masks {mask_iou:.1f}, predictions {prediction_iou:.1f})")
-    if not lost:
+        if mask_iou - prediction_iou > _LARGE_DROP:
+            dropped.append(f"{name} ({num_images[tag]} images; masks {mask_iou:.1f}, predictions {prediction_iou:.1f})")
+    if not dropped:
         return []
+
     balance = "" if config.segmenter.class_balance_exponent == 1 else "segmenter.class_balance_exponent=1, "
     return [
-        f"predictions are much worse than the pseudo masks for {len(lost)} of {len(context.classes)} classes: "
-        f"{shown(lost)}; try {balance}more segmenter.min_epochs, or more photographs of these classes; if the tags of "
-        "photographs are known, use `mcis predict --tags`"
+        f"predictions are much worse than the pseudo masks for {len(dropped)} of {len(context.classes)} classes: "
+        f"{shown(dropped)}; try {balance}more segmenter.min_epochs, or more photographs of these classes; if the tags "
+        "of photographs are known, use `mcis predict --tags`"
     ]
 
 
 def counted_as_zero(score: Score) -> list[str]:
-    """Note on labels that are predicted but in no ground-truth mask; each counts as IoU 0 in the mean, as is usual."""
+    """A note on labels that are predicted but are in no ground-truth mask, if any. Their IoU is 0 in the mean."""
     recalls = score.figures["recall"]
     absent = [name for name, value in score.iou.items() if value is not None and recalls[name] is None]
     if not absent:
@@ -181,9 +192,11 @@ def counted_as_zero(score: Score) -> list[str]:
 
 
 def rows_with_truth(context: RunContext, split: str, notes: list[str], *, tagged: bool) -> pa.Table:
-    """Images of a split with a ground-truth mask, with their `position` in the split.
+    """Images of a split whose ground-truth masks exist, with their `position` in the split.
 
-    Appends notes if no image has a mask, or masks in the index no longer exist.
+    Args:
+        notes: list to which notes are appended if no image has a mask, or if masks no longer exist.
+        tagged: whether to take only tagged images; `position` counts only these.
     """
     rows = split_rows(context, split, tagged=tagged)
     rows = rows.append_column("position", pa.array(np.arange(len(rows)), pa.int64()))
@@ -192,7 +205,7 @@ def rows_with_truth(context: RunContext, split: str, notes: list[str], *, tagged
     missing = with_mask.filter(pc.invert(exists))["mask_uri"].to_pylist()
     if missing:
         notes.append(
-            f"{len(missing)} of {len(with_mask)} ground-truth masks of split {split} are gone: {shown(missing)}"
+            f"{len(missing)} of {len(with_mask)} ground-truth masks of split {split} no longer exist: {shown(missing)}"
         )
     if len(missing) == len(with_mask):
         notes.append(f"nothing of split {split} is scored: there are no ground-truth masks")

@@ -1,4 +1,5 @@
-"""Scores maps, pseudo masks, predictions and baselines: ground truth -> pixel counts per image -> scores."""
+"""Scores maps, pseudo masks, predictions and baselines: compares them with the ground truth by counting pixels per
+image, then computes scores from the sums."""
 
 import functools
 from collections.abc import Iterator, Mapping
@@ -61,7 +62,7 @@ class Scorer:
     images: int
 
     def score(self, what: str, name: str, matrix: NDArray[np.int64], **score_fields: Any) -> Score:
-        """Score of a confusion matrix (K + 1, K + 1), with further fields of `Score`."""
+        """Makes a score from a confusion matrix (K + 1, K + 1) and further fields of `Score`."""
         weights = self.config.weights
         if what == "segmentation":
             origin = weights.origin("segmenter")
@@ -85,7 +86,7 @@ class Scorer:
         )
 
     def mask_score(self, what: str, name: str, counts: NDArray[np.int64], **score_fields: Any) -> Score:
-        """Score of label masks with boundary IoU, from their counts (MASK_PARTS, K + 1, K + 1)."""
+        """Makes a score with boundary IoU from the counts of label masks, (MASK_PARTS, K + 1, K + 1)."""
         boundary_values = boundary_iou(counts)
         return self.score(
             what,
@@ -104,7 +105,13 @@ class Scorer:
 
 
 def count_predictions(classes: int, predictions: Shards, rows: pa.Table) -> pa.Table:
-    """Counts the pixels of predictions against ground truth: image rows -> COUNTS_SCHEMA; `classes` is K."""
+    """Counts pixels by true and predicted label, in a table of COUNTS_SCHEMA.
+
+    Args:
+        classes: number of classes K.
+        predictions: table of predictions.
+        rows: index rows.
+    """
     count_rows: list[dict[str, Any]] = []
     for row in rows.to_pylist():
         prediction = predictions.rows(row["image_id"])
@@ -117,7 +124,12 @@ def count_predictions(classes: int, predictions: Shards, rows: pa.Table) -> pa.T
 
 
 def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, split: str) -> list[Score]:
-    """Scores the predictions of images with ground truth."""
+    """Scores predictions, without and with the CRF.
+
+    Args:
+        rows: images of the split with ground truth.
+        split: the predicted split.
+    """
     classes = len(context.classes)
     counts_folder = context.output / PREDICTED_IMAGES
     worker = functools.partial(count_predictions, classes, Shards(context.inputs["predict"] / "predictions"))
@@ -143,7 +155,9 @@ def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, sp
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreTrain:
-    """Counts the pixels of maps, pseudo masks and baselines: rows of tagged training images -> COUNTS_SCHEMA.
+    """Counts pixels of maps, pseudo masks and baselines by true and predicted label, in a table of COUNTS_SCHEMA.
+
+    It is called with rows of tagged training images.
 
     Attributes:
         classes: number of classes K.
@@ -192,14 +206,15 @@ class ScoreTrain:
 
 
 def evaluate_train(config: Config, context: RunContext, rows: pa.Table) -> tuple[list[Score], dict[str, Curve]]:
-    """Scores maps and pseudo masks of training images, and baselines if all images have saliency maps and masks use
-    them.
+    """Scores maps, pseudo masks and baselines of training images.
+
+    Baselines are scored if all images have saliency maps and the configured rule for pseudo masks reads them.
 
     Args:
         rows: tagged training images with ground truth, and their `position` among the tagged training images.
 
     Returns:
-        The scores, and mIoU over background thresholds by the name of the maps' score.
+        The scores, and the curves of mIoU over background thresholds, by the name of the score of the maps.
     """
     classes = len(context.classes)
     bins = config.evaluate.thresholds
@@ -213,7 +228,7 @@ def evaluate_train(config: Config, context: RunContext, rows: pa.Table) -> tuple
         related=Shards(context.inputs["localize"] / "maps"),
         masks=Shards(context.inputs["pseudo_masks"] / "masks") if has_masks else None,
     )
-    if not config.pseudo_masks.reads_saliency:  # saliency maps that nothing else reads are not validated
+    if not config.pseudo_masks.reads_saliency:  # no stage has validated the saliency maps
         position = rows.schema.get_field_index("saliency_uri")
         rows = rows.set_column(position, "saliency_uri", pa.nulls(len(rows), pa.string()))
     counts_folder = context.output / TRAINING_IMAGES
@@ -225,17 +240,17 @@ def evaluate_train(config: Config, context: RunContext, rows: pa.Table) -> tuple
     scorer = Scorer(config=config, classes=context.classes, split="train", images=len(rows))
     scores = []
     curves = {}
-    for score, curve in localization_maps(scorer, counts):
+    for score, curve in score_localization_maps(scorer, counts):
         scores.append(score)
         curves[score.name] = curve
     if has_masks:
-        scores.append(pseudo_masks(scorer, counts[PSEUDO_MASKS], context, rows))
+        scores.append(score_pseudo_masks(scorer, counts[PSEUDO_MASKS], context, rows))
     if rows["saliency_uri"].null_count == 0:
-        scores += baselines(scorer, counts)
+        scores += score_baselines(scorer, counts)
     return scores, curves
 
 
-def localization_maps(scorer: Scorer, counts: Mapping[str, NDArray[np.int64]]) -> Iterator[tuple[Score, Curve]]:
+def score_localization_maps(scorer: Scorer, counts: Mapping[str, NDArray[np.int64]]) -> Iterator[tuple[Score, Curve]]:
     """Yields the scores of the maps at their best background threshold: single-round, then with related images."""
     bins = scorer.config.evaluate.thresholds
     thresholds = [i / bins for i in range(bins)]
@@ -257,14 +272,19 @@ def localization_maps(scorer: Scorer, counts: Mapping[str, NDArray[np.int64]]) -
 
 
 def _method(config: Config, related: int) -> str | None:
-    """How maps with `related` related images are made; for single-round maps, how they are refined, if at all."""
+    """Text for `Score.method` of maps with this number of related images, 0 for single-round maps."""
     if related:
         return config.localize.description()
     return "pixel correlation" if config.classifier.equivariant.weight else None
 
 
-def pseudo_masks(scorer: Scorer, counts: NDArray[np.int64], context: RunContext, rows: pa.Table) -> Score:
-    """Score of the labels of pseudo masks before pixels are ignored."""
+def score_pseudo_masks(scorer: Scorer, counts: NDArray[np.int64], context: RunContext, rows: pa.Table) -> Score:
+    """Scores the labels of pseudo masks, before pixels are ignored.
+
+    Args:
+        counts: their counts, (MASK_PARTS, K + 1, K + 1).
+        rows: the scored images.
+    """
     related = scorer.config.localize.related
     masks = read_table(context.inputs["pseudo_masks"] / "masks", ["image_id", "ignored"])
     masks = masks.filter(pc.is_in(masks["image_id"], rows["image_id"].combine_chunks()))
@@ -280,8 +300,8 @@ def pseudo_masks(scorer: Scorer, counts: NDArray[np.int64], context: RunContext,
     )
 
 
-def baselines(scorer: Scorer, counts: Mapping[str, NDArray[np.int64]]) -> Iterator[Score]:
-    """Yields the scores of saliency maps labeled with a random tag, and with the best tag, without a classifier."""
+def score_baselines(scorer: Scorer, counts: Mapping[str, NDArray[np.int64]]) -> Iterator[Score]:
+    """Yields the scores of salient pixels labeled with a random tag and with the best tag; they use no classifier."""
     cue = f"saliency >= {SALIENCY_THRESHOLD}"
     for name in (RANDOM_TAG, BEST_TAG):
         yield scorer.mask_score("baseline", name, counts[name], background_cue=cue)

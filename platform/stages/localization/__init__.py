@@ -3,8 +3,9 @@
 A map holds unscaled class activations at feature resolution; `models.localization.scale_maps` makes maps comparable.
 There are two tables: `single` with single-round maps, and `maps` with maps that use related images (section 3.2).
 
-Each image is embedded once. If maps use related images, its features are written as float16 to memory-mapped files, one
-per shard, which all workers read. So memory is bounded by the page cache, and a map costs only its attention.
+Each image passes through the backbone once. If maps use related images, its features are written as float16 to files,
+one per shard, which all workers map into memory. Workers therefore share the page cache, and a map costs only its
+attention.
 """
 
 import functools
@@ -31,15 +32,15 @@ from mcis.platform.runs.results import StageResult
 from mcis.platform.stages.localization.workers import Embed, Relate, embed_rows, relate_rows
 
 EMBEDDED = "embedded"
-"""Temporary folder of intermediate results: `single`, `features`, `selves` for released maps, and maps of earlier
-hops."""
+"""Temporary folder of intermediate results: single-round maps, features, maps of self pairs, vectors, and maps of all
+hops but the last."""
 
 
 def run(config: Config, context: RunContext) -> StageResult:
     """Writes the localization maps of all tagged training images. After a kill only missing shards are computed.
 
     Raises:
-        UserError: no training image has a tag.
+        UserError: no training image has a tag, or features exceed the range of float16.
     """
     rows = split_rows(context, "train", tagged=True)
     num_train = len(split_rows(context, "train", columns=["tags"]))
@@ -59,8 +60,8 @@ def run(config: Config, context: RunContext) -> StageResult:
     notes: tuple[str, ...] = ()
     if config.localize.related:
         relations, tags = _relate(config, context, rows, embedded)
-        more_counts, notes = related_counts(config.localize, relations, tags)
-        counts.update(more_counts)
+        relation_counts, notes = describe_relations(config.localize, relations, tags)
+        counts.update(relation_counts)
     else:
         copy_folder(embedded / "single", context.output / "maps")
     remove(embedded)
@@ -68,7 +69,7 @@ def run(config: Config, context: RunContext) -> StageResult:
 
 
 def _remove_other_shards(config: Config, embedded: Path, num_rows: int) -> None:
-    """Removes intermediate results that were computed with another number of rows per shard."""
+    """Removes all intermediate results if some were computed with another number of rows per shard."""
     shards = shards_of(num_rows, config.compute.shard_rows)
     for table in ("single", VECTORS):
         for name in names_in(embedded / table):
@@ -82,7 +83,7 @@ def _embed(config: Config, context: RunContext, rows: pa.Table, embedded: Path) 
     cached_outputs = features_cache(rows, config, context) if config.classifier.trains_on_features else None
     weights = context.inputs["train_classifier"]
     make_worker = functools.partial(Embed, config, weights, len(context.classes), cached_outputs, embedded)
-    _map(config, embed_rows(rows), make_worker, embedded / "single", "embed")
+    _run_workers(config, embed_rows(rows), make_worker, embedded / "single", "embed")
 
 
 def _relate(config: Config, context: RunContext, rows: pa.Table, embedded: Path) -> tuple[Relations, Tags]:
@@ -100,13 +101,14 @@ def _relate(config: Config, context: RunContext, rows: pa.Table, embedded: Path)
     to_relate = relate_rows(rows, relations, localize.hops)
     for hop in range(1, localize.hops):
         make_worker = functools.partial(make_relater, hop)
-        _map(config, to_relate, make_worker, embedded / f"maps-{hop}", f"localize, hop {hop}")
-    _map(config, to_relate, functools.partial(make_relater, localize.hops), context.output / "maps", "localize")
+        _run_workers(config, to_relate, make_worker, embedded / f"maps-{hop}", f"localize, hop {hop}")
+    make_worker = functools.partial(make_relater, localize.hops)
+    _run_workers(config, to_relate, make_worker, context.output / "maps", "localize")
     return relations, tags
 
 
-def _map(config: Config, rows: pa.Table, make_worker: Callable[[], Worker], table: Path, label: str) -> None:
-    """Maps rows into a table with workers that run a network."""
+def _run_workers(config: Config, rows: pa.Table, make_worker: Callable[[], Worker], table: Path, label: str) -> None:
+    """Runs `map_table` with workers that run a network."""
     map_table(
         rows,
         table,
@@ -118,8 +120,10 @@ def _map(config: Config, rows: pa.Table, make_worker: Callable[[], Worker], tabl
     )
 
 
-def related_counts(config: LocalizeConfig, relations: Relations, tags: Tags) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Counts for the report, and notes, on maps that have fewer or other related images than configured."""
+def describe_relations(
+    config: LocalizeConfig, relations: Relations, tags: Tags
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Counts for the report, and notes, on maps whose related images are not as configured because images are few."""
     num_maps = len(relations.tag)
     if config.related_by == "itself":
         return {"maps related to their own image alone": num_maps}, ()
@@ -133,7 +137,9 @@ def related_counts(config: LocalizeConfig, relations: Relations, tags: Tags) -> 
         num_with_class = int(np.isin(relations.tag, everywhere).sum())
         counts["maps related to images with their class, because all have it"] = num_with_class
         if num_with_class:
-            notes.append(f"{num_with_class} map(s) are related to images with their class, because every image has it")
+            notes.append(
+                f"the related images of {num_with_class} map(s) have the map's class, because every image has it"
+            )
 
     ordered = np.sort(relations.related, axis=1)
     has_duplicate = (ordered[:, 1:] == ordered[:, :-1]).any(axis=1)

@@ -28,7 +28,8 @@ from mcis.platform.runs.files import write_table
 
 
 def embed_rows(rows: pa.Table) -> pa.Table:
-    """Input of `Embed` for N images: their rows with `position` and the number of their first map, `first_map`."""
+    """Makes the input of `Embed` for N images: columns of their rows, their `position`, and `first_map`, the number of
+    the image's first map among all maps."""
     num_maps = np.diff(rows["tags"].combine_chunks().offsets.to_numpy())
     table = rows.select(["image_id", "uri", "content_hash", "domain", "tags"])
     table = table.append_column("position", pa.array(np.arange(len(rows))))
@@ -36,19 +37,20 @@ def embed_rows(rows: pa.Table) -> pa.Table:
 
 
 def relate_rows(rows: pa.Table, relations: Relations, hops: int = 1) -> pa.Table:
-    """Input of `Relate` for N images.
+    """Makes the input of `Relate` for N images.
 
     Returns:
-        Columns image_id, position and first_map, and lists with one entry per map: `tags`; `related` and `others`
-        (positions of images); and, if there are several hops, `theirs` (numbers of the related images' maps of that
-        tag, -1 for images without it).
+        Table with a row per image and the columns `image_id`, `position` and `first_map` (see `embed_rows`), and lists
+        with one entry per map of the image: `tags`; `related` and `contrastive`, positions of images; and
+        `related_maps`, the numbers of the related images' maps of the same tag, -1 for images without the tag, or
+        nothing for a single hop.
     """
     related = relations.related
-    theirs = relations.maps_of_related() if hops > 1 else related[:, :0]
+    related_maps = relations.maps_of_related() if hops > 1 else related[:, :0]
     maps = np.arange(len(relations.tag) + 1)
     related_lists = _lists(maps * related.shape[1], related.reshape(-1))
-    theirs_lists = _lists(maps * theirs.shape[1], theirs.reshape(-1))
-    others_lists = _lists(relations.contrastive_start, relations.contrastive)
+    related_maps_lists = _lists(maps * related_maps.shape[1], related_maps.reshape(-1))
+    contrastive_lists = _lists(relations.contrastive_start, relations.contrastive)
     return pa.table(
         {
             "image_id": rows["image_id"],
@@ -56,8 +58,8 @@ def relate_rows(rows: pa.Table, relations: Relations, hops: int = 1) -> pa.Table
             "first_map": relations.start[:-1],
             "tags": _lists(relations.start, relations.tag),
             "related": _lists(relations.start, related_lists),
-            "theirs": _lists(relations.start, theirs_lists),
-            "others": _lists(relations.start, others_lists),
+            "related_maps": _lists(relations.start, related_maps_lists),
+            "contrastive": _lists(relations.start, contrastive_lists),
         }
     )
 
@@ -65,22 +67,24 @@ def relate_rows(rows: pa.Table, relations: Relations, hops: int = 1) -> pa.Table
 def write_rows(folder: Path, first: int, values: NDArray[Any]) -> None:
     """Writes consecutive rows of features, starting with row `first`, as a shard of `CachedRows`.
 
-    The shard is on disk before the shard of maps that depends on it. If a process died and a shard was written twice in
-    different parts, any part that holds a row can be read: they agree.
+    It is written before the shard of maps that depends on it. After a restart, two shards may contain the same row;
+    both have the same values, so either can be read.
     """
     table = cache_table(np.ascontiguousarray(values))
     write_table(folder / f"part-{first:010d}-{first + len(values):010d}.arrow", table)
 
 
 def _lists(starts: NDArray[np.int64], values: pa.Array | NDArray[np.int64]) -> pa.Array:
+    """Array of lists of consecutive values; list i ends where list i + 1 starts."""
     return pa.LargeListArray.from_arrays(pa.array(starts, pa.int64()), pa.array(values))
 
 
 class Embed:
     """Makes single-round maps: rows of images (`embed_rows`) -> MAPS_SCHEMA.
 
-    It also writes what maps with related images need: `features` of the images; `selves`, the maps of self pairs, for
-    released maps; and, for nearest related images, the mean feature of each image (C,) to the folder VECTORS.
+    It also writes what maps with related images need to folders: the features of the images to `features`; for the
+    method `released`, the maps of self pairs to `self_maps`; and for nearest related images, the mean of the
+    backbone's output over each image, (C,), to VECTORS.
 
     Args:
         weights: folder of the trained classifier.
@@ -97,40 +101,41 @@ class Embed:
         self.folder = folder
         localize = config.localize
         self.writes_features = localize.related > 0
-        self.writes_selves = self.writes_features and localize.method.name == "released"
+        self.writes_self_maps = self.writes_features and localize.method.name == "released"
         self.writes_vectors = self.writes_features and RELATED_IMAGE_RULES[localize.related_by].needs_vectors
         self.refines = config.classifier.equivariant.weight > 0
         self.batch = min(localize.batch, config.compute.shard_rows)
 
     @torch.inference_mode()
     def __call__(self, rows: pa.Table) -> pa.Table:
-        written: dict[str, list[NDArray[Any]]] = {"features": [], "selves": [], VECTORS: []}
-        starts = range(0, len(rows), self.batch)
-        parts = [self._batch(rows.slice(start, self.batch), written) for start in starts]
+        written: dict[str, list[NDArray[Any]]] = {"features": [], "self_maps": [], VECTORS: []}
+        tables = []
+        for start in range(0, len(rows), self.batch):
+            tables.append(self._batch(rows.slice(start, self.batch), written))
 
         first = rows["position"][0].as_py()
         if self.writes_features:
             write_rows(self.folder / "features", first, np.concatenate(written["features"]))
-        if self.writes_selves:
-            write_rows(self.folder / "selves", rows["first_map"][0].as_py(), np.concatenate(written["selves"]))
+        if self.writes_self_maps:
+            write_rows(self.folder / "self_maps", rows["first_map"][0].as_py(), np.concatenate(written["self_maps"]))
         if self.writes_vectors:
             vectors = pa.table({"image_id": rows["image_id"], "vector": list(np.concatenate(written[VECTORS]))})
             write_table(self.folder / VECTORS / f"part-{first:08d}-{first + len(rows):08d}.parquet", vectors)
-        return pa.concat_tables(parts)
+        return pa.concat_tables(tables)
 
     def _batch(self, rows: pa.Table, written: dict[str, list[NDArray[Any]]]) -> pa.Table:
-        """Single-round maps of at most one batch of rows; appends features, selves and vectors to `written`."""
+        """Single-round maps of at most one batch of rows; appends features, self maps and vectors to `written`."""
         backbone = self.model.backbone
         localize = self.config.localize
         outputs = self._cached_outputs(rows)
-        if outputs and not localize.extra_scales and not self.writes_selves:
+        if outputs and not localize.extra_scales and not self.writes_self_maps:
             side = self.config.classifier.input_size
             images = torch.zeros(1, device=self.device).expand(self.batch, 3, side, side)  # only its shape is used
         else:
             images = self._images(rows)
 
         captured_layers = backbone.correlation_layers if self.refines else ()
-        with backbone.capture_outputs(*captured_layers) as middle:
+        with backbone.capture_outputs(*captured_layers) as layer_outputs:
             outputs = outputs or [backbone(images)]
             embedding = embed(
                 backbone,
@@ -140,6 +145,7 @@ class Embed:
                 hflip=localize.hflip,
                 outputs=outputs,
             )
+
         if self.writes_vectors:
             vectors = self.model.standardize(outputs[0])[: len(rows)].mean(dim=(2, 3))
             written[VECTORS].append(vectors.cpu().numpy())
@@ -155,13 +161,13 @@ class Embed:
             tags += row["tags"]
             image_maps = activations[n, row["tags"]]
             if self.refines:  # one image at a time, so that only one affinity of all positions is in memory
-                levels = [level[n : n + 1] for level in middle]
-                image_maps = self.model.refined(images[n : n + 1], image_maps[None], levels)[0, 1:]
+                image_outputs = [layer_output[n : n + 1] for layer_output in layer_outputs]
+                image_maps = self.model.refined(images[n : n + 1], image_maps[None], image_outputs)[0, 1:]
             maps.append(image_maps)
-            if self.writes_selves:
+            if self.writes_self_maps:
                 kind = torch.tensor([int(row["domain"] == "source")], device=self.device)
-                selves = self._self_maps(images[n], embedding[n], row["tags"], kind)
-                written["selves"].append(selves.cpu().numpy())
+                self_maps = self._self_maps(images[n], embedding[n], row["tags"], kind)
+                written["self_maps"].append(self_maps.cpu().numpy())
         return map_rows(ids, tags, torch.cat(maps).cpu().numpy(), backbone.grids(images, embedding).rows)
 
     def _half_features(self, features: Tensor, rows: pa.Table) -> NDArray[np.float16]:
@@ -172,18 +178,20 @@ class Embed:
         """
         half = features.half()
         if not half.isfinite().all():
+            image_ids = rows["image_id"].to_pylist()
             raise UserError(
-                f"features exceed the range of float16 for some of the images {shown(rows['image_id'].to_pylist())}",
-                "activations of a sound training",
-                "look at the loss curve of the training, and repeat it with a lower learning rate",
+                f"features exceed the range of float16 for at least one of the images {shown(image_ids)}",
+                f"finite values of at most {torch.finfo(torch.float16).max:g}",
+                "look at the loss curve of the classifier; train it again with a lower "
+                "classifier.optimizer.learning_rate",
             )
         return half.cpu().numpy()
 
     def _images(self, rows: pa.Table) -> Tensor:
         """Normalized images of a full batch, (batch, 3, S, S); a shorter batch is padded with its last image.
 
-        Kernels are chosen by shape. With a constant batch size, the features of an image are the same to the bit,
-        whatever the other images of its batch are.
+        Libraries choose kernels by shape. With a constant batch size, the features of an image are the same to the bit,
+        regardless of the other images in its batch.
         """
         pixels = read_squares(rows, self.config.classifier.input_size)
         pixels = pixels[np.minimum(np.arange(self.batch), len(rows) - 1)]
@@ -198,7 +206,16 @@ class Embed:
         return [torch.from_numpy(view).to(self.device).float() for view in views]
 
     def _self_maps(self, image: Tensor, embedding: Tensor, tags: list[int], kind: Tensor) -> Tensor:
-        """Sum of the four maps of the self pairs (paper-vs-code, "Localization maps"), (T, H, W)."""
+        """Sum of the four maps of an image's self pairs for each tag, (T, H, W).
+
+        See docs/explanation/paper-vs-code.md, section "Localization maps".
+
+        Args:
+            image: normalized image, (3, S, S).
+            embedding: its features, (C, H, W).
+            tags: class indices of its T tags.
+            kind: whether the image belongs to the source domain, 0 or 1, (1,).
+        """
         backbone = self.model.backbone
         target_grids = backbone.grids(image, embedding)
         total = torch.zeros(len(tags), *embedding.shape[1:], device=self.device)
@@ -207,15 +224,23 @@ class Embed:
             transformed = self.model.features(transformed_image)[0]
             grids = backbone.grids(transformed_image, transformed)
             query = self.model.query(transformed, kind=kind, target_is_n=True)
-            transformed_maps = (self.model.co_maps(query, transformed, embedding[None], tag) for tag in tags)
-            maps = torch.stack([released_map(of_tag[0]) for of_tag in transformed_maps])
+            maps = []
+            for tag in tags:
+                activation = self.model.co_maps(query, transformed, embedding[None], tag)[0]
+                maps.append(released_map(activation))
+            transformed_maps = torch.stack(maps)
+
             if name == "hflip":
                 query = self.model.query(embedding, kind=kind)
-                original_maps = (self.model.co_maps(query, embedding, transformed[None], tag) for tag in tags)
-                total += torch.stack([released_map(of_tag[0], always=True) for of_tag in original_maps])
-                maps = maps.flip(2)
+                maps = []
+                for tag in tags:
+                    activation = self.model.co_maps(query, embedding, transformed[None], tag)[0]
+                    maps.append(released_map(activation, always=True))
+                total += torch.stack(maps)
+                transformed_maps = transformed_maps.flip(2)
                 grids = grids.hflipped()
-            total += resample(maps, grids, target_grids, "bicubic").clamp(0, 1)
+
+            total += resample(transformed_maps, grids, target_grids, "bicubic").clamp(0, 1)
         return total
 
 
@@ -226,21 +251,23 @@ class Relate:
         weights: folder of the trained classifier.
         classes: number of classes K.
         folder: folder written by `Embed`. Maps of all hops but the last are also written there, for the next hop.
-        source: whether each image belongs to the source domain, (N,).
+        is_source: whether each image belongs to the source domain, (N,).
         hop: number of the hop, from 1 to `localize.hops`.
     """
 
-    def __init__(self, config: Config, weights: Path, classes: int, folder: Path, source: NDArray[np.bool_], hop: int):
+    def __init__(
+        self, config: Config, weights: Path, classes: int, folder: Path, is_source: NDArray[np.bool_], hop: int
+    ):
         self.config = config
         self.device = torch.device(config.compute.device)
-        self.source = torch.from_numpy(source).to(self.device)
-        self.domains = torch.tensor([False, True] if source.any() else [False], device=self.device)
+        self.is_source = torch.from_numpy(is_source).to(self.device)
+        self.domains = torch.tensor([False, True] if is_source.any() else [False], device=self.device)
         self.model = load_trained(build_classifier(config.classifier, classes), weights, self.device)
 
         shape = features_shape(config.classifier)
         is_released = config.localize.method.name == "released"
         self.features = CachedRows(folder / "features", shape)
-        self.selves = CachedRows(folder / "selves", shape[1:]) if is_released else None
+        self.self_maps = CachedRows(folder / "self_maps", shape[1:]) if is_released else None
         self.previous_maps = CachedRows(folder / f"hop-{hop - 1}", shape[1:]) if hop > 1 else None
         self.next_folder = folder / f"hop-{hop}" if hop < config.localize.hops else None
 
@@ -266,70 +293,80 @@ class Relate:
         for t, tag in enumerate(row["tags"]):
             related = row["related"][t]
             if self.previous_maps:
-                maps.append(self._next_hop_map(embedding, queries, tag, related, row["theirs"][t]))
+                maps.append(self._next_hop_map(embedding, queries, tag, related, row["related_maps"][t]))
             else:
                 number = row["first_map"] + t
-                maps.append(self._map(embedding, queries, number, tag, related, row["others"][t]))
+                maps.append(self._first_hop_map(embedding, queries, number, tag, related, row["contrastive"][t]))
         return torch.stack(maps)
 
     def _queries(self, embedding: Tensor, position: int) -> Tensor:
-        """F_n^T W_P of an image (Eq. 2), which depends on its related images only through their domain.
+        """F_n^T W_P of an image (Eq. 2), for each domain that its related images may have.
 
         Returns:
-            (2, HW, C) for related images of the target and the source domain, or (1, HW, C) if both are equal.
+            (2, HW, C) for related images of the target and the source domain; (1, HW, C) if both are the same or there
+            are no images of the source domain.
         """
         method = self.config.localize.method
         if method.w_p == "identity":
             return self.model.query(embedding, identity=True)[None]
-        source = self.source[position]
-        kinds = pair_kinds(source, self.domains)
-        target_is_n = target_is_image_n(source, self.domains, method.target)
+        is_source = self.is_source[position]
+        kinds = pair_kinds(is_source, self.domains)
+        target_is_n = target_is_image_n(is_source, self.domains, method.target)
         queries = self.model.query(embedding, kind=kinds, target_is_n=target_is_n)
         return queries if queries.ndim == 3 else queries[None]  # W_P = I has one query for both domains
 
     def _next_hop_map(
-        self, embedding: Tensor, queries: Tensor, tag: int, related: list[int], theirs: list[int]
+        self, embedding: Tensor, queries: Tensor, tag: int, related: list[int], related_maps: list[int]
     ) -> Tensor:
-        """Map of class `tag` in a later hop, (H, W), from the maps of the previous hop with the numbers `theirs`."""
+        """Map of class `tag` in a later hop, (H, W).
+
+        Args:
+            related: positions of R related images.
+            related_maps: numbers of their maps of this class in the previous hop, -1 for images without the class.
+        """
         assert self.previous_maps
-        maps = [None if number < 0 else self._read(self.previous_maps, [number])[0] for number in theirs]
+        maps: list[Tensor | None] = []
+        for number in related_maps:
+            maps.append(self._read(self.previous_maps, [number])[0] if number >= 0 else None)
         query = self._query_for(related, queries)
         features = self._read(self.features, related)
         return self.model.co_maps(query, embedding, features, tag, maps).mean(dim=0)
 
-    def _map(
-        self, embedding: Tensor, queries: Tensor, number: int, tag: int, related: list[int], others: list[int]
+    def _first_hop_map(
+        self, embedding: Tensor, queries: Tensor, number: int, tag: int, related: list[int], contrastive: list[int]
     ) -> Tensor:
         """Map of class `tag` in the first hop, (H, W).
 
         Args:
-            number: number of the map.
-            related: positions of related images.
-            others: positions of images for the contrastive part; empty without it.
+            number: number of the map among all maps.
+            related: positions of R related images.
+            contrastive: positions of images for the contrastive part of the map; empty if it has none.
         """
         query = self._query_for(related, queries)
         activation = self.model.co_maps(query, embedding, self._read(self.features, related), tag).mean(dim=0)
-        if others:
-            query = self._query_for(others, queries)
-            contrasted = self.model.contrastive_maps(query, embedding, self._read(self.features, others), tag)
+        if contrastive:
+            query = self._query_for(contrastive, queries)
+            contrasted = self.model.contrastive_maps(query, embedding, self._read(self.features, contrastive), tag)
             num_related = len(related)
-            num_others = len(others)
-            weighted_sum = num_related * activation + num_others * contrasted.mean(dim=0)
-            activation = weighted_sum / (num_related + num_others)
-        if self.selves is not None:
-            selves = self._read(self.selves, [number])[0]
-            activation = ((selves + released_map(activation)) / 5 * 255).round() / 255
+            num_contrastive = len(contrastive)
+            weighted_sum = num_related * activation + num_contrastive * contrasted.mean(dim=0)
+            activation = weighted_sum / (num_related + num_contrastive)
+
+        if self.self_maps is not None:
+            self_maps = self._read(self.self_maps, [number])[0]
+            # Mean of this map and the four maps of self pairs, rounded to 8 bits, as in the released code.
+            activation = ((self_maps + released_map(activation)) / 5 * 255).round() / 255
         return activation
 
     def _query_for(self, images: list[int], queries: Tensor) -> Tensor:
-        """Query for each of some images, (R, HW, C), or the common query, (HW, C)."""
-        return queries[0] if len(queries) == 1 else queries[self.source[images].long()]
+        """The query for each of R images, (R, HW, C), or one query for all of them, (HW, C)."""
+        return queries[0] if len(queries) == 1 else queries[self.is_source[images].long()]
 
     def _read(self, cached: CachedRows, positions: list[int]) -> Tensor:
-        """Embeddings of N images, (N, C, H, W), or N maps, (N, H, W)."""
+        """Reads the features of N images, (N, C, H, W), or N maps, (N, H, W), given their positions or numbers."""
         rows = []
         for position in positions:
             row = cached.row(position)
-            assert row is not None, "intermediate results exist until all maps are finished"
+            assert row is not None, "intermediate results are missing before all maps are finished"
             rows.append(row)
-        return torch.from_numpy(np.stack(rows)).to(self.device).float()  # ten times as fast as conversion in NumPy
+        return torch.from_numpy(np.stack(rows)).to(self.device).float()  # ten times as fast as NumPy's conversion
