@@ -76,12 +76,12 @@ def _command_section(path: str, command: Any) -> str:
 
     arguments = [parameter for parameter in command.params if parameter.param_type_name == "argument"]
     if arguments:
-        rows = [(f"`{_cell(_argument_name(argument))}`", _text_cell(argument.help or "")) for argument in arguments]
+        rows = [(f"`{_argument_name(argument)}`", _cell(argument.help or "")) for argument in arguments]
         parts.append(_table(("argument", "meaning"), rows))
 
     options = [parameter for parameter in command.params if parameter.param_type_name == "option"]
     if options:
-        rows = [(_option_names(option), _default(option), _text_cell(option.help or "")) for option in options]
+        rows = [(_option_names(option), _default(option), _cell(option.help or "")) for option in options]
         parts.append(_table(("option", "default", "meaning"), rows))
 
     examples = re.findall(r"`([^`]+)`", command.epilog or "")
@@ -97,7 +97,7 @@ def _argument_name(argument: Any) -> str:
 def _option_names(option: Any) -> str:
     """The spellings of an option, with the name of its value if it has one."""
     names = ", ".join(f"`{name}`" for name in option.opts)
-    return f"{names} `{_cell(option.metavar)}`" if option.metavar else names
+    return f"{names} `{option.metavar}`" if option.metavar else names
 
 
 def _default(option: Any) -> str:
@@ -105,7 +105,7 @@ def _default(option: Any) -> str:
     if option.required:
         return "required"
     if isinstance(option.show_default, str):
-        return _text_cell(option.show_default)
+        return _cell(option.show_default)
     if option.default is None or isinstance(option.default, bool):
         return ""
     environment = f" or `${option.envvar}`" if option.envvar else ""
@@ -134,7 +134,7 @@ def configuration() -> str:
             purpose = inspect.getdoc(type(getattr(config, name))) if name != "run" else "Keys of the whole run."
             out.append(f"\n## {name}\n\n{_escape(purpose or '')}\n")
             out.append("| key | default | meaning |\n| --- | --- | --- |")
-        out.append(f"| `{key}` | {_value(value)} | {_text_cell(about[key])} |")
+        out.append(f"| `{key}` | {_value(value)} | {_cell(about[key])} |")
 
     out.append("\n## Recipes\n")
     out += [f"### {name}\n\n{_escape(inspect.getdoc(make) or '')}\n" for name, make in RECIPES.items()]
@@ -149,7 +149,7 @@ def _value(value: object) -> str:
         return f"`{str(value).lower()}`"
     if isinstance(value, tuple):
         return f"`[{', '.join(map(str, value))}]`"
-    return f"`{_cell(value)}`"
+    return f"`{value}`"
 
 
 def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -157,19 +157,16 @@ def _table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def _text_cell(text: str) -> str:
-    return _escape(_cell(text))
-
-
-def _cell(value: object) -> str:
-    return " ".join(str(value).split()).replace("|", "\\|")
+def _cell(text: str) -> str:
+    """A text as the cell of a table."""
+    return _escape(" ".join(text.split()))
 
 
 def _escape(text: str) -> str:
-    """Escapes `<` and `*` outside of code spans, and links the pages that docstrings name."""
+    """Escapes `<`, `*` and `|` outside of code spans, and links the pages that docstrings name."""
     spans = re.split(r"(`[^`]*`)", text)
     for i in range(0, len(spans), 2):
-        span = spans[i].replace("<", "&lt;").replace("*", "\\*")
+        span = spans[i].replace("<", "&lt;").replace("*", "\\*").replace("|", "\\|")
         span = re.sub(r"docs/(?:\w+/)*([\w-]+)\.md", lambda page: _link(page[1], page[0]), span)
         spans[i] = re.sub(r"(?<![\w/\[])paper-vs-code", _link("paper-vs-code", _PAPER_VS_CODE), span)
     return "".join(spans)
