@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
+from PIL import Image
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
@@ -180,6 +181,27 @@ def test_the_example_rule_of_the_extension_page_works() -> None:
 
     assert labels.tolist() == [[5, 0, 0, 10]]
     assert mask.tolist() == [[5, 255, 0, 10]]
+
+
+def test_the_script_of_the_evaluation_page_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (block,) = [block for name, block in blocks("python") if name == "evaluate.md"]
+    truth = np.array([[0, 0, 1, 255]], np.uint8)
+    prediction = np.array([[0, 1, 1, 1]], np.uint8)
+    for folder, mask in (("truth", truth), ("masks", prediction)):
+        (tmp_path / folder).mkdir()
+        Image.fromarray(mask).save(tmp_path / folder / "a.png")
+    (tmp_path / "classes.txt").write_text("cat\n")
+
+    monkeypatch.chdir(tmp_path)
+    exec(block, {})
+
+    assert capsys.readouterr().out.splitlines() == [
+        "background    50.0",
+        "cat           50.0",
+        "mIoU 50.00, boundary mIoU 50.00",
+    ]
 
 
 def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
