@@ -240,8 +240,8 @@ def _raise_for_rejects(config: Config, rejects: pa.Table, num_images: int) -> No
 
 
 def _reasons(rejects: pa.Table) -> str:
-    """Some rejected images with their reasons."""
-    return shown(pc.binary_join_element_wise(rejects["uri"], rejects["reason"], ": ").to_pylist())
+    """Ids of some rejected images, with their reasons."""
+    return shown(pc.binary_join_element_wise(rejects["image_id"], rejects["reason"], ": ").to_pylist())
 
 
 def _raise_for_classes(config: Config, num_train: int, train_counts: Mapping[str, int], rejects: pa.Table) -> None:

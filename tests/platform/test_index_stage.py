@@ -112,7 +112,7 @@ def test_an_image_that_crashes_its_process_is_listed_and_checked_again_by_anothe
     with monkeypatch.context() as patched:
         patched.setattr(index, "open_images", killing)
         assert indexed(photos) == (all_but(6), listed, 8)
-    assert f"images are rejected: {photos.parent}/6.png: kills the" in capsys.readouterr().out.replace("\n", "")
+    assert "images are rejected: 6.png: kills the" in capsys.readouterr().out.replace("\n", "")
     assert indexed(photos)[:2] == (all_but(6), listed), "the index is finished"
     assert indexed(photos, "data.min_side=33") == (all_but(), {}, 1), "another one opens this image again, and no other"
 
