@@ -16,22 +16,22 @@ from mcis.datasets.sources.lists import map_paths, relative_name, without_image_
 from mcis.platform.outputs.read_index import truth_of_row
 
 CORRECTED = "corrected"
-"""The column with the file of a corrected mask, and the background cue of such a mask."""
+"""Name of the column with the file of a corrected mask, and value of the column `cue` of such a mask."""
 
 
 def with_corrected(rows: pa.Table, folder: Path | None) -> pa.Table:
-    """Adds a column `corrected` to rows of an index or a listing: the file of each image's mask in a folder, or null.
+    """Adds a column `corrected` to rows of an index or a listing: the file of the image's corrected mask, or null.
 
     A mask has the name that `mcis export masks` gives it: the image's id without the suffix of an image file, and
-    `.png`. It may also be named `<id>.png` or `<id>.jpg.png`, or have the name of the image's file, if no other image
-    has that name.
+    `.png`. It may also be named `<id>.png` or `<id>.jpg.png`, or after the image's file without its folders, if
+    no other image has that name.
 
     Args:
         rows: Rows with a column `image_id`.
-        folder: The folder of masks. None: there are none.
+        folder: The folder of masks, or None.
 
     Raises:
-        UserError: The folder is missing or empty, or holds a mask that belongs to none of the images.
+        UserError: The folder is missing or empty, or contains a mask that belongs to none of the images.
     """
     if folder is None:
         return rows.append_column(CORRECTED, pa.nulls(len(rows), pa.string()))
@@ -39,25 +39,25 @@ def with_corrected(rows: pa.Table, folder: Path | None) -> pa.Table:
     files = map_paths(folder, "corrected mask")
     if not files:
         raise UserError(
-            f"no PNG in {folder}", "corrected masks, <image id>.png", "name their folder by --corrected-masks"
+            f"no PNG in {folder}", "corrected masks, <image id>.png", "set --corrected-masks to their folder"
         )
 
     masks = _match(rows["image_id"].to_pylist(), files)
     unmatched = sorted(set(files.values()).difference(masks))
     if unmatched:
         raise UserError(
-            f"{len(unmatched)} of {len(files)} masks in {folder} are of no tagged training image: {shown(unmatched)}",
-            "<image id>.png, as `mcis export masks` names them, or the name of the image's file with .png",
+            f"{len(unmatched)} of {len(files)} masks in {folder} match no tagged training image: {shown(unmatched)}",
+            "masks named <image id>.png, as by `mcis export masks`, or after the image's file",
             "rename them, or move them out of the folder",
         )
     return rows.append_column(CORRECTED, pa.array(masks, pa.string()))
 
 
 def _match(image_ids: Sequence[str], files: Mapping[str, str]) -> list[str | None]:
-    """Returns the mask of each image, or None.
+    """Returns the path of the mask of each image, or None.
 
     Args:
-        files: Paths of masks by their name, relative to the folder and without `.png`.
+        files: Paths of masks by their name: the path relative to the folder, without `.png`.
     """
     paths = [PurePosixPath(relative_name(image_id) or "") for image_id in image_ids]
     images_by_stem = collections.Counter(path.stem for path in paths)

@@ -1,7 +1,8 @@
-"""Reads and writes pixel counts of single images, which the stage `evaluate` keeps next to its scores.
+"""Reads and writes the pixel counts of each image, which the stage `evaluate` stores next to its scores.
 
-A row holds the counts of one image for one score: the number of pixels for each true label, predicted label and part of
-the image, without entries of 0. Sums over images are confusion matrices. Runs are compared image by image.
+A row contains the counts of one image for one score: the number of pixels for each true label, predicted label and part
+of the image, without entries of 0. Their sums over images are confusion matrices. `mcis compare` uses them to compare
+runs image by image.
 """
 
 import zlib
@@ -66,7 +67,7 @@ def mask_rows(
 
     Args:
         truth: The ground-truth mask, (H, W).
-        masks: Label masks, (H, W) each, by what they are.
+        masks: Label masks, (H, W) each, by value of the column `scored`.
         classes: K.
     """
     for scored, counts in zip(masks, mask_counts(truth, masks.values(), classes), strict=True):
@@ -74,7 +75,7 @@ def mask_rows(
 
 
 def crc_of_truth(truth: NDArray[np.uint8]) -> int:
-    """Returns the CRC-32 of a mask's height, width and labels. It differs if two runs had different ground truth."""
+    """Returns the CRC-32 of a mask's size and labels, which shows whether two runs used the same ground truth."""
     return zlib.crc32(np.ascontiguousarray(truth).data, zlib.crc32(str(truth.shape).encode()))
 
 
@@ -103,7 +104,7 @@ class ImageCounts(NamedTuple):
 
 
 def read_counts(output: Path, score: Score) -> ImageCounts:
-    """Reads the pixel counts that a score was computed from, of all its images in the order of their ids.
+    """Reads the pixel counts from which a score was computed, sorted by image id.
 
     Args:
         output: The output of the stage evaluate.

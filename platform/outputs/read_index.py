@@ -24,7 +24,7 @@ class OpenedIndex(NamedTuple):
 
     Attributes:
         index: Rows of the images (`INDEX_SCHEMA`).
-        rejects: Rows of the images that cannot be read (`REJECTS_SCHEMA`).
+        rejects: Rows of the rejected images (`REJECTS_SCHEMA`).
         classes: The K class names.
         notes: Sentences that the user should read.
     """
@@ -70,8 +70,9 @@ def split_rows(
         source: The context of a run that has the index, or the file of the index.
         split: The split.
         tagged: Whether to return only images with at least one tag.
-        columns: The columns to return. None: all. With millions of images, they take most of a stage's memory.
-        only: Which of these rows to return, counted from 0, in this order. None: all, in the order of the index.
+        columns: The columns to return. None: all. With millions of images, they are most of a stage's memory.
+        only: Positions, among the rows of the split, of the rows to return, in this order. None: all rows, in the order
+            of the index.
     """
     file = source if isinstance(source, Path) else source.inputs["index"] / "index.parquet"
     columns = INDEX_SCHEMA.names if columns is None else columns
@@ -94,7 +95,7 @@ def split_rows(
     if only is None:
         return rows
 
-    # The rows are sorted by position. Put row i of `only` back to place i.
+    # The rows are sorted by position; restore the order of `only`.
     order = np.argsort(only)
     ranks = np.empty_like(order)
     ranks[order] = np.arange(len(order))
@@ -122,7 +123,7 @@ def truth_of_row(row: dict[str, Any], classes: int) -> NDArray[np.uint8]:
     """Reads the ground-truth mask of an image, (H, W), labels 0..K and 255.
 
     Args:
-        row: A row of the index, or of a listing, which does not have the image's size.
+        row: A row of the index; or of a listing, which lacks the size of the image, so that it is not checked.
         classes: K.
 
     Raises:

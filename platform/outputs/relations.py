@@ -1,4 +1,4 @@
-"""Draws the related images of a run's localization maps, as configured."""
+"""Draws the related images of the localization maps of a run."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +22,7 @@ from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_table
 
 VECTORS = "vectors"
-"""The table of image vectors in the output of the stage localize. It is written if related images are nearest ones."""
+"""Table of image vectors in the output of the stage `localize`, written if related images are nearest neighbors."""
 
 
 def read_vectors(folder: Path) -> NDArray[np.float32]:
@@ -38,7 +38,7 @@ def read_vectors(folder: Path) -> NDArray[np.float32]:
 def draw_relations(
     config: LocalizeConfig, seed: int, tags: Tags, source: NDArray[np.bool_], vectors: NDArray[np.float32] | None = None
 ) -> Relations:
-    """Draws the related images of all maps, as configured. For the arguments see `draw_related_images`."""
+    """Draws the related images of all maps for a configuration. For the arguments, see `draw_related_images`."""
     return draw_related_images(
         tags,
         source,
@@ -70,7 +70,7 @@ class MapRelations(NamedTuple):
 
 
 def relations_of_run(config: Config, context: RunContext) -> MapRelations | None:
-    """Returns the related images of the maps that the stage localize wrote. None: maps are of a single round."""
+    """Returns the related images of the maps that the stage `localize` wrote; None for single-round maps."""
     if not config.localize.related:
         return None
 

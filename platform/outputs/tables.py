@@ -1,4 +1,4 @@
-"""Schemas of the tables that stages write, and localization maps as rows of such a table."""
+"""Schemas of the tables that stages write, and conversion of localization maps to and from rows."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -51,7 +51,7 @@ PREDICTIONS_SCHEMA = pa.schema(
         _field("absent_tags", pa.list_(pa.uint16()), "tags of the image that are not predicted", nullable=True),
     ]
 )
-_LARGEST = float(np.finfo(np.float16).max)
+_MAX_FLOAT16 = float(np.finfo(np.float16).max)
 
 
 class ImageMaps(NamedTuple):
@@ -82,8 +82,8 @@ def map_rows(image_ids: Sequence[str], classes: Sequence[int], maps: NDArray[np.
     """
     count, height, width = maps.shape
     if np.isnan(maps).any():
-        raise ValueError("a localization map holds NaN")
-    values = pa.array(maps.clip(-_LARGEST, _LARGEST).astype(np.float16).reshape(-1))
+        raise ValueError("a localization map contains NaN")
+    values = pa.array(maps.clip(-_MAX_FLOAT16, _MAX_FLOAT16).astype(np.float16).reshape(-1))
     offsets = pa.array(np.arange(count + 1, dtype=np.int32) * (height * width))
     columns = [
         pa.array(image_ids, pa.string()),
@@ -98,7 +98,7 @@ def map_rows(image_ids: Sequence[str], classes: Sequence[int], maps: NDArray[np.
 
 
 def image_maps(shards: Shards, image_id: str) -> ImageMaps:
-    """Reads the maps of one image from a table with MAPS_SCHEMA. Raises what `Shards.rows` raises."""
+    """Reads the maps of one image from a table with MAPS_SCHEMA. For errors see `Shards.rows`."""
     rows = shards.rows(image_id)
     values = rows["map"].combine_chunks().flatten().to_numpy(zero_copy_only=False).astype(np.float32)
     height, width, first, step = (rows[name][0].as_py() for name in ("height", "width", "first", "step"))

@@ -1,4 +1,4 @@
-"""Opens the runs to compare, from one or several workspaces: one by one, or grouped as seeds of one configuration."""
+"""Opens the runs to compare, from one or several workspaces: single runs, and groups of runs with different seeds."""
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ class Run(NamedTuple):
     """A run with scores.
 
     Attributes:
-        name: its name, with the workspace if two of the compared runs have the same name.
+        name: its name, followed by the workspace if two of the compared runs have the same name.
         workspace: its workspace.
         folder: its files.
         outputs: folders of the outputs of its stages, by stage.
@@ -44,7 +44,7 @@ class Run(NamedTuple):
 
 
 class RunGroup(NamedTuple):
-    """One run, or several runs of one configuration with different seeds, in the order of their seeds.
+    """One run, or several runs that differ only in their seed, sorted by seed.
 
     Attributes:
         label: name of the group in tables.
@@ -60,7 +60,7 @@ class RunGroup(NamedTuple):
         return [run.seed for run in self.runs]
 
     def scores(self, title: str) -> list[Score]:
-        """The scores with a `Variant.title`, of the runs that have it."""
+        """The score with this `Variant.title` of each run that has it."""
         return [run.scores[title] for run in self.runs if title in run.scores]
 
 
@@ -69,15 +69,17 @@ def open_run_groups(root: Path, arguments: Sequence[str]) -> list[RunGroup]:
 
     Args:
         root: the workspace of runs that are given by name.
-        arguments: at least two. Each is the name of a run, the path of a run's folder in any workspace, or several of
-            these, separated by commas, which are the seeds of one configuration.
+        arguments: at least two. Each is the name of a run or the path of a run's folder in any workspace, or several of
+            these, separated by commas, for runs that differ only in their seed.
 
     Raises:
-        UserError: there are fewer than two arguments; a run is missing, given twice, without scores, or has other
-            classes than the first; or the runs of a group differ in more than their seed.
+        UserError: there are fewer than two arguments; a run is missing, is given twice, has no scores, or has other
+            classes than the first run; or the runs of a group differ in more than their seed.
     """
     if len(arguments) < 2:
-        raise UserError(f"{len(arguments)} run to compare", "at least two", "name another: `mcis compare FIRST SECOND`")
+        raise UserError(
+            f"{len(arguments)} run to compare", "at least two runs", "name another: `mcis compare FIRST SECOND`"
+        )
 
     folder_groups = []
     for argument in arguments:
@@ -93,8 +95,12 @@ def open_run_groups(root: Path, arguments: Sequence[str]) -> list[RunGroup]:
 
 
 def differing_keys(groups: Sequence[RunGroup]) -> dict[str, list[str]]:
-    """Keys whose values differ between groups, each with the value in every group as text; `-` if there is none."""
-    keys = dict.fromkeys(key for group in groups for run in group.runs for key in run.configuration)
+    """Keys whose values differ between groups, with the value in each group as text; `-` if it has none."""
+    keys: dict[str, None] = {}
+    for group in groups:
+        for run in group.runs:
+            keys |= dict.fromkeys(run.configuration)
+
     differing = {}
     for key in keys:
         values = []
@@ -107,7 +113,7 @@ def differing_keys(groups: Sequence[RunGroup]) -> dict[str, list[str]]:
 
 
 def joined_once(texts: Iterable[str]) -> str:
-    """Joins texts by commas, each once."""
+    """Joins different texts by commas."""
     return ", ".join(dict.fromkeys(texts))
 
 
@@ -129,7 +135,7 @@ def _find_run(root: Path, text: str) -> RunFolder:
         raise UserError(
             f"no run {text!r} in {workspace.root}",
             "the name of a run, the path of its folder, or several of them separated by commas",
-            f"run it, or name another; there are {shown([path.name for path in workspace.run_folders()]) or 'none'}",
+            f"start such a run, or name one of: {shown([path.name for path in workspace.run_folders()]) or 'none'}",
         )
     return run
 

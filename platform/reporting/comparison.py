@@ -34,14 +34,14 @@ class BootstrapSettings(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """The difference between a group of runs and the baseline in one measure, in percentage points.
+    """The difference between a group of runs and the baseline in one measure of one score.
 
     Attributes:
         title: what is scored, a `Variant.title`.
         measure: one of `MEASURES`.
         group: label of the compared group.
         split: the split of the images.
-        images: number of images that both are scored on.
+        images: number of images on which both are scored.
         baseline: value of the baseline in percent, mean over its seeds.
         compared: value of the compared group in percent, mean over its seeds.
         low: lower end of the interval of `compared - baseline`; NaN for fewer than two images.
@@ -60,7 +60,7 @@ class Difference(NamedTuple):
 
     @property
     def difference(self) -> float:
-        """By how much the compared group is higher than the baseline."""
+        """`compared - baseline`, in percentage points."""
         return self.compared - self.baseline
 
     @property
@@ -82,8 +82,8 @@ class ComparedScore:
     Attributes:
         what: what is scored, a key of `SCORED_OUTPUTS`.
         title: its `Variant.title`.
-        groups: the baseline and the groups that can be compared with it, in their order.
-        left_out: why the other groups cannot be compared, by their labels.
+        groups: the baseline and the groups that can be compared with it, in the order given.
+        left_out: why other groups cannot be compared, by their labels.
         differences: differences to the baseline, by group, then by measure.
         image_mious: mIoU in percent by the name of a run and the id of an image; NaN if no pixel of it is scored.
     """
@@ -123,7 +123,7 @@ class Comparison:
 
 
 class _ImageOverlaps(NamedTuple):
-    """What was counted for a score of a run, for N images.
+    """The overlaps that were counted for a score of a run, for N images.
 
     Attributes:
         image_ids: ids of the images.
@@ -147,8 +147,8 @@ def compare(groups: Sequence[RunGroup], bootstrap: BootstrapSettings) -> Compari
     """Compares the scores of groups with those of the first one.
 
     Raises:
-        UserError: the first group has no score, or its runs are scored on different images; or two runs have different
-            ground truth for the same image.
+        UserError: the first group has no score, or its runs are scored on different images; or two runs are scored
+            against different ground truth for the same image.
     """
     baseline = groups[0]
     titles = list(baseline.runs[0].scores)
@@ -159,7 +159,7 @@ def compare(groups: Sequence[RunGroup], bootstrap: BootstrapSettings) -> Compari
 
 
 def _compare_score(groups: Sequence[RunGroup], title: str, bootstrap: BootstrapSettings) -> ComparedScore:
-    """Compares one score of the groups with that of the first group."""
+    """Compares one score of all groups with the score of the first group."""
     reference = groups[0].runs[0]
     by_run = {}
     for group in groups:
@@ -199,7 +199,7 @@ def _compare_score(groups: Sequence[RunGroup], title: str, bootstrap: BootstrapS
 
 
 def _differences(compared: Sequence[_GroupOverlaps], title: str, bootstrap: BootstrapSettings) -> Iterator[Difference]:
-    """The differences of all groups to the first, in every measure that both have."""
+    """Yields the difference of each group to the first group in every measure that both have."""
     baseline = compared[0]
     score = baseline.group.scores(title)[0]
     for other in compared[1:]:
@@ -229,7 +229,7 @@ def _differences(compared: Sequence[_GroupOverlaps], title: str, bootstrap: Boot
 
 
 def _mean_iou(by_image: Overlaps) -> float:
-    """mIoU in percent, mean over S seeds, from the overlaps of labels in each image, (S, N, K + 1)."""
+    """Mean over S seeds of mIoU in percent, from the overlaps of labels in each image, (S, N, K + 1)."""
     totals = [part.sum(axis=1) for part in by_image]
     return fmean(mean(iou) for iou in iou_of(*totals))
 
@@ -263,7 +263,7 @@ def _read_overlaps(run: Run, title: str) -> _ImageOverlaps:
 
 
 def _apply_threshold(counted: ImageCounts, interval: int) -> ImageCounts:
-    """Turns predictions with a score below an interval into background."""
+    """Turns the predictions whose score is below the given interval into background."""
     is_foreground = counted.counts.part >= interval
     predicted = np.where(is_foreground, counted.counts.predicted, 0).astype(np.uint8)
     return counted._replace(counts=counted.counts._replace(predicted=predicted))
@@ -276,7 +276,7 @@ def _label_overlaps(counted: ImageCounts, score: Score, *, boundary: bool) -> Ov
 
 
 def _why_incomparable(reference: Run, group: RunGroup, title: str, by_run: Mapping[str, _ImageOverlaps]) -> str | None:
-    """Why the score of a group cannot be compared with that of a run; None if it can."""
+    """Why a score of a group cannot be compared with the same score of a run; None if it can."""
     for run in group.runs:
         reason = _why_runs_differ(reference, run, title, by_run)
         if reason is not None:
@@ -299,10 +299,10 @@ def _why_runs_differ(reference: Run, other: Run, title: str, by_run: Mapping[str
     changed = sorted(image_id for image_id in common if truths[image_id] != other_truths[image_id])
     if changed:
         raise UserError(
-            f"{title}: {len(changed)} of {len(common)} images have another ground truth in run {other.name!r} than in "
-            f"run {reference.name!r}: {shown(changed)}",
+            f"{title}: {len(changed)} of {len(common)} images have different ground truth in the runs {other.name!r} "
+            f"and {reference.name!r}: {shown(changed)}",
             "runs scored against the same ground truth",
-            "repeat the command of the run with the older masks, which scores it again",
+            "repeat the command of the run that was scored with the older masks; it is then scored again",
         )
 
     split = reference.scores[title].split

@@ -1,7 +1,7 @@
-"""Writes the page of a comparison as one self-contained file: tables, IoU per class, and the same images side by side.
+"""Writes the page of a comparison as one self-contained file: tables, IoU per class, and images side by side.
 
-The images are those whose mIoU differs most between groups, and some drawn at random. Names come from outside, so the
-template escapes everything, and the content security policy of the page forbids loading or running anything.
+Half of the images are those whose mIoU differs most between groups; the others are drawn at random. Names come from
+users, so the template escapes everything. The content security policy of the page forbids loading or running anything.
 """
 
 import datetime
@@ -42,7 +42,7 @@ class GalleryCell(NamedTuple):
     """A picture of an image.
 
     Attributes:
-        title: what it shows: `image`, `truth`, or the label of a group.
+        title: `image`, `truth`, or the label of the group whose output it shows.
         cell: the picture; None if there is none.
         note: shown below the picture.
     """
@@ -58,7 +58,7 @@ class GalleryImage(NamedTuple):
     Attributes:
         id: id of the image.
         tags: its tags.
-        why: its split, and why it was chosen.
+        why: text with its split and the reason why it was chosen.
         cells: the photograph, the ground truth, and the output of every group.
     """
 
@@ -69,10 +69,10 @@ class GalleryImage(NamedTuple):
 
 
 class Gallery(NamedTuple):
-    """The same images in the outputs of several groups.
+    """Images with the outputs of several groups.
 
     Attributes:
-        title: which output is shown.
+        title: name of the output.
         common: number of images that all of these groups have.
         without: labels of the groups that lack the output.
         legend: the labels that occur.
@@ -103,14 +103,11 @@ class IouChart(NamedTuple):
 
 
 def compared_images(comparison: Comparison, count: int) -> list[Gallery]:
-    """Chooses images for which every group has an output, and draws them.
-
-    Half of the images, rounded up, are those whose mIoU differs most; the others are drawn at random by the seed of the
-    comparison. Every group is shown by its first run.
+    """Chooses images for which every group has an output, and draws them. For each group, its first run is shown.
 
     Args:
         comparison: the comparison.
-        count: maximum number of images for each output; 0 for no galleries at all.
+        count: maximum number of images for each output; 0 for no galleries.
 
     Returns:
         A gallery for each of the compared outputs: segmentation, pseudo masks, localization maps.
@@ -124,7 +121,9 @@ def compared_images(comparison: Comparison, count: int) -> list[Gallery]:
     try:
         return [_make_gallery(comparison, what, count) for what in reversed(SCORED_OUTPUTS) if what in compared]
     except UserError as error:
-        raise UserError(error.found, error.expected, f"{error.remedy}, or leave out images by --images 0") from None
+        raise UserError(
+            error.found, error.expected, f"{error.remedy}; or leave out the images with --images 0"
+        ) from None
 
 
 def choose_images(
@@ -132,14 +131,15 @@ def choose_images(
 ) -> list[tuple[str, bool]]:
     """Chooses up to `count` images: half of them, rounded up, by the range of their mIoU, the others at random.
 
-    The largest range comes first; images with the same range are ordered by their ids. Images with a range of 0 are
-    never chosen by their range. The random choice depends only on the seed and the position of the image.
+    The range of an image is the difference between its highest and its lowest mIoU. The largest range comes first;
+    images with the same range are ordered by their ids. Images with a range of 0 are never chosen by their range. The
+    random choice depends only on the seed and the position of the image.
 
     Args:
         image_ids: sorted ids.
         mious: for each group, mIoU by image. An image that is missing or NaN in one of them has no range.
         count: maximum number of images.
-        seed: of the random choice.
+        seed: seed of the random choice.
 
     Returns:
         The id of each chosen image, and whether it was chosen by its range.
@@ -207,7 +207,7 @@ def _tag_labels(panel: Panel, classes: Sequence[str]) -> list[Label]:
 
 
 def _image_mious(comparison: Comparison, what: str, run: str) -> Mapping[str, float]:
-    """mIoU of a run by image for the shown variant of an output: with the CRF if there is one."""
+    """mIoU of a run by image id, for the shown variant of an output: with the CRF if the run has it."""
     by_title = {score.title: score.image_mious for score in comparison.scores if score.what == what}
     for variant in reversed(SCORED_OUTPUTS[what].variants):
         mious = by_title.get(variant.title, {})
@@ -217,7 +217,7 @@ def _image_mious(comparison: Comparison, what: str, run: str) -> Mapping[str, fl
 
 
 def _read_panels(comparison: Comparison, image_ids: Sequence[str]) -> dict[str, Panel]:
-    """Reads photographs and ground truth of images of the baseline's index."""
+    """Reads the photographs and the ground truth of images in the index of the baseline."""
     classes = comparison.classes
     columns = ["image_id", "uri", "split", "tags", "mask_uri", "height", "width"]
     index = read_table(comparison.groups[0].runs[0].outputs["index"] / "index.parquet", columns)
@@ -247,7 +247,7 @@ def _with_output(panel: Panel, what: str, table: Shards) -> tuple[Panel, str]:
 
 
 def default_file(groups: Sequence[RunGroup]) -> Path:
-    """Where the page is written unless the user names a file: in the workspace of the first run.
+    """Default file of the page, in the workspace of the first run.
 
     The name joins the runs' names by `~`, which no run's name contains. A fingerprint distinguishes long names, and
     runs of several workspaces.
@@ -262,7 +262,13 @@ def default_file(groups: Sequence[RunGroup]) -> Path:
 
 
 def write_page(comparison: Comparison, galleries: Sequence[Gallery], file: Path) -> None:
-    """Writes the page with its `compared_images`; an existing file is overwritten."""
+    """Writes the page. An existing file is overwritten.
+
+    Args:
+        comparison: the comparison.
+        galleries: result of `compared_images`.
+        file: the file to write.
+    """
     group_labels = [group.label for group in comparison.groups]
     view = {
         "created": f"{datetime.datetime.now(datetime.UTC):%d %B %Y, %H:%M UTC}".lstrip("0"),

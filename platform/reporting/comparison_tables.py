@@ -1,4 +1,4 @@
-"""Tables, notes and plain values of a comparison, for its page, the terminal and other programs."""
+"""Makes the tables and notes of a comparison for its page and the terminal, and its values as CSV and JSON."""
 
 import csv
 import io
@@ -21,7 +21,7 @@ class Table(NamedTuple):
         columns: headings.
         rows: one cell per column each.
         numbers: headings of the columns of numbers.
-        optional: headings of the columns that a narrow terminal may miss, the least important first.
+        optional: headings of the columns that are left out on a narrow terminal, the least important first.
     """
 
     title: str
@@ -76,9 +76,10 @@ def page_tables(comparison: Comparison) -> list[Table]:
 
 
 def terminal_tables(comparison: Comparison) -> list[Table]:
-    """The tables of the terminal, of at most 80 columns without the optional ones.
+    """The tables of the terminal: the settings in which the runs differ, the trained classifiers, and a table of
+    differences for each group.
 
-    They are the settings in which the runs differ, the trained classifiers, and a table of differences for each group.
+    Without their optional columns, tables of differences fit 80 characters.
     """
     tables = []
     settings = settings_table(comparison)
@@ -101,7 +102,7 @@ def settings_table(comparison: Comparison) -> Table:
 
 
 def classifiers_table(comparison: Comparison) -> Table | None:
-    """The mean average precision of the trained classifiers on tags; None if no group has it for all of its runs."""
+    """The mean average precision of the classifiers on val tags; None if no group has it for all of its runs."""
     heading = f"{VAL_MAP} %"
     rows = [(group.label, _classifier_precision(group)) for group in comparison.groups]
     if all(precision == "-" for _, precision in rows):
@@ -154,15 +155,15 @@ def _differences_table(comparison: Comparison) -> Table:
 
 
 def _group_table(comparison: Comparison, group: RunGroup) -> Table:
-    """The differences of one group to the baseline, mIoU and boundary mIoU of a score below each other."""
+    """The differences of one group to the baseline, with a row for mIoU and a row for boundary mIoU of each score."""
     baseline = comparison.groups[0]
     further = [measure for measure in _measures(comparison) if measure not in MEASURES]
     rows = []
     for row in comparison.differences:
         if row.group != group.label:
             continue
-        own_row = row.measure == "miou"
-        name = row.title if own_row else f"  {measure_heading(row.measure)}"
+        is_first_row = row.measure == "miou"
+        name = row.title if is_first_row else f"  {measure_heading(row.measure)}"
         difference = f"{row.difference:+.2f}"
         if row.verdict != "unknown":
             difference += f" [{_short(row.low)}, {_short(row.high)}]"
@@ -171,7 +172,7 @@ def _group_table(comparison: Comparison, group: RunGroup) -> Table:
         for measure in further:
             before = _mean_text(_values(baseline, row.title, measure))
             after = _mean_text(_values(group, row.title, measure))
-            further_values.append(f"{before} → {after}" if own_row else "")
+            further_values.append(f"{before} → {after}" if is_first_row else "")
         deviations = [_deviation_text(_values(runs, row.title, row.measure)) for runs in (baseline, group)]
         values = (f"{row.baseline:.2f}", f"{row.compared:.2f}", difference)
         rows.append((name, *values, row.verdict, row.split, grouped(row.images), *deviations, *further_values))
@@ -205,7 +206,7 @@ def score_settings(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def footnotes(comparison: Comparison) -> list[tuple[str, str]]:
-    """What all scores share, what is not compared and why, and what the intervals mean, as terms and texts."""
+    """Notes on the comparison, as terms and texts: settings of all scores, what is not compared, and the intervals."""
     notes = []
     shared = ", ".join(f"{heading} {text}" for heading, text in _shared_origin(comparison).items())
     if shared:
@@ -274,7 +275,7 @@ def comparison_csv(comparison: Comparison) -> str:
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """Everything that the tables and the notes hold, as JSON values."""
+    """All values of the tables and the notes, as JSON values."""
     groups = []
     for group in comparison.groups:
         runs = [{"name": run.name, "folder": str(run.folder.path), "seed": run.seed} for run in group.runs]
@@ -304,7 +305,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
 
 
 def _measures(comparison: Comparison) -> list[str]:
-    """The measures that any compared score has, those of `MEASURES` first."""
+    """Names of the measures that any compared score has; names in `MEASURES` come first."""
     scores = []
     for score in comparison.scores:
         for group in score.groups:
@@ -331,7 +332,7 @@ def _deviation_text(values: Sequence[float]) -> str:
 
 
 def _short(points: float) -> str:
-    """Formats an end of an interval with three digits, so that the table fits 80 columns."""
+    """Formats an end of an interval with three digits, so that the table fits 80 characters."""
     return f"{points:+.2f}" if abs(points) < 9.995 else f"{points:+.1f}"
 
 
@@ -340,12 +341,12 @@ def _finite(value: float) -> float | None:
 
 
 def _finite_values(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Replaces numbers that JSON cannot hold by None."""
+    """Replaces numbers that JSON cannot represent by None."""
     return {key: _finite(value) if isinstance(value, float) else value for key, value in values.items()}
 
 
 def _shared_origin(comparison: Comparison) -> dict[str, str]:
-    """What all scores have in common of their origin, as heading -> text."""
+    """The settings of `ORIGIN` that all compared scores share, as heading -> text."""
     all_settings = []
     for score in comparison.scores:
         for group in score.groups:

@@ -1,4 +1,4 @@
-"""Predicts from the listing alone what a run can expect of its images, as lines of text."""
+"""Describes, from the listing of the images alone, which results to expect from a run."""
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +13,7 @@ _FEW_IMAGES = 10
 
 
 def expectations(config: Config, listing: Listing) -> list[str]:
-    """Counts the images, and says which results to expect from them."""
+    """Lines of text: the number of images, and which results to expect from them."""
     images = listing.table.select(["split", "tags"])
     train = rows_in_split(images, "train")
     val = rows_in_split(images, "val")
@@ -43,7 +43,7 @@ def _rare_classes(tagged: pa.Table, names: tuple[str, ...]) -> list[str]:
 
 
 def _missing_scores(config: Config, listing: Listing) -> list[str]:
-    """Sentences on what is not scored because there are no masks."""
+    """Sentences on what is not scored because there is no val split or no ground truth."""
     images = listing.table.select(["split", "mask_uri"])
     split = config.predict.split
     if split == "auto":

@@ -1,8 +1,8 @@
-"""Data of the page's threshold explorer: training images whose maps a reader can compare with a threshold.
+"""Collects the data of the section "Try a threshold" of a run's page: training images with their maps.
 
-For each map and pixel the page embeds the interval between two thresholds that contains the score, as the evaluation
-counts it, at the size of the embedded picture, at most SIDE pixels on the longer side. If the truth is not larger, the
-IoU that the page's script (templates/explorer.js) computes is the IoU that the stage `evaluate` computes.
+For each map and pixel, the page embeds the number of the interval between two thresholds that contains the score, as in
+the stage `evaluate`, but at the size of the embedded picture. If the ground truth is not larger than SIDE pixels, the
+script of the page (templates/explorer.js) computes the same IoU as the stage.
 """
 
 import base64
@@ -45,7 +45,7 @@ def explorer_data(
     scores: Sequence[Score],
     curves: Mapping[str, Curve],
 ) -> dict[str, Any] | None:
-    """Collects what the script of the page reads, as JSON values; arrays are base64 of zlib's format.
+    """Collects the data that the script of the page reads, as JSON values. Arrays are zlib-compressed, in base64.
 
     Args:
         config: configuration of the run.
@@ -85,7 +85,7 @@ def explorer_data(
 
 
 def _curve(related: int, scores: Sequence[Score], curves: Mapping[str, Curve]) -> dict[str, Any] | None:
-    """mIoU of all training images over the thresholds and its best value; None if the maps are not scored."""
+    """mIoU of all scored training images at each threshold, and its best value; None if the maps are not scored."""
     for score in scores:
         if score.what == "localization_maps" and score.related == related and math.isfinite(score.miou):
             mious = [miou if math.isfinite(miou) else None for miou in curves[score.name].mious]
@@ -134,5 +134,6 @@ def _image_data(panel: Panel, scale: str, bins: int) -> dict[str, Any]:
 
 
 def _packed(array: NDArray[Any]) -> str:
+    """The bytes of an array, zlib-compressed, in base64."""
     compressed = zlib.compress(np.ascontiguousarray(array).tobytes(), 9)
     return base64.b64encode(compressed).decode()

@@ -40,7 +40,7 @@ class _LabelTable(NamedTuple):
     """A table of label masks that can be exported in several formats.
 
     Attributes:
-        format: the format that the function in `EXPORTS` writes.
+        format: name of the default format, which the function in `EXPORTS` writes.
         stage: the stage that writes the table.
         table: name of the table.
     """
@@ -51,14 +51,14 @@ class _LabelTable(NamedTuple):
 
 
 def export(workspace: Workspace, name: str, what: str, out: Path, format: str | None = None) -> str:
-    """Exports a part of a run.
+    """Exports one kind of output of a run.
 
     Args:
         workspace: the workspace of the run.
         name: name of the run.
-        what: one of `EXPORTS`.
+        what: the kind of output, one of `EXPORTS`.
         out: file or folder to write.
-        format: for pseudo masks and predictions, another format than the default.
+        format: for pseudo masks and predictions, one of `EXPORT_FORMATS`; None for the default format.
 
     Returns:
         A description of what was written.
@@ -77,7 +77,9 @@ def export(workspace: Workspace, name: str, what: str, out: Path, format: str | 
         expected = f"one of {table.format}, {', '.join(EXPORT_FORMATS)}" if table else "no --format"
         raise UserError(f"format {format} of {what}", expected, "choose another by --format")
     if out.is_dir() and any(out.iterdir()):
-        raise UserError(f"{out} holds files", "a new folder, because two exports would mix", "choose another --out")
+        raise UserError(
+            f"{out} contains files", "a new folder, so that two exports are not mixed", "choose another --out"
+        )
 
     classes = open_index(workspace, name, ["split"]).classes
     return export_objects(format, classes, _labeled_images(workspace, name, what, out), out)
@@ -91,7 +93,7 @@ def export_objects(format: str, classes: Sequence[str], images: Iterable[Labeled
 
 
 def export_maps(workspace: Workspace, name: str, out: Path) -> str:
-    """Writes localization maps, each divided by its maximum and clipped at 0, for any `maps.scale`.
+    """Writes localization maps, each clipped at 0 and divided by its maximum, regardless of `maps.scale`.
 
         <id>/<class>.png            8-bit gray at the image's size
         <id>/<class>.overlay.jpg    in color over the image
@@ -213,9 +215,9 @@ EXPORTS: Mapping[str, Callable[[Workspace, str, Path], str]] = {
     "onnx": export_onnx,
     "pretrained": export_pretrained,
 }
-"""What can be exported, and the function that writes it."""
+"""Kinds of output that can be exported, and the functions that write them and return a description."""
 _LABEL_TABLES = {
     "masks": _LabelTable("voc", "pseudo_masks", "masks"),
     "predictions": _LabelTable("png", "predict", "predictions"),
 }
-"""What can be exported in other formats."""
+"""Kinds of output that can be exported in other formats too."""

@@ -1,4 +1,4 @@
-"""What all exports write with: tables of a run, file names that stay below a folder, CSV, several threads."""
+"""Helpers of all exports: reads tables of a run, checks names of files, and writes CSV files and pictures."""
 
 import contextlib
 import csv
@@ -18,13 +18,13 @@ from mcis.platform.runs.progress import counted
 from mcis.platform.runs.workspace import Workspace
 
 _THREADS = 4
-"""Threads that write pictures."""
+"""Number of threads that write pictures."""
 _FILE_SUFFIXES = (".png", ".jpg")
-"""Suffixes of exported files, one of which might be named like the folder of another."""
+"""Suffixes of exported files. A file with such a name must not have the name of another file's folder."""
 
 
 def stage_table(workspace: Workspace, name: str, stage: str, table: str) -> Path:
-    """The folder of a table in the output of a stage; UserError if the run has not finished the stage."""
+    """Folder of a table in the output of a stage. Raises UserError if the run has not finished the stage."""
     reached = workspace.outputs(name)
     if stage not in reached:
         raise UserError(
@@ -42,16 +42,18 @@ def table_rows(table: Path, columns: list[str] | None = None) -> Iterator[dict[s
 
 
 def file_names(image_ids: Iterable[str], out: Path) -> dict[str, str]:
-    """Relative paths to name files after images, by image id.
+    """Relative paths for files that are named after images, by image id.
 
-    An id may be an absolute path or a URI. The suffix of an image file is left out, unless two names would be the same.
+    An id may be an absolute path or a URI. The suffix of an image file is left out, unless two names would then be the
+    same.
 
     Args:
         image_ids: the ids.
         out: the folder of the files, for messages.
 
     Raises:
-        UserError: an id leads out of `out`, two ids lead to the same file, or a name cannot be a line in a list.
+        UserError: an id leads out of `out`, two ids lead to the same file, the file of one would be the folder of
+            another, or a name cannot be a line of a list.
     """
     paths = {image_id: relative_name(image_id) for image_id in image_ids}
     short = {image_id: path if path is None else without_image_suffix(path) for image_id, path in paths.items()}
@@ -65,15 +67,15 @@ def file_names(image_ids: Iterable[str], out: Path) -> dict[str, str]:
 
 
 def class_file_names(classes: Iterable[str], out: Path) -> dict[str, str]:
-    """Relative paths to name files after classes, by class; UserError as in `file_names`."""
+    """Relative paths for files that are named after classes, by class. For errors see `file_names`."""
     return _check_names({name: relative_name(name) for name in classes}, out, "class(es)")
 
 
 def _check_names(names: Mapping[str, str | None], out: Path, kind: str) -> dict[str, str]:
-    """Returns the names if every one of them can be a file of its own; UserError otherwise.
+    """Returns the names if each of them can be a separate file; raises UserError otherwise.
 
     Args:
-        names: relative path by id; None leads out of the folder.
+        names: relative path by id; None if the id leads out of the folder.
         out: the folder.
         kind: what the ids are, for messages.
     """
@@ -90,12 +92,14 @@ def _check_names(names: Mapping[str, str | None], out: Path, kind: str) -> dict[
         f"lead out of {out}": [item for item, name in names.items() if name is None],
         "lead to the file of another": same,
         "lead below the file of another": below_a_file,
-        "end in spaces or hold line breaks": [item for item, name in inside.items() if not _is_line(name)],
+        "begin or end with spaces, or contain unprintable characters": [
+            item for item, name in inside.items() if not _is_line(name)
+        ],
     }
     for problem, items in problems.items():
         if items:
             found = f"{kind} that {problem}: {', '.join(map(repr, items[:5]))}"
-            raise UserError(found, "a file of its own for each", "correct the names in the data set")
+            raise UserError(found, "a separate file for each", "correct the names in the data set")
     return inside
 
 
@@ -137,6 +141,6 @@ def csv_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Writes a file atomically."""
-    with atomic_write(path, durable=False) as aside:
-        aside.write_bytes(content)
+    """Writes a file atomically, without syncing it to disk."""
+    with atomic_write(path, durable=False) as temporary:
+        temporary.write_bytes(content)

@@ -23,8 +23,8 @@ def script(name: str) -> dict[str, str]:
     """Reads a script from the folder of the templates.
 
     Returns:
-        text: the script, ASCII, without the end tag of a script.
-        hash: its hash for a content security policy that allows this script and no other.
+        text: the script. It is ASCII and does not contain `</script>`.
+        hash: its hash, for a content security policy that allows only this script.
     """
     text = (_TEMPLATES / name).read_text(encoding="ascii")
     digest = hashlib.sha256(text.encode()).digest()
@@ -34,7 +34,7 @@ def script(name: str) -> dict[str, str]:
 def render(template: str, view: Mapping[str, Any]) -> str:
     """Renders a page as text that can be encoded in UTF-8.
 
-    A file name that is not UTF-8 has lone surrogates in Python; they are shown as \\udcff.
+    Python represents bytes of file names that are not UTF-8 by lone surrogates; the page shows them as \\udcff.
 
     Args:
         template: name of the template.
@@ -53,7 +53,7 @@ _REPLACEMENTS = dict.fromkeys(_FORBIDDEN, "\N{REPLACEMENT CHARACTER}")
 
 
 def printable(text: str) -> str:
-    """Converts text for a script to the characters that `render` would write, without escaping."""
+    """Replaces characters of text for a script as `render` does, but does not escape HTML."""
     return text.translate(_REPLACEMENTS).encode("utf-8", "backslashreplace").decode()
 
 

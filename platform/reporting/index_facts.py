@@ -1,4 +1,4 @@
-"""Counts an index: images per class, domain and split, copies, kinds of rejects. No image is opened."""
+"""Counts the images of an index by class, domain and split, the copies, and the rejects. No image is opened."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -39,10 +39,10 @@ class IndexFacts:
 
 
 def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> IndexFacts:
-    """Counts an index.
+    """Counts the images and rejects of an index.
 
     Args:
-        index: rows of INDEX_SCHEMA; ids and URIs may be missing.
+        index: rows of INDEX_SCHEMA; the columns of ids and URIs may be missing.
         rejects: rows of REJECTS_SCHEMA.
         classes: the K class names.
     """

@@ -1,6 +1,6 @@
 """Renders the page of an index: images per class, domain and split, example images, copies, rejects.
 
-It is one self-contained HTML page. Every name is escaped; nothing is loaded or run.
+It is one self-contained HTML page. Every name is escaped, and the page loads and runs nothing.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ from mcis.platform.reporting.panels import labels
 from mcis.platform.reporting.plots import THEME
 
 _MOST_ROWS = 500
-"""Maximum number of rejects, and of repeated contents, that are listed."""
+"""Maximum number of rejects, and of groups of copies, that are listed."""
 _MOST_REASONS = 50
 """Maximum number of kinds of reasons that are listed."""
 _SIDE = 96
@@ -75,7 +75,7 @@ def browse_page(index: pa.Table, rejects: pa.Table, classes: Sequence[str], *, n
         index: rows of INDEX_SCHEMA.
         rejects: rows of REJECTS_SCHEMA.
         classes: the K class names.
-        notes: remarks of the sources.
+        notes: notes of the index and its sources.
         title: heading of the page.
     """
     facts = index_facts(index, rejects, classes)
@@ -128,7 +128,7 @@ def _choose_examples(index: pa.Table, classes: Sequence[str]) -> ExampleImages |
 
 
 def _read_thumbnails(index: pa.Table, rows: list[int], classes: Sequence[str]) -> dict[int, Thumbnail]:
-    """Reads the images of some rows, by row."""
+    """Reads the thumbnails of some rows, in threads; returns them by row number."""
     images = index.select(["image_id", "uri", "split", "tags"]).take(rows).to_pylist()
     uris = (image["uri"] for image in images)
     thumbnails = {}

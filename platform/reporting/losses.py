@@ -1,4 +1,4 @@
-"""Where each step of a run loses mIoU: the points that it has of 100, and how it lost the others."""
+"""Splits the 100 points of each scored output into its mIoU and the points that three kinds of errors cost."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from mcis.models.metrics import error_shares, mean
 from mcis.platform.runs.scores import Score, grouped
 
 LOST = ("missed", "spurious", "confused")
-"""How points are lost (`models.metrics.ErrorShares`), in the order of columns and bars."""
+"""The kinds of errors (`models.metrics.ErrorShares`), in the order of columns and bars."""
 
 
 class Step(NamedTuple):
@@ -18,10 +18,10 @@ class Step(NamedTuple):
     Attributes:
         what: what is scored, a key of `SCORED_OUTPUTS`.
         name: name of the score.
-        images: the split and the number of its images.
+        images: text with the split and the number of its images.
         miou: mIoU.
-        lost: means over the labels in the order of `LOST`; with `miou` they sum to 100.
-        gain: mIoU minus that of the step before; None if that is scored on other images.
+        lost: points lost by each kind of error in `LOST`, means over the labels; with `miou` they sum to 100.
+        gain: mIoU minus the mIoU of the previous step; None if it is scored on another number of images or split.
         measures: headings of the values of a label.
         labels: name and values of each label, background first; None for values that it does not have.
     """
@@ -38,12 +38,16 @@ class Step(NamedTuple):
 
 def steps(scores: Sequence[Score]) -> list[Step]:
     """The steps of a run in their order, without baselines."""
-    scored = [score for score in scores if score.what != "baseline" and np.any(score.confusion)]
-    previous = [None, *scored[:-1]]
-    return [_make_step(score, before) for score, before in zip(scored, previous, strict=False)]
+    made: list[Step] = []
+    previous: Score | None = None
+    for score in scores:
+        if score.what != "baseline" and np.any(score.confusion):
+            made.append(_make_step(score, previous))
+            previous = score
+    return made
 
 
-def _make_step(score: Score, before: Score | None) -> Step:
+def _make_step(score: Score, previous: Score | None) -> Step:
     lost = error_shares(np.array(score.confusion))
     rows: list[tuple[str, list[float | None]]] = []
     for label, name in enumerate(score.iou):
@@ -53,8 +57,8 @@ def _make_step(score: Score, before: Score | None) -> Step:
         rows.append((name, [score.iou[name], boundary, *registered, *label_losses]))
 
     gain = None
-    if before and (before.split, before.images) == (score.split, score.images):
-        gain = score.miou - before.miou
+    if previous and previous.split == score.split and previous.images == score.images:
+        gain = score.miou - previous.miou
     return Step(
         what=score.what,
         name=score.title if score.what == "pseudo_masks" else f"{score.title}, {score.name}",

@@ -74,9 +74,9 @@ class Cell(NamedTuple):
 
     Attributes:
         picture: the picture.
-        alt: description for those who cannot see it.
+        alt: alternative text.
         note: text for its caption.
-        is_mask: whether it has flat colors, for which PNG is small and exact; others are ten times smaller as JPEG.
+        is_mask: whether it has flat colors, so that PNG is small. Other pictures are ten times smaller as JPEG.
     """
 
     picture: Image.Image
@@ -98,7 +98,7 @@ def cells(panel: Panel, classes: Sequence[str], height: int) -> dict[str, Cell]:
     Args:
         panel: the panel.
         classes: the K class names.
-        height: height of the pictures in pixels. They are lower if they would be more than twice as wide as this.
+        height: height of the pictures in pixels. Wide pictures are lower, so that no width exceeds twice this height.
     """
     full_height, full_width = panel.image.shape[:2]
     scale = min(height / full_height, 2 * height / full_width)
@@ -146,7 +146,7 @@ def legend(panels: Iterable[Panel], classes: Sequence[str]) -> list[Label]:
 
 
 def labels(classes: Sequence[str]) -> dict[int, Label]:
-    """Every label of K classes with its palette color; ignored pixels have the lighter color of their stripes."""
+    """All labels of K classes with their palette colors; `ignored` has the lighter color of its stripes."""
     colors = palette()
     colors[IGNORE] = _IGNORE_STRIPES[0]
     names = {BACKGROUND: "background", IGNORE: "ignored"} | dict(enumerate(classes, 1))
@@ -154,7 +154,7 @@ def labels(classes: Sequence[str]) -> dict[int, Label]:
 
 
 def _mask_picture(mask: NDArray[np.uint8], size: tuple[int, int]) -> Image.Image:
-    """Draws labels in palette colors. Ignored pixels are striped; segments have a light rim, so that dark ones show."""
+    """Draws labels in palette colors. Ignored pixels are striped; a light rim makes dark segments visible."""
     mask = np.asarray(Image.fromarray(mask).resize(size, Image.Resampling.NEAREST))
     colors = palette()[mask].astype(np.float32)
     rim = _rim(mask)

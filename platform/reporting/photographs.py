@@ -21,19 +21,19 @@ from mcis.platform.runs.progress import bar
 def predict_photographs(
     predictor: Predictor, photographs: Sequence[Photograph], out: Path, tags: Mapping[str, Sequence[int]]
 ) -> list[tuple[str, str]]:
-    """Writes predictions for photographs; existing files with the same names are overwritten.
+    """Predicts photographs and writes the results. Existing files with the same names are overwritten.
 
         masks/<name>.png      palette PNG at the photograph's size
         overlays/<name>.jpg   the labels' colors over the photograph, at most DEFAULT_MAX_SIDE pixels a side
         shares.csv            a row for each photograph: its file, mask and size, and the share of each label's pixels
-        labels.csv            which label is which class, and its color
-        rejects.csv           the files that could not be read, and why
+        labels.csv            class and color of each label
+        rejects.csv           files that could not be read, and the reasons
 
     Args:
         predictor: the segmentation network.
         photographs: the photographs.
         out: the folder to write to.
-        tags: class indices, from 0, of what a photograph shows, by its URI, if known.
+        tags: class indices of the known tags of photographs, by URI. Predictions are restricted to them.
 
     Returns:
         The rows of rejects.csv: a file and the reason.

@@ -1,4 +1,4 @@
-"""Plots on the pages: IoU per class, losses of mIoU, thresholds, training curves."""
+"""Draws the plots of the pages: IoU per class, mIoU lost by kinds of errors, thresholds, training curves."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +43,7 @@ _TRAINING_VALUES = ("val_map", "learning_rate", "images_per_second", "waiting")
 _NOT_LOSS_TERMS = ("step", "epoch", "loss", *_TRAINING_VALUES, "time")
 """Columns of a step log that are not terms of the loss."""
 _SMOOTH_FROM = 60
-"""Number of records above which a loss is smoothed over 1/30 of them and drawn over its faint original."""
+"""Number of records above which a loss is drawn as a moving mean over 1/30 of them, over the faint original."""
 _PIXEL = 1 / 96
 """Size of a CSS pixel in inches."""
 TrainingLog = Mapping[str, NDArray[np.float64]]
@@ -51,7 +51,7 @@ TrainingLog = Mapping[str, NDArray[np.float64]]
 
 
 def log_columns(records: Sequence[Mapping[str, Any]]) -> TrainingLog:
-    """Turns the records of a step log, at least one, into columns; all of `_NOT_LOSS_TERMS` are present."""
+    """Converts the records of a step log, at least one, to columns; all of `_NOT_LOSS_TERMS` are present."""
     keys = dict.fromkeys(_NOT_LOSS_TERMS)
     for record in records:
         keys |= dict.fromkeys(record)
@@ -137,7 +137,7 @@ def iou_chart(names: Sequence[str], bars: Sequence[Bars]) -> Plot:
 
 
 def loss_chart(steps: Sequence[Step]) -> Plot:
-    """Draws a stacked horizontal bar of 100 points per step: its mIoU, and how it lost the other points."""
+    """Draws a stacked horizontal bar per step: its mIoU, and the points lost by each kind of error."""
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
@@ -161,7 +161,11 @@ def loss_chart(steps: Sequence[Step]) -> Plot:
 
 
 def threshold_chart(curves: Mapping[str, Curve]) -> Plot:
-    """Draws mIoU in percent over the background threshold, a line per label with a dot at its best point."""
+    """Draws mIoU over the background threshold, with a line per curve and a dot at its maximum.
+
+    Args:
+        curves: curves by their label in the legend.
+    """
 
     def draw(figure: Figure) -> None:
         axes = figure.add_subplot()
@@ -177,7 +181,7 @@ def threshold_chart(curves: Mapping[str, Curve]) -> Plot:
                 text += f": best {miou:.1f} at {threshold:.3g}"
             axes.plot(*curve, color=color, linewidth=1.8, label=f" {text}")
 
-        axes.set_xlabel("threshold of the background")
+        axes.set_xlabel("background threshold")
         axes.set_ylabel("mIoU in percent")
         figure.legend(loc="outside lower left")
 
@@ -277,7 +281,7 @@ def _style() -> Any:
 
 
 def _name_rows(axes: Axes, names: Sequence[str]) -> None:
-    """Names the rows of horizontal bars in percent, from the top."""
+    """Labels the rows of horizontal bars, from the top, and sets the axis of percent."""
     axes.grid(axis="x")
     axes.set_yticks(range(len(names)), names)
     axes.tick_params("y", labelcolor=THEME.ink)

@@ -1,9 +1,10 @@
 """Writes the page of one run, report.html, and its pictures: scores, images, curves, counts, configuration.
 
-The page is a pure function of `ReportData`; no Ray, no MLflow. If something is missing because the run stopped early or
-there is no ground truth, the page says so. Names and reasons come from outside, so the template escapes everything. The
-content security policy of the page forbids loading anything, and running anything except for its own script, which
-draws localization maps and never writes HTML. Without the script only the section "Try a threshold" is missing.
+The page depends only on `ReportData`; it needs no Ray and no MLflow. If something is missing because the run stopped
+early or there is no ground truth, the page says so. Names and reasons come from users, so the template escapes
+everything. The content security policy of the page forbids loading anything, and running anything except for its own
+script, which draws localization maps and never writes HTML. Without the script, only the section "Try a threshold" is
+missing.
 """
 
 import re
@@ -41,24 +42,24 @@ _PICTURE_NAME = re.compile(r"(iou|losses|thresholds|training-\w+)\.png")
 
 @dataclass(frozen=True, kw_only=True)
 class ReportData:
-    """What the page shows. Scores and IoU are in percent, shares in [0, 1], times in seconds.
+    """Content of the page. Scores and IoU are in percent, shares in [0, 1], times in seconds.
 
     Attributes:
         name: name of the run.
-        sources: of the configuration.
-        recipe: of the configuration.
-        created: ISO 8601.
+        sources: image sources of the configuration.
+        recipe: recipe of the configuration.
+        created: time of the report, ISO 8601.
         git: the commit; None outside a checkout.
         classes: the K class names; class index k has label k + 1.
         scores: all scores of the run.
         counts: counts by stage.
         rejected: number of images that the index rejected; its own page lists them.
-        notes: warnings.
+        notes: notes of the stages for the user.
         seconds: wall time by stage.
         computed: by stage, whether this call computed it; otherwise its output was reused.
-        training: the logs of the trainings that took part: "classifier", "affinity net", "segmenter".
+        training: step logs of the finished trainings, by network: "classifier", "affinity net", "segmenter".
         curves: mIoU of localization maps over thresholds, by the name of their score.
-        config: dotted key, value as text, and origin of every value.
+        config: dotted key, value as text, and origin (`RunContext.origins`) of every value.
         environment: versions and machine, by name.
         panels: images of the gallery.
         explorer: `explorer_data`; None if there are no maps to explore.
@@ -91,7 +92,7 @@ class Tile(NamedTuple):
         what: key of `SCORED_OUTPUTS`.
         title: its heading.
         score: the best score; None if there is none.
-        explanation: how the scored masks were made, or why there is no score.
+        explanation: how the scored output was made, or why there is no score.
         candidates: number of scores that the best one was chosen from.
         baselines: baselines on the same split, for pseudo masks.
     """
@@ -176,7 +177,7 @@ def write_report(data: ReportData, folder: RunFolder) -> Path:
 
 
 def _view(data: ReportData) -> dict[str, Any]:
-    """The variables of the template; `plots` is by the stem of the file name."""
+    """The variables of the template. `plots` has the plots by the stem of their file name."""
     all_settings = [score.settings() for score in data.scores]
     shared = shared_origin(all_settings)
     tiles = [_make_tile(data.scores, what) for what in _TILES]
@@ -214,7 +215,7 @@ def _view(data: ReportData) -> dict[str, Any]:
 
 
 def _draw_plots(data: ReportData, iou_columns: Sequence[IouColumn], iou_order: list[str]) -> dict[str, plots.Plot]:
-    """Draws the plots that there is data for, by the stem of their file name."""
+    """Draws the plots for which there is data; returns them by the stem of their file name."""
     drawn: dict[str, plots.Plot] = {}
     if iou_order:
         half = plots.MOST_BARS // 2
@@ -251,7 +252,7 @@ def _group_scores(scores: Sequence[Score], all_settings: Sequence[dict[str, str]
 
 
 def _candidates(scores: Sequence[Score], what: str) -> list[Score]:
-    """Scores with an mIoU that can be the headline; for segmentation, not on training images if there are others."""
+    """Scores with an mIoU, of which a tile shows the best; for segmentation, not of split train if there are others."""
     computed = [score for score in scores if score.what == what and isfinite(score.miou)]
     if what == "segmentation":
         held_out = [score for score in computed if not score.split.startswith("train")]
@@ -266,7 +267,7 @@ def _make_tile(scores: Sequence[Score], what: str) -> Tile:
     best = max(candidates, key=attrgetter("miou"), default=None)
     if best is None:
         is_scored = any(score.what == what for score in scores)
-        explanation = "scored without truth: no mIoU" if is_scored else "no score in this run"
+        explanation = "no mIoU: no pixel was scored" if is_scored else "no score in this run"
         return Tile(what, title, None, explanation, 0, [])
 
     baselines = []
@@ -277,7 +278,7 @@ def _make_tile(scores: Sequence[Score], what: str) -> Tile:
 
 
 def _iou_order(scores: Sequence[Score]) -> list[str]:
-    """Names of the labels, by falling IoU in the last score."""
+    """Names of the labels, sorted by decreasing IoU in the last score."""
 
     def rank(name: str) -> list[float]:
         values = [score.iou.get(name) for score in reversed(scores)]

@@ -1,4 +1,4 @@
-"""Suggests which pseudo masks to correct first: those that the network disagrees with most, weighed by class."""
+"""Suggests which pseudo masks to correct first: masks that differ most from the predictions, weighted by class."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -36,7 +36,7 @@ class Suggestion(NamedTuple):
 
     Attributes:
         row: the image's row of the index.
-        need: how much a correction may change, see `suggest_images`.
+        need: estimate of how much a correction can change, see `suggest_images`.
         worst: class index of the tag that adds most to `need`.
     """
 
@@ -48,9 +48,9 @@ class Suggestion(NamedTuple):
 def suggest_images(workspace: Workspace, name: str, predictor: Predictor, count: int) -> list[Suggestion]:
     """Ranks the training images of a run by how much they need a corrected mask, without using any ground truth.
 
-    The need of an image is a sum over its tags: the number of pixels of the class on which pseudo mask and network
-    differ, divided by the pixels of the class in all pseudo masks. This is about what a correction may change in the
-    IoU of the class.
+    The need of an image is a sum over its tags: the number of pixels that have the class in the pseudo mask or in the
+    prediction, but not in both, divided by the number of pixels of the class in all pseudo masks. It estimates how much
+    a correction can change the IoU of the class.
 
     Args:
         workspace: the workspace of the run.
@@ -94,7 +94,7 @@ def suggest_images(workspace: Workspace, name: str, predictor: Predictor, count:
 
 
 def _uncorrected_rows(workspace: Workspace, name: str, table: Path) -> list[dict[str, Any]]:
-    """Index rows of the tagged training images without a corrected mask; UserError if there are none."""
+    """Index rows of the tagged training images without a corrected mask. Raises UserError if there are none."""
     cues = read_table(table, ["image_id", "cue"])
     uncorrected = cues.filter(pc.not_equal(cues["cue"], CORRECTED))["image_id"].combine_chunks()
     tagged: pa.Table = rows_in_split(open_index(workspace, name).index, "train", tagged=True)
@@ -107,12 +107,12 @@ def _uncorrected_rows(workspace: Workspace, name: str, table: Path) -> list[dict
 def write_suggestions(
     workspace: Workspace, name: str, predictor: Predictor, count: int, out: Path, format: str | None = None
 ) -> str:
-    """Writes predicted masks to start corrections from, for the images of `suggest_images`.
+    """Writes the images of `suggest_images`, with predicted masks from which corrections can start.
 
-        suggested.csv     the images, the largest need first: mask file, need in percent, the class that adds most to it
-        suggested.html    a page that shows them
-        <format>/         the masks as objects, if one of `EXPORT_FORMATS` is given
-        masks/, ...       the files of `predict_photographs`, with predictions restricted to the images' tags
+        suggested.csv     images, the largest need first: mask file, need in percent, the class that adds most to it
+        suggested.html    page that shows them
+        <format>/         the masks as objects, if `format` is given, one of `EXPORT_FORMATS`
+        masks/, ...       files of `predict_photographs`, with predictions restricted to the tags of the images
 
     Returns:
         A description of what was written.
@@ -122,8 +122,11 @@ def write_suggestions(
     """
     for folder in (out / "masks", out / (format or "masks")):
         if folder.exists():
-            found = f"{folder} exists, and may hold masks that were corrected"
-            raise UserError(found, "a folder without it", "choose another --out, or move it away")
+            raise UserError(
+                f"{folder} exists, and may contain corrected masks",
+                "a folder in which it does not exist",
+                "choose another --out, or move it away",
+            )
     if format == "coco":
         require_module("pycocotools.mask")  # fails now rather than after minutes of predictions
 

@@ -1,4 +1,4 @@
-"""Tables on a terminal, as wide as it is."""
+"""Prints tables that fit the width of the terminal."""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -50,7 +50,7 @@ def print_table(
         columns: headings.
         rows: one cell per column each.
         numbers: headings of the columns that are right-aligned and never wrapped.
-        optional: headings of the columns that a narrow terminal may miss, the least important first.
+        optional: headings of the columns that are left out on a narrow terminal, the least important first.
     """
     dropped: set[str] = set()
     table = _compact_table(title, columns, rows, numbers, dropped)
@@ -83,7 +83,7 @@ def _compact_table(
 
 
 def print_descriptions(descriptions: Iterable[tuple[str, str]]) -> None:
-    """Prints terms and their descriptions in two columns, so that a long description wraps in its own."""
+    """Prints terms and their descriptions in two columns; long descriptions wrap within their column."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(overflow="fold", max_width=console.width * 3 // 8)
     grid.add_column(overflow="fold")

@@ -24,7 +24,7 @@ class RunContext:
         inputs: folders of the finished outputs of earlier stages, by stage.
         seconds: wall time of earlier stages.
         computed: whether this call computed these stages, rather than finding them finished.
-        sources: listing of the image sources, until the index is made from it.
+        sources: the image sources; None in contexts that do not run the stage `index`.
         caches: names of the folders in cache/ that the stage read; code that opens one adds it.
     """
 

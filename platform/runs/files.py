@@ -28,32 +28,37 @@ _Record = TypeVar("_Record")
 
 
 def fingerprint(*parts: Any) -> str:
-    """Sixteen hexadecimal digits of the SHA-256 of the parts' canonical JSON."""
+    """The first sixteen hexadecimal digits of the SHA-256 of the canonical JSON of all parts."""
     text = json.dumps(parts, sort_keys=True, separators=(",", ":"), default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def file_stamps(uris: pa.ChunkedArray) -> str:
-    """Fingerprint of names, sizes and modification times of files, and of their positions; null means no file."""
+    """Digest of the names, sizes and modification times of files and of their positions in the column.
+
+    Args:
+        uris: paths or URIs; null for no file.
+    """
     named = uris.drop_null()
     rows = pa.array(np.flatnonzero(uris.is_valid().to_numpy()))
     return table_digest([stamps_of_column(named).append_column("uri", named).append_column("row", rows)])
 
 
 def content_digest(file: Path) -> str:
-    """Sixteen hexadecimal digits of the SHA-256 of the content of a local or remote file."""
+    """The first sixteen hexadecimal digits of the SHA-256 of a local or remote file."""
     file = fetch_file(file)
     return _content_digest(file, stamp(str(file)))
 
 
 @functools.lru_cache
 def _content_digest(file: Path, _: Stamp | None) -> str:
+    """Digest of a file, cached until its stamp changes."""
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()[:16]
 
 
 def files_in(folder: Path) -> dict[str, int]:
-    """Size in bytes of each file below a folder, by relative path. Files that disappear meanwhile are left out."""
+    """Size in bytes of each file below a folder, by relative path. Files that are removed meanwhile are left out."""
     return {name: found.size for name, found in files_below(folder).items()}
 
 
@@ -62,7 +67,7 @@ def bytes_in(folder: Path) -> int:
     return sum(files_in(folder).values())
 
 
-_FULL = re.compile(
+_FULL_DISK_MESSAGE = re.compile(
     "No space left on device|Disk quota exceeded|File too large"  # the system
     "|database or disk is full|Local disk is full"  # SQLite, Ray
     r"|PytorchStreamWriter failed writing|inline_container\.cc:\d+\] \. unexpected pos|basic_ios::clear"  # torch
@@ -81,7 +86,7 @@ def full_disk(error: BaseException, disk: str) -> UserError | None:
         return None
 
     reason = None
-    message = _FULL.search(str(error))
+    message = _FULL_DISK_MESSAGE.search(str(error))
     if message:
         reason = message[0]
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -90,7 +95,7 @@ def full_disk(error: BaseException, disk: str) -> UserError | None:
         return None
     return UserError(
         f"no space left on {disk} ({reason})",
-        "space for the next file",
+        "free space for the next file",
         "free some space or move the workspace (--workspace DIR), then repeat the command: finished work is kept",
     )
 
@@ -101,7 +106,7 @@ _NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP
 
 @contextlib.contextmanager
 def disk_errors(folder: Path) -> Iterator[None]:
-    """Converts errors of a full or read-only disk, of missing file locks, or of an invalid file name to a UserError."""
+    """Converts errors of full or read-only disks, file systems without locks, and invalid file names to UserError."""
     try:
         yield
     except Exception as error:
@@ -112,14 +117,15 @@ def disk_errors(folder: Path) -> Iterator[None]:
             raise UserError(
                 f"{error.filename2 or error.filename or folder} cannot be written ({error.strerror})",
                 "a writable folder; a workspace also needs a file system with locks (flock)",
-                "choose another --out or --workspace, or mount it with locks: NFS without nolock, Lustre with flock",
+                "choose another --out or --workspace, or mount the file system with locks (NFS without nolock, Lustre "
+                "with flock)",
             ) from None
         raise
 
 
 @contextlib.contextmanager
 def atomic_write(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """Like `folders.atomic_write`, with errors of the disk converted by `disk_errors`."""
+    """Like `folders.atomic_write`, but converts errors of the disk to UserError (`disk_errors`)."""
     with disk_errors(path.parent), folders.atomic_write(path, durable=durable) as temporary:
         yield temporary
 

@@ -1,7 +1,7 @@
-"""Results of image checks, shared by all runs of a workspace, so that an unchanged file is opened and hashed once.
+"""Stores the results of image checks, the verdicts, for all runs of a workspace: an unchanged file is opened only once.
 
-A file counts as unchanged while its size and modification time stay the same. The stored results (verdicts) do not
-depend on a run's limits for side lengths and pixels.
+A file counts as unchanged while its size and modification time stay the same. Verdicts do not depend on the limits of a
+run for side lengths and pixels.
 """
 
 import contextlib
@@ -35,41 +35,46 @@ def image_files(uris: pa.ChunkedArray) -> pa.Table:
 
 
 class StoredVerdicts:
-    """All verdicts stored in a workspace. Damaged tables (`BadFile`) are left out.
+    """All verdicts stored in a workspace. Damaged tables (`BadFile`) are ignored.
 
-    The lookup takes 32 bytes per file, independent of the length of its URI.
+    The lookup needs 40 bytes of memory per file, regardless of the length of its URI.
 
     Attributes:
         verdicts: table of CHECK_SCHEMA; `find` returns its row numbers.
     """
 
     def __init__(self, workspace: Workspace):
-        prints = [np.empty((0, 3), np.int64)]
+        stamps = [np.empty((0, 3), np.int64)]
         verdicts = [CHECK_SCHEMA.empty_table()]
         for table in shards_in(workspace.image_checks):
             with contextlib.suppress(BadFile):
                 for part in read_parts(table, VERDICT_SCHEMA.names):
-                    prints.append(_prints(part))
+                    stamps.append(_hashed_stamps(part))
                     verdicts.append(part.select(CHECK_SCHEMA.names).cast(CHECK_SCHEMA))
         self.verdicts = pa.concat_tables(verdicts)
-        all_prints = np.concatenate(prints)
-        self._row = np.argsort(all_prints[:, 0], kind="stable")  # stable: the latest verdict on a file comes last
-        self._prints = all_prints[self._row]
-        self._uris = np.ascontiguousarray(self._prints[:, 0])
+        all_stamps = np.concatenate(stamps)
+        self._rows = np.argsort(all_stamps[:, 0], kind="stable")  # stable: the latest verdict on a file comes last
+        self._stamps = all_stamps[self._rows]
+        self._uri_hashes = np.ascontiguousarray(self._stamps[:, 0])
 
     def find(self, files: pa.Table) -> NDArray[np.int64]:
-        """Row of the verdict on each file, (N,); -1 for a file that is new or has changed."""
-        found = [self._find(_prints(part)) for part in in_shards([files])]
+        """Row number of the verdict on each file, (N,); -1 for a file that is new or has changed.
+
+        Args:
+            files: result of `image_files` for N files.
+        """
+        found = [self._find(_hashed_stamps(part)) for part in in_shards([files])]
         return np.concatenate([np.empty(0, np.int64), *found])
 
-    def _find(self, prints: NDArray[np.int64]) -> NDArray[np.int64]:
-        if not len(self._row):
-            return np.full(len(prints), -1)
-        at = np.maximum(np.searchsorted(self._uris, prints[:, 0], side="right") - 1, 0)
-        return np.where((self._prints[at] == prints).all(axis=1), self._row[at], -1)
+    def _find(self, stamps: NDArray[np.int64]) -> NDArray[np.int64]:
+        if not len(self._rows):
+            return np.full(len(stamps), -1)
+        positions = np.maximum(np.searchsorted(self._uri_hashes, stamps[:, 0], side="right") - 1, 0)
+        is_same = (self._stamps[positions] == stamps).all(axis=1)
+        return np.where(is_same, self._rows[positions], -1)
 
 
-def _prints(files: pa.Table) -> NDArray[np.int64]:
+def _hashed_stamps(files: pa.Table) -> NDArray[np.int64]:
     """Hash of the URI (64 bits), size and modification time of each file, (N, 3); valid in this process only."""
     return np.stack([text_hashes(files["uri"]), files["size"].to_numpy(), files["changed"].to_numpy()], axis=1)
 
@@ -77,8 +82,8 @@ def _prints(files: pa.Table) -> NDArray[np.int64]:
 def store_verdicts(workspace: Workspace, verdicts: pa.Table) -> None:
     """Stores verdicts (VERDICT_SCHEMA) in the workspace, in a new table.
 
-    Only verdicts that follow from the content of a file are stored: not those on files that could not be read, and not
-    those on files above a size limit, because another index may use another limit.
+    Only verdicts that follow from the content of a file are stored. Verdicts on files that could not be read are not
+    stored, and neither are verdicts on files above a limit of pixels, because another run may have another limit.
 
     Raises:
         UserError: the disk is full or does not respond; verdicts stored before remain.

@@ -1,8 +1,8 @@
-"""What a workspace holds: its runs and studies, the disk space they use, and outputs that no run uses.
+"""Lists the content of a workspace: its runs and studies, the disk space they use, and outputs that no run uses.
 
-Every folder in runs/ has an entry. An entry says so if the folder is damaged or was not written by mcis. Nothing is
-removed while a run is in progress. A folder is renamed before it is removed, and runs are removed before the outputs
-that they use, so that the next call can finish after a kill.
+Every folder in runs/ has an entry, even if it is damaged or was not written by mcis. Nothing is removed while a run is
+in progress. A folder is renamed before it is removed, and runs are removed before the outputs that they use, so that
+the next call can finish an interrupted removal.
 """
 
 import contextlib
@@ -28,7 +28,7 @@ from mcis.platform.runs.scores import read_scores
 from mcis.platform.runs.workspace import CACHE, OUTPUT, SUMMARY, RunFolder, RunRecord, Workspace, read_record
 
 State = Literal["running", "finished", "failed", "interrupted", "killed", "damaged", "foreign"]
-"""How the last call of a run ended. killed: the process ended without a record of it. foreign: not written by mcis."""
+"""State of a run after its last call. killed: the process ended without recording how. foreign: not written by mcis."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,15 +39,15 @@ class Entry:
         name: name of the folder.
         kind: None if the folder is damaged or foreign.
         study: the study that a run is a trial of.
-        sources: of the configuration.
-        recipe: of the configuration.
+        sources: image sources of the configuration.
+        recipe: recipe of the configuration.
         began: start of the last call, UTC, ISO 8601.
         ended: end of the last call, UTC, ISO 8601.
-        state: how the last call ended.
-        holder: the process that runs it now.
+        state: see `State`.
+        holder: the process that runs it now; None if there is none.
         reached: the last stage that the last call finished.
-        scores: mIoU in percent by `Variant.key`, for the scores that the last call reached. Maps with related images
-            take precedence over single-round maps.
+        scores: mIoU in percent by `Variant.key`, for the scores that the last call reached. The score of maps with
+            related images replaces the score of single-round maps.
         outputs: names of the folders in store/ that it uses.
         bytes: size of its own folder and of its outputs; for a study, including its trials. An output that several runs
             use counts for each of them.
@@ -81,17 +81,19 @@ class Entry:
 
 
 def records(workspace: Workspace) -> dict[str, RunRecord | UserError | None]:
-    """Reads the record of every folder in runs/, by its name: None if mcis did not write it, an error if damaged."""
+    """Reads the record of every folder in runs/, by name: None if mcis did not write it, or the error if damaged."""
     read: dict[str, RunRecord | UserError | None] = {}
     for path in workspace.run_folders():
         try:
             if path.is_symlink():
-                path.stat()  # fails if the link leads to a disk that is not mounted, where a run may be
+                path.stat()  # raises if the link leads to a disk that is not mounted; a run may be there
             read[path.name] = read_record(RunFolder(path).record)
             if read[path.name]:
                 workspace.run(path.name, create=False)  # checks that the name is valid for a run
         except OSError as error:
-            read[path.name] = UserError(f"{path} cannot be read ({error.strerror})", "a run", "make it readable")
+            read[path.name] = UserError(
+                f"{path} cannot be read ({error.strerror})", "a readable folder of a run", "make it readable"
+            )
         except UserError as error:
             read[path.name] = error
     return read
@@ -124,7 +126,7 @@ def entries(workspace: Workspace) -> list[Entry]:
 
 
 def _read_entry(workspace: Workspace, name: str, record: RunRecord | UserError | None) -> Entry:
-    """Makes the entry of a folder, with the size of the folder alone."""
+    """Makes the entry of a folder; its size excludes outputs and trials."""
     folder = RunFolder(workspace.runs / name)
     if record is None:
         return Entry(name=name, state="foreign", problem="not written by mcis")
@@ -156,7 +158,7 @@ def _read_entry(workspace: Workspace, name: str, record: RunRecord | UserError |
 
 
 def _configured_names(config: Path) -> tuple[str | None, str | None]:
-    """Sources and recipe of a run, also of one that an earlier version wrote; None if they are unknown."""
+    """Image sources and recipe of a run, which an earlier version may have written; None if they are unknown."""
     if not config.exists():
         return None, None
     experiment = read_experiment(config)
@@ -171,11 +173,11 @@ def _scores(workspace: Workspace, record: RunRecord) -> dict[str, float]:
     mious: dict[str, float] = {}
     for score in read_scores(outputs):
         if score.variant:
-            mious[score.variant.key] = score.miou  # maps with related images come last
+            mious[score.variant.key] = score.miou  # maps with related images come last and replace single-round maps
     return mious
 
 
-# --- what no run uses
+# --- files that no run uses
 
 _ABANDONED = 24 * 3600.0
 """Seconds after which a temporary file of a process on another machine counts as abandoned."""
@@ -196,11 +198,11 @@ class Garbage(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What to remove.
+    """Files and folders to remove.
 
     Attributes:
         garbage: files and folders, in the order of their removal.
-        notes: what is kept although no run is known to use it.
+        notes: sentences on what is kept although no run is known to use it.
     """
 
     garbage: list[Garbage]
@@ -212,7 +214,7 @@ def plan_removal(workspace: Workspace, names: Sequence[str] = ()) -> Plan:
 
     Args:
         workspace: the workspace.
-        names: runs to remove first, and studies, with their trials.
+        names: runs and studies to remove first; studies are removed with their trials.
 
     Raises:
         UserError: there is no such run, or the record of another run is damaged.
@@ -251,7 +253,7 @@ def remove_garbage(workspace: Workspace, plan: Plan) -> list[str]:
     """
     with disk_errors(workspace.root):
         failed = [item.path for item in plan.garbage if not remove(item.path)]
-    return [f"{path.relative_to(workspace.root)}: a part of it cannot be removed" for path in failed]
+    return [f"{path.relative_to(workspace.root)} cannot be removed completely" for path in failed]
 
 
 def _garbage(path: Path, reason: str) -> Garbage:
@@ -264,7 +266,7 @@ def _garbage(path: Path, reason: str) -> Garbage:
 
 
 def _used_outputs(run_records: Mapping[str, RunRecord | UserError | None]) -> set[str]:
-    """Names of the folders in store/ that runs use; UserError if a record is damaged."""
+    """Names of the folders in store/ that runs use. Raises UserError if a record is damaged."""
     used: set[str] = set()
     for name, record in run_records.items():
         if isinstance(record, UserError):
@@ -279,7 +281,7 @@ def _used_outputs(run_records: Mapping[str, RunRecord | UserError | None]) -> se
 
 
 def _unused_outputs(workspace: Workspace, used: set[str], notes: list[str]) -> list[Garbage]:
-    """Outputs of stages, finished or not, that no run uses; adds a note for each folder that is not an output."""
+    """Outputs of stages, finished or not, that no run uses. Appends a note for each name that is not an output."""
     unused = [name for name in names_in(workspace.store) if name not in used and not TEMPORARY_NAME.fullmatch(name)]
     outputs = [name for name in unused if OUTPUT.fullmatch(name)]
     for name in unused:
@@ -289,7 +291,7 @@ def _unused_outputs(workspace: Workspace, used: set[str], notes: list[str]) -> l
 
 
 def _unused_caches(workspace: Workspace, used_outputs: set[str], notes: list[str]) -> list[Garbage]:
-    """Caches that no used output was computed from; none, and a note, if that is unknown for an output."""
+    """Caches that no used output was computed from; none, with a note appended, if that is unknown for an output."""
     used: set[str] = set()
     unknown = []
     for name in sorted(used_outputs):
@@ -300,7 +302,7 @@ def _unused_caches(workspace: Workspace, used_outputs: set[str], notes: list[str
             if path_exists(folder):
                 unknown.append(name)
     if unknown:
-        notes.append(f"cache/ is kept: {shown(unknown)} does not name its caches, or is unfinished")
+        notes.append(f"cache/ is kept: outputs that are unfinished or do not list their caches: {shown(unknown)}")
         return []
 
     garbage = []
@@ -312,7 +314,11 @@ def _unused_caches(workspace: Workspace, used_outputs: set[str], notes: list[str
 
 
 def _abandoned_files(workspace: Workspace, planned: set[Path]) -> Iterator[Path]:
-    """Temporary files and folders of processes that have ended, without those inside of `planned` or of one another."""
+    """Yields temporary files and folders of processes that have ended, without their content.
+
+    Args:
+        planned: paths to skip with their content; the yielded paths are added.
+    """
     for top in (workspace.store, workspace.runs, workspace.cache, workspace.weights):
         for path in sorted(top.rglob(".*")):
             if _is_abandoned(path) and planned.isdisjoint((path, *path.parents)):

@@ -1,4 +1,4 @@
-"""The record of a run next to its outputs: when it began, how it ended, its configuration, and its MLflow run."""
+"""Records what happens to a run, next to its outputs: its start and end, its configuration, and its MLflow run."""
 
 import contextlib
 import dataclasses
@@ -66,7 +66,7 @@ def run_record(
 
 
 def _outcome_of(error: BaseException) -> dict[str, Any]:
-    """Fields of the record of a call that an error ended."""
+    """Fields of `RunRecord` for a call that ended with an error."""
     if isinstance(error, KeyboardInterrupt):
         return {"outcome": "interrupted"}
     return {"outcome": "failed", "reason": error.found if isinstance(error, UserError) else type(error).__name__}
@@ -97,7 +97,7 @@ class ParentStudy(NamedTuple):
     Attributes:
         name: name of the study.
         parent: id of the study's MLflow run.
-        varied: values by which the trials differ, by short name; logged as further parameters of the MLflow run.
+        varied: values in which the trials differ, by short name; logged as additional parameters of the MLflow run.
         on_records: called with new records of the trial's trainings.
     """
 
@@ -121,7 +121,7 @@ def run_lifecycle(
     """Holds the name of a run during the block, and records its start, its end and its configuration, also in MLflow.
 
     Args:
-        runs_all_stages: whether the block runs all stages.
+        runs_all_stages: see `run_record`.
         recompute: whether stages are computed again, which starts a new MLflow run.
         study: the study of which the run is a trial.
         log_model: logs the trained network to MLflow.
@@ -160,7 +160,7 @@ def run_lifecycle(
 def record_index(resolved: Resolved, context: RunContext) -> None:
     """Records the configuration and the images of a run once its index exists, and frees the memory of the listing.
 
-    Before this call, the run's record names the outputs of an earlier call.
+    Until then, `config.toml` belongs to the outputs of the previous call, which the record of the run still contains.
     """
     if context.sources:
         context.sources.release()

@@ -9,10 +9,9 @@ from mcis.platform.config.sections import Config, sources_of
 
 
 class Sources:
-    """Listing of the sources of a configuration, computed once.
+    """The sources of a configuration with their listing, which is computed once.
 
-    For millions of images it takes as much memory as everything else together, so the stage that makes the index calls
-    `release`.
+    The listing of millions of images takes as much memory as everything else, so the stage `index` releases it.
     """
 
     def __init__(self, config: Config):

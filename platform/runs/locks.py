@@ -1,10 +1,9 @@
 """Locks of a workspace: one process at a time per run name, per stage output, and for `mcis gc`.
 
-Locks are the operating system's, so a process that has ended holds none. The file of a lock remains and names its last
-holder.
+The operating system releases the locks of a process that ends. The file of a lock remains and names its last holder.
 
-A run holds its name until it ends, and checks at its start whether `mcis gc` holds the workspace. `mcis gc` first locks
-the workspace and then checks whether any name is held, so one of the two always finds the other.
+A run first locks its name, until it ends, and then waits while `mcis gc` holds the workspace. `mcis gc` first locks the
+workspace and then checks whether any name is held. So at least one of the two notices the other.
 """
 
 import contextlib
@@ -25,11 +24,18 @@ from mcis.platform.runs.progress import console
 from mcis.platform.runs.workspace import Workspace, now
 
 _ACQUIRE_SECONDS = 1.0
-"""Seconds after which a lock counts as held. Processes that only test a lock share it for a moment."""
+"""Seconds to wait for a lock before it counts as held. Processes that only test it also hold it for a moment."""
 
 
 class Holder(NamedTuple):
-    """Holder of a lock: run or command, host and id of the process, and start time (UTC, ISO 8601)."""
+    """Holder of a lock.
+
+    Attributes:
+        who: the run or the command.
+        host: host of the process.
+        pid: id of the process.
+        since: when it acquired the lock, UTC, ISO 8601.
+    """
 
     who: str
     host: str
@@ -48,7 +54,9 @@ def hold_run(workspace: Workspace, name: str) -> Iterator[None]:
         UserError: another process holds the name; see also `disk_errors`.
     """
     if workspace.uri:
-        console.print(f"note: locks of {workspace.uri} only work on this machine: start all its runs here")
+        console.print(
+            f"note: locks of {workspace.uri} work on this machine only: start all runs of this workspace here"
+        )
     who = f"run {name}"
     with _held(workspace.lock_file("run", name), who):
         with _held(workspace.lock_file("workspace", "all"), who, wait_reason="the run starts after it ends"):
@@ -58,9 +66,9 @@ def hold_run(workspace: Workspace, name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def hold_stage(workspace: Workspace, stage: str, key: str, *, run: str) -> Iterator[None]:
-    """Holds the key of a stage (or `cache` and a name) during the block, so that runs that share it compute it once.
+    """Holds the key of a stage during the block, so that runs that share the output compute it once.
 
-    If another run holds it, prints which one and waits.
+    If another run holds the key, prints which one and waits. Caches use the stage `cache` and their name as the key.
 
     Raises:
         UserError: the file system has no locks.
@@ -121,12 +129,12 @@ def _held(file: Path, who: str, *, wait_reason: str | None = None) -> Iterator[N
         wait_reason: if the lock is held, wait for it and print this reason; None = raise a UserError instead.
     """
 
-    def sign(descriptor: int) -> None:  # synced immediately, because other machines may read it
+    def write_holder(descriptor: int) -> None:  # synced immediately, because other machines may read it
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(Holder(who, host_name(), os.getpid(), now())).encode(), 0)
         os.fsync(descriptor)
 
-    lock = FileLock(file, fallback_to_soft=False, on_acquired=sign)
+    lock = FileLock(file, fallback_to_soft=False, on_acquired=write_holder)
     with disk_errors(file.parent):
         try:
             lock.acquire(timeout=_ACQUIRE_SECONDS)
@@ -142,7 +150,7 @@ def _held(file: Path, who: str, *, wait_reason: str | None = None) -> Iterator[N
 
 
 def _holder(file: Path) -> Holder | None:
-    """Holder of a lock, or None. Works on workspaces of other users, because it writes nothing."""
+    """Holder of a lock, or None. It writes nothing, so it works on workspaces of other users."""
     with disk_errors(file.parent):
         try:
             with file.open("rb") as opened:

@@ -1,4 +1,4 @@
-"""Progress bars on a terminal; in a log, one line every ten seconds at most."""
+"""Shows progress: bars on a terminal; in a log, one line every ten seconds at most. Reads step logs of trainings."""
 
 import contextlib
 import json
@@ -29,7 +29,7 @@ class _PrintableConsole(Console):
 
 
 LOG_SECONDS = 10.0
-"""Minimum seconds between two lines of one task in a log; a task also prints at most 100 lines."""
+"""Minimum time in seconds between two lines of one task in a log. A task also prints at most 100 lines."""
 console = _PrintableConsole(soft_wrap=True)
 
 
@@ -89,7 +89,7 @@ def bar(label: str, total: int, unit: str) -> Iterator[Bar]:
 
 
 def counted(items: Iterable[Item], label: str, total: int) -> Iterator[Item]:
-    """Yields images and shows a progress bar."""
+    """Yields the items, one per image, and shows a progress bar."""
     with bar(label, total, "images") as progress:
         for done, item in enumerate(items, 1):
             yield item

@@ -94,11 +94,11 @@ def write_result(folder: Path, result: StageResult, *, key: str, caches: Sequenc
     The summary also lists the caches that the stage read and the size in bytes of each output file, which
     `find_missing_files` checks.
     """
-    # Temporary files of processes that died are not part of the output; `mcis gc` removes them.
-    files = {
-        name: size for name, size in sorted(files_in(folder).items()) if not TEMPORARY_NAME.fullmatch(Path(name).name)
-    }
-    files.pop(SUMMARY, None)
+    files = {}
+    for name, size in sorted(files_in(folder).items()):
+        # Temporary files of processes that died are not part of the output; `mcis gc` removes them.
+        if name != SUMMARY and not TEMPORARY_NAME.fullmatch(Path(name).name):
+            files[name] = size
 
     sync(folder.parent)
     for parent, _, _ in os.walk(folder):
@@ -131,6 +131,15 @@ def find_missing_files(folder: Path) -> str | None:
 
 
 def read_result(folder: Path, kind: type[Result]) -> Result:
-    """What a finished stage left in its output's folder, a record of type `kind`; errors as of `read_record_of`."""
-    expected, remedy = "the summary of a stage as this version writes it", "repeat the command with --from its stage"
-    return read_record_of(folder / SUMMARY, kind, expected, remedy)
+    """Reads the result of a finished stage.
+
+    Args:
+        folder: its output.
+        kind: type of the result.
+
+    Raises:
+        FileNotFoundError: the stage is not finished.
+        UserError: the summary is damaged or was written by another version.
+    """
+    expected = "the summary of a stage as this version of mcis writes it"
+    return read_record_of(folder / SUMMARY, kind, expected, "repeat the command with --from its stage")

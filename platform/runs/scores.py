@@ -1,7 +1,7 @@
-"""What is scored against the ground truth, and the scores themselves, each with the settings that it depends on.
+"""Defines which outputs are scored against the ground truth, and the record of a score with its settings.
 
-`SCORED_OUTPUTS` is the one table of what is scored. Tables on the terminal, pages, plots, MLflow metrics, studies and
-search objectives derive from it. Measures beside IoU are registered in `mcis.models.metrics.LABEL_SCORES`.
+`SCORED_OUTPUTS` lists everything that is scored. Tables on the terminal, pages, plots, MLflow metrics, studies and
+search objectives derive from it. Measures other than IoU are registered in `mcis.models.metrics.LABEL_SCORES`.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -20,13 +20,13 @@ SCORES = "scores.json"
 CURVES = "curves.json"
 """File in the output of the stage `evaluate`: curves by the name of their score."""
 FULL_SUPERVISION = (
-    "supervision is full: the segmentation network was trained on ground-truth masks, as an upper bound of what tags "
-    "reach"
+    "supervision is full: the segmentation network was trained on ground-truth masks, so its scores are an upper bound "
+    "for training with tags"
 )
 
 
 class Variant(NamedTuple):
-    """One of the scores that a run has for an output.
+    """A score that a run can have for an output: an output has several if it is scored in several versions.
 
     Attributes:
         key: name in `mcis runs --json`.
@@ -34,7 +34,7 @@ class Variant(NamedTuple):
         heading: abbreviated title, for tables with a column per score.
         study_column: name in `study.json` and in the MLflow metrics of studies.
         objective: name of the objective of `mcis search` that maximizes this score.
-        crf: value of `Score.crf`; None if the output has no such choice.
+        crf: value of `Score.crf` of these scores; None if the CRF does not apply to the output.
     """
 
     key: str
@@ -105,11 +105,11 @@ SCORED_OUTPUTS: dict[str, ScoredOutput] = {
     ),
     "baseline": ScoredOutput(title="baseline", page_title="Baselines, without a classifier"),
 }
-"""What is scored, by the value of `Score.what`, in the order of the pipeline."""
+"""The scored outputs by the value of `Score.what`, in the order of the pipeline."""
 VARIANTS = tuple(variant for output in SCORED_OUTPUTS.values() for variant in output.variants)
 """The scores of a run that are shown, compared and searched for, in the order of the pipeline."""
 MEASURES = {"miou": "mIoU", "boundary_miou": "boundary mIoU"}
-"""Headings of the measures that every mask has, by name. The others are means of `LABEL_SCORES`, `mean_<name>`."""
+"""Headings of the measures of label masks, by name. Further measures are the means of `LABEL_SCORES`, `mean_<name>`."""
 
 
 def measure_heading(name: str) -> str:
@@ -118,7 +118,7 @@ def measure_heading(name: str) -> str:
 
 
 def measure_names(scores: Iterable["Score"]) -> list[str]:
-    """Names of the measures that any of the scores has, those of `MEASURES` first."""
+    """Names of the measures that any of the scores has; names in `MEASURES` come first."""
     used: dict[str, None] = {}
     for score in scores:
         used |= dict.fromkeys(score.measures())
@@ -150,7 +150,8 @@ def _heading(heading: str, text: Callable[[Any], str] = str, *, is_origin: bool 
     Args:
         heading: heading of the field in tables.
         text: formats the value.
-        is_origin: whether the field says where the score is from, rather than how the scored masks were made.
+        is_origin: whether the field tells which configuration and code the score comes from, rather than how the
+            scored output was made.
     """
     return {"heading": heading, "text": text, "origin": is_origin}
 
@@ -177,24 +178,25 @@ class Score:
         images: number of scored images.
         miou: mean IoU in percent over the labels that occur in truth or prediction; NaN if no pixel was scored.
         iou: IoU in percent by the name of the label, background first; None if the label occurs in neither.
-        figures: by the names of `metrics.LABEL_SCORES`, the value of each label in percent by its name, or None.
+        figures: further measures, by their names in `metrics.LABEL_SCORES`: for each, percent or None by the name of
+            the label.
         boundary_miou: like `miou`, over boundary regions (`metrics.boundary_iou`); None for localization maps, which
             have no contours before a threshold is chosen.
         boundary_iou: like `iou`, over boundary regions; None for localization maps.
         confusion: confusion matrix in pixels, a row per true label and a column per predicted label, background first.
             Everything above except for boundary IoU follows from it.
         threshold: background threshold of localization maps, in [0, 1].
-        background_cue: how background was told from foreground.
-        map_scale: how activations became scores in [0, 1] (`maps.scale`).
+        background_cue: what separates background from foreground.
+        map_scale: how activations were scaled to [0, 1] (`maps.scale`).
         related: number of related images per map.
         method: description of how maps were made from related images or refined.
         scales: scales at which images were segmented.
         hflip: whether images were also segmented flipped horizontally.
         crf: whether the dense CRF refined the segmentation.
         ignored_share: mean share, in [0, 1], of a pseudo mask's pixels that training ignores. They are scored.
-        trained_on: what the segmentation network was trained on if not on tags: `ground truth`.
-        seed: of the configuration.
-        recipe: of the configuration.
+        trained_on: `ground truth` if the segmentation network was trained on ground-truth masks.
+        seed: seed of the configuration.
+        recipe: recipe of the configuration.
         weights: file or source of the weights that training started from.
         git: commit of the code; None outside a checkout.
         code: digest of the code (`version.code_digest`).
@@ -244,7 +246,7 @@ class Score:
         return None
 
     def metrics(self) -> dict[str, float]:
-        """Measures by the name of their MLflow metric, with only the characters that MLflow allows."""
+        """Measures by the name of their MLflow metric. Characters that MLflow does not allow are left out of names."""
         allowed = [letter for letter in f"{self.what}.{self.name}" if letter.isalnum() or letter in "_-. :/"]
         prefix = "".join(allowed).replace("  ", " ")
         return {f"{prefix}.{name}": value for name, value in self.measures().items()}
@@ -262,11 +264,11 @@ class Score:
         return values
 
     def output_settings(self) -> dict[str, str]:
-        """How the scored masks were made, as heading -> text, without settings that do not apply."""
+        """The settings that say how the scored output was made, as heading -> text, if they apply."""
         return self._texts(is_origin=False)
 
     def settings(self) -> dict[str, str]:
-        """Every setting that applies, as heading -> text, in the order of `HEADINGS`."""
+        """All settings that apply, as heading -> text: split, number of images, how the output was made, origin."""
         images = {"split": self.split, "images": grouped(self.images)}
         return images | self.output_settings() | self._texts(is_origin=True)
 
@@ -281,9 +283,9 @@ class Score:
 
 _SETTINGS: tuple[Field[Any], ...] = tuple(setting for setting in fields(Score) if setting.metadata)
 ORIGIN = tuple(setting.metadata["heading"] for setting in _SETTINGS if setting.metadata["origin"])
-"""Headings of the configuration and the revision that a score comes from."""
+"""Headings of the settings that state which configuration and code a score comes from."""
 HEADINGS = ("split", "images", *(setting.metadata["heading"] for setting in _SETTINGS))
-"""Headings of everything that a score depends on, in reading order: images, how the masks were made, origin."""
+"""Headings of all settings of a score, in the order in which tables show them."""
 
 
 def read_scores(outputs: Mapping[str, Path]) -> list[Score]:
@@ -297,13 +299,14 @@ def read_scores(outputs: Mapping[str, Path]) -> list[Score]:
     """
     if "evaluate" not in outputs:
         return []
+
     expected = "scores as this version of mcis writes them"
     remedy = "repeat the run's command with --from evaluate"
     return read_record_of(outputs["evaluate"] / SCORES, list[Score], expected, remedy)
 
 
 def headings_of(all_settings: Iterable[Mapping[str, str]], *, without: Collection[str] = ()) -> list[str]:
-    """Headings that occur in the settings of any score, in reading order.
+    """Headings that occur in the settings of any score, in the order of `HEADINGS`.
 
     Args:
         all_settings: results of `Score.settings`, one per score.
@@ -314,9 +317,10 @@ def headings_of(all_settings: Iterable[Mapping[str, str]], *, without: Collectio
 
 
 def shared_origin(all_settings: Sequence[Mapping[str, str]]) -> dict[str, str]:
-    """The part of the origin, as heading -> text, that is the same for all scores."""
+    """The settings of `ORIGIN` that are the same for all scores, as heading -> text."""
     if not all_settings:
         return {}
+
     shared = {}
     for heading in ORIGIN:
         texts = {settings.get(heading) for settings in all_settings}

@@ -25,7 +25,7 @@ from mcis.platform.runs.workspace import SUMMARY
 
 
 class StageModule(Protocol):
-    """Interface of the modules in `mcis.platform.stages`. Two further functions are optional:
+    """Interface of the module of a stage. Two further functions are optional:
 
     - `check(config, listing, workspace)` raises UserError for problems that would stop the stage later, as far as the
       listing and the weight files show them.
@@ -36,7 +36,7 @@ class StageModule(Protocol):
     __name__: str
 
     def run(self, config: Config, context: RunContext) -> StageResult:
-        """Computes the output in the folder `context.output`, continuing the work of an interrupted call."""
+        """Writes the output to the folder `context.output`. Continues the work of an interrupted call."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -46,9 +46,10 @@ class Stage:
     Attributes:
         name: used in keys, file names and `--until`.
         module: implementation.
-        needs: stages whose outputs it reads, as far as the run includes them.
+        needs: stages whose outputs it reads if the run includes them; their outputs are part of its key.
         sections: parts of the configuration that its output depends on.
-        runs_once_reached: stages after which this stage runs even if the run stops earlier (`--until`).
+        runs_once_reached: once a run has reached one of these stages, it also runs this stage, even after the stage at
+            which it stops (`--until`).
         kept: whether its output is stored under a key; otherwise the stage runs in every call and writes to the folder
             of the run.
         networks: whether it runs networks, so that its key includes the type of device.
@@ -66,7 +67,7 @@ class Stage:
 
 
 def run_stage(stage: Stage, config: Config, context: RunContext, *, recompute: bool = False) -> RunContext:
-    """Runs a stage unless its output exists, or in any case with `recompute`; returns the context of the next stage."""
+    """Runs a stage if its output is missing, or in any case with `recompute`; returns the context of the next stage."""
     start_time = time.monotonic()
     workspace = context.workspace
     if not stage.kept:

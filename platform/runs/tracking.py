@@ -1,8 +1,8 @@
 """MLflow tracking: one MLflow run per run of the pipeline; runs of trials are children of the study's MLflow run.
 
-`mlflow.json` in the folder of a run lists everything to upload. During a run a thread uploads new metrics; at its end
-the rest is uploaded. If the server is unreachable, a note says so and the next call of the run uploads the rest: an
-unreachable server never stops a run.
+`mlflow.json` in the folder of a run lists everything to upload. During a run, a thread uploads new metrics; at the end
+of the run, the rest is uploaded. If the server becomes unreachable, the run continues, a note is printed, and the next
+call of the run uploads the rest.
 """
 
 import contextlib
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 OnRecords = Callable[[str, Sequence[Mapping[str, Any]]], None]
-"""Called with the name of a network in training and the new records of its step log."""
+"""Function that is called with the name of a network in training and the new records of its step log."""
 LogModel = Callable[["MlflowClient", str, str, RunFolder], None]
-"""Logs the trained network in a run's folder, given the client, experiment id, MLflow run id and the folder."""
+"""Function that logs the trained network of a run, given the client, experiment id, MLflow run id and run folder."""
 
 
 class Tracked(BaseModel):
-    """What MLflow should hold about a run besides parameters and tags; stored as `mlflow.json` in the run's folder.
+    """Everything to upload to MLflow for a run, except for parameters and tags. It is stored as `mlflow.json`.
 
     Attributes:
         uri: URI of the MLflow store.
@@ -42,7 +42,7 @@ class Tracked(BaseModel):
         status: final status of the run.
         sent: whether everything has been uploaded.
         points: metrics as (key, value, time in seconds, step); final metrics have step 0.
-        images: tags that identify the images of the run.
+        images: MLflow tags that identify the images of the run.
         logs: paths of step logs by network, relative to the workspace.
         files: names of artifacts in the run's folder.
         model: whether to log the trained network.
@@ -61,17 +61,17 @@ class Tracked(BaseModel):
 
     @classmethod
     def read(cls, folder: RunFolder) -> "Tracked | None":
-        """Reads the file of a run's folder; None if it does not exist."""
+        """Reads `mlflow.json` of a run; None if it does not exist."""
         if not folder.tracking.exists():
             return None
         return read_record_of(folder.tracking, cls, "JSON written by mcis", "remove it and repeat the command")
 
     def write(self, folder: RunFolder) -> None:
-        """Writes the file in a run's folder."""
+        """Writes `mlflow.json` of a run."""
         write_json(folder.tracking, self.model_dump())
 
     def exists_in(self, client: "MlflowClient", experiment_id: str) -> bool:
-        """Whether the experiment contains the MLflow run, which somebody may have deleted."""
+        """Whether the experiment still contains the MLflow run; it may have been deleted."""
         found = client.search_runs([experiment_id], filter_string=f"attributes.run_id = '{self.run_id}'")
         return len(found) > 0
 
@@ -81,6 +81,7 @@ class Tracked(BaseModel):
         self.upload_metrics(client, workspace, {})
         for key, value in self.images.items():
             client.set_tag(self.run_id, key, value)
+
         for file in self.files:
             path = folder.path / file
             if path.is_dir():
@@ -89,6 +90,7 @@ class Tracked(BaseModel):
                 client.log_artifact(self.run_id, str(path))
         if self.model and log_model:
             log_model(client, experiment_of(client, workspace), self.run_id, folder)
+
         if client.get_run(self.run_id).info.status != self.status:
             client.set_terminated(self.run_id, status=self.status)
         self.sent = True
@@ -97,11 +99,11 @@ class Tracked(BaseModel):
     def upload_metrics(self, client: "MlflowClient", workspace: Workspace, sent: dict[str, int]) -> None:
         """Uploads metrics and records of step logs that MLflow lacks.
 
-        A restarted training logs the steps after its last checkpoint again, with other speeds; MLflow keeps the first
-        values. It stores a metric with the same time and value once.
+        A restarted training logs the steps after its last checkpoint again, with other speeds. The values that were
+        uploaded first are kept. MLflow stores a metric with the same time and value only once.
 
         Args:
-            sent: last step that MLflow has, by network; it is updated. MLflow is queried for networks not in it.
+            sent: last step that MLflow has, by network; it is updated. For other networks, MLflow is queried.
         """
         from mlflow.entities import Metric
 
@@ -128,19 +130,19 @@ class Tracked(BaseModel):
 
 
 class Tracker:
-    """The MLflow run of a run or study; a restart continues it.
+    """Logs a run or study to its MLflow run, which a restart continues.
 
     Parameters and tags are logged immediately. Everything else is first written to `mlflow.json` and uploaded during
     the run or at its end.
 
     Args:
         name: name of the run.
-        identity: fingerprint of the configuration. If it differs from that of the existing MLflow run, a new one is
-            started, because parameters of an MLflow run are final.
+        identity: fingerprint of the configuration. If the existing MLflow run has another one, a new MLflow run is
+            started, because the parameters of an MLflow run cannot be changed.
         parent: id of the MLflow run of the study that the run belongs to.
-        new_run: start a new MLflow run in any case.
+        new_run: whether to start a new MLflow run in any case.
         on_records: called with new records of trainings, see `follow`.
-        log_model: logs the trained network after a call of `model`.
+        log_model: logs the trained network at the end, if `model` was called.
 
     Raises:
         UserError: the store cannot be used.
@@ -177,7 +179,7 @@ class Tracker:
         self._write(status="KILLED")
 
     def _continued_run(self, identity: str, new_run: bool) -> Tracked | None:
-        """The existing MLflow run if this call continues it; otherwise finishes its upload and returns None."""
+        """Returns the existing MLflow run if this call continues it; otherwise finishes its upload and returns None."""
         earlier = Tracked.read(self._workspace.run(self._name))
         if earlier is None:
             return None
@@ -189,7 +191,7 @@ class Tracker:
         if exists and not earlier.sent:
             earlier.upload(self.client, self._workspace, self._name, self._log_model)
         elif not earlier.sent:
-            console.print(f"note: an earlier run of this name stays incomplete in MLflow: {self.uri} lacks it")
+            console.print(f"note: results of an earlier run of this name were not uploaded: it is not in {self.uri}")
         return None
 
     def _new_run(self, identity: str) -> Tracked:
@@ -198,8 +200,7 @@ class Tracker:
         return Tracked(uri=self.uri, identity=identity, run_id=run.info.run_id)
 
     def describe(self, parameters: Mapping[str, Any], tags: Mapping[str, str]) -> None:
-        """Logs parameters as text, with lists as `a, b`, and tags such as sources and recipe. MLflow truncates long
-        values."""
+        """Logs parameters as text, with lists as `a, b`, and tags such as the recipe. MLflow truncates long values."""
         from mlflow.entities import Param, RunTag
 
         params = []
@@ -210,8 +211,10 @@ class Tracker:
             self.client.log_batch(self.run_id, params=params, tags=[RunTag(*tag) for tag in tags.items()])
 
     def metrics(self, values: Mapping[str, float], step: int = 0) -> None:
-        """Logs final metrics, or one point of each curve. Values that were logged before are not logged again."""
-        logged = {(key, at): str(value) for key, value, _, at in self._tracked.points}  # as text, NaN equals NaN
+        """Logs metrics at a step; 0 is for final metrics. Values that were logged before are not logged again."""
+        logged = {}
+        for key, value, _, point_step in self._tracked.points:
+            logged[key, point_step] = str(value)  # as text, NaN equals NaN
         points = list(self._tracked.points)
         for key, value in values.items():
             if logged.get((key, step)) != str(float(value)):
@@ -224,25 +227,25 @@ class Tracker:
         self._write(logs=self._tracked.logs | {network: os.path.relpath(path, self._workspace.root)})
 
     def images(self, index: str, by_split: Mapping[str, int]) -> None:
-        """Logs the digest of the run's index and the number of images per split as tags."""
+        """Logs the identity of the run's index and the number of images per split as MLflow tags."""
         counts = ", ".join(f"{split} {images}" for split, images in by_split.items() if images)
         self._write(images={"mcis.index": index, "mcis.images": counts})
 
     def artifact(self, path: Path) -> None:
-        """Logs a file or folder in the run's folder as an artifact."""
+        """Logs a file or folder in the run's folder as an artifact, at the end of the run."""
         self._write(files=sorted({*self._tracked.files, path.name}))
 
     def model(self) -> None:
-        """Logs the trained network as a model."""
+        """Logs the trained network as a model, at the end of the run."""
         self._write(model=True)
 
     def _write(self, **values: Any) -> None:
-        """Updates `mlflow.json`."""
+        """Updates fields of `mlflow.json`, which marks it as not uploaded."""
         self._tracked = self._tracked.model_copy(update={"sent": False, **values})
         self._tracked.write(self._workspace.run(self._name))
 
     def follow(self, network: str, records: Sequence[Mapping[str, Any]]) -> None:
-        """Uploads the step log of a running training, and passes new records to `on_records`."""
+        """Uploads the step log of a training in a thread, and passes the records that are new to `on_records`."""
         self._send_in_thread()
         new = [record for record in records if record["step"] > self._last_steps.get(network, 0)]
         if new and self._on_records:
@@ -250,7 +253,7 @@ class Tracker:
             self._on_records(network, new)
 
     def _send_in_thread(self) -> None:
-        """Uploads metrics in a thread, unless one is running. What fails is uploaded by a later call.
+        """Uploads metrics in a thread, unless one is running. A later call uploads what failed.
 
         MLflow's asynchronous logging is not used because a process then waits at its end for an unreachable server.
         """
@@ -261,7 +264,7 @@ class Tracker:
                     self._tracked.upload_metrics(self.client, self._workspace, self._sent_steps)
             except UserError as error:
                 if not self._was_unreachable:
-                    console.print(f"note: {error.found}\n      the run continues and uploads its metrics later")
+                    console.print(f"note: {error.found}; the run continues and uploads its metrics later")
                 self._was_unreachable = True
 
         if not (self._sender and self._sender.is_alive()):
@@ -307,7 +310,7 @@ class Tracker:
 
 
 def _origin(parent: str | None) -> dict[str, str]:
-    """Tags that state where a run comes from: user, version, commit and code."""
+    """MLflow tags that state where a run comes from: user, parent, version, commit and code."""
     tags = {"mlflow.source.type": "LOCAL", "mlflow.source.name": "mcis", "mcis.version": project_version()}
     with contextlib.suppress(OSError, KeyError, ImportError):  # the user id may have no name
         tags["mlflow.user"] = getpass.getuser()
@@ -321,7 +324,12 @@ def _origin(parent: str | None) -> dict[str, str]:
 
 
 def end_run(workspace: Workspace, name: str, status: str, tags: Mapping[str, str]) -> None:
-    """Ends the MLflow run of a run whose process was killed, if it has one. For errors see `store_errors`."""
+    """Ends the MLflow run, if any, of a run whose process was killed. For errors see `store_errors`.
+
+    Args:
+        status: final status of the MLflow run.
+        tags: MLflow tags to set.
+    """
     tracked = Tracked.read(workspace.run(name, create=False))
     if tracked is None:
         return

@@ -15,8 +15,8 @@ from mcis.platform.runs.workspace import Workspace
 if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
-# MLflow reads these when it is imported or first used: no telemetry, no warning about a missing git, and no long
-# retries, because the tracker retries uploads itself.
+# Read by MLflow when it is imported or first used: no telemetry, no warning about a missing git, and no long retries,
+# because the tracker retries uploads itself.
 for _name, _value in {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "GIT_PYTHON_REFRESH": "quiet",
@@ -63,7 +63,7 @@ def _holds_credentials(uri: str) -> bool:
 
 
 def client_of(uri: str) -> "MlflowClient":
-    """MLflow client for a store, with logging reduced to warnings."""
+    """MLflow client for a store. Log messages below warnings are turned off."""
     from mlflow.tracking import MlflowClient
 
     for logger in ("alembic", "mlflow"):  # after the import, which sets the levels
@@ -88,7 +88,7 @@ def experiment_of(client: "MlflowClient", workspace: Workspace) -> str:
 
 
 def store_environment() -> dict[str, str]:
-    """Environment variables that MLflow needs to find its store and credentials."""
+    """Environment variables that MLflow needs to find its store and its credentials."""
     variables = {name: value for name, value in os.environ.items() if name.startswith(_STORE_PREFIXES)}
     uri = server_uri()
     if uri:
@@ -116,7 +116,7 @@ def store_errors(uri: str) -> Iterator[None]:
         raise UserError(
             f"MLflow's store {uri} cannot be used: {text[:300]}",
             "a reachable MLflow tracking store with space on its disk",
-            "free some space, unset MLFLOW_TRACKING_URI to use the workspace's own store, or start the server it names",
+            "free some space, start the server of MLFLOW_TRACKING_URI, or unset it to use the workspace's own store",
         ) from None
 
 

@@ -18,7 +18,8 @@ _NO_EFFECT_ON_OUTPUTS = tuple(
     f"mcis.platform.{name}" for name in ("commands", "config", "pipeline", "reporting", "runs")
 )
 """Packages and modules whose code does not affect outputs. (Values of the configuration are part of stage keys.)"""
-_STEP_COUNTS = "mcis.platform.config.training"  # computes the number of steps of a training
+_STEP_COUNTS = "mcis.platform.config.training"
+"""The exception: a module of the configuration that computes the number of steps of a training."""
 _MADE_WITH = ("torch", "pillow", "timm", "pydensecrf2")
 _PACKAGES = ("torch", "torchvision", "ray", "mlflow", "numpy", "pyarrow", "pillow", "pydensecrf2")
 _LAZY_ENTRY = re.compile(r"mcis(\.\w+)+:\w+")
@@ -26,7 +27,12 @@ _LAZY_ENTRY = re.compile(r"mcis(\.\w+)+:\w+")
 
 
 class Commit(NamedTuple):
-    """Commit of a checkout, and whether tracked files were modified."""
+    """State of a checkout.
+
+    Attributes:
+        name: the commit, 40 hexadecimal digits.
+        modified: whether tracked files differ from it.
+    """
 
     name: str
     modified: bool
@@ -34,7 +40,7 @@ class Commit(NamedTuple):
 
 @functools.cache
 def git_commit() -> Commit | None:
-    """Commit of the checkout that the code runs from (40 hexadecimal digits); None outside a checkout."""
+    """Commit of the checkout that the code runs from; None outside a checkout."""
 
     def git(*words: str) -> str:
         command = ["git", "-C", str(_ROOT), *words]
@@ -49,7 +55,7 @@ def git_commit() -> Commit | None:
 
 
 def git_revision() -> str | None:
-    """Twelve digits of the commit, followed by `+` if files were modified; None outside a checkout."""
+    """First twelve digits of the commit, followed by `+` if files were modified; None outside a checkout."""
     commit = git_commit()
     if commit is None:
         return None
@@ -163,7 +169,7 @@ def _package_files(package: str) -> list[Path]:
 
 
 def made_with(module: str, device: str | None) -> dict[str, str | None]:
-    """Code, packages and type of device that an output is computed with; with others it may differ.
+    """Code, package versions and type of device with which an output is computed. They are part of its stage key.
 
     Args:
         module: module of mcis that computes the output.

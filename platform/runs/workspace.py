@@ -1,8 +1,8 @@
 """File names of a workspace, and the records of its runs.
 
 WORKSPACE/
-  store/<stage>-<key>/       output of a stage, shared by all runs with the same key. It is finished once its summary
-                             exists, which is written last; before that it is work in progress that a restart continues
+  store/<stage>-<key>/       output of a stage, shared by all runs with the same key. It is finished once it contains
+                             its summary, which is written last; until then, a restart continues it
   store/.<kind>-<name>.lock  files of locks, which are never removed; see `runs.locks`
   runs/<name>/               files of a run or study, see `RunFolder`
   cache/                     results of image checks and decoded images, shared by all runs; removable between runs
@@ -11,7 +11,7 @@ WORKSPACE/
   weights/                   downloaded pretrained weights
   comparisons/               pages that compare runs
 
-`.<name>.<host>.<process>` is a file or folder that a process is writing or removing.
+A process writes or removes files and folders under the temporary name `.<name>.<host>.<process>`.
 
 A workspace at a URI is used through local copies of its files (`datasets.storage.folders`): finished files are
 uploaded, and files are downloaded before they are read. Caches, generated data and MLflow's SQLite store stay local.
@@ -34,7 +34,7 @@ from mcis.datasets.storage.folders import TEMPORARY_NAME, fetch_below, names_in,
 from mcis.platform.runs.files import disk_errors, read_record_of, write_json
 
 SUMMARY = "summary.json"
-"""File in the output of a stage that holds its result. It is written last, so it also marks the output as finished."""
+"""File with the result of a stage, in its output. It is written last, so it also marks the output as finished."""
 OUTPUT = re.compile(r"[a-z_]+-[0-9a-f]{16}")
 """Names of outputs in store/: <stage>-<key>."""
 CACHE = re.compile(r"(?P<name>[a-z]+\d*(-[0-9a-f]{16}){1,2})(\.part)?")
@@ -101,15 +101,16 @@ class RunRecord:
 
     Attributes:
         kind: a run, or a study, whose trials are runs.
-        study: name of the study of which the run is a trial.
+        study: name of the study of which the run is a trial, or None.
         began: start of the latest call, UTC, ISO 8601.
         ended: end of the latest call; None while it runs, or if it was killed.
-        outcome: how the call ended. `interrupted` = by Ctrl-C, or by the search of which it is a trial.
+        outcome: how the call ended. `interrupted`: by Ctrl-C, or by the search of which it is a trial.
         reason: why it failed or was interrupted.
-        reached: finished outputs of the latest call by stage; before its first one, those of the call before.
+        reached: outputs that the latest call has finished, by stage. Until it has finished one, they are the outputs of
+            the previous call.
         current: outputs that the latest call has finished or is computing, by stage, and outputs of other runs that it
             uses as weights, by configuration key.
-        outputs: the same including earlier calls; all outputs that the run uses.
+        outputs: all outputs that the run uses: `current` of this call and of earlier calls.
     """
 
     kind: Literal["run", "study"] = "run"
@@ -145,7 +146,7 @@ def read_record(file: Path) -> RunRecord | None:
 
 
 _MAX_COPIED_BYTES = 2**20
-"""Maximum size of files of runs that are copied from a remote workspace when it is opened."""
+"""Maximum size in bytes of the files in runs/ that are copied from a remote workspace when it is opened."""
 
 
 class Workspace:
@@ -191,11 +192,15 @@ class Workspace:
         """The folder of a run or study; with `create`, it is created if it does not exist.
 
         Raises:
-            UserError: the name has characters that are not allowed.
+            UserError: the name is empty, starts with a dot, or has characters that are not allowed.
         """
-        allowed = name and all(c.isalnum() or c in "._-+" for c in name) and not name.startswith(".")
-        if not allowed:
-            raise UserError(f"run name {name!r}", "letters, digits, '.', '_', '-', '+'", "choose another --name")
+        has_valid_characters = all(character.isalnum() or character in "._-+" for character in name)
+        if not name or not has_valid_characters or name.startswith("."):
+            raise UserError(
+                f"run name {name!r}",
+                "letters, digits, '.', '_', '-' and '+', with no '.' at the start",
+                "choose another --name",
+            )
         folder = self.runs / name
         if create:
             with disk_errors(folder):
@@ -219,7 +224,7 @@ class Workspace:
         return {stage: self.store / output for stage, output in record.reached.items()}
 
     def record_outputs(self, name: str, outputs: Mapping[str, Path]) -> None:
-        """Records the finished outputs of a run, which `outputs` returns."""
+        """Records the finished outputs of a run by stage. `outputs` returns them."""
         self.update_record(name, reached={stage: path.name for stage, path in outputs.items()})
 
     def update_record(self, name: str, **changes: Any) -> None:

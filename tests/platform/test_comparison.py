@@ -190,7 +190,7 @@ def test_a_score_that_a_run_lacks_is_not_compared(root: Path, tmp_path: Path) ->
 
 
 def test_another_truth_is_refused(root: Path) -> None:
-    message = "pseudo masks: 8 of 8 images have another ground truth in run 'repainted' than in run 'a-s0': val0, val1"
+    message = "pseudo masks: 8 of 8 images have different ground truth in the runs 'repainted' and 'a-s0': val0, val1"
     with pytest.raises(UserError, match=message):
         compared(root, "a-s0", "repainted")
 
@@ -313,7 +313,7 @@ def test_a_missing_photograph_is_named(root: Path) -> None:
     kept = root.parent / "kept"
     data.rename(kept)
     try:
-        with pytest.raises(UserError, match=r"(?s)jpg cannot be read any more .* by --images 0"):
+        with pytest.raises(UserError, match=r"(?s)jpg cannot be read any more .* with --images 0"):
             shown(root, "a-s0", "b-s0", count=2)
     finally:
         kept.rename(data)

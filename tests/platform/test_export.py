@@ -295,7 +295,7 @@ def test_polygons_of_yolo_are_imported_again(labeled: Labeled, yolo: Path, tmp_p
 
 
 def test_objects_are_exported_only_to_a_new_folder(labeled: Labeled, yolo: Path) -> None:
-    with pytest.raises(UserError, match="yolo holds files"):
+    with pytest.raises(UserError, match="yolo contains files"):
         labeled.export(yolo, "yolo")
 
 

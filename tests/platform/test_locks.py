@@ -122,7 +122,7 @@ def test_a_disk_without_locks_is_refused(
     blocks = {"run": hold_run(workspace, "first"), "gc": hold_workspace(workspace, "mcis gc")}
     with pytest.raises(UserError, match="cannot be written") as caught, blocks[block]:
         pytest.fail("went on without a lock")
-    assert "mount it with locks" in caught.value.remedy
+    assert "mount the file system with locks" in caught.value.remedy
 
 
 def test_a_lock_without_a_readable_holder_is_refused(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

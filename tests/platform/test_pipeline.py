@@ -417,7 +417,7 @@ def test_a_split_without_images_is_refused_before_the_run(small: Any) -> None:
 def test_recipes_with_saliency_refuse_images_without_saliency_maps(small: Any, recipe: str) -> None:
     """The remedy names two values, and either of them passes the checks."""
     without = ["weights.classifier_backbone=none", "data.saliency=absent"]
-    with pytest.raises(UserError, match=r"24 of 24 training images .*: train_000000, ") as caught:
+    with pytest.raises(UserError, match=r"24 of 24 tagged training images .*: train_000000, ") as caught:
         pipeline.check(small.settings(*without, recipe=recipe).config, small.workspace, "any")
     for cue in ("auto", "crf"):
         change = f"pseudo_masks.rule={cue}"

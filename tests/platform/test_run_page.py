@@ -229,7 +229,7 @@ def test_hostile_names_are_shown_and_do_nothing(data: ReportData, tmp_path: Path
     ("changes", "words"),
     [
         ({}, ["no score in this run", "Nothing was trained in this run", "There are no images to show"]),
-        ({"scores": [score("segmentation", float("nan"))]}, ["scored without truth: no mIoU"]),
+        ({"scores": [score("segmentation", float("nan"))]}, ["no mIoU: no pixel was scored"]),
         (
             {"training": {"classifier": log_columns([{"step": 1, "epoch": 0.5, "loss": float("nan")}])}},
             ["not a number at some steps"],

@@ -162,7 +162,7 @@ def test_a_store_without_the_run_is_reported_and_stops_no_call(
             monkeypatch.setenv("MLFLOW_TRACKING_URI", store)
         capsys.readouterr()
         Tracker(workspace, name, identity="one").finish("FINISHED")
-        assert "an earlier run of this name stays incomplete in MLflow" in capsys.readouterr().out
+        assert "results of an earlier run of this name were not uploaded" in capsys.readouterr().out
 
 
 def test_tags_name_parent_version_and_commit(workspace: Workspace) -> None:
