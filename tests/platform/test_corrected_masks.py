@@ -134,7 +134,7 @@ def test_the_masks_to_correct_first_are_those_that_the_network_contradicts(small
     np.testing.assert_allclose([each.need for each in found], sorted(needs, reverse=True))
     np.testing.assert_allclose([each.need for each in found], [by_id[each.row["image_id"]] for each in found])
     assert "objects" in write_suggestions(small.workspace, "first", predictor, 5, out, "labelstudio")
-    with pytest.raises(UserError, match="may hold masks that were corrected"):
+    with pytest.raises(UserError, match="may contain corrected masks"):
         write_suggestions(small.workspace, "first", predictor, 5, out)
     table = list(csv.DictReader((out / "suggested.csv").read_text().splitlines()))
     assert [line["image"] for line in table] == [each.row["image_id"] for each in found[:5]]
