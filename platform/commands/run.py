@@ -114,14 +114,14 @@ def demo_configuration(workspace: Path, overrides: Sequence[str] = ()) -> "Resol
 def show(
     configuration: Configuration,
     overrides: Overrides,
-    save: Annotated[Path | None, typer.Option(metavar="FILE", help="As TOML, for `mcis run --config FILE`.")] = None,
+    save: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write an experiment file (TOML) for `mcis run --config FILE`.")
+    ] = None,
 ) -> None:
     """Show every key with its value, where the value comes from, and what it means."""
     with plain_errors():
+        from mcis.platform.commands.terminal import show_configuration
         from mcis.platform.config.experiment import experiment_text
-        from mcis.platform.config.keys import leaves, meanings
-        from mcis.platform.reporting.terminal import make_table
-        from mcis.platform.runs.progress import console
 
         resolved = configuration.resolve(overrides)
         if save:
@@ -131,6 +131,4 @@ def show(
             typer.echo(f"experiment: {save}")
             return
 
-        descriptions = meanings(resolved.config)
-        rows = [(key, value, resolved.origins[key], descriptions[key]) for key, value in leaves(resolved.config)]
-        console.print(make_table("Configuration", ("key", "value", "from", "meaning"), rows))
+        show_configuration(resolved.config, resolved.origins)

@@ -1,7 +1,8 @@
-"""What commands print: the scores of a run, the runs of a workspace, an index in numbers."""
+"""What commands print: the scores of a run, a configuration, the runs of a workspace, an index in numbers."""
 
 import datetime
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ from rich.filesize import decimal
 from rich.text import Text
 
 from mcis.datasets.errors import one_line
+from mcis.platform.config.keys import leaves, meanings
 from mcis.platform.reporting.index_facts import index_facts
 from mcis.platform.reporting.terminal import make_table, print_descriptions, print_table
 from mcis.platform.runs.progress import console
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
     from mcis.platform.reporting.comparison import Comparison
     from mcis.platform.runs.inventory import Entry, Plan
     from mcis.platform.runs.workspace import Workspace
+
+_INDENT = "    "
+"""Indentation of the meaning of a configuration key."""
 
 
 def show_result(result: "RunResult") -> None:
@@ -66,6 +71,21 @@ def show_comparison(comparison: "Comparison") -> None:
         print_table(table.title, table.columns, table.rows, numbers=table.numbers, optional=table.optional)
     print_descriptions(score_settings(comparison))
     print_descriptions(footnotes(comparison))
+
+
+def show_configuration(config: "Config", origins: Mapping[str, str]) -> None:
+    """Prints every key with its value and the origin of the value, followed by its meaning.
+
+    A key and its value are on one line, whatever the width of the terminal, so that the output can be searched.
+    """
+    descriptions = meanings(config)
+    for key, value in leaves(config):
+        line = Text.assemble((key, "bold"), one_line(f" = {value}  ({origins[key]})"))
+        console.print(line, soft_wrap=True)
+        meaning = textwrap.fill(
+            one_line(descriptions[key]), console.width, initial_indent="    ", subsequent_indent="    "
+        )
+        console.print(Text(meaning), soft_wrap=True)
 
 
 def show_outlook(config: "Config", listing: "Listing") -> None:

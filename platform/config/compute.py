@@ -24,26 +24,26 @@ class ComputeConfig(Section):
     gpu: bool = False
     """Run networks on GPUs. Set explicitly: the device is part of the cache key."""
     gpu_share: float = Field(default=1.0, gt=0, le=1)
-    """Fraction of a GPU reserved by one training worker, or by all processes of a mapping together. Values below 1 let
-    trials of a study or other runs share a GPU and its memory."""
+    """Fraction of a GPU that one training worker reserves. In stages without training, such as localize, all processes
+    on a GPU share this fraction. Values below 1 let trials of a study or other runs share a GPU and its memory."""
     worker_cpus: Rate = 0.5
-    """Logical CPUs reserved by a training worker; the others decode images."""
+    """Logical CPUs that a training worker reserves; the remaining CPUs decode images."""
     threads: int | None = Field(default=None, gt=0)
     """PyTorch threads of a training worker; None = an equal share of the node's cores."""
     decode: Literal["auto", "threads", "tasks"] = "auto"
     """Where training images are decoded: in `threads` of each worker, or in Ray Data `tasks` on any CPU of the cluster.
     `auto` = tasks if there are several nodes and training is not elastic, else threads."""
     cache_gb: NonNegative = 8.0
-    """Size limit in GiB of the workspace's cache of decoded images and features; the rest is computed in every epoch. 0
-    = no cache."""
+    """Size limit in GiB of the workspace's cache of decoded images and features. Images that do not fit are decoded,
+    and their features computed, in every epoch. 0 = no cache."""
     wait_minutes: NonNegative = 15.0
     """How long to wait for nodes that a cluster has to start. If resources are still missing, the run stops."""
     cpus: int | None = Field(default=None, gt=0)
-    """Logical CPUs of a local Ray started by the command; None = the number of cores, but at least 4."""
+    """Logical CPUs of a local Ray that the command starts. None = the number of cores, but at least 4."""
     object_store_gb: Rate = 1.0
-    """Size in GiB of the object store of a local Ray started by the command; it spills to disk."""
+    """Size in GiB of the object store of a local Ray that the command starts; larger content spills to disk."""
     shard_rows: Positive = 64
-    """Images per shard of a stage's output table. After a kill, only unfinished shards are computed again."""
+    """Images per shard of a stage's output table. After an interruption, only unfinished shards are computed again."""
     checkpoint_steps: Positive = 500
     """Maximum number of optimizer steps between checkpoints. A checkpoint is also written every minute, or less often
     if writing would take more than a twentieth of the time."""
@@ -68,6 +68,12 @@ class ComputeConfig(Section):
     def problems(self) -> Iterator[str]:
         """Contradictions between numbers of workers, and workers that would have to share a GPU."""
         if self.least_workers > self.workers:
-            yield f"compute.min_workers {self.min_workers} is more than workers {self.workers}"
+            yield (
+                f"compute.min_workers {self.min_workers} is more than compute.workers {self.workers}; set "
+                f"compute.min_workers={self.workers} or lower, or more compute.workers"
+            )
         if self.gpu_share < 1 and self.workers > 1:
-            yield f"compute.gpu_share is {self.gpu_share:g} for {self.workers} workers, each of which needs a whole GPU"
+            yield (
+                f"compute.gpu_share is {self.gpu_share:g} for compute.workers {self.workers}, each of which needs a "
+                "whole GPU; set compute.gpu_share=1 or compute.workers=1"
+            )

@@ -17,58 +17,62 @@ class DataConfig(Section):
     sbd: LocalPath | None = None
     """Folder of SBD (benchmark_RELEASE), for masks and the list train_aug that the devkit lacks."""
     classes: LocalPath | None = None
-    """File with one class name per line; None = the 20 classes of PASCAL VOC, or those found in data.tags.table."""
+    """File with one class name per line. None = the 20 classes of PASCAL VOC; for the source tags, all tags of its
+    table."""
     train_list: str = "train_aug"
-    """Name of the list of training images (10,582 images; paper-vs-code, "Counts")."""
+    """Name of VOC's list of training images. train_aug has 10,582 images (paper-vs-code, "Counts")."""
     val_list: str = "val"
-    """Name of the list of validation images, which are predicted and scored."""
+    """Name of VOC's list of validation images, which are predicted and scored."""
     test_list: str | None = None
-    """Name of a list of images without masks, or None."""
+    """Name of VOC's list of test images, which have neither tags nor masks. None = no test split."""
     tags_from: Literal["auto", "lists", "xml"] = "auto"
     """Source of VOC's tags: `lists` = <list>_cls.txt; `xml` = the XML annotations without objects marked difficult;
     `auto` = lists if they exist, else xml (paper-vs-code, "Tags")."""
     saliency: str = "SaliencyMaps"
     """Folder of class-agnostic saliency maps <id>.png, relative to the devkit or absolute; it may be missing."""
     truth_masks: str = "SegmentationClassAug"
-    """Folder of ground-truth masks <id>.png, relative to the devkit or absolute, used only for scoring; it may be
-    missing."""
+    """Folder of ground-truth masks <id>.png, relative to the devkit or absolute; it may be missing. They are used only
+    for scoring, unless `supervision` is full."""
     corrected_masks: LocalPath | None = Field(default=None, exclude=True)  # the index does not depend on it
     """Folder of masks of some training images, drawn or corrected by people: <id>.png as written by `mcis export
     masks`, or <image file>.png. The affinity network and the segmentation network train on them instead of the pseudo
     masks of these images, which are then not scored."""
     max_rejected: int | None = Field(default=None, ge=0)
-    """Maximum number of unreadable images; with more, the run stops before training. None = 0 for VOC, unlimited for
-    other sources."""
+    """Maximum number of rejected images, which are unreadable, too small or too large. With more, the run stops before
+    training. None = 0 for VOC, unlimited for other sources."""
     min_side: Positive = 32
     """Images with a shorter side, in pixels, are rejected."""
     max_pixels: int = Field(default=50_000_000, gt=0, le=178_956_970)
     """Images with a larger width x height are rejected before decoding, which takes up to 20 bytes per pixel in each
     process. The upper bound is Pillow's."""
     max_side: int | None = Field(default=None, gt=0, exclude=True)  # the index holds the sizes of the files
-    """Longest side, in pixels, to which images are downscaled when their aspect ratio is kept: for pseudo masks, crops
-    of the segmentation network, and predictions (whose labels are scaled back to the size of the file). The classifier
-    uses `classifier.input_size` instead. None = full size."""
+    """Longest side, in pixels, at which images are read for pseudo masks, for the crops that train the affinity network
+    and the segmentation network, and for predictions. Larger images are downscaled; predicted labels are scaled back to
+    the size of the file. The classifier uses `classifier.input_size` instead. None = full size."""
 
 
 class WeightsConfig(Section):
     """Pretrained weights.
 
-    Backbone weights are `none` (train from scratch), `download` (weights of torchvision or timm), `bundled` (weights of
-    timm/tf_efficientnet_lite0, lite1 or lite2, which are installed with mcis), or a state_dict file.
+    Backbone weights are `none` (train from scratch), `download` (weights of torchvision or timm, which the workspace
+    keeps), `bundled` (weights of timm/tf_efficientnet_lite0, lite1 or lite2, which are installed with mcis), or the
+    path or URI of a state_dict file.
     """
 
     classifier_backbone: WeightsFile = "none"
-    """Weights of the classifier's backbone: none, download, bundled, or a state_dict file."""
+    """Initial weights of the classifier's backbone: `none` = random; `download` = those of torchvision or timm;
+    `bundled` = those installed with mcis; or a state_dict file. Also the default of the other two backbones."""
     classifier: WeightsFile | None = None
-    """A trained classifier, written by `mcis import-weights` or an earlier run; it replaces the classifier's
-    training."""
+    """File of a trained classifier, from `mcis import-weights` or from the stage train_classifier of an earlier run. It
+    is used instead of training one, and classifier_backbone then does not apply to the classifier. None = train one."""
     segmenter_backbone: WeightsFile | None = None
-    """Weights of the segmentation network's backbone. None = the value of classifier_backbone; a file then has to fit
-    both."""
+    """Initial weights of the segmentation network's backbone, with the same choices as classifier_backbone; not used
+    with `segmenter.init=classifier`. None = the value of classifier_backbone; a file then has to fit both backbones."""
     affinity_net_backbone: WeightsFile | None = None
-    """Weights of the affinity network's backbone. None = the value of classifier_backbone."""
+    """Initial weights of the affinity network's backbone, with the same choices as classifier_backbone. None = the
+    value of classifier_backbone; a file then has to fit both backbones."""
 
     def origin(self, network: str) -> str:
-        """Value that applies to the backbone of the `segmenter` or the `affinity_net`."""
+        """Returns the value that applies to the backbone of `segmenter` or `affinity_net`."""
         origin: str = getattr(self, f"{network}_backbone") or self.classifier_backbone
         return origin

@@ -44,13 +44,15 @@ def read_experiment(path: Path) -> Experiment:
     Raises:
         UserError: the file cannot be read, or is not TOML.
     """
-    expected = "a TOML file as `mcis config show SETTING --save FILE` writes it"
+    expected = "a TOML file, as `mcis config show SOURCE --save FILE` writes it"
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise UserError(f"{path} cannot be read ({error.strerror})", expected, "name a file by --config") from None
+        raise UserError(
+            f"{path} cannot be read ({error.strerror})", expected, "correct the path after --config"
+        ) from None
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path} is not TOML: {unquoted(error)}", expected, "correct that line") from None
+        raise UserError(f"{path} is not TOML: {unquoted(error)}", expected, "correct the file") from None
 
     names: dict[str, str] = {}
     problems: list[str] = []
@@ -82,7 +84,7 @@ def experiment_text(config: Config, origins: dict[str, str]) -> str:
     unset = [key for key, value in leaves(config) if value is None and origins[key] != "default"]
     head = [f"# {line}" for line in _HEAD]
     if unset:
-        head += ["", "# Keys that are None where recipe, sources or defaults may have a value."]
+        head += ["", "# Keys that are None although the recipe, the sources or the defaults may have a value for them."]
         head.append(f"unset = {tomlkit.item(unset).as_string()}")
     text = "\n".join([*head, "", *_lines(config, "", origins)]) + "\n"
     try:

@@ -18,8 +18,8 @@ class MethodConfig(Section):
     """`co_attention`: mean of the co-attentive activations over the related images (section 3.2); `released`: mean of
     that and four maps from self pairs (paper-vs-code, "Localization maps")."""
     contrastive: bool = False
-    """Average in the contrastive activations, computed against related images of the image's other tags (section
-    4.5)."""
+    """Include contrastive activations in the mean. They are computed against the related images of the image's other
+    tags (section 4.5)."""
     w_p: Literal["learned", "identity"] = "learned"
     """W_P: `learned` = the classifier's; `identity` = a control that does not depend on trained co-attention."""
     target: Literal["m", "n"] = "m"
@@ -68,10 +68,10 @@ class LocalizeConfig(Section):
     (section 3.2); 2: it uses the maps that these get from their own related images; and so on. More hops cover more of
     the object and raise the best threshold; each hop costs as much as the first. Not in the paper."""
     related_by: Annotated[str, AfterValidator(RELATED_IMAGE_RULES.choice())] = "class"
-    """Which images are related. `class`: images with the class, drawn at random (section 3.2); `nearest`: those of
-    them whose mean, over the image, of the features that the affinity compares is nearest
-    (`datasets/sampling/related_images.py`). Controls: `itself`: the image alone;
-    `wrong_class`: images without the class, or images with it if every image has it."""
+    """Which images are related. `class`: images with the class, drawn at random (section 3.2). `nearest`: the images
+    with the class that are most similar, by the cosine of their vectors; an image's vector is the mean over its
+    positions of the features that the affinity compares. Controls: `itself`: the image alone; `wrong_class`: images
+    without the class, or images with it if every image has it."""
     related_may_repeat: bool = False
     """Draw related images with replacement, including the image itself, as in the released code (paper-vs-code,
     "Localization maps")."""
@@ -117,7 +117,7 @@ class PseudoMasksCrf(CrfParameters):
 
 
 class MapsConfig(Section):
-    """How localization maps become scores, for pseudo masks and for evaluation."""
+    """Conversion of localization maps to scores, for pseudo masks and for evaluation."""
 
     scale: Literal["maximum", "range", "logarithm"] = "maximum"
     """How activations become scores in [0, 1]. `maximum`: clip each map at 0 and divide by its maximum
@@ -143,7 +143,7 @@ class WalkConfig(Section):
 class PseudoMasksConfig(Section):
     """Pseudo masks from localization maps and a background cue.
 
-    Rule auto uses the values of the rules saliency and crf, image by image.
+    The rule auto applies the rule saliency or crf to each image, with the values of that rule.
     """
 
     rule: Annotated[str, AfterValidator(MASK_RULES.choice("auto"))] = "auto"
@@ -172,7 +172,7 @@ class PseudoMasksConfig(Section):
     crf: PseudoMasksCrf = PseudoMasksCrf()
     """Rules crf and affinity: dense CRF that refines object boundaries."""
     walk: WalkConfig = WalkConfig()
-    """Rule affinity: random walk; afterwards each map is divided by its maximum."""
+    """Rule affinity: random walk. After it, each map is divided by its maximum."""
 
     @property
     def reads_saliency(self) -> bool:
@@ -181,10 +181,13 @@ class PseudoMasksConfig(Section):
 
     @property
     def uses_random_walk(self) -> bool:
-        """Whether maps first walk over learned affinities."""
+        """Whether maps are first refined by a random walk over learned affinities."""
         return self.rule != "auto" and MASK_RULES[self.rule].uses_random_walk
 
     def problems(self) -> Iterator[str]:
         """The threshold for certain background must not exceed the one for foreground."""
         if self.background_threshold > self.threshold:
-            yield f"pseudo_masks.background_threshold {self.background_threshold} is above threshold {self.threshold}"
+            yield (
+                f"pseudo_masks.background_threshold {self.background_threshold} is above threshold {self.threshold}; "
+                f"set pseudo_masks.background_threshold={self.threshold} or lower, or a higher pseudo_masks.threshold"
+            )

@@ -1,4 +1,4 @@
-"""Names that earlier versions used: to read their files, and for errors that state the current name."""
+"""Keys, values and recipes that were renamed. Earlier names are read in files, or refused with the current one."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -50,7 +50,7 @@ REPLACED_KEYS = {
         "loss_reduction=released; nothing for loss_reduction=paper"
     )
 }
-"""Earlier keys without a single successor -> what to set instead."""
+"""Earlier keys that more than one current key replaces -> what to set instead."""
 
 RENAMED_VALUES: dict[str, dict[str, object]] = {
     "trainable_stages": {"neck": 0, "head": 0},
@@ -58,14 +58,14 @@ RENAMED_VALUES: dict[str, dict[str, object]] = {
     "self_pairs": {"flip": "hflip"},
     "weight": {"paper": 1, "released": 0.5},
 }
-"""Last part of a key -> its earlier values and what replaces them."""
+"""Last part of a current key -> {earlier value: current value}."""
 
 RENAMED_RECIPES = {"small": "scratch", "photos_best": "photos_large"}
 """Earlier recipe -> current recipe."""
 
 
 def current_assignment(key: str, value: object) -> str | None:
-    """`KEY=VALUE` in current names for a key of an earlier version, or None if the key was never renamed."""
+    """Returns `KEY=VALUE` in current names for a key of an earlier version; None if the key was never renamed."""
     if key not in RENAMED_KEYS:
         return None
     current, current_value = _renamed(key, value)
@@ -73,7 +73,7 @@ def current_assignment(key: str, value: object) -> str | None:
 
 
 def current_values(values: Mapping[str, object]) -> dict[str, Any]:
-    """Values of an earlier version by their current dotted keys; values of this version are returned unchanged."""
+    """Returns values by their current dotted keys. Values under keys that were never renamed stay unchanged."""
     return dict(_renamed(key, value) if key in RENAMED_KEYS else (key, value) for key, value in values.items())
 
 

@@ -1,4 +1,4 @@
-"""The layers that a run's configuration is made of. Each value knows the layer that it comes from.
+"""Merges the layers of a run's configuration, and records the layer that each value comes from.
 
 Later layers win: defaults < recipe < sources < experiment file < command line options < overrides `key=value`.
 """
@@ -22,7 +22,7 @@ from mcis.datasets.storage.uris import holds_credentials, without_credentials
 from mcis.platform.config.experiment import Experiment, read_experiment
 from mcis.platform.config.keys import Values, explicit, leaves, nested
 from mcis.platform.config.recipes import RECIPES
-from mcis.platform.config.renamed import RENAMED_RECIPES, REPLACED_KEYS, current_assignment
+from mcis.platform.config.renamed import RENAMED_KEYS, RENAMED_RECIPES, REPLACED_KEYS, current_assignment
 from mcis.platform.config.sections import SOURCE_COMBINATIONS, Config, sources_of
 from mcis.platform.config.training import ClassifierConfig
 
@@ -67,12 +67,12 @@ def resolve(
     """Merges the layers and validates the result once.
 
     Args:
-        sources: names of image sources joined by +, or a table of images and tags (path or URI), which stands for the
+        sources: names of image sources joined by +, or a table of images and tags (path or URI), which is read as the
             source `tags`. None: the sources of `file`.
         recipe: name of a recipe. None: the recipe of `file`, or else the default recipe of the first source.
         options: values of command line options such as `--voc`, by dotted key.
         overrides: texts `key=value`, or values by dotted key.
-        file: an experiment, see `experiment`.
+        file: an experiment file, see `mcis.platform.config.experiment`.
 
     Raises:
         UserError: sources or recipe are unknown or contradict the file; or a list of all unknown keys, wrong types and
@@ -93,17 +93,19 @@ def resolve(
         (f"sources {names['sources']}", explicit(source_values(names["sources"]))),
         (str(file), experiment.names | experiment.values),
         (COMMAND_LINE, given | options),
-        (OVERRIDE, {key: value for key, value in overridden.items() if key not in _NAMES}),
+        (OVERRIDE, {key: value for key, value in overridden.items() if _current_key(key) not in _NAMES}),
     ]
     problems = [f"{file}: {problem}" for problem in experiment.problems]
-    problems += [f"{key} cannot be overridden: {_REMEDIES[key]}" for key in _NAMES if key in overridden]
+    for key in overridden:
+        if _current_key(key) in _NAMES:
+            problems.append(f"{key} cannot be overridden: {_REMEDIES[_current_key(key)]}")
 
     config, origins = _merge(layers, names, problems, file)
     if config is None or problems:
         raise UserError(
             f"the configuration has {len(problems)} problem(s):\n  - " + "\n  - ".join(problems),
-            "known keys with values of their type",
-            "see `mcis config show` for every key, its value and where it comes from",
+            "known keys, with values of their type that do not contradict each other",
+            "correct these; `mcis config show SOURCE` lists every key, its value and where the value comes from",
         )
     return Resolved(config, {key: origins.get(key, "default") for key, _ in leaves(config)})
 
@@ -112,12 +114,17 @@ _REMEDIES = {"sources": "name them as the first argument", "recipe": "name it by
 """How to set the keys that overrides cannot set, because other values depend on them."""
 
 
+def _current_key(key: str) -> str:
+    """Returns the current name of a key, which may be a name of an earlier version."""
+    return RENAMED_KEYS.get(key, key)
+
+
 def location_values(locations: Mapping[str, object]) -> Values:
     """Converts locations of sources to values by dotted key.
 
     Args:
-        locations: name of a source -> where its images are. None is left out. A name that is no source is kept as a
-            key.
+        locations: name of a source -> path or URI of its images; None values are left out. A name that is no source
+            is taken as a dotted key.
     """
     keys = {name: source.keys(name)[source.location] for name, source in SOURCES.items()}
     return {keys.get(name, name): str(location) for name, location in locations.items() if location is not None}
@@ -197,7 +204,7 @@ def _error_texts(key: str, error: ErrorDetails) -> Sequence[str]:
 
 
 def _names(given: Mapping[str, str], experiment: Experiment, file: Path | None) -> dict[str, str]:
-    """Returns sources and recipe, checked, as given or as the experiment names them."""
+    """Returns the names of sources and recipe, given or from the experiment, after checking them."""
     names: dict[str, str] = {}
     for origin, layer in ((f"{file}: ", experiment.names), ("", given)):
         for key, name in layer.items():
@@ -209,7 +216,7 @@ def _names(given: Mapping[str, str], experiment: Experiment, file: Path | None) 
                 raise UserError(
                     f"{key} {known} contradicts {file}, which has {key} {names[key]}",
                     f"one value of {key}",
-                    f"leave out {key} {known}, or change `{key}` in a copy of the file",
+                    f"leave out {known}, or change `{key}` in a copy of the file",
                 )
 
     if "setting" in experiment.values and "sources" not in names:
@@ -222,10 +229,10 @@ def _names(given: Mapping[str, str], experiment: Experiment, file: Path | None) 
         )
     if "sources" not in names:
         raise UserError(
-            f"{file} without sources" if file else "no sources",
+            f"{file} names no image sources" if file else "no image sources are given",
             f"a table of images and tags, such as photos.csv; one of {', '.join(SOURCE_COMBINATIONS)}; or other "
             "sources joined by +",
-            "name it as the first argument, or name a file that has one by --config",
+            "name them as the first argument, or name an experiment file by --config",
         )
     return {"recipe": SOURCES[sources_of(names["sources"])[0]].recipe, **names}
 
@@ -243,7 +250,7 @@ def source_values(sources: str) -> Config:
 def _known_recipe(recipe: str) -> str:
     if recipe in RENAMED_RECIPES:
         current = RENAMED_RECIPES[recipe]
-        raise UserError(f"recipe {recipe!r} was renamed", f"recipe {current}", f"use {current}")
+        raise UserError(f"recipe {recipe!r} was renamed", f"the current name, {current}", f"write {current} instead")
     if recipe not in RECIPES:
         hint = did_you_mean([recipe], [*RECIPES]) or "choose one of them"
         raise UserError(f"unknown recipe {recipe!r}", f"one of {', '.join(RECIPES)}", hint.strip())

@@ -43,17 +43,18 @@ class PredictConfig(Section):
 
 
 class EvaluateConfig(Section):
-    """Scores."""
+    """Scoring of maps, masks and predictions against the ground truth."""
 
     thresholds: int = Field(default=128, ge=2, le=1024)
-    """Number of background thresholds, i / thresholds, tried on the scores of localization maps (`maps.scale`)."""
+    """Number N of background thresholds, i / N, that are tried on localization maps. Their scores are in [0, 1]
+    (`maps.scale`)."""
 
 
 class ReportConfig(Section):
-    """The report."""
+    """The HTML report."""
 
     panels: int = Field(default=12, ge=0, le=200)
-    """Number of images shown, half from train and half from val."""
+    """Number of images shown: half from train, half from the predicted split (`predict.split`)."""
 
 
 class TrackingConfig(Section):
@@ -65,12 +66,12 @@ class TrackingConfig(Section):
 
 
 class Config(Section):
-    """A run from tags to masks."""
+    """Configuration of a run, from tags to masks."""
 
     sources: str = "voc"
-    """Image sources, joined by +."""
+    """Image sources joined by +, such as `tags` or `voc+web`."""
     recipe: str = "paper"
-    """Recipe that provides the values that nothing else sets."""
+    """Recipe: a named set of values, for all keys that are not set in another way."""
     seed: int = Field(default=0, ge=0, lt=2**31)
     """Seed of every random draw: initial weights, pairs, related images, augmentation."""
     supervision: Literal["tags", "full"] = "tags"
@@ -106,7 +107,7 @@ class Config(Section):
 
     @property
     def uses_random_walk(self) -> bool:
-        """Whether maps walk over learned affinities, for which a network is trained."""
+        """Whether maps are refined by a random walk, for which an affinity network is trained."""
         return self.supervision == "tags" and self.pseudo_masks.uses_random_walk
 
     def problems(self) -> Iterator[str]:
@@ -133,7 +134,7 @@ class Config(Section):
 
 
 def sources_of(sources: str) -> tuple[str, ...]:
-    """Splits a combination of image sources such as `web+voc` into names, with the one that defines the classes first.
+    """Splits a combination of image sources such as `web+voc` into names. The source that defines classes comes first.
 
     Raises:
         UserError: a source is unknown or given twice, or two sources define classes.
@@ -142,15 +143,16 @@ def sources_of(sources: str) -> tuple[str, ...]:
     unknown = [name for name in names if name not in SOURCES]
     if unknown:
         hint = did_you_mean([sources], SOURCE_COMBINATIONS) or did_you_mean(unknown[:1], [*SOURCES])
+        hint = hint or "name one of them, or your own table of images and tags, such as photos.csv"
         if sources in ("coco", "yolo", "cvat", "labelstudio") or "." in sources:
-            hint = "mcis run tags --tags TABLE; mcis import makes a table of data sets such as COCO's"
+            hint = "convert the data set by `mcis import`, then name its table: `mcis run OUT/photos.csv --name NAME`"
         expected = f"{', '.join(SOURCE_COMBINATIONS)}, or other sources ({', '.join(SOURCES)}) joined by +"
-        raise UserError(f"unknown sources {sources!r}", expected, hint.strip() or "choose one of them")
+        raise UserError(f"unknown sources {sources!r}", expected, hint.strip())
     if len(set(names)) < len(names) or len(set(names).intersection(_DEFINE_CLASSES)) > 1:
         raise UserError(
             f"sources {sources!r}",
             f"each source once, and at most one of {', '.join(_DEFINE_CLASSES)}, because each defines classes",
-            "run them one by one, or write one table for the source tags",
+            "use one run for each, or list all images in one table for the source tags",
         )
     order = [*_DEFINE_CLASSES, *SOURCES]
     return tuple(sorted(names, key=order.index))

@@ -131,7 +131,8 @@ class ClassifierConfig(BackboneSection):
     input_size: Positive = 256
     """Side length in pixels of the square to which images are resized (paper-vs-code, "Classifier")."""
     attention: Literal["none", "co", "co+contrastive"] = "co+contrastive"
-    """Training losses: the basic loss alone, with the co-attention loss, or with both (table 4)."""
+    """Training losses (table 4). `none`: the basic loss; `co`: the basic and the co-attention loss; `co+contrastive`:
+    these and the contrastive loss."""
     attention_partner: Literal["partner", "itself", "wrong_class"] = "partner"
     """What an image attends to in training: its partner; or, as controls, itself or a partner that lacks the class."""
     head: Literal["shared", "own"] = "shared"
@@ -242,14 +243,18 @@ class ClassifierConfig(BackboneSection):
         """Contradictions between the classifier's values."""
         if self.affinity.init is not None and self.affinity.w_p == "identity":
             yield (
-                "classifier.affinity.init is set but classifier.affinity.w_p is identity; set w_p=learned or init=null"
+                "classifier.affinity.init is set but classifier.affinity.w_p is identity; set "
+                "classifier.affinity.w_p=learned or classifier.affinity.init=null"
             )
         if self.stop_epoch is not None and self.stop_epoch >= self.epochs:
-            yield f"classifier.stop_epoch {self.stop_epoch} is not before classifier.epochs {self.epochs}"
+            yield (
+                f"classifier.stop_epoch {self.stop_epoch} is not before classifier.epochs {self.epochs}; set "
+                f"classifier.stop_epoch={self.epochs - 1} or lower, or null to train all epochs"
+            )
         if self.attention_partner != "partner" and self.attention == "none":
             yield (
-                f"classifier.attention_partner is {self.attention_partner} but classifier.attention is none, "
-                "which uses no attention"
+                f"classifier.attention_partner is {self.attention_partner} but classifier.attention is none, which "
+                "uses no attention; set classifier.attention=co or classifier.attention_partner=partner"
             )
 
 
@@ -269,8 +274,8 @@ class SegmenterConfig(CropSection):
     width: Positive = 1024
     """Channels of the head."""
     dilation: Positive = 12
-    """Dilation of the head's 3x3 convolutions. 12 suits a stride of 8. deeplabv3 uses this value, twice and three times
-    this value."""
+    """Dilation of the head's 3x3 convolutions. 12 suits a stride of 8. The three convolutions of deeplabv3 use one, two
+    and three times this value."""
     dropout: Fraction = 0.0
     """Dropout probability. largefov: after the hidden layers (0.5 in the VGG-16 version); deeplabv3: after the spatial
     pyramid (0.5 in torchvision); pyramid: before the last layer."""
@@ -280,12 +285,12 @@ class SegmenterConfig(CropSection):
     """Weight of the loss of pyramid's image-level head, which predicts the classes in a crop. With weight 1 and six
     classes, the head counts as much as all pixels of the crop."""
     corrected_weight: Positive = 4
-    """How many times as often an epoch shows an image with a corrected mask (`data.corrected_masks`) as a similar image
-    without one."""
+    """Repeat factor of images with a corrected mask (`data.corrected_masks`): an epoch shows each of them this many
+    times as often as it would without that mask."""
     class_balance_exponent: Fraction = 0.0
     """Repeat images of rare classes (m / c)^class_balance_exponent times per epoch, where c images have the image's
-    rarest class and m images have the most frequent class. At most 16 times, and so that each image is shown. 0 = no
-    repetition."""
+    rarest class and m images have the most frequent class. The limit is 16 times, or lower if the training would
+    otherwise be too short to show each image. 0 = no repetition."""
 
 
 class AffinityNetConfig(CropSection):
@@ -309,7 +314,8 @@ class AffinityNetConfig(CropSection):
     finest: Literal[4, 8] = 4
     """Stride in pixels of the finest level that is read; affinities are defined at its positions (AffinityNet: 8)."""
     radius: int = Field(default=5, ge=2, le=16)
-    """Positions closer than this many steps are compared (AffinityNet, IRN: 5)."""
+    """Pairs of positions at a distance below this are compared, in positions of the finest level (AffinityNet, IRN:
+    5)."""
     threshold: Fraction = 0.3
     """Background score that a class has to exceed for a confident foreground label, before the dense CRF."""
     background_threshold: Fraction = 0.1
@@ -327,7 +333,10 @@ class AffinityNetConfig(CropSection):
     def problems(self) -> Iterator[str]:
         """The threshold for confident background must not exceed the one for foreground."""
         if self.background_threshold > self.threshold:
-            yield f"affinity_net.background_threshold {self.background_threshold} is above threshold {self.threshold}"
+            yield (
+                f"affinity_net.background_threshold {self.background_threshold} is above threshold {self.threshold}; "
+                f"set affinity_net.background_threshold={self.threshold} or lower, or a higher affinity_net.threshold"
+            )
 
 
 NetworkConfig = ClassifierConfig | SegmenterConfig | AffinityNetConfig

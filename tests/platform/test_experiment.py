@@ -170,7 +170,7 @@ def test_all_problems_of_a_file_are_reported_together(tmp_path: Path) -> None:
         (b"seed = 1\nseed = 2", "is not TOML"),
         (b"\xff\xfe", "is not TOML"),
         (b"a = " + b"[" * 100000, "is not TOML"),
-        (b"seed = 1", "without sources"),
+        (b"seed = 1", "names no image sources"),
         (b'sources = "vox"', "exp.toml: unknown sources 'vox'"),
         (b'sources = "voc"\nrecipe = "smal"', "exp.toml: unknown recipe 'smal'"),
         (None, "cannot be read"),
