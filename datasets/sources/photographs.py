@@ -103,7 +103,7 @@ def _files_of_folder(root: Path, excluded: Path, left_out: LeftOut) -> Iterator[
 
 
 def _files_of_table(table: str, allow_absolute: bool) -> Iterator[tuple[str, str]]:
-    rows = read_user_table(table, {"image": "image"}, trusted=allow_absolute)
+    rows = read_user_table(table, {"image": "image"}, trusted=allow_absolute, has_column_keys=False)
     texts = rows.filled("image")
     uris = rows.uris("image", texts)
     for text, uri in zip(texts.to_pylist(), uris.to_pylist(), strict=True):

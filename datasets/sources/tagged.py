@@ -135,7 +135,8 @@ def photograph_tags(table: str, classes: Sequence[str], *, allow_absolute: bool 
     Raises:
         UserError: See `list_tagged`; or an image is named twice, or a tag is no class.
     """
-    rows = read_user_table(table, {"image": "image", "tags": "tags"}, trusted=allow_absolute)
+    columns = {"image": "image", "tags": "tags"}
+    rows = read_user_table(table, columns, trusted=allow_absolute, has_column_keys=False)
     uris = rows.uris("image", rows.filled("image"))
     cells = _tag_cells(rows)
 

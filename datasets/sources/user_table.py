@@ -39,6 +39,15 @@ _COMMON_NAMES = {
     "mask": ("mask_path",),
     "split": ("subset",),
 }
+_CONTENTS = {
+    "image": "paths or URIs of images",
+    "tags": "class names",
+    "mask": "paths of ground-truth masks",
+    "saliency": "paths of saliency maps",
+    "split": "splits: train, val or test",
+    "id": "unique ids",
+}
+"""Role of a column -> what it holds, for messages."""
 _MAY_HOLD_CREDENTIALS = r"(?s)://.*[@?]"
 """Texts for which `holds_credentials` may be true."""
 
@@ -298,7 +307,12 @@ def is_table(text: str) -> bool:
 
 
 def read_user_table(
-    table: str | os.PathLike[str], columns: dict[str, str], optional: Iterable[str] = (), *, trusted: bool = False
+    table: str | os.PathLike[str],
+    columns: dict[str, str],
+    optional: Iterable[str] = (),
+    *,
+    trusted: bool = False,
+    has_column_keys: bool = True,
 ) -> UserTable:
     """Reads a table and checks that it has the required columns.
 
@@ -309,6 +323,8 @@ def read_user_table(
             named after.
         optional: Names of columns that may be absent.
         trusted: Whether the table may name files outside of its folder and on other servers.
+        has_column_keys: Whether the user can set the names of the columns by the keys `data.tags.<role>`; used in
+            messages.
 
     Raises:
         UserError: The table cannot be read or is empty, lacks a column, or has one twice.
@@ -334,7 +350,7 @@ def read_user_table(
         guessed.append(f"{shown(flags)} as a class each, 0 or 1")
 
     required = {role: column for role, column in columns.items() if not (role == "tags" and flags)}
-    _check_columns(path, file.names, required, list(optional))
+    _check_columns(path, file.names, required, list(optional), has_column_keys)
     if not len(file.content):
         raise UserError(f"{path} has no row", "at least one image", "add images, or name another table")
 
@@ -361,17 +377,23 @@ def _read_file(path: str, wanted: Sequence[str]) -> _Columns:
     return columns
 
 
-def _check_columns(path: str, names: Sequence[str], columns: dict[str, str], optional: Collection[str]) -> None:
+def _check_columns(
+    path: str, names: Sequence[str], columns: dict[str, str], optional: Collection[str], has_column_keys: bool
+) -> None:
     """Raises a UserError if a column occurs twice, or is absent and not optional."""
     for role, column in columns.items():
         count = names.count(column)
         if count > 1:
             raise UserError(f"{path} has {count} columns {column!r}", "each column once", "rename or delete one")
         if count == 0 and column not in optional:
+            if has_column_keys:
+                remedy = f"add it, or name the column that holds the {role}: data.tags.{role}=COLUMN"
+            else:
+                remedy = f"add it, or rename the column that holds the {role} to {column!r}"
             raise UserError(
                 f"{path} has no column {column!r}; it has {', '.join(map(repr, names))}",
-                f"a column for {role}",
-                f"add it, or name the column that holds it: data.tags.{role}=COLUMN",
+                f"a column of {_CONTENTS[role]}",
+                remedy,
             )
 
 

@@ -142,5 +142,6 @@ def test_uri_with_credentials_is_refused_and_not_repeated(root: Path, uri: str) 
 def test_item_without_photographs_is_an_error(root: Path, item: str, message: str) -> None:
     (root / "empty").mkdir()
     (root / "other.csv").write_text("photo\na.jpg\n")
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(UserError, match=message) as caught:
         listed(root, item)
+    assert "data.tags" not in caught.value.remedy  # a key that `mcis predict` refuses

@@ -450,3 +450,11 @@ def test_invalid_tags_of_photographs_have_a_remedy(tmp_path: Path, rows: str, me
     with pytest.raises(UserError, match=message) as caught:
         photograph_tags(str(tmp_path / "t.csv"), ["dog", "cat"])
     assert caught.value.remedy
+
+
+def test_a_missing_column_of_photograph_tags_is_to_be_renamed(tmp_path: Path) -> None:
+    """`mcis predict` refuses the keys data.tags.*, which name other columns for a run."""
+    (tmp_path / "t.csv").write_text("image,breed\na.jpg,dog\n")
+    with pytest.raises(UserError, match="no column 'tags'") as caught:
+        photograph_tags(str(tmp_path / "t.csv"), ["dog", "cat"])
+    assert "rename the column that holds the tags to 'tags'" in caught.value.remedy
