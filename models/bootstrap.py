@@ -1,17 +1,19 @@
-"""Paired bootstrap: how much a difference of mIoU would vary with other images and with other seeds.
+"""Paired bootstrap: how much a difference of mIoU, or of another score, would vary with other images and other seeds.
 
 Images are drawn with replacement, the same ones for both compared configurations (Efron and Tibshirani, "An
 Introduction to the Bootstrap", 1993, chapters 8 and 13). mIoU is not a mean over images, so it is recomputed for each
 resample.
 """
 
+from collections.abc import Callable, Sequence
+
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import sparse, stats
 
 from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
 from mcis.models.counts import Overlaps
-from mcis.models.metrics import iou_of
+from mcis.models.metrics import iou_of, mean
 
 _MAX_NUMBERS = 2**22
 """Largest number of random numbers that are drawn at a time."""
@@ -45,16 +47,86 @@ def bootstrap_differences(
 
     first = _select_images(first, is_scored)
     second = _select_images(second, is_scored)
-    first_seeds = len(first.both)
-    second_seeds = len(second.both)
+    return _resample(
+        lambda times: _mious(times, first),
+        lambda times: _mious(times, second),
+        images=images,
+        chunk=max(1, _MAX_NUMBERS // images),
+        paired=paired,
+        resamples=resamples,
+        seed=seed,
+    )
 
-    chunk = max(1, _MAX_NUMBERS // images)
+
+def bootstrap_score_differences(
+    first: Sequence[sparse.csr_array],
+    second: Sequence[sparse.csr_array],
+    score: Callable[[NDArray[np.int64]], NDArray[np.float64]],
+    *,
+    paired: bool,
+    resamples: int,
+    seed: int,
+) -> NDArray[np.float64]:
+    """Computes the differences of `bootstrap_differences` for the mean of another score over the labels.
+
+    The resamples draw the same images and weigh the seeds alike.
+
+    Args:
+        first, second: confusion matrices of the same N images, for each seed a matrix of pixels (N, (K + 1)^2) whose
+            rows are flattened (K + 1, K + 1) matrices. Images without a scored pixel are excluded.
+        score: function from a confusion matrix to percentages of labels, an entry of `metrics.LABEL_SCORES`.
+        paired, resamples, seed: see `bootstrap_differences`.
+
+    Returns:
+        Differences in percentage points, (resamples,); NaN in resamples where no label has a value, and all NaN if
+        fewer than two images have a scored pixel.
+    """
+    pixels = np.sum([matrix.sum(axis=1) for matrix in (*first, *second)], axis=0)
+    scored = np.flatnonzero(pixels)
+    if len(scored) < 2:
+        return np.full(resamples, np.nan)
+
+    first_scored = [matrix[scored] for matrix in first]
+    second_scored = [matrix[scored] for matrix in second]
+    numbers_per_resample = max(len(scored), first[0].shape[1])
+    return _resample(
+        lambda times: _mean_scores(times, first_scored, score),
+        lambda times: _mean_scores(times, second_scored, score),
+        images=len(scored),
+        chunk=max(1, _MAX_NUMBERS // numbers_per_resample),
+        paired=paired,
+        resamples=resamples,
+        seed=seed,
+    )
+
+
+def _resample(
+    first_values: Callable[[NDArray[np.int64]], NDArray[np.float64]],
+    second_values: Callable[[NDArray[np.int64]], NDArray[np.float64]],
+    *,
+    images: int,
+    chunk: int,
+    paired: bool,
+    resamples: int,
+    seed: int,
+) -> NDArray[np.float64]:
+    """Computes the difference of two configurations in each resample, (resamples,).
+
+    Args:
+        first_values, second_values: functions from how often R resamples draw each image, (R, images), to the values
+            of the configuration, (R, S) for S seeds.
+        images: number of images.
+        chunk: number of resamples that are computed at a time.
+        paired, resamples, seed: see `bootstrap_differences`.
+    """
     differences = []
     for start in range(0, resamples, chunk):
         rows = np.arange(start, min(start + chunk, resamples))
         times = times_drawn(images, rows, seed)
-        first_mious = _mious(times, first)
-        second_mious = _mious(times, second)
+        values_of_first = first_values(times)
+        values_of_second = second_values(times)
+        first_seeds = values_of_first.shape[1]
+        second_seeds = values_of_second.shape[1]
 
         first_weights = seed_weights(first_seeds, rows, seed)
         if paired:
@@ -62,8 +134,8 @@ def bootstrap_differences(
         else:
             second_weights = seed_weights(second_seeds, rows, seed, turn=first_seeds + 1)
 
-        second_means = (second_mious * second_weights).sum(axis=1)
-        first_means = (first_mious * first_weights).sum(axis=1)
+        second_means = (values_of_second * second_weights).sum(axis=1)
+        first_means = (values_of_first * first_weights).sum(axis=1)
         differences.append(second_means - first_means)
 
     return np.concatenate(differences)
@@ -141,6 +213,21 @@ def _mious(times: NDArray[np.int64], overlaps: Overlaps) -> NDArray[np.float64]:
     both, truth, predicted = (weights @ part.astype(np.float64) for part in overlaps)
     values = iou_of(both, truth, predicted)  # (S, R, K + 1)
     return np.asarray(np.nanmean(values, axis=2).T)
+
+
+def _mean_scores(
+    times: NDArray[np.int64],
+    confusions: Sequence[sparse.csr_array],
+    score: Callable[[NDArray[np.int64]], NDArray[np.float64]],
+) -> NDArray[np.float64]:
+    """Computes the mean of a score over the labels for each resample and seed, (R, S)."""
+    weights = times.astype(np.float64)
+    side = round(confusions[0].shape[1] ** 0.5)
+    values = np.empty((len(times), len(confusions)))
+    for number, confusion in enumerate(confusions):
+        matrices = (confusion.T @ weights.T).T.reshape(-1, side, side).astype(np.int64)
+        values[:, number] = [mean(score(matrix)) for matrix in matrices]
+    return values
 
 
 def percentile_interval(values: NDArray[np.float64], confidence: float) -> tuple[float, float]:

@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import sparse
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
-from mcis.models.bootstrap import bootstrap_differences, percentile_interval
+from mcis.models.bootstrap import bootstrap_differences, bootstrap_score_differences, percentile_interval
 from mcis.models.counts import Overlaps, overlaps
-from mcis.models.metrics import iou_of, mean
+from mcis.models.metrics import LABEL_SCORES, iou_of, mean
 from mcis.platform.outputs.counts import ImageCounts, read_counts
 from mcis.platform.reporting.compared_runs import Run, RunGroup
 from mcis.platform.runs.files import read_json
@@ -31,6 +32,24 @@ class BootstrapSettings(NamedTuple):
     resamples: int = 2000
     seed: int = 0
     confidence: float = 0.95
+
+
+class Interval(NamedTuple):
+    """The interval of a difference to the baseline, in percentage points; NaN for fewer than two images."""
+
+    low: float
+    high: float
+
+    @property
+    def verdict(self) -> str:
+        """`higher`, `lower`, `no difference` if the interval contains 0, or `unknown` without an interval."""
+        if np.isnan(self.low) or np.isnan(self.high):
+            return "unknown"
+        if self.low > 0:
+            return "higher"
+        if self.high < 0:
+            return "lower"
+        return "no difference"
 
 
 class Difference(NamedTuple):
@@ -65,14 +84,8 @@ class Difference(NamedTuple):
 
     @property
     def verdict(self) -> str:
-        """`higher`, `lower`, `no difference` if the interval contains 0, or `unknown` without an interval."""
-        if np.isnan(self.low) or np.isnan(self.high):
-            return "unknown"
-        if self.low > 0:
-            return "higher"
-        if self.high < 0:
-            return "lower"
-        return "no difference"
+        """See `Interval.verdict`."""
+        return Interval(self.low, self.high).verdict
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +98,8 @@ class ComparedScore:
         groups: the baseline and the groups that can be compared with it, in the order given.
         left_out: why other groups cannot be compared, by their labels.
         differences: differences to the baseline, by group, then by measure.
+        label_score_intervals: intervals of the differences in the means of `LABEL_SCORES`, by the label of the group
+            and the name of the measure, `mean_<name of the score>`.
         image_mious: mIoU in percent by the name of a run and the id of an image; NaN if no pixel of it is scored.
     """
 
@@ -93,6 +108,7 @@ class ComparedScore:
     groups: Sequence[RunGroup]
     left_out: Mapping[str, str]
     differences: Sequence[Difference]
+    label_score_intervals: Mapping[tuple[str, str], Interval]
     image_mious: Mapping[str, Mapping[str, float]]
 
 
@@ -129,18 +145,27 @@ class _ImageOverlaps(NamedTuple):
         image_ids: ids of the images.
         truth_crc: checksums of their ground truth, (N,).
         overlaps: by measure, the overlaps of their labels, (N, K + 1).
+        confusions: their flattened confusion matrices, (N, (K + 1)^2).
     """
 
     image_ids: Sequence[str]
     truth_crc: NDArray[np.uint32]
     overlaps: Mapping[str, Overlaps]
+    confusions: sparse.csr_array
 
 
 class _GroupOverlaps(NamedTuple):
-    """A group and, by measure, the overlaps of the labels of the images for each of its S runs, (S, N, K + 1)."""
+    """What was counted for a score of a group of S runs, for N images.
+
+    Attributes:
+        group: the group.
+        overlaps: by measure, the overlaps of the labels, (S, N, K + 1).
+        confusions: for each run, the flattened confusion matrices of the images, (N, (K + 1)^2).
+    """
 
     group: RunGroup
     overlaps: Mapping[str, Overlaps]
+    confusions: Sequence[sparse.csr_array]
 
 
 def compare(groups: Sequence[RunGroup], bootstrap: BootstrapSettings) -> Comparison:
@@ -194,6 +219,7 @@ def _compare_score(groups: Sequence[RunGroup], title: str, bootstrap: BootstrapS
         groups=[entry.group for entry in compared],
         left_out=left_out,
         differences=list(_differences(compared, title, bootstrap)),
+        label_score_intervals=_label_score_intervals(compared, title, bootstrap),
         image_mious=image_mious,
     )
 
@@ -228,6 +254,32 @@ def _differences(compared: Sequence[_GroupOverlaps], title: str, bootstrap: Boot
             )
 
 
+def _label_score_intervals(
+    compared: Sequence[_GroupOverlaps], title: str, bootstrap: BootstrapSettings
+) -> dict[tuple[str, str], Interval]:
+    """The intervals of the differences of all groups to the first, in the means of `LABEL_SCORES` that both have."""
+    baseline = compared[0]
+    score_of_baseline = baseline.group.scores(title)[0]
+    intervals = {}
+    for other in compared[1:]:
+        score_of_other = other.group.scores(title)[0]
+        for name, label_score in LABEL_SCORES.items():
+            measure = f"mean_{name}"
+            if measure not in score_of_baseline.measures() or measure not in score_of_other.measures():
+                continue
+            resampled = bootstrap_score_differences(
+                baseline.confusions,
+                other.confusions,
+                label_score,
+                paired=baseline.group.seeds == other.group.seeds,
+                resamples=bootstrap.resamples,
+                seed=bootstrap.seed,
+            )
+            low, high = percentile_interval(resampled, bootstrap.confidence)
+            intervals[other.group.label, measure] = Interval(low, high)
+    return intervals
+
+
 def _mean_iou(by_image: Overlaps) -> float:
     """Mean over S seeds of mIoU in percent, from the overlaps of labels in each image, (S, N, K + 1)."""
     totals = [part.sum(axis=1) for part in by_image]
@@ -241,7 +293,8 @@ def _stack_overlaps(group: RunGroup, by_run: Mapping[str, _ImageOverlaps]) -> _G
     for measure in run_overlaps[0]:
         parts = zip(*(by_measure[measure] for by_measure in run_overlaps), strict=True)
         stacked[measure] = Overlaps(*map(np.stack, parts))
-    return _GroupOverlaps(group, stacked)
+    confusions = [by_run[run.name].confusions for run in group.runs]
+    return _GroupOverlaps(group, stacked, confusions)
 
 
 def _read_overlaps(run: Run, title: str) -> _ImageOverlaps:
@@ -259,7 +312,16 @@ def _read_overlaps(run: Run, title: str) -> _ImageOverlaps:
     by_measure = {"miou": _label_overlaps(counted, score, boundary=False)}
     if score.boundary_iou:
         by_measure["boundary_miou"] = _label_overlaps(counted, score, boundary=True)
-    return _ImageOverlaps(counted.image_ids, counted.truth_crc, by_measure)
+    confusions = _confusions(counted, num_labels=len(score.iou))
+    return _ImageOverlaps(counted.image_ids, counted.truth_crc, by_measure, confusions)
+
+
+def _confusions(counted: ImageCounts, num_labels: int) -> sparse.csr_array:
+    """The flattened confusion matrix of each image, (N, (K + 1)^2) for K + 1 labels."""
+    counts = counted.counts
+    cells = counts.truth.astype(np.int64) * num_labels + counts.predicted
+    shape = (len(counted.image_ids), num_labels**2)
+    return sparse.csr_array((counts.pixels.astype(np.float64), (counted.images, cells)), shape=shape)
 
 
 def _apply_threshold(counted: ImageCounts, interval: int) -> ImageCounts:

@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 from mcis.platform.reporting.compared_runs import RunGroup, differing_keys, joined_once
-from mcis.platform.reporting.comparison import Comparison
+from mcis.platform.reporting.comparison import Comparison, Interval
 from mcis.platform.runs.results import VAL_MAP, StageResult, read_result
 from mcis.platform.runs.scores import MEASURES, grouped, headings_of, measure_heading, measure_names, shared_origin
 
@@ -29,6 +29,9 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[str]]
     numbers: Sequence[str] = ()
     optional: Sequence[str] = ()
+
+
+_NO_INTERVAL = Interval(math.nan, math.nan)
 
 
 class ComparedMeasure(NamedTuple):
@@ -144,11 +147,11 @@ def _scores_table(comparison: Comparison) -> Table:
 def _differences_table(comparison: Comparison) -> Table:
     """Every difference to the baseline with its interval."""
     rows = []
-    for row in comparison.differences:
-        interval = f"{row.low:+.2f} to {row.high:+.2f}"
+    for row in compared_measures(comparison):
+        interval = "-" if row.low is None or row.high is None else f"{row.low:+.2f} to {row.high:+.2f}"
         values = (f"{row.baseline:.2f}", f"{row.compared:.2f}", f"{row.difference:+.2f}", interval)
         measure = measure_heading(row.measure)
-        rows.append((row.title, measure, row.group, row.verdict, row.split, grouped(row.images), *values))
+        rows.append((row.scored, measure, row.compared_runs, row.verdict, row.split, grouped(row.images), *values))
     numbers = ("images", "baseline", "compared", "difference", "interval")
     columns = ("score", "measure", "run", "verdict", "split", *numbers)
     return Table(f"Differences to {comparison.groups[0].label}", columns, rows, numbers)
@@ -158,6 +161,7 @@ def _group_table(comparison: Comparison, group: RunGroup) -> Table:
     """The differences of one group to the baseline, with a row for mIoU and a row for boundary mIoU of each score."""
     baseline = comparison.groups[0]
     further = [measure for measure in _measures(comparison) if measure not in MEASURES]
+    intervals = {score.title: score.label_score_intervals for score in comparison.scores}
     rows = []
     for row in comparison.differences:
         if row.group != group.label:
@@ -172,7 +176,11 @@ def _group_table(comparison: Comparison, group: RunGroup) -> Table:
         for measure in further:
             before = _mean_text(_values(baseline, row.title, measure))
             after = _mean_text(_values(group, row.title, measure))
-            further_values.append(f"{before} → {after}" if is_first_row else "")
+            text = f"{before} → {after}"
+            interval = intervals[row.title].get((group.label, measure))
+            if interval is not None and interval.verdict != "unknown":
+                text += f" [{_short(interval.low)}, {_short(interval.high)}]"
+            further_values.append(text if is_first_row else "")
         deviations = [_deviation_text(_values(runs, row.title, row.measure)) for runs in (baseline, group)]
         values = (f"{row.baseline:.2f}", f"{row.compared:.2f}", difference)
         rows.append((name, *values, row.verdict, row.split, grouped(row.images), *deviations, *further_values))
@@ -180,7 +188,7 @@ def _group_table(comparison: Comparison, group: RunGroup) -> Table:
     confidence = f"{100 * comparison.bootstrap.confidence:g}"
     difference_heading = f"difference [{confidence} %]"
     deviation_headings = ("± baseline", "± compared")
-    further_headings = tuple(measure_heading(measure) for measure in further)
+    further_headings = tuple(f"{measure_heading(measure)} [{confidence} %]" for measure in further)
     columns = ("mIoU %", "baseline", "compared", difference_heading, "verdict", "split", "images")
     numbers = ("baseline", "compared", "images", *deviation_headings, *further_headings)
     optional = (*further_headings[::-1], *deviation_headings, "images", "split")
@@ -234,10 +242,10 @@ def footnotes(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def compared_measures(comparison: Comparison) -> Iterator[ComparedMeasure]:
-    """Every measure of every compared score. Measures without an interval are the means of `LABEL_SCORES`."""
+    """Every measure of every compared score: `MEASURES`, then the means of `LABEL_SCORES`."""
     baseline = comparison.groups[0]
     for score in comparison.scores:
-        intervals = {(row.group, row.measure): row for row in score.differences}
+        differences = {(row.group, row.measure): row for row in score.differences}
         for group in score.groups[1:]:
             first = group.scores(score.title)[0]
             for measure in _measures(comparison):
@@ -245,9 +253,12 @@ def compared_measures(comparison: Comparison) -> Iterator[ComparedMeasure]:
                 after = _values(group, score.title, measure)
                 if not before or not after:
                     continue
-                row = intervals.get((group.label, measure))
+                row = differences.get((group.label, measure))
                 baseline_value = row.baseline if row else fmean(before)
                 compared_value = row.compared if row else fmean(after)
+                interval = score.label_score_intervals.get((group.label, measure), _NO_INTERVAL)
+                if row:
+                    interval = Interval(row.low, row.high)
                 yield ComparedMeasure(
                     scored=score.title,
                     measure=measure,
@@ -259,9 +270,9 @@ def compared_measures(comparison: Comparison) -> Iterator[ComparedMeasure]:
                     compared=compared_value,
                     compared_deviation=stdev(after) if len(after) > 1 else None,
                     difference=compared_value - baseline_value,
-                    low=_finite(row.low) if row else None,
-                    high=_finite(row.high) if row else None,
-                    verdict=row.verdict if row else "unknown",
+                    low=_finite(interval.low),
+                    high=_finite(interval.high),
+                    verdict=interval.verdict,
                 )
 
 

@@ -7,11 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import sparse, stats
 
 from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
-from mcis.models.bootstrap import bootstrap_differences, percentile_interval, seed_weights, times_drawn
+from mcis.models.bootstrap import (
+    bootstrap_differences,
+    bootstrap_score_differences,
+    percentile_interval,
+    seed_weights,
+    times_drawn,
+)
 from mcis.models.counts import Counts, Overlaps, overlaps
+from mcis.models.metrics import iou
 
 seeds = st.integers(0, 2**31 - 1)
 
@@ -74,6 +81,30 @@ def two_configurations() -> tuple[Overlaps, Overlaps]:
     """Overlaps of two configurations with one seed each, on 30 images."""
     rng = np.random.default_rng(0)
     return stacked_seeds(drawn_overlaps(rng, 30, 3)), stacked_seeds(drawn_overlaps(rng, 30, 3))
+
+
+def drawn_confusions(rng: np.random.Generator, images: int, labels: int) -> NDArray[np.int64]:
+    """Confusion matrices of images with about half of the labels each, (images, labels, labels)."""
+    matrices = rng.integers(0, 50, (images, labels, labels))
+    matrices[:, range(labels), range(labels)] += rng.integers(0, 200, (images, labels))
+    return np.where(rng.random((images, labels, 1)) < 0.5, matrices, 0)
+
+
+def overlaps_of(matrices: NDArray[np.int64]) -> Overlaps:
+    """Overlaps of the images of confusion matrices, (images, labels) each."""
+    return Overlaps(np.diagonal(matrices, axis1=1, axis2=2), matrices.sum(axis=2), matrices.sum(axis=1))
+
+
+@pytest.mark.parametrize("paired", [True, False])
+def test_iou_as_a_label_score_has_the_differences_of_miou(paired: bool) -> None:
+    rng = np.random.default_rng(0)
+    groups = [[drawn_confusions(rng, 20, 4) for _ in range(2)] for _ in range(2)]
+    by_overlaps = [stacked_seeds(*map(overlaps_of, group)) for group in groups]
+    first, second = ([sparse.csr_array(matrices.reshape(20, 16)) for matrices in group] for group in groups)
+
+    expected = bootstrap_differences(*by_overlaps, paired=paired, resamples=40, seed=2)
+    found = bootstrap_score_differences(first, second, iou, paired=paired, resamples=40, seed=2)
+    np.testing.assert_allclose(found, expected)
 
 
 def test_drawing_in_parts_gives_the_same_result(monkeypatch: pytest.MonkeyPatch) -> None:
