@@ -152,7 +152,7 @@ def _check_arguments(format: str, source: Path, split: str) -> None:
         expected = f"one of {', '.join(FORMATS)}, and one of {', '.join(SPLITS)}"
         raise UserError(f"format {format}, split {split}", expected, "choose a format and a split from these")
     if not source.exists():
-        raise UserError(f"no {source}", FORMATS[format].expected, "correct the path")
+        raise UserError(f"no file or folder {source}", FORMATS[format].expected, "correct the path")
 
 
 def _read_data_set(format: str, request: ImportRequest) -> DataSet:
@@ -171,16 +171,17 @@ def _read_data_set(format: str, request: ImportRequest) -> DataSet:
         found = f"{source} is not as expected: {problem}"
         raise UserError(found, FORMATS[format].expected, "correct the data set, or name another one") from error
 
-    legible_names = f"legible names of files below {folder}"
+    expected = f"printable names of existing files below {folder}"
     remedy = "correct the names, or name the folder by --images"
     if invalid_names:
         count = f"{len(invalid_names)} of {len(photos)} images of {source}"
-        raise UserError(f"{count} are outside or illegible: {shown(invalid_names)}", legible_names, remedy)
+        names = shown(invalid_names)
+        raise UserError(f"{count} are outside of the folder or have unprintable names: {names}", expected, remedy)
 
     absent = sorted(name for name in photos if not (folder / name).is_file())
     if len(absent) == len(photos):
         count = f"{len(absent)} of {len(photos)} images of {source}"
-        raise UserError(f"{count} are absent: {shown(absent)}", legible_names, remedy)
+        raise UserError(f"{count} are absent: {shown(absent)}", expected, remedy)
 
     request.left_out[f"image(s) that are not in {folder}: {shown(absent)}"] = len(absent)
     for name in absent:
@@ -208,7 +209,7 @@ def _read_other_rows(output: _Output) -> list[Row]:
         found = f"{output.table} has columns {', '.join(rows[0])}"
         raise UserError(found, f"columns {', '.join(_COLUMNS)}", "name another --out")
     if has_table != output.classes.exists():
-        found = f"{output.folder} holds photos.csv or classes.txt of others"
+        found = f"{output.folder} holds photos.csv or classes.txt that no import wrote"
         raise UserError(found, "a folder for imports only", "name another --out")
     return [row for row in rows if row["split"] != output.split]
 
@@ -225,7 +226,7 @@ def _read_exported_classes(labels: Path) -> list[str]:
         num_classes = max(1, len(class_of_label) - 2)  # the other labels are background and ignored
         return [class_of_label[label] for label in range(1, num_classes + 1)]
     except (KeyError, OSError, ValueError) as error:
-        found = f"{labels} is no table of labels: {unquoted(error)}"
+        found = f"{labels} is not a table of labels: {unquoted(error)}"
         raise UserError(found, "labels.csv of an export", "name that file by --labels") from error
 
 
@@ -295,7 +296,9 @@ def _check_names(source: Path, names: Sequence[str], wrong: Set[str], occurring:
     invalid = sorted(wrong | unsuitable)
     if invalid or not names:
         correct = sorted(occurring - set(invalid))
-        found = f"{len(invalid)} class(es): {shown(invalid)}" if invalid else "no object of any class"
+        found = (
+            f"{len(invalid)} class(es) cannot be imported: {shown(invalid)}" if invalid else "no object of any class"
+        )
         raise UserError(
             f"{source}: {found}",
             f"names without ; , | of classes that occur ({shown(correct, 20)}), the same as in other splits",

@@ -92,7 +92,7 @@ def _image_folder(description: _Description, request: ImportRequest) -> tuple[Pa
     source = description.path.parent
     location = description.content.get(request.split, f"images/{request.split}")
     if not isinstance(location, str):
-        raise ValueError(f"{request.split} of {description.path} is no text, which names a folder or a list of images")
+        raise ValueError(f"{request.split} of {description.path} does not name a folder or a list of images")
 
     listed: Sequence[str] = ()
     if location.endswith(".txt"):

@@ -84,7 +84,7 @@ def list_single_label(
             break
     else:
         raise UserError(
-            f"no folder with images in {root} stands for one of the {len(names)} classes; there are "
+            f"no folder with images in {root} matches one of the {len(names)} classes; there are "
             f"{shown(scan(root, root).folders) or 'none'}",
             "folders like n02084071 (ImageNet), here or in train, CLS-LOC/train or Data/CLS-LOC/train; like 056.dog "
             f"(Caltech-256), here or in 256_ObjectCategories; or named after the classes ({shown(names)}), with images",
@@ -160,13 +160,13 @@ def _list(
 
         others = len(class_content.files) + len(class_content.folders) - len(files)
         content.left_out.update(class_content.left_out)
-        content.left_out["file(s) or folder(s) that are no image"] += others
+        content.left_out["file(s) or folder(s) that are not images"] += others
 
     notes = left_out_notes(where, content.left_out)
     other_folders = [folder for folder in content.folders if folder not in class_of]
     if other_folders:
         count = len(other_folders)
-        notes.append(f"{where}: left out {count} folder(s) that stand for no class: {shown(other_folders)}")
+        notes.append(f"{where}: left out {count} folder(s) that match no class: {shown(other_folders)}")
 
     present = set(classes)
     absent = [name for k, name in enumerate(names) if k not in present]

@@ -147,7 +147,7 @@ def photograph_tags(table: str, classes: Sequence[str], *, allow_absolute: bool 
     unknown = sorted(_distinct_tags(cells).difference(classes))
     if unknown:
         raise UserError(
-            f"{rows.path}: {len(unknown)} tag(s) are no class: {shown(unknown)}",
+            f"{rows.path}: {len(unknown)} tag(s) are not among the classes: {shown(unknown)}",
             f"the classes of the trained run, {', '.join(classes)}",
             f"{did_you_mean(unknown, classes)}correct the table",
         )
@@ -218,7 +218,7 @@ def _read_tags(rows: UserTable, classes: Path | None, ignore_others: bool) -> _T
     others = sorted(found.difference(names))
     if others and not ignore_others:
         raise UserError(
-            f"{rows.path}: {len(others)} tag(s) are no class: {shown(others)}",
+            f"{rows.path}: {len(others)} tag(s) are not among the classes: {shown(others)}",
             f"the {len(names)} classes of {classes}",
             f"{did_you_mean(others, names)}correct the table or the class file, or set data.tags.ignore_others=true to "
             "leave such tags out",
@@ -232,7 +232,7 @@ def _read_tags(rows: UserTable, classes: Path | None, ignore_others: bool) -> _T
     count = sum(pc.is_in(_split_cells(chunk).tags, left_out).true_count for chunk in pieces(cells))
     untagged = int(pc.sum(pc.equal(pc.list_value_length(indices), 0)).as_py())
     note = (
-        f"{count} tags of {len(others)} names that are no class were left out: {shown(others)}; "
+        f"left out {count} tags, whose {len(others)} names are not among the classes: {shown(others)}; "
         f"{untagged} of {len(indices)} images have no tag"
     )
     return _Tagged(indices, names, [note])

@@ -150,7 +150,7 @@ class Bench:
         return Finding("ok", "; ".join(texts), "", values)
 
     def measure_precision(self, config: Config, network: str, precision: str) -> Finding:
-        """Measures a network in one precision: samples per second, share of the matrix rate, and memory."""
+        """Measures a network in one precision: images per second, share of the matrix rate, and memory."""
         on_features = network == "classifier" and config.classifier.trains_on_features
         unit = "features/s" if on_features else "images/s"
         work = make_work(config, network, bf16=precision == "bf16")
@@ -169,7 +169,7 @@ class Bench:
             values[f"{precision} peak GiB"] = peak
             values[f"{precision} samples at a time"] = cost.samples
             memory = f"{peak:.3g} of {total:.3g} GiB, {cost.samples} of {work.samples} samples at a time"
-        text = f"{precision} {rate:.3g} {unit}, {share:.2f} of the matrix rate, peak memory {memory}"
+        text = f"{precision} {rate:.3g} {unit}, {100 * share:.0f} % of the matrix rate, peak memory {memory}"
         return Finding("ok", text, "", values)
 
     def measure_cost(self, samples: int, step: Callable[[int], object]) -> Cost:

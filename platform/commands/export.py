@@ -47,9 +47,11 @@ def import_data_set(
     split: Annotated[
         str, typer.Option(help="train, val or test. Other splits that the folder already has are kept.")
     ] = "train",
-    classes: Annotated[str | None, typer.Option(help="Classes to import, such as cat,dog. [all that occur]")] = None,
+    classes: Annotated[
+        str | None, typer.Option(help="Classes to import, such as cat,dog.", show_default="all that occur")
+    ] = None,
     labels: Annotated[
-        Path | None, typer.Option(help="labels.csv of an export, whose labels the masks then have.")
+        Path | None, typer.Option(help="labels.csv of an export; the masks get the labels that it lists.")
     ] = None,
 ) -> None:
     """Convert a data set of another tool to a table of tags, and masks for scores; then `mcis run OUT/photos.csv`."""
@@ -70,7 +72,7 @@ def import_data_set(
 
 def import_weights(
     file: Annotated[Path, typer.Argument(help="Checkpoint of the authors' released code.")],
-    out: Annotated[Path, typer.Option(help="File for the converted weights.")] = Path("classifier.pt"),
+    out: Annotated[Path, typer.Option(help="File to write the converted weights to.")] = Path("classifier.pt"),
 ) -> None:
     """Convert a released classifier, for runs with --recipe released weights.classifier=FILE."""
     with plain_errors():

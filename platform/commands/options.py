@@ -208,9 +208,13 @@ def plain_errors(verbose: bool = False, *, resumes: bool = True) -> Iterator[Non
     try:
         yield
     except KeyboardInterrupt as error:
-        advice = "what is finished is kept; repeat the command without --from" if resumes else "nothing is complete"
+        if resumes:
+            advice = "finished work is kept; repeat the command, without --from, to continue"
+        else:
+            advice = "the result is incomplete; repeat the command"
         typer.echo(f"\ninterrupted: {advice}", err=True)
-        raise typer.Exit(128 + (error.args[0] if error.args else signal.SIGINT)) from None
+        signal_number = error.args[0] if error.args else signal.SIGINT
+        raise typer.Exit(128 + signal_number) from None
     except Exception as error:
         from mcis.datasets.errors import UserError
 

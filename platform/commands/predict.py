@@ -16,10 +16,15 @@ if TYPE_CHECKING:
 
 def predict(
     out: Annotated[Path, typer.Option(help="Folder for masks, overlays and tables.")],
-    name: Annotated[str | None, typer.Option("--name", "--run", "-n", help="Name of the run that trained.")] = None,
+    name: Annotated[
+        str | None, typer.Option("--name", "--run", "-n", help="Name of the run whose network predicts.")
+    ] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="DIR", help="Or a network that `mcis export pretrained` wrote, or its id on the hub."),
+        typer.Option(
+            metavar="DIR",
+            help="Instead of --name: a folder that `mcis export pretrained` wrote, or its id on the Hugging Face hub.",
+        ),
     ] = None,
     images: Annotated[
         list[str] | None,
@@ -93,7 +98,7 @@ def _open_network(name: str | None, model: str | None, workspace: Path, override
     from mcis.platform.runs.workspace import Workspace
 
     if name is not None and model is not None:
-        raise UserError("--name and --model", "one of them", "leave one out")
+        raise UserError("--name and --model", "one of them", "leave one of them out")
     if model is not None:
         return open_pretrained(model, overrides)
     if name is None:

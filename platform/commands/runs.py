@@ -45,8 +45,8 @@ def gc(
     """Show, and with --delete remove, what no run of a workspace uses.
 
     These are stage outputs that no run uses, finished or not; temporary files of processes that have ended; and caches
-    that no remaining output was computed from. It is refused while a run is in progress, and runs wait until it has
-    ended. Data sets, downloaded weights and MLflow's store, including what it recorded of removed runs, are kept.
+    that no remaining output was computed from. Removal is refused while a run is in progress, and new runs wait until
+    it has ended. Data sets, downloaded weights and MLflow's store, including its records of removed runs, are kept.
     """
     with plain_errors():
         from mcis.platform.commands.terminal import show_removal

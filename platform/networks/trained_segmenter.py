@@ -54,7 +54,7 @@ def open_trained_segmenter(run: Path | str, overrides: Overrides = ()) -> Traine
     weights = workspace.outputs(folder.name).get("train_segmenter")
     if weights is None:
         raise UserError(
-            f"{folder} is no run, or has no trained segmentation network",
+            f"{folder} is not a run, or has no trained segmentation network",
             "the folder of a run that has passed the stage train_segmenter, WORKSPACE/runs/NAME",
             "name another run, or repeat its command with --until train_segmenter",
         )

@@ -100,7 +100,7 @@ def test_imagenet_is_listed_from_any_folder_above(imagenet: Path, above: str) ->
 
 def test_imagenet_notes_other_folders_and_absent_classes(imagenet: Path) -> None:
     listing = listed(imagenet)
-    assert has_note(listing, f"left out 1 folder(s) that stand for no class: {TENCH}")
+    assert has_note(listing, f"left out 1 folder(s) that match no class: {TENCH}")
     (absent,) = (note for note in listing.notes if "no image of class aeroplane, " in note)
     assert "dog" not in absent
 
@@ -114,8 +114,8 @@ def test_caltech_is_listed(tmp_path: Path, root: str) -> None:
 
     assert ids(listing) == ["single/056.dog/056_0001.jpg", "single/145.motorbikes-101/145_0001.jpg"]
     assert tags(listing) == [[11], [13]]
-    assert has_note(listing, "left out 1 folder(s) that stand for no class: 257.clutter")
-    assert has_note(listing, "left out 1 file(s) or folder(s) that are no image")
+    assert has_note(listing, "left out 1 folder(s) that match no class: 257.clutter")
+    assert has_note(listing, "left out 1 file(s) or folder(s) that are not images")
 
 
 # --- plain class folders
@@ -131,8 +131,8 @@ def test_folders_named_after_the_classes_are_listed(tmp_path: Path) -> None:
     assert listing.table["uri"][1].as_py() == str(tmp_path / "dog/a.JPG")
     assert set(listing.table["domain"].to_pylist()) == {"source"}
     assert set(listing.table["split"].to_pylist()) == {"train"}
-    assert has_note(listing, "left out 1 folder(s) that stand for no class: zebra")
-    assert has_note(listing, "left out 1 file(s) or folder(s) that are no image")
+    assert has_note(listing, "left out 1 folder(s) that match no class: zebra")
+    assert has_note(listing, "left out 1 file(s) or folder(s) that are not images")
 
 
 def test_class_file_gives_folders_of_any_name_a_class(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_class_file_gives_folders_of_any_name_a_class(tmp_path: Path) -> None:
 
     assert ids(listing) == ["single/chats/1.png", "single/chiens/2.png"]
     assert tags(listing) == [[7], [11]]
-    assert has_note(listing, "left out 1 folder(s) that stand for no class: dog")
+    assert has_note(listing, "left out 1 folder(s) that match no class: dog")
 
 
 def test_folders_of_several_data_sets_can_be_mixed(tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_missing_root_is_an_error(tmp_path: Path) -> None:
 
 def test_folders_without_images_are_an_error(tmp_path: Path) -> None:
     (tmp_path / "empty/dog").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"no folder with images in .* stands for one of the 20 classes; there are dog"):
+    with pytest.raises(UserError, match=r"no folder with images in .* matches one of the 20 classes; there are dog"):
         listed(tmp_path / "empty")
 
 
@@ -286,11 +286,11 @@ def test_entries_that_are_left_out_are_counted(tmp_path: Path) -> None:
 
     assert ids(listing) == ["web/cat/a.jpg", "web/dog/a.jpg", "web/dog/inside.jpg"]
     assert set(listing.notes) == {
-        f"web images in {root}: left out 2 file(s) or folder(s) that are no image",
+        f"web images in {root}: left out 2 file(s) or folder(s) that are not images",
         f"web images in {root}: left out 2 link(s) that lead out of {root}",
         f"web images in {root}: left out 2 pipe(s) or broken link(s)",
         f"web images in {root}: left out 1 name(s) that are not UTF-8",
-        f"web images in {root}: left out 1 folder(s) that stand for no class: kitten",
+        f"web images in {root}: left out 1 folder(s) that match no class: kitten",
         f"web images in {root}: no image of class cow",
     }
 

@@ -125,16 +125,16 @@ def test_second_split_keeps_the_classes_of_the_table(coco: Path, tmp_path: Path)
 
 def test_second_split_with_other_classes_is_an_error(coco: Path, tmp_path: Path) -> None:
     import_data_set("coco", coco, tmp_path / "one", classes=["cat"])
-    with pytest.raises(UserError, match=r"1 class\(es\): dog"):
+    with pytest.raises(UserError, match=r"1 class\(es\) cannot be imported: dog"):
         import_data_set("coco", coco, tmp_path / "one", split="val")
 
 
 FAULTS: list[tuple[str, str, Any, str]] = [
-    ("images", "file_name", "../a.png", "1 of 3 images of .* illegible: ../a.png"),
+    ("images", "file_name", "../a.png", "1 of 3 images of .* unprintable names: ../a.png"),
     ("images", "file_name", "/etc/passwd", "/etc/passwd"),
     ("images", "id", 1, "occurs twice"),
     ("annotations", "category_id", 8, "category_id 8, which no category has"),
-    ("annotations", "category_id", 9, r"1 class\(es\): a;b"),
+    ("annotations", "category_id", 9, r"1 class\(es\) cannot be imported: a;b"),
     ("categories", "name", 3, "no attribute"),
 ]
 
@@ -153,7 +153,7 @@ def test_invalid_json_is_reported(coco: Path, part: str, key: str, value: Any, m
 @pytest.mark.parametrize("name", ["photos.csv", "classes.txt"])
 def test_files_of_others_are_not_overwritten(coco: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("image,tags,split,mask\n")
-    with pytest.raises(UserError, match=r"holds photos\.csv or classes\.txt of others"):
+    with pytest.raises(UserError, match=r"holds photos\.csv or classes\.txt that no import wrote"):
         import_data_set("coco", coco, tmp_path)
     assert (tmp_path / name).read_text() == "image,tags,split,mask\n"
 
@@ -416,7 +416,7 @@ def test_yolo_is_read_from_its_folder_or_a_named_file(yolo: Path, tmp_path: Path
 
 @pytest.mark.parametrize(
     ("location", "message"),
-    [("../secret/images/train", "no folders"), ("[images/train, x]", "train of .* is no text")],
+    [("../secret/images/train", "no folders"), ("[images/train, x]", "train of .* does not name")],
     ids=["outside", "list"],
 )
 def test_yolo_outside_of_its_folder_is_refused(yolo: Path, tmp_path: Path, location: str, message: str) -> None:

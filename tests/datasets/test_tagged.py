@@ -112,7 +112,7 @@ def test_tags_that_are_no_class_are_left_out_on_request(folder: Path) -> None:
 
     assert listing.classes == ("dog", "cat")
     assert tags_of(listing) == [[1], [], [0]]
-    note = "3 tags of 2 names that are no class were left out: sea, sky; 1 of 3 images have no tag"
+    note = "left out 3 tags, whose 2 names are not among the classes: sea, sky; 1 of 3 images have no tag"
     assert note in listing.notes[-1]
 
 
@@ -139,7 +139,7 @@ def test_class_file_orders_the_classes(folder: Path) -> None:
 def test_tag_that_is_not_in_the_class_file_is_an_error(folder: Path) -> None:
     (folder / "classes.txt").write_text("dog\ncow\ncat\n")
     write_csv(folder / "t.csv", [{"image": "a", "tags": "cta;dog"}])
-    with pytest.raises(UserError, match=r"t\.csv: 1 tag\(s\) are no class: cta\n") as caught:
+    with pytest.raises(UserError, match=r"t\.csv: 1 tag\(s\) are not among the classes: cta\n") as caught:
         list_tagged(folder / "t.csv", classes=folder / "classes.txt")
     assert "did you mean cat?" in caught.value.remedy
 
@@ -439,7 +439,7 @@ def test_tags_of_photographs_are_class_indices_of_the_network(folder: Path, suff
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
-        ("a.jpg,dgo", "1 tag.s. are no class: dgo"),
+        ("a.jpg,dgo", "1 tag.s. are not among the classes: dgo"),
         ("a.jpg,dog\n./a.jpg,cat", "more than once"),
         ("../a.jpg,dog", "outside of the table's folder"),
         (",dog", "empty cell"),

@@ -369,7 +369,7 @@ def test_imported_masks_are_corrected_masks_with_the_labels_of_an_export(
 
 def test_a_file_that_is_no_table_of_labels_is_refused(label_studio: Path, tmp_path: Path) -> None:
     tasks = tmp_path / "done.json"
-    with pytest.raises(UserError, match=r"done\.json is no table of labels"):
+    with pytest.raises(UserError, match=r"done\.json is not a table of labels"):
         import_data_set("labelstudio", tasks, tmp_path / "out", images=label_studio / "images", labels=tasks)
 
 

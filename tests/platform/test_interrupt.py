@@ -167,7 +167,7 @@ def test_an_interrupted_run_continues_from_its_last_checkpoint(
         shown, _ = run.communicate(timeout=60)
     assert time.monotonic() - began < 30
     assert run.returncode == 128 + number, shown
-    assert "interrupted: what is finished is kept" in shown
+    assert "interrupted: finished work is kept" in shown
     assert "Traceback" not in shown
     (part,) = (workspace / "store").glob("train_classifier-*")
     done = torch.load(part / "checkpoint.pt", weights_only=True)["step"]

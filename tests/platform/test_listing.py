@@ -114,7 +114,7 @@ def test_errors_of_tables_and_folders_name_keys_and_flags(devkit: dict[str, Path
     assert "data.tags.image=COLUMN" in remedy("has no column 'image'", "tags", of_table)
     table.write_text("image,tags\na.jpg,cat\n")
     with_classes = of_table | {"data.classes": devkit["data.classes"]}
-    assert "data.tags.ignore_others=true" in remedy("are no class: cat", "tags", with_classes)
+    assert "data.tags.ignore_others=true" in remedy("are not among the classes: cat", "tags", with_classes)
     table.write_text(f"image,tags\na.jpg,{';'.join(map(str, range(300)))}\n")
     both = "data.classes=FILE data.tags.ignore_others=true"
     assert both in remedy("names 300 classes", "tags", of_table)

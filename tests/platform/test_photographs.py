@@ -131,7 +131,7 @@ def test_unknown_tags_are_refused(tagged: tuple[Path, Predictor, int], photos: P
     table.write_text("image,tags\na.jpg,clas 1\n")
     status, output = predict(run, "--tags", str(table), "--out", str(tmp_path / "out"))
     assert status == 1
-    assert "1 tag(s) are no class: clas 1" in output
+    assert "1 tag(s) are not among the classes: clas 1" in output
     with pytest.raises(UserError, match="tags cow"):
         predictor(photos / "a.jpg", tags=["cow"])
 

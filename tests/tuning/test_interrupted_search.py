@@ -83,7 +83,7 @@ def test_a_search_that_is_interrupted_and_killed_ends_as_one_that_is_not(tmp_pat
     command = search_command(root, workspace)
     interrupted = send_signal_during(command, workspace, "wide-t001", signal.SIGINT)
     assert interrupted.returncode == 130, interrupted.stdout + interrupted.stderr
-    assert "interrupted: what is finished is kept" in interrupted.stderr
+    assert "interrupted: finished work is kept" in interrupted.stderr
     assert "Traceback" not in interrupted.stdout + interrupted.stderr
     killed = send_signal_during(command, workspace, "wide-t002", signal.SIGKILL)
     assert killed.returncode == -signal.SIGKILL

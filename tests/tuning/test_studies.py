@@ -46,7 +46,7 @@ def make_study(resolved: Resolved, workspace: Path, kind: str = "references", **
             "classifier.attention on the command",
         ),
         ("effect", ("weights.classifier=FILE",), "pseudo_masks", "does not fit this configuration"),
-        ("effect", ("pseudo_masks.rule=saliency", "data.saliency=absent"), "pseudo_masks", "16 of 16 training"),
+        ("effect", ("pseudo_masks.rule=saliency", "data.saliency=absent"), "pseudo_masks", "16 of 16 tagged training"),
         ("effect", ("data.truth_masks=absent",), "pseudo_masks", "no training image has a ground-truth mask"),
     ],
 )
