@@ -27,7 +27,7 @@ FLOORS = {
     "segmentation": Floor(measured=61.1, floor=55),
     "segmentation with CRF": Floor(measured=67.5, floor=61),
 }
-"""Measured: the scores of `mcis demo` in docs/results.md, section "The demo"."""
+"""Measured: the scores of `mcis demo` in docs/reference/benchmarks.md, section "The demo"."""
 
 
 def measure(workspace: Path) -> dict[str, float]:

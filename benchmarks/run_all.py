@@ -1,4 +1,4 @@
-"""Runs all benchmarks, or the named ones, and writes their ratios to the table in docs/results.md."""
+"""Runs all benchmarks, or the named ones, and writes their ratios to the table in docs/reference/benchmarks.md."""
 
 import argparse
 import re
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 FOLDER = Path(__file__).resolve().parent
-RESULTS = FOLDER.parent / "docs" / "results.md"
+RESULTS = FOLDER.parent / "docs" / "reference" / "benchmarks.md"
 BEGIN = "<!-- benchmarks -->"
 END = "<!-- /benchmarks -->"
 HEAD = ["| what | ratio | target | |", "| --- | --- | --- | --- |"]
@@ -109,7 +109,7 @@ def read_rows(table: str) -> dict[str, str]:
 
 
 def write_table(ratios: list[Ratio], machine: str, *, keep_rows: bool) -> None:
-    """Writes the ratios to the table of docs/results.md.
+    """Writes the ratios to the table of docs/reference/benchmarks.md.
 
     Args:
         machine: Description of the machine.
@@ -117,7 +117,7 @@ def write_table(ratios: list[Ratio], machine: str, *, keep_rows: bool) -> None:
     """
     text = RESULTS.read_text(encoding="utf-8")
     if BEGIN not in text or END not in text:
-        sys.exit(f"docs/results.md has no lines {BEGIN} and {END}, which enclose the table")
+        sys.exit(f"docs/reference/benchmarks.md has no lines {BEGIN} and {END}, which enclose the table")
     before, rest = text.split(BEGIN, 1)
     old_table, after = rest.split(END, 1)
     rows = read_rows(old_table) if keep_rows else {}

@@ -136,11 +136,11 @@ def _adamw(
 def scratch() -> Config:
     """Training from scratch on a CPU, for tests and for small images of about 160 pixels.
 
-    Localization maps are single-round: after such a short training, related images lower their quality
-    (docs/results.md); the paper uses `localize.related=3`. The cosine affinity works best without pretrained weights.
+    Localization maps are single-round: after such a short training, related images lower their quality; the paper uses
+    `localize.related=3`. The cosine affinity works best without pretrained weights.
 
     Command: `mcis run voc --voc DIR --name NAME --recipe scratch`. Hours: 0.2 for 2,400 training images on two cores.
-    Expected mIoU: 70 for pseudo masks of a drawn data set with painted saliency maps (docs/results.md).
+    Expected mIoU: 70 for pseudo masks of a drawn data set with painted saliency maps.
     """
     return Config(
         recipe="scratch",
