@@ -92,7 +92,7 @@ def _check_names(names: Mapping[str, str | None], out: Path, kind: str) -> dict[
         f"lead out of {out}": [item for item, name in names.items() if name is None],
         "lead to the file of another": same,
         "lead below the file of another": below_a_file,
-        "begin or end with spaces, or contain unprintable characters": [
+        "contain line breaks or other unprintable characters, or begin or end with spaces": [
             item for item, name in inside.items() if not _is_line(name)
         ],
     }
