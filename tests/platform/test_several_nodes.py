@@ -201,10 +201,12 @@ def differences(one: Path, other: Path) -> dict[str, float]:
             labels = [np.concatenate([_labels(each, i, column) for i in index]) for each in shards]
             assert len(labels[0])
             found[column] = float((labels[0] != labels[1]).mean())
-    of_scores = scores(one), scores(other)
-    assert of_scores[0].keys() == of_scores[1].keys()
-    assert len(of_scores[0]) > 4
-    found["scores"] = max(abs(value - of_scores[1][key]) for key, value in of_scores[0].items())
+
+    scores_of_one = scores(one)
+    scores_of_other = scores(other)
+    assert scores_of_one.keys() == scores_of_other.keys()
+    assert len(scores_of_one) >= 4
+    found["scores"] = max(abs(value - scores_of_other[key]) for key, value in scores_of_one.items())
     return found
 
 
