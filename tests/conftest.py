@@ -322,7 +322,7 @@ class FaultyS3:
                 if self.command == "GET":
                     slow = s3.slow.get(path, 0)
                     s3.slow[path] = max(0, slow - 1)
-                    for first in range(0, len(body), 1 if slow else len(body)):
+                    for first in range(0, len(body), 1 if slow else max(1, len(body))):
                         time.sleep(0.1 if slow else 0)
                         self.wfile.write(body[first:][: 1 if slow else len(body)])
 

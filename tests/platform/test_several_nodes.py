@@ -1,7 +1,7 @@
-"""A cluster of several nodes on this machine: a run on it is that of one node, also where nodes are lost in it.
+"""Runs on a cluster of several nodes, all on this machine, equal a run on one node, even if nodes are lost.
 
-The nodes live in a mount namespace of their own, in which the folder of the driver (home, temporary files, current
-folder) is empty and cannot be written: a path of the driver's own disk in a task ends the task.
+The nodes have their own mount namespace, in which the driver's folder (home, temporary files, current folder) is empty
+and read-only. A task that uses a path of the driver's disk therefore fails.
 """
 
 import contextlib
@@ -46,36 +46,39 @@ for line in sys.stdin:
     print("done", flush=True)
 cluster.shutdown()
 """
-"""Code of a head without CPUs that adds and removes nodes as its input says."""
+"""A head without CPUs. Lines of its standard input add and remove nodes."""
 
 
 class Nodes:
-    """A cluster with a head that runs no tasks.
+    """A cluster whose head runs no tasks.
 
     Attributes:
-        env: environment of its drivers.
-        folder: of a driver, which no process of the nodes sees anything of.
+        env: environment variables of its drivers.
+        folder: folder of a driver, hidden from all processes of the nodes.
     """
 
-    def __init__(self, folder: Path, places: Path):
+    def __init__(self, folder: Path, ray_folder: Path):
         self.folder = folder / "driver"
         self.folder.mkdir()
+
         clean = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         clean |= {"RAY_AUTH_MODE": "disabled", "RAY_USAGE_STATS_ENABLED": "0"}
         clean |= {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
-        hidden = 'mount -t tmpfs -o ro,size=4k tmpfs "$1" && exec "$2" -c "$3"'
-        command = [*_namespace(), "sh", "-c", hidden, "sh", str(self.folder), sys.executable, NODES]
+
+        hide_and_start = 'mount -t tmpfs -o ro,size=4k tmpfs "$1" && exec "$2" -c "$3"'
+        command = [*_namespace(), "sh", "-c", hide_and_start, "sh", str(self.folder), sys.executable, NODES]
         self.log = folder / "nodes.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
                 command,
-                env=clean | {"RAY_TMPDIR": str(places)},
+                env=clean | {"RAY_TMPDIR": str(ray_folder)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
                 start_new_session=True,
             )
+
         own = {"HOME": str(self.folder), "TMPDIR": str(self.folder), "XDG_CACHE_HOME": str(self.folder)}
         self.env = clean | own | {"RAY_ADDRESS": self._answer()}
 
@@ -83,12 +86,12 @@ class Nodes:
         self._ask("add", name, resources)
 
     def remove(self, name: str) -> None:
-        """Kills all processes of a node, without a warning to them."""
+        """Kills all processes of a node without a warning."""
         self._ask("remove", name, {})
 
-    def _ask(self, *what: Any) -> None:
+    def _ask(self, *request: Any) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps(what) + "\n")
+        self.process.stdin.write(json.dumps(request) + "\n")
         self.process.stdin.flush()
         assert self._answer() == "done"
 
@@ -109,7 +112,7 @@ class Nodes:
 
 
 def _namespace() -> list[str]:
-    """The command that gives another one mounts of its own; the test is skipped where this user may not."""
+    """Command that runs another one in its own mount namespace. Skips the test if this user may not create one."""
     for options in (["--mount"], ["--mount", "--map-root-user"]):
         command = ["unshare", *options, "--propagation", "private"]
         with contextlib.suppress(FileNotFoundError):
@@ -120,13 +123,13 @@ def _namespace() -> list[str]:
 
 @pytest.fixture
 def nodes(tmp_path: Path) -> Iterator[Nodes]:
-    places = Path(tempfile.mkdtemp(prefix="mcis-", dir="/tmp"))  # Ray's sockets need a short path
-    cluster = Nodes(tmp_path, places)
+    ray_folder = Path(tempfile.mkdtemp(prefix="mcis-", dir="/tmp"))  # Ray's sockets need a short path
+    cluster = Nodes(tmp_path, ray_folder)
     try:
         yield cluster
     finally:
         cluster.end()
-        shutil.rmtree(places, ignore_errors=True)
+        shutil.rmtree(ray_folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
@@ -157,9 +160,10 @@ TINY = (
 
 
 def command(root: Path, workspace: Path, *overrides: str) -> list[str]:
-    out = [sys.executable, "-m", "mcis.platform.cli", "run", "voc", "--name", "run", "--recipe", "scratch"]
-    out += ["--voc", str(root), "--workspace", str(workspace)]
-    return [*out, *(f"--set={value}" for value in (*TINY, f"data.classes={root / 'classes.txt'}", *overrides))]
+    words = [sys.executable, "-m", "mcis.platform.cli", "run", "voc", "--name", "run", "--recipe", "scratch"]
+    words += ["--voc", str(root), "--workspace", str(workspace)]
+    words += [*TINY, f"data.classes={root / 'classes.txt'}", *overrides]
+    return words
 
 
 def finish(call: list[str], env: dict[str, str], folder: Path) -> str:
@@ -176,38 +180,62 @@ def output(workspace: Path, stage: str) -> Path:
 
 def scores(workspace: Path) -> dict[tuple[str, ...], float]:
     written = json.loads((workspace / "runs/run/scores.json").read_text())["scores"]
-    return {(each["what"], each["name"]): each["miou"] for each in written}
+    return {(score["what"], score["name"]): score["miou"] for score in written}
 
 
 def differences(one: Path, other: Path) -> dict[str, float]:
-    """The largest absolute differences of weights, maps and scores, and the share of pixels with different labels."""
-    found = {}
-    for stage in ("train_classifier", "train_segmenter"):
-        states = [torch.load(output(w, stage) / "weights.pt", weights_only=True)["state_dict"] for w in (one, other)]
-        assert states[0].keys() == states[1].keys()
-        found[stage] = max(float((states[0][key] - states[1][key]).abs().max()) for key in states[0])
+    """The largest absolute differences of weights, maps and scores, and the fraction of pixels with another label."""
     index = read_table(output(one, "index") / "index.parquet", ["image_id"])["image_id"].to_pylist()
-    shards = [Shards(output(w, "localize") / "maps") for w in (one, other)]
-    pairs = [tuple(image_maps(each, i).maps for each in shards) for i in index if i in shards[0].shard_of]
-    assert len(pairs) == 24
-    found["maps"] = max(float(np.abs(a - b).max()) for a, b in pairs)
-    assert max(float(np.abs(a).max()) for a, _ in pairs) > 0
-    for stage, table, columns in (
-        ("pseudo_masks", "masks", ("labels", "mask")),
-        ("predict", "predictions", ("plain", "crf")),
-    ):
-        shards = [Shards(output(w, stage) / table) for w in (one, other)]
-        for column in columns:
-            labels = [np.concatenate([_labels(each, i, column) for i in index]) for each in shards]
-            assert len(labels[0])
-            found[column] = float((labels[0] != labels[1]).mean())
+    return {
+        "train_classifier": _weight_difference(one, other, "train_classifier"),
+        "train_segmenter": _weight_difference(one, other, "train_segmenter"),
+        "maps": _map_difference(one, other, index),
+        "labels": _label_difference(one, other, index, "pseudo_masks", "masks", "labels"),
+        "mask": _label_difference(one, other, index, "pseudo_masks", "masks", "mask"),
+        "plain": _label_difference(one, other, index, "predict", "predictions", "plain"),
+        "crf": _label_difference(one, other, index, "predict", "predictions", "crf"),
+        "scores": _score_difference(one, other),
+    }
 
-    scores_of_one = scores(one)
-    scores_of_other = scores(other)
-    assert scores_of_one.keys() == scores_of_other.keys()
-    assert len(scores_of_one) >= 4
-    found["scores"] = max(abs(value - scores_of_other[key]) for key, value in scores_of_one.items())
-    return found
+
+def _weight_difference(one: Path, other: Path, stage: str) -> float:
+    weights = torch.load(output(one, stage) / "weights.pt", weights_only=True)["state_dict"]
+    other_weights = torch.load(output(other, stage) / "weights.pt", weights_only=True)["state_dict"]
+    assert weights.keys() == other_weights.keys()
+    return max(float((weights[name] - other_weights[name]).abs().max()) for name in weights)
+
+
+def _map_difference(one: Path, other: Path, index: list[str]) -> float:
+    shards = Shards(output(one, "localize") / "maps")
+    other_shards = Shards(output(other, "localize") / "maps")
+    tagged = [image_id for image_id in index if image_id in shards.shard_of]
+    assert len(tagged) == 24
+
+    largest = 0.0
+    difference = 0.0
+    for image_id in tagged:
+        maps = image_maps(shards, image_id).maps
+        largest = max(largest, float(np.abs(maps).max()))
+        difference = max(difference, float(np.abs(maps - image_maps(other_shards, image_id).maps).max()))
+    assert largest > 0
+    return difference
+
+
+def _label_difference(one: Path, other: Path, index: list[str], stage: str, table: str, column: str) -> float:
+    shards = Shards(output(one, stage) / table)
+    other_shards = Shards(output(other, stage) / table)
+    labels = np.concatenate([_labels(shards, image_id, column) for image_id in index])
+    other_labels = np.concatenate([_labels(other_shards, image_id, column) for image_id in index])
+    assert len(labels)
+    return float((labels != other_labels).mean())
+
+
+def _score_difference(one: Path, other: Path) -> float:
+    values = scores(one)
+    other_values = scores(other)
+    assert values.keys() == other_values.keys()
+    assert len(values) >= 4
+    return max(abs(value - other_values[key]) for key, value in values.items())
 
 
 def _labels(shards: Shards, image_id: str, column: str) -> NDArray[np.uint8]:
@@ -234,20 +262,22 @@ APART = ("compute.workers=2", "compute.worker_cpus=1.6")
 def test_a_run_on_several_nodes_equals_one_on_one_node(
     nodes: Nodes, root: Path, tmp_path: Path, undisturbed: dict[int, Path]
 ) -> None:
-    """Two training workers on a node each, and images decoded in tasks; on one node there is one worker, or two.
+    """Two nodes with a training worker each, and images decoded in tasks, against one node with two workers or one.
 
-    Two workers add up the same gradients wherever they are, so all is the same to the bit. One worker adds them up in
-    another order, which in 120 and 20 updates grew to 3e-5 in the classifier's weights, 4e-3 in the segmenter's, 0.008
-    in a map and six in 100,000 pixels of the pseudo masks; predictions and scores were the same.
+    Two workers add the same gradients wherever they are, so results are identical. One worker adds them in another
+    order. After 120 and 20 steps, the measured differences are 3e-5 in the classifier's weights, 4e-3 in the
+    segmentation network's, 0.008 in a map and 6 of 100,000 pixels of the pseudo masks; predictions and scores agree.
     """
     for name in ("a", "b"):
         nodes.add(name, num_cpus=3)
+
     finish(command(root, tmp_path / "several", *APART), nodes.env, nodes.folder)
     differ = differences(tmp_path / "several", undisturbed[2])
     assert not any(differ.values()), differ
-    of_one = differences(tmp_path / "several", undisturbed[1])
+
+    to_one_worker = differences(tmp_path / "several", undisturbed[1])
     within = {"train_classifier": 1e-3, "train_segmenter": 0.05, "maps": 0.1, "scores": 0.2}
-    assert all(value < within.get(name, 1e-3) for name, value in of_one.items()), of_one
+    assert all(value < within.get(name, 1e-3) for name, value in to_one_worker.items()), to_one_worker
 
 
 @contextlib.contextmanager
@@ -260,9 +290,9 @@ def running(call: list[str], env: dict[str, str], folder: Path) -> Iterator["sub
             process.kill()
 
 
-def wait_for(happens: Callable[[], Any], process: "subprocess.Popen[str]") -> None:
+def wait_for(condition: Callable[[], Any], process: "subprocess.Popen[str]") -> None:
     deadline = time.monotonic() + 1200
-    while not happens():
+    while not condition():
         assert process.poll() is None, process.communicate()[0][-5000:]
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -285,23 +315,26 @@ def test_nodes_lost_during_training_do_not_change_results(
                 return len(checkpoints) > before
         return False
 
-    call, before = command(root, workspace, *APART), 0
-    with running([*call, "--set", "compute.wait_minutes=0.2"], nodes.env, nodes.folder) as run:
+    call = command(root, workspace, *APART)
+    before = 0
+    with running([*call, "compute.wait_minutes=0.2"], nodes.env, nodes.folder) as run:
         wait_for(writes_another, run)
         nodes.remove("b")
-        said, _ = run.communicate(timeout=900)
-    assert run.returncode == 1, said[-5000:]
-    assert "after 0.2 minutes the cluster lacks 1 x (1.6 CPU)" in " ".join(said.split())
-    assert "Traceback" not in said
+        printed, _ = run.communicate(timeout=900)
+    assert run.returncode == 1, printed[-5000:]
+    assert "after 0.2 minutes the cluster lacks 1 x (1.6 CPU)" in " ".join(printed.split())
+    assert "Traceback" not in printed
+
     nodes.add("c", num_cpus=3)
     before = len(checkpoints)
     with running(call, nodes.env, nodes.folder) as run:
         wait_for(writes_another, run)
         nodes.remove("c")
         nodes.add("d", num_cpus=3)
-        said, _ = run.communicate(timeout=1500)
-    assert run.returncode == 0, said[-5000:]
-    assert "continues from its last checkpoint; failure 1 of at most 3" in " ".join(said.split())
+        printed, _ = run.communicate(timeout=1500)
+    assert run.returncode == 0, printed[-5000:]
+    assert "continues from its last checkpoint; failure 1 of at most 3" in " ".join(printed.split())
+
     differ = differences(workspace, undisturbed[2])
     assert not any(differ.values()), differ
 
@@ -331,16 +364,16 @@ ray.shutdown()
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu", [0, 1])
 def test_a_mapping_continues_on_the_remaining_node(nodes: Nodes, tmp_path: Path, gpu: int) -> None:
-    """GPUs are those that Ray is told of. An actor of the lost one has to have another's, which has nothing to do."""
+    """Ray is told the number of GPUs. An actor of the lost GPU must move to another one, which is idle."""
     for name in ("a", "b"):
         nodes.add(name, num_cpus=2, num_gpus=gpu)
     table = tmp_path / "table"
     with running([sys.executable, "-c", MAPPING, str(table), str(gpu), "5"], nodes.env, nodes.folder) as run:
         wait_for(lambda: len({node for _, node in mapped(table)}) == 2, run)
         nodes.remove("b")
-        assert len(mapped(table)) < 24, "it came too late"
-        said, _ = run.communicate(timeout=600)
-    assert run.returncode == 0, said
+        assert len(mapped(table)) < 24, "the mapping had ended before the node was removed"
+        printed, _ = run.communicate(timeout=600)
+    assert run.returncode == 0, printed
     assert sorted(x for x, _ in mapped(table)) == list(range(24))
 
 
@@ -352,8 +385,8 @@ def test_gpus_added_during_a_mapping_are_used(nodes: Nodes, tmp_path: Path) -> N
         nodes.add("a", num_cpus=1, num_gpus=1)
         wait_for(lambda: mapped(table), run)
         nodes.add("b", num_cpus=2, num_gpus=2)
-        said, _ = run.communicate(timeout=600)
-    assert run.returncode == 0, said
+        printed, _ = run.communicate(timeout=600)
+    assert run.returncode == 0, printed
     assert sorted(x for x, _ in mapped(table)) == list(range(24))
     assert len({node for _, node in mapped(table)}) == 2
 
@@ -364,24 +397,27 @@ def test_a_mapping_without_nodes_ends_with_an_error_and_continues_when_repeated(
     nodes: Nodes, tmp_path: Path, gpu: int
 ) -> None:
     """At first there is no node; then the only one is lost."""
-    table, node = tmp_path / "table", {"num_cpus": 1, "num_gpus": gpu}
+    table = tmp_path / "table"
+    node = {"num_cpus": 1, "num_gpus": gpu}
     call = [sys.executable, "-c", MAPPING, str(table), str(gpu), "0.2"]
-    what = f"1 x (1 {'GPU' if gpu else 'CPU'})"
+    needs = f"1 x (1 {'GPU' if gpu else 'CPU'})"
     with running(call, nodes.env, nodes.folder) as run:
-        said, _ = run.communicate(timeout=300)
-    assert f"the mapping `x` needs {what}; after 0.2 minutes the cluster lacks {what}" in " ".join(said.split())
+        printed, _ = run.communicate(timeout=300)
+    assert f"the mapping `x` needs {needs}; after 0.2 minutes the cluster lacks {needs}" in " ".join(printed.split())
+
     nodes.add("a", **node)
     with running(call, nodes.env, nodes.folder) as run:
         wait_for(lambda: mapped(table), run)
         nodes.remove("a")
-        said, _ = run.communicate(timeout=300)
-    assert f"waiting for nodes of the cluster: the mapping `x` needs {what} more" in " ".join(said.split())
-    assert f"after 0.2 minutes the cluster lacks {what}" in " ".join(said.split())
+        printed, _ = run.communicate(timeout=300)
+    assert f"waiting for nodes of the cluster: the mapping `x` needs {needs} more" in " ".join(printed.split())
+    assert f"after 0.2 minutes the cluster lacks {needs}" in " ".join(printed.split())
     assert 0 < len(mapped(table)) < 24
+
     nodes.add("b", **node)
     with running(call, nodes.env, nodes.folder) as run:
-        said, _ = run.communicate(timeout=300)
-    assert run.returncode == 0, said
+        printed, _ = run.communicate(timeout=300)
+    assert run.returncode == 0, printed
     assert sorted(x for x, _ in mapped(table)) == list(range(24))
 
 
@@ -408,8 +444,8 @@ def test_drivers_of_trials_run_on_the_node_of_the_study(nodes: Nodes, tmp_path: 
     """Even if the head has no CPU and another node is larger, because servers on loopback are on one node only."""
     nodes.add("a", num_cpus=4)
     with running([sys.executable, "-c", TRIALS, str(tmp_path / "tune")], nodes.env, nodes.folder) as run:
-        said, _ = run.communicate(timeout=300)
-    assert run.returncode == 0, said
+        printed, _ = run.communicate(timeout=300)
+    assert run.returncode == 0, printed
 
 
 def mapped(table: Path) -> list[tuple[int, str]]:
