@@ -11,7 +11,11 @@ from mcis.platform.commands.options import DEFAULT_WORKSPACE, ExistingRun, Works
 
 def export(
     what: Annotated[
-        str, typer.Argument(help="maps, masks (as a VOC devkit), predictions, network (for torch), onnx or pretrained.")
+        str,
+        typer.Argument(
+            metavar="OUTPUT",
+            help="maps, masks (as a VOC devkit), predictions, network (for torch), onnx or pretrained.",
+        ),
     ],
     name: ExistingRun,
     out: Annotated[Path, typer.Option(help="Folder to write; for network and onnx a file .pt2 or .onnx.")],
@@ -40,8 +44,10 @@ def export(
 
 
 def import_data_set(
-    format: Annotated[str, typer.Argument(help="coco, yolo, cvat, labelstudio, folders or huggingface.")],
-    source: Annotated[Path, typer.Argument(help="The file or folder of the data set.")],
+    format: Annotated[
+        str, typer.Argument(metavar="FORMAT", help="coco, yolo, cvat, labelstudio, folders or huggingface.")
+    ],
+    source: Annotated[Path, typer.Argument(metavar="SOURCE", help="The file or folder of the data set.")],
     out: Annotated[Path, typer.Option(help="Folder to write: photos.csv, links to the images, and masks.")],
     images: Annotated[Path | None, typer.Option(help="Folder of the images, if they are elsewhere.")] = None,
     split: Annotated[
@@ -71,7 +77,7 @@ def import_data_set(
 
 
 def import_weights(
-    file: Annotated[Path, typer.Argument(help="Checkpoint of the authors' released code.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Checkpoint of the authors' released code.")],
     out: Annotated[Path, typer.Option(help="File to write the converted weights to.")] = Path("classifier.pt"),
 ) -> None:
     """Convert a released classifier, for runs with --recipe released weights.classifier=FILE."""

@@ -40,7 +40,9 @@ def gc(
         typer.Option("--run", help="Also remove this run, or this study with its trials. Can be repeated."),
     ] = None,
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
-    delete: Annotated[bool, typer.Option("--delete", help="Remove it; without this option nothing changes.")] = False,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Remove what is shown; without it, nothing is removed.")
+    ] = False,
 ) -> None:
     """Show, and with --delete remove, what no run of a workspace uses.
 

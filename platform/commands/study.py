@@ -37,8 +37,9 @@ def run_study(
     study: Annotated[
         str,
         typer.Argument(
+            metavar="STUDY",
             help="effect (tables 2, 4), inference (table 2), references (table 5), settings (tables 1a to 1c), "
-            "domains, hops, segmenter, lid, or a TOML file of your own."
+            "domains, hops, segmenter, lid, or a TOML file of your own.",
         ),
     ],
     configuration: Configuration,

@@ -110,7 +110,7 @@ def resolve(
     return Resolved(config, {key: origins.get(key, "default") for key, _ in leaves(config)})
 
 
-_REMEDIES = {"sources": "name them as the first argument", "recipe": "name it by --recipe"}
+_REMEDIES = {"sources": "name the sources as the first argument", "recipe": "name the recipe by --recipe"}
 """How to set the keys that overrides cannot set, because other values depend on them."""
 
 

@@ -172,8 +172,8 @@ def test_all_problems_are_reported_together() -> None:
         "classifier.batch=many": "classifier.batch: .*integer.*found 'many'",
         "classifier.color_jitter=[1, 1, 1, 9]": r"classifier.color_jitter.3: .*found 9",
         "segmenter.backbone=vgg61": "segmenter.backbone: .*timm/NAME.*did you mean vgg16.*'vgg61'",
-        "recipe=small": "recipe cannot be overridden: name it by --recipe",
-        "setting=voc": "setting cannot be overridden: name them as the first argument",
+        "recipe=small": "recipe cannot be overridden: name the recipe by --recipe",
+        "setting=voc": "setting cannot be overridden: name the sources as the first argument",
     }
     with pytest.raises(UserError) as caught:
         resolve("voc", "paper", {"data.max_rejected": -5}, list(wrong))
