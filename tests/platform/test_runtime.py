@@ -3,15 +3,15 @@
 import contextlib
 import json
 import os
+import re
 import subprocess
 import sys
 
 import pytest
 
 from mcis.datasets.errors import UserError
-from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.nodes import wait_for_nodes
-from mcis.platform.engine.runtime import ALLOCATOR, allocator_variables, ray_session
+from mcis.platform.engine.runtime import ALLOCATOR, allocator_variables
 
 IN_A_TASK = """
 import json, os, ray
@@ -32,11 +32,16 @@ def test_an_allocator_that_the_user_sets_is_kept() -> None:
 
 @pytest.mark.slow
 def test_a_ray_that_cannot_start_is_an_error() -> None:
-    with (
-        pytest.raises(UserError, match=r"Ray did not start: .*memory"),
-        ray_session(ComputeConfig(object_store_gb=1e6)),
-    ):
-        pass
+    code = """
+from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine.runtime import ray_session
+
+with ray_session(ComputeConfig(object_store_gb=1e6)):
+    pass
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 1
+    assert re.search(r"UserError: Ray did not start: .*memory", done.stderr)
 
 
 @pytest.mark.slow
