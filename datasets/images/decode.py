@@ -4,9 +4,11 @@ No other module opens pictures. The data comes from crawls and old archives, so 
 
 - Any exception of Pillow becomes a RejectedImage, except for MemoryError, which says nothing about the picture.
 - The size in the header is checked before any pixel is decoded.
-- Only the formats in FORMATS are tried. Pillow knows others that run programs, such as EPS.
+- Only the formats in FORMATS are tried. Pillow knows others that run programs, such as EPS. Other known formats are
+  rejected by their names, with a command that converts them (`foreign_formats.py`).
 """
 
+import importlib.util
 import re
 import struct
 import warnings
@@ -21,8 +23,17 @@ from PIL import Image, UnidentifiedImageError
 
 from mcis.datasets.classes import palette
 from mcis.datasets.errors import one_line, unquoted
+from mcis.datasets.images.foreign_formats import recognize
 
-FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM")
+READS_HEIF = importlib.util.find_spec("pillow_heif") is not None
+"""Whether HEIC photographs are read, by the optional library pillow-heif (extra `heif`)."""
+
+if READS_HEIF:
+    import pillow_heif
+
+    pillow_heif.register_heif_opener()
+
+FORMATS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF", "PPM", "AVIF", "JPEG2000", *(("HEIF",) if READS_HEIF else ()))
 """Formats that are tried, by Pillow's names, whatever the file name. JPEG includes MPO."""
 
 MAX_PIXELS = 50_000_000
@@ -45,11 +56,12 @@ _START_OF_SCAN = 0xDA
 _TEMPORARY = 0x01  # the only marker matched by _MARKER that no length follows
 
 DECODER_VERSION = 3
-"""Version of the decoders. Raise it when the same bytes give other pixels or another verdict, so that results that were
-cached by an earlier version are not used."""
+"""Version of the decoders. Raise it when the same bytes give other pixels, so that decoded images and features that an
+earlier version cached are not used."""
 
-_OTHER_CONTENT = {b"<": "HTML, XML or SVG", b"%PDF": "a PDF", b"%!PS": "PostScript", b"PK\3\4": "a ZIP archive"}
-"""First bytes of files that are often found instead of an image. Content is never quoted, because it may be secret."""
+CHECKS_VERSION = "4-heif" if READS_HEIF else "4"
+"""Version of the verdicts on files. Raise it when the same bytes give another verdict. It depends on the optional
+decoder, so that a rejected HEIC photograph is read as soon as the decoder is installed."""
 
 MAX_REASON = 400
 """Maximum length of the reason of a rejection, characters."""
@@ -296,16 +308,13 @@ def rejecting() -> Iterator[None]:
 
 def _header(stream: BytesIO, formats: tuple[str, ...], min_side: int, max_pixels: int) -> Image.Image:
     """Recognizes the format, and checks the size in the header and the number of scans."""
-    start = bytes(stream.getbuffer()[:24]).lstrip()
     if not stream.getbuffer().nbytes:
         raise RejectedImage("empty: 0 bytes")
 
     try:
         image = Image.open(stream, formats=formats)
     except UnidentifiedImageError as error:
-        contents = [name for prefix, name in _OTHER_CONTENT.items() if start.startswith(prefix)]
-        guess = f"seems to be {contents[0]}; " if contents else ""
-        raise RejectedImage(f"not an image: {guess}expected {', '.join(formats)}") from error
+        raise RejectedImage(_unknown_format(stream.getvalue(), formats)) from error
 
     width, height = image.size
     problem = size_problem(height, width, min_side, max_pixels)
@@ -318,6 +327,17 @@ def _header(stream: BytesIO, formats: tuple[str, ...], min_side: int, max_pixels
         if scans > max_scans:
             raise RejectedImage(f"too large: {scans} scans of {width}x{height} pixels, more than {max_scans}")
     return image
+
+
+def _unknown_format(data: bytes, formats: tuple[str, ...]) -> str:
+    """Returns why a file in none of these formats is rejected. Its content is not quoted, because it may be secret."""
+    expected = f"expected {', '.join(formats)}"
+    foreign = recognize(data)
+    if foreign is None:
+        return f"not an image: {expected}"
+    if foreign.convert is None:
+        return f"not an image: seems to be {foreign.name}; {expected}"
+    return f"unsupported: {foreign.name}; convert it, for example by: {foreign.convert}"
 
 
 def size_problem(height: int, width: int, min_side: int, max_pixels: int) -> str | None:

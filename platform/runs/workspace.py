@@ -29,7 +29,7 @@ from filelock import FileLock
 from pydantic import AfterValidator, Field
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import DECODER_VERSION
+from mcis.datasets.images.decode import CHECKS_VERSION
 from mcis.datasets.storage.folders import TEMPORARY_NAME, fetch_below, names_in, path_exists, uri_of
 from mcis.platform.runs.files import disk_errors, read_record_of, write_json
 
@@ -172,7 +172,7 @@ class Workspace:
         self.weights = self.root / "weights"
         self.comparisons = self.root / "comparisons"
         self.cache = self.root / "cache"
-        self.image_checks = self.cache / f"verdicts-{DECODER_VERSION}"
+        self.image_checks = self.cache / f"verdicts-{CHECKS_VERSION}"
         self.tracking_store = self.root / "mlflow.db"
         self.tracking_artifacts = self.root / "mlflow"
 

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.images.decode import CHECKS_VERSION
 from mcis.datasets.index import (
     CHECK_SCHEMA,
     INDEX_SCHEMA,
@@ -45,10 +46,10 @@ _IDENTITY_COLUMNS = [name for name in INDEX_SCHEMA.names if name not in ("uri", 
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """Inputs of the stage key: the lists, the class names, and size and modification time of every image."""
+    """Inputs of the stage key: lists, class names, size and modification time of every image, version of the checks."""
     assert context.sources is not None
     table, classes, _ = context.sources.listing()
-    return [table_digest([table]), classes, file_stamps(table["uri"])]
+    return [table_digest([table]), classes, file_stamps(table["uri"]), CHECKS_VERSION]
 
 
 def run(config: Config, context: RunContext) -> IndexResult:

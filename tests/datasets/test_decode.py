@@ -16,6 +16,7 @@ from PIL import Image, ImageFile
 
 from mcis.datasets.images.decode import (
     MAX_PIXELS,
+    READS_HEIF,
     RejectedImage,
     decode_labels,
     decode_picture,
@@ -71,7 +72,8 @@ def without_bytes(parameter: object) -> str | None:
 
 
 @pytest.mark.parametrize(
-    ("form", "options"), [("PNG", {}), ("BMP", {}), ("TIFF", {}), ("PPM", {}), ("WEBP", {"lossless": True})]
+    ("form", "options"),
+    [("PNG", {}), ("BMP", {}), ("TIFF", {}), ("PPM", {}), ("WEBP", {"lossless": True}), ("JPEG2000", {})],
 )
 def test_lossless_rgb_is_unchanged(form: str, options: dict):
     rgb = decode_rgb(encoded(RAMP, form, **options))
@@ -309,16 +311,53 @@ def test_large_jpeg_is_not_decoded_at_its_full_size(monkeypatch: pytest.MonkeyPa
     assert set(sizes) == {(225, 150)}
 
 
+@pytest.mark.parametrize("form", ["AVIF", "HEIF"])
+def test_photographs_of_phones_and_browsers_are_read(form: str):
+    if form == "HEIF":
+        pytest.importorskip("pillow_heif", reason="the extra `heif` is not installed")
+    smooth = np.asarray(Image.fromarray(RAMP).resize((96, 64), Image.Resampling.BILINEAR))
+
+    rgb = decode_rgb(encoded(smooth, form, quality=95))
+
+    assert rgb.shape == smooth.shape
+    assert np.abs(rgb.astype(int) - smooth).mean() < 6
+
+
 # --- decode_picture: rejections
+
+
+FOREIGN = {
+    "an HEIC photograph": b"\0\0\0\x18ftypheic\0\0\0\0mif1heic",
+    "a raw photograph (Canon CR3)": b"\0\0\0\x18ftypcrx \0\0\0\1",
+    "a raw photograph (Canon CR2)": b"II*\0\x10\0\0\0CR\2\0",
+    "a raw photograph (Fujifilm)": b"FUJIFILMCCD-RAW 0201",
+    "a Photoshop file": b"8BPS\0\1",
+    "a DICOM picture": bytes(128) + b"DICM",
+    "an SVG drawing": b"<?xml version='1.0'?>\n<svg xmlns='http://www.w3.org/2000/svg'/>",
+    "a PDF": b"%PDF-1.7\n",
+    "a JPEG XL picture": b"\xff\x0a\xfa\x1f",
+    "a video": b"\0\0\0\x20ftypisom\0\0\2\0",
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+def test_other_formats_are_named_with_a_command_that_converts_them(name: str):
+    if name == "an HEIC photograph" and READS_HEIF:
+        pytest.skip("HEIC photographs are read here")
+
+    reason = rejection(decode_rgb, FOREIGN[name] + bytes(200)).reason
+
+    assert reason.startswith(f"unsupported: {name}; convert it, for example by: ")
+    assert "FILE" in reason
 
 
 @pytest.mark.parametrize(
     ("data", "kind"),
     [
         (b"", "empty"),
-        (b"\n<!DOCTYPE html><html>403 Forbidden</html>", "not an image: seems to be HTML, XML or SVG; expected JPEG, "),
+        (b"\n<!DOCTYPE html><html>403 Forbidden</html>", "not an image: seems to be HTML or XML; expected JPEG, "),
         (b"\xff\xd8\xff", "not an image"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 99 99\n", "not an image"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 99 99\n", "unsupported: PostScript; convert it"),
         (bytes(1000), "not an image"),
         (encoded(np.zeros((31, 99, 3), np.uint8), "JPEG"), "too small"),
         (encoded(np.zeros((1, 1, 3), np.uint8), "JPEG"), "too small"),
