@@ -49,7 +49,7 @@ lint: $(TOOLS)
 	set -o pipefail; $(BIN)/mypy | sed 's|^$(VENV)/src/mcis/||'
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) build dist *.egg-info .cache .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # $(call fail,"found","expected","remedy"). The texts contain no commas, because make splits arguments at commas.

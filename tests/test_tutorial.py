@@ -8,7 +8,7 @@ import nbformat
 import pytest
 from nbclient import NotebookClient
 
-FILE = Path(__file__).resolve().parent.parent / "docs" / "tutorial.ipynb"
+FILE = Path(__file__).resolve().parent.parent / "docs" / "notebook.ipynb"
 
 
 def check(notebook: Any) -> None:
