@@ -27,7 +27,7 @@ from mcis.platform.config.recipes import RECIPES
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-LEFT = ("docs/notes/experiments.md", "docs/explanation/paper-vs-code.md")
+LEFT = ("docs/explanation/paper-vs-code.md",)
 """Pages that describe earlier versions or other programs."""
 
 
