@@ -196,7 +196,7 @@ def small(*, channels: int = 96, stride: int = 8) -> Backbone:
         stride: 8 or 4. For 4, the last stride becomes a dilation, with the same weights.
 
     Raises:
-        UserError: Another stride.
+        UserError: The backbone does not support the stride.
     """
     if stride not in (4, 8):
         raise UserError(f"backbone small with stride {stride}", "stride 4 or 8", "set stride to 4 or 8")
@@ -299,7 +299,7 @@ def _resnet(name: str, stride: int) -> Backbone:
     """Builds one of torchvision's ResNets with frozen batch norm and output stride 8 or 16.
 
     Raises:
-        UserError: Another stride.
+        UserError: The backbone does not support the stride.
     """
     from torchvision import models
     from torchvision.ops import FrozenBatchNorm2d
@@ -341,7 +341,7 @@ def resnet50(*, stride: int = 8) -> Backbone:
         stride: 8: dilation 2 in all blocks of res4 and 4 in all blocks of res5. 16: no dilation in res4, 2 in res5.
 
     Raises:
-        UserError: Another stride.
+        UserError: The backbone does not support the stride.
     """
     return _resnet("resnet50", stride)
 

@@ -21,7 +21,7 @@ class PseudoMask(NamedTuple):
 
     Attributes:
         labels: most likely label of each pixel, (H, W) uint8; scored by the evaluation.
-        mask: the same with 255 at ignored pixels, (H, W) uint8; the segmentation network is trained on it.
+        mask: copy of `labels` in which ignored pixels are 255, (H, W) uint8; the segmentation network is trained on it.
     """
 
     labels: NDArray[np.uint8]

@@ -64,7 +64,7 @@ def short_names(keys: Sequence[str]) -> dict[str, str]:
     """Shortens dotted keys for column headings.
 
     Returns:
-        The last part of each key, or its last part but `name`; the whole key if the last part is ambiguous.
+        The last part of each key, without a final `.name`; the whole key if its last part is ambiguous.
     """
     last_parts = {key: key.removesuffix(".name").rpartition(".")[2] for key in keys}
     counted_parts = list(last_parts.values())

@@ -241,14 +241,14 @@ class _GpuMapping:
 
     They are actors, because Ray ends a process after a task with a GPU. There are as many as the GPUs of the cluster
     hold, and enough for `compute.workers`, so that a cluster starts nodes. An actor gets its first shard when it has a
-    GPU. So actors join in as soon as GPUs of another run become free or new nodes are up. If the memory of a GPU runs
-    out, one actor ends and the others continue.
+    GPU, so GPUs are used as soon as another run frees them or new nodes are up. If the memory of a GPU runs out, one
+    actor ends and the others continue.
 
     Attributes:
         waiting: The shards that no actor has.
-        running: By the result of its current call, each actor and its shard; None while the actor starts.
+        running: Future of the current call -> its actor and its shard; the shard is None while the actor starts.
         unfinished: Number of shards that are not written.
-        actors: Number of actors that have or await work.
+        actors: Number of actors that are starting or working.
         dropped: Number of actors that ended because memory ran out, and are not replaced.
         failed: The shards whose actor died once.
     """

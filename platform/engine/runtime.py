@@ -138,7 +138,7 @@ def _start_local(compute: ComputeConfig, folder: str, logs: Mapping[str, Any]) -
     try:
         ray.init(
             address="local",
-            # Trainers, decoders and drivers share the cores, of which there may be only two.
+            # Trainers, decoders and drivers share the cores; there may be only two.
             num_cpus=compute.cpus or max(4, os.cpu_count() or 1),
             object_store_memory=int(compute.object_store_gb * 2**30),
             include_dashboard=False,

@@ -1,4 +1,4 @@
-"""Turns the localization maps of an image into scores of its pixels, of which pseudo masks are made."""
+"""Turns the localization maps of an image into scores of its pixels, from which pseudo masks are made."""
 
 import functools
 from pathlib import Path
