@@ -180,5 +180,5 @@ def test_an_empty_folder_has_no_images(tmp_path: Path) -> None:
 def test_activations_beyond_float16_are_clipped() -> None:
     written = map_rows(["a"], [0], np.array([[[1e9, -1e9, 2.0]]], np.float32), GRID)
     assert written["map"][0].as_py() == [65504.0, -65504.0, 2.0]
-    with pytest.raises(ValueError, match="holds NaN"):
+    with pytest.raises(ValueError, match="contains NaN"):
         map_rows(["a"], [0], np.array([[[np.nan, 0.0]]], np.float32), GRID)
