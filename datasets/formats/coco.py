@@ -64,7 +64,7 @@ def write_coco(request: ExportRequest) -> int:
         image_id = len(images) + 1
         images.append({"id": image_id, "file_name": image.file_name, "height": height, "width": width})
 
-        for label, region in connected_regions(image.labels):
+        for label, region in connected_regions(image.labels, request.min_area):
             run_lengths = masks.encode(np.asfortranarray(region.astype(np.uint8)))
             annotations.append(
                 {

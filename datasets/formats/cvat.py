@@ -66,7 +66,7 @@ def write_cvat(request: ExportRequest) -> int:
         height, width = image.labels.shape
         sides = {"width": str(width), "height": str(height)}
         element = ElementTree.SubElement(root, "image", {"id": str(number), "name": image.file_name, **sides})
-        for label, region in connected_regions(image.labels):
+        for label, region in connected_regions(image.labels, request.min_area):
             ElementTree.SubElement(element, "mask", _mask_attributes(request.classes[label - 1], region))
             count += 1
 

@@ -91,11 +91,13 @@ class ExportRequest(NamedTuple):
         classes: The K class names; class index k is label k + 1.
         images: The images. A writer iterates over them once.
         out: Folder to write to.
+        min_area: Smallest number of pixels of an object; smaller regions are left out.
     """
 
     classes: Sequence[str]
     images: Iterable[LabeledImage]
     out: Path
+    min_area: int = 1
 
 
 class Format(NamedTuple):

@@ -11,7 +11,9 @@ EXPORT_FORMATS = tuple(name for name, format in FORMATS.items() if format.write)
 """Names of the formats that can be written."""
 
 
-def export_data_set(format: str, classes: Sequence[str], images: Iterable[LabeledImage], out: Path) -> int:
+def export_data_set(
+    format: str, classes: Sequence[str], images: Iterable[LabeledImage], out: Path, min_area: int = 1
+) -> int:
     """Writes images with their label masks; every connected region of a class becomes an object.
 
     Args:
@@ -19,6 +21,7 @@ def export_data_set(format: str, classes: Sequence[str], images: Iterable[Labele
         classes: The K class names; class index k is label k + 1.
         images: The images.
         out: Folder to write to.
+        min_area: Smallest number of pixels of an object; smaller regions are left out.
 
     Returns:
         The number of objects.
@@ -29,4 +32,4 @@ def export_data_set(format: str, classes: Sequence[str], images: Iterable[Labele
     write = FORMATS[format].write if format in FORMATS else None
     if write is None:
         raise UserError(f"format {format}", f"one of {', '.join(EXPORT_FORMATS)}", "choose another format")
-    return write(ExportRequest(classes, images, out))
+    return write(ExportRequest(classes, images, out, min_area))

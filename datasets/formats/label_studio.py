@@ -105,7 +105,7 @@ def write_label_studio(request: ExportRequest) -> int:
 def _polygon_results(image: LabeledImage, request: ExportRequest) -> list[dict[str, Any]]:
     height, width = image.labels.shape
     results: list[dict[str, Any]] = []
-    for label, region in connected_regions(image.labels):
+    for label, region in connected_regions(image.labels, request.min_area):
         value = {
             "points": _corners_in_percent(region).tolist(),
             "closed": True,

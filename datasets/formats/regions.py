@@ -15,18 +15,22 @@ _NEARLY_ONE = 0.99
 """Level of contours that lead nearly through the centers of the border's pixels."""
 
 
-def connected_regions(labels: NDArray[np.uint8]) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-    """Yields the label and the pixels, bool (H, W), of every region of a label mask that is connected by 4 neighbors.
+def connected_regions(labels: NDArray[np.uint8], min_area: int = 1) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+    """Yields the label and the pixels, bool (H, W), of each region of a label mask that is connected by 4 neighbors.
 
     Background and ignored pixels are left out.
 
     Args:
         labels: Label mask, (H, W).
+        min_area: Smallest number of pixels of a region that is yielded.
     """
     present = set(np.unique(labels).tolist())
     for label in sorted(present - {BACKGROUND, IGNORE}):
         numbers, _ = ndimage.label(labels == label)
+        areas = np.bincount(numbers.ravel())
         for number, box in enumerate(ndimage.find_objects(numbers), 1):
+            if areas[number] < min_area:
+                continue
             region = np.zeros(labels.shape, bool)
             region[box] = numbers[box] == number
             yield label, region

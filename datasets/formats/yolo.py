@@ -143,7 +143,7 @@ def write_yolo(request: ExportRequest) -> int:
         name = re.sub(r"(?<![^/])(_*images)(?=/)", r"_\1", image.name)
         height, width = image.labels.shape
         lines = []
-        for label, region in connected_regions(image.labels):
+        for label, region in connected_regions(image.labels, request.min_area):
             polygon = (region_outline(region) + _PIXEL_QUARTER) / (width, height)
             coordinates = " ".join(f"{value:.6f}" for value in polygon.flat)
             lines.append(f"{label - 1} {coordinates}\n")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mcis.platform.commands.options import DEFAULT_WORKSPACE, ExistingRun, WorkspaceFolder, plain_errors
+from mcis.platform.commands.options import DEFAULT_WORKSPACE, ExistingRun, SmallestObject, WorkspaceFolder, plain_errors
 
 
 def export(
@@ -27,6 +27,7 @@ def export(
             "labelstudio."
         ),
     ] = None,
+    min_area: SmallestObject = 1,
 ) -> None:
     """Write a part of a run for other programs.
 
@@ -40,7 +41,7 @@ def export(
 
         from mcis.platform.reporting.export import export
 
-        typer.echo(export(opened, name, what, out, format))
+        typer.echo(export(opened, name, what, out, format, min_area))
 
 
 def import_data_set(

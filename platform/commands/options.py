@@ -7,7 +7,7 @@ import inspect
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
 import typer
 
@@ -77,6 +77,19 @@ From = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of every random draw; the same as seed=N.")]
 Gpu = Annotated[bool, typer.Option("--gpu", help="Run the networks on GPUs; the same as compute.gpu=true.")]
+ObjectsFormat = Annotated[
+    Literal["coco", "cvat", "yolo", "labelstudio"] | None,
+    typer.Option("--format", help="Write the masks as objects below OUT/FORMAT as well."),
+]
+SmallestObject = Annotated[
+    int,
+    typer.Option(
+        "--min-area",
+        min=1,
+        metavar="PIXELS",
+        help="With --format coco, cvat, yolo or labelstudio: leave out objects of fewer pixels.",
+    ),
+]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show the workers' output and whole tracebacks.")]
 
 

@@ -4,11 +4,18 @@ import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mcis.platform.commands.options import DEFAULT_WORKSPACE, ExistingRun, WorkspaceFolder, plain_errors
+from mcis.platform.commands.options import (
+    DEFAULT_WORKSPACE,
+    ExistingRun,
+    ObjectsFormat,
+    SmallestObject,
+    WorkspaceFolder,
+    plain_errors,
+)
 
 if TYPE_CHECKING:
     from mcis.platform.networks.trained_segmenter import TrainedSegmenter
@@ -42,6 +49,8 @@ def predict(
             "masks contain only classes that are among their tags.",
         ),
     ] = None,
+    format: ObjectsFormat = None,
+    min_area: SmallestObject = 1,
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
     assignments: Annotated[
         list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="The same as a word KEY=VALUE.")
@@ -72,12 +81,19 @@ def predict(
             console.print(line)
         console.print(f"photographs are predicted at up to {trained.max_side} pixels (data.max_side)")
 
-        from mcis.platform.reporting.photographs import predict_photographs
+        from mcis.platform.reporting.export import check_objects
+        from mcis.platform.reporting.photographs import predict_photographs, write_predicted_objects
 
+        if format:
+            check_objects(format, out / format)
         with contextlib.closing(Predictor(trained, processes=_crf_processes())) as predictor:
             rejected = predict_photographs(predictor, photographs, out, known_tags)
 
-        typer.echo(f"{len(photographs) - len(rejected)} photographs in {out}: masks, overlays, shares.csv")
+        unread = {uri for uri, _ in rejected}
+        predicted = [photograph for photograph in photographs if photograph.uri not in unread]
+        typer.echo(f"{len(predicted)} photographs in {out}: masks, overlays, shares.csv")
+        if format:
+            typer.echo(write_predicted_objects(format, trained.classes, predicted, out, min_area))
         if rejected:
             typer.echo(f"rejected: {len(rejected)}, see {out / 'rejects.csv'}", err=True)
             raise typer.Exit(1)
@@ -115,9 +131,8 @@ def suggest(
     name: ExistingRun,
     out: Annotated[Path, typer.Option(help="Folder for masks to correct, overlays and tables.")],
     count: Annotated[int, typer.Option(min=1, help="Number of images.")] = 50,
-    format: Annotated[
-        Literal["coco", "cvat", "yolo", "labelstudio"] | None, typer.Option(help="Write OUT/FORMAT as well.")
-    ] = None,
+    format: ObjectsFormat = None,
+    min_area: SmallestObject = 1,
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
 ) -> None:
     """Choose the training images whose masks to correct first: network and pseudo masks disagree most on them.
@@ -135,4 +150,4 @@ def suggest(
         opened = Workspace(workspace, create=False)
         trained = open_trained_segmenter(opened.run(name, create=False).path)
         with contextlib.closing(Predictor(trained, processes=_crf_processes())) as predictor:
-            typer.echo(write_suggestions(opened, name, predictor, count, out, format))
+            typer.echo(write_suggestions(opened, name, predictor, count, out, format, min_area))

@@ -11,6 +11,7 @@ from PIL import Image
 from mcis.datasets.errors import UserError
 from mcis.datasets.formats.data_set import LabeledImage
 from mcis.datasets.formats.exporting import EXPORT_FORMATS, export_data_set
+from mcis.datasets.formats.libraries import require_module
 from mcis.datasets.formats.photographs import write_photograph
 from mcis.datasets.images.decode import decode_labels, encode_labels, resize_labels
 from mcis.datasets.images.squares import read_rgb
@@ -50,7 +51,7 @@ class _LabelTable(NamedTuple):
     table: str
 
 
-def export(workspace: Workspace, name: str, what: str, out: Path, format: str | None = None) -> str:
+def export(workspace: Workspace, name: str, what: str, out: Path, format: str | None = None, min_area: int = 1) -> str:
     """Exports one kind of output of a run.
 
     Args:
@@ -59,12 +60,14 @@ def export(workspace: Workspace, name: str, what: str, out: Path, format: str | 
         what: the kind of output, one of `EXPORTS`.
         out: file or folder to write.
         format: for pseudo masks and predictions, one of `EXPORT_FORMATS`; None for the default format.
+        min_area: smallest number of pixels of an object; smaller regions are left out.
 
     Returns:
         A description of what was written.
 
     Raises:
-        UserError: `what` is unknown or cannot be written in the format, the run has not finished the stage, or an image
+        UserError: `what` is unknown or cannot be written in the format, the format has no objects that a `min_area`
+            could leave out, the run has not finished the stage, or an image
             id cannot be a file name below the folder.
     """
     if what not in EXPORTS:
@@ -72,24 +75,44 @@ def export(workspace: Workspace, name: str, what: str, out: Path, format: str | 
 
     table = _LABEL_TABLES.get(what)
     if format is None or (table and format == table.format):
+        if min_area > 1:
+            raise UserError(
+                f"a smallest area for {what} in their default format, which has no objects",
+                f"--format {', '.join(EXPORT_FORMATS)}",
+                "add --format, or leave out --min-area",
+            )
         return EXPORTS[what](workspace, name, out)
     if table is None or format not in EXPORT_FORMATS:
         expected = f"one of {table.format}, {', '.join(EXPORT_FORMATS)}" if table else "no --format"
         raise UserError(f"format {format} of {what}", expected, "choose another by --format")
+    check_objects(format, out)
+
+    classes = open_index(workspace, name, ["split"]).classes
+    return export_objects(format, classes, _labeled_images(workspace, name, what, out), out, min_area)
+
+
+def check_objects(format: str, out: Path) -> None:
+    """Checks that objects can be written, for callers that compute masks first.
+
+    Raises:
+        UserError: the folder contains files, or the format needs a library that is not installed.
+    """
     if out.is_dir() and any(out.iterdir()):
         raise UserError(
             f"{out} contains files", "a new folder, so that two exports are not mixed", "choose another --out"
         )
+    if format == "coco":
+        require_module("pycocotools.mask")
 
-    classes = open_index(workspace, name, ["split"]).classes
-    return export_objects(format, classes, _labeled_images(workspace, name, what, out), out)
 
-
-def export_objects(format: str, classes: Sequence[str], images: Iterable[LabeledImage], out: Path) -> str:
+def export_objects(
+    format: str, classes: Sequence[str], images: Iterable[LabeledImage], out: Path, min_area: int = 1
+) -> str:
     """Writes label masks as objects in one of `EXPORT_FORMATS`; returns a description of what was written."""
     with disk_errors(out):
-        count = export_data_set(format, classes, images, out)
-    return f"{count} objects, connected regions of a class, below {out}"
+        count = export_data_set(format, classes, images, out, min_area)
+    smallest = f" of at least {min_area} pixels" if min_area > 1 else ""
+    return f"{count} objects, connected regions{smallest} of a class, below {out}"
 
 
 def export_maps(workspace: Workspace, name: str, out: Path) -> str:

@@ -1,5 +1,6 @@
 """Predicts photographs and writes masks, overlays, and tables of class shares and of rejected files."""
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -7,15 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mcis.datasets.images.decode import RejectedImage, encode_labels, resize_labels
+from mcis.datasets.formats.data_set import LabeledImage
+from mcis.datasets.images.decode import RejectedImage, decode_labels, encode_labels, resize_labels
 from mcis.datasets.images.squares import read_picture
 from mcis.datasets.sources.photographs import Photograph
+from mcis.datasets.storage.files import read_bytes
 from mcis.platform.networks.predictor import Photo, Prediction, Predictor
 from mcis.platform.networks.trained_segmenter import DEFAULT_MAX_SIDE
+from mcis.platform.reporting.export import export_objects
 from mcis.platform.reporting.files import csv_table, labels_table, write_bytes
 from mcis.platform.reporting.html import encode
 from mcis.platform.reporting.panels import overlay_picture
-from mcis.platform.runs.progress import bar
+from mcis.platform.runs.progress import bar, counted
 
 
 def predict_photographs(
@@ -77,3 +81,29 @@ def predict_photographs(
     write_bytes(out / "shares.csv", csv_table(columns, rows))
     write_bytes(out / "rejects.csv", csv_table(["image", "reason"], rejected))
     return rejected
+
+
+def write_predicted_objects(
+    format: str, classes: Sequence[str], photographs: Sequence[Photograph], out: Path, min_area: int
+) -> str:
+    """Writes the masks of `predict_photographs` as objects for other tools, below `out / format`.
+
+    Args:
+        format: one of `EXPORT_FORMATS`.
+        classes: the class names.
+        photographs: the photographs that were predicted.
+        out: the folder of `predict_photographs`.
+        min_area: smallest number of pixels of an object; smaller regions are left out.
+
+    Returns:
+        A description of what was written.
+    """
+
+    def labeled_images() -> Iterator[LabeledImage]:
+        for uri, name in photographs:
+            labels = decode_labels((out / "masks" / f"{name}.png").read_bytes())
+            content_hash = hashlib.sha256(read_bytes(uri)).hexdigest()
+            yield LabeledImage(uri, content_hash, name, labels)
+
+    images = counted(labeled_images(), f"write {format}", len(photographs))
+    return export_objects(format, classes, images, out / format, min_area)

@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.formats.data_set import LabeledImage
-from mcis.datasets.formats.libraries import require_module
 from mcis.datasets.images.decode import Picture, decode_labels, resize_labels
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.sources.photographs import Photograph
@@ -20,7 +19,7 @@ from mcis.models.counts import confusion
 from mcis.platform.networks.predictor import Photo, Prediction, Predictor
 from mcis.platform.outputs.corrected_masks import CORRECTED
 from mcis.platform.outputs.read_index import open_index, rows_in_split
-from mcis.platform.reporting.export import export_objects
+from mcis.platform.reporting.export import check_objects, export_objects
 from mcis.platform.reporting.files import csv_table, file_names, stage_table, write_bytes
 from mcis.platform.reporting.html import render
 from mcis.platform.reporting.panels import CELL_HEIGHT, Panel, cells, labels, legend
@@ -105,13 +104,19 @@ def _uncorrected_rows(workspace: Workspace, name: str, table: Path) -> list[dict
 
 
 def write_suggestions(
-    workspace: Workspace, name: str, predictor: Predictor, count: int, out: Path, format: str | None = None
+    workspace: Workspace,
+    name: str,
+    predictor: Predictor,
+    count: int,
+    out: Path,
+    format: str | None = None,
+    min_area: int = 1,
 ) -> str:
     """Writes the images of `suggest_images`, with predicted masks from which corrections can start.
 
         suggested.csv     images, the largest need first: mask file, need in percent, the class that adds most to it
         suggested.html    page that shows them
-        <format>/         the masks as objects, if `format` is given, one of `EXPORT_FORMATS`
+        <format>/         the masks as objects of at least `min_area` pixels, if `format` is given
         masks/, ...       files of `predict_photographs`, with predictions restricted to the tags of the images
 
     Returns:
@@ -120,15 +125,15 @@ def write_suggestions(
     Raises:
         UserError: as in `suggest_images`; an image id cannot be a file name; or the folders exist already.
     """
-    for folder in (out / "masks", out / (format or "masks")):
-        if folder.exists():
-            raise UserError(
-                f"{folder} exists, and may contain corrected masks",
-                "a folder in which it does not exist",
-                "choose another --out, or move it away",
-            )
-    if format == "coco":
-        require_module("pycocotools.mask")  # fails now rather than after minutes of predictions
+    masks_folder = out / "masks"
+    if masks_folder.exists():
+        raise UserError(
+            f"{masks_folder} exists, and may contain corrected masks",
+            "a folder in which it does not exist",
+            "choose another --out, or move it away",
+        )
+    if format:
+        check_objects(format, out / format)
 
     suggestions = suggest_images(workspace, name, predictor, count)
     names = file_names((suggestion.row["image_id"] for suggestion in suggestions), out)
@@ -152,13 +157,13 @@ def write_suggestions(
     write_bytes(out / "suggested.html", page.encode())
 
     order = f"in the order of {out / 'suggested.html'} and .csv"
-    description = f"{len(rows)} masks to correct below {out / 'masks'}, {order}"
+    description = f"{len(rows)} masks to correct below {masks_folder}, {order}"
     if not format:
         return description
     images = []
     for suggestion, photograph, mask in zip(suggestions, photographs, masks, strict=True):
         images.append(LabeledImage(photograph.uri, suggestion.row["content_hash"], photograph.name, mask))
-    return f"{description}; {export_objects(format, predictor.classes, images, out / format)}"
+    return f"{description}; {export_objects(format, predictor.classes, images, out / format, min_area)}"
 
 
 def _render_page(

@@ -294,6 +294,28 @@ def test_polygons_of_yolo_are_imported_again(labeled: Labeled, yolo: Path, tmp_p
     assert_imported(tmp_path / "again", labeled.masks)
 
 
+@pytest.mark.parametrize("format", ["coco", "cvat", "yolo", "labelstudio"])
+def test_small_objects_are_left_out(labeled: Labeled, tmp_path: Path, format: str) -> None:
+    areas = []
+    for mask in labeled.masks:
+        for label in (1, 2):
+            regions, _ = ndimage.label(mask == label)
+            areas += np.bincount(regions.ravel())[1:].tolist()
+    kept = sum(area >= 40 for area in areas)
+    assert 0 < kept < len(areas)
+
+    text = export(labeled.workspace, "made", "predictions", tmp_path / "all", format)
+    assert text.startswith(f"{len(areas)} objects, ")
+    text = export(labeled.workspace, "made", "predictions", tmp_path / "large", format, min_area=40)
+    assert text.startswith(f"{kept} objects, connected regions of at least 40 pixels")
+
+
+def test_a_smallest_area_needs_objects(labeled: Labeled, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="a smallest area for predictions in their default format"):
+        export(labeled.workspace, "made", "predictions", tmp_path / "out", min_area=2)
+    assert not (tmp_path / "out").exists()
+
+
 def test_objects_are_exported_only_to_a_new_folder(labeled: Labeled, yolo: Path) -> None:
     with pytest.raises(UserError, match="yolo contains files"):
         labeled.export(yolo, "yolo")

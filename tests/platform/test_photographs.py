@@ -1,9 +1,11 @@
 """Predictions of photographs: the command, its files, its peak memory, and the code in docs/howto/predict.md."""
 
 import csv
+import json
 import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -11,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from PIL import Image
+from scipy import ndimage
 from typer.testing import CliRunner
 
 from mcis.datasets.errors import UserError
@@ -83,6 +86,34 @@ def test_masks_overlays_and_shares_of_photographs(trained: Callable[..., Path], 
     assert rejects["broken.jpg"].startswith("not an image")
     assert rejects["thin.png"].startswith("too small")
     assert (out / "labels.csv").read_text().splitlines()[2] == "1,class 0,128,0,0"
+
+
+def test_predictions_are_written_as_objects_of_a_smallest_area(
+    trained: Callable[..., Path], photos: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    options = ["--format", "coco", "--min-area", "30", "--out", str(out), "--set", "predict.crf.iterations=0"]
+    status, output = predict(trained(3), str(photos), *options)
+    assert status == 1  # two files are rejected
+    assert "objects, connected regions of at least 30 pixels of a class" in output
+
+    content = json.loads((out / "coco" / "annotations.json").read_text())
+    names = {image["id"]: image["file_name"] for image in content["images"]}
+    assert sorted(names.values()) == ["a.jpg", "gray.png", "turned.jpg", "x/a.png"]
+
+    expected = Counter[tuple[str, int, int]]()
+    for name in names.values():
+        labels = decode_labels((out / "masks" / name).with_suffix(".png").read_bytes())
+        for label in range(1, 4):
+            regions, _ = ndimage.label(labels == label)
+            areas = np.bincount(regions.ravel())[1:]
+            expected.update((name, label, area) for area in areas.tolist() if area >= 30)
+    written = ((names[item["image_id"]], item["category_id"], item["area"]) for item in content["annotations"])
+    assert Counter(written) == expected
+    assert expected
+
+    status, output = predict(trained(3), str(photos), *options)
+    assert (status, "coco contains files" in output) == (1, True)
 
 
 @pytest.fixture
