@@ -178,7 +178,11 @@ def compare(groups: Sequence[RunGroup], bootstrap: BootstrapSettings) -> Compari
     baseline = groups[0]
     titles = list(baseline.runs[0].scores)
     if not titles:
-        raise UserError(f"{baseline.label} has no score", "a baseline with scores", "name another run first")
+        raise UserError(
+            f"{baseline.label} has no score",
+            "a baseline with scores",
+            "add masks in the column mask, or name another run first",
+        )
     scores = [_compare_score(groups, title, bootstrap) for title in titles]
     return Comparison(groups=groups, scores=scores, bootstrap=bootstrap)
 

@@ -249,9 +249,9 @@ def _raise_for_classes(config: Config, num_train: int, train_counts: Mapping[str
     """Raises UserError if no training image is left, or if a class has none although a source is curated."""
     if not num_train:
         raise UserError(
-            f"no readable image in split train: {_reasons(rejects)}",
+            f"no readable image in split train: {_reasons(rejects) or 'no image has this split'}",
             "at least one training image",
-            "correct the paths, or replace the rejected images",
+            "correct the paths, which are relative to the table, or replace the rejected images",
         )
     empty = [name for name, count in train_counts.items() if count == 0]
     if empty and any(SOURCES[name].curated for name in sources_of(config.sources)):
