@@ -138,11 +138,14 @@ def _check_dense_crf() -> Finding:
 def _check_ray() -> Finding:
     import ray
 
+    from mcis.platform.engine.cluster_probe import check_cluster
+
     folder = "/tmp" if os.path.isdir("/tmp") else tempfile.gettempdir()
     if len(folder) > _MAX_TEMP_NAME:
         return Finding("bad", f"the name {folder} is too long for Ray's sockets", "set TMPDIR to a short path")
 
     address = os.environ.get("RAY_ADDRESS")
+    check_cluster()
     mode = f"cluster {address}" if address else "a local Ray is started for each run"
     return Finding("ok", f"{ray.__version__}, {mode}")
 

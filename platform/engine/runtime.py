@@ -15,6 +15,7 @@ from typing import Any
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import COPIES_VARIABLE
 from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine.cluster_probe import check_cluster
 
 _ENVIRONMENT = {
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -56,7 +57,7 @@ def ray_session(compute: ComputeConfig, *, shared: bool = False, verbose: bool =
         verbose: Whether to print the logs of workers and of Ray's libraries.
 
     Raises:
-        UserError: The local Ray did not start.
+        UserError: The local Ray did not start, or the cluster does not answer.
     """
     on_cluster = bool(os.environ.get("RAY_ADDRESS"))
     worker_variables = allocator_variables(os.environ)
@@ -75,7 +76,9 @@ def ray_session(compute: ComputeConfig, *, shared: bool = False, verbose: bool =
 
     logs: Any = {"log_to_driver": verbose, "logging_level": logging.INFO if verbose else logging.ERROR}
     with contextlib.ExitStack() as blocks:
+        blocks.callback(loading.join)  # an error must not end the process during an import
         if on_cluster:
+            check_cluster()
             blocks.callback(ray.shutdown)
             _connect(list(worker_variables), logs)
         else:
@@ -111,13 +114,23 @@ def _connect(worker_variables: list[str], logs: Mapping[str, Any]) -> None:
     Args:
         worker_variables: Names of environment variables that all processes get.
         logs: Options of `ray.init`.
+
+    Raises:
+        UserError: Ray finds no cluster.
     """
     import ray
 
     # Trials of a study need RAY_ADDRESS to know that they run on a cluster, which may grow.
     names = [*worker_variables, "RAY_ADDRESS", COPIES_VARIABLE]
     variables = {name: os.environ[name] for name in names if name in os.environ}
-    ray.init(address="auto", runtime_env={"env_vars": variables}, **logs)
+    try:
+        ray.init(address="auto", runtime_env={"env_vars": variables}, **logs)
+    except ConnectionError as error:
+        raise UserError(
+            f"RAY_ADDRESS={os.environ['RAY_ADDRESS']}: {error}",
+            "a running cluster",
+            "start it (`ray start --head`), or unset RAY_ADDRESS, so that each run starts a Ray of its own",
+        ) from error
 
 
 def _start_local(compute: ComputeConfig, folder: str, logs: Mapping[str, Any]) -> None:
