@@ -11,6 +11,7 @@ from mcis.platform.commands.index import index_app
 from mcis.platform.commands.predict import predict, suggest
 from mcis.platform.commands.run import config_app, demo, run
 from mcis.platform.commands.runs import gc, runs, ui
+from mcis.platform.commands.streams import prepare_streams
 from mcis.platform.commands.study import study_app
 from mcis.platform.commands.submit import submit
 
@@ -84,6 +85,7 @@ app.add_typer(index_app, name="index")
 
 def main() -> None:
     """Runs the command line; the entry point of the console script."""
+    prepare_streams()
     app()
 
 
