@@ -1,8 +1,8 @@
 """MLflow tracking: one MLflow run per run of the pipeline; runs of trials are children of the study's MLflow run.
 
 `mlflow.json` in the folder of a run lists everything to upload. During a run, a thread uploads new metrics; at the end
-of the run, the rest is uploaded. If the server becomes unreachable, the run continues, a note is printed, and the next
-call of the run uploads the rest.
+of the run, the rest is uploaded. If the store cannot be used, the run continues, a note is printed, and the end of the
+run or its next call uploads the rest.
 """
 
 import contextlib
@@ -19,7 +19,8 @@ from pydantic import BaseModel
 from mcis.datasets.errors import UserError
 from mcis.platform.runs.files import read_record_of, write_json
 from mcis.platform.runs.progress import console, read_records
-from mcis.platform.runs.tracking_store import client_of, experiment_of, store_errors, tracking_uri
+from mcis.platform.runs.tracking_errors import store_errors
+from mcis.platform.runs.tracking_store import client_of, experiment_of, tracking_uri
 from mcis.platform.runs.version import code_digest, git_commit, project_version
 from mcis.platform.runs.workspace import RunFolder, Workspace
 
@@ -33,12 +34,15 @@ LogModel = Callable[["MlflowClient", str, str, RunFolder], None]
 
 
 class Tracked(BaseModel):
-    """Everything to upload to MLflow for a run, except for parameters and tags. It is stored as `mlflow.json`.
+    """Everything to upload to MLflow for a run. It is stored as `mlflow.json`.
 
     Attributes:
         uri: URI of the MLflow store.
         identity: fingerprint of the configuration.
-        run_id: id of the MLflow run.
+        run_id: id of the MLflow run; empty as long as the store could not be used.
+        origin: MLflow tags that state where the run comes from.
+        parameters: parameters of the MLflow run.
+        tags: tags of the MLflow run, such as the recipe.
         status: final status of the run.
         sent: whether everything has been uploaded.
         points: metrics as (key, value, time in seconds, step); final metrics have step 0.
@@ -50,7 +54,10 @@ class Tracked(BaseModel):
 
     uri: str
     identity: str
-    run_id: str
+    run_id: str = ""
+    origin: dict[str, str] = {}
+    parameters: dict[str, str] = {}
+    tags: dict[str, str] = {}
     status: str = "KILLED"
     sent: bool = False
     points: list[tuple[str, float, float, int]] = []
@@ -78,6 +85,7 @@ class Tracked(BaseModel):
     def upload(self, client: "MlflowClient", workspace: Workspace, name: str, log_model: LogModel | None) -> None:
         """Uploads everything that MLflow lacks and ends the MLflow run. Repeated calls change nothing."""
         folder = workspace.run(name)
+        self.upload_description(client)
         self.upload_metrics(client, workspace, {})
         for key, value in self.images.items():
             client.set_tag(self.run_id, key, value)
@@ -95,6 +103,14 @@ class Tracked(BaseModel):
             client.set_terminated(self.run_id, status=self.status)
         self.sent = True
         self.write(folder)
+
+    def upload_description(self, client: "MlflowClient") -> None:
+        """Uploads parameters and tags. MLflow truncates long values."""
+        from mlflow.entities import Param, RunTag
+
+        params = [Param(key, value) for key, value in self.parameters.items()]
+        tags = [RunTag(key, value) for key, value in self.tags.items()]
+        client.log_batch(self.run_id, params=params, tags=tags)
 
     def upload_metrics(self, client: "MlflowClient", workspace: Workspace, sent: dict[str, int]) -> None:
         """Uploads metrics and records of step logs that MLflow lacks.
@@ -132,20 +148,24 @@ class Tracked(BaseModel):
 class Tracker:
     """Logs a run or study to its MLflow run, which a restart continues.
 
-    Parameters and tags are logged immediately. Everything else is first written to `mlflow.json` and uploaded during
-    the run or at its end.
+    Everything is first written to `mlflow.json` and uploaded during the run or at its end. A store that cannot be used
+    causes a note and does not end the run.
 
     Args:
         name: name of the run.
         identity: fingerprint of the configuration. If the existing MLflow run has another one, a new MLflow run is
             started, because the parameters of an MLflow run cannot be changed.
-        parent: id of the MLflow run of the study that the run belongs to.
+        parent: id of the MLflow run of the study that the run belongs to; empty if the study has none yet.
         new_run: whether to start a new MLflow run in any case.
         on_records: called with new records of trainings, see `follow`.
         log_model: logs the trained network at the end, if `model` was called.
 
+    Attributes:
+        uri: URI of the MLflow store.
+        parent: as above.
+
     Raises:
-        UserError: the store cannot be used.
+        UserError: MLFLOW_TRACKING_URI contains a password.
     """
 
     def __init__(
@@ -169,14 +189,43 @@ class Tracker:
         self._sent_steps: dict[str, int] = {}  # see `Tracked.upload_metrics`
         self._sender: threading.Thread | None = None
         self._was_unreachable = False
+        self._client: MlflowClient | None = None
+        self._experiment_id = ""
 
-        with store_errors(self.uri):
-            with workspace.lock("mlflow", "store"):  # two processes must not create its tables at the same time
-                self.client = client_of(self.uri)
-                self.experiment_id = experiment_of(self.client, workspace)
-            self._tracked = self._continued_run(identity, new_run) or self._new_run(identity)
-        self.run_id = self._tracked.run_id
+        try:
+            with store_errors(self.uri):
+                self._connect()
+                self._tracked = self._continued_run(identity, new_run) or self._new_run(identity)
+        except UserError as error:
+            self._client = None
+            self._tracked = self._untracked_run(identity, new_run)
+            self._note_fault(error)
         self._write(status="KILLED")
+
+    @property
+    def client(self) -> "MlflowClient":
+        """Client of the store. For errors see `store_errors`."""
+        with store_errors(self.uri):
+            return self._connect()
+
+    @property
+    def experiment_id(self) -> str:
+        """Id of the experiment that holds all runs; empty as long as the store could not be used."""
+        return self._experiment_id
+
+    @property
+    def run_id(self) -> str:
+        """Id of the MLflow run; empty as long as the store could not be used."""
+        return self._tracked.run_id
+
+    def _connect(self) -> "MlflowClient":
+        """Connects to the store, unless that was done before."""
+        if self._client is None:
+            with self._workspace.lock("mlflow", "store"):  # two processes must not create its tables at the same time
+                client = client_of(self.uri)
+                self._experiment_id = experiment_of(client, self._workspace)
+            self._client = client
+        return self._client
 
     def _continued_run(self, identity: str, new_run: bool) -> Tracked | None:
         """Returns the existing MLflow run if this call continues it; otherwise finishes its upload and returns None."""
@@ -184,6 +233,9 @@ class Tracker:
         if earlier is None:
             return None
 
+        if earlier.uri == self.uri and not earlier.run_id:  # the store could not be used
+            earlier.run_id = self._create_run(earlier.origin)
+            earlier.write(self._workspace.run(self._name))
         exists = earlier.uri == self.uri and earlier.exists_in(self.client, self.experiment_id)
         if exists and earlier.identity == identity and not new_run:
             self.client.update_run(earlier.run_id, status="RUNNING")
@@ -196,19 +248,46 @@ class Tracker:
 
     def _new_run(self, identity: str) -> Tracked:
         """Creates an MLflow run."""
-        run = self.client.create_run(self.experiment_id, run_name=self._name, tags=_origin(self.parent))
-        return Tracked(uri=self.uri, identity=identity, run_id=run.info.run_id)
+        origin = _origin(self.parent)
+        return Tracked(uri=self.uri, identity=identity, run_id=self._create_run(origin), origin=origin)
+
+    def _untracked_run(self, identity: str, new_run: bool) -> Tracked:
+        """Returns the existing record of the run if this call continues it, else a new one without an MLflow run."""
+        earlier = Tracked.read(self._workspace.run(self._name))
+        if earlier and earlier.uri == self.uri and earlier.identity == identity and not new_run:
+            return earlier
+        if earlier and not earlier.sent:
+            console.print("note: results of an earlier run of this name were not uploaded, and are overwritten")
+        return Tracked(uri=self.uri, identity=identity, origin=_origin(self.parent))
+
+    def _create_run(self, origin: Mapping[str, str]) -> str:
+        """Creates an MLflow run with these tags and returns its id."""
+        run = self.client.create_run(self.experiment_id, run_name=self._name, tags=dict(origin))
+        return str(run.info.run_id)
 
     def describe(self, parameters: Mapping[str, Any], tags: Mapping[str, str]) -> None:
         """Logs parameters as text, with lists as `a, b`, and tags such as the recipe. MLflow truncates long values."""
-        from mlflow.entities import Param, RunTag
-
-        params = []
+        texts = {}
         for key, value in parameters.items():
-            text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-            params.append(Param(key, text))
-        with store_errors(self.uri):
-            self.client.log_batch(self.run_id, params=params, tags=[RunTag(*tag) for tag in tags.items()])
+            texts[key] = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+        self._write(parameters=texts, tags=dict(tags))
+        if self._client is None:
+            return
+
+        try:
+            with store_errors(self.uri):
+                self._tracked.upload_description(self._client)
+        except UserError as error:
+            self._note_fault(error)
+
+    def _note_fault(self, error: UserError) -> None:
+        """Prints a note that the store cannot be used, once."""
+        if not self._was_unreachable:
+            console.print(
+                f"note: {error.found}. The run continues; its end, or the next call, uploads its results. "
+                f"Remedy: {error.remedy}"
+            )
+        self._was_unreachable = True
 
     def metrics(self, values: Mapping[str, float], step: int = 0) -> None:
         """Logs metrics at a step; 0 is for final metrics. Values that were logged before are not logged again."""
@@ -257,15 +336,16 @@ class Tracker:
 
         MLflow's asynchronous logging is not used because a process then waits at its end for an unreachable server.
         """
+        client = self._client
+        if client is None:
+            return
 
         def send() -> None:
             try:
                 with store_errors(self.uri):
-                    self._tracked.upload_metrics(self.client, self._workspace, self._sent_steps)
+                    self._tracked.upload_metrics(client, self._workspace, self._sent_steps)
             except UserError as error:
-                if not self._was_unreachable:
-                    console.print(f"note: {error.found}; the run continues and uploads its metrics later")
-                self._was_unreachable = True
+                self._note_fault(error)
 
         if not (self._sender and self._sender.is_alive()):
             self._sender = threading.Thread(target=send, daemon=True)
@@ -277,22 +357,39 @@ class Tracker:
 
         During the block MLflow logs the use of this machine's processors, memory, disk, network and GPUs.
         """
-        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
-
         status = "FAILED"
         try:
-            monitor = SystemMetricsMonitor(self.run_id, resume_logging=True, tracking_uri=self.uri)
-            monitor.start()
-            try:
+            with self._system_metrics():
                 yield
-            finally:
-                monitor.finish()
             status = "FINISHED"
         except KeyboardInterrupt:
             status = "KILLED"
             raise
         finally:
             self.finish(status)
+
+    @contextlib.contextmanager
+    def _system_metrics(self) -> Iterator[None]:
+        """Logs the use of this machine during the block, if MLflow can be used at its start."""
+        if self._client is None:
+            yield
+            return
+
+        from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
+
+        try:
+            with store_errors(self.uri):
+                monitor = SystemMetricsMonitor(self.run_id, resume_logging=True, tracking_uri=self.uri)
+        except UserError as error:
+            self._note_fault(error)
+            yield
+            return
+
+        monitor.start()
+        try:
+            yield
+        finally:
+            monitor.finish()
 
     def finish(self, status: str) -> None:
         """Uploads what MLflow lacks and ends the MLflow run with this status; prints a note if that fails."""
@@ -301,11 +398,15 @@ class Tracker:
         try:
             with store_errors(self.uri):
                 self._write(status=status)
-                self._tracked.upload(self.client, self._workspace, self._name, self._log_model)
+                client = self._connect()
+                self._experiment_id = experiment_of(client, self._workspace)  # it may have been deleted
+                if not self._tracked.exists_in(client, self._experiment_id):
+                    self._write(run_id=self._create_run(self._tracked.origin))
+                self._tracked.upload(client, self._workspace, self._name, self._log_model)
         except UserError as error:
             console.print(
-                f"note: MLflow does not have all results of this run: {error.found}; the files in the workspace are "
-                "complete, and repeating the command uploads the rest"
+                f"note: MLflow does not have all results of this run: {error.found}. The files in the workspace are "
+                f"complete; repeat the command to upload the rest. Remedy: {error.remedy}"
             )
 
 
@@ -331,7 +432,7 @@ def end_run(workspace: Workspace, name: str, status: str, tags: Mapping[str, str
         tags: MLflow tags to set.
     """
     tracked = Tracked.read(workspace.run(name, create=False))
-    if tracked is None:
+    if tracked is None or not tracked.run_id:
         return
     with store_errors(tracked.uri):
         client = client_of(tracked.uri)

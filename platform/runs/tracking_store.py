@@ -1,15 +1,14 @@
-"""The MLflow store: its location, which never contains a password, and conversion of its errors to UserError."""
+"""The MLflow store: its location, which never contains a password, its client and its experiment."""
 
-import contextlib
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.storage.uris import SECRET, holds_credentials
-from mcis.platform.runs.files import full_disk
+from mcis.datasets.storage.uris import holds_credentials
+from mcis.platform.runs.progress import console
+from mcis.platform.runs.tracking_errors import store_errors
 from mcis.platform.runs.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -74,16 +73,23 @@ def client_of(uri: str) -> "MlflowClient":
 
 
 def experiment_of(client: "MlflowClient", workspace: Workspace) -> str:
-    """Id of the experiment that holds all runs; the experiment is created if it does not exist."""
+    """Id of the experiment that holds all runs. It is created if it does not exist, and restored if it was deleted."""
+    from mlflow.entities import LifecycleStage
     from mlflow.exceptions import MlflowException
 
     # The SQLite store keeps artifacts in the workspace; a server decides their location itself.
     is_sqlite = tracking_uri(workspace).startswith("sqlite:")
     location = workspace.tracking_artifacts.as_uri() if is_sqlite else None
-    with contextlib.suppress(MlflowException):  # it exists already; any other error is raised by the next call too
+    try:
         return str(client.create_experiment(EXPERIMENT, artifact_location=location))
-    experiment = client.get_experiment_by_name(EXPERIMENT)
-    assert experiment is not None
+    except MlflowException:
+        experiment = client.get_experiment_by_name(EXPERIMENT)
+        if experiment is None:  # it was not created for another reason than that it exists
+            raise
+
+    if experiment.lifecycle_stage == LifecycleStage.DELETED:
+        client.restore_experiment(experiment.experiment_id)
+        console.print(f"note: the experiment {EXPERIMENT} had been deleted in MLflow; it is restored with its runs")
     return str(experiment.experiment_id)
 
 
@@ -96,32 +102,8 @@ def store_environment() -> dict[str, str]:
     return variables
 
 
-@contextlib.contextmanager
-def store_errors(uri: str) -> Iterator[None]:
-    """Converts errors of MLflow and its database to a UserError that names the store and hides passwords and tokens."""
-    from mlflow.exceptions import MlflowException
-    from sqlalchemy.exc import SQLAlchemyError
-
-    try:
-        yield
-    except (MlflowException, SQLAlchemyError, OSError) as error:
-        full = full_disk(error, f"the disk of MLflow's store {uri}")
-        if full:
-            raise full from None
-
-        text = str(error)
-        for name, value in os.environ.items():
-            if value and SECRET.search(name):
-                text = text.replace(value, "***")
-        raise UserError(
-            f"MLflow's store {uri} cannot be used: {text[:300]}",
-            "a reachable MLflow tracking store with space on its disk",
-            "free some space, start the server of MLFLOW_TRACKING_URI, or unset it to use the workspace's own store",
-        ) from None
-
-
 def experiment_page(workspace: Workspace) -> str | None:
-    """Path of the page of all runs in MLflow's UI; None if there is none. For errors see `store_errors`."""
+    """Path of the page of all runs in MLflow's UI; None if there is none. For errors see `tracking_errors`."""
     uri = tracking_uri(workspace)
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
         return None  # a query would create the database

@@ -120,8 +120,8 @@ def test_the_next_call_uploads_missing_metrics_once(
 ) -> None:
     tracker = missed(workspace, "missed", away)
     shown = " ".join(capsys.readouterr().out.split())
-    assert shown.count("the run continues and uploads its metrics later") == 1
-    assert "repeating the command uploads the rest" in shown
+    assert shown.count("The run continues; its end, or the next call, uploads its results.") == 1
+    assert "repeat the command to upload the rest" in shown
     Tracker(workspace, "missed", identity="one").finish("FINISHED")
     status, _, (loss, *others), files = content(tracker)
     assert (status, files) == ("FINISHED", ["report.html"])

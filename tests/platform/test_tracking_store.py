@@ -9,7 +9,8 @@ from typer.testing import CliRunner
 
 from mcis.datasets.errors import UserError
 from mcis.platform.cli import app
-from mcis.platform.runs.tracking_store import store_environment, store_errors, tracking_uri
+from mcis.platform.runs.tracking_errors import store_errors
+from mcis.platform.runs.tracking_store import store_environment, tracking_uri
 from mcis.platform.runs.workspace import Workspace
 
 SECRET = "hunter2%2Fcorrect"
