@@ -18,6 +18,9 @@ def read_class_folders(request: ImportRequest) -> DataSet:
             "folders of splits, not of classes: import each of them by its own command, as train and as val"
         )
 
+    if {"Annotations", "JPEGImages"} <= {name.partition("/")[0] for name in files}:
+        raise ValueError("folders of Pascal VOC, not of classes")
+
     photos: Photos = {}
     first_names: dict[str, str] = {}  # by content
     for name in files:

@@ -3,10 +3,12 @@
 import functools
 import json
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from mcis.datasets.errors import UserError
 from mcis.datasets.formats.data_set import (
     AnnotatedObject,
     DataSet,
@@ -21,10 +23,16 @@ from mcis.datasets.formats.outlines import coco_pixels
 from mcis.datasets.formats.regions import connected_regions
 from mcis.datasets.index import shown
 
+_EXPECTED = "a JSON file of COCO's images, annotations and categories, next to its images, or with the folder --images"
+_WITHOUT_ANNOTATIONS = {"info", "licenses", "images", "categories"}
+"""Parts of files that describe images without their objects, such as image_info_test2017.json."""
+_NAME_ANNOTATIONS = "name the file of annotations, such as instances_train2017.json"
+
 
 def read_coco(request: ImportRequest) -> DataSet:
     """Reads a JSON file of images, annotations and categories."""
     content = json.loads(request.source.read_bytes())
+    _check_parts(request.source, content)
     category_names = {category["id"]: category["name"].strip() for category in content["categories"]}
     images = {image["id"]: image for image in content["images"]}
     photos: Photos = {image["file_name"]: [] for image in content["images"]}
@@ -43,9 +51,37 @@ def read_coco(request: ImportRequest) -> DataSet:
             continue
         if annotation.get("iscrowd"):
             request.left_out["crowd(s), which give no tag and are ignored in masks; some tools write brushes so"] += 1
+        if not annotation.get("segmentation"):
+            request.left_out["outline(s) of annotations without `segmentation`, which give tags and no mask"] += 1
         photos[image["file_name"]].append(_annotated_object(annotation, image, category_names[category]))
 
     return DataSet((request.images or request.source.parent).resolve(), photos)
+
+
+def _check_parts(source: Path, content: Any) -> None:
+    """Raises a UserError if a file lacks images, annotations or categories, and says what it holds instead.
+
+    A file of another format passes, and the reader fails on it.
+    """
+    if not isinstance(content, dict):
+        return
+    if content and set(content) <= _WITHOUT_ANNOTATIONS:
+        found = f"{source} holds no annotations, only {', '.join(content)}"
+        raise UserError(found, _EXPECTED, _NAME_ANNOTATIONS)
+
+    annotations = content.get("annotations") or []
+    if annotations and "caption" in annotations[0]:
+        raise UserError(f"{source} holds {len(annotations)} captions, not classes", _EXPECTED, _NAME_ANNOTATIONS)
+    if annotations and not content.get("categories"):
+        found = f"{source} holds {len(annotations)} annotation(s) but no categories, the names of the classes"
+        raise UserError(found, _EXPECTED, "add the list `categories`, with the id and the name of each class")
+    if annotations and not content.get("images"):
+        found = f"{source} holds {len(annotations)} annotation(s) but no images, the names of the files"
+        raise UserError(found, _EXPECTED, "add the list `images`, with id, file_name, height and width of each image")
+    listed = {image["id"] for image in content["images"]}
+    if annotations and not any(annotation["image_id"] in listed for annotation in annotations):
+        found = f"{source} lists none of the images of its {len(annotations)} annotation(s)"
+        raise UserError(found, _EXPECTED, "make image_id of each annotation the id of its image")
 
 
 def _annotated_object(annotation: dict[str, Any], image: dict[str, Any], name: str) -> AnnotatedObject:
@@ -84,8 +120,4 @@ def write_coco(request: ExportRequest) -> int:
     return len(annotations)
 
 
-COCO = Format(
-    read_coco,
-    "a JSON file of COCO's images, annotations and categories, next to its images, or with the folder --images",
-    write_coco,
-)
+COCO = Format(read_coco, _EXPECTED, write_coco)

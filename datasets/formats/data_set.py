@@ -1,8 +1,8 @@
 """Data sets of other tools, as the readers of this package return them and as the writers take them."""
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path, PurePath
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -118,6 +118,16 @@ def write_file(path: Path, content: str) -> None:
     """Writes a text file atomically."""
     with atomic_write(path, durable=False) as temporary:
         temporary.write_text(content, encoding="utf-8")
+
+
+def annotation_files(source: Path, suffix: str) -> Iterator[tuple[Path, PurePath]]:
+    """Yields the files of a folder with a suffix, or a single file, each with its folder relative to `source`."""
+    if source.is_file():
+        yield source, PurePath()
+        return
+    for file in sorted(source.rglob(f"*{suffix}")):
+        if file.is_file() and not file.name.startswith("."):
+            yield file, file.parent.relative_to(source)
 
 
 def visible_files(folder: Path, left_out: LeftOut) -> list[str]:

@@ -20,9 +20,12 @@ from mcis.datasets.formats.cvat import CVAT
 from mcis.datasets.formats.data_set import AnnotatedObject, DataSet, Draw, Format, ImportRequest, Photos
 from mcis.datasets.formats.hugging_face import HUGGING_FACE
 from mcis.datasets.formats.label_studio import LABEL_STUDIO
+from mcis.datasets.formats.labelme import LABELME
+from mcis.datasets.formats.voc_xml import VOC_XML
 from mcis.datasets.formats.yolo import YOLO
 from mcis.datasets.images.decode import decode_picture, encode_labels
 from mcis.datasets.index import shown
+from mcis.datasets.sources.annotations import recognize_annotations
 from mcis.datasets.sources.lists import LeftOut, did_you_mean, left_out_notes, path_inside
 from mcis.datasets.sources.tagged import SPLITS
 from mcis.datasets.storage.files import read_bytes
@@ -33,6 +36,8 @@ FORMATS: dict[str, Format] = {
     "yolo": YOLO,
     "cvat": CVAT,
     "labelstudio": LABEL_STUDIO,
+    "labelme": LABELME,
+    "vocxml": VOC_XML,
     "folders": FOLDERS,
     "huggingface": HUGGING_FACE,
 }
@@ -169,6 +174,9 @@ def _read_data_set(format: str, request: ImportRequest) -> DataSet:
     except Exception as error:  # invalid values can raise anything in parsers
         problem = f"no {error.args[0]!r}" if isinstance(error, KeyError) else unquoted(error)
         found = f"{source} is not as expected: {problem}"
+        other = recognize_annotations(source)
+        if other is not None and other.format != format:
+            raise UserError(f"{source} holds {other.name}", FORMATS[format].expected, other.remedy) from error
         raise UserError(found, FORMATS[format].expected, "correct the data set, or name another one") from error
 
     expected = f"printable names of existing files below {folder}"

@@ -33,17 +33,23 @@ def coco_pixels(
         UserError: pycocotools is required and not installed.
     """
     outline_size = tuple(outline["size"]) if isinstance(outline, dict) else annotated_size
-    if not annotated_size == outline_size == (height, width):
-        raise ValueError(
-            f"the image has {(height, width)} pixels upright; annotations are of {annotated_size}, run lengths of "
-            f"{outline_size}"
-        )
+    if annotated_size != (height, width):
+        found = f"annotations are of an image of {_size_text(annotated_size)} pixels"
+        raise ValueError(f"{found}, but the file has {_size_text((height, width))}, turned upright")
+    if outline_size != annotated_size:
+        found = f"run lengths are of {_size_text(outline_size)} pixels"
+        raise ValueError(f"{found}, but the image has {_size_text(annotated_size)}")
 
     if isinstance(outline, list):
         return _polygons_pixels(outline, height, width)
     if isinstance(outline["counts"], str):
         return compressed_run_pixels(outline["counts"], height, width)
     return _run_pixels(outline["counts"], height * width).reshape(width, height).T
+
+
+def _size_text(size: tuple[Any, ...]) -> str:
+    """Returns height and width, which may be anything in a damaged file, as width x height."""
+    return "x".join(str(side) for side in reversed(size))
 
 
 def _polygons_pixels(polygons: list[list[float]], height: int, width: int) -> NDArray[np.bool_]:

@@ -9,6 +9,7 @@ create one.
 import os
 import posixpath
 from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
 from typing import BinaryIO, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
@@ -21,6 +22,7 @@ import pyarrow.parquet
 
 from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.index import shown
+from mcis.datasets.sources.annotations import refuse_annotations
 from mcis.datasets.storage.files import path_on_disk, read_opened
 from mcis.datasets.storage.uris import credentials_refused, holds_credentials, is_remote, without_credentials
 from mcis.datasets.tables.large_tables import pieces
@@ -365,6 +367,7 @@ def _read_file(path: str, wanted: Sequence[str]) -> _Columns:
     suffix = posixpath.splitext(urlsplit(path).path if is_remote(path) else path)[1].lower()
     expected = f"a table of images and tags, {', '.join(READERS)}"
     if suffix not in READERS:
+        refuse_annotations(Path(path))
         raise UserError(f"{path} has the suffix {suffix or 'none'}", expected, "convert or rename the table")
 
     try:

@@ -46,7 +46,10 @@ def export(
 
 def import_data_set(
     format: Annotated[
-        str, typer.Argument(metavar="FORMAT", help="coco, yolo, cvat, labelstudio, folders or huggingface.")
+        str,
+        typer.Argument(
+            metavar="FORMAT", help="coco, yolo, cvat, labelstudio, labelme, vocxml, folders or huggingface."
+        ),
     ],
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="The file or folder of the data set.")],
     out: Annotated[Path, typer.Option(help="Folder to write: photos.csv, links to the images, and masks.")],

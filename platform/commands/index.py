@@ -16,10 +16,11 @@ if TYPE_CHECKING:
 
 
 class IndexGroup(TyperGroup):
-    """The group of commands `mcis index`. A table instead of a command stands for the command `tags`."""
+    """The group of commands `mcis index`. A table or other file instead of a command stands for the command `tags`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and is_table(args[0]):
+        is_command = bool(args) and args[0] in self.list_commands(ctx)
+        if args and not is_command and (is_table(args[0]) or Path(args[0]).exists()):
             args = ["tags", *args]
         return super().resolve_command(ctx, args)
 

@@ -6,6 +6,7 @@ the checks between sections. Checks within a section are its method `problems`.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, model_validator
@@ -13,6 +14,7 @@ from pydantic import Field, model_validator
 from mcis.datasets.errors import UserError
 from mcis.datasets.section import Contradictions, Rate, Section
 from mcis.datasets.sources import SOURCES
+from mcis.datasets.sources.annotations import refuse_annotations
 from mcis.datasets.sources.lists import did_you_mean
 from mcis.models.crf import CrfParameters
 from mcis.platform.config.compute import ComputeConfig
@@ -144,7 +146,8 @@ def sources_of(sources: str) -> tuple[str, ...]:
     if unknown:
         hint = did_you_mean([sources], SOURCE_COMBINATIONS) or did_you_mean(unknown[:1], [*SOURCES])
         hint = hint or "name one of them, or your own table of images and tags, such as photos.csv"
-        if sources in ("coco", "yolo", "cvat", "labelstudio") or "." in sources:
+        refuse_annotations(Path(sources))
+        if sources in ("coco", "yolo", "cvat", "labelstudio", "labelme", "vocxml") or "." in sources:
             hint = "convert the data set by `mcis import`, then name its table: `mcis run OUT/photos.csv --name NAME`"
         expected = f"{', '.join(SOURCE_COMBINATIONS)}, or other sources ({', '.join(SOURCES)}) joined by +"
         raise UserError(f"unknown sources {sources!r}", expected, hint.strip())

@@ -111,6 +111,49 @@ def test_coco_reports_what_is_left_out(coco: Path, tmp_path: Path) -> None:
     assert "left out 1 image(s) that are not in" in notes[2]
 
 
+@pytest.mark.parametrize(
+    ("content", "found", "remedy"),
+    [
+        (
+            [{"image_id": 0, "category_id": 7, "score": 0.5, "bbox": [0, 0, 1, 1]}],
+            "a list of COCO's results",
+            "instances",
+        ),
+        ({"info": {"year": 2017}}, "holds no annotations, only info", "instances_train2017.json"),
+        ({"images": CONTENT["images"], "categories": CONTENT["categories"]}, "only images, categories", "instances"),
+        (CONTENT | {"images": []}, r"holds 5 annotation\(s\) but no images", "`images`"),
+        (CONTENT | {"categories": []}, r"holds 5 annotation\(s\) but no categories", "`categories`"),
+        (CONTENT | {"annotations": [{"image_id": 0, "caption": "A dog."}]}, "holds 1 captions", "instances_train2017"),
+        (
+            CONTENT | {"annotations": [{"image_id": 8, "category_id": 7}]},
+            "lists none of the images of its 1",
+            "image_id",
+        ),
+    ],
+)
+def test_coco_without_objects_is_named(coco: Path, content: Any, found: str, remedy: str) -> None:
+    coco.write_text(json.dumps(content))
+
+    with pytest.raises(UserError, match=found) as caught:
+        import_data_set("coco", coco, coco.parent / "out")
+
+    assert remedy in caught.value.remedy
+    assert not (coco.parent / "out").exists()
+
+
+def test_coco_of_boxes_becomes_tags_without_masks(coco: Path) -> None:
+    annotations = [{"image_id": 0, "category_id": 7, "bbox": [0, 0, 5, 5]}, {"image_id": 1, "category_id": 3}]
+    coco.write_text(json.dumps(CONTENT | {"annotations": annotations}))
+
+    _, *notes = import_data_set("coco", coco, coco.parent / "out")
+
+    assert read_imported(coco.parent / "out") == {
+        "train/a.png": Imported(["dog"], None),
+        "train/b.png": Imported(["cat"], None),
+    }
+    assert "left out 2 outline(s) of annotations without `segmentation`, which give tags and no mask" in " ".join(notes)
+
+
 def test_second_split_keeps_the_classes_of_the_table(coco: Path, tmp_path: Path) -> None:
     """Only cat is wanted, but dog is imported too, because it is a class of the table."""
     import_data_set("coco", coco, tmp_path / "out")
@@ -162,7 +205,8 @@ def test_files_of_others_are_not_overwritten(coco: Path, tmp_path: Path, name: s
 
 INVALID_RUNS: list[Any] = ["oooooo", "o" * 999, "", "0", [0, 50], [0, 50, 2**40], [700, -100], [2**70]]
 INVALID_OUTLINES: list[tuple[str, str, Any, str]] = [
-    ("images", "width", "wide", "annotations are of"),
+    ("images", "width", "wide", "annotations are of an image of widex20 pixels, but the file has 30x20"),
+    ("annotations", "segmentation", {"size": [10, 15], "counts": [150]}, "run lengths are of 15x10 pixels, but"),
     ("annotations", "segmentation", [[0, 0, float("nan"), 1, 1, 1]], "three corners"),
 ]
 for runs in INVALID_RUNS:
@@ -215,6 +259,101 @@ def test_compressed_runs_of_another_size_are_refused() -> None:
     for height in (4, 6):
         with pytest.raises(ValueError, match="do not add up"):
             compressed_run_pixels(counts, height, 5)
+
+
+# --- files of other formats
+
+LABELME: dict[str, Any] = {
+    "version": "5.4",
+    "flags": {"indoors": True, "night": False},
+    "shapes": [
+        {"label": "dog", "points": [[2.0, 2.0], [11.0, 2.0], [11.0, 11.0], [2.0, 11.0]], "shape_type": "polygon"},
+        {"label": " cat", "points": [[1, 1], [5, 5]], "shape_type": "rectangle"},
+    ],
+    "imagePath": "..\\photos\\a.png",
+    "imageHeight": 20,
+    "imageWidth": 30,
+}
+VOC = """<annotation><filename>C:\\photos\\a.png</filename><size><width>30</width><height>20</height></size>
+<object><name>dog</name><difficult>0</difficult><bndbox/></object>
+<object><name>cat </name><bndbox/></object><object><name>cow</name><difficult>1</difficult></object></annotation>"""
+VIA_REGION = {"filename": "a.png", "size": 9, "regions": [], "file_attributes": {}}
+OTHERS: dict[str, tuple[str, str, str]] = {
+    "labelme": (json.dumps(LABELME), "annotations of LabelMe", "mcis import labelme "),
+    "via": (json.dumps({"a.png9": VIA_REGION}), "annotations of VIA", "Export Annotations (COCO format)"),
+    "via project": (json.dumps({"_via_img_metadata": {"a.png9": VIA_REGION}}), "annotations of VIA", "COCO"),
+    "datumaro": (
+        json.dumps({"info": {}, "categories": {"label": {}}, "items": [{"id": "a"}]}),
+        "a data set of Datumaro",
+        "'coco_instances'",
+    ),
+    "label studio": (json.dumps([{"data": {"image": "a.png"}}]), "tasks of Label Studio", "mcis import labelstudio "),
+    "voc": (VOC, "annotations of Pascal VOC", "mcis import vocxml "),
+    "cvat": ("<annotations><image/></annotations>", "annotations of CVAT", "mcis import cvat "),
+    "coco": (json.dumps(CONTENT), "annotations of COCO", "mcis import coco "),
+}
+every_other_format = pytest.mark.parametrize("name", OTHERS)
+
+
+@every_other_format
+def test_data_set_of_another_format_is_named(photographs: Path, name: str) -> None:
+    content, found, remedy = OTHERS[name]
+    path = photographs / f"set.{'xml' if content.startswith('<') else 'json'}"
+    path.write_text(content)
+    chosen = "labelstudio" if name == "coco" else "coco"
+
+    for source in (path, photographs):
+        with pytest.raises(UserError) as caught:
+            import_data_set(chosen, source, photographs / "out")
+        assert caught.value.found == f"{source} holds {found}"
+        assert remedy in caught.value.remedy
+
+
+def test_labelme_becomes_tags_and_masks(photographs: Path, tmp_path: Path) -> None:
+    polygon_only = LABELME | {"flags": {}, "shapes": LABELME["shapes"][:1], "imagePath": "b.png"}
+    (photographs / "a.json").write_text(json.dumps(LABELME))
+    (photographs / "b.json").write_text(json.dumps(polygon_only))
+
+    _, *notes = import_data_set("labelme", photographs, tmp_path / "out")
+    imported = read_imported(tmp_path / "out")
+
+    mask = np.zeros((20, 30))
+    mask[2:12, 2:12] = 2
+    assert imported["train/a.png"] == Imported(["cat", "dog", "indoors"], None)
+    assert imported["train/b.png"].tags == ["dog"]
+    np.testing.assert_array_equal(imported["train/b.png"].mask, mask)
+    assert "left out 1 outline(s) of shapes of type rectangle, which give tags and no mask" in " ".join(notes)
+
+
+@pytest.mark.parametrize("source", ["devkit", "devkit/Annotations"])
+def test_voc_xml_becomes_tags(photographs: Path, tmp_path: Path, source: str) -> None:
+    """The image of the second file was renamed together with it."""
+    for folder in ("JPEGImages", "Annotations"):
+        (tmp_path / "devkit" / folder).mkdir(parents=True)
+    for name in "ab":
+        (photographs / f"{name}.png").rename(tmp_path / "devkit/JPEGImages" / f"{name}.png")
+    (tmp_path / "devkit/Annotations/a.xml").write_text(VOC)
+    (tmp_path / "devkit/Annotations/b.xml").write_text(VOC.replace("a.png", "IMG_0001.png").replace("dog", "cow"))
+
+    _, *notes = import_data_set("vocxml", tmp_path / source, tmp_path / "out")
+
+    assert tags_of(tmp_path / "out") == {"train/a.png": ["cat", "dog"], "train/b.png": ["cat", "cow"]}
+    assert "left out 2 object(s) marked as difficult" in " ".join(notes)
+
+
+def test_voc_xml_next_to_its_images_becomes_tags(photographs: Path, tmp_path: Path) -> None:
+    (photographs / "a.xml").write_text(VOC)
+    import_data_set("vocxml", photographs, tmp_path / "out")
+    assert tags_of(tmp_path / "out") == {"train/a.png": ["cat", "dog"]}
+
+
+def test_folders_of_voc_are_no_classes(photographs: Path, tmp_path: Path) -> None:
+    for folder, name in (("JPEGImages", "a.png"), ("Annotations", "a.xml")):
+        (tmp_path / "devkit" / folder).mkdir(parents=True)
+        (tmp_path / "devkit" / folder / name).write_text(VOC)
+    with pytest.raises(UserError, match=r"holds annotations of Pascal VOC") as caught:
+        import_data_set("folders", tmp_path / "devkit", tmp_path / "out")
+    assert f"mcis import vocxml {tmp_path}/devkit " in caught.value.remedy
 
 
 # --- folders

@@ -105,6 +105,45 @@ def lists(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
     }
 
 
+def data_sets(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
+    """Files that `mcis import` reads. Their image is img.png."""
+    from mcis.datasets.formats import import_data_set
+
+    (folder / "img.png").write_bytes(images_module().saved(images_module().GREY, "PNG"))
+    square = [8.0, 8.0, 30.0, 8.0, 30.0, 30.0, 8.0, 30.0]
+    corners = [[8.0, 8.0], [30.0, 8.0], [30.0, 30.0]]
+    size = {"height": 40, "width": 48}
+    coco = {
+        "images": [{"id": 1, "file_name": "img.png", **size}],
+        "categories": [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}],
+        "annotations": [
+            {"id": 1, "image_id": 1, "category_id": 1, "segmentation": [square]},
+            {"id": 2, "image_id": 1, "category_id": 2, "segmentation": {"size": [40, 48], "counts": [900, 1020]}},
+        ],
+    }
+    shapes = [{"label": "cat", "points": corners, "shape_type": "polygon"}]
+    labelme = {"flags": {"in": True}, "shapes": shapes, "imagePath": "img.png", "imageHeight": 40, "imageWidth": 48}
+    results = [{"type": "polygonlabels", "value": {"points": corners, "polygonlabels": ["cat"]}}]
+    tasks = [{"data": {"image": "/data/local-files/?d=img.png"}, "annotations": [{"result": results}]}]
+    voc = b"<annotation><filename>img.png</filename><object><name>cat</name></object></annotation>"
+    cvat = (
+        b'<annotations><image name="img.png" width="48" height="40">'
+        b'<polygon label="cat" points="8,8;30,8;30,30"/>'
+        b'<mask label="dog" left="1" top="1" width="3" height="2" rle="2,4"/></image></annotations>'
+    )
+
+    def reader(format: str) -> Open:
+        return lambda path: import_data_set(format, path, folder / "imported" / format, images=folder)
+
+    return {
+        "import coco": (json.dumps(coco).encode(), "coco.json", reader("coco")),
+        "import labelme": (json.dumps(labelme).encode(), "labelme.json", reader("labelme")),
+        "import labelstudio": (json.dumps(tasks).encode(), "tasks.json", reader("labelstudio")),
+        "import vocxml": (voc, "voc.xml", reader("vocxml")),
+        "import cvat": (cvat, "cvat.xml", reader("cvat")),
+    }
+
+
 def weights(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
     import safetensors.torch
     import torch
@@ -222,7 +261,7 @@ def run(count: int, seed: int) -> dict[str, dict[str, int]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         kinds: dict[str, tuple[bytes, str, Open]] = {}
-        for made in (pictures, tables, lists, weights, texts):
+        for made in (pictures, tables, lists, data_sets, weights, texts):
             kinds |= made(folder)
         for data, file, read in kinds.values():  # sound files are taken
             path = folder / file
@@ -272,7 +311,7 @@ def opened(count: int, seed: int) -> dict[str, dict[str, int]]:
 
 def test_damaged_files_of_every_kind_are_read_or_refused() -> None:
     outcomes = opened(300, seed=1)
-    assert len(outcomes) == 17
+    assert len(outcomes) == 22
     total = collections.Counter[str]()
     for counts in outcomes.values():
         total.update(counts)

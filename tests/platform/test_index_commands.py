@@ -100,3 +100,16 @@ def test_a_location_that_does_not_exist_is_named(source: str, tmp_path: Path) ->
     done = runner.invoke(app, ["index", source, absent, "--workspace", str(tmp_path / "ws")])
     assert done.exit_code == 1, done.output
     assert absent in done.output
+
+
+@pytest.mark.parametrize("command", [["index"], ["index", "tags"], ["run", "--name", "x"]])
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_annotations_of_another_tool_are_named(tmp_path: Path, command: list[str], is_folder: bool) -> None:
+    file = tmp_path / "a.json"
+    file.write_text(json.dumps({"shapes": [], "imagePath": "a.jpg"}))
+
+    done = runner.invoke(app, [*command, str(tmp_path if is_folder else file), "-w", str(tmp_path / "workspace")])
+
+    assert done.exit_code == 1
+    assert f"error: {tmp_path if is_folder else file} holds annotations of LabelMe" in done.output
+    assert f"mcis import labelme {tmp_path} --out OUT" in done.output

@@ -1,0 +1,48 @@
+"""Reads data sets in the JSON format of LabelMe, a file for each image."""
+
+import functools
+import json
+from typing import Any
+
+import numpy as np
+
+from mcis.datasets.formats.data_set import AnnotatedObject, DataSet, Format, ImportRequest, Photos, annotation_files
+from mcis.datasets.formats.outlines import polygon_pixels
+from mcis.datasets.sources.lists import LeftOut
+
+
+def read_labelme(request: ImportRequest) -> DataSet:
+    """Reads flags as tags, polygons as objects with outlines, and other shapes as objects without."""
+    photos: Photos = {}
+    for file, subfolder in annotation_files(request.source, ".json"):
+        content = json.loads(file.read_bytes())
+        image = content["imagePath"].replace("\\", "/").rpartition("/")[2]
+        name = (subfolder / image).as_posix()
+        if name in photos:
+            raise ValueError(f"two files are of {name}")
+
+        photos[name] = [
+            AnnotatedObject(flag.strip()) for flag, is_set in (content.get("flags") or {}).items() if is_set
+        ]
+        for shape in content["shapes"]:
+            photos[name].append(_annotated_object(shape, content, request.left_out))
+
+    folder = request.source if request.source.is_dir() else request.source.parent
+    return DataSet((request.images or folder).resolve(), photos)
+
+
+def _annotated_object(shape: dict[str, Any], content: dict[str, Any], left_out: LeftOut) -> AnnotatedObject:
+    kind = shape.get("shape_type") or "polygon"
+    draw = None
+    if kind == "polygon":
+        sides = (float(content["imageWidth"]), float(content["imageHeight"]))
+        draw = functools.partial(polygon_pixels, np.array(shape["points"], float) / sides)
+    else:
+        left_out[f"outline(s) of shapes of type {kind}, which give tags and no mask"] += 1
+    return AnnotatedObject(shape["label"].strip(), draw)
+
+
+LABELME = Format(
+    read_labelme,
+    "a folder of LabelMe's JSON files, next to their images, or with the folder --images that has the same subfolders",
+)

@@ -1,0 +1,43 @@
+"""Reads data sets in the XML format of Pascal VOC, a file for each image, as LabelImg and others write it."""
+
+from xml.etree import ElementTree
+
+from mcis.datasets.formats.data_set import AnnotatedObject, DataSet, Format, ImportRequest, Photos, annotation_files
+
+
+def read_voc_xml(request: ImportRequest) -> DataSet:
+    """Reads the classes of boxes. Boxes that are marked as difficult give no tag, as in VOC's own lists."""
+    source = request.source
+    folder = source if source.is_dir() else source.parent
+    devkit = folder.parent if folder.name == "Annotations" else folder
+    images = request.images or (devkit / "JPEGImages" if (devkit / "JPEGImages").is_dir() else folder)
+    annotations = devkit / "Annotations" if source == devkit and (devkit / "Annotations").is_dir() else source
+
+    photos: Photos = {}
+    for file, subfolder in annotation_files(annotations, ".xml"):
+        root = ElementTree.fromstring(file.read_bytes())
+        if root.tag != "annotation":
+            raise ValueError(f"{file} is no annotation of Pascal VOC: its root is <{root.tag}>")
+
+        image = root.findtext("filename", "").strip().replace("\\", "/").rpartition("/")[2]
+        renamed = file.stem + image[image.rfind(".") :]  # images are often renamed together with their XML file
+        found = image if (images / subfolder / image).is_file() else renamed
+        name = (subfolder / found).as_posix()
+        if name in photos:
+            raise ValueError(f"two files are of {name}")
+
+        photos[name] = []
+        for item in root.iter("object"):
+            if item.findtext("difficult", "0").strip() == "1":
+                request.left_out["object(s) marked as difficult"] += 1
+            else:
+                photos[name].append(AnnotatedObject(item.findtext("name", "").strip()))
+
+    return DataSet(images.resolve(), photos)
+
+
+VOC_XML = Format(
+    read_voc_xml,
+    "a folder of Pascal VOC's XML files, next to their images, or Annotations/ and JPEGImages/, or with the folder "
+    "--images that has the same subfolders",
+)
