@@ -5,7 +5,11 @@ for the channels of a classifier. A *label* is the value of a pixel in a mask: B
 IGNORE if the class is unknown.
 """
 
-from collections.abc import Sequence
+import csv
+import json
+import os
+import unicodedata
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -64,8 +68,45 @@ def palette() -> np.ndarray:
     return colors
 
 
+def split_names(texts: Sequence[str], occurring: Collection[str]) -> list[str]:
+    """Splits the values of an option into class names, in the Unicode form NFC.
+
+    Args:
+        texts: Each text is a name that occurs, with any characters; a JSON list; a file, see `read_classes`; or names
+            separated by commas, in which a name with a comma is quoted: `"tench, Tinca tinca",cat`.
+        occurring: The names that occur, in the form NFC.
+
+    Raises:
+        UserError: A text is not a valid JSON list, or a file is invalid.
+    """
+    names: list[str] = []
+    for text in texts:
+        if unicodedata.normalize("NFC", text) in occurring:
+            names.append(text)
+        elif text.startswith("["):
+            names += _json_names(text)
+        elif os.path.isfile(text):
+            names += read_classes(text)
+        else:
+            names += next(csv.reader([text], skipinitialspace=True), [])
+    return [unicodedata.normalize("NFC", name.strip()) for name in names]
+
+
+def _json_names(text: str) -> list[str]:
+    try:
+        names = json.loads(text)
+    except (ValueError, RecursionError):
+        names = None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise UserError(f"class names {text}", 'a JSON list of texts, such as ["cat", "dog"]', "correct the list")
+    return names
+
+
 def read_classes(path: Path | str) -> tuple[str, ...]:
     """Reads class names from a UTF-8 text file with one name per line; line i, counted from 0, names class index i.
+
+    Returns:
+        The names in the Unicode form NFC, as tags are.
 
     Raises:
         UserError: The file is missing or is not text; it holds no name, a blank line before a name, a name twice,
@@ -80,7 +121,7 @@ def read_classes(path: Path | str) -> tuple[str, ...]:
         found = f"cannot read {path}: {unquoted(error)}"
         raise UserError(found, expected, "correct or replace the file") from error
 
-    names = tuple(line.strip() for line in text.rstrip().splitlines())
+    names = tuple(unicodedata.normalize("NFC", line.strip()) for line in text.rstrip().splitlines())
     if not names:
         raise UserError(f"{path} is empty", expected, "add the class names")
     if "" in names:

@@ -3,8 +3,10 @@
 INDEX_SCHEMA and REJECTS_SCHEMA are the contract between the sources and all later stages.
 """
 
+import errno
 import functools
 import hashlib
+import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,7 +19,11 @@ from mcis.datasets.errors import UserError, one_line
 from mcis.datasets.images.decode import MAX_PIXELS, MAX_REASON, RejectedImage, decode_picture, size_problem
 from mcis.datasets.storage.faults import access_refused, error_text, retry_io
 from mcis.datasets.storage.files import read_bytes
+from mcis.datasets.storage.folders import MAX_NAME_BYTES
 from mcis.datasets.tables.large_tables import repeated_texts, text_hashes
+
+_MAX_IMAGE_NAME = MAX_NAME_BYTES - len(".png")
+"""Maximum length of an image's name in bytes, because files such as masks are named after it."""
 
 INDEX_SCHEMA = pa.schema(
     [
@@ -66,11 +72,12 @@ def merge(first: Listing, *others: Listing) -> Listing:
     """Concatenates the listings of several sources with the same classes, with all their notes.
 
     Raises:
-        UserError: an image id is in two of them.
+        UserError: an image id is in two of them, or is too long.
     """
     tables = [first.table]
     tables += [listing.table for listing in others]
     table = pa.concat_tables(tables)
+    _check_lengths(table["image_id"])
 
     if others:
         repeated = repeated_texts(table["image_id"])
@@ -85,6 +92,26 @@ def merge(first: Listing, *others: Listing) -> Listing:
     for listing in others:
         notes += listing.notes
     return Listing(table, first.classes, tuple(notes))
+
+
+def _check_lengths(image_ids: pa.ChunkedArray) -> None:
+    """Raises a UserError if files that are named after an image would have too long a name."""
+    suspects = image_ids.filter(pc.greater(pc.binary_length(image_ids), _MAX_IMAGE_NAME))
+    length_of_id: dict[str, int] = {}
+    for image_id in suspects.to_pylist():
+        length = max(len(part.encode()) for part in image_id.split("/"))
+        if length > _MAX_IMAGE_NAME:
+            length_of_id[image_id] = length
+
+    if length_of_id:
+        longest = max(length_of_id, key=length_of_id.__getitem__)
+        raise UserError(
+            f"{len(length_of_id)} image(s) have too long a name; the longest has {length_of_id[longest]} bytes: "
+            f"{longest[:60]}...",
+            f"names of at most {_MAX_IMAGE_NAME} bytes: file systems accept {MAX_NAME_BYTES}, and masks are named "
+            "after the images, with .png at the end",
+            "rename the files, or give the images of a table shorter names in a column `id`",
+        )
 
 
 class ImageCheck(NamedTuple):
@@ -162,8 +189,18 @@ def _check_file(uri: str, min_side: int, max_pixels: int) -> ImageCheck:
     except PermissionError as error:  # not a property of the image
         raise access_refused(uri, error) from None
     except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            return ImageCheck(0, 0, content_hash, _length_problem(uri))
         return ImageCheck(0, 0, content_hash, one_line(f"cannot be read: {error_text(error)}", MAX_REASON))
     return ImageCheck(height, width, content_hash, None)
+
+
+def _length_problem(uri: str) -> str:
+    """Returns the reason to reject an image whose path the file system does not accept."""
+    longest = max(len(os.fsencode(part)) for part in uri.split("/"))
+    if longest > MAX_NAME_BYTES:
+        return f"cannot be read: a name in its path has {longest} bytes, and the limit is {MAX_NAME_BYTES}"
+    return f"cannot be read: its path has {len(os.fsencode(uri))} bytes, which is too long for the system"
 
 
 def find_duplicates(read: Callable[[list[str]], Iterable[pa.Table]]) -> list[list[str]]:
@@ -197,6 +234,11 @@ def find_duplicates(read: Callable[[list[str]], Iterable[pa.Table]]) -> list[lis
 def _hash_columns(table: pa.Table) -> NDArray[np.int64]:
     """Returns hashes of the content and the split of each row, (2, N), valid in this process only."""
     return np.stack([text_hashes(table["content_hash"]), text_hashes(table["split"])])
+
+
+def shown_quoted(names: Sequence[str], max_names: int = 5) -> str:
+    """Works like `shown`, with quotes around names that contain a comma."""
+    return shown([f'"{name}"' if "," in name else name for name in names], max_names)
 
 
 def shown(names: Sequence[str], max_names: int = 5) -> str:

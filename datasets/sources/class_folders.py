@@ -8,6 +8,7 @@ classes.
 import collections
 import os
 import tomllib
+import unicodedata
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
@@ -150,20 +151,25 @@ def _list(
     images: list[str] = []
     classes: list[int] = []
 
+    class_of_name = {unicodedata.normalize("NFC", folder): k for folder, k in class_of.items()}
+    class_of_folder: dict[str, int] = {}  # of the folders that exist, by the Unicode form that they have
     for folder in content.folders:
-        if folder not in class_of:
-            continue
+        name = unicodedata.normalize("NFC", folder)
+        if name in class_of_name:
+            class_of_folder[folder] = class_of_name[name]
+
+    for folder, class_index in class_of_folder.items():
         class_content = scan(base / folder, base)
         files = [name for name in class_content.files if not name.startswith(".")]
         images += [f"{folder}/{name}" for name in files]
-        classes += [class_of[folder]] * len(files)
+        classes += [class_index] * len(files)
 
         others = len(class_content.files) + len(class_content.folders) - len(files)
         content.left_out.update(class_content.left_out)
         content.left_out["file(s) or folder(s) that are not images"] += others
 
     notes = left_out_notes(where, content.left_out)
-    other_folders = [folder for folder in content.folders if folder not in class_of]
+    other_folders = [folder for folder in content.folders if folder not in class_of_folder]
     if other_folders:
         count = len(other_folders)
         notes.append(f"{where}: left out {count} folder(s) that match no class: {shown(other_folders)}")
@@ -192,7 +198,7 @@ def _saliency_uris(images: list[str], saliency: Path | None, where: str) -> tupl
     An image whose stem occurs twice gets None.
     """
     maps = map_paths(saliency, "saliency map")
-    stems = [os.path.splitext(image)[0] for image in images]
+    stems = [unicodedata.normalize("NFC", os.path.splitext(image)[0]) for image in images]
     count = collections.Counter(stems)
     uris = [maps.get(stem) if count[stem] == 1 else None for stem in stems]
 

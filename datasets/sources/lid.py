@@ -3,6 +3,7 @@
 import collections
 import itertools
 import os
+import unicodedata
 from collections.abc import Iterable, Set
 from pathlib import Path
 
@@ -95,7 +96,7 @@ def list_lid(
         check_present(path, absent, root, "a file for each line; links that lead out of the root do not count")
 
         stems = [entry if suffix else os.path.splitext(entry)[0] for entry in entries]
-        mask_uris = [masks.get(stem) for stem in stems]
+        mask_uris = [masks.get(unicodedata.normalize("NFC", stem)) for stem in stems]
         notes += missing_mask_notes(mask_uris.count(None), len(stems), split)
         table = listing_table(
             image_id=[f"lid/{image}" for image in images],

@@ -4,6 +4,7 @@ import collections
 import difflib
 import os
 import posixpath
+import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -14,7 +15,21 @@ from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.index import LISTING_SCHEMA, shown
 from mcis.datasets.tables.large_tables import SHARD_ROWS
 
-_IMAGE_SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"}
+_IMAGE_SUFFIXES = {
+    ".avif",
+    ".bmp",
+    ".gif",
+    ".heic",
+    ".heif",
+    ".j2k",
+    ".jp2",
+    ".jpeg",
+    ".jpg",
+    ".png",
+    ".tif",
+    ".tiff",
+    ".webp",
+}
 LeftOut: TypeAlias = collections.Counter[str]
 """Number of items that were left out, by the reason; a reason reads "hidden file(s)" in "left out 3 hidden file(s)"."""
 
@@ -201,6 +216,8 @@ def files_below(root: Path, left_out: LeftOut, excluded: Path | None = None) -> 
 def map_paths(folder: Path | None, kind: str) -> dict[str, str]:
     """Returns the PNGs below a folder: relative path without suffix, which is that of the image -> absolute path.
 
+    The relative paths are in the Unicode form NFC.
+
     Args:
         folder: None: no maps.
         kind: Name of such a map, such as "saliency map"; used in messages.
@@ -214,7 +231,11 @@ def map_paths(folder: Path | None, kind: str) -> dict[str, str]:
     expected = f"a folder of {kind}s, <path of the image>.png"
     root = source_folder(folder, expected, f"name the folder of the {kind}s, or leave the setting empty")
     left_out = LeftOut()
-    paths = {name[:-4]: f"{root}/{name}" for name in files_below(root, left_out) if name.lower().endswith(".png")}
+    paths: dict[str, str] = {}
+    for name in files_below(root, left_out):
+        if name.lower().endswith(".png"):
+            paths[unicodedata.normalize("NFC", name[:-4])] = f"{root}/{name}"
+
     if left_out.total():
         found = "; ".join(left_out_notes(str(root), left_out))
         raise UserError(found, "readable files", "copy the files into the folder, or remove these entries")

@@ -1,14 +1,17 @@
 """Lists a user's table of images and tags, CSV, JSONL or Parquet (source `tags`). `TagsConfig` names its columns.
 
 Spaces around a tag are dropped; spaces inside belong to its name (`potted plant; cat`). Null and empty cells mean no
-tag. A table may only name files below its own folder, unless `allow_absolute` marks it as trusted (`user_table`).
+tag. A name that contains a separator is written in a JSON list, `["tench, Tinca tinca"]`. A table may only name files
+below its own folder, unless `allow_absolute` marks it as trusted (`user_table`).
 
 S3 credentials come from the environment or ~/.aws, as for the AWS command line. A server other than Amazon's is set in
 the URI, `s3://bucket/key?endpoint_override=HOST:PORT&scheme=http`, or by the environment variable AWS_ENDPOINT_URL. A
 relative path in a remote table becomes a URI with the table's own query.
 """
 
+import contextlib
 import difflib
+import json
 import os
 import re
 import unicodedata
@@ -27,7 +30,7 @@ from mcis.datasets.index import Listing, shown
 from mcis.datasets.section import PathOrUri, Section
 from mcis.datasets.sources.lists import constant_column, did_you_mean, listing_table, missing_mask_notes
 from mcis.datasets.sources.source import Source
-from mcis.datasets.sources.user_table import UserTable, read_user_table, trimmed
+from mcis.datasets.sources.user_table import UserTable, in_existing_forms, read_user_table, trimmed
 from mcis.datasets.storage.uris import is_remote
 from mcis.datasets.tables.large_tables import pieces, release_arrow_memory, repeated_texts
 
@@ -47,7 +50,7 @@ class TagsConfig(Section):
     image: str = "image"
     """Column of image paths, relative to the table's folder, or URIs such as s3://. See `allow_absolute` for others."""
     tags: str = "tags"
-    """Column of class names: lists, or text with ; , or | between the names."""
+    """Column of class names: lists, or text with ; , or | between the names, or JSON lists."""
     mask: str = "mask"
     """Column of ground-truth masks, used only for scores; may be absent."""
     saliency: str = "saliency"
@@ -105,9 +108,16 @@ def list_tagged(
     if "mask" in rows.columns:
         notes += _mask_notes(splits, mask_uris)
 
+    uris = rows.uris("image", images)
+    existing_uris = in_existing_forms(uris)
+    other_forms = uris.filter(pc.not_equal(uris, existing_uris))
+    if len(other_forms):
+        found = f"{len(other_forms)} file name(s) have another Unicode form on the disk (NFC or NFD)"
+        notes.append(f"{found} and are found: {shown(other_forms.to_pylist())}")
+
     listing = listing_table(
         image_id=ids,
-        uri=rows.uris("image", images),
+        uri=existing_uris,
         domain="target",
         split=splits,
         tags=tagged.indices,
@@ -137,7 +147,7 @@ def photograph_tags(table: str, classes: Sequence[str], *, allow_absolute: bool 
     """
     columns = {"image": "image", "tags": "tags"}
     rows = read_user_table(table, columns, trusted=allow_absolute, has_column_keys=False)
-    uris = rows.uris("image", rows.filled("image"))
+    uris = in_existing_forms(rows.uris("image", rows.filled("image")))
     cells = _tag_cells(rows)
 
     duplicates = repeated_texts(uris)
@@ -263,8 +273,8 @@ def _check_names(rows: UserTable, names: tuple[str, ...], classes: Path | None) 
 def _misspelling_notes(indices: pa.ChunkedArray, names: Sequence[str]) -> list[str]:
     """Returns notes on classes that are probably misspelled.
 
-    A name is reported if it differs from another only by capitals or by how accents are encoded, or if it is similar to
-    that of a class with many times as many images.
+    A name is reported if it differs from another only by capitals, or if it is similar to that of a class with many
+    times as many images.
     """
     counts = np.bincount(pc.list_flatten(indices).to_numpy(), minlength=len(names)).tolist()
     images = dict(zip(names, counts, strict=True))
@@ -272,7 +282,7 @@ def _misspelling_notes(indices: pa.ChunkedArray, names: Sequence[str]) -> list[s
     name_of_folded: dict[str, str] = {}
 
     for name in sorted(names, key=lambda name: -images[name]):
-        folded = unicodedata.normalize("NFC", name).casefold()
+        folded = name.casefold()
         if len(name) < _SHORT_NAME:
             min_ratio = 20
             min_similarity = 0.65
@@ -312,6 +322,31 @@ def _tag_cells(rows: UserTable) -> pa.ChunkedArray:
     )
 
 
+def split_tags(cell: str) -> list[str]:
+    """Splits a text into tags. It is a JSON list, whose names may contain separators, or names between separators."""
+    if cell.startswith("["):
+        with contextlib.suppress(ValueError, RecursionError):  # brackets that are not JSON are an error of the names
+            names = json.loads(cell)
+            if all(isinstance(name, str) for name in names):
+                return list(names)
+    return re.split(_SEPARATORS, cell)
+
+
+def join_tags(tags: Sequence[str]) -> str:
+    """Returns the text that `split_tags` splits into these tags."""
+    if any(re.search(_SEPARATORS, tag) for tag in tags):
+        return json.dumps(tags, ensure_ascii=False)
+    return ";".join(tags)
+
+
+def _split_texts(texts: pa.Array) -> pa.Array:
+    """Applies `split_tags` to an array; null texts stay null."""
+    if not pc.any(pc.starts_with(texts, "[")).as_py():
+        return pc.split_pattern_regex(texts, _SEPARATORS)
+    lists = [None if text is None else split_tags(text) for text in texts.to_pylist()]
+    return pa.array(lists, pa.list_(pa.string()))
+
+
 class _SplitCells(NamedTuple):
     """The tags in a chunk of cells.
 
@@ -325,10 +360,14 @@ class _SplitCells(NamedTuple):
 
 
 def _split_cells(cells: pa.Array) -> _SplitCells:
-    """Splits a chunk of cells, lists or texts, into tags."""
-    lists = pc.split_pattern_regex(cells, _SEPARATORS) if pa.types.is_string(cells.type) else cells
+    """Splits a chunk of cells, lists or texts, into tags in the Unicode form NFC."""
+    lists = _split_texts(cells) if pa.types.is_string(cells.type) else cells
     counts = pc.list_value_length(lists).fill_null(0).to_numpy()
     tags = trimmed(lists.flatten())
+    if not pc.all(pc.string_is_ascii(tags)).as_py():
+        encoded = tags.dictionary_encode()
+        names = [unicodedata.normalize("NFC", name) for name in encoded.dictionary.to_pylist()]
+        tags = pa.array(names, pa.string()).take(encoded.indices)
     row = np.repeat(np.arange(len(cells), dtype=np.int32), counts)
     return _SplitCells(row[tags.is_valid().to_numpy(zero_copy_only=False)], tags.drop_null())
 
@@ -355,7 +394,7 @@ def _existing_uris(rows: UserTable, role: str) -> pa.ChunkedArray:
     if role not in rows.columns:
         return constant_column(None, len(rows.content), pa.string())
 
-    uris = rows.uris(role, rows.texts(role))
+    uris = in_existing_forms(rows.uris(role, rows.texts(role)))
     absent: list[str] = []
     for chunk in pieces(uris):
         absent += _absent_files(chunk.drop_null().to_pylist())

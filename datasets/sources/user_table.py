@@ -23,7 +23,7 @@ import pyarrow.parquet
 from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.index import shown
 from mcis.datasets.sources.annotations import refuse_annotations
-from mcis.datasets.storage.files import path_on_disk, read_opened
+from mcis.datasets.storage.files import existing_form, path_on_disk, read_opened
 from mcis.datasets.storage.uris import credentials_refused, holds_credentials, is_remote, without_credentials
 from mcis.datasets.tables.large_tables import pieces
 
@@ -181,6 +181,20 @@ class UserTable(NamedTuple):
         if not self.trusted:
             outside += [uri for uri in other_uris if not _may_name(self.path, uri)]
         return pc.replace_with_mask(uris, others, pa.array(other_uris, pa.string()))
+
+
+def in_existing_forms(uris: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Replaces paths by the Unicode form in which the files exist. URIs, absent files and nulls stay as they are."""
+    chunks = []
+    for chunk in pieces(uris):
+        is_ascii = pc.string_is_ascii(chunk).fill_null(True)
+        if not pc.all(is_ascii).as_py():
+            paths = [
+                uri if is_remote(uri) else existing_form(uri) for uri in chunk.filter(pc.invert(is_ascii)).to_pylist()
+            ]
+            chunk = pc.replace_with_mask(chunk, pc.invert(is_ascii), pa.array(paths, pa.string()))
+        chunks.append(chunk)
+    return pa.chunked_array(chunks, pa.string())
 
 
 def trimmed(texts: pa.Array) -> pa.Array:

@@ -10,6 +10,7 @@ import functools
 import io
 import os
 import stat
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeVar
@@ -29,6 +30,25 @@ MAX_BYTES = 2**28
 _PARALLEL = 32
 """Number of threads that read stamps."""
 _T = TypeVar("_T")
+
+
+def existing_form(path: str) -> str:
+    """Returns a path in the Unicode form in which it exists; the path itself if it exists in none.
+
+    `ö` is one character (NFC), as keyboards write it, or an o and a mark (NFD), as some file systems of macOS do.
+    """
+    if path.isascii() or os.path.lexists(path):
+        return path
+
+    found = ""
+    for position, part in enumerate(path.split("/")):
+        forms = (part, unicodedata.normalize("NFC", part), unicodedata.normalize("NFD", part))
+        candidates = [f"{found}/{form}" if position else form for form in forms]
+        existing = [candidate for candidate in candidates if not candidate or os.path.lexists(candidate)]
+        if not existing:
+            return path
+        found = existing[0]
+    return found
 
 
 class Stamp(NamedTuple):

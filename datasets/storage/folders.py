@@ -31,6 +31,8 @@ COPIES_VARIABLE = "MCIS_COPIES"
 """Environment variable for the folder of all copies. It must be the same on all machines of a cluster."""
 LOCAL_NAMES = {"cache", "data", "mlflow", "mlflow.db"}
 """Names in a folder at a URI that are never uploaded to the bucket."""
+MAX_NAME_BYTES = 255
+"""Maximum length of a file name in bytes, on all common file systems."""
 TEMPORARY_NAME = re.compile(r"\..+\.(?P<host>[A-Za-z0-9-]+)\.(?P<pid>\d{1,9})")
 """Matches the names that `temporary_path` returns."""
 REPEAT_STAGE = "repeat the stage that wrote it"
@@ -200,8 +202,14 @@ def host_name() -> str:
 
 
 def temporary_path(path: Path) -> Path:
-    """Returns a new name in the folder of `path`, for writing or removing it. `TEMPORARY_NAME` matches such names."""
-    return path.with_name(f".{path.name}-{os.urandom(4).hex()}.{host_name()}.{os.getpid()}")
+    """Returns a new name in the folder of `path`, for writing or removing it. `TEMPORARY_NAME` matches such names.
+
+    A long name is shortened, so that a file may have any name that the file system accepts.
+    """
+    suffix = f"-{os.urandom(4).hex()}.{host_name()}.{os.getpid()}"
+    room = MAX_NAME_BYTES - len(os.fsencode(f".{suffix}"))
+    start = os.fsencode(path.name)[:room].decode(errors="ignore")
+    return path.with_name(f".{start}{suffix}")
 
 
 @contextlib.contextmanager

@@ -1,6 +1,7 @@
 """Matches masks of training images that people drew or corrected (`data.corrected_masks`) to their images."""
 
 import collections
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -59,7 +60,7 @@ def _match(image_ids: Sequence[str], files: Mapping[str, str]) -> list[str | Non
     Args:
         files: Paths of masks by their name: the path relative to the folder, without `.png`.
     """
-    paths = [PurePosixPath(relative_name(image_id) or "") for image_id in image_ids]
+    paths = [PurePosixPath(unicodedata.normalize("NFC", relative_name(image_id) or "")) for image_id in image_ids]
     images_by_stem = collections.Counter(path.stem for path in paths)
     images_by_short_path = collections.Counter(without_image_suffix(str(path)) for path in paths)
 

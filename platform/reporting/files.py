@@ -12,6 +12,7 @@ from mcis.datasets.classes import palette
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
 from mcis.datasets.sources.lists import relative_name, without_image_suffix
+from mcis.datasets.storage.folders import MAX_NAME_BYTES
 from mcis.datasets.storage.threads import map_in_threads
 from mcis.platform.runs.files import atomic_write, read_table, shards_in
 from mcis.platform.runs.progress import counted
@@ -19,6 +20,7 @@ from mcis.platform.runs.workspace import Workspace
 
 _THREADS = 4
 """Number of threads that write pictures."""
+_MAX_BYTES = MAX_NAME_BYTES - len(".png")
 _FILE_SUFFIXES = (".png", ".jpg")
 """Suffixes of exported files. A file with such a name must not have the name of another file's folder."""
 
@@ -94,6 +96,9 @@ def _check_names(names: Mapping[str, str | None], out: Path, kind: str) -> dict[
         "lead below the file of another": below_a_file,
         "contain line breaks or other unprintable characters, or begin or end with spaces": [
             item for item, name in inside.items() if not _is_line(name)
+        ],
+        f"have a name of more than {_MAX_BYTES} bytes, the limit of file systems without a suffix": [
+            item for item, name in inside.items() if any(len(part.encode()) > _MAX_BYTES for part in name.split("/"))
         ],
     }
     for problem, items in problems.items():
