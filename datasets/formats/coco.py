@@ -33,8 +33,8 @@ def read_coco(request: ImportRequest) -> DataSet:
     """Reads a JSON file of images, annotations and categories."""
     content = json.loads(request.source.read_bytes())
     _check_parts(request.source, content)
-    category_names = {category["id"]: category["name"].strip() for category in content["categories"]}
-    images = {image["id"]: image for image in content["images"]}
+    category_names = {_id_text(category["id"]): category["name"].strip() for category in content["categories"]}
+    images = {_id_text(image["id"]): image for image in content["images"]}
     photos: Photos = {image["file_name"]: [] for image in content["images"]}
     if not len(photos) == len(images) == len(content["images"]):
         counts = Counter(image["file_name"] for image in content["images"])
@@ -42,8 +42,8 @@ def read_coco(request: ImportRequest) -> DataSet:
         raise ValueError(f"an image id or a file_name occurs twice: {shown(repeated)}")
 
     for annotation in content.get("annotations", []):
-        image = images.get(annotation["image_id"])
-        category = annotation["category_id"]
+        image = images.get(_id_text(annotation["image_id"]))
+        category = _id_text(annotation["category_id"])
         if category not in category_names:
             raise ValueError(f"an annotation of category_id {category}, which no category has")
         if image is None:
@@ -78,10 +78,15 @@ def _check_parts(source: Path, content: Any) -> None:
     if annotations and not content.get("images"):
         found = f"{source} holds {len(annotations)} annotation(s) but no images, the names of the files"
         raise UserError(found, _EXPECTED, "add the list `images`, with id, file_name, height and width of each image")
-    listed = {image["id"] for image in content["images"]}
-    if annotations and not any(annotation["image_id"] in listed for annotation in annotations):
+    listed = {_id_text(image["id"]) for image in content["images"]}
+    if annotations and not any(_id_text(annotation["image_id"]) in listed for annotation in annotations):
         found = f"{source} lists none of the images of its {len(annotations)} annotation(s)"
         raise UserError(found, _EXPECTED, "make image_id of each annotation the id of its image")
+
+
+def _id_text(value: Any) -> str:
+    """Returns an id as text, because some tools write the same id as 7, "7" and 7.0."""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
 def _annotated_object(annotation: dict[str, Any], image: dict[str, Any], name: str) -> AnnotatedObject:

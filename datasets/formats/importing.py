@@ -5,31 +5,33 @@ Data sets come from other people and tools, so values may be missing or invalid,
 
 import csv
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mcis.datasets.classes import IGNORE, check_classes, read_classes
+from mcis.datasets.classes import IGNORE, check_classes, read_classes, split_names
 from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.formats.class_folders import FOLDERS
 from mcis.datasets.formats.coco import COCO
 from mcis.datasets.formats.cvat import CVAT
 from mcis.datasets.formats.data_set import AnnotatedObject, DataSet, Draw, Format, ImportRequest, Photos
 from mcis.datasets.formats.hugging_face import HUGGING_FACE
+from mcis.datasets.formats.image_files import find_files
 from mcis.datasets.formats.label_studio import LABEL_STUDIO
 from mcis.datasets.formats.labelme import LABELME
 from mcis.datasets.formats.voc_xml import VOC_XML
 from mcis.datasets.formats.yolo import YOLO
 from mcis.datasets.images.decode import decode_picture, encode_labels
-from mcis.datasets.index import shown
+from mcis.datasets.index import shown, shown_quoted
 from mcis.datasets.sources.annotations import recognize_annotations
 from mcis.datasets.sources.lists import LeftOut, did_you_mean, left_out_notes, path_inside
-from mcis.datasets.sources.tagged import SPLITS
+from mcis.datasets.sources.tagged import SPLITS, join_tags, split_tags
 from mcis.datasets.storage.files import read_bytes
-from mcis.datasets.storage.folders import atomic_write
+from mcis.datasets.storage.folders import MAX_NAME_BYTES, atomic_write
 
 FORMATS: dict[str, Format] = {
     "coco": COCO,
@@ -44,8 +46,10 @@ FORMATS: dict[str, Format] = {
 """Formats of data sets by name."""
 
 _COLUMNS = ("image", "tags", "split", "mask")
-_UNSUITABLE_NAME = r"[;,|]|^\s|\s$|^$"
-"""Class names that cannot be tags in a table: with a separator of tags, with outer spaces, or empty."""
+_UNSUITABLE_NAME = r"^\s|\s$|^$|^[\[{\"']"
+"""Class names that cannot be tags in a table: with outer spaces, empty, or beginning with a bracket or quote."""
+_MAX_SHOWN = 20
+"""Maximum number of images that a message lists."""
 
 Row: TypeAlias = dict[str, str]
 """A row of photos.csv."""
@@ -109,9 +113,10 @@ def import_data_set(
         format: Name in FORMATS, which describes `source` and `images`.
         source: File or folder of the data set.
         out: Folder to write.
-        images: Folder of the images. None: where the format expects it.
+        images: Folder of the images, see `find_files`. None: where the format expects it.
         split: train, val or test.
-        classes: Classes to import, in addition to those of `out`. Empty: all classes.
+        classes: Classes to import, in addition to those of `out`: names, or lists of names (`split_names`). Empty: all
+            classes.
         labels: labels.csv of an export. Its classes are imported, whether they occur or not, and masks get its labels.
         track: Iterates over the names of the photographs, and may show the progress, as `tqdm` does.
 
@@ -119,15 +124,16 @@ def import_data_set(
         Messages: a summary of the written table, and what was left out.
 
     Raises:
-        UserError: The data set does not follow the format; an image is outside of its folder; no image exists; or a
-            class does not occur, cannot be a tag in a table, or differs from those of the existing table.
+        UserError: The data set does not follow the format; no image is found; the name of a file cannot be in a table
+            or is too long; or a class does not occur, cannot be a tag in a table, or differs from those of the existing
+            table.
     """
     source = source.expanduser().resolve()
     output = _Output(out.expanduser().resolve(), split)
     left_out = LeftOut()
     _check_arguments(format, source, split)
 
-    data_set = _read_data_set(format, ImportRequest(source, images, output.images, split, left_out))
+    data_set, notes = _read_data_set(format, ImportRequest(source, images, output.images, split, left_out))
     other_rows = _read_other_rows(output)
     if data_set.folder != output.images and output.images.is_dir() and not output.images.is_symlink():
         raise UserError(f"{output.images} is a folder of images", "a link, or nothing", "name another --out")
@@ -147,7 +153,8 @@ def import_data_set(
     masks = sum(bool(row["mask"]) for row in rows)
     summary = f"{len(rows)} photographs of split {split}, {tagged} with tags, {masks} with a mask"
     return [
-        f"{output.table}: {summary}; classes {', '.join(selection.classes)}",
+        f"{output.table}: {summary}; classes {shown_quoted(selection.classes, len(selection.classes))}",
+        *notes,
         *left_out_notes(str(source), left_out),
     ]
 
@@ -160,15 +167,22 @@ def _check_arguments(format: str, source: Path, split: str) -> None:
         raise UserError(f"no file or folder {source}", FORMATS[format].expected, "correct the path")
 
 
-def _read_data_set(format: str, request: ImportRequest) -> DataSet:
-    """Reads a data set. Images that are absent are left out; see `import_data_set` for errors."""
+def _read_data_set(format: str, request: ImportRequest) -> tuple[DataSet, list[str]]:
+    """Reads a data set, and finds its images. Images that are not found are left out.
+
+    Returns:
+        The data set, whose photographs are named as their files, with tags in the Unicode form NFC; and notes.
+
+    Raises:
+        UserError: See `import_data_set`.
+    """
     source = request.source
     try:
         folder, photos = FORMATS[format].read(request)
         if not photos:
             notes = left_out_notes("no photograph in it", request.left_out)
             raise ValueError("; ".join(notes) or "no photograph in it")
-        invalid_names = [name for name in photos if not _is_valid_name(name)]
+        found_files = find_files(folder, photos)
     except (UserError, MemoryError):
         raise
     except Exception as error:  # invalid values can raise anything in parsers
@@ -179,22 +193,64 @@ def _read_data_set(format: str, request: ImportRequest) -> DataSet:
             raise UserError(f"{source} holds {other.name}", FORMATS[format].expected, other.remedy) from error
         raise UserError(found, FORMATS[format].expected, "correct the data set, or name another one") from error
 
-    expected = f"printable names of existing files below {folder}"
-    remedy = "correct the names, or name the folder by --images"
+    reasons: dict[str, Sequence[str]] = {
+        f"image(s) that are not in {folder}": found_files.absent,
+        f"image(s) that several files in {folder} fit, or whose file fits several images": found_files.ambiguous,
+    }
+    for reason, names in reasons.items():
+        request.left_out[f"{reason}: {shown(names, _MAX_SHOWN)}"] = len(names)
+
+    file_of_name = found_files.file_of_name
+    if not file_of_name:
+        raise UserError(
+            "; ".join(left_out_notes(f"no image of {source} is found", request.left_out)),
+            f"the files of its images below {folder}",
+            "correct the names, or name the folder by --images",
+        )
+    _check_file_names(source, list(file_of_name.values()))
+
+    found_photos: Photos = {}
+    for name, objects in photos.items():
+        if name in file_of_name:
+            found_photos[file_of_name[name]] = [_with_nfc_tag(item) for item in objects]
+    return DataSet(folder, found_photos), _notes_on_files(file_of_name)
+
+
+def _check_file_names(source: Path, files: list[str]) -> None:
+    """Raises a UserError if files have names that cannot be in a table, or whose masks would have too long a name."""
+    invalid_names = [file for file in files if not _is_valid_name(file)]
     if invalid_names:
-        count = f"{len(invalid_names)} of {len(photos)} images of {source}"
-        names = shown(invalid_names)
-        raise UserError(f"{count} are outside of the folder or have unprintable names: {names}", expected, remedy)
+        raise UserError(
+            f"{len(invalid_names)} of {len(files)} images of {source} have names that a table cannot hold: "
+            f"{shown(invalid_names)}",
+            "printable names without spaces at the start or end",
+            "rename the files",
+        )
 
-    absent = sorted(name for name in photos if not (folder / name).is_file())
-    if len(absent) == len(photos):
-        count = f"{len(absent)} of {len(photos)} images of {source}"
-        raise UserError(f"{count} are absent: {shown(absent)}", expected, remedy)
+    limit = MAX_NAME_BYTES - len(".png")
+    lengths = [max(len(part.encode()) for part in file.split("/")) for file in files]
+    num_too_long = sum(length > limit for length in lengths)
+    if num_too_long:
+        longest = files[lengths.index(max(lengths))]
+        raise UserError(
+            f"{num_too_long} image(s) of {source} have too long a name; the longest has {max(lengths)} bytes: "
+            f"{longest[:60]}...",
+            f"names of at most {limit} bytes: file systems accept {MAX_NAME_BYTES}, and masks are named after the "
+            "images, with .png at the end",
+            "rename the files",
+        )
 
-    request.left_out[f"image(s) that are not in {folder}: {shown(absent)}"] = len(absent)
-    for name in absent:
-        del photos[name]
-    return DataSet(folder, photos)
+
+def _with_nfc_tag(item: AnnotatedObject) -> AnnotatedObject:
+    return item._replace(tag=unicodedata.normalize("NFC", item.tag)) if item.tag else item
+
+
+def _notes_on_files(file_of_name: Mapping[str, str]) -> list[str]:
+    """Returns a note if files were found under other names than those in the data set."""
+    differing = [f"{name} -> {file}" for name, file in file_of_name.items() if name != file]
+    if not differing:
+        return []
+    return [f"note: {len(differing)} image(s) were found under another path or spelling: {shown(differing)}"]
 
 
 def _is_valid_name(name: str) -> bool:
@@ -257,9 +313,10 @@ def _select_classes(
         UserError: See `_check_names`.
     """
     occurring = _tags_of(photos)
+    wanted = split_names(wanted, occurring)
     tags_of_other_splits: set[str] = set()
     for row in other_rows:
-        tags_of_other_splits.update(tag for tag in row["tags"].split(";") if tag)
+        tags_of_other_splits.update(tag for tag in split_tags(row["tags"]) if tag)
 
     selected = occurring
     if exported or wanted:
@@ -304,12 +361,12 @@ def _check_names(source: Path, names: Sequence[str], wrong: Set[str], occurring:
     invalid = sorted(wrong | unsuitable)
     if invalid or not names:
         correct = sorted(occurring - set(invalid))
-        found = (
-            f"{len(invalid)} class(es) cannot be imported: {shown(invalid)}" if invalid else "no object of any class"
-        )
+        found = "no object of any class"
+        if invalid:
+            found = f"{len(invalid)} class(es) cannot be imported: {shown_quoted(invalid)}"
         raise UserError(
             f"{source}: {found}",
-            f"names without ; , | of classes that occur ({shown(correct, 20)}), the same as in other splits",
+            f"names of classes that occur ({shown_quoted(correct, 20)}), the same as in other splits",
             f"{did_you_mean(invalid, correct)}rename them, choose by --classes, or import the split that has all "
             "classes first",
         )
@@ -350,7 +407,7 @@ def _write_masks(
                     temporary.write_bytes(labels)
 
         tags = sorted({item.tag for item in objects if item.tag})
-        yield {"image": f"images/{output.split}/{name}", "tags": ";".join(tags), "split": output.split, "mask": mask}
+        yield {"image": f"images/{output.split}/{name}", "tags": join_tags(tags), "split": output.split, "mask": mask}
 
     drawable = [objects for objects in photos.values() if objects and len(_outlined(objects)) == len(objects)]
     if problems and len(problems) == len(drawable):

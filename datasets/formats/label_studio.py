@@ -54,15 +54,17 @@ def _image_name(location: str, folder: Path) -> str:
     """Returns the path below a folder of an image that a task names by a path or URL of Label Studio.
 
     Local storage has paths `/data/local-files/?d=<path>`. Names of uploads begin with 8 hexadecimal digits and `-`.
+    Without such a file, it returns the path of the task, for `find_files`.
     """
     url = urlsplit(location)
     path = unquote(url.query.partition("d=")[2] or url.path).lstrip("/")
     parts = path.split("/")
+    original_name = re.sub("^[0-9a-f]{8}-", "", parts[-1])
     candidates = ["/".join(parts[start:]) for start in range(len(parts))]
-    candidates.append(re.sub("^[0-9a-f]{8}-", "", parts[-1]))
+    candidates.append(original_name)
 
     existing = [name for name in candidates if name and (folder / name).is_file()]
-    return existing[0] if existing else candidates[-1]
+    return existing[0] if existing else "/".join([*parts[:-1], original_name])
 
 
 def _annotated_objects(result: dict[str, Any], left_out: LeftOut) -> list[AnnotatedObject]:

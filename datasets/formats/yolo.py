@@ -25,6 +25,7 @@ from mcis.datasets.formats.libraries import require_module
 from mcis.datasets.formats.outlines import polygon_pixels
 from mcis.datasets.formats.photographs import write_photograph
 from mcis.datasets.formats.regions import connected_regions, region_outline
+from mcis.datasets.storage.files import existing_form
 
 _DESCRIPTIONS = ("data.yaml", "dataset.yaml", "classes.txt")
 """Files that describe a data set, in the order in which they are tried."""
@@ -60,7 +61,7 @@ def read_yolo(request: ImportRequest) -> DataSet:
 
     photos: Photos = {}
     for name in listed or visible_files(folder, request.left_out):
-        label_file = (label_folder / name).with_suffix(".txt")
+        label_file = Path(existing_form(str((label_folder / name).with_suffix(".txt"))))
         if label_file.exists():
             photos[name] = _read_label_file(label_file, description)
         else:
@@ -80,7 +81,9 @@ def _read_description(source: Path) -> _Description:
     else:
         content = {"names": read_classes(path)}
     names = content["names"]
-    return _Description(path, content, names if isinstance(names, dict) else dict(enumerate(names)))
+    if isinstance(names, dict):
+        return _Description(path, content, {int(number): name for number, name in names.items()})
+    return _Description(path, content, dict(enumerate(names)))
 
 
 def _image_folder(description: _Description, request: ImportRequest) -> tuple[Path, Sequence[str]]:
@@ -96,7 +99,8 @@ def _image_folder(description: _Description, request: ImportRequest) -> tuple[Pa
 
     listed: Sequence[str] = ()
     if location.endswith(".txt"):
-        lines = (source / location.lstrip("./")).read_text("utf-8").splitlines()
+        text = (source / location.lstrip("./")).read_text("utf-8")
+        lines = text.replace("\\", "/").splitlines()
         if lines:
             location = os.path.commonpath([os.path.dirname(line) for line in lines])
             listed = sorted({line.strip().partition(f"{location}/")[2] for line in lines})

@@ -58,7 +58,12 @@ def import_data_set(
         str, typer.Option(help="train, val or test. Other splits that the folder already has are kept.")
     ] = "train",
     classes: Annotated[
-        str | None, typer.Option(help="Classes to import, such as cat,dog.", show_default="all that occur")
+        list[str] | None,
+        typer.Option(
+            help="Classes to import, such as cat,dog; can be repeated. A name with a comma is quoted, or is the only "
+            "one of its option. Also a JSON list, or a file with one name per line.",
+            show_default="all that occur",
+        ),
     ] = None,
     labels: Annotated[
         Path | None, typer.Option(help="labels.csv of an export; the masks get the labels that it lists.")
@@ -72,9 +77,8 @@ def import_data_set(
         def show_progress(names: Sequence[str]) -> Iterable[str]:
             return counted(names, "import", len(names))
 
-        wanted = [name.strip() for name in classes.split(",")] if classes else []
         lines = import_data_set(
-            format, source, out, images=images, split=split, classes=wanted, labels=labels, track=show_progress
+            format, source, out, images=images, split=split, classes=classes or [], labels=labels, track=show_progress
         )
         for line in lines:
             typer.echo(line)

@@ -55,7 +55,7 @@ def photographs(tmp_path: Path) -> Path:
 
 SQUARE = [[2.0, 2.0, 12.0, 2.0, 12.0, 12.0, 2.0, 12.0]]
 CONTENT: dict[str, Any] = {
-    "categories": [{"id": 7, "name": "dog"}, {"id": 3, "name": "cat"}, {"id": 9, "name": "a;b"}],
+    "categories": [{"id": 7, "name": "dog"}, {"id": 3, "name": "cat"}, {"id": 9, "name": "[a;b"}],
     "images": [
         {"id": 0, "file_name": "a.png", "height": 20, "width": 30},
         {"id": 1, "file_name": "b.png", "height": 20, "width": 30},
@@ -173,11 +173,10 @@ def test_second_split_with_other_classes_is_an_error(coco: Path, tmp_path: Path)
 
 
 FAULTS: list[tuple[str, str, Any, str]] = [
-    ("images", "file_name", "../a.png", "1 of 3 images of .* unprintable names: ../a.png"),
-    ("images", "file_name", "/etc/passwd", "/etc/passwd"),
+    ("images", "file_name", 7, "is not as expected"),
     ("images", "id", 1, "occurs twice"),
     ("annotations", "category_id", 8, "category_id 8, which no category has"),
-    ("annotations", "category_id", 9, r"1 class\(es\) cannot be imported: a;b"),
+    ("annotations", "category_id", 9, r"1 class\(es\) cannot be imported: \[a;b"),
     ("categories", "name", 3, "no attribute"),
 ]
 
