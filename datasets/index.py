@@ -16,7 +16,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError, one_line
-from mcis.datasets.images.decode import MAX_PIXELS, MAX_REASON, RejectedImage, decode_picture, size_problem
+from mcis.datasets.images.decode import MAX_PIXELS, MAX_REASON, RejectedImage, check_picture, size_problem
+from mcis.datasets.images.value_range import ValueRange, range_problem
 from mcis.datasets.storage.faults import access_refused, error_text, retry_io
 from mcis.datasets.storage.files import read_bytes
 from mcis.datasets.storage.folders import MAX_NAME_BYTES
@@ -49,9 +50,17 @@ REJECTS_SCHEMA = pa.schema(
     ]
 )
 LISTING_SCHEMA = pa.schema([field for field in INDEX_SCHEMA if field.name not in ("height", "width", "content_hash")])
-CHECKED_SCHEMA = INDEX_SCHEMA.append(pa.field("reason", pa.string()))
-CHECK_SCHEMA = pa.schema([CHECKED_SCHEMA.field(name) for name in ("height", "width", "content_hash", "reason")])
-"""Columns with the results of checks, named as in `ImageCheck`. The reason is null for valid images."""
+CHECK_SCHEMA = pa.schema(
+    [
+        *(INDEX_SCHEMA.field(name) for name in ("height", "width", "content_hash")),
+        pa.field("reason", pa.string(), metadata={"about": "why it is rejected; null for valid images"}),
+        pa.field("pixels", pa.string(), metadata={"about": "see `PictureCheck`; null for ordinary pixels"}),
+        pa.field("low", pa.float64(), metadata={"about": "see `PictureCheck`"}),
+        pa.field("high", pa.float64(), metadata={"about": "see `PictureCheck`"}),
+    ]
+)
+"""Columns with the results of checks, named as in `ImageCheck`."""
+CHECKED_SCHEMA = pa.schema([*INDEX_SCHEMA, *(field for field in CHECK_SCHEMA if field.name not in INDEX_SCHEMA.names)])
 
 
 class Listing(NamedTuple):
@@ -124,12 +133,16 @@ class ImageCheck(NamedTuple):
             for a file that does not exist, is not a regular file or is too large, or `kills the decoder` for a file
             that ends every process that opens it. Transient errors (of a disk or a server, or refused access) are never
             reasons.
+        pixels, low, high: see `PictureCheck`.
     """
 
     height: int
     width: int
     content_hash: str
     reason: str | None
+    pixels: str | None = None
+    low: float | None = None
+    high: float | None = None
 
 
 def check_images(listing: pa.Table, *, min_side: int = 32, max_pixels: int = MAX_PIXELS) -> pa.Table:
@@ -177,13 +190,26 @@ def reject_out_of_bounds(checks: pa.Table, min_side: int, max_pixels: int) -> pa
     return checks.set_column(checks.schema.get_field_index("reason"), CHECK_SCHEMA.field("reason"), reasons)
 
 
+def reject_unknown_ranges(checks: pa.Table, value_range: ValueRange | None) -> pa.Table:
+    """Rejects images whose pixels cannot be read without `data.value_range` in a table of checks (CHECK_SCHEMA)."""
+    is_deep = pc.and_(pc.is_in(checks["pixels"], pa.array(["integers", "floats"])), checks["reason"].is_null())
+    deep = checks.filter(is_deep)
+    if value_range is not None or not len(deep):
+        return checks
+
+    rows = deep.select(["pixels", "low", "high"]).to_pylist()
+    problems = pa.array([range_problem(row["pixels"], row["low"], row["high"], None) for row in rows], pa.string())
+    reasons = pc.replace_with_mask(checks["reason"].combine_chunks(), is_deep.combine_chunks(), problems)
+    return checks.set_column(checks.schema.get_field_index("reason"), CHECK_SCHEMA.field("reason"), reasons)
+
+
 def _check_file(uri: str, min_side: int, max_pixels: int) -> ImageCheck:
     content_hash = ""
     try:
         data = read_bytes(uri)
         content_hash = hashlib.sha256(data).hexdigest()
-        decode = functools.partial(decode_picture, data, min_side=min_side, max_pixels=max_pixels)
-        _, height, width = retry_io(uri, decode)
+        decode = functools.partial(check_picture, data, min_side=min_side, max_pixels=max_pixels)
+        height, width, pixels, low, high = retry_io(uri, decode)
     except RejectedImage as error:
         return ImageCheck(0, 0, content_hash, error.reason)
     except PermissionError as error:  # not a property of the image
@@ -192,7 +218,7 @@ def _check_file(uri: str, min_side: int, max_pixels: int) -> ImageCheck:
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             return ImageCheck(0, 0, content_hash, _length_problem(uri))
         return ImageCheck(0, 0, content_hash, one_line(f"cannot be read: {error_text(error)}", MAX_REASON))
-    return ImageCheck(height, width, content_hash, None)
+    return ImageCheck(height, width, content_hash, None, pixels, low, high)
 
 
 def _length_problem(uri: str) -> str:

@@ -269,6 +269,21 @@ def test_modules_import_inside_a_ray_worker(ray_local: None) -> None:
     assert {name: Path(origin).resolve() for name, origin in origins.items()} == files
 
 
+def test_images_are_read_with_their_value_range() -> None:
+    """A reader without `data.value_range` would show other pixels than the network was trained on."""
+    readers = {"read_rgb", "read_picture", "read_squares", "make_squares", "Squares", "MaskedImages", "LabeledImage"}
+    without_range = []
+    for path in python_files("platform"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.Call):
+                continue
+            called = {part.id for part in (node.func, *node.args) if isinstance(part, ast.Name)}
+            if called & readers and "value_range" not in ast.unparse(node):
+                without_range.append(f"{path.relative_to(ROOT)}:{node.lineno}")
+    # the benchmark of the machine reads no image from a file
+    assert not [call for call in without_range if not call.startswith("platform/commands/bench.py")]
+
+
 def test_tracked_files_contain_no_paths_of_a_machine() -> None:
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
     files = [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]

@@ -8,6 +8,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from mcis.datasets.images.value_range import ValueRange
 from mcis.datasets.sources.lists import LeftOut, files_below
 from mcis.datasets.storage.folders import atomic_write
 
@@ -69,12 +70,14 @@ class LabeledImage(NamedTuple):
         content_hash: SHA-256 of its content.
         name: Relative path to name files after the image, without suffix.
         labels: Label mask at the image's size, (H, W).
+        value_range: See `read_rgb`.
     """
 
     uri: str
     content_hash: str
     name: str
     labels: NDArray[np.uint8]
+    value_range: ValueRange | None = None
 
     @property
     def file_name(self) -> str:

@@ -97,7 +97,8 @@ def write_label_studio(request: ExportRequest) -> int:
         location = f"/data/local-files/?d=images/{quote(image.name)}.jpg"
         predictions = [{"model_version": "mcis", "result": results}]
         tasks.append({"data": {"image": location}, "predictions": predictions})
-        write_photograph(image.uri, image.content_hash, request.out / "images" / f"{image.name}.jpg")
+        path = request.out / "images" / f"{image.name}.jpg"
+        write_photograph(image.uri, image.content_hash, path, image.value_range)
 
     write_file(request.out / "tasks.json", json.dumps(tasks, ensure_ascii=False))
     write_file(request.out / "labels.xml", _labeling_interface(request))

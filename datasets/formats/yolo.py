@@ -153,7 +153,8 @@ def write_yolo(request: ExportRequest) -> int:
             lines.append(f"{label - 1} {coordinates}\n")
 
         write_file(request.out / "labels" / f"{name}.txt", "".join(lines))
-        write_photograph(image.uri, image.content_hash, request.out / "images" / f"{name}.jpg")
+        path = request.out / "images" / f"{name}.jpg"
+        write_photograph(image.uri, image.content_hash, path, image.value_range)
         count += len(lines)
 
     names = json.dumps(list(request.classes))  # JSON is YAML

@@ -24,6 +24,7 @@ from PIL import Image, UnidentifiedImageError
 from mcis.datasets.classes import palette
 from mcis.datasets.errors import one_line, unquoted
 from mcis.datasets.images.foreign_formats import recognize
+from mcis.datasets.images.value_range import ValueRange, range_problem, scaled_to_bytes
 
 READS_HEIF = importlib.util.find_spec("pillow_heif") is not None
 """Whether HEIC photographs are read, by the optional library pillow-heif (extra `heif`)."""
@@ -59,7 +60,7 @@ DECODER_VERSION = 3
 """Version of the decoders. Raise it when the same bytes give other pixels, so that decoded images and features that an
 earlier version cached are not used."""
 
-CHECKS_VERSION = "4-heif" if READS_HEIF else "4"
+CHECKS_VERSION = "5-heif" if READS_HEIF else "5"
 """Version of the verdicts on files. Raise it when the same bytes give another verdict. It depends on the optional
 decoder, so that a rejected HEIC photograph is read as soon as the decoder is installed."""
 
@@ -80,6 +81,11 @@ _UPRIGHT = {
 """EXIF orientation -> operation that turns the picture upright. Other values need none."""
 _SIDEWAYS = (5, 6, 7, 8)
 """EXIF orientations that exchange width and height."""
+
+_DARK = 32
+"""Pictures without a value of at least this, 0 to 255, are almost black."""
+_BRIGHT = 223
+"""Pictures without a value of at most this, 0 to 255, are almost white."""
 
 _GRAY_TOLERANCE = 8
 """Largest difference between channels, 0 to 255, that still counts as gray. JPEG changes them by a few."""
@@ -120,6 +126,26 @@ class Picture(NamedTuple):
     width: int
 
 
+class PictureCheck(NamedTuple):
+    """Size of a picture, and what may be wrong with its pixels.
+
+    Attributes:
+        height: Height, pixels, EXIF orientation applied.
+        width: Width, pixels, EXIF orientation applied.
+        pixels: Kind of unclear pixels, None for ordinary ones: "integers" or "floats" for gray of more than 8 bits,
+            "deep color" for color of more than 8 bits, "transparent" if most pixels are more transparent than opaque,
+            or "black" or "white" if a picture is almost that.
+        low: Smallest value of pixels of more than 8 bits; None for others.
+        high: Largest value of pixels of more than 8 bits; None for others.
+    """
+
+    height: int
+    width: int
+    pixels: str | None = None
+    low: float | None = None
+    high: float | None = None
+
+
 def fit_picture(rgb: np.ndarray, max_side: int | None) -> Picture:
     """Resizes a picture (H, W, 3) uint8 if its longer side exceeds `max_side` pixels; None: no limit.
 
@@ -137,13 +163,18 @@ def fit_picture(rgb: np.ndarray, max_side: int | None) -> Picture:
 
 
 def decode_picture(
-    data: bytes, *, min_side: int = 32, max_pixels: int = MAX_PIXELS, max_side: int | None = None
+    data: bytes,
+    *,
+    min_side: int = 32,
+    max_pixels: int = MAX_PIXELS,
+    max_side: int | None = None,
+    value_range: ValueRange | None = None,
 ) -> Picture:
     """Decodes a picture to RGB as a person would see it.
 
     EXIF orientation is applied. An animation gives its first frame. Gray, palette and CMYK become RGB (CMYK by the
-    plain formula; embedded color profiles are ignored). 16 bits per channel are scaled to 8, not clipped. Transparent
-    pictures are composed over white, the page that they are usually drawn for.
+    plain formula; embedded color profiles are ignored). More than 8 bits per channel are scaled to 8, not clipped.
+    Transparent pictures are composed over white, the page that they are usually drawn for.
 
     Args:
         data: Content of a file in one of FORMATS.
@@ -152,9 +183,12 @@ def decode_picture(
         max_side: Longest side, pixels. A larger picture is resized to fit (`fitted_size`) by bilinear interpolation
             with averaging. A JPEG is then decoded at 1/2, 1/4 or 1/8 of its size, if that is not smaller. None: no
             limit.
+        value_range: Values that become black and white in gray of more than 8 bits; values outside are clipped. None:
+            0 to 65535 for integers; floating-point pixels are rejected.
 
     Raises:
-        RejectedImage: The content is not a picture in one of FORMATS, is damaged, or is too large or too small.
+        RejectedImage: The content is not a picture in one of FORMATS, is damaged, is too large or too small, or has
+            pixels whose range is not known.
         MemoryError: Not enough memory. No content raises any other exception. Both errors apply to every decoder of
             this module.
     """
@@ -163,14 +197,40 @@ def decode_picture(
         fitted_height, fitted_width = fitted_size(height, width, max_side)
 
         if (fitted_height, fitted_width) == (height, width):
-            rgb = _rgb(_upright(image))
+            rgb = _rgb(_upright(image), value_range)
             return Picture(rgb, *rgb.shape[:2])
 
         image.draft(None, (fitted_width, fitted_height))  # changes nothing for formats other than JPEG
-        rgb = _rgb(_upright(image))
+        rgb = _rgb(_upright(image), value_range)
         if image.getexif().get(_ORIENTATION) in _SIDEWAYS:
             return Picture(_resized(rgb, fitted_width, fitted_height), width, height)
         return Picture(_resized(rgb, fitted_height, fitted_width), height, width)
+
+
+def check_picture(data: bytes, *, min_side: int = 32, max_pixels: int = MAX_PIXELS) -> PictureCheck:
+    """Decodes a picture as `decode_picture` does, and checks whether the meaning of its pixels is clear.
+
+    Pixels of an unknown range are no reason to reject; `range_problem` tells whether a range is needed.
+    """
+    with _opened(data, FORMATS, min_side, max_pixels) as image:
+        has_deep_color = any(";16" in str(tile.args) for tile in getattr(image, "tile", ()))
+        image = _upright(image)
+        if _is_deep_gray(image):
+            values = _finite_values(image)
+            return PictureCheck(image.height, image.width, _gray_kind(image), float(values.min()), float(values.max()))
+
+        rgb = _rgb(image)
+        low = int(rgb.min())
+        high = int(rgb.max())
+        if image.has_transparency_data and _is_mostly_transparent(image):
+            return PictureCheck(image.height, image.width, "transparent")
+        if has_deep_color:  # Pillow keeps the upper 8 of 16 bits
+            return PictureCheck(image.height, image.width, "deep color", 256 * low, 256 * high + 255)
+        if high < _DARK:
+            return PictureCheck(image.height, image.width, "black")
+        if low > _BRIGHT:
+            return PictureCheck(image.height, image.width, "white")
+        return PictureCheck(image.height, image.width)
 
 
 def is_upright_jpeg(data: bytes) -> bool:
@@ -184,7 +244,9 @@ def is_upright_jpeg(data: bytes) -> bool:
         return image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB") and upright
 
 
-def decode_square(data: bytes, size: int, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+def decode_square(
+    data: bytes, size: int, *, max_pixels: int = MAX_PIXELS, value_range: ValueRange | None = None
+) -> np.ndarray:
     """Decodes a picture and resizes it to a square, ignoring its aspect ratio.
 
     Bilinear interpolation with averaging. A JPEG is decoded at a fraction of its size, as in `decode_picture`.
@@ -192,6 +254,7 @@ def decode_square(data: bytes, size: int, *, max_pixels: int = MAX_PIXELS) -> np
     Args:
         size: Side of the square, pixels.
         max_pixels: Largest width x height of the picture.
+        value_range: See `decode_picture`.
 
     Returns:
         (size, size, 3) uint8.
@@ -203,7 +266,7 @@ def decode_square(data: bytes, size: int, *, max_pixels: int = MAX_PIXELS) -> np
         image.draft(None, (size, size))  # changes nothing for formats other than JPEG
         image = _upright(image)
         if image.mode != "RGB" or image.has_transparency_data:
-            image = Image.fromarray(_rgb(image))
+            image = Image.fromarray(_rgb(image, value_range))
         return np.array(image.resize((size, size), Image.Resampling.BILINEAR))
 
 
@@ -246,6 +309,11 @@ def decode_saliency(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
         if image.mode == "L":
             return np.array(image)
 
+        if _is_deep_gray(image):
+            values = _finite_values(image)
+            if range_problem(_gray_kind(image), float(values.min()), float(values.max()), None):
+                found = f"values from {values.min():g} to {values.max():g}"
+                raise RejectedImage(f"unsupported: a saliency map with {found}; expected gray of 1, 8 or 16 bits")
         rgb = _rgb(image)
         spread = int(np.ptp(rgb, axis=-1).max())
         if spread > _GRAY_TOLERANCE:
@@ -391,12 +459,21 @@ def _upright(image: Image.Image) -> Image.Image:
     return image if turn is None else image.transpose(turn)
 
 
-def _rgb(image: Image.Image) -> np.ndarray:
+def _is_deep_gray(image: Image.Image) -> bool:
+    """Returns whether pixels are gray of more than 8 bits: integers of 16 or 32 bits, or floating point."""
+    return image.mode in ("I", "F") or image.mode.startswith("I;16")
+
+
+def _is_mostly_transparent(image: Image.Image) -> bool:
+    """Returns whether most pixels are more transparent than opaque."""
+    alpha = np.asarray(image.convert("RGBA").getchannel("A"))
+    return bool(np.mean(alpha < 128) > 0.5)
+
+
+def _rgb(image: Image.Image, value_range: ValueRange | None = None) -> np.ndarray:
     """Converts a decoded picture of any mode to (H, W, 3) uint8."""
-    if image.mode == "I" or image.mode.startswith("I;16"):
-        return np.repeat(_eight_bits(image)[..., None], 3, axis=-1)
-    if image.mode == "F":
-        raise RejectedImage("unsupported: pixels are floating point, whose range is unknown")
+    if _is_deep_gray(image):
+        return np.repeat(_eight_bits(image, value_range)[..., None], 3, axis=-1)
 
     if image.has_transparency_data:
         white = Image.new("RGBA", image.size, "white")
@@ -405,14 +482,25 @@ def _rgb(image: Image.Image) -> np.ndarray:
     return np.array(image.convert("RGB"))
 
 
-def _eight_bits(image: Image.Image) -> np.ndarray:
-    """Scales 16-bit gray, 0..65535, to (H, W) uint8, 0..255, rounded to nearest. A transparent value becomes white."""
-    values = np.asarray(image).astype(np.int64)
-    low = int(values.min())
-    high = int(values.max())
-    if low < 0 or high > 65535:
-        raise RejectedImage(f"unsupported: integer pixels from {low} to {high}; expected 0..65535")
+def _eight_bits(image: Image.Image, value_range: ValueRange | None) -> np.ndarray:
+    """Scales gray of more than 8 bits to (H, W) uint8, rounded to nearest. A transparent value becomes white."""
+    values = _finite_values(image)
+    problem = range_problem(_gray_kind(image), float(values.min()), float(values.max()), value_range)
+    if problem:
+        raise RejectedImage(problem)
 
-    gray = ((values + 128) // 257).astype(np.uint8)
+    gray = scaled_to_bytes(values, value_range)
     transparent = image.info.get("transparency")
     return gray if transparent is None else np.where(values == transparent, np.uint8(255), gray)
+
+
+def _finite_values(image: Image.Image) -> np.ndarray:
+    """Returns the values of gray of more than 8 bits, (H, W)."""
+    values = np.asarray(image)
+    if not np.isfinite(values).all():
+        raise RejectedImage("unsupported: pixels that are not finite numbers")
+    return values
+
+
+def _gray_kind(image: Image.Image) -> str:
+    return "floats" if image.mode == "F" else "integers"

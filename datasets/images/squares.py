@@ -23,13 +23,19 @@ from mcis.datasets.images.decode import (
     decode_picture,
     decode_square,
 )
+from mcis.datasets.images.value_range import ValueRange
 from mcis.datasets.storage.faults import error_text
 from mcis.datasets.storage.files import read_decoded
 from mcis.datasets.tables.memory_mapped import CachedRows, cache_table
 
 
 def read_rgb(
-    uri: str, size: int | None = None, *, max_side: int | None = None, content_hash: str | None = None
+    uri: str,
+    size: int | None = None,
+    *,
+    max_side: int | None = None,
+    content_hash: str | None = None,
+    value_range: ValueRange | None = None,
 ) -> NDArray[np.uint8]:
     """Reads an image of an index. It could be decoded when the index was made, so a failure is an error.
 
@@ -38,6 +44,7 @@ def read_rgb(
         size: Side of the square that the image is resized to (`decode_square`), pixels. None: keep its shape.
         max_side: Longest side of an image that keeps its shape, pixels; a larger one is resized (`decode_picture`).
         content_hash: SHA-256 of the indexed file, which the file must match. None: the content is not checked.
+        value_range: `data.value_range` of the index, see `decode_picture`.
 
     Returns:
         RGB, (H, W, 3) or (size, size, 3), uint8.
@@ -52,8 +59,9 @@ def read_rgb(
         if content_hash is not None and hashlib.sha256(data).hexdigest() != content_hash:
             raise UserError(f"{uri} was replaced or changed since it was indexed", expected, remedy)
         if size is None:
-            return decode_picture(data, min_side=1, max_pixels=PILLOW_MAX_PIXELS, max_side=max_side).rgb
-        return decode_square(data, size, max_pixels=PILLOW_MAX_PIXELS)
+            limits = {"min_side": 1, "max_pixels": PILLOW_MAX_PIXELS}
+            return decode_picture(data, **limits, max_side=max_side, value_range=value_range).rgb
+        return decode_square(data, size, max_pixels=PILLOW_MAX_PIXELS, value_range=value_range)
 
     try:
         return read_decoded(uri, decode)
@@ -61,21 +69,29 @@ def read_rgb(
         raise UserError(f"{uri} cannot be read any more ({error})", expected, remedy) from None
 
 
-def read_squares(rows: pa.Table, size: int) -> NDArray[np.uint8]:
+def read_squares(rows: pa.Table, size: int, value_range: ValueRange | None = None) -> NDArray[np.uint8]:
     """Reads the images of some rows of an index as squares, (N, S, S, 3) uint8.
 
     Args:
         rows: Columns `uri` and `content_hash`.
         size: S, side of the squares, pixels.
+        value_range: See `read_rgb`.
 
     Raises:
         UserError: See `read_rgb`.
     """
     files = zip(rows["uri"].to_pylist(), rows["content_hash"].to_pylist(), strict=True)
-    return np.stack([read_rgb(uri, size, content_hash=content_hash) for uri, content_hash in files])
+    return np.stack([read_rgb(uri, size, content_hash=sha256, value_range=value_range) for uri, sha256 in files])
 
 
-def read_picture(uri: str, *, min_side: int = 1, max_pixels: int = MAX_PIXELS, max_side: int | None = None) -> Picture:
+def read_picture(
+    uri: str,
+    *,
+    min_side: int = 1,
+    max_pixels: int = MAX_PIXELS,
+    max_side: int | None = None,
+    value_range: ValueRange | None = None,
+) -> Picture:
     """Reads an image that is in no index. Returns it, resized if it is too long, with the size of its file.
 
     Args:
@@ -83,12 +99,15 @@ def read_picture(uri: str, *, min_side: int = 1, max_pixels: int = MAX_PIXELS, m
         min_side: Smallest width and height, pixels.
         max_pixels: Largest width x height.
         max_side: Longest side of the result, pixels. None: no limit.
+        value_range: See `decode_picture`.
 
     Raises:
         RejectedImage: The file is absent or its access is refused, or it holds no picture (`decode_picture`).
         UserError: The file cannot be read at present.
     """
-    decode = functools.partial(decode_picture, min_side=min_side, max_pixels=max_pixels, max_side=max_side)
+    decode = functools.partial(
+        decode_picture, min_side=min_side, max_pixels=max_pixels, max_side=max_side, value_range=value_range
+    )
     try:
         return read_decoded(uri, decode)
     except RejectedImage:
@@ -102,11 +121,11 @@ def image_bytes(size: int) -> int:
     return 3 * size * size
 
 
-def make_squares(size: int) -> Callable[[pa.Table], pa.Table]:
+def make_squares(size: int, value_range: ValueRange | None = None) -> Callable[[pa.Table], pa.Table]:
     """Returns a function that decodes rows of an index to a shard of the cache: one image (S, S, 3) uint8 per row."""
 
     def decode_rows(rows: pa.Table) -> pa.Table:
-        return cache_table(read_squares(rows, size))
+        return cache_table(read_squares(rows, size, value_range))
 
     return decode_rows
 
@@ -119,14 +138,22 @@ class Squares:
         size: S, side of the squares, pixels.
         cache: Folder of shards `part-<first>-<last + 1>.arrow` from `make_squares`, or None.
         hashes: SHA-256 of the indexed files, which the files must match. None: the content is not checked.
+        value_range: See `read_rgb`.
     """
 
     def __init__(
-        self, uris: Sequence[str], size: int, *, cache: Path | None = None, hashes: Sequence[str] | None = None
+        self,
+        uris: Sequence[str],
+        size: int,
+        *,
+        cache: Path | None = None,
+        hashes: Sequence[str] | None = None,
+        value_range: ValueRange | None = None,
     ):
         self.uris = uris
         self.size = size
         self.hashes = hashes
+        self.value_range = value_range
         self.cache = CachedRows(cache, (size, size, 3))
 
     def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.uint8]:
@@ -142,4 +169,4 @@ class Squares:
     def read(self, position: int, size: int | None = None) -> NDArray[np.uint8]:
         """Reads the image at a position from its file (`read_rgb`)."""
         content_hash = self.hashes[position] if self.hashes else None
-        return read_rgb(self.uris[position], size, content_hash=content_hash)
+        return read_rgb(self.uris[position], size, content_hash=content_hash, value_range=self.value_range)

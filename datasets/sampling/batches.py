@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from mcis.datasets.images.decode import decode_labels
 from mcis.datasets.images.squares import Squares, read_rgb
+from mcis.datasets.images.value_range import ValueRange
 from mcis.datasets.sampling.batch_stream import Batch, WorkerShard
 from mcis.datasets.sampling.crops import CROP_DRAWS, Crop, random_crop
 from mcis.datasets.sampling.keyed_random import FLIP_DRAW, DrawPurpose, uniforms
@@ -144,6 +145,7 @@ class MaskedImages:
         masks: table of the masks.
         max_side: longest side at which images are read and masks were made, pixels; None = original size.
         hashes: SHA-256 of the indexed image files, compared on reading; None = not compared.
+        value_range: see `read_rgb`.
     """
 
     ids: Sequence[str]
@@ -151,11 +153,13 @@ class MaskedImages:
     masks: Shards
     max_side: int | None = None
     hashes: Sequence[str] | None = None
+    value_range: ValueRange | None = None
 
     def read(self, position: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Returns an image, (H, W, 3), and its mask, (H, W), 255 = ignore."""
         content_hash = self.hashes[position] if self.hashes else None
-        image = read_rgb(self.uris[position], max_side=self.max_side, content_hash=content_hash)
+        uri = self.uris[position]
+        image = read_rgb(uri, max_side=self.max_side, content_hash=content_hash, value_range=self.value_range)
         mask = decode_labels(self.masks.rows(self.ids[position])["mask"][0].as_py())
         return image, mask
 

@@ -100,7 +100,14 @@ def index_browse(
         from mcis.platform.reporting.index_page import browse_page
 
         index = open_index(opened, name)
-        page = browse_page(index.index, index.rejects, index.classes, notes=index.notes, title=f"Index of {name}")
+        page = browse_page(
+            index.index,
+            index.rejects,
+            index.classes,
+            notes=index.notes,
+            title=f"Index of {name}",
+            value_range=index.value_range,
+        )
         target = out or opened.run(name).index_page
         write_text(target, page)
         typer.echo(f"page: {target}")

@@ -60,7 +60,7 @@ def predict(
 
     Files that cannot be read as photographs are listed in OUT/rejects.csv; the command then ends with status 1 after
     all others are done. A second call computes everything again. The keys that can be set are predict.*,
-    data.max_side, data.max_pixels and data.tags.allow_absolute.
+    data.max_side, data.max_pixels, data.value_range and data.tags.allow_absolute.
     """
     with plain_errors(resumes=False):
         from mcis.datasets.sources.photographs import list_photographs
@@ -93,7 +93,7 @@ def predict(
         predicted = [photograph for photograph in photographs if photograph.uri not in unread]
         typer.echo(f"{len(predicted)} photographs in {out}: masks, overlays, shares.csv")
         if format:
-            typer.echo(write_predicted_objects(format, trained.classes, predicted, out, min_area))
+            typer.echo(write_predicted_objects(format, predictor, predicted, out, min_area))
         if rejected:
             typer.echo(f"rejected: {len(rejected)}, see {out / 'rejects.csv'}", err=True)
             raise typer.Exit(1)

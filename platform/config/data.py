@@ -1,11 +1,18 @@
 """Configuration of the images: where they and their tags, masks and saliency maps are, and the pretrained weights."""
 
-from typing import Literal
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
+from mcis.datasets.images.value_range import ValueRange
 from mcis.datasets.section import LocalPath, Positive, Section, WeightsFile, with_records
 from mcis.datasets.sources import SOURCES
+
+
+def _split_range(value: Any) -> Any:
+    """Splits a text such as `0,4095` of the command line."""
+    return value.split(",") if isinstance(value, str) else value
 
 
 @with_records(SOURCES)
@@ -49,6 +56,18 @@ class DataConfig(Section):
     """Longest side, in pixels, at which images are read for pseudo masks, for the crops that train the affinity network
     and the segmentation network, and for predictions. Larger images are downscaled; predicted labels are scaled back to
     the size of the file. The classifier uses `classifier.input_size` instead. None = full size."""
+
+    value_range: Annotated[ValueRange, BeforeValidator(_split_range)] | None = None
+    """Values that become black and white in gray images of more than 8 bits, such as 0,4095 for 12 bits, or 0,1 for
+    floating point. Values outside are cut off. Images of 8 bits and in color are not affected. None = 0,65535 for
+    integers; floating-point images are rejected."""
+
+    def problems(self) -> Iterator[str]:
+        """Yields the contradictions of the section."""
+        yield from super().problems()
+        if self.value_range is not None and self.value_range[0] >= self.value_range[1]:
+            black, white = self.value_range
+            yield f"data.value_range is {black:g},{white:g}, but white must be larger than black"
 
 
 class WeightsConfig(Section):

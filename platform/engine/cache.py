@@ -12,6 +12,7 @@ from filelock import Timeout
 
 from mcis.datasets.images.decode import DECODER_VERSION
 from mcis.datasets.images.squares import image_bytes, make_squares
+from mcis.datasets.images.value_range import ValueRange
 from mcis.datasets.storage.folders import remove
 from mcis.datasets.tables.large_tables import Texts
 from mcis.datasets.tables.memory_mapped import Features, features_bytes
@@ -31,7 +32,9 @@ from mcis.platform.runs.workspace import CACHE, Workspace
 _print_once = functools.cache(console.print)
 
 
-def decoded_cache(rows: pa.Table, size: int, context: RunContext, compute: ComputeConfig) -> Path | None:
+def decoded_cache(
+    rows: pa.Table, size: int, context: RunContext, compute: ComputeConfig, value_range: ValueRange | None = None
+) -> Path | None:
     """Returns the folder with decoded images, which are decoded now if it does not exist.
 
     It holds the first images of `rows`, as many as `compute.cache_gb` allows. The least recently used caches are
@@ -43,6 +46,7 @@ def decoded_cache(rows: pa.Table, size: int, context: RunContext, compute: Compu
         size: Side of the decoded squares, pixels.
         context: The context of the run.
         compute: The section `compute` of the configuration.
+        value_range: See `read_rgb`.
 
     Returns:
         None if not a single image fits, or if the nodes share no disk.
@@ -53,8 +57,8 @@ def decoded_cache(rows: pa.Table, size: int, context: RunContext, compute: Compu
         return None
 
     rows = rows.slice(0, count)
-    name = f"squash{size}-{_content(rows)}"
-    make_worker = functools.partial(make_squares, size)
+    name = f"squash{size}-{_content(rows, value_range)}"
+    make_worker = functools.partial(make_squares, size, value_range)
     return _cached(name, rows, make_worker, context, compute, count * image_bytes(size), label="decode")
 
 
@@ -77,6 +81,7 @@ def features_cache(
     """
     c = config.classifier
     compute = config.compute
+    value_range = config.data.value_range
     pretrained = classifier_weights(config, context.workspace)
     if pretrained is None:
         return None
@@ -92,16 +97,17 @@ def features_cache(
 
     network = (views, c.backbone, c.channels, c.stride, c.input_size, content_digest(pretrained))
     network_key = fingerprint(network, made_with(MakeFeatures.__module__, compute.device))
-    name = f"features-{network_key}-{_content(rows)}"
-    make_worker = functools.partial(MakeFeatures, c, pretrained, compute.gpu, views)
+    name = f"features-{network_key}-{_content(rows, value_range)}"
+    make_worker = functools.partial(MakeFeatures, c, pretrained, compute.gpu, views, value_range)
     size = views * len(rows) * features_bytes(shape)
     folder = _cached(name, rows, make_worker, context, compute, size, label="features", network=True)
     return Features(Texts(rows["uri"]), folder, shape, views) if folder else None
 
 
-def _content(rows: pa.Table) -> str:
-    """Returns a fingerprint of the images' content."""
-    return fingerprint(DECODER_VERSION, rows["content_hash"].to_pylist())
+def _content(rows: pa.Table, value_range: ValueRange | None) -> str:
+    """Returns a fingerprint of the images' pixels."""
+    decoding = (DECODER_VERSION, value_range) if value_range else (DECODER_VERSION,)
+    return fingerprint(*decoding, rows["content_hash"].to_pylist())
 
 
 def _cached(

@@ -47,7 +47,12 @@ def crop_learner_arguments(
     section = getattr(config, network)
     steps = section.num_steps(pc.count_distinct(rows["image_id"]).as_py())
     masked = MaskedImages(
-        Texts(rows["image_id"]), Texts(rows["uri"]), masks, config.data.max_side, Texts(rows["content_hash"])
+        Texts(rows["image_id"]),
+        Texts(rows["uri"]),
+        masks,
+        config.data.max_side,
+        Texts(rows["content_hash"]),
+        config.data.value_range,
     )
     return {
         "config": section.model_copy(update={"min_steps": steps, "min_epochs": 0.0}),

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.squares import read_squares
+from mcis.datasets.images.value_range import ValueRange
 from mcis.datasets.index import shown
 from mcis.datasets.tables.memory_mapped import cache_table
 from mcis.models.backbones import to_float_images
@@ -40,10 +41,14 @@ class MakeFeatures:
         pretrained: File of the backbone's weights.
         gpu: Whether the backbone runs on a GPU.
         views: V. 1: the image; 2: the image and its horizontal flip.
+        value_range: See `read_rgb`.
     """
 
-    def __init__(self, config: ClassifierConfig, pretrained: Path, gpu: bool, views: int):
+    def __init__(
+        self, config: ClassifierConfig, pretrained: Path, gpu: bool, views: int, value_range: ValueRange | None = None
+    ):
         self.config = config
+        self.value_range = value_range
         self.views = views
         self.device = torch.device("cuda" if gpu else "cpu")
         backbone = build_backbone(config)
@@ -66,7 +71,7 @@ class MakeFeatures:
 
     def _features(self, rows: pa.Table) -> Tensor:
         """Returns the features of a batch of images, (B, V, C, H, W) float16."""
-        pixels = read_squares(rows, self.config.input_size)
+        pixels = read_squares(rows, self.config.input_size, self.value_range)
         images = self.backbone.normalize(to_float_images(torch.from_numpy(pixels).to(self.device)))
         views = [images, images.flip(3)][: self.views]
         batch = torch.cat(views).contiguous(memory_format=torch.channels_last)

@@ -30,7 +30,7 @@ from mcis.platform.runs.workspace import Workspace
 
 _CONFIG = "config.json"
 _CARD = "README.md"
-_WRITTEN_KEYS = r"^(segmenter\.|predict\.|data\.(min_side|max_pixels)$)"
+_WRITTEN_KEYS = r"^(segmenter\.|predict\.|data\.(min_side|max_pixels|value_range)$)"
 """The configuration keys that config.json holds: keys of the network and keys of its predictions."""
 _EXPECTED = "a folder that `Predictor.save_pretrained` wrote, or the id of one on the Hugging Face hub"
 _REMEDY = "name another one, or write it again by `mcis export pretrained`"

@@ -87,6 +87,7 @@ class Predictor:
         self.config = config.predict
         self.min_side = config.data.min_side
         self.max_pixels = config.data.max_pixels
+        self.value_range = config.data.value_range
         self.processes = processes
 
         uses_gpu = torch.cuda.is_available() if gpu is None else gpu
@@ -158,7 +159,13 @@ class Predictor:
 
     def read(self, uri: str) -> Picture:
         """Reads an image at the size at which it is predicted. Raises what `read_picture` raises."""
-        return read_picture(uri, min_side=self.min_side, max_pixels=self.max_pixels, max_side=self.max_side)
+        return read_picture(
+            uri,
+            min_side=self.min_side,
+            max_pixels=self.max_pixels,
+            max_side=self.max_side,
+            value_range=self.value_range,
+        )
 
     def map(self, photos: Iterable[Photo[Key]], then: Callable[[Key, Prediction], Output]) -> Iterator[Output]:
         """Yields `then(key, prediction)` for each photo, in their order.

@@ -35,6 +35,7 @@ class AffinityWalk:
     def __init__(self, config: Config, weights: Path, gpu: bool):
         self.scale = config.maps.scale
         self.max_side = config.data.max_side
+        self.value_range = config.data.value_range
         self.walk = config.pseudo_masks.walk
         self.device = torch.device("cuda" if gpu else "cpu")
         self.model = load_trained(build_affinity_net(config.affinity_net), weights, self.device)
@@ -53,7 +54,7 @@ class AffinityWalk:
             size: H and W.
         """
         max_side = min(self.max_side or self.walk.max_side, self.walk.max_side)
-        rgb = read_rgb(row["uri"], max_side=max_side, content_hash=row["content_hash"])
+        rgb = read_rgb(row["uri"], max_side=max_side, content_hash=row["content_hash"], value_range=self.value_range)
         image = self.normalize(to_float_images(torch.from_numpy(rgb[None]).to(self.device)))
         neighbors = self.model(image)
 
@@ -91,7 +92,13 @@ def tagged_maps(
     return TaggedMaps(
         scores.numpy(),
         maps.classes,
-        functools.partial(read_rgb, row["uri"], max_side=max_side, content_hash=row["content_hash"]),
+        functools.partial(
+            read_rgb,
+            row["uri"],
+            max_side=max_side,
+            content_hash=row["content_hash"],
+            value_range=config.data.value_range,
+        ),
         saliency,
         one_scale=config.maps.scale == "logarithm",
     )

@@ -84,7 +84,7 @@ def sets_max_side(overrides: Overrides) -> bool:
 
 def check_overrides(overrides: Overrides) -> None:
     """Raises UserError if overrides change anything but predictions."""
-    allowed = ("data.max_side", "data.max_pixels", "data.tags.allow_absolute")
+    allowed = ("data.max_side", "data.max_pixels", "data.value_range", "data.tags.allow_absolute")
     others = [
         f"{key}={value}"
         for key, value in parse_overrides(overrides).items()
@@ -93,6 +93,6 @@ def check_overrides(overrides: Overrides) -> None:
     if others:
         raise UserError(
             f"{', '.join(others)} for the predictions of a trained network",
-            "keys predict.*, data.max_side, data.max_pixels or data.tags.allow_absolute",
+            f"keys predict.*, {', '.join(allowed[:-1])} or {allowed[-1]}",
             "leave the others out, or repeat the run with them",
         )

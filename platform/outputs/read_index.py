@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.masks import read_truth
+from mcis.datasets.images.value_range import ValueRange
 from mcis.datasets.index import INDEX_SCHEMA
 from mcis.datasets.storage.folders import path_exists
 from mcis.datasets.tables.large_tables import take_rows
@@ -27,12 +28,14 @@ class OpenedIndex(NamedTuple):
         rejects: Rows of the rejected images (`REJECTS_SCHEMA`).
         classes: The K class names.
         notes: Sentences that the user should read.
+        value_range: `data.value_range`, with which its images are read.
     """
 
     index: pa.Table
     rejects: pa.Table
     classes: tuple[str, ...]
     notes: tuple[str, ...]
+    value_range: ValueRange | None
 
 
 def open_index(workspace: Workspace, name: str, columns: list[str] | None = None) -> OpenedIndex:
@@ -53,7 +56,7 @@ def open_index(workspace: Workspace, name: str, columns: list[str] | None = None
     result = read_result(folder, IndexResult)
     index = read_table(folder / "index.parquet", columns)
     rejects = read_table(folder / "rejects.parquet")
-    return OpenedIndex(index, rejects, result.classes, result.notes)
+    return OpenedIndex(index, rejects, result.classes, result.notes, result.value_range)
 
 
 def split_rows(

@@ -30,6 +30,7 @@ from mcis.platform.reporting.html import render
 from mcis.platform.reporting.panels import CELL_HEIGHT, Cell, Label, Panel, cells, labels, legend
 from mcis.platform.reporting.plots import MOST_BARS, THEME, Bars, iou_chart
 from mcis.platform.runs.files import fingerprint, read_table, write_text
+from mcis.platform.runs.results import IndexResult, read_result
 from mcis.platform.runs.scores import SCORED_OUTPUTS
 
 _LONGEST_NAME = 120
@@ -220,11 +221,13 @@ def _read_panels(comparison: Comparison, image_ids: Sequence[str]) -> dict[str, 
     """Reads the photographs and the ground truth of images in the index of the baseline."""
     classes = comparison.classes
     columns = ["image_id", "uri", "split", "tags", "mask_uri", "height", "width"]
-    index = read_table(comparison.groups[0].runs[0].outputs["index"] / "index.parquet", columns)
+    folder = comparison.groups[0].runs[0].outputs["index"]
+    value_range = read_result(folder, IndexResult).value_range
+    index = read_table(folder / "index.parquet", columns)
     panels = {}
     for row in index.filter(pc.is_in(index["image_id"], pc.cast(list(image_ids), "string"))).to_pylist():
         image_id = row["image_id"]
-        photograph = read_rgb(row["uri"], max_side=_MAX_SIDE)
+        photograph = read_rgb(row["uri"], max_side=_MAX_SIDE, value_range=value_range)
         truth = None
         if row["mask_uri"]:
             truth = resize_labels(truth_of_row(row, len(classes)), *photograph.shape[:2])

@@ -18,6 +18,7 @@ from PIL import Image
 
 from mcis.datasets.images.decode import fit_picture, resize_labels
 from mcis.datasets.images.squares import read_rgb
+from mcis.datasets.images.value_range import ValueRange
 from mcis.models.counts import intervals
 from mcis.models.localization import score_maps
 from mcis.platform.config.sections import Config
@@ -68,7 +69,9 @@ def explorer_data(
     row_of = {image_id: row for row, image_id in enumerate(image_ids)}
     images = []
     for panel in explored:
-        related = list(_related(relations, row_of[panel.image_id])) if relations else []
+        related: list[dict[str, Any]] = []
+        if relations:
+            related = list(_related(relations, row_of[panel.image_id], config.data.value_range))
         images.append(_image_data(panel, config.maps.scale, bins) | {"related": related})
 
     start = curve["threshold"] if curve else config.pseudo_masks.threshold
@@ -100,13 +103,14 @@ def _curve(related: int, scores: Sequence[Score], curves: Mapping[str, Curve]) -
     return None
 
 
-def _related(relations: MapRelations, row: int) -> Iterator[dict[str, Any]]:
+def _related(relations: MapRelations, row: int, value_range: ValueRange | None) -> Iterator[dict[str, Any]]:
     """Yields for each map of an image its label, the number of its related images, and some of them."""
     for tag, related in relations.maps_of(row):
         shown_rows = list(dict.fromkeys(related))[:_MOST_RELATED]
         tiles = []
         for image in relations.rows.take(shown_rows).select(["image_id", "uri"]).to_pylist():
-            picture = Image.fromarray(read_rgb(image["uri"], max_side=_THUMBNAIL_SIDE))
+            rgb = read_rgb(image["uri"], max_side=_THUMBNAIL_SIDE, value_range=value_range)
+            picture = Image.fromarray(rgb)
             tiles.append({"id": printable(image["image_id"]), "picture": data_uri(picture, "JPEG")})
         yield {"label": tag + 1, "number": len(related), "tiles": tiles}
 

@@ -131,18 +131,20 @@ def export_maps(workspace: Workspace, name: str, out: Path) -> str:
     rows = {row["image_id"]: row for row in index.index.to_pylist()}
 
     def write(row: dict[str, Any]) -> int:
-        return _write_maps(shards, row, class_names, out / names[row["image_id"]])
+        rgb = read_rgb(row["uri"], content_hash=row["content_hash"], value_range=index.value_range)
+        return _write_maps(shards, row, Image.fromarray(rgb), class_names, out / names[row["image_id"]])
 
     count = write_all((rows[image_id] for image_id in shards), write, label="export maps", total=len(names))
     return f"{count} maps below {out}"
 
 
-def _write_maps(shards: Shards, row: dict[str, Any], class_names: Sequence[str], folder: Path) -> int:
+def _write_maps(
+    shards: Shards, row: dict[str, Any], image: Image.Image, class_names: Sequence[str], folder: Path
+) -> int:
     """Writes the maps of an image; returns their number."""
     image_map = image_maps(shards, row["image_id"])
     activations = torch.from_numpy(image_map.maps)
     maps = score_maps(activations, image_map.grids, "maximum", row["height"], row["width"]).numpy()
-    image = Image.fromarray(read_rgb(row["uri"], content_hash=row["content_hash"]))
     for class_index, heat in zip(image_map.classes.tolist(), maps, strict=True):
         name = class_names[class_index]
         gray = Image.fromarray((heat * 255).round().astype(np.uint8))
@@ -201,7 +203,8 @@ def export_masks(workspace: Workspace, name: str, out: Path) -> str:
     def write(row: dict[str, Any]) -> int:
         file_name = names[row["image_id"]]
         image = images[row["image_id"]]
-        write_photograph(image["uri"], image["content_hash"], devkit / "JPEGImages" / f"{file_name}.jpg")
+        path = devkit / "JPEGImages" / f"{file_name}.jpg"
+        write_photograph(image["uri"], image["content_hash"], path, index.value_range)
         labels = resize_labels(decode_labels(row["mask"]), image["height"], image["width"])
         write_bytes(devkit / "SegmentationClass" / f"{file_name}.png", encode_labels(labels))
         return 1
@@ -222,12 +225,13 @@ def _labeled_images(workspace: Workspace, name: str, what: str, out: Path) -> It
     label_table = _LABEL_TABLES[what]
     table = stage_table(workspace, name, label_table.stage, label_table.table)
     names = file_names((row["image_id"] for row in table_rows(table, ["image_id"])), out)
-    images = {row["image_id"]: row for row in open_index(workspace, name).index.to_pylist()}
+    index = open_index(workspace, name)
+    images = {row["image_id"]: row for row in index.index.to_pylist()}
     for row in counted(table_rows(table), f"export {what}", len(names)):
         image = images[row["image_id"]]
         content = row.get("mask") or row.get("crf") or row["plain"]
         labels = resize_labels(decode_labels(content), image["height"], image["width"])
-        yield LabeledImage(image["uri"], image["content_hash"], names[row["image_id"]], labels)
+        yield LabeledImage(image["uri"], image["content_hash"], names[row["image_id"]], labels, index.value_range)
 
 
 EXPORTS: Mapping[str, Callable[[Workspace, str, Path], str]] = {

@@ -4,6 +4,7 @@ It is one self-contained HTML page. Every name is escaped, and the page loads an
 """
 
 import contextlib
+import functools
 import os
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from PIL import Image
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import PILLOW_MAX_PIXELS, RejectedImage
 from mcis.datasets.images.squares import read_picture
+from mcis.datasets.images.value_range import ValueRange
 from mcis.datasets.index import find_duplicates
 from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
 from mcis.datasets.storage.threads import map_in_threads
@@ -68,7 +70,15 @@ class ExampleImages(NamedTuple):
     broken: int
 
 
-def browse_page(index: pa.Table, rejects: pa.Table, classes: Sequence[str], *, notes: Sequence[str], title: str) -> str:
+def browse_page(
+    index: pa.Table,
+    rejects: pa.Table,
+    classes: Sequence[str],
+    *,
+    notes: Sequence[str],
+    title: str,
+    value_range: ValueRange | None = None,
+) -> str:
     """Renders the page of an index.
 
     Args:
@@ -77,6 +87,7 @@ def browse_page(index: pa.Table, rejects: pa.Table, classes: Sequence[str], *, n
         classes: the K class names.
         notes: notes of the index and its sources.
         title: heading of the page.
+        value_range: `data.value_range` of the index.
     """
     facts = index_facts(index, rejects, classes)
     label_of = labels(classes)
@@ -90,7 +101,7 @@ def browse_page(index: pa.Table, rejects: pa.Table, classes: Sequence[str], *, n
         "notes": notes,
         "classes": [label_of[k + 1] for k in range(len(classes))],
         "per_class": [(int(k), facts.per_class[k].tolist()) for k in by_frequency],
-        "pictures": _choose_examples(index, classes),
+        "pictures": _choose_examples(index, classes, value_range),
         "copies": find_duplicates(lambda columns: [index.select(columns)]),
         "most_rows": _MOST_ROWS,
         "rejects": rejects.slice(0, _MOST_ROWS).to_pylist(),
@@ -100,7 +111,7 @@ def browse_page(index: pa.Table, rejects: pa.Table, classes: Sequence[str], *, n
     return render("index_page.html.j2", view)
 
 
-def _choose_examples(index: pa.Table, classes: Sequence[str]) -> ExampleImages | None:
+def _choose_examples(index: pa.Table, classes: Sequence[str], value_range: ValueRange | None) -> ExampleImages | None:
     """Chooses images of each class; the choice depends only on the class and the row. None for an empty index."""
     if not len(index):
         return None
@@ -119,7 +130,7 @@ def _choose_examples(index: pa.Table, classes: Sequence[str]) -> ExampleImages |
     for start, size in zip(starts, sizes, strict=True):
         chosen.append(rows[order[start : start + min(most, size)]].tolist())
 
-    thumbnails = _read_thumbnails(index, np.unique(np.concatenate(chosen)).tolist(), classes)
+    thumbnails = _read_thumbnails(index, np.unique(np.concatenate(chosen)).tolist(), classes, value_range)
     by_class = {}
     for tag, size, chosen_rows in zip(present_tags.tolist(), sizes.tolist(), chosen, strict=True):
         by_class[tag] = (size, [thumbnails[row] for row in chosen_rows])
@@ -127,22 +138,25 @@ def _choose_examples(index: pa.Table, classes: Sequence[str]) -> ExampleImages |
     return ExampleImages(most, by_class, broken)
 
 
-def _read_thumbnails(index: pa.Table, rows: list[int], classes: Sequence[str]) -> dict[int, Thumbnail]:
+def _read_thumbnails(
+    index: pa.Table, rows: list[int], classes: Sequence[str], value_range: ValueRange | None
+) -> dict[int, Thumbnail]:
     """Reads the thumbnails of some rows, in threads; returns them by row number."""
     images = index.select(["image_id", "uri", "split", "tags"]).take(rows).to_pylist()
     uris = (image["uri"] for image in images)
     thumbnails = {}
-    with contextlib.closing(map_in_threads(_open, uris, threads=min(8, os.cpu_count() or 1))) as opened:
+    open_thumbnail = functools.partial(_open, value_range=value_range)
+    with contextlib.closing(map_in_threads(open_thumbnail, uris, threads=min(8, os.cpu_count() or 1))) as opened:
         for row, image, (picture, reason) in zip(rows, images, opened, strict=True):
             tags = [classes[tag] for tag in image["tags"]]
             thumbnails[row] = Thumbnail(image["image_id"], image["split"], tags, picture, reason)
     return thumbnails
 
 
-def _open(uri: str) -> tuple[Image.Image | None, str | None]:
+def _open(uri: str, value_range: ValueRange | None) -> tuple[Image.Image | None, str | None]:
     """Reads a small picture, or returns why it cannot be read."""
     try:
-        picture = read_picture(uri, max_pixels=PILLOW_MAX_PIXELS, max_side=_SIDE)
+        picture = read_picture(uri, max_pixels=PILLOW_MAX_PIXELS, max_side=_SIDE, value_range=value_range)
         return Image.fromarray(picture.rgb), None
     except RejectedImage as error:
         return None, error.reason

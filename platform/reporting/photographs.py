@@ -52,7 +52,12 @@ def predict_photographs(
         for photograph in photographs:
             try:
                 picture = predictor.read(photograph.uri)
-                shown = read_picture(photograph.uri, max_pixels=predictor.max_pixels, max_side=DEFAULT_MAX_SIDE)
+                shown = read_picture(
+                    photograph.uri,
+                    max_pixels=predictor.max_pixels,
+                    max_side=DEFAULT_MAX_SIDE,
+                    value_range=predictor.value_range,
+                )
             except RejectedImage as error:
                 rejected.append((photograph.uri, error.reason))
                 continue
@@ -84,13 +89,13 @@ def predict_photographs(
 
 
 def write_predicted_objects(
-    format: str, classes: Sequence[str], photographs: Sequence[Photograph], out: Path, min_area: int
+    format: str, predictor: Predictor, photographs: Sequence[Photograph], out: Path, min_area: int
 ) -> str:
     """Writes the masks of `predict_photographs` as objects for other tools, below `out / format`.
 
     Args:
         format: one of `EXPORT_FORMATS`.
-        classes: the class names.
+        predictor: the segmentation network that predicted them.
         photographs: the photographs that were predicted.
         out: the folder of `predict_photographs`.
         min_area: smallest number of pixels of an object; smaller regions are left out.
@@ -103,7 +108,7 @@ def write_predicted_objects(
         for uri, name in photographs:
             labels = decode_labels((out / "masks" / f"{name}.png").read_bytes())
             content_hash = hashlib.sha256(read_bytes(uri)).hexdigest()
-            yield LabeledImage(uri, content_hash, name, labels)
+            yield LabeledImage(uri, content_hash, name, labels, predictor.value_range)
 
     images = counted(labeled_images(), f"write {format}", len(photographs))
-    return export_objects(format, classes, images, out / format, min_area)
+    return export_objects(format, predictor.classes, images, out / format, min_area)

@@ -69,7 +69,12 @@ def suggest_images(workspace: Workspace, name: str, predictor: Predictor, count:
 
     def read() -> Iterator[Photo[dict[str, Any]]]:
         for row in rows:
-            rgb = read_rgb(row["uri"], max_side=predictor.max_side, content_hash=row["content_hash"])
+            rgb = read_rgb(
+                row["uri"],
+                max_side=predictor.max_side,
+                content_hash=row["content_hash"],
+                value_range=predictor.value_range,
+            )
             yield Photo(row, Picture(rgb, row["height"], row["width"]))
 
     def compare(row: dict[str, Any], prediction: Prediction) -> NDArray[np.int64]:
@@ -153,7 +158,7 @@ def write_suggestions(
         rows.append((suggestion.row["image_id"], mask_file, f"{100 * suggestion.need:.3f}", worst))
         masks.append(decode_labels((out / mask_file).read_bytes()))
     write_bytes(out / "suggested.csv", csv_table(["image", "mask", "need %", "class"], rows))
-    page = _render_page(workspace, name, predictor.classes, suggestions, masks)
+    page = _render_page(workspace, name, predictor, suggestions, masks)
     write_bytes(out / "suggested.html", page.encode())
 
     order = f"in the order of {out / 'suggested.html'} and .csv"
@@ -162,22 +167,26 @@ def write_suggestions(
         return description
     images = []
     for suggestion, photograph, mask in zip(suggestions, photographs, masks, strict=True):
-        images.append(LabeledImage(photograph.uri, suggestion.row["content_hash"], photograph.name, mask))
+        content_hash = suggestion.row["content_hash"]
+        images.append(LabeledImage(photograph.uri, content_hash, photograph.name, mask, predictor.value_range))
     return f"{description}; {export_objects(format, predictor.classes, images, out / format, min_area)}"
 
 
 def _render_page(
     workspace: Workspace,
     name: str,
-    classes: Sequence[str],
+    predictor: Predictor,
     suggestions: Sequence[Suggestion],
     predictions: Sequence[NDArray[np.uint8]],
 ) -> str:
     """Renders a page with each image, its pseudo mask, and its prediction among its tags."""
+    classes = predictor.classes
     masks = Shards(stage_table(workspace, name, "pseudo_masks", "masks"), ["labels"])
     panels = []
     for (row, _, _), prediction in zip(suggestions, predictions, strict=True):
-        image = read_rgb(row["uri"], max_side=2 * CELL_HEIGHT, content_hash=row["content_hash"])
+        image = read_rgb(
+            row["uri"], max_side=2 * CELL_HEIGHT, content_hash=row["content_hash"], value_range=predictor.value_range
+        )
         pseudo_mask = decode_labels(masks.rows(row["image_id"])["labels"][0].as_py())
         size = image.shape[:2]
         panels.append(

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mcis.datasets.errors import BadFile
+from mcis.datasets.images.value_range import ValueRange
 from mcis.datasets.index import shown
 from mcis.datasets.storage.files import sync
 from mcis.datasets.storage.folders import TEMPORARY_NAME
@@ -52,9 +53,11 @@ class IndexResult(StageResult):
 
     Attributes:
         classes: the K class names; tag k is the class at position k.
+        value_range: `data.value_range`, with which its images are read.
     """
 
     classes: tuple[str, ...]
+    value_range: ValueRange | None = None
 
     @property
     def images(self) -> dict[str, int]:

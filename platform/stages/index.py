@@ -23,6 +23,7 @@ from mcis.datasets.index import (
     check_images,
     find_duplicates,
     reject_out_of_bounds,
+    reject_unknown_ranges,
     shown,
     with_check_columns,
     with_checks,
@@ -30,6 +31,7 @@ from mcis.datasets.index import (
 from mcis.datasets.sources import SOURCES
 from mcis.datasets.storage.folders import remove
 from mcis.datasets.tables.large_tables import in_shards, release_arrow_memory, table_digest, take_rows
+from mcis.datasets.unclear_pixels import UnclearPixels
 from mcis.platform.config.sections import Config, sources_of
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.runs.context import RunContext
@@ -70,8 +72,9 @@ def run(config: Config, context: RunContext) -> IndexResult:
     checked, num_opened = _check_images(table, config, context)
     del table  # `checked` yields shards and frees the listing with the last one
     rejected: list[pa.Table] = []
+    unclear = UnclearPixels(config.data.value_range)
     index_file = context.output / "index.parquet"
-    write_batches(index_file, INDEX_SCHEMA, _accepted_images(checked, rejected))
+    write_batches(index_file, INDEX_SCHEMA, _accepted_images(checked, rejected, unclear))
     release_arrow_memory()  # returns the listing's memory to the system
 
     rejects = pa.concat_tables([REJECTS_SCHEMA.empty_table(), *rejected])
@@ -88,10 +91,14 @@ def run(config: Config, context: RunContext) -> IndexResult:
         notes = (*notes, f"{len(rejects)} of {num_images} images are rejected: {_reasons(rejects)}")
     copies = find_duplicates(functools.partial(read_parts, index_file))
     kinds = [reason.partition(":")[0] for reason in rejects["reason"].to_pylist()]
+    identity: list[Any] = [table_digest(read_parts(index_file, _IDENTITY_COLUMNS)), classes]
+    if config.data.value_range:
+        identity.append(config.data.value_range)
     return IndexResult(
-        identity=fingerprint(table_digest(read_parts(index_file, _IDENTITY_COLUMNS)), classes),
+        identity=fingerprint(*identity),
         classes=classes,
-        notes=(*notes, *_notes(train_counts, num_untagged, copies)),
+        value_range=config.data.value_range,
+        notes=(*notes, *unclear.notes(), *_notes(train_counts, num_untagged, copies)),
         counts={
             "images": _value_counts(index["split"]),
             "domains": _value_counts(index["domain"]),
@@ -104,17 +111,22 @@ def run(config: Config, context: RunContext) -> IndexResult:
     )
 
 
-def _accepted_images(shards: Iterator[pa.Table], rejected: list[pa.Table]) -> Iterator[pa.Table]:
+def _accepted_images(
+    shards: Iterator[pa.Table], rejected: list[pa.Table], unclear: UnclearPixels
+) -> Iterator[pa.Table]:
     """Yields the rows of accepted images (INDEX_SCHEMA).
 
     Args:
         shards: tables of CHECKED_SCHEMA.
         rejected: list to which the rows of rejected images (REJECTS_SCHEMA) are appended.
+        unclear: counts the images whose pixels are unclear.
     """
     for shard in shards:
         is_accepted = shard["reason"].is_null()
         rejected.append(shard.filter(pc.invert(is_accepted)).select(REJECTS_SCHEMA.names).cast(REJECTS_SCHEMA))
-        yield shard.filter(is_accepted).select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)
+        accepted = shard.filter(is_accepted)
+        unclear.add(accepted)
+        yield accepted.select(INDEX_SCHEMA.names).cast(INDEX_SCHEMA)
 
 
 def open_images(max_pixels: int, rows: pa.Table) -> pa.Table:
@@ -199,8 +211,9 @@ def _shards(table: pa.Table, verdict_rows: NDArray[np.int64], verdicts: pa.Table
     start = 0
     for shard in in_shards([table]):
         shard_verdicts = take_rows(verdicts, verdict_rows[start : start + len(shard)])
-        bounded = reject_out_of_bounds(shard_verdicts, config.data.min_side, config.data.max_pixels)
-        yield with_check_columns(shard, bounded)
+        verdicts_here = reject_out_of_bounds(shard_verdicts, config.data.min_side, config.data.max_pixels)
+        verdicts_here = reject_unknown_ranges(verdicts_here, config.data.value_range)
+        yield with_check_columns(shard, verdicts_here)
         start += len(shard)
 
 

@@ -47,7 +47,9 @@ class PredictRows:
         return pa.Table.from_pylist(predictions, schema=PREDICTIONS_SCHEMA)
 
     def _read(self, row: dict[str, Any]) -> Photo[dict[str, Any]]:
-        rgb = read_rgb(row["uri"], max_side=self.max_side, content_hash=row["content_hash"])
+        rgb = read_rgb(
+            row["uri"], max_side=self.max_side, content_hash=row["content_hash"], value_range=self.predictor.value_range
+        )
         return Photo(row, Picture(rgb, row["height"], row["width"]))
 
 

@@ -160,7 +160,7 @@ def panels_of(config: Config, context: RunContext, rows: pa.Table, split: str) -
     panels = []
     for row in rows.to_pylist():
         image_id = row["image_id"]
-        image = read_rgb(row["uri"], max_side=config.data.max_side)
+        image = read_rgb(row["uri"], max_side=config.data.max_side, value_range=config.data.value_range)
         height, width = image.shape[:2]
         truth = None
         if "evaluate" in inputs and row["mask_uri"] and stamp(row["mask_uri"]):

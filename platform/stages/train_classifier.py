@@ -141,8 +141,10 @@ def _images(
         features = features_cache(rows, config, context, **cache_options)
         if features:
             return features
-    cache = decoded_cache(rows, section.input_size, context, config.compute) if cached else None
-    return Squares(Texts(rows["uri"]), section.input_size, cache=cache, hashes=Texts(rows["content_hash"]))
+    size = section.input_size
+    value_range = config.data.value_range
+    cache = decoded_cache(rows, size, context, config.compute, value_range) if cached else None
+    return Squares(Texts(rows["uri"]), size, cache=cache, hashes=Texts(rows["content_hash"]), value_range=value_range)
 
 
 def _statistics(config: Config, context: RunContext, rows: pa.Table, images: Squares | Features) -> Statistics:

@@ -7,6 +7,7 @@ import struct
 import time
 import zlib
 from io import BytesIO
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,9 @@ from PIL import Image, ImageFile
 from mcis.datasets.images.decode import (
     MAX_PIXELS,
     READS_HEIF,
+    PictureCheck,
     RejectedImage,
+    check_picture,
     decode_labels,
     decode_picture,
     decode_saliency,
@@ -28,6 +31,7 @@ from mcis.datasets.images.decode import (
 )
 from mcis.datasets.images.masks import decode_mask
 from mcis.datasets.images.matlab import decode_mat_labels
+from mcis.datasets.images.value_range import likely_range
 
 H = 40
 W = 48
@@ -52,7 +56,7 @@ def chunk(name: bytes, content: bytes) -> bytes:
     return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))
 
 
-def decode_rgb(data: bytes, **options: int) -> np.ndarray:
+def decode_rgb(data: bytes, **options: Any) -> np.ndarray:
     return decode_picture(data, **options).rgb
 
 
@@ -152,6 +156,111 @@ WIDE = np.full((H, W), 70_000, np.int32)
 @pytest.mark.parametrize("values", [WIDE, -WIDE, WIDE.astype(np.float32)], ids=["large", "negative", "float"])
 def test_integers_and_floats_of_unknown_range_are_rejected(values: np.ndarray):
     assert rejection(decode_rgb, encoded(values, "TIFF")).reason.startswith("unsupported: ")
+
+
+# --- gray of more than 8 bits: data.value_range
+
+TWELVE_BITS = np.linspace(0, 4095, H * W).astype(np.uint16).reshape(H, W)
+DEEP_GRAY: dict[str, tuple[bytes, tuple[float, float]]] = {
+    "png": (encoded(TWELVE_BITS), (0, 4095)),
+    "tiff": (encoded(TWELVE_BITS, "TIFF"), (0, 4095)),
+    "jpeg 2000": (encoded(TWELVE_BITS, "JPEG2000"), (0, 4095)),
+    "32 bits": (encoded(TWELVE_BITS.astype(np.int32) - 100, "TIFF"), (-100, 3995)),
+    "float": (encoded(TWELVE_BITS.astype(np.float32) / 4095, "TIFF"), (0, 1)),
+    "part": (encoded(TWELVE_BITS), (1000, 2000)),
+}
+
+
+@pytest.mark.parametrize("name", DEEP_GRAY)
+def test_value_range_becomes_black_to_white(name: str):
+    data, value_range = DEEP_GRAY[name]
+    black, white = (1000, 2000) if name == "part" else (0, 4095)
+    expected = np.rint(np.clip((TWELVE_BITS.astype(float) - black) / (white - black), 0, 1) * 255)
+
+    rgb = decode_rgb(data, value_range=value_range)
+
+    assert rgb.dtype == np.uint8
+    assert np.abs(rgb - expected[..., None]).max() <= (name == "float")  # float32 may round the other way
+    square = decode_square(data, 32, value_range=value_range)
+    np.testing.assert_array_equal(square, resized(rgb, 32, 32))
+
+
+@pytest.mark.parametrize("form", ["PNG", "TIFF"])
+@pytest.mark.parametrize("pixels", [RAMP, RAMP[..., 0]], ids=["color", "gray"])
+def test_value_range_does_not_change_pixels_of_8_bits(form: str, pixels: np.ndarray):
+    data = encoded(pixels, form)
+    np.testing.assert_array_equal(decode_rgb(data, value_range=(0, 10)), decode_rgb(data))
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (WIDE, "unsupported: integer pixels from 70000 to 70000, .* data.value_range=70000,70001"),
+        (WIDE - 70_005, "unsupported: integer pixels from -5 to -5, .* data.value_range=-5,255"),
+        (RAMP[..., 0] / np.float32(255), "unsupported: floating-point pixels from 0 to 0.7.*, .* data.value_range=0,1"),
+    ],
+    ids=["large", "negative", "float"],
+)
+def test_values_of_unknown_range_are_rejected_with_a_setting(values: np.ndarray, reason: str):
+    assert re.match(reason, rejection(decode_rgb, encoded(values, "TIFF")).reason)
+
+
+@pytest.mark.parametrize("decode", [decode_rgb, check_picture, decode_saliency])
+def test_pixels_that_are_not_numbers_are_rejected(decode: Any):
+    values = np.full((H, W), np.nan, np.float32)
+    assert rejection(decode, encoded(values, "TIFF")).reason == "unsupported: pixels that are not finite numbers"
+
+
+def test_floating_point_saliency_is_rejected():
+    reason = rejection(decode_saliency, encoded(np.zeros((H, W), np.float32), "TIFF")).reason
+    assert reason == "unsupported: a saliency map with values from 0 to 0; expected gray of 1, 8 or 16 bits"
+
+
+@pytest.mark.parametrize(
+    ("kind", "low", "high", "expected"),
+    [
+        ("integers", 0, 4095, (0, 4095)),
+        ("integers", 3, 900, (0, 1023)),
+        ("integers", 7_000, 9_000, (7_000, 16383)),
+        ("integers", 0, 0, (0, 255)),
+        ("floats", 0.1, 0.9, (0, 1)),
+        ("floats", -1, 1, (-1, 1)),
+        ("floats", 290, 310, (290, 310)),
+    ],
+)
+def test_likely_range(kind: str, low: float, high: float, expected: tuple[float, float]):
+    assert likely_range(kind, low, high) == expected
+
+
+# --- check_picture
+
+HALF_TRANSPARENT = np.dstack([RAMP, np.where(np.arange(W) < W // 2, 0, 255) + np.zeros((H, 1))]).astype(np.uint8)
+MOSTLY_TRANSPARENT = np.dstack([RAMP, np.where(np.arange(W) < W // 2 + 1, 0, 255) + np.zeros((H, 1))]).astype(np.uint8)
+DEEP_ROWS = b"".join(b"\0" + row.tobytes() for row in (RAMP.astype(np.uint16) * 10).astype(">u2"))
+CHECKED: dict[str, tuple[bytes, tuple[str | None, float | None, float | None]]] = {
+    "jpeg": (encoded(RAMP, "JPEG"), (None, None, None)),
+    "palette": (encoded(Image.fromarray(RAMP).quantize(16)), (None, None, None)),
+    "half transparent": (encoded(HALF_TRANSPARENT), (None, None, None)),
+    "mostly transparent": (encoded(MOSTLY_TRANSPARENT), ("transparent", None, None)),
+    "transparent palette": (
+        encoded(Image.fromarray(RAMP).quantize(16), transparency=bytes(16)),
+        ("transparent", None, None),
+    ),
+    "12 bits": (encoded(TWELVE_BITS), ("integers", 0, 4095)),
+    "float": (encoded(TWELVE_BITS.astype(np.float32) / 4095, "TIFF"), ("floats", 0, 1)),
+    "beyond 16 bits": (encoded(WIDE, "TIFF"), ("integers", 70_000, 70_000)),
+    "color of 16 bits": (png(W, H, 16, 2, DEEP_ROWS), ("deep color", 0, 2047)),
+    "labels": (encoded(RAMP[..., 0] // 10), ("black", None, None)),
+    "dark": (encoded(np.full((H, W), 32, np.uint8)), (None, None, None)),
+    "white": (encoded(np.full((H, W), 224, np.uint8)), ("white", None, None)),
+    "white on transparent": (encoded(np.full((H, W, 4), (255, 255, 255, 200), np.uint8)), ("white", None, None)),
+}
+
+
+@pytest.mark.parametrize("name", CHECKED)
+def test_unclear_pixels_are_found(name: str):
+    data, expected = CHECKED[name]
+    assert check_picture(data) == PictureCheck(H, W, *expected)
 
 
 def test_gray_is_repeated_in_all_channels():

@@ -9,6 +9,7 @@ import warnings
 import zlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,6 +18,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from mcis.datasets.images.decode import MAX_PIXELS, RejectedImage, decode_picture
+from mcis.datasets.images.value_range import likely_range
 from mcis.datasets.index import LISTING_SCHEMA, check_images
 from mcis.platform.cli import app
 from mcis.platform.outputs.read_index import open_index
@@ -27,6 +29,9 @@ H = 40
 W = 48
 PIXELS = np.random.default_rng(1).integers(0, 256, (H, W, 3), np.uint8)
 PIXELS[10:30, 10:30] = (200, 30, 30)  # compressible
+
+RANGE = (0.0, 1.0)
+"""Values of `data.value_range`."""
 
 Damage = Callable[[bytes, np.random.Generator], bytes]
 
@@ -57,6 +62,7 @@ SEEDS = {
     "png": saved(RGB, "PNG", exif=turned()),
     "png 16": saved(GREY.astype(np.uint16) * 257, "PNG"),
     "png palette": saved(RGB.quantize(16), "PNG", transparency=3),
+    "png hidden": saved(np.dstack([PIXELS, np.zeros((H, W), np.uint8)]), "PNG"),
     "png alpha": saved(RGB.convert("RGBA"), "PNG"),
     "png animated": saved(RGB, "PNG", **FRAMES),
     "gif": saved(RGB, "GIF", **FRAMES),
@@ -69,10 +75,13 @@ SEEDS = {
     "tiff lzw": saved(RGB, "TIFF", compression="tiff_lzw"),
     "tiff jpeg": saved(RGB, "TIFF", compression="jpeg"),
     "tiff 16": saved(GREY.astype(np.uint16) * 257, "TIFF"),
+    "tiff 32": saved(GREY.astype(np.int32) * 9 - 70, "TIFF"),
+    "tiff float": saved(GREY.astype(np.float32) / 255, "TIFF"),
     "ppm": saved(RGB, "PPM"),
     "avif": saved(RGB, "AVIF"),
     "avif animated": saved(RGB, "AVIF", **FRAMES),
     "jp2": saved(RGB, "JPEG2000"),
+    "jp2 16": saved(GREY.astype(np.uint16) * 16, "JPEG2000"),
     "jp2 alpha": saved(RGB.convert("RGBA"), "JPEG2000"),
     "pgm plain": b"P2 40 40 255\n" + b" ".join(str(v).encode() for v in GREY[:40, :40].ravel()),
 }
@@ -213,6 +222,11 @@ def write_files(folder: Path, files: dict[str, bytes]) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=LISTING_SCHEMA)
 
 
+def range_of(row: dict[str, Any]) -> tuple[float, float] | None:
+    """Returns a range for an image that needs one."""
+    return likely_range(row["pixels"], row["low"], row["high"]) if row["pixels"] in ("integers", "floats") else None
+
+
 def is_valid_reason(reason: str) -> bool:
     return 0 < len(reason) < 500 and reason.isprintable() and bool(reason.encode("utf-8"))
 
@@ -233,7 +247,7 @@ def test_damaged_files_are_accepted_or_rejected_with_a_reason(tmp_path: Path) ->
             assert (row["height"], row["width"]) == (0, 0)
             kinds[reason.partition(":")[0]] += 1
             continue
-        rgb = decode_picture(files[row["image_id"]]).rgb
+        rgb = decode_picture(files[row["image_id"]], value_range=range_of(row)).rgb
         assert rgb.dtype == np.uint8
         assert rgb.shape == (row["height"], row["width"], 3)
         assert min(rgb.shape[:2]) >= 32
@@ -257,7 +271,8 @@ def test_an_index_of_damaged_files_lists_each_of_them(ray_local: None, tmp_path:
     lines = [f"images/{name},{'cat' if n % 2 else 'dog'}" for n, name in enumerate(names)]
     (tmp_path / "photos.csv").write_text("\n".join(["image,tags", *lines]) + "\n")
     workspace = ["--workspace", str(tmp_path / "workspace")]
-    done = CliRunner().invoke(app, ["index", "tags", str(tmp_path / "photos.csv"), *workspace])
+    value_range = "data.value_range={},{}".format(*RANGE)
+    done = CliRunner().invoke(app, ["index", "tags", str(tmp_path / "photos.csv"), value_range, *workspace])
 
     assert done.exit_code == 0, done.output
 
@@ -274,7 +289,8 @@ def test_an_index_of_damaged_files_lists_each_of_them(ray_local: None, tmp_path:
     assert f"rejected: {len(rejected)}" in done.output
 
     for row in found.index.to_pylist():
-        assert decode_picture(files[Path(row["uri"]).name]).rgb.shape == (row["height"], row["width"], 3)
+        rgb = decode_picture(files[Path(row["uri"]).name], value_range=RANGE).rgb
+        assert rgb.shape == (row["height"], row["width"], 3)
     browsed = CliRunner().invoke(app, ["index", "browse", "--name", "index-tags", *workspace])
     assert browsed.exit_code == 0, browsed.output
 

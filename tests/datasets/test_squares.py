@@ -15,7 +15,7 @@ from PIL import Image
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_square
-from mcis.datasets.images.squares import Squares, image_bytes, make_squares, read_rgb
+from mcis.datasets.images.squares import Squares, image_bytes, make_squares, read_picture, read_rgb, read_squares
 from mcis.datasets.storage.files import stamps
 from mcis.platform.runs.files import write_table
 
@@ -68,6 +68,26 @@ def test_read_rgb_names_a_file_that_is_gone(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a\.png") as caught:
         read_rgb(str(tmp_path / "a.png"))
     assert "--from index" in caught.value.remedy
+
+
+def test_every_reader_uses_the_value_range(tmp_path: Path) -> None:
+    uri = str(tmp_path / "a.png")
+    values = np.linspace(0, 4095, SIZE * SIZE).astype(np.uint16).reshape(SIZE, SIZE)
+    Image.fromarray(values).save(uri)
+    expected_pixels = np.rint(values / 4095 * 255)[..., None].repeat(3, axis=-1)
+    rows = rows_of([uri])
+    value_range = (0.0, 4095.0)
+    write_table(tmp_path / "cache/part-00000000-00000001.arrow", make_squares(SIZE, value_range)(rows))
+
+    read = [
+        read_rgb(uri, value_range=value_range),
+        read_picture(uri, value_range=value_range).rgb,
+        read_squares(rows, SIZE, value_range)[0],
+        Squares([uri], SIZE, value_range=value_range)(np.array([0]))[0],
+        Squares([uri], SIZE, cache=tmp_path / "cache")(np.array([0]))[0],
+    ]
+    for pixels in read:
+        np.testing.assert_array_equal(pixels, expected_pixels)
 
 
 @pytest.fixture

@@ -159,3 +159,71 @@ def test_sources_are_listed_once_per_call(photos: Path, ray_local: None, monkeyp
         sources = pipeline.check(resolved.config, workspace, "index-tags", until="index")
         pipeline.run(resolved, workspace, "index-tags", until="index", sources=sources)
         assert (asked, sources._listing) == (["tags"] * calls, None), "and nobody holds it behind the index"
+
+
+# --- pixels of unclear meaning
+
+
+def write_deep_images(folder: Path) -> None:
+    """Replaces images: 0 to 2 by gray of 12 bits, 3 by color of 16 bits, 4 by hidden colors, and 5 by labels."""
+    values = np.linspace(0, 4095, 2000).astype(np.uint16).reshape(40, 50)
+    for n in range(3):
+        Image.fromarray(values).save(folder / f"{n}.png")
+    Image.fromarray(np.zeros((40, 50, 4), np.uint8)).save(folder / "4.png")
+    Image.fromarray((values // 400).astype(np.uint8)).save(folder / "5.png")
+
+
+def test_unclear_pixels_are_noted_once_with_their_number(photos: Path, ray_local: None) -> None:
+    write_deep_images(photos.parent)
+    workspace = Workspace(photos.parent / "workspace")
+
+    images, rejects, _ = indexed(photos)
+    notes = open_index(workspace, "index-tags").notes
+    _, _, opened = indexed(photos, "data.value_range=0,4095")
+    noted = open_index(workspace, "index-tags")
+
+    assert (images, rejects) == (all_but(), {})
+    assert [note for note in notes if "data.value_range" in note] == [
+        "3 gray image(s) have more than 8 bits and values from 0 to 4095; 0 is read as black and 65535 as white "
+        "(data.value_range): 0.png, 1.png, 2.png. The values use a small part of this range; if theirs is another, set "
+        "data.value_range=0,4095"
+    ]
+    assert sum("1 image(s) are transparent in most of their pixels, which are read as white: 4.png" in n for n in notes)
+    assert sum("1 image(s) are almost black, with no value above 31 of 255: 5.png" in note for note in notes) == 1
+    assert opened == 0, "the values are stored with the verdicts"
+    assert noted.value_range == (0, 4095)
+    assert [note for note in noted.notes if "data.value_range" in note] == [
+        "3 gray image(s) have more than 8 bits and values from 0 to 4095; 0 is read as black and 4095 as white "
+        "(data.value_range): 0.png, 1.png, 2.png"
+    ]
+
+
+def test_value_range_changes_the_keys_of_later_stages(photos: Path, ray_local: None) -> None:
+    workspace = Workspace(photos.parent / "workspace")
+    identities = []
+    for overrides in ([], ["data.value_range=0,4095"], ["data.value_range=[0, 255]"]):
+        indexed(photos, *overrides)
+        identities.append(read_result(workspace.outputs("index-tags")["index"], IndexResult).identity)
+    assert len(set(identities)) == 3
+
+
+def test_floating_point_images_need_a_value_range(photos: Path, ray_local: None) -> None:
+    Image.fromarray(np.linspace(0, 1, 2000).astype(np.float32).reshape(40, 50)).save(photos.parent / "3.tif")
+    photos.write_text(photos.read_text().replace("3.png", "3.tif"))
+
+    images, rejects, _ = indexed(photos)
+    assert images == all_but(3)
+    assert rejects == {
+        "3.tif": "unsupported: floating-point pixels from 0 to 1, whose range is unknown; name the values of black and "
+        "white, for example by data.value_range=0,1"
+    }
+
+    images, rejects, opened = indexed(photos, "data.value_range=0,1")
+    assert "3.tif" in images
+    assert (len(images), rejects, opened) == (IMAGES, {}, 0)
+
+
+@pytest.mark.parametrize("value", ["1,0", "0,0", "0", "black,white", "0,nan", "[0, 1, 2]"])
+def test_invalid_value_ranges_are_refused(value: str) -> None:
+    with pytest.raises(UserError, match=r"data\.value_range"):
+        resolve("tags", "scratch", {"data.tags.table": "t.csv"}, [f"data.value_range={value}"])

@@ -187,7 +187,7 @@ def test_the_status_is_1_if_a_file_is_rejected(trained: Callable[..., Path], pho
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [
-        (["--set", "segmenter.width=3"], "keys predict.*, data.max_side, data.max_pixels or data"),
+        (["--set", "segmenter.width=3"], "keys predict.*, data.max_side, data.max_pixels, data.value_range or data"),
         (["--set", "predict.crop=no"], "predict.crop"),
         (["--name", "absent"], "has no trained segmentation network"),
     ],
@@ -201,6 +201,28 @@ def test_wrong_options_are_refused(
     assert done.exit_code == 1
     assert found in done.output
     assert not (tmp_path / "out").exists()
+
+
+def test_gray_of_more_than_8_bits_is_predicted_in_its_value_range(trained: Callable[..., Path], tmp_path: Path) -> None:
+    run = trained(2)
+    gray = np.asarray(noise(60, 90).convert("L"))
+    (tmp_path / "photos").mkdir()
+    Image.fromarray(gray).save(tmp_path / "photos/plain.png")
+    Image.fromarray(gray.astype(np.uint16) * 16).save(tmp_path / "photos/deep.png")
+    Image.fromarray(gray.astype(np.float32) * 16).save(tmp_path / "photos/float.tif")
+    arguments = [str(tmp_path / "photos"), "--out", str(tmp_path / "out")]
+
+    status, _ = predict(run, *arguments)
+    (rejected,) = rows(tmp_path / "out/rejects.csv")
+    assert (status, Path(rejected["image"]).name) == (1, "float.tif")
+    assert rejected["reason"].endswith("for example by data.value_range=0,4080")
+
+    status, _ = predict(run, *arguments, "data.value_range=0,4080")
+    assert status == 0
+    for folder, suffix in (("masks", "png"), ("overlays", "jpg")):
+        plain, *others = (tmp_path / "out" / folder / f"{name}.{suffix}" for name in ("plain", "deep", "float"))
+        for other in others:
+            assert other.read_bytes() == plain.read_bytes()
 
 
 @pytest.mark.parametrize(

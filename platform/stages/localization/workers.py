@@ -193,7 +193,7 @@ class Embed:
         Libraries choose kernels by shape. With a constant batch size, the features of an image are the same to the bit,
         regardless of the other images in its batch.
         """
-        pixels = read_squares(rows, self.config.classifier.input_size)
+        pixels = read_squares(rows, self.config.classifier.input_size, self.config.data.value_range)
         pixels = pixels[np.minimum(np.arange(self.batch), len(rows) - 1)]
         return self.model.backbone.normalize(to_float_images(torch.from_numpy(pixels).to(self.device)))
 
