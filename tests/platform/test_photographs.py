@@ -215,7 +215,7 @@ def test_gray_of_more_than_8_bits_is_predicted_in_its_value_range(trained: Calla
     status, _ = predict(run, *arguments)
     (rejected,) = rows(tmp_path / "out/rejects.csv")
     assert (status, Path(rejected["image"]).name) == (1, "float.tif")
-    assert rejected["reason"].endswith("for example by data.value_range=0,4080")
+    assert rejected["reason"].endswith("for example by data.value_range=0,3968")
 
     status, _ = predict(run, *arguments, "data.value_range=0,4080")
     assert status == 0
