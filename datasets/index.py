@@ -6,7 +6,6 @@ INDEX_SCHEMA and REJECTS_SCHEMA are the contract between the sources and all lat
 import errno
 import functools
 import hashlib
-import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ from mcis.datasets.images.decode import MAX_PIXELS, MAX_REASON, RejectedImage, c
 from mcis.datasets.images.value_range import ValueRange, range_problem
 from mcis.datasets.storage.faults import access_refused, error_text, retry_io
 from mcis.datasets.storage.files import read_bytes
-from mcis.datasets.storage.folders import MAX_NAME_BYTES
+from mcis.datasets.storage.folders import MAX_NAME_BYTES, describe_length
 from mcis.datasets.tables.large_tables import repeated_texts, text_hashes
 
 _MAX_IMAGE_NAME = MAX_NAME_BYTES - len(".png")
@@ -216,17 +215,9 @@ def _check_file(uri: str, min_side: int, max_pixels: int) -> ImageCheck:
         raise access_refused(uri, error) from None
     except (OSError, ValueError) as error:  # ValueError: the path contains a null byte
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            return ImageCheck(0, 0, content_hash, _length_problem(uri))
+            return ImageCheck(0, 0, content_hash, f"cannot be read: {describe_length(uri)}")
         return ImageCheck(0, 0, content_hash, one_line(f"cannot be read: {error_text(error)}", MAX_REASON))
     return ImageCheck(height, width, content_hash, None, pixels, low, high)
-
-
-def _length_problem(uri: str) -> str:
-    """Returns the reason to reject an image whose path the file system does not accept."""
-    longest = max(len(os.fsencode(part)) for part in uri.split("/"))
-    if longest > MAX_NAME_BYTES:
-        return f"cannot be read: a name in its path has {longest} bytes, and the limit is {MAX_NAME_BYTES}"
-    return f"cannot be read: its path has {len(os.fsencode(uri))} bytes, which is too long for the system"
 
 
 def find_duplicates(read: Callable[[list[str]], Iterable[pa.Table]]) -> list[list[str]]:

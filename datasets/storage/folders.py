@@ -33,6 +33,8 @@ LOCAL_NAMES = {"cache", "data", "mlflow", "mlflow.db"}
 """Names in a folder at a URI that are never uploaded to the bucket."""
 MAX_NAME_BYTES = 255
 """Maximum length of a file name in bytes, on all common file systems."""
+_MAX_PATH_BYTES = 4095
+"""Maximum length of a path in bytes, on Linux."""
 TEMPORARY_NAME = re.compile(r"\..+\.(?P<host>[A-Za-z0-9-]+)\.(?P<pid>\d{1,9})")
 """Matches the names that `temporary_path` returns."""
 REPEAT_STAGE = "repeat the stage that wrote it"
@@ -199,6 +201,15 @@ def _download(uri: str, path: Path, expected: Stamp) -> None:
 def host_name() -> str:
     """Returns the name of this machine, restricted to letters, digits and hyphens."""
     return re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname()) or "localhost"
+
+
+def describe_length(path: str) -> str:
+    """Returns the lengths of a path that a file system refused as too long, and the usual limits, for a message."""
+    longest_name = max(len(os.fsencode(part)) for part in path.split("/"))
+    return (
+        f"the longest name in it has {longest_name} bytes and the whole path {len(os.fsencode(path))}; "
+        f"most file systems accept {MAX_NAME_BYTES} and {_MAX_PATH_BYTES}"
+    )
 
 
 def temporary_path(path: Path) -> Path:

@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage import folders
 from mcis.datasets.storage.files import Stamp, stamp, stamps_of_column, sync
-from mcis.datasets.storage.folders import fetch_file, files_below, names_in, read_file
+from mcis.datasets.storage.folders import describe_length, fetch_file, files_below, names_in, read_file
 from mcis.datasets.tables.large_tables import in_shards, table_digest
 from mcis.datasets.tables.shards import read_parquet
 
@@ -75,7 +75,7 @@ _FULL_DISK_MESSAGE = re.compile(
 
 
 def full_disk(error: BaseException, disk: str) -> UserError | None:
-    """Converts an error that a full disk caused to a UserError; None for any other error.
+    """Converts an error of a full disk, or of a file that is too large for it, to a UserError; None for any other.
 
     Libraries often pass the system's error on as text, so error numbers and messages are both checked.
 
@@ -93,6 +93,12 @@ def full_disk(error: BaseException, disk: str) -> UserError | None:
         reason = error.strerror
     if reason is None:
         return None
+    if reason == os.strerror(errno.EFBIG):
+        return UserError(
+            f"a file is too large for {disk} ({reason})",
+            "a file system, and a limit of `ulimit -f`, that accept larger files",
+            "raise the limit or move the workspace (--workspace DIR), then repeat the command: finished work is kept",
+        )
     return UserError(
         f"no space left on {disk} ({reason})",
         "free space for the next file",
@@ -100,8 +106,38 @@ def full_disk(error: BaseException, disk: str) -> UserError | None:
     )
 
 
-_NOT_WRITABLE = errno.EROFS, errno.EACCES, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EEXIST, errno.EISDIR
-_NO_LOCKS = errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP
+class _Refusal(NamedTuple):
+    """The second and third part of a UserError about a file that cannot be written."""
+
+    expected: str
+    remedy: str
+
+
+_NOT_PERMITTED = _Refusal(
+    "a folder to which this user may write", "correct its permissions, or choose another --out or --workspace"
+)
+_NAME_TAKEN = _Refusal(
+    "a name that no other file or folder has", "move the other one away, or choose another --out or --workspace"
+)
+_TOO_LONG = _Refusal("a shorter path", "choose a shorter --name, or another --out or --workspace")
+_NO_LOCKS = _Refusal(
+    "a file system with locks (flock), which a workspace needs",
+    "choose another --workspace, or mount the file system with locks (NFS without nolock, Lustre with flock)",
+)
+_REFUSALS = {
+    errno.EACCES: _NOT_PERMITTED,
+    errno.EPERM: _NOT_PERMITTED,
+    errno.EROFS: _NOT_PERMITTED,
+    errno.EEXIST: _NAME_TAKEN,
+    errno.EISDIR: _NAME_TAKEN,
+    errno.ENOTDIR: _NAME_TAKEN,
+    errno.ENAMETOOLONG: _TOO_LONG,
+    errno.ENOLCK: _NO_LOCKS,
+    errno.ENOSYS: _NO_LOCKS,
+    errno.ENOTSUP: _NO_LOCKS,
+    errno.EOPNOTSUPP: _NO_LOCKS,
+}
+"""Texts for the errors of a file system that the user can correct, by error number."""
 
 
 @contextlib.contextmanager
@@ -113,14 +149,18 @@ def disk_errors(folder: Path) -> Iterator[None]:
         full = full_disk(error, f"the disk of {folder}")
         if full:
             raise full from None
-        if isinstance(error, OSError) and error.errno in (*_NOT_WRITABLE, *_NO_LOCKS):
-            raise UserError(
-                f"{error.filename2 or error.filename or folder} cannot be written ({error.strerror})",
-                "a writable folder; a workspace also needs a file system with locks (flock)",
-                "choose another --out or --workspace, or mount the file system with locks (NFS without nolock, Lustre "
-                "with flock)",
-            ) from None
+        if isinstance(error, OSError) and error.errno in _REFUSALS:
+            raise _write_error(error, folder) from None
         raise
+
+
+def _write_error(error: OSError, folder: Path) -> UserError:
+    path = str(error.filename2 or error.filename or folder)
+    reason = error.strerror
+    if error.errno == errno.ENAMETOOLONG:
+        reason = f"{reason}: {describe_length(path)}"
+    expected, remedy = _REFUSALS[error.errno or 0]
+    return UserError(f"{path} cannot be written ({reason})", expected, remedy)
 
 
 @contextlib.contextmanager

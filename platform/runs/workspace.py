@@ -30,11 +30,13 @@ from pydantic import AfterValidator, Field
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import CHECKS_VERSION
-from mcis.datasets.storage.folders import TEMPORARY_NAME, fetch_below, names_in, path_exists, uri_of
+from mcis.datasets.storage.folders import MAX_NAME_BYTES, TEMPORARY_NAME, fetch_below, names_in, path_exists, uri_of
 from mcis.platform.runs.files import disk_errors, read_record_of, write_json
 
 SUMMARY = "summary.json"
 """File with the result of a stage, in its output. It is written last, so it also marks the output as finished."""
+_MAX_RUN_NAME = MAX_NAME_BYTES - len(".run-.lock")
+"""Maximum length of a run's name in bytes, see `Workspace.lock_file`."""
 OUTPUT = re.compile(r"[a-z_]+-[0-9a-f]{16}")
 """Names of outputs in store/: <stage>-<key>."""
 CACHE = re.compile(r"(?P<name>[a-z]+\d*(-[0-9a-f]{16}){1,2})(\.part)?")
@@ -192,7 +194,7 @@ class Workspace:
         """The folder of a run or study; with `create`, it is created if it does not exist.
 
         Raises:
-            UserError: the name is empty, starts with a dot, or has characters that are not allowed.
+            UserError: the name is empty, starts with a dot, is too long, or has characters that are not allowed.
         """
         has_valid_characters = all(character.isalnum() or character in "._-+" for character in name)
         if not name or not has_valid_characters or name.startswith("."):
@@ -201,6 +203,13 @@ class Workspace:
                 "letters, digits, '.', '_', '-' and '+', with no '.' at the start",
                 "choose another --name",
             )
+        if len(name.encode()) > _MAX_RUN_NAME:
+            raise UserError(
+                f"a run name of {len(name.encode())} bytes: {name[:60]}...",
+                f"at most {_MAX_RUN_NAME} bytes, because the file of the run's lock is named after it",
+                "choose a shorter --name",
+            )
+
         folder = self.runs / name
         if create:
             with disk_errors(folder):

@@ -1,6 +1,9 @@
 """The workspace: a file is written completely or not at all, also on a disk that is really full."""
 
 import contextlib
+import errno
+import os
+import re
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
@@ -112,6 +115,48 @@ def test_a_full_disk_is_recognized_in_errors_of_libraries(full_disk: Path, write
         write(full_disk)
     with pytest.raises(ValueError, match="no disk"), disk_errors(full_disk):
         raise ValueError("no disk")
+
+
+@pytest.mark.parametrize(
+    ("number", "expected", "remedy"),
+    [
+        (errno.EACCES, "to which this user may write", "permissions"),
+        (errno.EROFS, "to which this user may write", "permissions"),
+        (errno.ENOTDIR, "no other file or folder has", "move the other one away"),
+        (errno.ENAMETOOLONG, "a shorter path", "a shorter --name"),
+        (errno.ENOLCK, "with locks", "mount the file system with locks"),
+    ],
+)
+def test_an_error_of_the_disk_blames_nothing_else(number: int, expected: str, remedy: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="x cannot be written") as caught, disk_errors(tmp_path):
+        raise OSError(number, os.strerror(number), str(tmp_path / "x"))
+    assert os.strerror(number) in caught.value.found
+    assert expected in caught.value.expected
+    assert remedy in caught.value.remedy
+    assert ("locks" in caught.value.remedy) == (number == errno.ENOLCK)
+    assert not re.search(r"\bspace\b", str(caught.value))
+
+
+def test_a_file_that_is_too_large_is_not_called_a_full_disk(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="a file is too large for the disk") as caught, disk_errors(tmp_path):
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(tmp_path / "x"))
+    assert "ulimit -f" in caught.value.expected
+
+
+def test_a_name_that_is_too_long_is_measured(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 300)
+    with pytest.raises(UserError, match="the longest name in it has 300 bytes") as caught, disk_errors(tmp_path):
+        path.mkdir()
+    assert "accept 255 and 4095" in caught.value.found
+
+
+def test_a_run_name_that_is_too_long_is_refused_with_the_limit(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    workspace.run("é" * 122)
+    with pytest.raises(UserError, match="a run name of 246 bytes") as caught:
+        workspace.run("é" * 123)
+    assert "at most 245 bytes" in caught.value.expected
+    assert caught.value.remedy == "choose a shorter --name"
 
 
 # --- reading
