@@ -20,7 +20,7 @@ from mcis.datasets.images.value_range import ValueRange, range_problem
 from mcis.datasets.storage.faults import access_refused, error_text, retry_io
 from mcis.datasets.storage.files import read_bytes
 from mcis.datasets.storage.folders import MAX_NAME_BYTES, describe_length
-from mcis.datasets.tables.large_tables import repeated_texts, text_hashes
+from mcis.datasets.tables.large_tables import repeated_texts, take_rows, text_hashes
 
 _MAX_IMAGE_NAME = MAX_NAME_BYTES - len(".png")
 """Maximum length of an image's name in bytes, because files such as masks are named after it."""
@@ -77,7 +77,9 @@ class Listing(NamedTuple):
 
 
 def merge(first: Listing, *others: Listing) -> Listing:
-    """Concatenates the listings of several sources with the same classes, with all their notes.
+    """Concatenates the listings of several sources with the same classes, with all their notes, and sorts them by id.
+
+    The order of rows in lists and tables therefore changes no result.
 
     Raises:
         UserError: an image id is in two of them, or is too long.
@@ -99,7 +101,15 @@ def merge(first: Listing, *others: Listing) -> Listing:
     notes = list(first.notes)
     for listing in others:
         notes += listing.notes
-    return Listing(table, first.classes, tuple(notes))
+    return Listing(_sorted_by_id(table), first.classes, tuple(notes))
+
+
+def _sorted_by_id(table: pa.Table) -> pa.Table:
+    """Returns the rows of a listing in the order of their ids, compared by bytes; the same table if they are in it."""
+    ids = table["image_id"]
+    if pc.all(pc.less(ids.slice(0, max(0, len(ids) - 1)), ids.slice(1))).as_py():
+        return table
+    return take_rows(table, pc.sort_indices(ids).to_numpy().astype(np.int64))
 
 
 def _check_lengths(image_ids: pa.ChunkedArray) -> None:

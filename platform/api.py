@@ -14,6 +14,7 @@ from mcis.platform.config.resolve import Overrides, Resolved, location_values, r
 from mcis.platform.engine.runtime import ray_session
 from mcis.platform.networks.predictor import Predictor
 from mcis.platform.outputs.read_index import OpenedIndex, open_index
+from mcis.platform.outputs.relocation import carry_verdicts, moved_values
 from mcis.platform.pipeline import RunResult
 from mcis.platform.reporting.compared_runs import open_run_groups
 from mcis.platform.reporting.comparison import BootstrapSettings, Comparison
@@ -23,7 +24,7 @@ from mcis.platform.runs.scores import Score, read_scores
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages.report import panels_of
 
-__all__ = ["Predictor", "UserError", "compare", "index", "panel", "run", "run_resolved", "scores"]
+__all__ = ["Predictor", "UserError", "compare", "index", "panel", "relocate", "run", "run_resolved", "scores"]
 
 
 def run(
@@ -112,6 +113,37 @@ def index(
     resolved = _resolve(source, overrides, None, config, locations)
     context = run_resolved(resolved, name, workspace=workspace, until="index", verbose=verbose).context
     return open_index(context.workspace, name)
+
+
+def relocate(
+    name: str, old: Path | str, new: Path | str, *, workspace: Path | str | None = None, verbose: bool = False
+) -> RunResult:
+    """Makes a run read its files from a new place, after photographs, tables or masks were moved.
+
+    The files are compared with the index: ids and sizes of all, the content of a sample. No image is opened again, and
+    no stage after the index is computed again. Masks count as unchanged if their modification times are the same.
+
+    Args:
+        name: Name of the run.
+        old: Folder that the run's configuration names, or a folder above it; a path or URI.
+        new: The folder that holds the files now.
+        workspace: See `run`.
+        verbose: See `run`.
+
+    Raises:
+        UserError: The run reads nothing in `old`, or files in `new` are missing or differ.
+    """
+    opened = _open_workspace(workspace, create=False)
+    file = opened.run(name, create=False).config
+    config = resolve(file=file).config
+    moved = resolve(file=file, overrides=moved_values(config, str(old), str(new)))
+
+    reached = [stage.name for stage in pipeline.STAGES if stage.name in opened.outputs(name)]
+    until = None if "predict" in reached else next(stage for stage in reversed(reached) if stage != "evaluate")
+    sources = pipeline.check(moved.config, opened, name, until=until)
+    carry_verdicts(opened, name, sources.listing().table)
+    with ray_session(moved.config.compute, verbose=verbose):
+        return pipeline.run(moved, opened, name, until=until, sources=sources)
 
 
 def scores(run: str | Path, *, workspace: Path | str | None = None) -> list[Score]:

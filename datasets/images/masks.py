@@ -12,7 +12,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import MAX_PIXELS, PILLOW_MAX_PIXELS, decode_labels, decode_saliency
 from mcis.datasets.images.matlab import MAT_START, decode_mat_labels
 from mcis.datasets.storage.faults import error_text
-from mcis.datasets.storage.files import read_decoded
+from mcis.datasets.storage.files import RELOCATE, read_decoded
 
 SALIENCY_THRESHOLD = 128
 """Saliency, 0 to 255, from which scores count a pixel as salient."""
@@ -93,7 +93,8 @@ def _read(
         pixels = read_decoded(uri, functools.partial(decode, max_pixels=PILLOW_MAX_PIXELS))
     except OSError as error:
         found = f"the {kind} {uri} cannot be opened ({error_text(error)})"
-        raise UserError(found, expected, "add the file, or remove it from the data set") from None
+        remedy = f"add the file, or remove it from the data set; {RELOCATE}"
+        raise UserError(found, expected, remedy) from None
     except ValueError as error:  # RejectedImage is a ValueError
         raise UserError(f"the {kind} {uri} cannot be read: {error}", expected, "replace the file") from None
 

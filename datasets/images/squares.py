@@ -25,7 +25,7 @@ from mcis.datasets.images.decode import (
 )
 from mcis.datasets.images.value_range import ValueRange
 from mcis.datasets.storage.faults import error_text
-from mcis.datasets.storage.files import read_decoded
+from mcis.datasets.storage.files import RELOCATE, read_decoded
 from mcis.datasets.tables.memory_mapped import CachedRows, cache_table
 
 
@@ -53,7 +53,7 @@ def read_rgb(
         UserError: The file is gone, damaged or replaced since it was indexed, or cannot be read at present.
     """
     expected = "the file as it was indexed"
-    remedy = "restore it, or repeat the command with --from index"
+    remedy = "restore it, or repeat the run's command with --from index"
 
     def decode(data: bytes) -> NDArray[np.uint8]:
         if content_hash is not None and hashlib.sha256(data).hexdigest() != content_hash:
@@ -65,6 +65,10 @@ def read_rgb(
 
     try:
         return read_decoded(uri, decode)
+    except FileNotFoundError:
+        raise UserError(
+            f"{uri} cannot be read any more: it does not exist", expected, f"restore it; {RELOCATE}"
+        ) from None
     except (OSError, ValueError) as error:
         raise UserError(f"{uri} cannot be read any more ({error})", expected, remedy) from None
 

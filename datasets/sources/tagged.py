@@ -58,7 +58,7 @@ class TagsConfig(Section):
     split: str = "split"
     """Column with train, val or test; if absent, all images are in train."""
     id: str = "id"
-    """Column of unique image ids; if absent, the paths are used."""
+    """Column of unique image ids; if absent, the paths relative to the table's folder are used."""
     ignore_others: bool = False
     """Leave out tags that are not in `data.classes`, with a count in the report. By default they are an error."""
     allow_absolute: bool = False
@@ -95,20 +95,19 @@ def list_tagged(
     """
     columns = {"image": image, "tags": tags, "mask": mask, "saliency": saliency, "split": split, "id": id}
     rows = read_user_table(table, columns, ("mask", "saliency", "split", "id"), trusted=allow_absolute)
-    images = rows.filled("image")
-    ids = _ids(rows, images, id)
+    uris = rows.uris("image", rows.filled("image"))
+    ids = _ids(rows, uris, id)
     splits = _splits(rows)
     tagged = _read_tags(rows, classes, ignore_others)
     notes = [*_table_notes(rows, splits), *tagged.notes]
 
     saliency_uris = _existing_uris(rows, "saliency")
     if "saliency" in rows.columns and saliency_uris.null_count:
-        notes.append(f"no saliency map for {saliency_uris.null_count} of {len(images)} images")
+        notes.append(f"no saliency map for {saliency_uris.null_count} of {len(uris)} images")
     mask_uris = _existing_uris(rows, "mask")
     if "mask" in rows.columns:
         notes += _mask_notes(splits, mask_uris)
 
-    uris = rows.uris("image", images)
     existing_uris = in_existing_forms(uris)
     other_forms = uris.filter(pc.not_equal(uris, existing_uris))
     if len(other_forms):
@@ -126,7 +125,7 @@ def list_tagged(
     )
     result = Listing(listing, tagged.classes, tuple(f"{rows.path}: {note}" for note in notes))
 
-    del rows, images
+    del rows, uris, existing_uris
     release_arrow_memory()
     return result
 
@@ -169,10 +168,10 @@ def photograph_tags(table: str, classes: Sequence[str], *, allow_absolute: bool 
     return {uri: tags for uri, tags in zip(uris.to_pylist(), indices, strict=True) if tags or untagged_is_known}
 
 
-def _ids(rows: UserTable, images: pa.ChunkedArray, id_column: str) -> pa.ChunkedArray:
-    """Returns a unique id for each row: from the column of ids, or the image's path as written."""
+def _ids(rows: UserTable, uris: pa.ChunkedArray, id_column: str) -> pa.ChunkedArray:
+    """Returns a unique id for each row: from the column of ids, or the image's path relative to the table's folder."""
     role = "id" if "id" in rows.columns else "image"
-    ids = rows.filled("id") if role == "id" else images
+    ids = rows.filled("id") if role == "id" else rows.names(uris)
     duplicates = repeated_texts(ids)
     if duplicates:
         raise UserError(

@@ -23,7 +23,7 @@ import pyarrow.parquet
 from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.index import shown
 from mcis.datasets.sources.annotations import refuse_annotations
-from mcis.datasets.storage.files import existing_form, path_on_disk, read_opened
+from mcis.datasets.storage.files import RELOCATE, existing_form, path_on_disk, read_opened
 from mcis.datasets.storage.uris import credentials_refused, holds_credentials, is_remote, without_credentials
 from mcis.datasets.tables.large_tables import pieces
 
@@ -171,7 +171,7 @@ class UserTable(NamedTuple):
         Nearly all cells are plain relative paths, which are converted together; the others are converted one by one.
         """
         plain = pc.match_substring_regex(texts, _PLAIN).fill_null(True)
-        prefix, _, suffix = _uri(self.path, _PLACEHOLDER).partition(_PLACEHOLDER)
+        prefix, suffix = self._affixes()
         uris = pc.if_else(plain, pc.binary_join_element_wise(prefix, texts, suffix, ""), texts)
 
         others = pc.invert(plain)
@@ -181,6 +181,29 @@ class UserTable(NamedTuple):
         if not self.trusted:
             outside += [uri for uri in other_uris if not _may_name(self.path, uri)]
         return pc.replace_with_mask(uris, others, pa.array(other_uris, pa.string()))
+
+    def names(self, uris: pa.ChunkedArray) -> pa.ChunkedArray:
+        """Returns paths relative to the table's folder for files in it; other files keep their path or URI.
+
+        So the same file has the same name however a table spells its path, also in another Unicode form.
+
+        Args:
+            uris: Result of `uris`, without nulls.
+        """
+        prefix, suffix = self._affixes()
+        names = []
+        for piece in pieces(uris):
+            inside = pc.and_(pc.starts_with(piece, prefix), pc.ends_with(piece, suffix))
+            length = pc.subtract(pc.binary_length(piece), len(prefix.encode()) + len(suffix.encode()))
+            inside = pc.and_(inside, pc.greater(length, 0))
+            relative = pc.utf8_slice_codeunits(piece, len(prefix), -len(suffix) or None)
+            names.append(pc.utf8_normalize(pc.if_else(inside, relative, piece), "NFC"))
+        return pa.chunked_array(names, pa.string())
+
+    def _affixes(self) -> tuple[str, str]:
+        """Returns what precedes and what follows a plain relative path in a URI of the table's folder."""
+        prefix, _, suffix = _uri(self.path, _PLACEHOLDER).partition(_PLACEHOLDER)
+        return prefix, suffix
 
 
 def in_existing_forms(uris: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -388,7 +411,7 @@ def _read_file(path: str, wanted: Sequence[str]) -> _Columns:
         columns = read_opened(path, lambda file: READERS[suffix](file, wanted), MAX_TABLE)
         columns.content.validate(full=True)  # not every reader checks that texts are UTF-8
     except FileNotFoundError:
-        raise UserError(f"no table {path}", expected, "name a table that exists") from None
+        raise UserError(f"no table {path}", expected, f"name a table that exists; {RELOCATE}") from None
     except (OSError, ValueError, pa.ArrowException) as error:
         raise UserError(f"{path} cannot be read: {unquoted(error)}", expected, "correct the table") from None
     return columns

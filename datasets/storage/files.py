@@ -27,6 +27,8 @@ from mcis.datasets.tables.large_tables import pieces
 
 MAX_BYTES = 2**28
 """Maximum size of a file, 256 MiB. Larger files are not training images."""
+RELOCATE = "if the files of a run were moved, name their new place by mcis relocate --name RUN OLD NEW"
+"""Remedy for files that a run had and that are absent."""
 _PARALLEL = 32
 """Number of threads that read stamps."""
 _T = TypeVar("_T")

@@ -1,4 +1,4 @@
-"""The commands `mcis runs`, `gc` and `ui`: the runs of a workspace, outputs that no run uses, and MLflow's page."""
+"""The commands `mcis runs`, `relocate`, `gc` and `ui`: runs, their places, outputs without a run, MLflow's page."""
 
 import contextlib
 import json
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mcis.platform.commands.options import DEFAULT_WORKSPACE, WorkspaceFolder, plain_errors
+from mcis.platform.commands.options import DEFAULT_WORKSPACE, ExistingRun, Verbose, WorkspaceFolder, plain_errors
 
 
 def runs(
@@ -32,6 +32,24 @@ def runs(
         from mcis.platform.commands.terminal import show_runs
 
         show_runs(listed, opened)
+
+
+def relocate(
+    old: Annotated[str, typer.Argument(metavar="OLD", help="Folder that the run reads: a path or URI.")],
+    new: Annotated[str, typer.Argument(metavar="NEW", help="Folder in which the same files are now.")],
+    name: ExistingRun,
+    workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
+    verbose: Verbose = False,
+) -> None:
+    """Make a run read its files from a new place, after they were moved.
+
+    Ids and sizes of all photographs and the content of a sample are compared with the index. Nothing is computed again.
+    """
+    with plain_errors():
+        from mcis.platform import api
+
+        result = api.relocate(name, old, new, workspace=workspace, verbose=verbose)
+        typer.echo(f"run {name} reads its files from {new}; report: {result.context.folder.report}")
 
 
 def gc(

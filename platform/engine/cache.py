@@ -1,4 +1,8 @@
-"""The cache of decoded images and features in a workspace: computed on first use, bounded, shared by all runs."""
+"""The cache of decoded images and features in a workspace: computed on first use, bounded, shared by all runs.
+
+A cache belongs to a list of images. It copies the rows of images that an earlier cache holds, so that after photographs
+were added only these are decoded and embedded.
+"""
 
 import contextlib
 import functools
@@ -19,6 +23,7 @@ from mcis.datasets.tables.memory_mapped import Features, features_bytes
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import Worker, map_table
+from mcis.platform.engine.reused_rows import ReuseRows, find_rows, record_images
 from mcis.platform.engine.runtime import is_one_node
 from mcis.platform.networks.features import MakeFeatures, features_shape
 from mcis.platform.networks.pretrained import classifier_weights
@@ -57,9 +62,11 @@ def decoded_cache(
         return None
 
     rows = rows.slice(0, count)
-    name = f"squash{size}-{_content(rows, value_range)}"
+    kind = f"squash{size}-{fingerprint(DECODER_VERSION, value_range)}"
     make_worker = functools.partial(make_squares, size, value_range)
-    return _cached(name, rows, make_worker, context, compute, count * image_bytes(size), label="decode")
+    return _cached(
+        kind, rows, (size, size, 3), make_worker, context, compute, count * image_bytes(size), label="decode"
+    )
 
 
 def features_cache(
@@ -96,23 +103,25 @@ def features_cache(
         return None
 
     network = (views, c.backbone, c.channels, c.stride, c.input_size, content_digest(pretrained))
-    network_key = fingerprint(network, made_with(MakeFeatures.__module__, compute.device))
-    name = f"features-{network_key}-{_content(rows, value_range)}"
+    decoding = (DECODER_VERSION, value_range)
+    network_key = fingerprint(network, made_with(MakeFeatures.__module__, compute.device), decoding)
+    kind = f"features-{network_key}"
     make_worker = functools.partial(MakeFeatures, c, pretrained, compute.gpu, views, value_range)
     size = views * len(rows) * features_bytes(shape)
-    folder = _cached(name, rows, make_worker, context, compute, size, label="features", network=True)
+    row_shape = (views, *shape)
+    folder = _cached(kind, rows, row_shape, make_worker, context, compute, size, label="features", network=True)
     return Features(Texts(rows["uri"]), folder, shape, views) if folder else None
 
 
-def _content(rows: pa.Table, value_range: ValueRange | None) -> str:
-    """Returns a fingerprint of the images' pixels."""
-    decoding = (DECODER_VERSION, value_range) if value_range else (DECODER_VERSION,)
-    return fingerprint(*decoding, rows["content_hash"].to_pylist())
+def _content(rows: pa.Table) -> str:
+    """Returns a fingerprint of the images' content."""
+    return fingerprint(rows["content_hash"].to_pylist())
 
 
 def _cached(
-    name: str,
+    kind: str,
     rows: pa.Table,
+    shape: tuple[int, ...],
     make_worker: Callable[[], Worker],
     context: RunContext,
     compute: ComputeConfig,
@@ -122,8 +131,9 @@ def _cached(
     """Returns a folder of the cache, which `map_table` writes now if it does not exist.
 
     Args:
-        name: Name of the folder.
+        kind: What a row holds; the name of the folder is `<kind>-<fingerprint of the images>`.
         rows: Rows of the index to map.
+        shape: Shape of a row of the cache.
         make_worker: See `map_table`.
         context: The context of the run.
         compute: The section `compute` of the configuration.
@@ -134,7 +144,7 @@ def _cached(
         None if the nodes share no disk.
     """
     workspace = context.workspace
-    folder = workspace.cache / name
+    folder = workspace.cache / f"{kind}-{_content(rows)}"
     may_have_several_nodes = "RAY_ADDRESS" in os.environ or not is_one_node()
     if workspace.uri and may_have_several_nodes:
         console.print("note: the nodes share no disk, so images are decoded each time")
@@ -150,7 +160,13 @@ def _cached(
         with workspace.lock("cache", "size"):
             _evict(workspace, int(compute.cache_gb * 2**30) - size, part)
             part.mkdir(exist_ok=True)
+            others = [path for path in workspace.cache.glob(f"{kind}-*") if path.suffix != ".part"]
+            held = find_rows(sorted(others), set(rows["content_hash"].to_pylist()))
+        if held:
+            make_worker = functools.partial(ReuseRows, make_worker, shape, held)
+            console.print(f"{options['label']}: {len(held)} of {len(rows)} images are copied from earlier caches")
         map_table(rows, part, make_worker=make_worker, compute=compute, suffix="arrow", **options)
+        record_images(part, rows)
         with workspace.lock("cache", "size"):  # no folder is renamed while another run adds up sizes
             rename_folder(part, folder)
     return folder

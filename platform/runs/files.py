@@ -34,14 +34,16 @@ def fingerprint(*parts: Any) -> str:
 
 
 def file_stamps(uris: pa.ChunkedArray) -> str:
-    """Digest of the names, sizes and modification times of files and of their positions in the column.
+    """Digest of the sizes and modification times of files and of their positions in the column.
+
+    It does not depend on where the files are, so a folder that was moved is the same data.
 
     Args:
         uris: paths or URIs; null for no file.
     """
     named = uris.drop_null()
     rows = pa.array(np.flatnonzero(uris.is_valid().to_numpy()))
-    return table_digest([stamps_of_column(named).append_column("uri", named).append_column("row", rows)])
+    return table_digest([stamps_of_column(named).append_column("row", rows)])
 
 
 def content_digest(file: Path) -> str:

@@ -233,14 +233,18 @@ def test_listings_are_merged(two_listings: tuple[Listing, Listing]) -> None:
 
     merged = merge(first, second)
 
-    assert ids(merged)[2:] == [f"single/{CAT}/{CAT}_1.JPEG", "single/056.dog/a.jpg"]
+    assert ids(merged) == sorted([*ids(first), *ids(second)])
     assert merged.table.schema.equals(LISTING_SCHEMA, check_metadata=True)
     assert merged.notes == first.notes + second.notes
 
 
-def test_one_listing_is_merged_to_itself(two_listings: tuple[Listing, Listing]) -> None:
+def test_a_listing_is_sorted_by_id(two_listings: tuple[Listing, Listing]) -> None:
     first, _ = two_listings
+    assert ids(first) == sorted(ids(first))
     assert merge(first).table.equals(first.table)
+    for order in ([2, 0, 1], [1, 2, 0]):
+        rows = first.table.slice(0, 3).take(order)
+        assert merge(Listing(rows, first.classes)).table.equals(first.table.slice(0, 3))
 
 
 def test_image_in_two_listings_is_an_error(two_listings: tuple[Listing, Listing]) -> None:

@@ -67,7 +67,7 @@ def test_read_rgb_names_a_file_that_is_no_image(tmp_path: Path) -> None:
 def test_read_rgb_names_a_file_that_is_gone(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"a\.png") as caught:
         read_rgb(str(tmp_path / "a.png"))
-    assert "--from index" in caught.value.remedy
+    assert "mcis relocate --name RUN OLD NEW" in caught.value.remedy
 
 
 def test_every_reader_uses_the_value_range(tmp_path: Path) -> None:

@@ -365,6 +365,31 @@ def test_cell_with_credentials_is_named_and_not_shown(tmp_path: Path, column: st
 # --- files
 
 
+def test_images_have_the_same_ids_however_the_table_spells_their_paths(tmp_path: Path) -> None:
+    spelled = [
+        ["a.jpg", "x/b.jpg", str(tmp_path.parent / "c.jpg"), "s3://bucket/d.jpg"],
+        ["./a.jpg", "x//b.jpg", "../c.jpg", "s3://bucket/d.jpg"],
+        [
+            str(tmp_path / "a.jpg"),
+            str(tmp_path / "x" / ".." / "x" / "b.jpg"),
+            str(tmp_path / "../c.jpg"),
+            "s3://bucket/d.jpg",
+        ],
+    ]
+    for names in spelled:
+        table = tmp_path / "photos.csv"
+        table.write_text("image,tags\n" + "".join(f"{name},cat\n" for name in names))
+        ids = list_tagged(table, allow_absolute=True).table["image_id"].to_pylist()
+        assert ids == ["a.jpg", "x/b.jpg", str(tmp_path.parent / "c.jpg"), "s3://bucket/d.jpg"]
+
+
+def test_an_image_that_is_named_in_two_spellings_is_an_error(tmp_path: Path) -> None:
+    table = tmp_path / "photos.csv"
+    table.write_text("image,tags\na.jpg,cat\n./a.jpg,dog\n")
+    with pytest.raises(UserError, match=r"occur more than once: a\.jpg"):
+        list_tagged(table)
+
+
 def test_absent_table_is_an_error(folder: Path) -> None:
     with pytest.raises(UserError, match=r"no table .*/none\.csv"):
         list_tagged(folder / "none.csv")

@@ -1,5 +1,6 @@
 """The cache of decoded images: made once, bounded, and never at the cost of one that another run is making."""
 
+import functools
 import hashlib
 import os
 import subprocess
@@ -12,10 +13,11 @@ import pytest
 from PIL import Image
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.squares import Squares, image_bytes, read_rgb
+from mcis.datasets.images.squares import Squares, image_bytes, make_squares, read_rgb
 from mcis.datasets.tables.memory_mapped import CachedRows
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.cache import decoded_cache
+from mcis.platform.engine.reused_rows import CachedRow, ReuseRows
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import Workspace
@@ -71,6 +73,28 @@ def test_a_cache_is_made_once_and_holds_the_images(context: RunContext, tmp_path
     np.testing.assert_array_equal(Squares(uris, SIZE, cache=folder)(np.arange(3)), wanted)
     assert cached(rows, context) == folder, "the files are gone: the cache can only have been there already"
     assert folders(context) == {folder.name}
+
+
+def test_images_of_an_earlier_cache_are_copied(context: RunContext, tmp_path: Path) -> None:
+    earlier = pictures(tmp_path / "images", "a", 3)
+    added = pictures(tmp_path / "images", "b", 2)
+    rows = pa.concat_tables([added.slice(0, 1), earlier.slice(1), added.slice(1)])
+    wanted = np.stack([read_rgb(uri, SIZE) for uri in rows["uri"].to_pylist()])
+    cached(earlier, context)
+    for uri in earlier["uri"].to_pylist():
+        Path(uri).unlink()
+
+    folder = cached(rows, context)
+
+    np.testing.assert_array_equal(Squares(rows["uri"].to_pylist(), SIZE, cache=folder)(np.arange(4)), wanted)
+
+
+def test_a_cache_that_was_removed_meanwhile_is_not_copied(tmp_path: Path) -> None:
+    rows = pictures(tmp_path / "images", "a", 2)
+    held = {rows["content_hash"][0].as_py(): CachedRow(tmp_path / "removed", 0)}
+    (tmp_path / "removed").mkdir()
+    worker = ReuseRows(functools.partial(make_squares, SIZE), (SIZE, SIZE, 3), held)
+    assert worker(rows).equals(make_squares(SIZE)(rows))
 
 
 def test_no_more_images_than_fit(context: RunContext, tmp_path: Path) -> None:

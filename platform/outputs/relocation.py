@@ -1,0 +1,138 @@
+"""Moves a run to photographs that are in another place now, without reading all of them again."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.index import CHECK_SCHEMA, shown
+from mcis.datasets.storage.files import read_bytes
+from mcis.datasets.storage.uris import is_remote
+from mcis.datasets.tables.large_tables import take_rows
+from mcis.platform.config.keys import Values, leaves
+from mcis.platform.config.sections import Config
+from mcis.platform.outputs.read_index import open_index
+from mcis.platform.runs.files import read_parts, shards_in
+from mcis.platform.runs.image_checks import VERDICT_SCHEMA, image_files, store_verdicts
+from mcis.platform.runs.workspace import Workspace
+
+_SAMPLE = 64
+"""Number of files whose content is compared with the index."""
+
+
+def moved_values(config: Config, old: str, new: str) -> Values:
+    """Returns the values of a configuration that name a file or folder in `old`, with `new` in its place.
+
+    Args:
+        config: The configuration.
+        old: Folder, as a path or URI, that no longer holds the files.
+        new: Folder that holds them now.
+
+    Raises:
+        UserError: No value names a file in `old`.
+    """
+    old_place = _absolute(old)
+    new_place = _absolute(new)
+    values: Values = {}
+    places: list[str] = []
+    for key, value in leaves(config):
+        text = str(value) if isinstance(value, str | Path) else ""
+        if not text.startswith("/") and not is_remote(text):
+            continue
+        places.append(text)
+        if text == old_place or text.startswith(f"{old_place}/"):
+            values[key] = new_place + text.removeprefix(old_place)
+    if not values:
+        raise UserError(
+            f"the run reads nothing below {old_place}",
+            f"a folder of {shown(places)}",
+            "name the folder that was moved, as the run's command named it",
+        )
+    return values
+
+
+def _absolute(place: str) -> str:
+    """Returns a URI without a slash at its end, or an absolute path."""
+    return place.rstrip("/") if is_remote(place) else os.path.abspath(os.path.expanduser(place))
+
+
+def carry_verdicts(workspace: Workspace, name: str, listing: pa.Table) -> int:
+    """Stores the verdicts on the images of a run for the files that a listing names, so that none is opened again.
+
+    Compared are the ids of all images, the sizes of all files, and the content of a sample.
+
+    Args:
+        workspace: The workspace.
+        name: The run.
+        listing: The same images in another place (`LISTING_SCHEMA`).
+
+    Returns:
+        The number of images.
+
+    Raises:
+        UserError: The listing has other images than the run, or files are missing or differ.
+    """
+    opened = open_index(workspace, name, ["image_id", "uri", *CHECK_SCHEMA.names[:3]])
+    known = pa.concat_tables([opened.index.select(["image_id"]), opened.rejects.select(["image_id"])])
+    _raise_for_ids(known["image_id"], listing["image_id"])
+
+    positions = pc.index_in(opened.index["image_id"], listing["image_id"].combine_chunks()).to_numpy()
+    uris = take_rows(listing.select(["uri"]), positions.astype(np.int64))["uri"]
+    files = image_files(uris)
+    _raise_for_files(uris, pc.equal(files["size"], -1), "missing")
+
+    sizes = _known_sizes(workspace, opened.index["uri"])
+    differs = (sizes >= 0) & (sizes != files["size"].to_numpy())
+    sample = np.unique(np.linspace(0, len(uris) - 1, _SAMPLE).astype(np.int64))
+    for row in sample.tolist():
+        content = read_bytes(uris[row].as_py())
+        differs[row] |= hashlib.sha256(content).hexdigest() != opened.index["content_hash"][row].as_py()
+    _raise_for_files(uris, pa.chunked_array([pa.array(differs)]), "other than those of the run")
+
+    verdicts = files
+    for column in CHECK_SCHEMA.names[:3]:
+        verdicts = verdicts.append_column(column, opened.index[column])
+    reasons = pa.nulls(len(uris), pa.string())
+    store_verdicts(workspace, verdicts.append_column("reason", reasons).select(VERDICT_SCHEMA.names))
+    return len(uris)
+
+
+def _raise_for_ids(known: pa.ChunkedArray, listed: pa.ChunkedArray) -> None:
+    """Raises UserError if the ids of the run and of the listing differ."""
+    absent = known.filter(pc.invert(pc.is_in(known, listed.combine_chunks()))).to_pylist()
+    others = listed.filter(pc.invert(pc.is_in(listed, known.combine_chunks()))).to_pylist()
+    if absent or others:
+        parts = [f"without {len(absent)} of the run: {shown(absent)}"] if absent else []
+        parts += [f"with {len(others)} others: {shown(others)}"] if others else []
+        raise UserError(
+            f"the images in the new place, {' and '.join(parts)}",
+            "the images of the run, under the same ids",
+            "correct the paths in the table, or give it a column `id` with the ids of the run",
+        )
+
+
+def _raise_for_files(uris: pa.ChunkedArray, wrong: pa.ChunkedArray, what: str) -> None:
+    """Raises UserError if files are missing or differ from those of the run."""
+    names = uris.filter(wrong).to_pylist()
+    if names:
+        raise UserError(
+            f"{len(names)} of {len(uris)} files are {what}: {shown(names)}",
+            "the files of the run in the new place",
+            "copy them there; or repeat the run's command with the new place, which checks every image again",
+        )
+
+
+def _known_sizes(workspace: Workspace, uris: pa.ChunkedArray) -> NDArray[np.int64]:
+    """Returns the size of each file when it was checked last, (N,); -1 if that is not known."""
+    sizes = np.full(len(uris), -1, np.int64)
+    for table in shards_in(workspace.image_checks):
+        for part in read_parts(table, ["uri", "size"]):
+            positions = pc.index_in(uris, part["uri"].combine_chunks())
+            found = positions.is_valid().to_numpy()
+            sizes[found] = part["size"].to_numpy()[positions.drop_null().to_numpy()]
+    return sizes
