@@ -313,7 +313,7 @@ def test_a_missing_photograph_is_named(root: Path) -> None:
     kept = root.parent / "kept"
     data.rename(kept)
     try:
-        with pytest.raises(UserError, match=r"(?s)jpg cannot be read any more .* with --images 0"):
+        with pytest.raises(UserError, match=r"(?s)jpg cannot be read any more.* with --images 0"):
             shown(root, "a-s0", "b-s0", count=2)
     finally:
         kept.rename(data)
