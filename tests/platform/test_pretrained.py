@@ -74,6 +74,7 @@ def test_without_a_connection_timms_weights_are_asked_for(tmp_path: Path, monkey
 
 
 def test_a_command_says_how_to_repeat_the_index(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "damaged.jpg").write_bytes(b"no image")
     with pytest.raises(typer.Exit), plain_errors():
-        read_rgb(str(tmp_path / "gone.jpg"))
-    assert "repeat the command with --from index" in capsys.readouterr().err
+        read_rgb(str(tmp_path / "damaged.jpg"))
+    assert "repeat the run's command with --from index" in capsys.readouterr().err
