@@ -8,6 +8,7 @@ create one.
 
 import os
 import posixpath
+import unicodedata
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -197,13 +198,22 @@ class UserTable(NamedTuple):
             length = pc.subtract(pc.binary_length(piece), len(prefix.encode()) + len(suffix.encode()))
             inside = pc.and_(inside, pc.greater(length, 0))
             relative = pc.utf8_slice_codeunits(piece, len(prefix), -len(suffix) or None)
-            names.append(pc.utf8_normalize(pc.if_else(inside, relative, piece), "NFC"))
+            names.append(_in_nfc(pc.if_else(inside, relative, piece)))
         return pa.chunked_array(names, pa.string())
 
     def _affixes(self) -> tuple[str, str]:
         """Returns what precedes and what follows a plain relative path in a URI of the table's folder."""
         prefix, _, suffix = _uri(self.path, _PLACEHOLDER).partition(_PLACEHOLDER)
         return prefix, suffix
+
+
+def _in_nfc(texts: pa.Array) -> pa.Array:
+    """Returns texts in the Unicode form NFC. Arrow's own function returns NFD instead."""
+    others = pc.invert(pc.string_is_ascii(texts))
+    if not pc.any(others).as_py():
+        return texts
+    normalized = [unicodedata.normalize("NFC", text) for text in texts.filter(others).to_pylist()]
+    return pc.replace_with_mask(texts, others, pa.array(normalized, pa.string()))
 
 
 def in_existing_forms(uris: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -1,6 +1,7 @@
 """The source `tags`: CSV, JSONL and Parquet tables, and the ways in which a table can be wrong."""
 
 import json
+import unicodedata
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -381,6 +382,13 @@ def test_images_have_the_same_ids_however_the_table_spells_their_paths(tmp_path:
         table.write_text("image,tags\n" + "".join(f"{name},cat\n" for name in names))
         ids = list_tagged(table, allow_absolute=True).table["image_id"].to_pylist()
         assert ids == ["a.jpg", "x/b.jpg", str(tmp_path.parent / "c.jpg"), "s3://bucket/d.jpg"]
+
+
+def test_ids_are_the_same_in_both_unicode_forms(tmp_path: Path) -> None:
+    table = tmp_path / "photos.csv"
+    for form in ("NFC", "NFD"):
+        table.write_text(f"image,tags\n{unicodedata.normalize(form, 'löwe.jpg')},cat\na.jpg,cat\n")
+        assert list_tagged(table).table["image_id"].to_pylist() == ["l\u00f6we.jpg", "a.jpg"]
 
 
 def test_an_image_that_is_named_in_two_spellings_is_an_error(tmp_path: Path) -> None:
