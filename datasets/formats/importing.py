@@ -427,8 +427,8 @@ def _draw_labels(image: Path, objects: Sequence[AnnotatedObject], names: Sequenc
 
     Errors of many kinds are raised if the image is no picture or an outline is damaged.
     """
-    # Decoding to one pixel is the least work that checks the image and finds its size.
-    _, height, width = decode_picture(read_bytes(str(image)), min_side=1, max_side=1)
+    # Decoding to one pixel is the least work that checks the image and finds its size. Any range of values will do.
+    _, height, width = decode_picture(read_bytes(str(image)), min_side=1, max_side=1, value_range=(0, 1))
 
     def drawing_order(outlined: tuple[str | None, Draw]) -> tuple[bool, int]:
         tag, draw = outlined

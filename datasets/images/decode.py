@@ -220,17 +220,20 @@ def check_picture(data: bytes, *, min_side: int = 32, max_pixels: int = MAX_PIXE
             return PictureCheck(image.height, image.width, _gray_kind(image), float(values.min()), float(values.max()))
 
         rgb = _rgb(image)
-        low = int(rgb.min())
-        high = int(rgb.max())
         if image.has_transparency_data and _is_mostly_transparent(image):
             return PictureCheck(image.height, image.width, "transparent")
         if has_deep_color:  # Pillow keeps the upper 8 of 16 bits
-            return PictureCheck(image.height, image.width, "deep color", 256 * low, 256 * high + 255)
-        if high < _DARK:
-            return PictureCheck(image.height, image.width, "black")
-        if low > _BRIGHT:
-            return PictureCheck(image.height, image.width, "white")
-        return PictureCheck(image.height, image.width)
+            low = 256 * int(rgb.min())
+            high = 256 * int(rgb.max()) + 255
+            return PictureCheck(image.height, image.width, "deep color", low, high)
+        return PictureCheck(image.height, image.width, almost_uniform(rgb))
+
+
+def almost_uniform(rgb: np.ndarray) -> str | None:
+    """Returns "black" or "white" if a picture (H, W, 3) is almost that, else None."""
+    if rgb.max() < _DARK:
+        return "black"
+    return "white" if rgb.min() > _BRIGHT else None
 
 
 def is_upright_jpeg(data: bytes) -> bool:

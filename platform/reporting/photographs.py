@@ -9,8 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcis.datasets.formats.data_set import LabeledImage
-from mcis.datasets.images.decode import RejectedImage, decode_labels, encode_labels, resize_labels
+from mcis.datasets.images.decode import RejectedImage, almost_uniform, decode_labels, encode_labels, resize_labels
 from mcis.datasets.images.squares import read_picture
+from mcis.datasets.index import shown as shown_names
 from mcis.datasets.sources.photographs import Photograph
 from mcis.datasets.storage.files import read_bytes
 from mcis.platform.networks.predictor import Photo, Prediction, Predictor
@@ -19,13 +20,15 @@ from mcis.platform.reporting.export import export_objects
 from mcis.platform.reporting.files import csv_table, labels_table, write_bytes
 from mcis.platform.reporting.html import encode
 from mcis.platform.reporting.panels import overlay_picture
-from mcis.platform.runs.progress import bar, counted
+from mcis.platform.runs.progress import bar, console, counted
 
 
 def predict_photographs(
     predictor: Predictor, photographs: Sequence[Photograph], out: Path, tags: Mapping[str, Sequence[int]]
 ) -> list[tuple[str, str]]:
     """Predicts photographs and writes the results. Existing files with the same names are overwritten.
+
+    A note names the photographs that are almost black or white.
 
         masks/<name>.png      palette PNG at the photograph's size
         overlays/<name>.jpg   the labels' colors over the photograph, at most DEFAULT_MAX_SIDE pixels a side
@@ -43,6 +46,7 @@ def predict_photographs(
         The rows of rejects.csv: a file and the reason.
     """
     rejected: list[tuple[str, str]] = []
+    uniform: list[str] = []
     rows: list[list[Any]] = []
     classes = predictor.classes
     write_bytes(out / "labels.csv", labels_table(classes))
@@ -61,6 +65,8 @@ def predict_photographs(
             except RejectedImage as error:
                 rejected.append((photograph.uri, error.reason))
                 continue
+            if almost_uniform(shown.rgb):
+                uniform.append(photograph.name)
             yield Photo((photograph, shown.rgb), picture, tags.get(photograph.uri))
 
     def write(item: tuple[Photograph, NDArray[np.uint8]], prediction: Prediction) -> list[Any]:
@@ -82,6 +88,11 @@ def predict_photographs(
             progress.update(len(rows) + len(rejected))
         progress.update(len(photographs))
 
+    if uniform:
+        console.print(
+            f"note: {len(uniform)} photograph(s) are almost black or white: {shown_names(uniform)}. For gray of more "
+            "than 8 bits, set data.value_range"
+        )
     columns = ["image", "mask", "height", "width", "background", *classes]
     write_bytes(out / "shares.csv", csv_table(columns, rows))
     write_bytes(out / "rejects.csv", csv_table(["image", "reason"], rejected))

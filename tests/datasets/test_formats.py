@@ -141,6 +141,13 @@ def test_coco_without_objects_is_named(coco: Path, content: Any, found: str, rem
     assert not (coco.parent / "out").exists()
 
 
+def test_floating_point_images_get_masks(coco: Path) -> None:
+    Image.fromarray(np.zeros((20, 30), np.float32)).save(coco.parent / "a.tif")
+    change(coco, "images", 0, "file_name", "a.tif")
+    import_data_set("coco", coco, coco.parent / "out")
+    assert read_imported(coco.parent / "out")["train/a.tif"].mask is not None
+
+
 def test_coco_of_boxes_becomes_tags_without_masks(coco: Path) -> None:
     annotations = [{"image_id": 0, "category_id": 7, "bbox": [0, 0, 5, 5]}, {"image_id": 1, "category_id": 3}]
     coco.write_text(json.dumps(CONTENT | {"annotations": annotations}))

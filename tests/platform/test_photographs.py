@@ -212,13 +212,15 @@ def test_gray_of_more_than_8_bits_is_predicted_in_its_value_range(trained: Calla
     Image.fromarray(gray.astype(np.float32) * 16).save(tmp_path / "photos/float.tif")
     arguments = [str(tmp_path / "photos"), "--out", str(tmp_path / "out")]
 
-    status, _ = predict(run, *arguments)
+    status, output = predict(run, *arguments)
+    assert "note: 1 photograph(s) are almost black or white: deep. For gray of more than 8 bits, set" in output
     (rejected,) = rows(tmp_path / "out/rejects.csv")
     assert (status, Path(rejected["image"]).name) == (1, "float.tif")
     assert rejected["reason"].endswith("for example by data.value_range=0,3968")
 
-    status, _ = predict(run, *arguments, "data.value_range=0,4080")
+    status, output = predict(run, *arguments, "data.value_range=0,4080")
     assert status == 0
+    assert "almost black" not in output
     for folder, suffix in (("masks", "png"), ("overlays", "jpg")):
         plain, *others = (tmp_path / "out" / folder / f"{name}.{suffix}" for name in ("plain", "deep", "float"))
         for other in others:
