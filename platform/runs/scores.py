@@ -20,8 +20,8 @@ SCORES = "scores.json"
 CURVES = "curves.json"
 """File in the output of the stage `evaluate`: curves by the name of their score."""
 FULL_SUPERVISION = (
-    "supervision is full: the segmentation network was trained on ground-truth masks, so its scores are an upper bound "
-    "for training with tags"
+    "supervision is full: the segmentation network was trained on the masks of the data set; if these are the ground "
+    "truth, its scores are an upper bound for training with tags"
 )
 
 
