@@ -22,6 +22,8 @@ BACKGROUND = 0
 IGNORE = 255
 """Label of pixels that training and scores leave out."""
 
+_MAX_NAME = 251
+"""Maximum length of a class name in bytes: file systems accept 255, and .png is added to the name."""
 MAX_CLASSES = IGNORE - 1
 """Maximum number of classes. Labels are bytes, 0 is background and 255 is ignored, so 254 values remain."""
 
@@ -137,14 +139,22 @@ def read_classes(path: Path | str) -> tuple[str, ...]:
 
 
 def check_classes(where: Path | str, names: Sequence[str]) -> None:
-    """Checks that class names do not include background and that there are at most MAX_CLASSES of them.
+    """Checks that class names do not include background, are not too long, and are at most MAX_CLASSES.
 
     Args:
         where: File or table that holds the names; used in messages.
 
     Raises:
-        UserError: A name is "background" in any case, or there are too many names.
+        UserError: A name is "background" in any case or too long, or there are too many names.
     """
+    longest = max(names, key=lambda name: len(name.encode()), default="")
+    if len(longest.encode()) > _MAX_NAME:
+        raise UserError(
+            f"{where} has a class name of {len(longest.encode())} bytes: {longest[:60]}...",
+            f"names of at most {_MAX_NAME} bytes, because maps are exported to files that are named after classes",
+            "shorten the name",
+        )
+
     if any(name.casefold() == "background" for name in names):
         raise UserError(
             f"{where} names background as a class",

@@ -87,7 +87,8 @@ def merge(first: Listing, *others: Listing) -> Listing:
     tables = [first.table]
     tables += [listing.table for listing in others]
     table = pa.concat_tables(tables)
-    _check_lengths(table["image_id"])
+    is_long = pc.greater(pc.binary_length(table["image_id"]), _MAX_IMAGE_NAME)
+    check_name_lengths(table["image_id"].filter(is_long).to_pylist())
 
     if others:
         repeated = repeated_texts(table["image_id"])
@@ -112,19 +113,22 @@ def _sorted_by_id(table: pa.Table) -> pa.Table:
     return take_rows(table, pc.sort_indices(ids).to_numpy().astype(np.int64))
 
 
-def _check_lengths(image_ids: pa.ChunkedArray) -> None:
-    """Raises a UserError if files that are named after an image would have too long a name."""
-    suspects = image_ids.filter(pc.greater(pc.binary_length(image_ids), _MAX_IMAGE_NAME))
-    length_of_id: dict[str, int] = {}
-    for image_id in suspects.to_pylist():
-        length = max(len(part.encode()) for part in image_id.split("/"))
-        if length > _MAX_IMAGE_NAME:
-            length_of_id[image_id] = length
+def check_name_lengths(names: Iterable[str]) -> None:
+    """Checks the names of images, which files such as masks are named after.
 
-    if length_of_id:
-        longest = max(length_of_id, key=length_of_id.__getitem__)
+    Raises:
+        UserError: A name is too long for a file system.
+    """
+    lengths: dict[str, int] = {}
+    for name in names:
+        length = max(len(part.encode()) for part in name.split("/"))
+        if length > _MAX_IMAGE_NAME:
+            lengths[name] = length
+
+    if lengths:
+        longest = max(lengths, key=lengths.__getitem__)
         raise UserError(
-            f"{len(length_of_id)} image(s) have too long a name; the longest has {length_of_id[longest]} bytes: "
+            f"{len(lengths)} image(s) have too long a name; the longest has {lengths[longest]} bytes: "
             f"{longest[:60]}...",
             f"names of at most {_MAX_IMAGE_NAME} bytes: file systems accept {MAX_NAME_BYTES}, and masks are named "
             "after the images, with .png at the end",

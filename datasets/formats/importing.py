@@ -26,12 +26,12 @@ from mcis.datasets.formats.labelme import LABELME
 from mcis.datasets.formats.voc_xml import VOC_XML
 from mcis.datasets.formats.yolo import YOLO
 from mcis.datasets.images.decode import decode_picture, encode_labels
-from mcis.datasets.index import shown, shown_quoted
+from mcis.datasets.index import check_name_lengths, shown, shown_quoted
 from mcis.datasets.sources.annotations import recognize_annotations
-from mcis.datasets.sources.lists import LeftOut, did_you_mean, left_out_notes, path_inside
+from mcis.datasets.sources.lists import LeftOut, did_you_mean, is_line, left_out_notes, path_inside
 from mcis.datasets.sources.tagged import SPLITS, join_tags, split_tags
 from mcis.datasets.storage.files import read_bytes
-from mcis.datasets.storage.folders import MAX_NAME_BYTES, atomic_write
+from mcis.datasets.storage.folders import atomic_write
 
 FORMATS: dict[str, Format] = {
     "coco": COCO,
@@ -223,22 +223,11 @@ def _check_file_names(source: Path, files: list[str]) -> None:
         raise UserError(
             f"{len(invalid_names)} of {len(files)} images of {source} have names that a table cannot hold: "
             f"{shown(invalid_names)}",
-            "printable names without spaces at the start or end",
+            "names without line breaks, control characters, and spaces at the start or end",
             "rename the files",
         )
 
-    limit = MAX_NAME_BYTES - len(".png")
-    lengths = [max(len(part.encode()) for part in file.split("/")) for file in files]
-    num_too_long = sum(length > limit for length in lengths)
-    if num_too_long:
-        longest = files[lengths.index(max(lengths))]
-        raise UserError(
-            f"{num_too_long} image(s) of {source} have too long a name; the longest has {max(lengths)} bytes: "
-            f"{longest[:60]}...",
-            f"names of at most {limit} bytes: file systems accept {MAX_NAME_BYTES}, and masks are named after the "
-            "images, with .png at the end",
-            "rename the files",
-        )
+    check_name_lengths(files)
 
 
 def _with_nfc_tag(item: AnnotatedObject) -> AnnotatedObject:
@@ -255,7 +244,7 @@ def _notes_on_files(file_of_name: Mapping[str, str]) -> list[str]:
 
 def _is_valid_name(name: str) -> bool:
     """Returns whether a name is a normal path below the folder of the images that can be a cell of a table."""
-    return path_inside(name) == name and name == name.strip() and name.isprintable()
+    return path_inside(name) == name and is_line(name)
 
 
 def _read_other_rows(output: _Output) -> list[Row]:
@@ -357,7 +346,7 @@ def _check_names(source: Path, names: Sequence[str], wrong: Set[str], occurring:
         wrong: Names of classes that do not occur or that differ from those of the other splits.
         occurring: Names of the classes that occur in the data set.
     """
-    unsuitable = {name for name in names if re.search(_UNSUITABLE_NAME, name) or not name.isprintable()}
+    unsuitable = {name for name in names if re.search(_UNSUITABLE_NAME, name) or not is_line(name)}
     invalid = sorted(wrong | unsuitable)
     if invalid or not names:
         correct = sorted(occurring - set(invalid))

@@ -30,6 +30,8 @@ _IMAGE_SUFFIXES = {
     ".tiff",
     ".webp",
 }
+_NOT_IN_LINES = {"Cc", "Cs", "Zl", "Zp"}
+"""Unicode categories of control characters, surrogates and line breaks."""
 LeftOut: TypeAlias = collections.Counter[str]
 """Number of items that were left out, by the reason; a reason reads "hidden file(s)" in "left out 3 hidden file(s)"."""
 
@@ -127,8 +129,23 @@ def path_inside(path: str) -> str | None:
 
 
 def relative_name(path: str) -> str | None:
-    """Makes a relative path from any path or URI, to name files by it; None if the path leads out by `..`."""
-    return path_inside(path.replace("://", "/").lstrip("/"))
+    """Makes a relative path from any path or URI, to name files by it. It leaves out `..` at the start.
+
+    Returns:
+        The path; None for a path without a name, such as `..`.
+    """
+    normalized = posixpath.normpath(path.replace("://", "/").lstrip("/"))
+    while normalized.startswith("../"):
+        normalized = normalized.removeprefix("../")
+    return path_inside(normalized)
+
+
+def is_line(name: str) -> bool:
+    """Returns whether a name can be a line of a text file: without line breaks, control characters and outer spaces.
+
+    Narrow spaces and invisible marks are valid; screenshots of macOS have them.
+    """
+    return name == name.strip() and not any(unicodedata.category(char) in _NOT_IN_LINES for char in name)
 
 
 def without_image_suffix(path: str) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.index import shown
+from mcis.datasets.index import check_name_lengths, shown
 from mcis.datasets.sources.lists import LeftOut, files_below, is_utf8, left_out_notes, path_inside, relative_name
 from mcis.datasets.sources.user_table import READERS, in_existing_forms, read_user_table
 from mcis.datasets.storage.uris import credentials_refused, holds_credentials, is_remote, without_credentials
@@ -53,7 +53,7 @@ def list_photographs(
 
     Raises:
         UserError: A folder or a table cannot be read, a table names a file that it may not name, a path is not UTF-8, a
-            URI holds a password, key, token or signature, or there is no file at all.
+            URI holds a password, key, token or signature, a name is too long, or there is no file at all.
     """
     excluded = excluded.expanduser().resolve()
     left_out = LeftOut()
@@ -76,6 +76,7 @@ def list_photographs(
         raise UserError(f"no file in {shown(list(items))}", expected, "name files, folders or tables")
 
     photographs = [Photograph(uri, name) for uri, name in _distinct_names(names).items()]
+    check_name_lengths(photograph.name for photograph in photographs)
     return photographs, left_out_notes("photographs", left_out)
 
 

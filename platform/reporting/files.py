@@ -11,7 +11,7 @@ from typing import Any
 from mcis.datasets.classes import palette
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
-from mcis.datasets.sources.lists import relative_name, without_image_suffix
+from mcis.datasets.sources.lists import is_line, relative_name, without_image_suffix
 from mcis.datasets.storage.folders import MAX_NAME_BYTES
 from mcis.datasets.storage.threads import map_in_threads
 from mcis.platform.runs.files import atomic_write, read_table, shards_in
@@ -54,7 +54,7 @@ def file_names(image_ids: Iterable[str], out: Path) -> dict[str, str]:
         out: the folder of the files, for messages.
 
     Raises:
-        UserError: an id leads out of `out`, two ids lead to the same file, the file of one would be the folder of
+        UserError: an id has no name, two ids lead to the same file, the file of one would be the folder of
             another, or a name cannot be a line of a list.
     """
     paths = {image_id: relative_name(image_id) for image_id in image_ids}
@@ -77,7 +77,7 @@ def _check_names(names: Mapping[str, str | None], out: Path, kind: str) -> dict[
     """Returns the names if each of them can be a separate file; raises UserError otherwise.
 
     Args:
-        names: relative path by id; None if the id leads out of the folder.
+        names: relative path by id; None if the id has no name, such as `..`.
         out: the folder.
         kind: what the ids are, for messages.
     """
@@ -91,11 +91,11 @@ def _check_names(names: Mapping[str, str | None], out: Path, kind: str) -> dict[
             below_a_file.append(item)
 
     problems = {
-        f"lead out of {out}": [item for item, name in names.items() if name is None],
+        f"have no name below {out}": [item for item, name in names.items() if name is None],
         "lead to the file of another": same,
         "lead below the file of another": below_a_file,
-        "contain line breaks or other unprintable characters, or begin or end with spaces": [
-            item for item, name in inside.items() if not _is_line(name)
+        "contain line breaks or control characters, or begin or end with spaces": [
+            item for item, name in inside.items() if not is_line(name)
         ],
         f"have a name of more than {_MAX_BYTES} bytes, the limit of file systems without a suffix": [
             item for item, name in inside.items() if any(len(part.encode()) > _MAX_BYTES for part in name.split("/"))
@@ -106,10 +106,6 @@ def _check_names(names: Mapping[str, str | None], out: Path, kind: str) -> dict[
             found = f"{kind} that {problem}: {', '.join(map(repr, items[:5]))}"
             raise UserError(found, "a separate file for each", "correct the names in the data set")
     return inside
-
-
-def _is_line(name: str) -> bool:
-    return name == name.strip() and name.isprintable()
 
 
 def write_all(rows: Iterable[Any], write: Callable[[Any], int], *, label: str, total: int) -> int:

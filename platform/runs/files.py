@@ -121,7 +121,7 @@ _NOT_PERMITTED = _Refusal(
 _NAME_TAKEN = _Refusal(
     "a name that no other file or folder has", "move the other one away, or choose another --out or --workspace"
 )
-_TOO_LONG = _Refusal("a shorter path", "choose a shorter --name, or another --out or --workspace")
+_TOO_LONG = _Refusal("a shorter path", "shorten the names of files, --name, --out or --workspace")
 _NO_LOCKS = _Refusal(
     "a file system with locks (flock), which a workspace needs",
     "choose another --workspace, or mount the file system with locks (NFS without nolock, Lustre with flock)",

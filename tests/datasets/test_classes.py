@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from mcis.datasets.classes import palette, read_classes
+from mcis.datasets.classes import check_classes, palette, read_classes
 from mcis.datasets.errors import UserError
 
 
@@ -71,3 +71,10 @@ def test_read_classes_reports_a_missing_file(tmp_path: Path):
 def test_read_classes_reports_a_folder(tmp_path: Path):
     with pytest.raises(UserError, match="cannot read"):
         read_classes(tmp_path)
+
+
+def test_a_class_name_that_no_file_can_have_is_refused() -> None:
+    check_classes("classes.txt", ["cat", "ä" * 125])
+    with pytest.raises(UserError, match="a class name of 252 bytes") as caught:
+        check_classes("classes.txt", ["cat", "ä" * 126])
+    assert "at most 251 bytes" in caught.value.expected

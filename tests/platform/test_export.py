@@ -403,7 +403,8 @@ def test_a_network_has_no_formats_of_objects(labeled: Labeled, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("ids", "found"),
     [
-        (["a", "../b"], "lead out of"),
+        (["a", ".."], "have no name"),
+        (["b", "../B"], "the file of another"),
         (["s3://x/a", "s3/x/A"], "the file of another"),
         (["cat/1", "CAT/1"], "the file of another"),
         (["cat", "cat.png/1"], "below the file of another: 'cat.png/1'"),
@@ -413,6 +414,17 @@ def test_a_network_has_no_formats_of_objects(labeled: Labeled, tmp_path: Path) -
 def test_ids_that_cannot_be_file_names_are_an_error(ids: list[str], found: str) -> None:
     with pytest.raises(UserError, match=found):
         file_names(ids, Path("out"))
+
+
+def test_every_character_of_screenshots_may_be_in_file_names() -> None:
+    """macOS writes a narrow no-break space before AM, and some programs invisible marks."""
+    names = [
+        "9.41\N{NARROW NO-BREAK SPACE}AM",
+        "a\N{ZERO WIDTH SPACE}b",
+        "\N{LEFT-TO-RIGHT MARK}c",
+        "Löwe 猫 \U0001fae8",
+    ]
+    assert file_names([f"{name}.png" for name in names], Path("out")) == {f"{name}.png": name for name in names}
 
 
 def test_classes_with_the_same_file_name_are_an_error() -> None:

@@ -123,7 +123,7 @@ def test_a_full_disk_is_recognized_in_errors_of_libraries(full_disk: Path, write
         (errno.EACCES, "to which this user may write", "permissions"),
         (errno.EROFS, "to which this user may write", "permissions"),
         (errno.ENOTDIR, "no other file or folder has", "move the other one away"),
-        (errno.ENAMETOOLONG, "a shorter path", "a shorter --name"),
+        (errno.ENAMETOOLONG, "a shorter path", "shorten"),
         (errno.ENOLCK, "with locks", "mount the file system with locks"),
     ],
 )
