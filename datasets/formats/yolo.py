@@ -25,7 +25,7 @@ from mcis.datasets.formats.libraries import require_module
 from mcis.datasets.formats.outlines import polygon_pixels
 from mcis.datasets.formats.photographs import write_photograph
 from mcis.datasets.formats.regions import connected_regions, region_outline
-from mcis.datasets.storage.files import existing_form
+from mcis.datasets.storage.files import existing_spelling
 
 _DESCRIPTIONS = ("data.yaml", "dataset.yaml", "classes.txt")
 """Files that describe a data set, in the order in which they are tried."""
@@ -61,7 +61,7 @@ def read_yolo(request: ImportRequest) -> DataSet:
 
     photos: Photos = {}
     for name in listed or visible_files(folder, request.left_out):
-        label_file = Path(existing_form(str((label_folder / name).with_suffix(".txt"))))
+        label_file = Path(existing_spelling(str((label_folder / name).with_suffix(".txt"))))
         if label_file.exists():
             photos[name] = _read_label_file(label_file, description)
         else:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import check_name_lengths, shown
 from mcis.datasets.sources.lists import LeftOut, files_below, is_utf8, left_out_notes, path_inside, relative_name
-from mcis.datasets.sources.user_table import READERS, in_existing_forms, read_user_table
+from mcis.datasets.sources.user_table import READERS, in_existing_spellings, read_user_table
 from mcis.datasets.storage.uris import credentials_refused, holds_credentials, is_remote, without_credentials
 
 
@@ -106,7 +106,7 @@ def _files_of_folder(root: Path, excluded: Path, left_out: LeftOut) -> Iterator[
 def _files_of_table(table: str, allow_absolute: bool) -> Iterator[tuple[str, str]]:
     rows = read_user_table(table, {"image": "image"}, trusted=allow_absolute, has_column_keys=False)
     texts = rows.filled("image")
-    uris = in_existing_forms(rows.uris("image", texts))
+    uris = in_existing_spellings(rows.uris("image", texts))
     for text, uri in zip(texts.to_pylist(), uris.to_pylist(), strict=True):
         relative = None if is_remote(text) else path_inside(text)
         yield uri, relative or uri.rpartition("/")[2]

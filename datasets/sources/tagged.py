@@ -30,7 +30,7 @@ from mcis.datasets.index import Listing, shown
 from mcis.datasets.section import PathOrUri, Section
 from mcis.datasets.sources.lists import constant_column, did_you_mean, listing_table, missing_mask_notes
 from mcis.datasets.sources.source import Source
-from mcis.datasets.sources.user_table import UserTable, in_existing_forms, read_user_table, trimmed
+from mcis.datasets.sources.user_table import UserTable, in_existing_spellings, read_user_table, trimmed
 from mcis.datasets.storage.uris import is_remote
 from mcis.datasets.tables.large_tables import pieces, release_arrow_memory, repeated_texts
 
@@ -95,7 +95,8 @@ def list_tagged(
     """
     columns = {"image": image, "tags": tags, "mask": mask, "saliency": saliency, "split": split, "id": id}
     rows = read_user_table(table, columns, ("mask", "saliency", "split", "id"), trusted=allow_absolute)
-    uris = rows.uris("image", rows.filled("image"))
+    written_uris = rows.uris("image", rows.filled("image"))
+    uris = in_existing_spellings(written_uris)
     ids = _ids(rows, uris, id)
     splits = _splits(rows)
     tagged = _read_tags(rows, classes, ignore_others)
@@ -108,15 +109,16 @@ def list_tagged(
     if "mask" in rows.columns:
         notes += _mask_notes(splits, mask_uris)
 
-    existing_uris = in_existing_forms(uris)
-    other_forms = uris.filter(pc.not_equal(uris, existing_uris))
-    if len(other_forms):
-        found = f"{len(other_forms)} file name(s) have another Unicode form on the disk (NFC or NFD)"
-        notes.append(f"{found} and are found: {shown(other_forms.to_pylist())}")
+    respelled = written_uris.filter(pc.not_equal(written_uris, uris))
+    if len(respelled):
+        differences = "Unicode form NFC or NFD, \\ or %20"
+        notes.append(
+            f"{len(respelled)} file(s) are found under another spelling ({differences}): {shown(respelled.to_pylist())}"
+        )
 
     listing = listing_table(
         image_id=ids,
-        uri=existing_uris,
+        uri=uris,
         domain="target",
         split=splits,
         tags=tagged.indices,
@@ -125,7 +127,7 @@ def list_tagged(
     )
     result = Listing(listing, tagged.classes, tuple(f"{rows.path}: {note}" for note in notes))
 
-    del rows, uris, existing_uris
+    del rows, written_uris, uris
     release_arrow_memory()
     return result
 
@@ -146,7 +148,7 @@ def photograph_tags(table: str, classes: Sequence[str], *, allow_absolute: bool 
     """
     columns = {"image": "image", "tags": "tags"}
     rows = read_user_table(table, columns, trusted=allow_absolute, has_column_keys=False)
-    uris = in_existing_forms(rows.uris("image", rows.filled("image")))
+    uris = in_existing_spellings(rows.uris("image", rows.filled("image")))
     cells = _tag_cells(rows)
 
     duplicates = repeated_texts(uris)
@@ -393,7 +395,7 @@ def _existing_uris(rows: UserTable, role: str) -> pa.ChunkedArray:
     if role not in rows.columns:
         return constant_column(None, len(rows.content), pa.string())
 
-    uris = in_existing_forms(rows.uris(role, rows.texts(role)))
+    uris = in_existing_spellings(rows.uris(role, rows.texts(role)))
     absent: list[str] = []
     for chunk in pieces(uris):
         absent += _absent_files(chunk.drop_null().to_pylist())

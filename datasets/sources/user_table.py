@@ -24,7 +24,7 @@ import pyarrow.parquet
 from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.index import shown
 from mcis.datasets.sources.annotations import refuse_annotations
-from mcis.datasets.storage.files import RELOCATE, existing_form, path_on_disk, read_opened
+from mcis.datasets.storage.files import RELOCATE, existing_spelling, path_on_disk, read_opened
 from mcis.datasets.storage.uris import credentials_refused, holds_credentials, is_remote, without_credentials
 from mcis.datasets.tables.large_tables import pieces
 
@@ -34,6 +34,8 @@ MAX_TABLE = 2**34
 """Largest table, bytes."""
 _PLAIN = r"^[^/.?#\x00-\x1f][^/?#\x00-\x1f]*(/[^/.?#\x00-\x1f][^/?#\x00-\x1f]*)*$"
 """Relative paths that `normpath` and a URI leave unchanged; no name in them begins with a dot."""
+_SPELLED_DIFFERENTLY = r"[^\x00-\x7f]|[\\%]"
+"""Characters that other systems may write differently."""
 _PLACEHOLDER = "\ue000"
 """Private-use character that takes the place of a cell in a URI."""
 _COMMON_NAMES = {
@@ -216,16 +218,19 @@ def _in_nfc(texts: pa.Array) -> pa.Array:
     return pc.replace_with_mask(texts, others, pa.array(normalized, pa.string()))
 
 
-def in_existing_forms(uris: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Replaces paths by the Unicode form in which the files exist. URIs, absent files and nulls stay as they are."""
+def in_existing_spellings(uris: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Replaces the paths of files that another system spells differently (`existing_spelling`).
+
+    URIs, absent files and nulls stay as they are. Names of letters, digits and other plain ASCII characters are not
+    looked up, because a table may have millions.
+    """
     chunks = []
     for chunk in pieces(uris):
-        is_ascii = pc.string_is_ascii(chunk).fill_null(True)
-        if not pc.all(is_ascii).as_py():
-            paths = [
-                uri if is_remote(uri) else existing_form(uri) for uri in chunk.filter(pc.invert(is_ascii)).to_pylist()
-            ]
-            chunk = pc.replace_with_mask(chunk, pc.invert(is_ascii), pa.array(paths, pa.string()))
+        is_suspect = pc.match_substring_regex(chunk, _SPELLED_DIFFERENTLY).fill_null(False)
+        if pc.any(is_suspect).as_py():
+            suspects = chunk.filter(is_suspect).to_pylist()
+            paths = [uri if is_remote(uri) else existing_spelling(uri) for uri in suspects]
+            chunk = pc.replace_with_mask(chunk, is_suspect, pa.array(paths, pa.string()))
         chunks.append(chunk)
     return pa.chunked_array(chunks, pa.string())
 

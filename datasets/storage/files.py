@@ -34,13 +34,27 @@ _PARALLEL = 32
 _T = TypeVar("_T")
 
 
-def existing_form(path: str) -> str:
-    """Returns a path in the Unicode form in which it exists; the path itself if it exists in none.
+def existing_spelling(path: str) -> str:
+    """Returns the path of an existing file that another system writes as `path`; the path itself if there is none.
 
-    `ö` is one character (NFC), as keyboards write it, or an o and a mark (NFD), as some file systems of macOS do.
+    Windows separates folders by `\\`, and web tools write a space as `%20`. The letter `ö` is one character (Unicode
+    form NFC), as keyboards write it, or an o and a mark (NFD), as some file systems of macOS do.
     """
-    if path.isascii() or os.path.lexists(path):
+    if os.path.lexists(path):
         return path
+    slashes = path.replace("\\", "/")
+    for spelling in dict.fromkeys((path, slashes, unquote(slashes))):
+        leaves_folder = ".." in spelling.split("/") and spelling != path
+        found = None if leaves_folder else _existing_unicode_form(spelling)
+        if found is not None:
+            return found
+    return path
+
+
+def _existing_unicode_form(path: str) -> str | None:
+    """Returns the Unicode form, of each part of a path, in which the file exists; None if there is no file."""
+    if path.isascii():
+        return path if os.path.lexists(path) else None
 
     found = ""
     for position, part in enumerate(path.split("/")):
@@ -48,7 +62,7 @@ def existing_form(path: str) -> str:
         candidates = [f"{found}/{form}" if position else form for form in forms]
         existing = [candidate for candidate in candidates if not candidate or os.path.lexists(candidate)]
         if not existing:
-            return path
+            return None
         found = existing[0]
     return found
 

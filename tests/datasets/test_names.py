@@ -145,8 +145,25 @@ def test_files_are_found_in_the_other_form_with_one_note(on_disk: str, in_table:
     reasons = check_images(listing.table)["reason"].to_pylist()
     assert reasons[:3] == [None] * 3
     assert "No such file" in reasons[3]
-    (note,) = [note for note in listing.notes if "Unicode form" in note]
-    assert "3 file name(s)" in note
+    (note,) = [note for note in listing.notes if "another spelling" in note]
+    assert "3 file(s)" in note
+
+
+def test_paths_of_other_systems_are_found(tmp_path: Path) -> None:
+    """A file with the written name comes first; `..` that only another spelling has leads nowhere."""
+    for name in ("my photos/a b.png", "c%20d.png", "c d.png", "ä.png"):
+        draw(tmp_path / "data" / name)
+    draw(tmp_path / "outside.png")
+    names = ["my photos\\a b.png", "c%20d.png", "%C3%A4.png", "..\\outside.png", "%2E%2E/outside.png", "absent%20.png"]
+    listing = list_tagged(write_table(tmp_path / "data" / "t.csv", *((name, "cat") for name in names)))
+
+    found = ["my photos/a b.png", "c%20d.png", "ä.png"]
+    assert listing.table["image_id"].to_pylist() == [*found, *names[3:]]
+    reasons = check_images(listing.table)["reason"].to_pylist()
+    assert reasons[:3] == [None] * 3
+    assert all("No such file" in reason for reason in reasons[3:])
+    (note,) = [note for note in listing.notes if "another spelling" in note]
+    assert "2 file(s)" in note
 
 
 def test_a_folder_of_a_class_is_found_in_the_other_form(tmp_path: Path) -> None:
