@@ -5,9 +5,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent import futures
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import grpc
@@ -98,15 +97,6 @@ def test_a_server_that_answers_is_accepted(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setenv("RAY_ADDRESS", f"127.0.0.1:{port}")
     check_cluster()
     server.stop(None).wait()
-
-
-@pytest.mark.slow
-def test_the_head_of_a_cluster_is_accepted(
-    ray_head: Callable[..., AbstractContextManager[dict[str, str]]], tmp_path: Path, free_port: int
-) -> None:
-    code = "from mcis.platform.engine.cluster_probe import check_cluster; check_cluster()"
-    with ray_head(tmp_path / "log", free_port, "--num-cpus=1") as environment:
-        subprocess.run([sys.executable, "-c", code], env=environment, check=True)
 
 
 SESSION = """
