@@ -73,7 +73,7 @@ _CAUSES = (
         r"Max retries exceeded|onnection refused|could not translate host|Name or service not known|timeout expired",
         "no server answers there",
         "a running MLflow server or database",
-        "start it, correct MLFLOW_TRACKING_URI, or unset it to use the workspace's own store",
+        "start the server, correct MLFLOW_TRACKING_URI, or unset it to use the workspace's own store",
     ),
     _Cause(
         r"error code (?:30\d|404)|valid JSON format",
