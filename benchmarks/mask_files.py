@@ -100,6 +100,7 @@ def prepare_evaluation(root: Path, paths: list[Path], *, name: str = "masks", se
                 "height": height,
                 "width": width,
                 "tags": [0],
+                "is_negative": False,
                 "mask_uri": str(path),
                 # the evaluation does not read these
                 "uri": f"/absent/{path.stem}.jpg",

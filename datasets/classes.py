@@ -27,6 +27,12 @@ _MAX_NAME = 251
 MAX_CLASSES = IGNORE - 1
 """Maximum number of classes. Labels are bytes, 0 is background and 255 is ignored, so 254 values remain."""
 
+NEGATIVE_TAGS = ("none", "background")
+"""Tags, in any case, of an image that shows none of the classes: a *negative*."""
+
+MAY_BE_NEGATIVE_TAGS = ("negative", "negatives", "nothing", "ok", "good", "normal", "empty", "clean", "neither")
+"""Tags, in any case, that often mean none of the classes. They are classes, and a note asks the user."""
+
 VOC_CLASSES = (
     "aeroplane",
     "bicycle",

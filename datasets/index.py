@@ -32,6 +32,12 @@ INDEX_SCHEMA = pa.schema(
         pa.field("domain", pa.string(), nullable=False, metadata={"about": "target, source (single-label) or web"}),
         pa.field("split", pa.string(), nullable=False, metadata={"about": "train, val or test"}),
         pa.field("tags", pa.list_(pa.uint16()), nullable=False, metadata={"about": "class indices from 0, ascending"}),
+        pa.field(
+            "is_negative",
+            pa.bool_(),
+            nullable=False,
+            metadata={"about": "whether the image shows none of the classes; without tags and false, it is unlabelled"},
+        ),
         pa.field("height", pa.int32(), nullable=False, metadata={"about": "pixels, orientation applied"}),
         pa.field("width", pa.int32(), nullable=False, metadata={"about": "pixels, orientation applied"}),
         pa.field("content_hash", pa.string(), nullable=False, metadata={"about": "SHA-256 of the file"}),

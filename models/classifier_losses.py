@@ -3,6 +3,14 @@
 Workers see parts of a batch. Each loss is a sum over the pairs of such a part; the trainer divides the sum over all
 workers by the number of pairs in the batch. Gradients therefore do not depend on how pairs are spread over workers.
 
+A *negative* is an image that shows none of the classes: its labels are all 0. With the paper's three terms (Eq. 10),
+the loss of a pair is
+
+    L = L_basic + [l_m != 0 and l_n != 0] L_co-attention + L_contrastive
+
+The bracket is 0 for a pair with a negative, which has no common class that Eq. 5 could find. In Eq. 1 and 9 the labels
+of the negative are 0; if n is a negative, then l_m \\ l_n = l_m.
+
 The configuration reads the table of losses, so torch is imported only when a loss is computed.
 """
 
@@ -162,7 +170,10 @@ def _cross_entropy(scores: PairScores, inputs: LossInputs) -> "Tensor":
 
 @classifier_loss(record=PaperLossConfig)
 def co_attention(inputs: LossInputs) -> "Tensor | None":
-    """Cross entropy of the common scores of both images with the shared labels l_m ∩ l_n (Eq. 5)."""
+    """Cross entropy of the common scores of both images with the shared labels l_m ∩ l_n (Eq. 5).
+
+    It is 0 for pairs with a negative, which can have no common class.
+    """
     from mcis.models.losses import sigmoid_ce
 
     scores = inputs.scores
@@ -170,12 +181,18 @@ def co_attention(inputs: LossInputs) -> "Tensor | None":
         return None
 
     shared = inputs.tags_m * inputs.tags_n
-    return (sigmoid_ce(scores.common_m, shared) + sigmoid_ce(scores.common_n, shared)).sum()
+    totals = sigmoid_ce(scores.common_m, shared) + sigmoid_ce(scores.common_n, shared)
+    # Multiplied by 0, not left out: the weights then have a gradient, which DDP waits for.
+    has_tags = inputs.tags_m.any(dim=1) & inputs.tags_n.any(dim=1)
+    return (totals * has_tags).sum()
 
 
 @classifier_loss(record=ContrastiveLossConfig)
 def contrastive(inputs: LossInputs, *, needs_unshared: bool) -> "Tensor | None":
-    """Cross entropy of the exclusive scores with the unshared labels l_m \\ l_n and l_n \\ l_m (Eq. 9)."""
+    """Cross entropy of the exclusive scores with the unshared labels l_m \\ l_n and l_n \\ l_m (Eq. 9).
+
+    These are all labels of an image whose partner is a negative.
+    """
     from mcis.models.losses import sigmoid_ce
 
     scores = inputs.scores

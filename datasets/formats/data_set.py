@@ -20,7 +20,7 @@ class AnnotatedObject(NamedTuple):
     """An object of a photograph, or a tag of it.
 
     Attributes:
-        tag: Class name. None: a crowd, which gives no tag and is ignored in masks.
+        tag: Class name. None: a crowd or an unknown class, which gives no tag and is ignored in masks.
         draw: Draws its outline. None: it has no outline.
     """
 
@@ -29,7 +29,7 @@ class AnnotatedObject(NamedTuple):
 
 
 Photos: TypeAlias = dict[str, list[AnnotatedObject]]
-"""Path of each photograph below the folder of the images -> its objects."""
+"""Path of each photograph below the folder of the images -> its objects; none if it shows none of the classes."""
 
 
 class DataSet(NamedTuple):

@@ -27,7 +27,7 @@ def read_hugging_face(request: ImportRequest) -> DataSet:
             raise ValueError(f"image {number} is outside of the data set")
 
         name = f"{number:08}{path.suffix}"
-        photos[name] = [AnnotatedObject(tag.strip()) for tag in _tags(row[column], label_type)]
+        photos[name] = [AnnotatedObject(tag) for tag in _tags(row[column], label_type)]
         with atomic_write(request.copies / name, durable=False) as temporary:
             temporary.write_bytes(path.read_bytes() if content is None else content)
 
@@ -43,11 +43,18 @@ def _load_split(source: Path, split: str) -> Any:
     return data["validation" if split == "val" and "validation" in data else split]
 
 
-def _tags(cell: Any, label_type: Any) -> list[str]:
-    """Returns the class names of a cell: a label or a list of labels, which are numbers, texts, or None or -1."""
-    values = cell if isinstance(cell, list) else [cell]
-    labels = [value for value in values if value not in (None, -1)]
-    return [label if isinstance(label, str) else label_type.int2str(label) for label in labels]
+def _tags(cell: Any, label_type: Any) -> list[str | None]:
+    """Returns the class names of a cell: a label or a list of labels, which are numbers or texts.
+
+    The name of a label None or -1, which is unknown, is None. An empty list means that there is none.
+    """
+    names: list[str | None] = []
+    for label in cell if isinstance(cell, list) else [cell]:
+        if label in (None, -1):
+            names.append(None)
+        else:
+            names.append(label.strip() if isinstance(label, str) else label_type.int2str(label).strip())
+    return names
 
 
 HUGGING_FACE = Format(

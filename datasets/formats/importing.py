@@ -13,7 +13,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mcis.datasets.classes import IGNORE, check_classes, read_classes, split_names
+from mcis.datasets.classes import IGNORE, MAY_BE_NEGATIVE_TAGS, NEGATIVE_TAGS, check_classes, read_classes, split_names
 from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.formats.class_folders import FOLDERS
 from mcis.datasets.formats.coco import COCO
@@ -46,6 +46,8 @@ FORMATS: dict[str, Format] = {
 """Formats of data sets by name."""
 
 _COLUMNS = ("image", "tags", "split", "mask")
+_NEGATIVE = NEGATIVE_TAGS[0]
+"""Tag of photographs that show none of the classes."""
 _UNSUITABLE_NAME = r"^\s|\s$|^$|^[\[{\"']"
 """Class names that cannot be tags in a table: with outer spaces, empty, or beginning with a bracket or quote."""
 _MAX_SHOWN = 20
@@ -83,10 +85,17 @@ class _Output(NamedTuple):
 
 
 class _Selection(NamedTuple):
-    """Classes of a table, and the photographs with objects of these classes only."""
+    """Classes of a table.
+
+    Attributes:
+        classes: names of the classes.
+        photos: photographs with objects of these classes only.
+        negatives: names of the photographs that show no object of any class, whether it is selected or not.
+    """
 
     classes: list[str]
     photos: Photos
+    negatives: set[str]
 
 
 def import_data_set(
@@ -97,6 +106,7 @@ def import_data_set(
     images: Path | None = None,
     split: str = "train",
     classes: Sequence[str] = (),
+    negatives: Sequence[str] = (),
     labels: Path | None = None,
     track: Track = iter,
 ) -> list[str]:
@@ -104,7 +114,8 @@ def import_data_set(
 
     Writes:
 
-        photos.csv                  image, tags, split, mask, as `list_tagged` reads it
+        photos.csv                  image, tags, split, mask, as `list_tagged` reads it; the tag of a photograph without
+                                    objects is `none`
         classes.txt                 the classes that occur, in alphabetical order
         images/<split>              a link to the folder of the images, or a folder of copies
         masks/<split>/<image>.png   labels, if every object has an outline; smaller objects are on top, crowds ignored
@@ -117,6 +128,8 @@ def import_data_set(
         split: train, val or test.
         classes: Classes to import, in addition to those of `out`: names, or lists of names (`split_names`). Empty: all
             classes.
+        negatives: Tags, next to NEGATIVE_TAGS, that are no classes: they mean none of the classes. Names, or lists of
+            names.
         labels: labels.csv of an export. Its classes are imported, whether they occur or not, and masks get its labels.
         track: Iterates over the names of the photographs, and may show the progress, as `tqdm` does.
 
@@ -134,6 +147,7 @@ def import_data_set(
     _check_arguments(format, source, split)
 
     data_set, notes = _read_data_set(format, ImportRequest(source, images, output.images, split, left_out))
+    _remove_negative_tags(data_set.photos, negatives, left_out)
     other_rows = _read_other_rows(output)
     if data_set.folder != output.images and output.images.is_dir() and not output.images.is_symlink():
         raise UserError(f"{output.images} is a folder of images", "a link, or nothing", "name another --out")
@@ -146,16 +160,28 @@ def import_data_set(
         output.classes.unlink(missing_ok=True)
     if data_set.folder != output.images:
         _link(output.images, data_set.folder)
-    rows = list(_write_masks(DataSet(data_set.folder, selection.photos), selection.classes, output, left_out, track))
+    rows = list(_write_masks(data_set.folder, selection, output, left_out, track))
     _write_table(output, other_rows + rows, selection.classes)
 
-    tagged = sum(bool(row["tags"]) for row in rows)
+    negative_count = len(selection.negatives)
+    tagged = sum(bool(row["tags"]) for row in rows) - negative_count
     masks = sum(bool(row["mask"]) for row in rows)
-    summary = f"{len(rows)} photographs of split {split}, {tagged} with tags, {masks} with a mask"
+    shows_none = f"{negative_count} that show none of the classes, " if negative_count else ""
+    summary = f"{len(rows)} photographs of split {split}, {tagged} with tags, {shows_none}{masks} with a mask"
     return [
         f"{output.table}: {summary}; classes {shown_quoted(selection.classes, len(selection.classes))}",
         *notes,
+        *_doubtful_class_notes(selection.classes),
         *left_out_notes(str(source), left_out),
+    ]
+
+
+def _doubtful_class_notes(classes: Sequence[str]) -> list[str]:
+    """Returns notes on classes whose names suggest that their photographs show none of the classes."""
+    return [
+        f"note: {name!r} is a class; if it means none of the classes, import again with --negatives {name}"
+        for name in classes
+        if name.casefold() in MAY_BE_NEGATIVE_TAGS
     ]
 
 
@@ -242,6 +268,26 @@ def _notes_on_files(file_of_name: Mapping[str, str]) -> list[str]:
     return [f"note: {len(differing)} image(s) were found under another path or spelling: {shown(differing)}"]
 
 
+def _remove_negative_tags(photos: Photos, further: Sequence[str], left_out: LeftOut) -> None:
+    """Removes the objects whose tag means none of the classes, in place.
+
+    Args:
+        further: Such tags, next to NEGATIVE_TAGS: names, or lists of names.
+        left_out: Updated with the number of those in photographs that have other objects.
+    """
+    further = split_names(further, _tags_of(photos))
+    for name, objects in photos.items():
+        others = [item for item in objects if not _means_none(item.tag, further)]
+        photos[name] = others
+        if others:
+            reason = "object(s) whose tag means none of the classes, in photographs with other objects"
+            left_out[reason] += len(objects) - len(others)
+
+
+def _means_none(tag: str | None, further: Sequence[str]) -> bool:
+    return tag is not None and (tag.casefold() in NEGATIVE_TAGS or tag in further)
+
+
 def _is_valid_name(name: str) -> bool:
     """Returns whether a name is a normal path below the folder of the images that can be a cell of a table."""
     return path_inside(name) == name and is_line(name)
@@ -305,7 +351,7 @@ def _select_classes(
     wanted = split_names(wanted, occurring)
     tags_of_other_splits: set[str] = set()
     for row in other_rows:
-        tags_of_other_splits.update(tag for tag in split_tags(row["tags"]) if tag)
+        tags_of_other_splits.update(tag for tag in split_tags(row["tags"]) if tag not in ("", _NEGATIVE))
 
     selected = occurring
     if exported or wanted:
@@ -324,7 +370,8 @@ def _select_classes(
     absent = set(wanted) - occurring - tags_of_other_splits
 
     _check_names(source, names, differing | absent, occurring)
-    return _Selection(names, selected_photos)
+    negatives = {name for name, objects in photos.items() if not objects}
+    return _Selection(names, selected_photos, negatives)
 
 
 def _tags_of(photos: Photos) -> set[str]:
@@ -369,7 +416,7 @@ def _link(link: Path, folder: Path) -> None:
 
 
 def _write_masks(
-    data_set: DataSet, names: Sequence[str], output: _Output, left_out: LeftOut, track: Track
+    folder: Path, selection: _Selection, output: _Output, left_out: LeftOut, track: Track
 ) -> Iterator[Row]:
     """Writes the mask of each photograph whose objects all have outlines, and yields the photographs' rows.
 
@@ -378,7 +425,7 @@ def _write_masks(
     Raises:
         UserError: No mask can be drawn.
     """
-    folder, photos = data_set
+    names, photos, negatives = selection
     has_masks = any(_outlined(objects) for objects in photos.values())
     problems: list[str] = []
 
@@ -395,7 +442,7 @@ def _write_masks(
                 with atomic_write(output.folder / mask, durable=False) as temporary:
                     temporary.write_bytes(labels)
 
-        tags = sorted({item.tag for item in objects if item.tag})
+        tags = [_NEGATIVE] if name in negatives else sorted({item.tag for item in objects if item.tag})
         yield {"image": f"images/{output.split}/{name}", "tags": join_tags(tags), "split": output.split, "mask": mask}
 
     drawable = [objects for objects in photos.values() if objects and len(_outlined(objects)) == len(objects)]

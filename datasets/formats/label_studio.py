@@ -43,9 +43,12 @@ def read_label_studio(request: ImportRequest) -> DataSet:
             raise ValueError(f"two tasks are of {name}")
         request.left_out["earlier annotation(s) of a photograph"] += len(annotations) - 1
 
+        results = annotations[-1]["result"]
         photos[name] = []
-        for result in annotations[-1]["result"]:
+        for result in results:
             photos[name] += _annotated_objects(result, request.left_out)
+        if not photos[name] and not all(_is_read(result) for result in results):
+            photos[name] = [AnnotatedObject(None)]  # nothing says whether it shows a class
 
     return DataSet(folder, photos)
 
@@ -70,7 +73,7 @@ def _image_name(location: str, folder: Path) -> str:
 def _annotated_objects(result: dict[str, Any], left_out: LeftOut) -> list[AnnotatedObject]:
     """Reads the objects of a result of an annotation: one for each of its labels."""
     kind = result["type"]
-    if kind != "choices" and not kind.endswith("labels"):
+    if not _is_read(result):
         left_out[f"result(s) of type {kind}"] += 1
         return []
 
@@ -80,6 +83,10 @@ def _annotated_objects(result: dict[str, Any], left_out: LeftOut) -> list[Annota
         fractions = np.array(value.get("points", ()), float) / 100  # points are percentages of the image's sides
         draw = functools.partial(polygon_pixels, fractions)
     return [AnnotatedObject(tag.strip(), draw) for tag in value.get(kind, ())]
+
+
+def _is_read(result: dict[str, Any]) -> bool:
+    return result["type"] == "choices" or result["type"].endswith("labels")
 
 
 def write_label_studio(request: ExportRequest) -> int:

@@ -30,6 +30,7 @@ def read_voc_xml(request: ImportRequest) -> DataSet:
         for item in root.iter("object"):
             if item.findtext("difficult", "0").strip() == "1":
                 request.left_out["object(s) marked as difficult"] += 1
+                photos[name].append(AnnotatedObject(None))  # without any object, the image would be a negative
             else:
                 photos[name].append(AnnotatedObject(item.findtext("name", "").strip()))
 

@@ -66,7 +66,7 @@ def read_yolo(request: ImportRequest) -> DataSet:
             photos[name] = _read_label_file(label_file, description)
         else:
             photos[name] = []
-            request.left_out["missing label file(s), whose photographs are all background"] += 1
+            request.left_out["missing label file(s), whose photographs show none of the classes"] += 1
 
     return DataSet(folder, photos)
 

@@ -1,10 +1,13 @@
-"""Samples pairs of images with at least one common class (section 3.2) as a function of (seed, epoch, image).
+"""Samples pairs of images, most with a common class (section 3.2), as a function of (seed, epoch, image).
 
 By default, each tagged image is image m once per epoch. One of its classes is drawn, then a partner n with it. Images
-without tags are in no pair. Epochs follow each other without a gap: with E pairs per epoch and B per batch, row i of
-the endless stream of pairs is position i mod E of epoch i div E, and batch t holds rows t B .. (t + 1) B - 1. So no
-epoch ends in a partial batch, and no pair is dropped. A row is computed directly from its number, at a cost that does
-not depend on the number of images.
+without tags are in no pair, unless they are negatives, which show none of the classes. A negative is image m once per
+epoch too, and its partner is any tagged image. Such a pair has no common class: only the losses that need none use it
+(`models.classifier_losses`). So every pair has a tagged image, even if nearly all images are negatives.
+
+Epochs follow each other without a gap: with E pairs per epoch and B per batch, row i of the endless stream of pairs is
+position i mod E of epoch i div E, and batch t holds rows t B .. (t + 1) B - 1. So no epoch ends in a partial batch, and
+no pair is dropped. A row is computed directly from its number, at a cost that does not depend on the number of images.
 
 Besides the images of the data set (domain `target`, which includes web images) there may be single-label images (domain
 `source`, end of section 3.2). Pairs are then of three kinds.
@@ -24,6 +27,10 @@ TARGET_SOURCE = 2
 """Kinds of pairs by the domains of m and n. Each kind has its own W_P (end of section 3.2)."""
 _KIND_BY_NUM_SOURCES = np.array([TARGET_TARGET, TARGET_SOURCE, SOURCE_SOURCE], np.uint8)
 """Kind of a pair by the number of its images in the domain `source`: 0, 1 or 2."""
+
+
+_NO_CLASS = -1
+"""Class of a pair whose image m is a negative."""
 
 
 class PairRows(NamedTuple):
@@ -47,7 +54,7 @@ class _HalfPairs(NamedTuple):
 
     Attributes:
         m: positions of the first images, (B,).
-        classes: class that m and n are to share, (B,).
+        classes: class that m and n are to share, (B,); _NO_CLASS if m is a negative.
         choice: numbers in [0, 1) that choose n, (B,).
     """
 
@@ -60,18 +67,19 @@ class PairSampler:
     """Samples pairs from the tags of N images.
 
     Images take turns as m, in either domain. The partner is any other image of the class; an image is its own partner
-    only if its class has no other image. If m is of the domain `source` and n of the domain `target`, they are swapped,
-    so that the pair is TARGET_SOURCE.
+    only if its class has no other image. The partner of a negative is any tagged image. If m is of the domain `source`
+    and n of the domain `target`, they are swapped, so that the pair is TARGET_SOURCE.
 
     Args:
         tags: tags of the N images. At least one image has a tag.
         seed: seed of all random numbers.
+        negatives: whether images without tags are negatives.
         partner_may_be_itself: whether an image may be drawn as its own partner (paper-vs-code, "Classifier").
         wrong_class: whether to draw partners that lack the class, as a control for the effect of partners.
         source: (N,), which images are of the domain `source`; None if there are none.
-        epoch_pairs: E, pairs per epoch; None = the number of tagged images.
+        epoch_pairs: E, pairs per epoch; None = the number of tagged images and negatives.
         class_balanced_fraction: fraction of the pairs, in [0, 1], for which a class is drawn uniformly, then m from its
-            images; this class is the one that the pair shares. 1 is class-balanced sampling.
+            images; this class is the one that the pair shares. 1 is class-balanced sampling. Pairs of negatives stay.
     """
 
     def __init__(
@@ -79,6 +87,7 @@ class PairSampler:
         tags: Tags,
         *,
         seed: int,
+        negatives: bool = False,
         partner_may_be_itself: bool = False,
         wrong_class: bool = False,
         source: NDArray[np.bool_] | None = None,
@@ -92,8 +101,11 @@ class PairSampler:
         self.wrong_class = wrong_class
         self.members = ClassMembers.from_tags(tags, source)
         self._source = source if source is not None and source.any() else None
-        self._tagged = _tagged_positions(tags, self._source)
-        self._pairs = epoch_pairs or tags.num_tagged
+        self._tagged = None if tags.num_tagged == len(tags) else _tagged_positions(tags)
+        drawn = None if negatives else self._tagged
+        self._turns = drawn if self._source is None else _targets_first(drawn, self._source)
+        self._num_turns = len(tags) if negatives else tags.num_tagged
+        self._pairs = epoch_pairs or self._num_turns
 
     def __len__(self) -> int:
         """E, pairs per epoch."""
@@ -103,10 +115,10 @@ class PairSampler:
         """Returns rows first .. last - 1 of the endless stream of pairs."""
         number = np.arange(first, last)
         epoch, position_in_epoch = np.divmod(number, self._pairs)
-        turn, position_in_turn = np.divmod(number, self.tags.num_tagged)
-        m = permuted(OrderPurpose.IMAGES, self.seed, turn, self.tags.num_tagged, position_in_turn)
-        if self._tagged is not None:
-            m = self._tagged[m].astype(np.int64)
+        turn, position_in_turn = np.divmod(number, self._num_turns)
+        m = permuted(OrderPurpose.IMAGES, self.seed, turn, self._num_turns, position_in_turn)
+        if self._turns is not None:
+            m = self._turns[m].astype(np.int64)
 
         half_pairs = self._draw_classes(turn, m)
         if self.class_balanced_fraction:
@@ -127,17 +139,21 @@ class PairSampler:
         )
 
     def _draw_classes(self, turn: NDArray[np.int64], m: NDArray[np.int64]) -> _HalfPairs:
-        """Draws one of the classes of each m, and the number that chooses n."""
+        """Draws one of the classes of each m, none for a negative, and the number that chooses n."""
         draws = uniforms(DrawPurpose.PARTNER, self.seed, turn, m, count=2)
         start = self.tags.start[m].astype(np.int64)
         count = self.tags.start[m + 1].astype(np.int64) - start
-        classes = self.tags.values[start + (draws[:, 0] * count).astype(np.int64)].astype(np.int64)
+        drawn_tag = start + (draws[:, 0] * count).astype(np.int64)
+
+        classes = np.full(len(m), _NO_CLASS, np.int64)
+        classes[count > 0] = self.tags.values[drawn_tag[count > 0]]
         return _HalfPairs(m, classes, draws[:, 1])
 
     def _balance(self, half_pairs: _HalfPairs, epoch: NDArray[np.int64], position_in_epoch: NDArray[np.int64]) -> None:
         """Redraws a fraction of the pairs in place: a class, then m from its images."""
         draws = uniforms(DrawPurpose.CLASS_BALANCE, self.seed, epoch, position_in_epoch, count=4)
-        rows = np.flatnonzero(draws[:, 0] < self.class_balanced_fraction)
+        is_redrawn = (draws[:, 0] < self.class_balanced_fraction) & (half_pairs.classes != _NO_CLASS)
+        rows = np.flatnonzero(is_redrawn)
 
         low, high = self.members.ranges(np.arange(self.tags.classes))
         nonempty = np.flatnonzero(high > low)
@@ -149,10 +165,19 @@ class PairSampler:
         half_pairs.choice[rows] = draws[rows, 3]
 
     def _partners(self, half_pairs: _HalfPairs) -> NDArray[np.int64]:
-        """Chooses n for each m from the images of the class, (B,)."""
-        if self.wrong_class:
-            return self._partners_without_class(half_pairs)
+        """Chooses n for each m, (B,)."""
+        choose = self._partners_without_class if self.wrong_class else self._partners_with_class
+        is_negative = half_pairs.classes == _NO_CLASS
+        if self._tagged is None or not is_negative.any():
+            return choose(half_pairs)
 
+        n = np.empty_like(half_pairs.m)
+        n[~is_negative] = choose(_HalfPairs(*(column[~is_negative] for column in half_pairs)))
+        n[is_negative] = self._tagged[(half_pairs.choice[is_negative] * len(self._tagged)).astype(np.int64)]
+        return n
+
+    def _partners_with_class(self, half_pairs: _HalfPairs) -> NDArray[np.int64]:
+        """Chooses n for each m from the images of the class, (B,)."""
         low, high = self.members.ranges(half_pairs.classes)
         size = high - low
         if not self.partner_may_be_itself:
@@ -181,14 +206,16 @@ class PairSampler:
         return n
 
 
-def _tagged_positions(tags: Tags, source: NDArray[np.bool_] | None) -> Positions | None:
-    """Returns the positions of the tagged images, domain `target` first; None if these are all images in order."""
-    if source is None and tags.num_tagged == len(tags):
-        return None
-    tagged = np.flatnonzero(tags.start[1:] > tags.start[:-1]).astype(np.uint32)
-    if source is None:
-        return tagged
-    return np.concatenate([tagged[~source[tagged]], tagged[source[tagged]]])
+def _tagged_positions(tags: Tags) -> Positions:
+    """Returns the positions of the tagged images."""
+    return np.flatnonzero(tags.start[1:] > tags.start[:-1]).astype(np.uint32)
+
+
+def _targets_first(positions: Positions | None, source: NDArray[np.bool_]) -> Positions:
+    """Sorts positions of images, None for all, by domain: `target` before `source`."""
+    if positions is None:
+        positions = np.arange(len(source), dtype=np.uint32)
+    return np.concatenate([positions[~source[positions]], positions[source[positions]]])
 
 
 def epoch_rows(seed: int, count: int, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

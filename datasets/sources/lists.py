@@ -312,26 +312,26 @@ Column: TypeAlias = Sequence[Any] | pa.ChunkedArray
 """The values of a column."""
 
 
-def listing_table(*, image_id: Column, **others: Column | str | None) -> pa.Table:
+def listing_table(*, image_id: Column, **others: Column | str | bool | None) -> pa.Table:
     """Builds a table of LISTING_SCHEMA from its columns.
 
-    A single text is the value of every row. A column that is None or absent is null.
+    A single text is the value of every row. A column that is None or absent is null; `is_negative` is then false.
 
     Raises:
         KeyError: The schema has no such column.
     """
-    values = {**dict.fromkeys(LISTING_SCHEMA.names), "image_id": image_id, **others}
+    values = {**dict.fromkeys(LISTING_SCHEMA.names), "is_negative": False, "image_id": image_id, **others}
     columns: dict[str, Column] = {}
     for name, value in values.items():
         column_type = LISTING_SCHEMA.field(name).type
-        if value is None or isinstance(value, str):
+        if value is None or isinstance(value, str | bool):
             value = constant_column(value, len(image_id), column_type)
         columns[name] = value
 
     return pa.table(columns, schema=LISTING_SCHEMA)
 
 
-def constant_column(value: str | None, rows: int, column_type: pa.DataType) -> pa.ChunkedArray:
+def constant_column(value: str | bool | None, rows: int, column_type: pa.DataType) -> pa.ChunkedArray:
     """Returns a column with one value in all rows, whose chunks share their memory."""
     chunk = pa.repeat(pa.scalar(value, column_type), min(rows, SHARD_ROWS))
     chunks = [chunk.slice(0, min(SHARD_ROWS, rows - start)) for start in range(0, rows, SHARD_ROWS)]

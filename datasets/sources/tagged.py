@@ -1,8 +1,11 @@
 """Lists a user's table of images and tags, CSV, JSONL or Parquet (source `tags`). `TagsConfig` names its columns.
 
-Spaces around a tag are dropped; spaces inside belong to its name (`potted plant; cat`). Null and empty cells mean no
-tag. A name that contains a separator is written in a JSON list, `["tench, Tinca tinca"]`. A table may only name files
-below its own folder, unless `allow_absolute` marks it as trusted (`user_table`).
+Spaces around a tag are dropped; spaces inside belong to its name (`potted plant; cat`). A name that contains a
+separator is written in a JSON list, `["tench, Tinca tinca"]`. A table may only name files below its own folder, unless
+`allow_absolute` marks it as trusted (`user_table`).
+
+An image that shows none of the classes is a negative. A table says so by a tag of NEGATIVE_TAGS, an empty list, or
+zeros in all columns of classes. Null and empty cells mean that the tags are unknown, unless `untagged` says otherwise.
 
 S3 credentials come from the environment or ~/.aws, as for the AWS command line. A server other than Amazon's is set in
 the URI, `s3://bucket/key?endpoint_override=HOST:PORT&scheme=http`, or by the environment variable AWS_ENDPOINT_URL. A
@@ -15,16 +18,16 @@ import json
 import os
 import re
 import unicodedata
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mcis.datasets.classes import check_classes, read_classes
+from mcis.datasets.classes import MAY_BE_NEGATIVE_TAGS, NEGATIVE_TAGS, check_classes, read_classes
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.section import PathOrUri, Section
@@ -59,6 +62,9 @@ class TagsConfig(Section):
     """Column with train, val or test; if absent, all images are in train."""
     id: str = "id"
     """Column of unique image ids; if absent, the paths relative to the table's folder are used."""
+    negative_tags: str = ""
+    """Further tags, next to `none` and `background`, of images that show none of the classes, such as ok; written as in
+    the table."""
     ignore_others: bool = False
     """Leave out tags that are not in `data.classes`, with a count in the report. By default they are an error."""
     allow_absolute: bool = False
@@ -76,6 +82,8 @@ def list_tagged(
     saliency: str = "saliency",
     split: str = "split",
     id: str = "id",
+    negative_tags: str = "",
+    untagged: Literal["unlabelled", "negative"] = "unlabelled",
     ignore_others: bool = False,
     allow_absolute: bool = False,
 ) -> Listing:
@@ -86,12 +94,13 @@ def list_tagged(
 
     Args:
         classes: File with one class name per line. None: every tag of the table is a class, in alphabetical order.
+        untagged: What an empty cell means, see `data.untagged`.
 
     Raises:
         UserError: The table cannot be read or is empty; a column is missing or is not text; an image is null or named
             twice; the table may not name a file; a cell holds a password, key, token or signature; a local mask or
-            saliency map is absent; a tag is unknown; there are no tags or too many classes; a split is unknown; or
-            train is empty.
+            saliency map is absent; a tag is unknown; there are no tags or too many classes; an image has both a class
+            and a tag for none of them; a split is unknown; or train is empty.
     """
     columns = {"image": image, "tags": tags, "mask": mask, "saliency": saliency, "split": split, "id": id}
     rows = read_user_table(table, columns, ("mask", "saliency", "split", "id"), trusted=allow_absolute)
@@ -99,7 +108,7 @@ def list_tagged(
     uris = in_existing_spellings(written_uris)
     ids = _ids(rows, uris, id)
     splits = _splits(rows)
-    tagged = _read_tags(rows, classes, ignore_others)
+    tagged = _read_tags(rows, uris, classes, negative_tags, untagged, ignore_others)
     notes = [*_table_notes(rows, splits), *tagged.notes]
 
     saliency_uris = _existing_uris(rows, "saliency")
@@ -107,7 +116,7 @@ def list_tagged(
         notes.append(f"no saliency map for {saliency_uris.null_count} of {len(uris)} images")
     mask_uris = _existing_uris(rows, "mask")
     if "mask" in rows.columns:
-        notes += _mask_notes(splits, mask_uris)
+        notes += _mask_notes(splits, pc.or_(mask_uris.is_valid(), tagged.is_negative))
 
     respelled = written_uris.filter(pc.not_equal(written_uris, uris))
     if len(respelled):
@@ -122,6 +131,7 @@ def list_tagged(
         domain="target",
         split=splits,
         tags=tagged.indices,
+        is_negative=tagged.is_negative,
         mask_uri=mask_uris,
         saliency_uri=saliency_uris,
     )
@@ -132,16 +142,19 @@ def list_tagged(
     return result
 
 
-def photograph_tags(table: str, classes: Sequence[str], *, allow_absolute: bool = False) -> dict[str, list[int]]:
+def photograph_tags(
+    table: str, classes: Sequence[str], *, negative_tags: str = "", allow_absolute: bool = False
+) -> dict[str, list[int]]:
     """Reads the tags of photographs that a trained network will label.
 
     Args:
         table: See `list_tagged`. Only the columns of images and tags are read.
         classes: K class names of the network.
+        negative_tags: See `TagsConfig`.
 
     Returns:
-        Path or URI of each photograph -> its class indices. A photograph with an empty cell is absent, because its tags
-        are unknown; with columns of 0 and 1 it is present, because it is known to have none.
+        Path or URI of each photograph -> its class indices; none for a negative. A photograph with an empty cell is
+        absent, because its tags are unknown.
 
     Raises:
         UserError: See `list_tagged`; or an image is named twice, or a tag is no class.
@@ -150,12 +163,14 @@ def photograph_tags(table: str, classes: Sequence[str], *, allow_absolute: bool 
     rows = read_user_table(table, columns, trusted=allow_absolute, has_column_keys=False)
     uris = in_existing_spellings(rows.uris("image", rows.filled("image")))
     cells = _tag_cells(rows)
+    found = _distinct_tags(cells)
+    none_tags = _none_tags(found, classes, negative_tags)
 
     duplicates = repeated_texts(uris)
     if duplicates:
         raise UserError(f"{rows.path}: {shown(duplicates)} occur more than once", "each image once", "merge the rows")
 
-    unknown = sorted(_distinct_tags(cells).difference(classes))
+    unknown = sorted(found.difference(classes, none_tags))
     if unknown:
         raise UserError(
             f"{rows.path}: {len(unknown)} tag(s) are not among the classes: {shown(unknown)}",
@@ -166,8 +181,12 @@ def photograph_tags(table: str, classes: Sequence[str], *, allow_absolute: bool 
     indices: list[list[int]] = []
     for chunk in pieces(cells):
         indices += _class_indices(chunk, classes).to_pylist()
-    untagged_is_known = "tags" not in rows.columns
-    return {uri: tags for uri, tags in zip(uris.to_pylist(), indices, strict=True) if tags or untagged_is_known}
+    is_negative = _negatives(rows, uris, cells, none_tags).to_pylist()
+    known: dict[str, list[int]] = {}
+    for uri, tags, negative in zip(uris.to_pylist(), indices, is_negative, strict=True):
+        if tags or negative:
+            known[uri] = tags
+    return known
 
 
 def _ids(rows: UserTable, uris: pa.ChunkedArray, id_column: str) -> pa.ChunkedArray:
@@ -210,23 +229,39 @@ class _Tagged(NamedTuple):
 
     Attributes:
         indices: Class indices of each row, ascending, list<uint16>.
+        is_negative: Whether each row is an image that shows none of the classes.
         classes: K class names.
         notes: Notes about the tags.
     """
 
     indices: pa.ChunkedArray
+    is_negative: pa.ChunkedArray
     classes: tuple[str, ...]
     notes: list[str]
 
 
-def _read_tags(rows: UserTable, classes: Path | None, ignore_others: bool) -> _Tagged:
-    """Reads the tags of every row. The classes are those of a file or, without one, all tags."""
+def _read_tags(
+    rows: UserTable,
+    uris: pa.ChunkedArray,
+    classes: Path | None,
+    negative_tags: str,
+    untagged: Literal["unlabelled", "negative"],
+    ignore_others: bool,
+) -> _Tagged:
+    """Reads the tags of every row. The classes are those of a file or, without one, all tags that name a class.
+
+    Args:
+        uris: Image of each row, for messages.
+    """
     cells = _tag_cells(rows)
     found = _distinct_tags(cells)
-    names = read_classes(classes) if classes else tuple(sorted(found))
+    names = read_classes(classes) if classes else ()
+    none_tags = _none_tags(found, names, negative_tags)
+    if not classes:
+        names = tuple(sorted(found - none_tags))
     _check_names(rows, names, classes)
 
-    others = sorted(found.difference(names))
+    others = sorted(found.difference(names, none_tags))
     if others and not ignore_others:
         raise UserError(
             f"{rows.path}: {len(others)} tag(s) are not among the classes: {shown(others)}",
@@ -236,17 +271,108 @@ def _read_tags(rows: UserTable, classes: Path | None, ignore_others: bool) -> _T
         )
 
     indices = pa.chunked_array([_class_indices(chunk, names) for chunk in pieces(cells)], pa.list_(pa.uint16()))
-    if not others:
-        return _Tagged(indices, names, _misspelling_notes(indices, names))
+    is_negative = _negatives(rows, uris, cells, none_tags)
+    has_no_class = pc.equal(pc.list_value_length(indices), 0)
+    if untagged == "negative":
+        is_negative = pc.or_(is_negative, has_no_class)
 
-    left_out = pa.array(others, pa.string())
-    count = sum(pc.is_in(_split_cells(chunk).tags, left_out).true_count for chunk in pieces(cells))
-    untagged = int(pc.sum(pc.equal(pc.list_value_length(indices), 0)).as_py())
-    note = (
-        f"left out {count} tags, whose {len(others)} names are not among the classes: {shown(others)}; "
-        f"{untagged} of {len(indices)} images have no tag"
-    )
-    return _Tagged(indices, names, [note])
+    notes = _negative_notes(is_negative, none_tags)
+    if others:
+        left_out = pa.array(others, pa.string())
+        count = sum(pc.is_in(_split_cells(chunk).tags, left_out).true_count for chunk in pieces(cells))
+        notes.append(
+            f"left out {count} tags, whose {len(others)} names are not among the classes: {shown(others)}; "
+            f"{pc.sum(has_no_class).as_py()} of {len(indices)} images have no tag"
+        )
+    else:
+        counts = np.bincount(pc.list_flatten(indices).to_numpy(), minlength=len(names)).tolist()
+        num_images = dict(zip(names, counts, strict=True))
+        if not classes:
+            notes += _doubtful_class_notes(num_images)
+        notes += _misspelling_notes(num_images)
+    return _Tagged(indices, is_negative, names, notes)
+
+
+def _none_tags(found: set[str], names: Sequence[str], negative_tags: str) -> set[str]:
+    """Returns the tags of a table that mean none of the classes.
+
+    Args:
+        found: All tags of the table.
+        names: Class names that are given. One of them is a class even if NEGATIVE_TAGS has it.
+        negative_tags: See `TagsConfig`.
+
+    Raises:
+        UserError: A given class is among `negative_tags`.
+    """
+    further = {unicodedata.normalize("NFC", tag.strip()) for tag in split_tags(negative_tags)}
+    contradictions = sorted(further & set(names))
+    if contradictions:
+        raise UserError(
+            f"{shown(contradictions)} is a class, and in data.tags.negative_tags",
+            "tags that mean none of the classes",
+            "remove the name from the class file (data.classes) or from data.tags.negative_tags",
+        )
+    return {tag for tag in found if tag in further or (tag.casefold() in NEGATIVE_TAGS and tag not in names)}
+
+
+def _negatives(
+    rows: UserTable, uris: pa.ChunkedArray, cells: pa.ChunkedArray, none_tags: set[str]
+) -> pa.ChunkedArray:
+    """Returns whether each cell says that its image shows none of the classes: an empty list, or one of `none_tags`.
+
+    Args:
+        uris: Image of each row, for messages.
+
+    Raises:
+        UserError: A cell has one of `none_tags` and another tag.
+    """
+    value_set = pa.array(sorted(none_tags), pa.string())
+    columns: list[pa.Array] = []
+    contradictions: list[str] = []
+    first = 0
+    for chunk in pieces(cells):
+        split = _split_cells(chunk)
+        means_none = pc.is_in(split.tags, value_set=value_set).to_numpy(zero_copy_only=False)
+        has_none_tag = np.zeros(len(chunk), bool)
+        has_none_tag[split.row[means_none]] = True
+        has_other_tag = np.zeros(len(chunk), bool)
+        has_other_tag[split.row[~means_none]] = True
+
+        columns.append(pa.array(has_none_tag | split.is_empty_list))
+        contradictory = pa.array(has_none_tag & has_other_tag)
+        contradictions += uris.slice(first, len(chunk)).filter(contradictory).to_pylist()
+        first += len(chunk)
+
+    if contradictions:
+        raise UserError(
+            f"{rows.path}: {len(contradictions)} image(s) have a class and a tag that means none of the classes "
+            f"({shown(sorted(none_tags))}): {shown(contradictions)}",
+            "either classes, or one tag for none of them",
+            "delete one of the tags",
+        )
+    return pa.chunked_array(columns, pa.bool_())
+
+
+def _negative_notes(is_negative: pa.ChunkedArray, none_tags: set[str]) -> list[str]:
+    """Returns a note on how many images show none of the classes, if any."""
+    count = pc.sum(is_negative).as_py()
+    if not count:
+        return []
+    tags = f", by the tag {shown(sorted(none_tags))}" if none_tags else ""
+    return [f"{count} of {len(is_negative)} images are negatives, which show none of the classes{tags}"]
+
+
+def _doubtful_class_notes(num_images: Mapping[str, int]) -> list[str]:
+    """Returns notes on classes whose names suggest that their images show none of the classes.
+
+    Args:
+        num_images: Number of images by class name.
+    """
+    return [
+        f"{name!r} ({count} images) is a class; if it means none of the classes, set data.tags.negative_tags={name}"
+        for name, count in num_images.items()
+        if name.casefold() in MAY_BE_NEGATIVE_TAGS
+    ]
 
 
 def _check_names(rows: UserTable, names: tuple[str, ...], classes: Path | None) -> None:
@@ -271,18 +397,19 @@ def _check_names(rows: UserTable, names: tuple[str, ...], classes: Path | None) 
         )
 
 
-def _misspelling_notes(indices: pa.ChunkedArray, names: Sequence[str]) -> list[str]:
+def _misspelling_notes(num_images: Mapping[str, int]) -> list[str]:
     """Returns notes on classes that are probably misspelled.
 
     A name is reported if it differs from another only by capitals, or if it is similar to that of a class with many
     times as many images.
+
+    Args:
+        num_images: Number of images by class name.
     """
-    counts = np.bincount(pc.list_flatten(indices).to_numpy(), minlength=len(names)).tolist()
-    images = dict(zip(names, counts, strict=True))
     notes: list[str] = []
     name_of_folded: dict[str, str] = {}
 
-    for name in sorted(names, key=lambda name: -images[name]):
+    for name in sorted(num_images, key=lambda name: -num_images[name]):
         folded = name.casefold()
         if len(name) < _SHORT_NAME:
             min_ratio = 20
@@ -291,25 +418,34 @@ def _misspelling_notes(indices: pa.ChunkedArray, names: Sequence[str]) -> list[s
             min_ratio = 4
             min_similarity = 0.8
 
-        min_images = min_ratio * max(images[name], 1)
-        frequent = [other for other, spelled in name_of_folded.items() if images[spelled] >= min_images]
+        min_images = min_ratio * max(num_images[name], 1)
+        frequent = [other for other, spelled in name_of_folded.items() if num_images[spelled] >= min_images]
         similar = difflib.get_close_matches(folded, frequent, 1, min_similarity)
 
         likely = name_of_folded.setdefault(folded, name_of_folded[similar[0]] if similar else name)
         if likely != name:
             notes.append(
-                f"{name!r} ({images[name]} images) may be a misspelling of {likely!r} ({images[likely]} images)"
+                f"{name!r} ({num_images[name]} images) may be a misspelling of {likely!r} ({num_images[likely]} images)"
             )
     return notes
 
 
 def _tag_cells(rows: UserTable) -> pa.ChunkedArray:
-    """Returns the cells of tags, lists or texts. Columns of 0 and 1 become lists of their names."""
+    """Returns the cells of tags, lists or texts. Columns of 0 and 1 become lists of their names.
+
+    A row with empty cells and no 1 becomes null, because it does not say that the image shows none of the classes.
+    """
     if rows.flags:
         columns = [pc.fill_null(rows.content[name].cast(pa.int8()), 0).to_numpy() for name in rows.flags]
         row, flag = np.nonzero(np.stack(columns, axis=1))
         start = np.searchsorted(row, np.arange(len(rows.content) + 1)).astype(np.int32)
-        return pa.chunked_array([pa.ListArray.from_arrays(start, pa.array(rows.flags).take(pa.array(flag)))])
+
+        has_empty_cell = np.zeros(len(rows.content), bool)
+        for name in rows.flags:
+            has_empty_cell |= rows.content[name].is_null().to_numpy()
+        is_unknown = pa.array(has_empty_cell & (np.diff(start) == 0))
+        lists = pa.ListArray.from_arrays(start, pa.array(rows.flags).take(pa.array(flag)), mask=is_unknown)
+        return pa.chunked_array([lists])
 
     cells = rows.cells("tags")
     if cells.type == pa.list_(pa.string()):
@@ -354,23 +490,26 @@ class _SplitCells(NamedTuple):
     Attributes:
         row: (T,) row of each tag, ascending.
         tags: (T,) tags, none of them empty.
+        is_empty_list: (N,) whether a cell is a list without entries. Texts and null are none.
     """
 
     row: NDArray[np.int32]
     tags: pa.Array
+    is_empty_list: NDArray[np.bool_]
 
 
 def _split_cells(cells: pa.Array) -> _SplitCells:
     """Splits a chunk of cells, lists or texts, into tags in the Unicode form NFC."""
     lists = _split_texts(cells) if pa.types.is_string(cells.type) else cells
     counts = pc.list_value_length(lists).fill_null(0).to_numpy()
+    is_empty_list = (counts == 0) & lists.is_valid().to_numpy(zero_copy_only=False)
     tags = trimmed(lists.flatten())
     if not pc.all(pc.string_is_ascii(tags)).as_py():
         encoded = tags.dictionary_encode()
         names = [unicodedata.normalize("NFC", name) for name in encoded.dictionary.to_pylist()]
         tags = pa.array(names, pa.string()).take(encoded.indices)
     row = np.repeat(np.arange(len(cells), dtype=np.int32), counts)
-    return _SplitCells(row[tags.is_valid().to_numpy(zero_copy_only=False)], tags.drop_null())
+    return _SplitCells(row[tags.is_valid().to_numpy(zero_copy_only=False)], tags.drop_null(), is_empty_list)
 
 
 def _distinct_tags(cells: pa.ChunkedArray) -> set[str]:
@@ -383,7 +522,7 @@ def _distinct_tags(cells: pa.ChunkedArray) -> set[str]:
 
 def _class_indices(cells: pa.Array, names: Sequence[str]) -> pa.Array:
     """Returns the class indices of each row of a chunk, distinct and ascending, list<uint16>, without other tags."""
-    row, tags = _split_cells(cells)
+    row, tags, _ = _split_cells(cells)
     classes = pc.index_in(tags, value_set=pa.array(names, pa.string())).fill_null(-1).to_numpy()
     keys = np.unique((row * np.int64(2**16) + classes)[classes >= 0])
     start = np.searchsorted(keys, np.arange(len(cells) + 1) * np.int64(2**16)).astype(np.int32)
@@ -412,13 +551,13 @@ def _absent_files(uris: Iterable[str]) -> list[str]:
     return [uri for uri in uris if not is_remote(uri) and not os.path.isfile(uri)]
 
 
-def _mask_notes(splits: pa.ChunkedArray, mask_uris: pa.ChunkedArray) -> list[str]:
-    """Returns notes on the images of each split that have no ground-truth mask."""
+def _mask_notes(splits: pa.ChunkedArray, has_truth: pa.ChunkedArray) -> list[str]:
+    """Returns notes on the images of each split that have no ground-truth mask and are no negatives."""
     notes: list[str] = []
     for split in sorted(splits.unique().to_pylist()):
         in_split = pc.equal(splits, split)
         images = pc.sum(in_split).as_py()
-        missing = pc.sum(pc.and_(in_split, mask_uris.is_null())).as_py()
+        missing = pc.sum(pc.and_(in_split, pc.invert(has_truth))).as_py()
         notes += missing_mask_notes(missing, images, split)
     return notes
 
@@ -442,7 +581,7 @@ TAGS = Source(
     example="tags photos.csv",
     location_kind="FILE",
     record=TagsConfig,
-    data_keys={"classes": "classes"},
+    data_keys={"classes": "classes", "untagged": "untagged"},
     defines_classes=True,
     recipe="photos",
 )

@@ -453,7 +453,9 @@ def _check_columns(
 
 
 def _flags(content: pa.Table, excluded: Collection[str]) -> list[str]:
-    """Returns the columns of 0, 1 and empty cells, or else those of truth values, if there are at least two.
+    """Returns the columns of 0, 1 and empty cells, or else those of truth values, one of each class.
+
+    A column alone must have both values: one class, and images that do not show it.
 
     Args:
         excluded: Names of columns that have another role.
@@ -465,7 +467,7 @@ def _flags(content: pa.Table, excluded: Collection[str]) -> list[str]:
             values = set(pc.unique(content[name]).to_pylist())
             if name not in excluded and 1 in values and values <= {0, 1, None}:
                 flags.append(name)
-        if len(flags) > 1:
+        if len(flags) > 1 or (flags and 0 in pc.unique(content[flags[0]]).to_pylist()):
             return flags
     return []
 

@@ -107,6 +107,8 @@ def _hash_values(sha256: Any, column: pa.Array) -> None:
         if texts is not None and len(filled):
             first, last = np.frombuffer(offsets, np.int32)[[filled.offset, filled.offset + len(filled)]].tolist()
             sha256.update(memoryview(texts)[first:last])
+    elif pa.types.is_boolean(column.type):
+        sha256.update(np.packbits(column.fill_null(False).to_numpy(zero_copy_only=False)))
     else:
         sha256.update(column.fill_null(0).to_numpy())
 

@@ -65,6 +65,13 @@ def import_data_set(
             show_default="all that occur",
         ),
     ] = None,
+    negatives: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Tags that mean none of the classes, such as ok,nothing; written as --classes.",
+            show_default="none and background",
+        ),
+    ] = None,
     labels: Annotated[
         Path | None, typer.Option(help="labels.csv of an export; the masks get the labels that it lists.")
     ] = None,
@@ -78,7 +85,15 @@ def import_data_set(
             return counted(names, "import", len(names))
 
         lines = import_data_set(
-            format, source, out, images=images, split=split, classes=classes or [], labels=labels, track=show_progress
+            format,
+            source,
+            out,
+            images=images,
+            split=split,
+            classes=classes or [],
+            negatives=negatives or [],
+            labels=labels,
+            track=show_progress,
         )
         for line in lines:
             typer.echo(line)

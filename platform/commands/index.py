@@ -38,7 +38,7 @@ def _show_index(workspace: "Workspace", name: str, *, with_notes: bool = True) -
     from mcis.platform.commands.terminal import show_index
     from mcis.platform.outputs.read_index import open_index
 
-    opened = open_index(workspace, name, ["domain", "split", "tags", "content_hash"])
+    opened = open_index(workspace, name, ["domain", "split", "tags", "is_negative", "content_hash"])
     show_index(opened.index, opened.rejects, opened.classes, opened.notes if with_notes else ())
 
 

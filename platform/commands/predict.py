@@ -76,7 +76,12 @@ def predict(
         allow_absolute = value_of(trained.config, "data.tags.allow_absolute")
         tables = [tags] if tags else []
         photographs, notes = list_photographs([*files, *tables], excluded=out, allow_absolute=allow_absolute)
-        known_tags = photograph_tags(tags, trained.classes, allow_absolute=allow_absolute) if tags else {}
+        known_tags: dict[str, list[int]] = {}
+        if tags:
+            negative_tags = value_of(trained.config, "data.tags.negative_tags")
+            known_tags = photograph_tags(
+                tags, trained.classes, negative_tags=negative_tags, allow_absolute=allow_absolute
+            )
         for line in notes:
             console.print(line)
         console.print(f"photographs are predicted at up to {trained.max_side} pixels (data.max_side)")

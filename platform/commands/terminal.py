@@ -154,10 +154,12 @@ def show_index(
     """Prints an index in numbers: images by class, domain and split, rejects by kind of reason, copies, notes."""
     facts = index_facts(index, rejects, classes)
     groups = facts.groups if len(facts.groups) > 1 else ()
-    names = ("all images", *classes, "without a tag")
-    counts = (facts.images, *facts.per_class, facts.untagged)
+    named_counts = [("all images", facts.images), *zip(classes, facts.per_class, strict=True)]
+    if facts.negatives.any():
+        named_counts.append(("none of the classes", facts.negatives))
+    named_counts.append(("without a tag", facts.unlabelled))
     rows = []
-    for name, by_group in zip(names, counts, strict=True):
+    for name, by_group in named_counts:
         group_counts = by_group if groups else ()
         rows.append((name, *group_counts, by_group.sum()))
     columns = (*groups, "all")

@@ -44,6 +44,10 @@ class DataConfig(Section):
     """Folder of masks of some training images, drawn or corrected by people: <id>.png as written by `mcis export
     masks`, or <image file>.png. The affinity network and the segmentation network train on them instead of the pseudo
     masks of these images, which are then not scored."""
+    untagged: Literal["unlabelled", "negative"] = "unlabelled"
+    """Meaning of an empty cell of tags in a table (source tags). `unlabelled`: the tags are unknown, and the image is
+    not trained on. `negative`: the image shows none of the classes, and is trained on as background. A tag `none` or
+    `background`, an empty list, and zeros in all columns of classes mean negative in any case."""
     max_rejected: int | None = Field(default=None, ge=0)
     """Maximum number of rejected images, which are unreadable, too small or too large. With more, the run stops before
     training. None = 0 for VOC, unlimited for other sources."""

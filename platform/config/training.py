@@ -167,7 +167,7 @@ class ClassifierConfig(BackboneSection):
     num_domain_affinities: Literal[1, 3] = 1
     """Number of matrices W_P: 1, or 3 for target-target, source-source and target-source pairs (section 3.2)."""
     epoch_pairs: int | None = Field(default=None, gt=0)
-    """Pairs per epoch; None = the number of tagged training images."""
+    """Pairs per epoch; None = the number of tagged training images and negatives."""
     class_balanced_fraction: Fraction = 0.0
     """Fraction of pairs whose image m is drawn by class: first a class, uniformly, then one of its images."""
     batch: Positive = 5
@@ -185,8 +185,8 @@ class ClassifierConfig(BackboneSection):
     shift: int = Field(default=0, ge=0)
     """Shift each training image by up to this many pixels in both directions; edge pixels are repeated."""
     val_every: int = Field(default=1, ge=0, exclude=True)
-    """Epochs between two measurements of mean average precision on tagged val images; one more follows training. 0 =
-    never. It does not change the weights, so changing it does not retrain the classifier, except to or from 0."""
+    """Epochs between two measurements of mean average precision on val images; one more follows training. 0 = never.
+    It does not change the weights, so changing it does not retrain the classifier, except to or from 0."""
     optimizer: Optimizer = Optimizer()
     """Optimizer, learning rates and schedule."""
 

@@ -32,12 +32,12 @@ from mcis.platform.networks.pretrained import load_backbone
 
 @dataclass(frozen=True, kw_only=True)
 class ClassifierLearner:
-    """Trains the classifier on pairs of tagged images.
+    """Trains the classifier on pairs of images, at least one of which is tagged.
 
     Attributes:
         config: The section `classifier` of the configuration.
         seed: Seed of the initial weights and of all draws.
-        tags: Tags of the N training images.
+        tags: Tags of the N training images. Those without tags are negatives.
         source: Whether an image is of the source domain, (N,). None: none is.
         images: The N images at the classifier's input size, or the features that its frozen backbone extracts.
         pretrained: File of the backbone's pretrained weights. None: it is trained from scratch.
@@ -55,7 +55,7 @@ class ClassifierLearner:
     @property
     def schedule(self) -> TrainingSchedule:
         c = self.config
-        steps_per_epoch = (c.epoch_pairs or self.tags.num_tagged) / c.batch
+        steps_per_epoch = (c.epoch_pairs or len(self.tags)) / c.batch
         schedule_steps = math.ceil(c.epochs * steps_per_epoch)
         steps = schedule_steps
         if c.stop_epoch is not None:
@@ -93,6 +93,7 @@ class ClassifierLearner:
         sampler = PairSampler(
             self.tags,
             seed=self.seed,
+            negatives=True,
             partner_may_be_itself=c.partner_may_be_itself,
             wrong_class=c.attention_partner == "wrong_class",
             source=self.source,

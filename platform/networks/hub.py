@@ -112,7 +112,10 @@ def _card(trained: TrainedSegmenter) -> str:
 
     c = trained.config
     workspace = Workspace(trained.run.parent.parent, create=False)
-    rows = rows_in_split(open_index(workspace, trained.run.name, ["split", "tags"]).index, "train", tagged=True)
+    index = open_index(workspace, trained.run.name, ["split", "tags", "is_negative"]).index
+    num_tagged = len(rows_in_split(index, "train", tagged=True))
+    num_negatives = len(rows_in_split(index, "train", tagged=True, negatives=True)) - num_tagged
+    negatives = f", and {num_negatives} images that show none of the classes" if num_negatives else ""
     scores = "".join(_score_row(score) for score in read_scores(workspace.outputs(trained.run.name)))
     return f"""---
 library_name: mcis
@@ -127,8 +130,9 @@ tags: [weakly-supervised-segmentation]
 Label 0 is background, the others are the classes above in their order. Photographs are predicted at up to
 {trained.max_side} pixels a side.
 
-Trained on {len(rows)} images with {_supervision(c)}. Recipe {c.recipe}, seed {c.seed}, {c.segmenter.network} on
-{c.segmenter.backbone}; initial weights: {_initial_weights(c)}.
+Trained on {num_tagged} images with {_supervision(c)}{negatives}.
+Recipe {c.recipe}, seed {c.seed}, {c.segmenter.network} on {c.segmenter.backbone}; initial weights:
+{_initial_weights(c)}.
 
 | scores of the run | mean IoU % | images and method |
 | --- | --- | --- |

@@ -47,9 +47,10 @@ def with_corrected(rows: pa.Table, folder: Path | None) -> pa.Table:
     unmatched = sorted(set(files.values()).difference(masks))
     if unmatched:
         raise UserError(
-            f"{len(unmatched)} of {len(files)} masks in {folder} match no tagged training image: {shown(unmatched)}",
+            f"{len(unmatched)} of {len(files)} masks in {folder} match no training image with a tag, nor a negative: "
+            f"{shown(unmatched)}",
             "masks named <image id>.png, as by `mcis export masks`, or after the image's file",
-            "rename them, or move them out of the folder",
+            "rename them, or move them out of the folder; tag their images, with none if they show none of the classes",
         )
     return rows.append_column(CORRECTED, pa.array(masks, pa.string()))
 

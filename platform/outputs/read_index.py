@@ -1,5 +1,6 @@
 """Reads a finished index for later stages and commands: its rows by split, its rejects and its classes."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images.masks import read_truth
 from mcis.datasets.images.value_range import ValueRange
 from mcis.datasets.index import INDEX_SCHEMA
+from mcis.datasets.sources.lists import constant_column
 from mcis.datasets.storage.folders import path_exists
 from mcis.datasets.tables.large_tables import take_rows
 from mcis.platform.runs.context import RunContext
@@ -54,7 +56,7 @@ def open_index(workspace: Workspace, name: str, columns: list[str] | None = None
             f"no run {name!r} with an index in {workspace.root}", "a run with an index", "list the runs by `mcis runs`"
         )
     result = read_result(folder, IndexResult)
-    index = read_table(folder / "index.parquet", columns)
+    index = pa.concat_tables(_index_parts(folder / "index.parquet", columns or INDEX_SCHEMA.names))
     rejects = read_table(folder / "rejects.parquet")
     return OpenedIndex(index, rejects, result.classes, result.notes, result.value_range)
 
@@ -64,6 +66,7 @@ def split_rows(
     split: str,
     *,
     tagged: bool = False,
+    negatives: bool = False,
     columns: list[str] | None = None,
     only: NDArray[np.int64] | None = None,
 ) -> pa.Table:
@@ -72,7 +75,7 @@ def split_rows(
     Args:
         source: The context of a run that has the index, or the file of the index.
         split: The split.
-        tagged: Whether to return only images with at least one tag.
+        tagged, negatives: See `rows_in_split`.
         columns: The columns to return. None: all. With millions of images, they are most of a stage's memory.
         only: Positions, among the rows of the split, of the rows to return, in this order. None: all rows, in the order
             of the index.
@@ -80,12 +83,12 @@ def split_rows(
     file = source if isinstance(source, Path) else source.inputs["index"] / "index.parquet"
     columns = INDEX_SCHEMA.names if columns is None else columns
     schema = pa.schema([INDEX_SCHEMA.field(name) for name in columns])
-    columns_to_read = list(dict.fromkeys([*columns, "split", "tags"]))
+    columns_to_read = list(dict.fromkeys([*columns, "split", "tags", "is_negative"]))
 
     parts = [schema.empty_table()]
     first = 0
-    for part in read_parts(file, columns_to_read):
-        rows = rows_in_split(part, split, tagged=tagged).select(columns).cast(schema)
+    for part in _index_parts(file, columns_to_read):
+        rows = rows_in_split(part, split, tagged=tagged, negatives=negatives).select(columns).cast(schema)
         last = first + len(rows)
         if only is None:
             parts.append(rows)
@@ -105,32 +108,49 @@ def split_rows(
     return rows.take(pa.array(ranks))
 
 
+def _index_parts(file: Path, columns: list[str]) -> Iterator[pa.Table]:
+    """Yields the parts of an index. In an index of an earlier version, which lacks `is_negative`, no image is one."""
+    for part in read_parts(file, columns):
+        if "is_negative" in columns and "is_negative" not in part.column_names:
+            position = columns.index("is_negative")
+            field = INDEX_SCHEMA.field("is_negative")
+            part = part.add_column(position, field, constant_column(False, len(part), pa.bool_()))
+        yield part
+
+
 def from_source_domain(rows: pa.Table) -> NDArray[np.bool_]:
     """Returns which rows of an index are images of the source domain, (N,)."""
     return np.asarray(pc.equal(rows["domain"], "source").to_numpy(), bool)
 
 
-def rows_in_split(images: pa.Table, split: str, *, tagged: bool = False) -> pa.Table:
+def rows_in_split(images: pa.Table, split: str, *, tagged: bool = False, negatives: bool = False) -> pa.Table:
     """Returns the rows of one split of an index or a listing, in their order.
 
     Args:
         tagged: Whether to return only images with at least one tag.
+        negatives: With `tagged`: whether to return negatives too, which show none of the classes.
     """
     rows = images.filter(pc.equal(images["split"], split))
-    if tagged:
-        rows = rows.filter(pc.greater(pc.list_value_length(rows["tags"]), 0))
-    return rows
+    if not tagged:
+        return rows
+    is_returned = pc.greater(pc.list_value_length(rows["tags"]), 0)
+    if negatives:
+        is_returned = pc.or_(is_returned, rows["is_negative"])
+    return rows.filter(is_returned)
 
 
 def truth_of_row(row: dict[str, Any], classes: int) -> NDArray[np.uint8]:
-    """Reads the ground-truth mask of an image, (H, W), labels 0..K and 255.
+    """Reads the ground-truth mask of an image, (H, W), labels 0..K and 255. Without a mask, all is background.
 
     Args:
-        row: A row of the index; or of a listing, which lacks the size of the image, so that it is not checked.
+        row: A row of the index, with a mask unless the image is a negative; or a row of a listing, with a mask. A
+            listing lacks the size of the image, so that it is not checked.
         classes: K.
 
     Raises:
         UserError: See `read_truth`.
     """
+    if row["mask_uri"] is None:
+        return np.zeros((row["height"], row["width"]), np.uint8)
     shape = (row["height"], row["width"]) if "height" in row else None
     return read_truth(row["mask_uri"], shape, classes)

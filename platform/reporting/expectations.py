@@ -14,18 +14,20 @@ _FEW_IMAGES = 10
 
 def expectations(config: Config, listing: Listing) -> list[str]:
     """Lines of text: the number of images, and which results to expect from them."""
-    images = listing.table.select(["split", "tags"])
+    images = listing.table.select(["split", "tags", "is_negative"])
     train = rows_in_split(images, "train")
     val = rows_in_split(images, "val")
     tagged = rows_in_split(images, "train", tagged=True)
     tagged_val = rows_in_split(images, "val", tagged=True)
 
+    num_negatives = pc.sum(train["is_negative"]).as_py()
+    negatives = f"{num_negatives:,} negatives in train; " if num_negatives else ""
     single_tag_share = 0.0
     if len(tagged):
         single_tag_share = float(np.mean(pc.list_value_length(tagged["tags"]).to_numpy() == 1))
     lines = [
         f"images:  {len(tagged):,} of {len(train):,} in train with a tag, {len(tagged_val):,} of {len(val):,} in val; "
-        f"{len(listing.classes)} classes; {single_tag_share:.0%} of the tagged train images have one tag"
+        f"{negatives}{len(listing.classes)} classes; {single_tag_share:.0%} of the tagged train images have one tag"
     ]
     sentences = _rare_classes(tagged, listing.classes) + _missing_scores(config, listing)
     return lines + [f"expect:  {sentence}" for sentence in sentences]

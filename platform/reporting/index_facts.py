@@ -24,7 +24,8 @@ class IndexFacts:
         groups: names of the groups that have images: domain and split, or the split alone if there is one domain.
             Target comes before source and web, train before val and test.
         images: number of images in each group, (G,).
-        untagged: number of images without a tag in each group, (G,).
+        negatives: number of images that show none of the classes in each group, (G,).
+        unlabelled: number of other images without a tag in each group, (G,).
         per_class: number of images with each class in each group, (K, G).
         reject_kinds: number of rejects by the part of their reason before the colon, the most frequent first.
         repeats: number of images whose SHA-256 an earlier row of the index has.
@@ -32,7 +33,8 @@ class IndexFacts:
 
     groups: tuple[str, ...]
     images: NDArray[np.int64]
-    untagged: NDArray[np.int64]
+    negatives: NDArray[np.int64]
+    unlabelled: NDArray[np.int64]
     per_class: NDArray[np.int64]
     reject_kinds: dict[str, int]
     repeats: int
@@ -56,13 +58,16 @@ def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> I
     per_class = np.bincount(cells, minlength=len(classes) * len(groups)).reshape(len(classes), len(groups))
     del cells
 
+    is_negative = index["is_negative"].to_numpy()
+    is_unlabelled = (np.diff(tags.start) == 0) & ~is_negative
     kinds = pc.list_element(pc.split_pattern(rejects["reason"].combine_chunks(), ":", max_splits=1), 0)
     kind_counts = [(row["values"], row["counts"]) for row in pc.value_counts(kinds).to_pylist()]
     kind_counts.sort(key=itemgetter(1), reverse=True)
     return IndexFacts(
         groups=groups,
         images=np.bincount(group, minlength=len(groups)),
-        untagged=np.bincount(group[np.diff(tags.start) == 0], minlength=len(groups)),
+        negatives=np.bincount(group[is_negative], minlength=len(groups)),
+        unlabelled=np.bincount(group[is_unlabelled], minlength=len(groups)),
         per_class=per_class,
         reject_kinds=dict(kind_counts),
         repeats=repeats,

@@ -44,7 +44,7 @@ class Thumbnail(NamedTuple):
     Attributes:
         id: id of the image.
         split: its split.
-        tags: names of its classes.
+        tags: names of its classes, or `none of the classes`; empty for an unlabelled image.
         picture: None if the file cannot be shown.
         reason: why the file cannot be shown, or None.
     """
@@ -61,7 +61,7 @@ class ExampleImages(NamedTuple):
 
     Attributes:
         most: maximum number of thumbnails per class.
-        classes: number of images and thumbnails by class index; K stands for images without a tag.
+        classes: number of images and thumbnails by class index; K stands for negatives, K + 1 for unlabelled images.
         broken: number of the chosen files that cannot be shown.
     """
 
@@ -120,7 +120,8 @@ def _choose_examples(index: pa.Table, classes: Sequence[str], value_range: Value
     counts = np.diff(image_tags.start).astype(np.int64)
     untagged = np.flatnonzero(counts == 0)
     rows = np.concatenate([np.repeat(np.arange(len(index)), counts), untagged])
-    tags = np.concatenate([image_tags.values.astype(np.int64), np.full(len(untagged), len(classes))])
+    untagged_group = np.where(index["is_negative"].to_numpy()[untagged], len(classes), len(classes) + 1)
+    tags = np.concatenate([image_tags.values.astype(np.int64), untagged_group])
 
     draws = uniforms(DrawPurpose.THUMBNAIL, 0, tags, rows)[:, 0]
     order = np.lexsort((draws, tags))
@@ -142,13 +143,13 @@ def _read_thumbnails(
     index: pa.Table, rows: list[int], classes: Sequence[str], value_range: ValueRange | None
 ) -> dict[int, Thumbnail]:
     """Reads the thumbnails of some rows, in threads; returns them by row number."""
-    images = index.select(["image_id", "uri", "split", "tags"]).take(rows).to_pylist()
+    images = index.select(["image_id", "uri", "split", "tags", "is_negative"]).take(rows).to_pylist()
     uris = (image["uri"] for image in images)
     thumbnails = {}
     open_thumbnail = functools.partial(_open, value_range=value_range)
     with contextlib.closing(map_in_threads(open_thumbnail, uris, threads=min(8, os.cpu_count() or 1))) as opened:
         for row, image, (picture, reason) in zip(rows, images, opened, strict=True):
-            tags = [classes[tag] for tag in image["tags"]]
+            tags = ["none of the classes"] if image["is_negative"] else [classes[tag] for tag in image["tags"]]
             thumbnails[row] = Thumbnail(image["image_id"], image["split"], tags, picture, reason)
     return thumbnails
 

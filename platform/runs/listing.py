@@ -2,7 +2,7 @@
 
 from mcis.datasets.classes import VOC_CLASSES, read_classes
 from mcis.datasets.errors import UserError
-from mcis.datasets.index import Listing, merge
+from mcis.datasets.index import LISTING_SCHEMA, Listing, merge, shown
 from mcis.datasets.sources import SOURCES
 from mcis.platform.config.keys import value_of
 from mcis.platform.config.sections import Config, sources_of
@@ -52,4 +52,21 @@ def _list(name: str, config: Config, names: tuple[str, ...]) -> Listing:
         raise UserError(f"sources {config.sources} without the images of {name}", source.help, f"add --{name} PATH")
     if not source.defines_classes:
         arguments["names"] = names
-    return source.lister(**arguments)
+    result = source.lister(**arguments)
+    _check_columns(name, result)
+    return result
+
+
+def _check_columns(name: str, listed: Listing) -> None:
+    """Raises a UserError if a source of another package built its table without a column, or with null in it."""
+    table = listed.table
+    wrong = []
+    for field in LISTING_SCHEMA:
+        if field.name not in table.column_names or (table[field.name].null_count and not field.nullable):
+            wrong.append(field.name)
+    if wrong:
+        raise UserError(
+            f"source {name} lists images without a value in column {shown(wrong)}",
+            f"a table with the columns {', '.join(LISTING_SCHEMA.names)}",
+            "build the table by `mcis.datasets.sources.lists.listing_table`",
+        )

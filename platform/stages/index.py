@@ -34,6 +34,7 @@ from mcis.datasets.tables.large_tables import in_shards, release_arrow_memory, t
 from mcis.datasets.unclear_pixels import UnclearPixels
 from mcis.platform.config.sections import Config, sources_of
 from mcis.platform.engine.mapping import map_table
+from mcis.platform.outputs.read_index import rows_in_split
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import file_stamps, fingerprint, read_parts, read_table, write_batches, write_table
 from mcis.platform.runs.image_checks import StoredVerdicts, image_files, store_verdicts
@@ -81,11 +82,12 @@ def run(config: Config, context: RunContext) -> IndexResult:
     write_table(context.output / "rejects.parquet", rejects)
     _raise_for_rejects(config, rejects, num_images)
 
-    index = read_table(index_file, ["split", "domain", "tags", "saliency_uri"])
-    train_tags = index.filter(pc.equal(index["split"], "train"))["tags"]
-    train_counts = _images_per_class(train_tags, classes)
-    num_untagged = pc.sum(pc.equal(pc.list_value_length(train_tags), 0)).as_py()
-    _raise_for_classes(config, len(train_tags), train_counts, rejects)
+    index = read_table(index_file, ["split", "domain", "tags", "is_negative", "saliency_uri"])
+    train = rows_in_split(index, "train")
+    train_counts = _images_per_class(train["tags"], classes)
+    num_negatives = pc.sum(train["is_negative"]).as_py() or 0
+    num_unlabelled = len(train) - len(rows_in_split(train, "train", tagged=True, negatives=True))
+    _raise_for_classes(config, len(train), train_counts, rejects)
 
     if len(rejects):
         notes = (*notes, f"{len(rejects)} of {num_images} images are rejected: {_reasons(rejects)}")
@@ -98,13 +100,14 @@ def run(config: Config, context: RunContext) -> IndexResult:
         identity=fingerprint(*identity),
         classes=classes,
         value_range=config.data.value_range,
-        notes=(*notes, *unclear.notes(), *_notes(train_counts, num_untagged, copies)),
+        notes=(*notes, *unclear.notes(), *_notes(train_counts, num_unlabelled, copies)),
         counts={
             "images": _value_counts(index["split"]),
             "domains": _value_counts(index["domain"]),
             "opened": num_opened,
             "tags": _images_per_class(index["tags"], classes),
-            "untagged": num_untagged,
+            "negatives": num_negatives,
+            "unlabelled": num_unlabelled,
             "rejected": dict(collections.Counter(kinds)),
             "with saliency map": len(index) - index["saliency_uri"].null_count,
         },
@@ -281,12 +284,12 @@ def _images_per_class(tags: pa.ChunkedArray, classes: tuple[str, ...]) -> dict[s
     return dict(zip(classes, counts, strict=True))
 
 
-def _notes(train_counts: Mapping[str, int], num_untagged: int, copies: list[list[str]]) -> list[str]:
+def _notes(train_counts: Mapping[str, int], num_unlabelled: int, copies: list[list[str]]) -> list[str]:
     """Notes on weaknesses of the data.
 
     Args:
         train_counts: number of training images per class.
-        num_untagged: number of training images without a tag.
+        num_unlabelled: number of training images that have no tag and are no negatives.
         copies: result of `find_duplicates`: the image ids of each content that is in more than one split.
     """
     notes = []
@@ -301,8 +304,11 @@ def _notes(train_counts: Mapping[str, int], num_untagged: int, copies: list[list
     if copies:
         examples = [" = ".join(images) for images in copies]
         notes.append(f"{len(copies)} image(s) are in more than one split with the same content: {shown(examples)}")
-    if num_untagged:
-        notes.append(f"{num_untagged} training image(s) have no tag and are not used in training")
+    if num_unlabelled:
+        notes.append(
+            f"{num_unlabelled} training image(s) have no tag and are not used in training; if they show none of the "
+            "classes, set data.untagged=negative"
+        )
     return notes
 
 

@@ -1,4 +1,7 @@
-"""Stage 5: localization maps + background cue -> pseudo masks (MASKS_SCHEMA) of the tagged training images."""
+"""Stage 5: localization maps + background cue -> pseudo masks (MASKS_SCHEMA) of tagged training images and negatives.
+
+A negative, which shows none of the classes, has no localization map. Its mask is all background.
+"""
 
 import collections
 import functools
@@ -38,10 +41,12 @@ _MIN_SHARE = 0.002
 """Minimum share of foreground pixels, and of background pixels, in all masks from which a network can learn."""
 GROUND_TRUTH = "ground truth"
 """Value of the column `cue` of masks that are copied from the ground truth (full supervision)."""
+NEGATIVE = "negative"
+"""Value of the column `cue` of the masks of negatives."""
 
 
 def background_cue(config: PseudoMasksConfig, rows: pa.Table) -> str:
-    """What separates background from foreground in the masks of N images, as text.
+    """What separates background from foreground in the masks of N tagged images, as text.
 
     Returns:
         The name of a mask rule; or, for the rule `auto`, `saliency`, `crf`, or `saliency, crf for U of N` if U images
@@ -98,6 +103,8 @@ class MakeMasks:
         """Row of MASKS_SCHEMA for a row of the index."""
         if row.get(CORRECTED):
             return _given_row(row, row[CORRECTED], self.classes, self.config.data.max_side, CORRECTED)
+        if row["is_negative"]:
+            return _negative_row(row, self.config.data.max_side)
 
         section = self.config.pseudo_masks
         rule_name = section.rule
@@ -140,8 +147,19 @@ def copy_truth(classes: int, max_side: int | None, rows: pa.Table) -> pa.Table:
         max_side: longest side, in pixels, to which masks are reduced (nearest neighbor); None for full size.
         rows: index rows.
     """
-    masks = [_given_row(row, row["mask_uri"], classes, max_side, GROUND_TRUTH) for row in rows.to_pylist()]
+    masks = []
+    for row in rows.to_pylist():
+        if row["mask_uri"] is None and row["is_negative"]:
+            masks.append(_negative_row(row, max_side))
+        else:
+            masks.append(_given_row(row, row["mask_uri"], classes, max_side, GROUND_TRUTH))
     return pa.Table.from_pylist(masks, schema=MASKS_SCHEMA)
+
+
+def _negative_row(row: dict[str, Any], max_side: int | None) -> dict[str, Any]:
+    """Row of MASKS_SCHEMA for a negative: all background, at the size at which the image is read."""
+    background = np.zeros(fitted_size(row["height"], row["width"], max_side), np.uint8)
+    return _mask_row(row, PseudoMask(background, background), NEGATIVE)
 
 
 def _given_row(row: dict[str, Any], uri: str, classes: int, max_side: int | None, cue: str) -> dict[str, Any]:
@@ -158,10 +176,13 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
         UserError: a required saliency map is missing or is the ground-truth mask; with full supervision, a
             ground-truth mask is missing; or the corrected masks do not match the images.
     """
-    rows = with_corrected(rows_in_split(listing.table, "train", tagged=True), config.data.corrected_masks)
+    rows = rows_in_split(listing.table, "train", tagged=True, negatives=True)
+    rows = with_corrected(rows, config.data.corrected_masks)
+    tagged = _tagged(rows)
     if config.supervision == "full":
-        has_mask = [uri is not None and stamp(uri) is not None for uri in rows["mask_uri"].to_pylist()]
-        lacking = rows.filter(pc.invert(pa.array(has_mask, pa.bool_())))["image_id"].to_pylist()
+        needs_mask = rows.filter(pc.or_(rows["mask_uri"].is_valid(), pc.invert(rows["is_negative"])))
+        has_mask = [uri is not None and stamp(uri) is not None for uri in needs_mask["mask_uri"].to_pylist()]
+        lacking = needs_mask.filter(pc.invert(pa.array(has_mask, pa.bool_())))["image_id"].to_pylist()
         if lacking:
             raise UserError(
                 f"supervision is full, but {len(lacking)} of {len(rows)} tagged training images have no ground-truth "
@@ -169,8 +190,8 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
                 "a ground-truth mask for each, because the segmentation network is trained on them",
                 "add the masks, or set supervision=tags",
             )
-    elif _reads_saliency(config, rows):
-        check_saliency_is_no_truth(rows)
+    elif _reads_saliency(config, tagged):
+        check_saliency_is_no_truth(tagged)
 
 
 def check_saliency_is_no_truth(rows: pa.Table) -> None:
@@ -195,13 +216,24 @@ def check_saliency_is_no_truth(rows: pa.Table) -> None:
 def inputs(config: Config, context: RunContext) -> Any:
     """Inputs of the stage key: the longest side of masks, stamps of the saliency maps or ground-truth masks that are
     read, and stamps of corrected masks."""
-    rows = with_corrected(split_rows(context, "train", tagged=True), config.data.corrected_masks)
+    rows = _rows(config, context)
+    tagged = _tagged(rows)
     files: Any = None
     if config.supervision == "full":
         files = file_stamps(rows["mask_uri"])
-    elif _reads_saliency(config, rows):
-        files = file_stamps(rows["saliency_uri"])
+    elif _reads_saliency(config, tagged):
+        files = file_stamps(tagged["saliency_uri"])
     return config.data.max_side, files, file_stamps(rows[CORRECTED])
+
+
+def _rows(config: Config, context: RunContext) -> pa.Table:
+    """Tagged training images and negatives, with the file of the corrected mask or null in the column `corrected`."""
+    return with_corrected(split_rows(context, "train", tagged=True, negatives=True), config.data.corrected_masks)
+
+
+def _tagged(rows: pa.Table) -> pa.Table:
+    """Tagged images among tagged images and negatives: those whose masks are made from maps and background cues."""
+    return rows.select(["image_id", "saliency_uri", "mask_uri"]).filter(pc.invert(rows["is_negative"]))
 
 
 def run(config: Config, context: RunContext) -> MasksResult:
@@ -210,14 +242,16 @@ def run(config: Config, context: RunContext) -> MasksResult:
     Raises:
         UserError: a saliency map or a mask is missing, unreadable or of the wrong size.
     """
-    rows = with_corrected(split_rows(context, "train", tagged=True), config.data.corrected_masks)
+    rows = _rows(config, context)
+    tagged = _tagged(rows)
     is_full = config.supervision == "full"
-    cue = GROUND_TRUTH if is_full else background_cue(config.pseudo_masks, rows)
+    cue = GROUND_TRUTH if is_full else background_cue(config.pseudo_masks, tagged)
     _make_masks(config, context, rows)
 
     masks = read_table(context.output / "masks", ["ignored", "foreground", "cue"])
-    ignored = float(pc.mean(masks["ignored"]).as_py())
-    foreground = float(pc.mean(masks["foreground"]).as_py())
+    tagged_masks = masks.filter(pc.invert(rows["is_negative"]))
+    ignored = float(pc.mean(tagged_masks["ignored"]).as_py())
+    foreground = float(pc.mean(tagged_masks["foreground"]).as_py())
     num_ignored = int(pc.sum(pc.greater_equal(masks["ignored"], 1.0)).as_py())
     corrected_counts, contradictions = _compare_corrected_masks(context, rows)
     cues = collections.Counter(zip(rows["domain"].to_pylist(), masks["cue"].to_pylist(), strict=True))
@@ -245,7 +279,7 @@ def run(config: Config, context: RunContext) -> MasksResult:
             "ignored share": round(ignored, 4),
         },
         notes=tuple(notes),
-        problem=_problem(len(rows), foreground, ignored),
+        problem=_problem(len(tagged), foreground, ignored),
     )
 
 
@@ -288,9 +322,10 @@ def _compare_corrected_masks(context: RunContext, rows: pa.Table) -> tuple[dict[
 
 
 def _problem(num_masks: int, foreground: float, ignored: float) -> tuple[str, str, str] | None:
-    """Why a network cannot learn from the masks, as the parts of a UserError; None if it can.
+    """Why a network cannot learn from the masks of tagged images, as the parts of a UserError; None if it can.
 
     Args:
+        num_masks: number of these masks.
         foreground: mean share of foreground pixels, in [0, 1].
         ignored: mean share of ignored pixels, in [0, 1].
     """

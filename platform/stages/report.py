@@ -141,10 +141,10 @@ def _panels_of_run(config: Config, context: RunContext) -> list[Panel]:
     panels = []
     for split, count in counts.items():
         tagged = split == "train"
-        num_rows = len(split_rows(context, split, tagged=tagged, columns=["tags"]))
+        num_rows = len(split_rows(context, split, tagged=tagged, negatives=True, columns=["tags"]))
         # Evenly spaced row numbers, so that only these rows are loaded.
         positions = np.linspace(0, num_rows - 1, min(count, num_rows)).astype(np.int64)
-        rows = split_rows(context, split, tagged=tagged, only=positions)
+        rows = split_rows(context, split, tagged=tagged, negatives=True, only=positions)
         panels += panels_of(config, context, rows, split)
     return panels
 

@@ -44,9 +44,19 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
 def inputs(config: Config, context: RunContext) -> Any:
     """Inputs of the stage key: the pretrained weights, the longest side of images, and the corrected masks."""
     path = downstream_weights(config, "affinity_net", context.workspace)
-    rows = with_corrected(split_rows(context, "train", tagged=True, columns=["image_id"]), config.data.corrected_masks)
+    rows = split_rows(context, "train", tagged=True, negatives=True, columns=["image_id"])
+    rows = with_corrected(rows, config.data.corrected_masks)
     digest = content_digest(path) if path else None
     return digest, config.data.max_side, file_stamps(rows[CORRECTED])
+
+
+def _rows(config: Config, context: RunContext) -> pa.Table:
+    """Tagged training images, and negatives with a corrected mask; the mask's file is in the column `corrected`.
+
+    Other negatives have no localization map from which labels could be made.
+    """
+    rows = with_corrected(split_rows(context, "train", tagged=True, negatives=True), config.data.corrected_masks)
+    return rows.filter(pc.or_(pc.invert(rows["is_negative"]), rows[CORRECTED].is_valid()))
 
 
 def make_labels(config: Config, classes: int, maps: Shards, rows: pa.Table) -> pa.Table:
@@ -55,7 +65,7 @@ def make_labels(config: Config, classes: int, maps: Shards, rows: pa.Table) -> p
     Args:
         classes: number of classes K.
         maps: table of localization maps.
-        rows: rows of tagged training images, with the column `corrected`.
+        rows: rows of training images with the column `corrected`; those without a corrected mask have tags.
 
     Returns:
         Table of LABELS_SCHEMA.
@@ -77,7 +87,7 @@ def run(config: Config, context: RunContext) -> StageResult:
     Raises:
         UserError: no image has a confident label, or the loss is not finite.
     """
-    rows = with_corrected(split_rows(context, "train", tagged=True), config.data.corrected_masks)
+    rows = _rows(config, context)
     maps = Shards(context.inputs["localize"] / "maps")
     labels = context.output / "labels"
     worker = functools.partial(make_labels, config, len(context.classes), maps)

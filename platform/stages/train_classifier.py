@@ -1,4 +1,4 @@
-"""Stage 2: tagged training images -> weights.pt of the co-attention classifier, steps.jsonl (section 3.2)."""
+"""Stage 2: tagged images and negatives -> weights.pt of the co-attention classifier, steps.jsonl (section 3.2)."""
 
 from pathlib import Path
 from typing import Any
@@ -62,7 +62,7 @@ def inputs(config: Config, context: RunContext) -> Any:
 
 
 def run(config: Config, context: RunContext) -> StageResult:
-    """Trains the classifier on pairs of tagged training images with Ray Train, or copies a trained classifier.
+    """Trains the classifier on pairs of training images with Ray Train, or copies a trained classifier.
 
     Raises:
         UserError: weights are missing or do not fit, or the loss is not finite.
@@ -108,17 +108,18 @@ def _learner(config: Config, context: RunContext) -> ClassifierLearner:
     Raises:
         UserError: no training image has a tag.
     """
-    rows = split_rows(context, "train", tagged=True)
-    if not len(rows):
+    rows = split_rows(context, "train", tagged=True, negatives=True)
+    tags = Tags.from_index(rows["tags"], len(context.classes))
+    if not tags.num_tagged:
         raise UserError("no training image has a tag", "images with tags to draw pairs from", "add tags")
 
     section = config.classifier.scaled_for(len(rows))
-    num_val = len(split_rows(context, "val", tagged=True, columns=["tags"])) if section.trains_on_features else 0
+    num_val = len(_val_rows(context)) if section.trains_on_features else 0
     images = _images(config, context, rows, cached=section.sizing != "random_crop", reserved_views=num_val)
     return ClassifierLearner(
         config=section,
         seed=config.seed,
-        tags=Tags.from_index(rows["tags"], len(context.classes)),
+        tags=tags,
         source=from_source_domain(rows),
         images=images,
         pretrained=classifier_weights(config, context.workspace),
@@ -168,13 +169,14 @@ def _statistics(config: Config, context: RunContext, rows: pa.Table, images: Squ
 
 
 def _validation(config: Config, context: RunContext, learner: ClassifierLearner) -> Validation | None:
-    """Makes the validation on tagged val images; None if it is off or there are none.
+    """Makes the validation on tagged val images and negatives; None if it is off or no val image has a tag.
 
     The images are cached if they fit the cache next to the training images.
     """
     section = learner.config
-    rows = split_rows(context, "val", tagged=True)
-    if not section.val_every or not len(rows):
+    rows = _val_rows(context)
+    tags = Tags.from_index(rows["tags"], len(context.classes))
+    if not section.val_every or not tags.num_tagged:
         return None
 
     num_train = len(learner.tags)
@@ -182,10 +184,15 @@ def _validation(config: Config, context: RunContext, learner: ClassifierLearner)
     fits = (num_cached + len(rows)) * image_bytes(section.input_size) <= config.compute.cache_gb * 2**30
     return Validation(
         images=_images(config, context, rows, cached=fits, views=1, reserved_views=2 * num_train),
-        tags=Tags.from_index(rows["tags"], len(context.classes)),
+        tags=tags,
         scores=val_scores,
         every=section.val_every,
     )
+
+
+def _val_rows(context: RunContext) -> pa.Table:
+    """Rows of the tagged val images and negatives."""
+    return split_rows(context, "val", tagged=True, negatives=True)
 
 
 def _notes(config: Config, learner: ClassifierLearner, validation: Validation | None) -> tuple[str, ...]:
@@ -203,7 +210,7 @@ def _notes(config: Config, learner: ClassifierLearner, validation: Validation | 
     if num_everywhere:
         notes.append(
             f"{num_everywhere} of {len(counts)} class(es) are in every tagged training image: add images with other "
-            "tags"
+            "tags, or with none of the classes (tag none)"
         )
     return tuple(notes)
 

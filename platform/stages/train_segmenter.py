@@ -21,7 +21,7 @@ from mcis.platform.learners.segmenter_learner import SegmenterLearner
 from mcis.platform.networks.build import build_backbone, build_classifier, build_segmenter, freeze, load_trained
 from mcis.platform.networks.pretrained import downstream_weights, load_backbone
 from mcis.platform.outputs.corrected_masks import CORRECTED
-from mcis.platform.outputs.read_index import split_rows
+from mcis.platform.outputs.read_index import rows_in_split, split_rows
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import content_digest, read_table
 from mcis.platform.runs.results import StageResult
@@ -47,26 +47,28 @@ def run(config: Config, context: RunContext) -> StageResult:
     """Trains the segmentation network on the pseudo masks with Ray Train. Masks that are ignored entirely are left out.
 
     Raises:
-        UserError: all masks are ignored, pretrained weights are missing, or the loss is not finite.
+        UserError: all masks of tagged images are ignored, pretrained weights are missing, or the loss is not finite.
     """
     section = config.segmenter
     classes = context.classes
     folder = context.inputs["pseudo_masks"] / "masks"
     masks = read_table(folder, ["image_id", "ignored", "cue"])
-    tagged = split_rows(context, "train", tagged=True)
-    if len(masks) != len(tagged):
+    images = split_rows(context, "train", tagged=True, negatives=True)
+    if len(masks) != len(images):
         raise UserError(
-            f"{folder} has {len(masks)} masks for {len(tagged)} images", "one mask for each image", REPEAT_STAGE
+            f"{folder} has {len(masks)} masks for {len(images)} images", "one mask for each image", REPEAT_STAGE
         )
 
     useful = masks.filter(pc.less(masks["ignored"], 1.0))
+    tagged = rows_in_split(images, "train", tagged=True)
     no_useful_mask = UserError(
-        f"all {len(masks)} pseudo masks are ignored entirely",
+        f"all {len(tagged)} pseudo masks of tagged images are ignored entirely",
         "masks with foreground",
         "look at the localization maps in the report; train the classifier longer, or lower "
         "pseudo_masks.min_foreground_fraction",
     )
-    rows = rows_with_masks(tagged, useful, no_useful_mask)
+    rows_with_masks(tagged, useful, no_useful_mask)  # negatives alone teach no class
+    rows = rows_with_masks(images, useful, no_useful_mask)
 
     epoch_rows = take_rows(rows, _epoch_row_numbers(config, rows, masks, len(classes)))
     learner_arguments = crop_learner_arguments("segmenter", config, context, epoch_rows, Shards(folder, ["mask"]))
@@ -84,6 +86,7 @@ def run(config: Config, context: RunContext) -> StageResult:
         about={"classes": list(classes), "network": section.network},
         counts={
             "training images": len(rows),
+            "negatives": pc.sum(rows["is_negative"]).as_py(),
             "images of an epoch, rare classes and corrected masks repeated": len(epoch_rows),
             "without a useful mask": len(masks) - len(rows),
         },

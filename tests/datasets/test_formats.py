@@ -1,9 +1,12 @@
 """Data sets of other tools become tables of the source `tags` (test_export reads exports again)."""
 
+import csv
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,6 +17,7 @@ from PIL import Image
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.formats import import_data_set
+from mcis.datasets.formats.hugging_face import _tags
 from mcis.datasets.formats.libraries import require_module
 from mcis.datasets.formats.outlines import compressed_run_pixels
 from mcis.datasets.images.decode import decode_labels
@@ -360,6 +364,105 @@ def test_folders_of_voc_are_no_classes(photographs: Path, tmp_path: Path) -> Non
     with pytest.raises(UserError, match=r"holds annotations of Pascal VOC") as caught:
         import_data_set("folders", tmp_path / "devkit", tmp_path / "out")
     assert f"mcis import vocxml {tmp_path}/devkit " in caught.value.remedy
+
+
+# --- negatives
+
+
+def tag_cells(folder: Path) -> dict[str, str]:
+    """The cells of tags of an imported table, by the file name of the image."""
+    rows = csv.DictReader((folder / "photos.csv").read_text().splitlines())
+    return {Path(row["image"]).name: row["tags"] for row in rows}
+
+
+def test_coco_image_without_annotations_is_a_negative(coco: Path, tmp_path: Path) -> None:
+    content = json.loads(json.dumps(CONTENT))
+    content["annotations"] = [item for item in content["annotations"] if item["image_id"] == 0]
+    coco.write_text(json.dumps(content))
+    summary, *_ = import_data_set("coco", coco, tmp_path / "out")
+    assert "2 photographs of split train, 1 with tags, 1 that show none of the classes, 2 with a mask" in summary
+    assert tag_cells(tmp_path / "out") == {"a.png": "cat;dog", "b.png": "none"}
+    assert list_tagged(tmp_path / "out/photos.csv").table["is_negative"].to_pylist() == [False, True]
+    mask = read_imported(tmp_path / "out")["train/b.png"].mask
+    assert mask is not None
+    assert not mask.any()
+
+    import_data_set("coco", coco, tmp_path / "out", split="val")  # `none` is no class of the other split
+    assert (tmp_path / "out/classes.txt").read_text() == "cat\ndog\n"
+
+
+def test_image_with_unwanted_objects_only_is_no_negative(coco: Path, tmp_path: Path) -> None:
+    """Nothing says that it was searched for the wanted class."""
+    import_data_set("coco", coco, tmp_path / "out", classes=["cat"])
+    assert tag_cells(tmp_path / "out") == {"a.png": "cat", "b.png": ""}
+
+
+@pytest.mark.parametrize("label_file", [True, False])
+def test_yolo_image_without_labels_is_a_negative(yolo: Path, tmp_path: Path, label_file: bool) -> None:
+    shutil.copy(yolo.parent / "b.png", yolo / "images/train/b.png")
+    if label_file:
+        (yolo / "labels/train/b.txt").touch()
+    import_data_set("yolo", yolo, tmp_path / "out")
+    assert tag_cells(tmp_path / "out") == {"a.png": "dog", "b.png": "none"}
+
+
+@pytest.mark.parametrize("annotation", [{"result": []}, {"result": [{"type": "choices", "value": {"choices": []}}]}])
+def test_empty_choice_of_label_studio_is_a_negative(photographs: Path, tmp_path: Path, annotation: Any) -> None:
+    tagged = {"data": LOCAL_IMAGE, "annotations": [choices("dog")]}
+    source = write_tasks(tmp_path / "tasks.json", tagged, {"data": UPLOADED_IMAGE, "annotations": [annotation]})
+    import_data_set("labelstudio", source, tmp_path / "out", images=photographs)
+    assert tag_cells(tmp_path / "out") == {"a.png": "dog", "b.png": "none"}
+
+
+def test_label_studio_results_that_are_not_read_make_no_negative(photographs: Path, tmp_path: Path) -> None:
+    tagged = {"data": LOCAL_IMAGE, "annotations": [choices("dog")]}
+    described = {"data": UPLOADED_IMAGE, "annotations": [{"result": [{"type": "textarea", "value": {"text": ["x"]}}]}]}
+    source = write_tasks(tmp_path / "tasks.json", tagged, described)
+    import_data_set("labelstudio", source, tmp_path / "out", images=photographs)
+    assert tag_cells(tmp_path / "out") == {"a.png": "dog", "b.png": ""}
+
+
+def test_cvat_image_without_shapes_is_a_negative(photographs: Path, tmp_path: Path) -> None:
+    path = photographs / "annotations.xml"
+    path.write_text(re.sub("<polygon.*?</image>", "</image>", CVAT, flags=re.DOTALL))
+    import_data_set("cvat", path, tmp_path / "out")
+    assert tag_cells(tmp_path / "out") == {"a.png": "cat;dog", "b.png": "none"}
+    assert list_tagged(tmp_path / "out/photos.csv").table["is_negative"].to_pylist() == [False, True]
+
+
+def test_hugging_face_labels_tell_none_from_unknown() -> None:
+    names = SimpleNamespace(int2str=["cat", "dog"].__getitem__)
+    assert _tags([], names) == []
+    assert _tags([1, 0], names) == ["dog", "cat"]
+    assert [_tags(cell, names) for cell in (None, -1, [None])] == [[None]] * 3
+
+
+def test_voc_xml_image_with_difficult_objects_only_is_no_negative(photographs: Path, tmp_path: Path) -> None:
+    (photographs / "a.xml").write_text(VOC)
+    difficult = "<annotation><filename>b.png</filename><object><name>cow</name><difficult>1</difficult></object>"
+    (photographs / "b.xml").write_text(f"{difficult}</annotation>")
+    import_data_set("vocxml", photographs, tmp_path / "out")
+    assert tag_cells(tmp_path / "out") == {"a.png": "cat;dog", "b.png": ""}
+
+    (photographs / "b.xml").write_text("<annotation><filename>b.png</filename></annotation>")
+    import_data_set("vocxml", photographs, tmp_path / "out")
+    assert tag_cells(tmp_path / "out") == {"a.png": "cat;dog", "b.png": "none"}
+
+
+def test_a_folder_that_may_mean_none_of_the_classes_gives_a_note(photographs: Path, tmp_path: Path) -> None:
+    copy_photographs(photographs, tmp_path / "set", {"cat/1.png": "a", "nothing/2.png": "b"})
+    _, note = import_data_set("folders", tmp_path / "set", tmp_path / "out")
+    assert note.endswith("'nothing' is a class; if it means none of the classes, import again with --negatives nothing")
+
+
+@pytest.mark.parametrize(("folder", "negatives"), [("none", []), ("Background", []), ("ok", ["ok", "nothing"])])
+def test_folder_for_none_of_the_classes_has_negatives(
+    photographs: Path, tmp_path: Path, folder: str, negatives: list[str]
+) -> None:
+    copy_photographs(photographs, tmp_path / "set", {"cat/1.png": "a", f"{folder}/2.png": "b"})
+    import_data_set("folders", tmp_path / "set", tmp_path / "out", negatives=negatives)
+    assert tag_cells(tmp_path / "out") == {"1.png": "cat", "2.png": "none"}
+    assert (tmp_path / "out/classes.txt").read_text() == "cat\n"
 
 
 # --- folders

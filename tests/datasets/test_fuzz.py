@@ -218,7 +218,8 @@ def write_files(folder: Path, files: dict[str, bytes]) -> pa.Table:
     rows = []
     for name, data in files.items():
         (folder / name).write_bytes(data)
-        rows.append({"image_id": name, "uri": str(folder / name), "domain": "web", "split": "train", "tags": []})
+        row = {"image_id": name, "uri": str(folder / name), "domain": "web", "split": "train", "tags": []}
+        rows.append(row | {"is_negative": False})
     return pa.Table.from_pylist(rows, schema=LISTING_SCHEMA)
 
 

@@ -26,6 +26,7 @@ def jpeg(height: int, width: int, **options: object) -> bytes:
 
 def listing(paths: list[Path]) -> pa.Table:
     same: dict[str, object] = {"domain": "target", "split": "train", "tags": [2, 7], "mask_uri": None}
+    same["is_negative"] = False
     rows = [same | {"image_id": p.stem, "uri": str(p)} for p in paths]
     return pa.Table.from_pylist(rows, schema=LISTING_SCHEMA)
 

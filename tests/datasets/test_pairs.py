@@ -22,7 +22,10 @@ for tag, members in enumerate(([0, 1, 2, 4], [1, 4, 6], [5], [2, 5, 6])):  # ima
 
 
 class Case(NamedTuple):
-    """Tags (N, K) of up to 12 images and 4 classes, with at least one tag, and options of the sampler."""
+    """Tags (N, K) of up to 12 images and 4 classes, with at least one tag, and options of the sampler.
+
+    Negatives are of the target domain.
+    """
 
     tags: Matrix
     options: dict[str, Any]
@@ -43,8 +46,11 @@ def matrices(draw: st.DrawFn) -> Matrix:
 def cases(draw: st.DrawFn) -> Case:
     tags = draw(matrices())
     options: dict[str, Any] = {"seed": draw(st.integers(0, 9)), "partner_may_be_itself": draw(st.booleans())}
+    options["negatives"] = draw(st.booleans())
     if draw(st.booleans()):
         options["source"] = draw(arrays(bool, len(tags)))
+        if options["negatives"]:
+            options["source"] &= tags.any(axis=1)
     options["wrong_class"] = draw(st.sampled_from([False, False, True]))
     options["epoch_pairs"] = draw(st.sampled_from([None, None, 1, 5, 30]))
     options["class_balanced_fraction"] = draw(st.sampled_from([0.0, 0.0, 0.4, 1.0]))
@@ -70,11 +76,15 @@ def slow_row(case: Case, row: int) -> tuple[int, int, int, int]:
     source = case.options.get("source")
     is_source = [bool(source is not None and source[i]) for i in range(len(tags))]
     targets_first = sorted(range(len(tags)), key=lambda i: is_source[i])
-    images = [i for i in targets_first if tags[i].any()]
+    tagged = [i for i in range(len(tags)) if tags[i].any()]
+    images = [i for i in targets_first if tags[i].any() or case.options["negatives"]]
     epoch, position = divmod(row, case.options["epoch_pairs"] or len(images))
     turn, within = divmod(row, len(images))
     m = images[int(permuted(OrderPurpose.IMAGES, seed, turn, len(images), np.array([within]))[0])]
     of_class, of_partner = uniforms(DrawPurpose.PARTNER, seed, turn, np.array([m]), count=2)[0]
+    if not tags[m].any():
+        n = pick(tagged, of_partner)
+        return m, n, epoch, TARGET_SOURCE if is_source[n] else TARGET_TARGET
     tag = pick([k for k in range(tags.shape[1]) if tags[m, k]], of_class)
 
     def members(tag: int) -> list[int]:
@@ -109,7 +119,8 @@ def test_rows_match_a_slow_reference(case: Case) -> None:
     assert [column.dtype for column in rows] == [np.int64, np.int64, np.int64, np.uint8]
 
     for m, n in zip(rows.m, rows.n, strict=True):
-        if case.options["wrong_class"]:
+        assert case.tags[[m, n]].any()
+        if case.options["wrong_class"] or not case.tags[m].any():
             continue
         common = case.tags[m] & case.tags[n]
         assert common.any()
@@ -128,6 +139,20 @@ def test_each_tagged_image_is_m_once_per_epoch(tags: Matrix, seed: int) -> None:
         assert sorted(rows.m) == tagged
         assert (rows.epoch == epoch).all()
         assert (rows.kind == TARGET_TARGET).all()
+
+
+@given(matrices(), st.integers(0, 9))
+def test_each_negative_is_m_once_per_epoch_and_nothing_changes_without_negatives(tags: Matrix, seed: int) -> None:
+    sampler = PairSampler(Tags.from_matrix(tags), seed=seed, negatives=True)
+    assert len(sampler) == len(tags)
+    rows = sampler.rows(0, len(tags))
+    assert sorted(rows.m) == list(range(len(tags)))
+    assert tags[rows.n].any(axis=1).all(), "the partner has a tag"
+
+    tagged = Tags.from_matrix(tags[tags.any(axis=1)])
+    same = PairSampler(tagged, seed=seed).rows(0, 50)
+    for column, other in zip(PairSampler(tagged, seed=seed, negatives=True).rows(0, 50), same, strict=True):
+        np.testing.assert_array_equal(column, other)
 
 
 @given(cases(), st.lists(st.integers(0, 60), max_size=6))

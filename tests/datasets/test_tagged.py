@@ -75,7 +75,11 @@ def test_table_becomes_rows(folder: Path, kind: str) -> None:
     assert columns["mask_uri"] == [str(folder / "m/a.png"), None, str(folder / "m/c.png"), "s3://bucket/d.png"]
     assert columns["domain"] == ["target"] * 4
     assert columns["saliency_uri"] == [None] * 4
-    note = "no ground-truth mask for 1 of 2 images of split train: these are not scored"
+    # An empty cell of a CSV is unknown; an empty list says that the image shows none of the classes.
+    note = "1 of 4 images are negatives, which show none of the classes"
+    if kind == "csv":
+        note = "no ground-truth mask for 1 of 2 images of split train: these are not scored"
+    assert columns["is_negative"] == [False, kind != "csv", False, False]
     assert listing.notes == (f"{folder}/t.{kind}: {note}",)
 
 
@@ -262,6 +266,87 @@ def test_ambiguous_columns_are_not_guessed(folder: Path, row: dict[str, Any], me
         list_tagged(folder / "t.csv")
 
 
+# --- negatives
+
+
+def negatives_of(listing: Listing) -> list[bool]:
+    return listing.table["is_negative"].to_pylist()
+
+
+@every_format
+@pytest.mark.parametrize("spelling", ["none", "background", "None", " none ", "BACKGROUND"])
+def test_a_tag_for_none_of_the_classes_makes_a_negative(folder: Path, suffix: str, spelling: str) -> None:
+    rows: Rows = [{"image": "a", "tags": "cat"}, {"image": "b", "tags": spelling}, {"image": "c", "tags": None}]
+    WRITERS[suffix](folder / f"t.{suffix}", rows)
+    listing = list_tagged(folder / f"t.{suffix}")
+    assert listing.classes == ("cat",)
+    assert tags_of(listing) == [[0], [], []]
+    assert negatives_of(listing) == [False, True, False], "an empty cell is unlabelled"
+    note = f"1 of 3 images are negatives, which show none of the classes, by the tag {spelling.strip()}"
+    assert listing.notes[-1] == f"{folder}/t.{suffix}: {note}"
+    assert list(photograph_tags(str(folder / f"t.{suffix}"), ["cat"]).values()) == [[0], []]
+
+
+def test_a_text_with_an_empty_list_makes_a_negative(folder: Path) -> None:
+    write_csv(folder / "t.csv", [{"image": "a", "tags": '["cat"]'}, {"image": "b", "tags": "[]"}])
+    assert negatives_of(list_tagged(folder / "t.csv")) == [False, True]
+
+
+def test_an_empty_cell_is_negative_on_demand(folder: Path) -> None:
+    write_csv(folder / "t.csv", [{"image": "a", "tags": "cat"}, {"image": "b", "tags": None}])
+    assert negatives_of(list_tagged(folder / "t.csv")) == [False, False]
+    assert negatives_of(list_tagged(folder / "t.csv", untagged="negative")) == [False, True]
+
+
+@every_flag
+@every_format
+def test_a_row_of_zeros_is_negative_unless_a_cell_is_empty(folder: Path, suffix: str, no: int, yes: int) -> None:
+    rows = [*flag_rows(no, yes), {"image": "d", "dog": None, "cat": no, "width": 9}]
+    WRITERS[suffix](folder / f"t.{suffix}", rows)
+    listing = list_tagged(folder / f"t.{suffix}")
+    assert tags_of(listing) == [[0, 1], [], [0], []]
+    assert negatives_of(listing) == [False, True, False, False]
+
+
+@every_format
+def test_one_column_of_0_and_1_is_the_only_class(folder: Path, suffix: str) -> None:
+    WRITERS[suffix](folder / f"t.{suffix}", [{"image": name, "defect": n} for n, name in enumerate("ab")])
+    listing = list_tagged(folder / f"t.{suffix}")
+    assert listing.classes == ("defect",)
+    assert tags_of(listing) == [[], [0]]
+    assert negatives_of(listing) == [True, False]
+
+
+def test_further_tags_for_none_of_the_classes_are_set_and_suggested(folder: Path) -> None:
+    write_csv(folder / "t.csv", [{"image": "a", "tags": "cat"}, {"image": "b", "tags": "ok"}])
+    listing = list_tagged(folder / "t.csv")
+    assert listing.classes == ("cat", "ok")
+    note = "'ok' (1 images) is a class; if it means none of the classes, set data.tags.negative_tags=ok"
+    assert any(note in line for line in listing.notes)
+
+    listing = list_tagged(folder / "t.csv", negative_tags="nothing;ok")
+    assert listing.classes == ("cat",)
+    assert negatives_of(listing) == [False, True]
+
+
+def test_a_class_file_may_name_a_class_none(folder: Path) -> None:
+    write_csv(folder / "t.csv", [{"image": "a", "tags": "cat"}, {"image": "b", "tags": "none"}])
+    (folder / "classes.txt").write_text("cat\nnone\n")
+    listing = list_tagged(folder / "t.csv", classes=folder / "classes.txt")
+    assert tags_of(listing) == [[0], [1]]
+    assert negatives_of(listing) == [False, False]
+    with pytest.raises(UserError, match="none is a class, and in"):
+        list_tagged(folder / "t.csv", classes=folder / "classes.txt", negative_tags="none")
+
+
+def test_an_image_of_other_classes_is_no_negative_unless_so_set(folder: Path) -> None:
+    write_csv(folder / "t.csv", [{"image": "a", "tags": "cat"}, {"image": "b", "tags": "sea"}])
+    (folder / "classes.txt").write_text("cat\n")
+    options: dict[str, Any] = {"classes": folder / "classes.txt", "ignore_others": True}
+    assert negatives_of(list_tagged(folder / "t.csv", **options)) == [False, False]
+    assert negatives_of(list_tagged(folder / "t.csv", untagged="negative", **options)) == [False, True]
+
+
 # --- errors
 
 INVALID_ROWS = [
@@ -276,7 +361,8 @@ INVALID_ROWS = [
     ([{"image": "a", "tags": "cat", "mask": "no"}], r"1 file\(s\) of column 'mask' are missing: .*/no\n", "empty"),
     ([{"image": "a", "tags": "cat", "saliency": "no"}], r"1 file\(s\) of column 'saliency' are missing", "empty"),
     ([{"image": "a", "tags": " ; "}], "no tag in column 'tags'", "add tags"),
-    ([{"image": "a", "tags": "background;cat"}], "names background as a class", "delete"),
+    ([{"image": "a", "tags": "background;cat"}], r"1 image\(s\) have a class and a tag .* \(background\): a", "delete"),
+    ([{"image": "a", "tags": "none"}], "no tag in column 'tags'", "add tags"),
     ([{"image": "a", "tags": ";".join(map(str, range(255)))}], "names 255 classes: 0, 1, 10", "in a file"),
     ([{"image": "s3://[bad/a", "tags": "cat"}], r"Invalid IPv6 URL: s3://\[bad/a", "correct the cell"),
     ([{"image": "https://x.org/a", "tags": "cat"}], "unknown scheme: https://x.org/a\n", "correct the cell"),
@@ -462,7 +548,7 @@ def test_tags_of_photographs_are_class_indices_of_the_network(folder: Path, suff
     """Other columns are not read. The tags of a photograph with an empty cell are unknown, so it is absent."""
     rows: Rows = [
         {"image": "images/a.jpg", "tags": ["dog", "cat"], "mask": "absent.png"},
-        {"image": "b.jpg", "tags": [], "mask": None},
+        {"image": "b.jpg", "tags": None, "mask": None},
     ]
     WRITERS[suffix](folder / f"t.{suffix}", rows)
     tags = photograph_tags(str(folder / f"t.{suffix}"), ["dog", "cow", "cat"])

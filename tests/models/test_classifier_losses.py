@@ -43,7 +43,7 @@ def drawn(seed: int, batch: int, classes: int) -> LossInputs:
 
 
 def losses_of_pair(inputs: LossInputs, b: int) -> dict[str, float]:
-    """The losses of pair b, computed class by class."""
+    """The losses of pair b, computed class by class. Eq. 5 does not count pairs of a negative, which has no label."""
     scores = inputs.scores
     assert scores.common_m is not None
     assert scores.common_n is not None
@@ -55,9 +55,10 @@ def losses_of_pair(inputs: LossInputs, b: int) -> dict[str, float]:
     shared = [int(m == 1 and n == 1) for m, n in zip(l_m, l_n, strict=True)]
     only_m = [int(m == 1 and n == 0) for m, n in zip(l_m, l_n, strict=True)]
     only_n = [int(m == 0 and n == 1) for m, n in zip(l_m, l_n, strict=True)]
+    common = cross_entropy(scores.common_m[b], shared) + cross_entropy(scores.common_n[b], shared)
     return {
         "basic": cross_entropy(scores.basic_m[b], l_m) + cross_entropy(scores.basic_n[b], l_n),
-        "co_attention": cross_entropy(scores.common_m[b], shared) + cross_entropy(scores.common_n[b], shared),
+        "co_attention": common if any(l_m) and any(l_n) else 0.0,
         "contrastive": cross_entropy(scores.exclusive_m[b], only_m) + cross_entropy(scores.exclusive_n[b], only_n),
     }
 
@@ -71,6 +72,23 @@ def test_losses_are_sums_over_the_pairs_of_the_papers_equations(seed: int, batch
     pairs = [losses_of_pair(inputs, b) for b in range(batch)]
     for name, total in losses.items():
         assert total.item() == pytest.approx(sum(pair[name] for pair in pairs))
+
+
+def test_a_negative_searches_no_common_class_and_leaves_its_partner_all_labels() -> None:
+    """Its other labels are 0: pairs of the classifier train it by Eq. 1 and 9, whether it is m or n."""
+    inputs = drawn(3, 2, 3)
+    tags = torch.tensor([[1.0, 0.0, 1.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
+    leaves = [scores.clone().requires_grad_() for scores in inputs.scores if scores is not None]
+    inputs = inputs._replace(scores=PairScores(*leaves), tags_m=tags, tags_n=tags.flip(0))
+    losses = weighted_losses(inputs, VALUES, epoch=0)
+    assert losses["co_attention"] == 0
+    torch.stack(list(losses.values())).sum().backward()
+
+    none = torch.zeros_like(tags)
+    targets = (tags, tags.flip(0), None, None, tags, tags.flip(0))
+    for leaf, target in zip(leaves, targets, strict=True):
+        expected = none if target is None else (torch.sigmoid(leaf.detach()) - target) / 3
+        torch.testing.assert_close(leaf.grad, expected)
 
 
 def test_a_loss_without_scores_is_absent() -> None:

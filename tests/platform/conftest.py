@@ -210,7 +210,7 @@ def scored() -> Callable[..., Path]:
 
             row: dict[str, object] = {"image_id": image_id, "uri": str(photo), "split": split, "tags": [tag]}
             row |= {"height": 40, "width": 56, "domain": "target", "content_hash": image_id}
-            row |= {"mask_uri": str(mask), "saliency_uri": None}
+            row |= {"mask_uri": str(mask), "saliency_uri": None, "is_negative": False}
             tables["index"].append(row)
             pngs = {"plain": encode_labels(plain), "crf": encode_labels(refined)}
             tables["predictions"].append({"image_id": image_id, **pngs})
@@ -255,7 +255,7 @@ def trained(tmp_path: Path) -> Callable[..., Path]:
     def make(classes: int, *overrides: str, sides: Sequence[int] = ()) -> Path:
         workspace = Workspace(tmp_path / "workspace")
         index, segmenter = (workspace.output(stage, "drawn") for stage in ("index", "train_segmenter"))
-        row = {"domain": "target", "split": "train", "tags": [0], "height": 16}
+        row = {"domain": "target", "split": "train", "tags": [0], "is_negative": False, "height": 16}
         texts = {"image_id", "uri", "content_hash"}
         rows = [row | {"width": side} | dict.fromkeys(texts, str(n)) for n, side in enumerate(sides)]
         write_table(index / "index.parquet", pa.Table.from_pylist(rows, schema=INDEX_SCHEMA))

@@ -45,7 +45,7 @@ def test_a_mask_is_named_after_the_image_id_or_after_its_file_where_no_other_has
     with pytest.raises(UserError, match=r"left out 1 link\(s\) .*"):
         with_corrected(rows, tmp_path / "a.PNG")
     assert found("elsewhere/c.jpg.png") == [None, None, None, "elsewhere/c.jpg.png"]
-    with pytest.raises(UserError, match=r"1 of 1 masks in .* match no tagged training image: .*b\.png"):
+    with pytest.raises(UserError, match=r"1 of 1 masks in .* match no training image with a tag, nor .*b\.png"):
         found("b.png")
 
 
@@ -110,7 +110,9 @@ def test_corrected_masks_teach_as_they_are_and_are_not_scored(small: Any, tmp_pa
     assert taught["images of an epoch, rare classes and corrected masks repeated"] == 24 + 2 * 3
     assert taught["steps"] == 3, "as many as half of 24 images ask for, not of 30"
     (folder / "elsewhere.png").write_bytes((folder / names[0]).read_bytes())
-    with pytest.raises(UserError, match=r"1 of 3 masks in .*corrected match no tagged training image"):
+    with pytest.raises(
+        UserError, match=r"1 of 3 masks in .*corrected match no training image with a tag, nor a negative"
+    ):
         pipeline.check(small.settings(*values).config, small.workspace, "any")
 
 

@@ -11,7 +11,7 @@ def listing(train: list[list[int]], val: list[list[int]], *, masks: bool) -> Lis
     images = [("train", tags) for tags in train] + [("val", tags) for tags in val]
     rows = [
         {"image_id": str(number), "uri": f"/{number}.jpg", "domain": "target", "split": split, "tags": tags}
-        | {"mask_uri": "/mask.png" if masks else None, "saliency_uri": None}
+        | {"mask_uri": "/mask.png" if masks else None, "saliency_uri": None, "is_negative": False}
         for number, (split, tags) in enumerate(images)
     ]
     return Listing(pa.Table.from_pylist(rows, schema=LISTING_SCHEMA), ("cat", "dog", "cow"))

@@ -31,8 +31,8 @@ def table(page: Any, section: str) -> dict[str, list[str]]:
 
 
 def index_of(rows: Sequence[dict[str, Any]]) -> pa.Table:
-    """An index of images without files. By default, images are in train and have no tag."""
-    plain = {"domain": "target", "split": "train", "tags": [], "height": 60, "width": 80}
+    """An index of images without files. By default, images are in train and unlabelled."""
+    plain = {"domain": "target", "split": "train", "tags": [], "is_negative": False, "height": 60, "width": 80}
     names = ({"image_id": f"i{n}", "uri": f"/nowhere/i{n}.jpg", "content_hash": f"{n:064x}"} for n in range(len(rows)))
     return pa.Table.from_pylist([plain | name | row for name, row in zip(names, rows, strict=True)], INDEX_SCHEMA)
 
@@ -43,9 +43,9 @@ def rejects_of(reasons: Sequence[str]) -> pa.Table:
 
 
 def random_index(images: int = 300, classes: int = 4, seed: int = 0) -> pa.Table:
-    """An index with random tags, domains, splits and contents; the last class never occurs."""
+    """An index with random tags, domains, splits and contents; the last class never occurs. Some are negatives."""
     rng = np.random.default_rng(seed)
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "domain": str(rng.choice(["web", "target", "source"])),
             "split": str(rng.choice(["val", "train"], p=[0.2, 0.8])),
@@ -54,6 +54,8 @@ def random_index(images: int = 300, classes: int = 4, seed: int = 0) -> pa.Table
         }
         for _ in range(images)
     ]
+    for row in rows:
+        row["is_negative"] = not row["tags"] and bool(rng.random() < 0.5)
     return index_of(rows)
 
 
@@ -74,7 +76,8 @@ def test_counts_agree_with_counting_row_by_row() -> None:
     for g, group in enumerate(facts.groups):
         members = [row for row in rows if f"{row['domain']} {row['split']}" == group]
         assert facts.images[g] == len(members)
-        assert facts.untagged[g] == sum(not row["tags"] for row in members)
+        assert facts.negatives[g] == sum(row["is_negative"] for row in members) > 0
+        assert facts.unlabelled[g] == sum(not row["tags"] and not row["is_negative"] for row in members) > 0
         assert facts.per_class[:, g].tolist() == [sum(k in row["tags"] for row in members) for k in range(4)]
 
 
@@ -158,7 +161,12 @@ def test_pages_with_few_and_with_many_classes_are_complete(classes: int, parsed:
 
 
 @pytest.mark.parametrize(
-    ("rows", "words"), [([], ["There are no images to show."]), ([{"tags": []}], ["Without a tag"])]
+    ("rows", "words"),
+    [
+        ([], ["There are no images to show."]),
+        ([{"tags": []}], ["Without a tag"]),
+        ([{"is_negative": True}], ["None of the classes"]),
+    ],
 )
 def test_a_page_without_tagged_images(rows: list[dict[str, Any]], words: list[str], parsed: Parsed) -> None:
     classes = tuple(f"c{k}" for k in range(30))

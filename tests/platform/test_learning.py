@@ -83,4 +83,9 @@ def test_a_class_in_every_image_gives_a_note() -> None:
     matrix = np.array([[1, 1], [1, 0]], bool)
     learner: Any = SimpleNamespace(tags=Tags.from_matrix(matrix), images=None)
     (note, _) = _notes(Config(), learner, None)[::-1]
-    assert note == "1 of 2 class(es) are in every tagged training image: add images with other tags"
+    assert note == (
+        "1 of 2 class(es) are in every tagged training image: add images with other tags, or with none of the classes "
+        "(tag none)"
+    )
+    with_negative: Any = SimpleNamespace(tags=Tags.from_matrix(np.array([[1], [0]], bool)), images=None)
+    assert not any("every tagged" in note for note in _notes(Config(), with_negative, None))

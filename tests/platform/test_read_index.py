@@ -20,7 +20,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(large_tables.in_shards, "__defaults__", (4,))
     rows = [
         {"image_id": f"i{n}", "uri": f"/{n}.jpg", "split": "val" if n % 3 == 2 else "train", "tags": [*range(n % 4)]}
-        | {"domain": "target", "height": 1, "width": 1, "content_hash": ""}
+        | {"domain": "target", "height": 1, "width": 1, "content_hash": "", "is_negative": n % 8 == 0}
         for n in range(ROWS)
     ]
     write_batches(tmp_path / "index.parquet", INDEX_SCHEMA, [pa.Table.from_pylist(rows, INDEX_SCHEMA)])
@@ -41,3 +41,16 @@ def test_the_rows_of_a_split_do_not_depend_on_the_files_groups(file: Path, split
         found = split_rows(file, split, tagged=tagged, only=wanted)
         assert found.equals(expected.take(pa.array(wanted)))
         assert found.schema.equals(INDEX_SCHEMA)
+
+
+def test_negatives_are_returned_with_tagged_images_on_demand(file: Path) -> None:
+    with_negatives = split_rows(file, "train", tagged=True, negatives=True)["image_id"].to_pylist()
+    tagged = split_rows(file, "train", tagged=True)["image_id"].to_pylist()
+    assert [name for name in with_negatives if name not in tagged] == ["i0", "i16"], "i8 is in val, i4 is unlabelled"
+
+
+def test_an_index_of_an_earlier_version_has_no_negatives(file: Path) -> None:
+    old = pa.concat_tables(read_parts(file)).drop(["is_negative"])
+    write_batches(file, old.schema, [old])
+    assert split_rows(file, "train").schema.equals(INDEX_SCHEMA)
+    assert split_rows(file, "train", tagged=True, negatives=True).equals(split_rows(file, "train", tagged=True))

@@ -1,5 +1,6 @@
 """Combinations of sources run through the pipeline, and the index opens only new images."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
+from mcis.datasets.sources import SOURCES
 from mcis.datasets.sources.voc import list_voc
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform import pipeline
@@ -17,6 +19,7 @@ from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import sources_of
 from mcis.platform.outputs.read_index import open_index
 from mcis.platform.runs.files import read_table
+from mcis.platform.runs.listing import listing
 from mcis.platform.runs.results import IndexResult, MasksResult, PredictResult, StageResult
 from mcis.platform.runs.workspace import Workspace
 
@@ -77,6 +80,27 @@ def test_sources_are_joined_by_plus() -> None:
     with pytest.raises(UserError) as caught:
         sources_of("voc+wep")
     assert "did you mean voc+web?" in caught.value.remedy
+
+
+@pytest.mark.parametrize("change", ["absent", "null"])
+def test_a_source_without_a_value_in_a_column_is_an_error(
+    drawn: tuple[Path, Listing], monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    """A source of another package may not build its table by `listing_table`, which fills `is_negative`."""
+
+    def list_without_negatives(**arguments: Any) -> Listing:
+        listed = list_voc(**arguments)
+        table = listed.table.drop(["is_negative"])
+        if change == "null":
+            table = table.append_column("is_negative", pa.nulls(len(table), pa.bool_()))
+        return listed._replace(table=table)
+
+    monkeypatch.setitem(SOURCES, "voc", dataclasses.replace(SOURCES["voc"], lister=list_without_negatives))
+    root, _ = drawn
+    options = {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
+    with pytest.raises(UserError, match="source voc lists images without a value in column is_negative") as caught:
+        listing(resolve("voc", "scratch", options, TINY).config)
+    assert "listing_table" in caught.value.remedy
 
 
 @pytest.mark.slow

@@ -44,12 +44,13 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     Raises:
         UserError: a mask cannot be read (see `read_truth`), or most of them contradict the tags of their images.
     """
-    columns = listing.table.select(["uri", "tags", "mask_uri", "split"])
+    columns = listing.table.select(["uri", "tags", "is_negative", "mask_uri", "split"])
     is_scored = pc.is_in(columns["split"], pa.array(["train", "val", config.predict.split]))
     with_mask = columns.filter(pc.and_(is_scored, pc.is_valid(columns["mask_uri"])))
     _check_masks(with_mask, listing.classes)
     if config.data.corrected_masks:
-        rows = with_corrected(rows_in_split(listing.table, "train", tagged=True), config.data.corrected_masks)
+        rows = rows_in_split(listing.table, "train", tagged=True, negatives=True)
+        rows = with_corrected(rows, config.data.corrected_masks)
         rows = rows.drop(["mask_uri"]).rename_columns({CORRECTED: "mask_uri"})
         _check_masks(rows.filter(pc.is_valid(rows["mask_uri"])), listing.classes, corrected=True)
 
@@ -71,9 +72,10 @@ def _check_masks(rows: pa.Table, classes: Sequence[str], *, corrected: bool = Fa
         with contextlib.suppress(OSError, ValueError):  # the index rejects images that cannot be read
             _, row["height"], row["width"] = decode_picture(read_bytes(row["uri"]), min_side=1, max_side=1)
         found = tags_of_mask(truth_of_row(row, len(classes)), len(classes), row["mask_uri"])
-        lacks_foreground = not found and not corrected
-        has_other_classes = not set(found) <= set(row["tags"])
-        if row["tags"] and (lacks_foreground or has_other_classes):
+        lacks_foreground = bool(row["tags"]) and not found and not corrected
+        has_known_tags = row["tags"] or row["is_negative"]
+        has_other_classes = has_known_tags and not set(found) <= set(row["tags"])
+        if lacks_foreground or has_other_classes:
             wrong.append(row["mask_uri"])
 
     if 2 * len(wrong) > len(samples):
@@ -82,7 +84,8 @@ def _check_masks(rows: pa.Table, classes: Sequence[str], *, corrected: bool = Fa
             f"{len(wrong)} of {len(samples)} {kind} masks contain none of the tags of their images, or other classes: "
             f"{shown(wrong)}",
             f"label k for pixels of the k-th class of {', '.join(classes)}; {IGNORE} is not scored",
-            "correct the masks, set data.classes to the file that lists their classes, or remove them",
+            "correct the masks, set data.classes to the file that lists their classes, or remove them; with "
+            "data.untagged=negative, add the tags of images that show a class",
         )
 
 
@@ -96,13 +99,14 @@ def inputs(config: Config, context: RunContext) -> Any:
     for split in dict.fromkeys(splits):
         masks.append(file_stamps(split_rows(context, split, columns=["mask_uri"])["mask_uri"]))
     saliency = file_stamps(split_rows(context, "train", columns=["saliency_uri"])["saliency_uri"])
-    corrected = file_stamps(_tagged(config, context)[CORRECTED]) if config.data.corrected_masks else None
+    corrected = file_stamps(_with_corrected(config, context)[CORRECTED]) if config.data.corrected_masks else None
     return [*masks, saliency, corrected]
 
 
-def _tagged(config: Config, context: RunContext) -> pa.Table:
-    """Tagged training images, with the file of the corrected mask or null in the column `corrected`."""
-    return with_corrected(split_rows(context, "train", tagged=True, columns=["image_id"]), config.data.corrected_masks)
+def _with_corrected(config: Config, context: RunContext) -> pa.Table:
+    """Tagged training images and negatives, with the file of the corrected mask or null in the column `corrected`."""
+    rows = split_rows(context, "train", tagged=True, negatives=True, columns=["image_id"])
+    return with_corrected(rows, config.data.corrected_masks)
 
 
 def run(config: Config, context: RunContext) -> StageResult:
@@ -116,8 +120,8 @@ def run(config: Config, context: RunContext) -> StageResult:
         notes.append(FULL_SUPERVISION)
     corrected_ids = pa.array([], pa.string())
     if config.data.corrected_masks:
-        tagged = _tagged(config, context)
-        corrected_ids = tagged.filter(pc.is_valid(tagged[CORRECTED]))["image_id"].combine_chunks()
+        rows = _with_corrected(config, context)
+        corrected_ids = rows.filter(pc.is_valid(rows[CORRECTED]))["image_id"].combine_chunks()
         notes.append("images with a corrected mask are not scored")
 
     scores: list[Score] = []
@@ -192,7 +196,10 @@ def counted_as_zero(score: Score) -> list[str]:
 
 
 def rows_with_truth(context: RunContext, split: str, notes: list[str], *, tagged: bool) -> pa.Table:
-    """Images of a split whose ground-truth masks exist, with their `position` in the split.
+    """Images of a split whose ground truth is known, with their `position` in the split.
+
+    It is known by a mask that exists. For a negative without a mask it is all background, which counts if any other
+    image of the split has a mask: without one, nothing measures whether the classes are found.
 
     Args:
         notes: list to which notes are appended if no image has a mask, or if masks no longer exist.
@@ -209,4 +216,15 @@ def rows_with_truth(context: RunContext, split: str, notes: list[str], *, tagged
         )
     if len(missing) == len(with_mask):
         notes.append(f"nothing of split {split} is scored: there are no ground-truth masks")
-    return with_mask.filter(exists)
+        return with_mask.filter(exists)
+    if tagged:
+        return with_mask.filter(exists)
+
+    is_background = pc.and_(rows["is_negative"], pc.is_null(rows["mask_uri"]))
+    num_background = pc.sum(is_background).as_py()
+    if num_background:
+        notes.append(
+            f"{num_background} negative(s) of split {split} have no ground-truth mask, and are scored as all background"
+        )
+    is_scored = pc.is_in(rows["position"], with_mask.filter(exists)["position"].combine_chunks())
+    return rows.filter(pc.or_(is_scored, is_background))

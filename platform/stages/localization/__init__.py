@@ -80,10 +80,18 @@ def _remove_other_shards(config: Config, embedded: Path, num_rows: int) -> None:
 
 def _embed(config: Config, context: RunContext, rows: pa.Table, embedded: Path) -> None:
     """Embeds all images: writes their single-round maps, and their features if maps use related images."""
-    cached_outputs = features_cache(rows, config, context) if config.classifier.trains_on_features else None
+    # The classifier was trained on the tagged images and the negatives, so the features of both are cached together.
+    cached_rows = rows
+    trained = split_rows(context, "train", tagged=True, negatives=True, columns=["is_negative"])
+    is_tagged = pc.invert(trained["is_negative"]).to_numpy()
+    if not is_tagged.all():
+        cached_rows = split_rows(context, "train", tagged=True, negatives=True)
+    cached_outputs = features_cache(cached_rows, config, context) if config.classifier.trains_on_features else None
+    to_embed = embed_rows(rows, np.flatnonzero(is_tagged))
+
     weights = context.inputs["train_classifier"]
     make_worker = functools.partial(Embed, config, weights, len(context.classes), cached_outputs, embedded)
-    _run_workers(config, embed_rows(rows), make_worker, embedded / "single", "embed")
+    _run_workers(config, to_embed, make_worker, embedded / "single", "embed")
 
 
 def _relate(config: Config, context: RunContext, rows: pa.Table, embedded: Path) -> tuple[Relations, Tags]:

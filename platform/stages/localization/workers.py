@@ -27,12 +27,18 @@ from mcis.platform.outputs.tables import map_rows
 from mcis.platform.runs.files import write_table
 
 
-def embed_rows(rows: pa.Table) -> pa.Table:
+def embed_rows(rows: pa.Table, cached: NDArray[np.int64] | None = None) -> pa.Table:
     """Makes the input of `Embed` for N images: columns of their rows, their `position`, and `first_map`, the number of
-    the image's first map among all maps."""
+    the image's first map among all maps.
+
+    Args:
+        cached: (N,) positions of the images in the cache of the backbone's outputs, for the column `cached`. None: the
+            same as `position`.
+    """
     num_maps = np.diff(rows["tags"].combine_chunks().offsets.to_numpy())
     table = rows.select(["image_id", "uri", "content_hash", "domain", "tags"])
     table = table.append_column("position", pa.array(np.arange(len(rows))))
+    table = table.append_column("cached", table["position"] if cached is None else pa.array(cached))
     return table.append_column("first_map", pa.array(np.cumsum(num_maps) - num_maps))
 
 
@@ -89,7 +95,7 @@ class Embed:
     Args:
         weights: folder of the trained classifier.
         classes: number of classes K.
-        outputs: cached outputs of the frozen backbone, by position; None if there are none.
+        outputs: cached outputs of the frozen backbone, by the column `cached`; None if there are none.
         folder: folder for intermediate results.
     """
 
@@ -201,7 +207,7 @@ class Embed:
         """Cached backbone outputs of a full batch and of its horizontal flip; empty if there is no cache."""
         if self.outputs is None:
             return []
-        positions = rows["position"].to_numpy()[np.minimum(np.arange(self.batch), len(rows) - 1)]
+        positions = rows["cached"].to_numpy()[np.minimum(np.arange(self.batch), len(rows) - 1)]
         views = [self.outputs(positions, np.full(len(positions), flipped)) for flipped in (False, True)]
         return [torch.from_numpy(view).to(self.device).float() for view in views]
 
