@@ -108,7 +108,7 @@ def list_tagged(
     uris = in_existing_spellings(written_uris)
     ids = _ids(rows, uris, id)
     splits = _splits(rows)
-    tagged = _read_tags(rows, uris, classes, negative_tags, untagged, ignore_others)
+    tagged = _read_tags(rows, ids, classes, negative_tags, untagged, ignore_others)
     notes = [*_table_notes(rows, splits), *tagged.notes]
 
     saliency_uris = _existing_uris(rows, "saliency")
@@ -242,7 +242,7 @@ class _Tagged(NamedTuple):
 
 def _read_tags(
     rows: UserTable,
-    uris: pa.ChunkedArray,
+    images: pa.ChunkedArray,
     classes: Path | None,
     negative_tags: str,
     untagged: Literal["unlabelled", "negative"],
@@ -251,7 +251,7 @@ def _read_tags(
     """Reads the tags of every row. The classes are those of a file or, without one, all tags that name a class.
 
     Args:
-        uris: Image of each row, for messages.
+        images: Name of the image of each row, for messages.
     """
     cells = _tag_cells(rows)
     found = _distinct_tags(cells)
@@ -271,7 +271,7 @@ def _read_tags(
         )
 
     indices = pa.chunked_array([_class_indices(chunk, names) for chunk in pieces(cells)], pa.list_(pa.uint16()))
-    is_negative = _negatives(rows, uris, cells, none_tags)
+    is_negative = _negatives(rows, images, cells, none_tags)
     has_no_class = pc.equal(pc.list_value_length(indices), 0)
     if untagged == "negative":
         is_negative = pc.or_(is_negative, has_no_class)
@@ -316,12 +316,12 @@ def _none_tags(found: set[str], names: Sequence[str], negative_tags: str) -> set
 
 
 def _negatives(
-    rows: UserTable, uris: pa.ChunkedArray, cells: pa.ChunkedArray, none_tags: set[str]
+    rows: UserTable, images: pa.ChunkedArray, cells: pa.ChunkedArray, none_tags: set[str]
 ) -> pa.ChunkedArray:
     """Returns whether each cell says that its image shows none of the classes: an empty list, or one of `none_tags`.
 
     Args:
-        uris: Image of each row, for messages.
+        images: Name of the image of each row, for messages.
 
     Raises:
         UserError: A cell has one of `none_tags` and another tag.
@@ -340,7 +340,7 @@ def _negatives(
 
         columns.append(pa.array(has_none_tag | split.is_empty_list))
         contradictory = pa.array(has_none_tag & has_other_tag)
-        contradictions += uris.slice(first, len(chunk)).filter(contradictory).to_pylist()
+        contradictions += images.slice(first, len(chunk)).filter(contradictory).to_pylist()
         first += len(chunk)
 
     if contradictions:

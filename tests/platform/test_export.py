@@ -50,8 +50,8 @@ def made(workspace: Workspace, images: dict[str, Path], classes: tuple[str, ...]
     rows = []
     for image_id, path in images.items():
         width, height = ImageOps.exif_transpose(Image.open(path)).size
-        row = {"image_id": image_id, "uri": str(path), "domain": "target", "split": "test", "tags": [0]}
-        row |= {"is_negative": False}
+        row: dict[str, Any] = {"image_id": image_id, "uri": str(path), "domain": "target", "split": "test"}
+        row |= {"tags": [0], "is_negative": False}
         rows.append(row | {"height": height, "width": width, "content_hash": sha256(path.read_bytes()).hexdigest()})
 
     index = workspace.output("index", "made")
