@@ -249,6 +249,7 @@ def photos(backbone: str = "timm/tf_efficientnet_lite2") -> Config:
             batch=16,
             min_steps=700,
             min_epochs=4.0,
+            max_epochs=130.0,
             optimizer=_adamw(
                 SegmenterOptimizer, 0.0003, new_layer_rate=3.3, precision="float32"
             ),  # bf16: docs/howto/gpu.md
@@ -276,7 +277,9 @@ def photos_fast() -> Config:
             "pseudo_masks": config.pseudo_masks.model_copy(
                 update={"rule": "crf", "threshold": 0.6, "background_threshold": 0.45}
             ),
-            "segmenter": config.segmenter.model_copy(update={"min_steps": 200, "min_epochs": 1.1, "crop": 192}),
+            "segmenter": config.segmenter.model_copy(
+                update={"min_steps": 200, "min_epochs": 1.1, "max_epochs": 40.0, "crop": 192}
+            ),
             "predict": config.predict.model_copy(update={"hflip": False}),
         }
     )

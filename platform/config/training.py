@@ -102,10 +102,12 @@ class CropSection(BackboneSection):
     batch: Positive = 10
     """Images per step, summed over all workers."""
     min_steps: Positive = 16000
-    """Minimum number of optimizer steps."""
+    """Minimum number of optimizer steps; `max_epochs` lowers it for a small training set."""
     min_epochs: float = Field(default=0.0, ge=0, exclude_if=lambda min_epochs: not min_epochs)
     """Minimum number of passes over the training set; large data sets then take more than `min_steps` steps. Images
     that `segmenter.class_balance_exponent` repeats count once and do not prolong training."""
+    max_epochs: float | None = Field(default=None, gt=0, exclude_if=lambda max_epochs: max_epochs is None)
+    """Passes over a small training set at which `min_steps` is lowered to that many; None = never."""
     hflip: bool = True
     """Flip each training image horizontally with probability 1/2."""
     optimizer: SegmenterOptimizer = SegmenterOptimizer()
@@ -113,7 +115,10 @@ class CropSection(BackboneSection):
 
     def num_steps(self, images: int) -> int:
         """Number of optimizer steps for a training set of `images` images."""
-        return max(self.min_steps, math.ceil(self.min_epochs * images / self.batch))
+        min_steps = self.min_steps
+        if self.max_epochs is not None:
+            min_steps = min(min_steps, math.ceil(self.max_epochs * images / self.batch))
+        return max(min_steps, math.ceil(self.min_epochs * images / self.batch))
 
 
 class ClassifierConfig(BackboneSection):

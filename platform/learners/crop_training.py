@@ -55,7 +55,7 @@ def crop_learner_arguments(
         config.data.value_range,
     )
     return {
-        "config": section.model_copy(update={"min_steps": steps, "min_epochs": 0.0}),
+        "config": section.model_copy(update={"min_steps": steps, "min_epochs": 0.0, "max_epochs": None}),
         "seed": config.seed,
         "masked": masked,
         "pretrained": downstream_weights(config, network, context.workspace),

@@ -111,3 +111,9 @@ def test_steps_are_min_steps_or_min_epochs_over_the_images(images: int, updates:
     for section in (SegmenterConfig, AffinityNetConfig):
         assert section(batch=16, min_steps=30, min_epochs=3.0).num_steps(images) == updates
         assert section(batch=16, min_steps=30).num_steps(images) == 30
+
+
+@pytest.mark.parametrize(("images", "updates"), [(1, 3), (24, 60), (80, 200), (160, 200), (1600, 200), (3200, 221)])
+def test_small_training_sets_are_seen_at_most_max_epochs(images: int, updates: int) -> None:
+    section = SegmenterConfig(batch=16, min_steps=200, min_epochs=1.1, max_epochs=40.0)
+    assert section.num_steps(images) == updates
