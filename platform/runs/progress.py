@@ -50,6 +50,7 @@ class Bar:
         self.progress = progress
         self.task = progress.add_task(label, total=total, unit=unit, note="") if progress else None
         self.start_time = time.monotonic()
+        self.start_done: int | None = None
         self.last_line_time = self.start_time
         self.next_line_at = 0.0
 
@@ -60,11 +61,17 @@ class Bar:
             return
 
         now = time.monotonic()
+        if self.start_done is None:
+            # A resumed task first reports what earlier calls did. The rate counts only what this call does.
+            self.start_done = 0
+            if now < self.start_time + LOG_SECONDS:
+                self.start_done = done
+                self.start_time = now
         if now < self.last_line_time + LOG_SECONDS or done < self.next_line_at:
             return
         self.last_line_time = now
         self.next_line_at = done + self.total / 100
-        rate = done / max(now - self.start_time, 1e-6)
+        rate = (done - self.start_done) / max(now - self.start_time, 1e-6)
         seconds_left = (self.total - done) / max(rate, 1e-6)
         line = f"  {self.label}: {done}/{self.total} {rate:.1f} {self.unit}/s, {seconds_left:.0f} s left {note}"
         console.print(line.rstrip())

@@ -110,3 +110,30 @@ def test_a_log_gets_at_most_one_line_per_ten_seconds_and_per_hundredth(
     printed = capsys.readouterr().out.splitlines()
     assert [line.split()[1] for line in printed] == [f"{done}/400" for done in expected]
     assert all("images/s" in line and "s left loss 0.5" in line for line in printed)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "updates", "expected"),
+    [
+        (
+            (0, 1, 21, 41),
+            (1440, 1480, 1520),
+            ("1480/3200 2.0 images/s, 860 s left", "1520/3200 2.0 images/s, 840 s left"),
+        ),
+        ((0, 20, 40), (80, 160), ("80/3200 4.0 images/s, 780 s left", "160/3200 4.0 images/s, 760 s left")),
+    ],
+    ids=["resumed", "from the start"],
+)
+def test_the_rate_counts_only_the_units_of_this_call(
+    seconds: tuple[float, ...],
+    updates: tuple[int, ...],
+    expected: tuple[str, ...],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ticks = iter(seconds)
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: float(next(ticks))))
+    with bar("classifier", 3200, "images") as shown:
+        for done in updates:
+            shown.update(done)
+    assert capsys.readouterr().out.splitlines() == [f"  classifier: {line}" for line in expected]
