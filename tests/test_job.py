@@ -197,6 +197,8 @@ class Dashboard:
         self.lines = LOG
         self.cut = set[int]()
         self.status = "RUNNING"
+        self.entrypoint = shlex.join(COMMAND)
+        self.metadata: dict[str, str] | None = {"run": RUN}
         self.known = self.listed = True
         self.submissions = self.looks = self.port = 0
 
@@ -209,7 +211,10 @@ class Dashboard:
 
     async def submit(self, request: web.Request) -> web.Response:
         """Starts the job, and drops the response."""
-        assert (await request.json())["metadata"] == {"run": RUN}
+        job = await request.json()
+        assert job["metadata"] == {"run": RUN}
+        self.metadata = job["metadata"]
+        self.entrypoint = job["entrypoint"]
         self.submissions += 1
         self.listed = True
         assert request.transport is not None
@@ -225,9 +230,13 @@ class Dashboard:
         return web.json_response([self.details()] if self.listed else [])
 
     def details(self) -> dict[str, object]:
-        text = shlex.join(COMMAND)
-        of_job = {"submission_id": "raysubmit_1", "status": self.status, "entrypoint": text, "metadata": {"run": RUN}}
-        return {"type": "SUBMISSION", **of_job}
+        return {
+            "type": "SUBMISSION",
+            "submission_id": "raysubmit_1",
+            "status": self.status,
+            "entrypoint": self.entrypoint,
+            "metadata": self.metadata,
+        }
 
     async def logs(self, request: web.Request) -> web.Response:
         self.looks += 1
@@ -293,6 +302,28 @@ def test_an_interrupted_log_is_shown_once(
     head, *shown = capsys.readouterr().out.splitlines(keepends=True)
     assert "already runs" in head
     assert shown == [*LOG, "\tcat?]0;title?\n", "job raysubmit_1: SUCCEEDED\n"], "no control characters"
+
+
+def test_a_job_of_ray_job_submit_is_followed(
+    dashboard: Dashboard, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same words in another order, without the metadata of `mcis submit`; then another command of the same run."""
+    dashboard.entrypoint = "mcis run --name first --workspace /workspace voc --gpu"
+    dashboard.metadata = None
+    dashboard.status = "PENDING"
+    command = [*COMMAND, "--gpu", "--name", "first", "--workspace", "/workspace"]
+    with dashboard.up() as address:
+        assert run_job(address, RUN, command, tmp_path, minutes=1) == 0
+        waiting = capsys.readouterr().out.splitlines()[:2]
+        dashboard.status = "RUNNING"
+        with pytest.raises(UserError, match="raysubmit_1 already runs on /workspace/runs/first with another command"):
+            run_job(address, RUN, [*command, "seed=3"], tmp_path, minutes=1)
+        assert dashboard.submissions == 0
+        assert waiting == ["job raysubmit_1 already runs; its log:", "waiting for the cluster to start the job"]
+
+        dashboard.entrypoint = "mcis run --name second --workspace /workspace voc --gpu"
+        assert run_job(address, RUN, command, tmp_path, minutes=1) == 0
+    assert dashboard.submissions == 1, "the job of another run is not followed"
 
 
 def test_a_job_is_submitted_once_if_the_response_is_lost(dashboard: Dashboard, tmp_path: Path) -> None:

@@ -24,6 +24,10 @@ _POLL_INTERVAL = 2.0
 """Seconds between two requests to a cluster."""
 _INTERRUPTED = 130
 """Exit status of a command that Ctrl-C ended."""
+_COMMAND = re.compile(r"\bmcis(?:\.platform\.cli)? ((?:run|study|index|predict) .*)", re.DOTALL)
+"""A command that writes a run, in the entrypoint of a job."""
+_NAME = re.compile(r"\s(?:--name|-n)[\s=](\S+)")
+_WORKSPACE = re.compile(r"\s(?:--workspace|-w)[\s=](\S+)")
 
 
 class _Refusal(NamedTuple):
@@ -71,7 +75,7 @@ def run_job(address: str, run: str, command: Sequence[str], folder: Path, *, min
         if job is None:
             job_id = client.submit_job(entrypoint=entrypoint, runtime_env=environment, metadata={"run": run})
             return job_id, f"job {job_id}; `ray job stop {job_id} --address {address}` stops it; its log:"
-        if job.entrypoint != entrypoint:
+        if _words(job.entrypoint) != _words(entrypoint):
             raise UserError(
                 f"job {job.submission_id} already runs on {run} with another command: {job.entrypoint}",
                 "one job at a time for a run",
@@ -92,11 +96,26 @@ def run_job(address: str, run: str, command: Sequence[str], folder: Path, *, min
 
 
 def _running_job(client: "JobSubmissionClient", run: str) -> "JobDetails | None":
-    """Returns the job of a run that is pending or running, or None."""
+    """Returns the job of a run that is pending or running, or None. `ray job submit` may have started it."""
     for job in client.list_jobs():
-        if _is_running(job) and (job.metadata or {}).get("run") == run:
+        runs = ((job.metadata or {}).get("run"), _run_of(job.entrypoint))
+        if _is_running(job) and job.submission_id and run in runs:
             return job
     return None
+
+
+def _run_of(entrypoint: str) -> str | None:
+    """Returns the folder of the run that the entrypoint of a job names by its options, or None."""
+    command = _COMMAND.search(entrypoint)
+    name = command and _NAME.search(command[1])
+    workspace = command and _WORKSPACE.search(command[1])
+    return f"{workspace[1]}/runs/{name[1]}" if name and workspace else None
+
+
+def _words(entrypoint: str) -> list[str]:
+    """Returns the sorted words of a command of mcis, however it is started. Their order has no effect on most runs."""
+    command = _COMMAND.search(entrypoint)
+    return sorted(command[1].split() if command else [entrypoint])
 
 
 def _is_running(job: "JobDetails") -> bool:
@@ -111,8 +130,12 @@ def _follow(client: "JobSubmissionClient", job_id: str, address: str, minutes: f
         "repeat the command: it shows the job again if that still runs, and otherwise continues the run",
     )
     printed = 0
+    is_waiting = False
     while True:
         job = _repeat(lambda: client.get_job_info(job_id), minutes, refusal)
+        if str(job.status) == "PENDING" and not is_waiting:
+            print("waiting for the cluster to start the job", flush=True)
+            is_waiting = True
         log = _repeat(lambda: client.get_job_logs(job_id), minutes, refusal)
         print(printable(log[printed:]), end="", flush=True)
         printed = max(printed, len(log))
