@@ -302,7 +302,9 @@ def _unused_caches(workspace: Workspace, used_outputs: set[str], notes: list[str
             if path_exists(folder):
                 unknown.append(name)
     if unknown:
-        notes.append(f"cache/ is kept: outputs that are unfinished or do not list their caches: {shown(unknown)}")
+        notes.append(
+            f"cache/ is kept: it is unknown which caches these unfinished or older outputs use: {shown(unknown)}"
+        )
         return []
 
     garbage = []
