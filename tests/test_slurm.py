@@ -2,7 +2,9 @@
 
 import os
 import shlex
+import signal
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,12 @@ STAND_INS = {
 }
 
 
-def run_script(folder: Path) -> list[str]:
-    """Runs the script with its placeholder filled in. Returns the calls of ray and mcis."""
+def start_script(folder: Path, **stand_ins: str) -> "subprocess.Popen[bytes]":
+    """Starts the script with its placeholder filled in. The programs append their calls to the file `calls`."""
     programs = folder / "mcis" / ".venv" / "bin"
     programs.mkdir(parents=True)
     (programs / "activate").write_text(f"PATH={shlex.quote(str(programs))}:$PATH\n")
-    for name, code in STAND_INS.items():
+    for name, code in (STAND_INS | stand_ins).items():
         (programs / name).write_text(f"#!/bin/bash\n{code}\n")
         (programs / name).chmod(0o755)
 
@@ -33,7 +35,12 @@ def run_script(folder: Path) -> list[str]:
     script.write_text(SCRIPT.read_text().replace("/FILL-ME-IN", str(folder)))
     slurm = {"SLURM_JOB_NODELIST": "n[1-3]", "SLURM_CPUS_PER_TASK": "16", "SLURM_JOB_ID": "7"}
     environment = os.environ | slurm | {"CALLS": str(folder / "calls")}
-    subprocess.run(["bash", str(script)], env=environment, check=True, timeout=60)
+    return subprocess.Popen(["bash", str(script)], env=environment)
+
+
+def run_script(folder: Path) -> list[str]:
+    """Runs the script. Returns the calls of ray and mcis."""
+    assert start_script(folder).wait(60) == 0
     return (folder / "calls").read_text().splitlines()
 
 
@@ -55,3 +62,21 @@ def test_the_script_runs_a_command_of_mcis(tmp_path: Path) -> None:
     command: Any = typer.main.get_command(app)
     name, subcommand, rest = command.resolve_command(typer.Context(command), words)
     assert subcommand.make_context(name, rest).params["workspace"] == tmp_path / "workspace"
+
+
+def test_a_signal_ends_the_run_before_the_script(tmp_path: Path) -> None:
+    """The run takes a moment to end, and its exit status is that of the script."""
+    mcis = (
+        'trap \'sleep 1; echo ended >> "$CALLS"; exit 130\' TERM\necho started >> "$CALLS"\nwhile :; do sleep 0.1; done'
+    )
+    script = start_script(tmp_path, mcis=mcis)
+    calls = tmp_path / "calls"
+    deadline = time.monotonic() + 60
+    while not calls.exists() or "started" not in calls.read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    time.sleep(0.5)
+    script.send_signal(signal.SIGTERM)
+
+    assert script.wait(30) == 130
+    assert calls.read_text().splitlines()[-1] == "ended"

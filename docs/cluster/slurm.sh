@@ -3,9 +3,13 @@
 #
 #   sbatch docs/cluster/slurm.sh
 #
-# Fill in the values marked FILL-ME-IN. FOLDER is on a file system that all nodes mount: it has the clone of mcis with its
-# .venv, and it gets the workspace. Add your site's --account and --partition. Ray's ports are fixed, so the job takes whole
-# nodes (--exclusive). If the job is killed or reaches its time limit, submit it again: the run continues.
+# Fill in FOLDER, on a file system that all nodes mount. It has photos.csv and, in mcis/, the clone with its .venv; it gets
+# the workspace. Add your site's --account and --partition. Without GPUs, remove --gpus-per-node and, in the last command,
+# --gpu. For an MLflow server, export MLFLOW_TRACKING_URI before sbatch. Ray's ports are fixed, so the job takes whole nodes
+# (--exclusive).
+#
+# `scancel --batch --signal=TERM JOB` stops the run; Slurm does so a minute before the time limit (--signal). Submit the job
+# again to continue the run.
 #
 #SBATCH --job-name=mcis
 #SBATCH --nodes=2
@@ -15,6 +19,7 @@
 #SBATCH --mem=0
 #SBATCH --exclusive
 #SBATCH --time=24:00:00
+#SBATCH --signal=B:TERM@60
 #SBATCH --output=mcis-%j.log
 set -euo pipefail
 
@@ -43,4 +48,13 @@ done
 
 # mcis waits for the GPUs of all workers (compute.wait_minutes).
 mcis run "$FOLDER/photos.csv" --name first --workspace "$FOLDER/workspace" \
-    --gpu compute.workers=4
+    --gpu compute.workers=4 &
+run=$!
+trap 'kill -TERM "$run" 2>/dev/null || true' TERM  # bash handles a signal only while it waits
+status=0
+wait "$run" || status=$?
+if kill -0 "$run" 2>/dev/null; then  # the signal ended `wait`, and mcis ends in half a minute
+    status=0
+    wait "$run" || status=$?
+fi
+exit "$status"
