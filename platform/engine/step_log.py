@@ -18,6 +18,8 @@ _MIN_WRITE_INTERVAL = 2.0
 """Minimum seconds between two times that the log is written."""
 _MIN_RECORDS = 20
 """Minimum number of records by which the loss is judged."""
+_MEDIAN_OF_NORMAL = 0.6745
+"""Median of the absolute value of a normal variable with standard deviation 1."""
 
 
 class StepLog:
@@ -103,7 +105,7 @@ def loss_trend(folder: Path, term: str) -> LossTrend | None:
 
     It compares the means over the first and the last tenth of the records, but at least five; a record is about one
     batch. The loss fell if their difference exceeds twice its standard error. The standard deviation is estimated from
-    the differences of successive records, which a trend hardly affects.
+    the median difference of successive records, which neither a trend nor single batches with a high loss affect much.
 
     Args:
         folder: The folder of the training.
@@ -119,7 +121,8 @@ def loss_trend(folder: Path, term: str) -> LossTrend | None:
     count = max(len(values) // 10, 5)
     first = float(values[:count].mean())
     last = float(values[-count:].mean())
-    standard_error = float(np.sqrt(np.square(np.diff(values)).mean() / 2) * np.sqrt(2 / count))
+    deviation = np.median(np.abs(np.diff(values))) / (_MEDIAN_OF_NORMAL * np.sqrt(2))
+    standard_error = float(deviation * np.sqrt(2 / count))
 
     fell = first - last > 2 * standard_error
     return LossTrend(

@@ -48,6 +48,22 @@ def test_a_short_log_of_varying_batches_falls(tmp_path: Path) -> None:
     assert trend.fell, trend.text
 
 
+def test_a_log_with_a_single_hard_batch_falls(tmp_path: Path) -> None:
+    """A training of 200 steps on one class and negatives, most of whose batches hold few images of the class."""
+    first = [0.207, 0.221, 0.115, 0.141, 0.071, 0.101, 0.062, 0.369, 0.020, 0.082]
+    last = [0.079, 0.046, 0.071, 0.034, 0.056, 0.057, 0.039, 0.069, 0.066, 0.032]
+    trend = trend_of(tmp_path, np.array(first + last))
+    assert trend is not None
+    assert trend.fell, trend.text
+
+
+@pytest.mark.parametrize("count", [20, 75, 500])
+def test_noise_rarely_falls(tmp_path: Path, count: int) -> None:
+    rng = np.random.default_rng(1)
+    trends = [trend_of(tmp_path, 0.7 + rng.normal(0, 0.05, count)) for _ in range(200)]
+    assert sum(trend is not None and trend.fell for trend in trends) <= 20
+
+
 def test_a_rising_loss_does_not_fall(tmp_path: Path) -> None:
     trend = trend_of(tmp_path, np.linspace(0.5, 0.9, 40))
     assert trend is not None
