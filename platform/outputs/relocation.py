@@ -1,5 +1,6 @@
 """Moves a run to photographs that are in another place now, without reading all of them again."""
 
+import contextlib
 import hashlib
 import os
 from pathlib import Path
@@ -9,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import BadFile, UserError
 from mcis.datasets.index import CHECK_SCHEMA, shown
 from mcis.datasets.storage.files import read_bytes
 from mcis.datasets.storage.uris import is_remote
@@ -61,7 +62,7 @@ def _absolute(place: str) -> str:
     return place.rstrip("/") if is_remote(place) else os.path.abspath(os.path.expanduser(place))
 
 
-def carry_verdicts(workspace: Workspace, name: str, listing: pa.Table) -> int:
+def carry_verdicts(workspace: Workspace, name: str, listing: pa.Table) -> None:
     """Stores the verdicts on the images of a run for the files that a listing names, so that none is opened again.
 
     Compared are the ids of all images, the sizes of all files, and the content of a sample.
@@ -71,13 +72,10 @@ def carry_verdicts(workspace: Workspace, name: str, listing: pa.Table) -> int:
         name: The run.
         listing: The same images in another place (`LISTING_SCHEMA`).
 
-    Returns:
-        The number of images.
-
     Raises:
         UserError: The listing has other images than the run, or files are missing or differ.
     """
-    opened = open_index(workspace, name, ["image_id", "uri", *CHECK_SCHEMA.names[:3]])
+    opened = open_index(workspace, name, ["image_id", "uri", "content_hash"])
     known = pa.concat_tables([opened.index.select(["image_id"]), opened.rejects.select(["image_id"])])
     _raise_for_ids(known["image_id"], listing["image_id"])
 
@@ -86,20 +84,21 @@ def carry_verdicts(workspace: Workspace, name: str, listing: pa.Table) -> int:
     files = image_files(uris)
     _raise_for_files(uris, pc.equal(files["size"], -1), "missing")
 
-    sizes = _known_sizes(workspace, opened.index["uri"])
-    differs = (sizes >= 0) & (sizes != files["size"].to_numpy())
+    stored, rows = _stored_verdicts(workspace, opened.index["uri"])
+    is_stored = rows >= 0
+    stored = take_rows(stored, rows[is_stored])
+    differs = np.zeros(len(uris), bool)
+    differs[is_stored] = stored["size"].to_numpy() != files["size"].to_numpy()[is_stored]
     sample = np.unique(np.linspace(0, len(uris) - 1, _SAMPLE).astype(np.int64))
     for row in sample.tolist():
         content = read_bytes(uris[row].as_py())
         differs[row] |= hashlib.sha256(content).hexdigest() != opened.index["content_hash"][row].as_py()
     _raise_for_files(uris, pa.chunked_array([pa.array(differs)]), "other than those of the run")
 
-    verdicts = files
-    for column in CHECK_SCHEMA.names[:3]:
-        verdicts = verdicts.append_column(column, opened.index[column])
-    reasons = pa.nulls(len(uris), pa.string())
-    store_verdicts(workspace, verdicts.append_column("reason", reasons).select(VERDICT_SCHEMA.names))
-    return len(uris)
+    verdicts = files.filter(pa.array(is_stored))
+    for name in CHECK_SCHEMA.names:
+        verdicts = verdicts.append_column(CHECK_SCHEMA.field(name), stored[name])
+    store_verdicts(workspace, verdicts.select(VERDICT_SCHEMA.names))
 
 
 def _raise_for_ids(known: pa.ChunkedArray, listed: pa.ChunkedArray) -> None:
@@ -127,12 +126,13 @@ def _raise_for_files(uris: pa.ChunkedArray, wrong: pa.ChunkedArray, what: str) -
         )
 
 
-def _known_sizes(workspace: Workspace, uris: pa.ChunkedArray) -> NDArray[np.int64]:
-    """Returns the size of each file when it was checked last, (N,); -1 if that is not known."""
-    sizes = np.full(len(uris), -1, np.int64)
+def _stored_verdicts(workspace: Workspace, uris: pa.ChunkedArray) -> tuple[pa.Table, NDArray[np.int64]]:
+    """Returns stored verdicts (VERDICT_SCHEMA) and, for each file, the row of its latest one, (N,); -1 for none."""
+    parts = [VERDICT_SCHEMA.empty_table()]
     for table in shards_in(workspace.image_checks):
-        for part in read_parts(table, ["uri", "size"]):
-            positions = pc.index_in(uris, part["uri"].combine_chunks())
-            found = positions.is_valid().to_numpy()
-            sizes[found] = part["size"].to_numpy()[positions.drop_null().to_numpy()]
-    return sizes
+        with contextlib.suppress(BadFile):
+            for part in read_parts(table, VERDICT_SCHEMA.names):
+                parts.append(part.filter(pc.is_in(part["uri"], uris.combine_chunks())).cast(VERDICT_SCHEMA))
+    stored = pa.concat_tables(parts)
+    row_of_uri = {uri: row for row, uri in enumerate(stored["uri"].to_pylist())}
+    return stored, np.array([row_of_uri.get(uri, -1) for uri in uris.to_pylist()], np.int64)

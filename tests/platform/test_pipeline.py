@@ -286,7 +286,7 @@ def test_full_supervision_trains_on_ground_truth_masks_and_marks_its_scores(smal
     assert [(s.what, s.trained_on) for s in full.scores] == [("segmentation", "ground truth")] * 2
     assert "ground truth" in full.scores[0].settings().values()
     assert all(score.trained_on is None for score in small.first.scores)
-    assert "trained on ground-truth masks" in full.context.folder.report.read_text()
+    assert "trained on the masks of the data set" in full.context.folder.report.read_text()
     masks = Shards(full.context.inputs["pseudo_masks"] / "masks")
     for row in read_table(full.context.inputs["index"] / "index.parquet").to_pylist():
         if row["split"] == "train":

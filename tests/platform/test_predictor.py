@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_labels, fit_picture
+from mcis.datasets.index import INDEX_SCHEMA
 from mcis.datasets.tables.shards import Shards
 from mcis.models.crf import CrfParameters
 from mcis.models.grids import pixel_grids
@@ -52,7 +53,7 @@ def rows(tmp_path: Path) -> pa.Table:
     Image.fromarray(saliency).save(tmp_path / "saliency.png")
     row = {"image_id": "a", "uri": str(tmp_path / "a.png"), "height": 60, "width": 80, "tags": [0]}
     row["content_hash"] = hashlib.sha256((tmp_path / "a.png").read_bytes()).hexdigest()
-    return pa.Table.from_pylist([row | {"saliency_uri": str(tmp_path / "saliency.png")}])
+    return pa.Table.from_pylist([row | {"is_negative": False, "saliency_uri": str(tmp_path / "saliency.png")}])
 
 
 @pytest.mark.parametrize(("max_side", "seen"), [(None, (60, 80)), (40, (30, 40)), (80, (60, 80))])
@@ -191,7 +192,8 @@ def test_pseudo_masks_have_the_size_of_images_as_read(rows: pa.Table, background
 
 
 def test_stages_depend_on_the_size_alone_that_they_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    empty, context = pa.table({"saliency_uri": [], "image_id": []}), cast(Any, None)
+    empty: pa.Table = INDEX_SCHEMA.empty_table()
+    context = cast(Any, None)
     monkeypatch.setattr(pseudo_masks, "split_rows", lambda *given, **named: empty)
     configs = [resolve("voc", "scratch", overrides=[f"data.max_side={side}"]).config for side in ("null", 40)]
     for stage in (predict, pseudo_masks):
