@@ -131,15 +131,17 @@ def relocate(
         verbose: See `run`.
 
     Raises:
-        UserError: The run reads nothing in `old`, or files in `new` are missing or differ.
+        UserError: The run has no index, it reads nothing in `old`, or files in `new` are missing or differ.
     """
     opened = _open_workspace(workspace, create=False)
+    open_index(opened, name, ["split"])  # raises an error if there is no such run
     file = opened.run(name, create=False).config
     config = resolve(file=file).config
     moved = resolve(file=file, overrides=moved_values(config, str(old), str(new)))
 
-    reached = [stage.name for stage in pipeline.STAGES if stage.name in opened.outputs(name)]
-    until = None if "predict" in reached else next(stage for stage in reversed(reached) if stage != "evaluate")
+    outputs = opened.outputs(name)
+    reached = [stage.name for stage in pipeline.STAGES if stage.name in outputs and stage.name != "evaluate"]
+    until = None if "predict" in reached else reached[-1]
     sources = pipeline.check(moved.config, opened, name, until=until)
     carry_verdicts(opened, name, sources.listing().table)
     with ray_session(moved.config.compute, verbose=verbose):

@@ -273,7 +273,8 @@ def _remove_negative_tags(photos: Photos, further: Sequence[str], left_out: Left
 
     Args:
         further: Such tags, next to NEGATIVE_TAGS: names, or lists of names.
-        left_out: Updated with the number of those in photographs that have other objects.
+        left_out: Counts of items that are left out, to which the removed objects of photographs with other objects are
+            added.
     """
     further = split_names(further, _tags_of(photos))
     for name, objects in photos.items():

@@ -59,8 +59,9 @@ def read_rgb(
         if content_hash is not None and hashlib.sha256(data).hexdigest() != content_hash:
             raise UserError(f"{uri} was replaced or changed since it was indexed", expected, remedy)
         if size is None:
-            limits = {"min_side": 1, "max_pixels": PILLOW_MAX_PIXELS}
-            return decode_picture(data, **limits, max_side=max_side, value_range=value_range).rgb
+            return decode_picture(
+                data, min_side=1, max_pixels=PILLOW_MAX_PIXELS, max_side=max_side, value_range=value_range
+            ).rgb
         return decode_square(data, size, max_pixels=PILLOW_MAX_PIXELS, value_range=value_range)
 
     try:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class IndexGroup(TyperGroup):
-    """The group of commands `mcis index`. A table or other file instead of a command stands for the command `tags`."""
+    """The group of commands `mcis index`. A table or other file instead of a command is an argument of `tags`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         is_command = bool(args) and args[0] in self.list_commands(ctx)

@@ -64,7 +64,6 @@ def predict(
     """
     with plain_errors(resumes=False):
         from mcis.datasets.sources.photographs import list_photographs
-        from mcis.datasets.sources.tagged import photograph_tags
         from mcis.platform.config.keys import value_of
         from mcis.platform.networks.predictor import Predictor
         from mcis.platform.runs.progress import console
@@ -76,12 +75,7 @@ def predict(
         allow_absolute = value_of(trained.config, "data.tags.allow_absolute")
         tables = [tags] if tags else []
         photographs, notes = list_photographs([*files, *tables], excluded=out, allow_absolute=allow_absolute)
-        known_tags: dict[str, list[int]] = {}
-        if tags:
-            negative_tags = value_of(trained.config, "data.tags.negative_tags")
-            known_tags = photograph_tags(
-                tags, trained.classes, negative_tags=negative_tags, allow_absolute=allow_absolute
-            )
+        known_tags = _known_tags(tags, trained, allow_absolute=allow_absolute) if tags else {}
         for line in notes:
             console.print(line)
         console.print(f"photographs are predicted at up to {trained.max_side} pixels (data.max_side)")
@@ -89,8 +83,7 @@ def predict(
         from mcis.platform.reporting.export import check_objects
         from mcis.platform.reporting.photographs import predict_photographs, write_predicted_objects
 
-        if format:
-            check_objects(format, out / format)
+        check_objects(format, out / format if format else out, min_area)
         with contextlib.closing(Predictor(trained, processes=_crf_processes())) as predictor:
             rejected = predict_photographs(predictor, photographs, out, known_tags)
 
@@ -102,6 +95,15 @@ def predict(
         if rejected:
             typer.echo(f"rejected: {len(rejected)}, see {out / 'rejects.csv'}", err=True)
             raise typer.Exit(1)
+
+
+def _known_tags(table: str, trained: "TrainedSegmenter", *, allow_absolute: bool) -> dict[str, list[int]]:
+    """Returns the class indices of the photographs whose tags a table gives, by path or URI."""
+    from mcis.datasets.sources.tagged import photograph_tags
+    from mcis.platform.config.keys import value_of
+
+    negative_tags = value_of(trained.config, "data.tags.negative_tags")
+    return photograph_tags(table, trained.classes, negative_tags=negative_tags, allow_absolute=allow_absolute)
 
 
 def _is_override(word: str) -> bool:

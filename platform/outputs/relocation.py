@@ -96,8 +96,8 @@ def carry_verdicts(workspace: Workspace, name: str, listing: pa.Table) -> None:
     _raise_for_files(uris, pa.chunked_array([pa.array(differs)]), "other than those of the run")
 
     verdicts = files.filter(pa.array(is_stored))
-    for name in CHECK_SCHEMA.names:
-        verdicts = verdicts.append_column(CHECK_SCHEMA.field(name), stored[name])
+    for field in CHECK_SCHEMA:
+        verdicts = verdicts.append_column(field, stored[field.name])
     store_verdicts(workspace, verdicts.select(VERDICT_SCHEMA.names))
 
 

@@ -75,28 +75,37 @@ def export(workspace: Workspace, name: str, what: str, out: Path, format: str | 
 
     table = _LABEL_TABLES.get(what)
     if format is None or (table and format == table.format):
-        if min_area > 1:
-            raise UserError(
-                f"a smallest area for {what} in their default format, which has no objects",
-                f"--format {', '.join(EXPORT_FORMATS)}",
-                "add --format, or leave out --min-area",
-            )
+        check_objects(None, out, min_area)
         return EXPORTS[what](workspace, name, out)
     if table is None or format not in EXPORT_FORMATS:
         expected = f"one of {table.format}, {', '.join(EXPORT_FORMATS)}" if table else "no --format"
         raise UserError(f"format {format} of {what}", expected, "choose another by --format")
-    check_objects(format, out)
+    check_objects(format, out, min_area)
 
     classes = open_index(workspace, name, ["split"]).classes
     return export_objects(format, classes, _labeled_images(workspace, name, what, out), out, min_area)
 
 
-def check_objects(format: str, out: Path) -> None:
-    """Checks that objects can be written, for callers that compute masks first.
+def check_objects(format: str | None, out: Path, min_area: int) -> None:
+    """Checks that objects can be written, before masks are computed.
+
+    Args:
+        format: one of `EXPORT_FORMATS`; None if no objects are written.
+        out: folder to write.
+        min_area: smallest number of pixels of an object.
 
     Raises:
-        UserError: the folder contains files, or the format needs a library that is not installed.
+        UserError: there is a smallest area but no format, the folder contains files, or the format needs a library that
+            is not installed.
     """
+    if format is None:
+        if min_area > 1:
+            raise UserError(
+                "a smallest area of objects without a format that has objects",
+                f"--format {', '.join(EXPORT_FORMATS)}",
+                "add --format, or leave out --min-area",
+            )
+        return
     if out.is_dir() and any(out.iterdir()):
         raise UserError(
             f"{out} contains files", "a new folder, so that two exports are not mixed", "choose another --out"

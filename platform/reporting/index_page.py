@@ -61,7 +61,8 @@ class ExampleImages(NamedTuple):
 
     Attributes:
         most: maximum number of thumbnails per class.
-        classes: number of images and thumbnails by class index; K stands for negatives, K + 1 for unlabelled images.
+        classes: number of images and thumbnails by class index; index K is for negatives, K + 1 for unlabelled
+            images.
         broken: number of the chosen files that cannot be shown.
     """
 

@@ -137,8 +137,7 @@ def write_suggestions(
             "a folder in which it does not exist",
             "choose another --out, or move it away",
         )
-    if format:
-        check_objects(format, out / format)
+    check_objects(format, out / format if format else out, min_area)
 
     suggestions = suggest_images(workspace, name, predictor, count)
     names = file_names((suggestion.row["image_id"] for suggestion in suggestions), out)

@@ -312,7 +312,7 @@ def test_small_objects_are_left_out(labeled: Labeled, tmp_path: Path, format: st
 
 
 def test_a_smallest_area_needs_objects(labeled: Labeled, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="a smallest area for predictions in their default format"):
+    with pytest.raises(UserError, match="a smallest area of objects without a format"):
         export(labeled.workspace, "made", "predictions", tmp_path / "out", min_area=2)
     assert not (tmp_path / "out").exists()
 

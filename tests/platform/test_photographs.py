@@ -190,6 +190,7 @@ def test_the_status_is_1_if_a_file_is_rejected(trained: Callable[..., Path], pho
         (["--set", "segmenter.width=3"], "keys predict.*, data.max_side, data.max_pixels, data.value_range or data"),
         (["--set", "predict.crop=no"], "predict.crop"),
         (["--name", "absent"], "has no trained segmentation network"),
+        (["--min-area", "9"], "a smallest area of objects without a format"),
     ],
 )
 def test_wrong_options_are_refused(

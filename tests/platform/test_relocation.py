@@ -107,6 +107,12 @@ def test_a_place_that_the_run_does_not_read_is_an_error(moved: Moved) -> None:
     assert str(moved.old) in caught.value.expected
 
 
+def test_a_run_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
+    Workspace(tmp_path)
+    with pytest.raises(UserError, match="no run 'absent' with an index"):
+        api.relocate("absent", tmp_path, tmp_path, workspace=tmp_path)
+
+
 def test_a_moved_workspace_continues(small: Any, tmp_path: Path) -> None:
     root = small.draw(tmp_path / "data")
     resolved = small.settings(root=root)
