@@ -32,6 +32,15 @@ def compare(
         int,
         typer.Option(min=0, max=200, help="Number of images on the page for maps, pseudo masks and segmentation each."),
     ] = 8,
+    others: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            metavar="NAME=FOLDER",
+            help="Show the masks of another method on the page: a folder of label PNGs <id>.png. It may be repeated; "
+            "one run is then enough.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the bootstrap and of the images drawn at random.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON instead of tables.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print every measure as CSV instead of tables.")] = False,
@@ -45,10 +54,12 @@ def compare(
         from mcis.datasets.errors import UserError
         from mcis.platform.reporting import comparison_page
         from mcis.platform.reporting.compared_runs import open_run_groups
+        from mcis.platform.reporting.other_methods import parse_methods
 
         if as_json and as_csv:
             raise UserError("--json and --csv", "one of them", "leave one of them out")
-        groups = open_run_groups(workspace, runs)
+        groups = open_run_groups(workspace, runs, least=1 if others else 2)
+        methods = parse_methods(others or [], [group.label for group in groups])
         page = Path(os.path.expanduser(html)).absolute() if html else comparison_page.default_file(groups)
         if page.suffix != ".html":
             raise UserError(f"--html {page}", "a file with the suffix .html", "rename the page")
@@ -59,7 +70,7 @@ def compare(
         from mcis.platform.reporting.comparison_tables import comparison_csv, comparison_json
 
         comparison = compare_groups(groups, BootstrapSettings(seed=seed))
-        galleries = comparison_page.compared_images(comparison, images)
+        galleries = comparison_page.compared_images(comparison, images, methods)
         comparison_page.write_page(comparison, galleries, page)
 
         if as_json:
@@ -68,4 +79,7 @@ def compare(
             typer.echo(comparison_csv(comparison), nl=False)
         else:
             show_comparison(comparison)
+            for gallery in galleries:
+                for remark in gallery.remarks:
+                    typer.echo(f"note:  {remark}")
             typer.echo(f"page:  {page}")

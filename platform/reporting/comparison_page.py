@@ -14,12 +14,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
+from mcis.datasets.classes import IGNORE
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_labels, resize_labels
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
 from mcis.datasets.tables.shards import Shards
+from mcis.models.counts import confusion
+from mcis.models.metrics import iou, mean
 from mcis.platform.outputs.counts import PLAIN, WITH_CRF
 from mcis.platform.outputs.read_index import truth_of_row
 from mcis.platform.outputs.tables import image_maps
@@ -27,6 +31,7 @@ from mcis.platform.reporting.compared_runs import RunGroup
 from mcis.platform.reporting.comparison import ComparedScore, Comparison
 from mcis.platform.reporting.comparison_tables import footnotes, page_tables
 from mcis.platform.reporting.html import render
+from mcis.platform.reporting.other_methods import OtherMethod, find_masks, read_mask
 from mcis.platform.reporting.panels import CELL_HEIGHT, Cell, Label, Panel, cells, labels, legend
 from mcis.platform.reporting.plots import MOST_BARS, THEME, Bars, iou_chart
 from mcis.platform.runs.files import fingerprint, read_table, write_text
@@ -60,7 +65,7 @@ class GalleryImage(NamedTuple):
         id: id of the image.
         tags: its tags.
         why: text with its split and the reason why it was chosen.
-        cells: the photograph, the ground truth, and the output of every group.
+        cells: the photograph, the ground truth, and the output of every group and other method.
     """
 
     id: str
@@ -76,6 +81,8 @@ class Gallery(NamedTuple):
         title: name of the output.
         common: number of images that all of these groups have.
         without: labels of the groups that lack the output.
+        methods: names of the other methods that are shown.
+        remarks: on masks of other methods that are missing or belong to no image.
         legend: the labels that occur.
         images: the chosen images.
     """
@@ -83,6 +90,8 @@ class Gallery(NamedTuple):
     title: str
     common: int
     without: list[str]
+    methods: list[str]
+    remarks: list[str]
     legend: list[Label]
     images: list[GalleryImage]
 
@@ -103,24 +112,40 @@ class IouChart(NamedTuple):
     plot: Any
 
 
-def compared_images(comparison: Comparison, count: int) -> list[Gallery]:
+def compared_images(comparison: Comparison, count: int, methods: Sequence[OtherMethod] = ()) -> list[Gallery]:
     """Chooses images for which every group has an output, and draws them. For each group, its first run is shown.
 
     Args:
         comparison: the comparison.
         count: maximum number of images for each output; 0 for no galleries.
+        methods: other methods, whose masks are shown next to the segmentation. Images without them are not chosen.
 
     Returns:
         A gallery for each of the compared outputs: segmentation, pseudo masks, localization maps.
 
     Raises:
-        UserError: the baseline's index, a photograph or a ground-truth mask cannot be read.
+        UserError: the baseline's index, a photograph, a ground-truth mask or a method's mask cannot be read; or there
+            are methods, but no images or no segmentation to show them with.
     """
+    compared = {score.what for score in comparison.scores}
+    if methods and not count:
+        raise UserError("--with and --images 0", "images that show other methods", "leave one of them out")
+    if methods and "segmentation" not in compared:
+        raise UserError(
+            f"{comparison.groups[0].label} has no scored segmentation, next to which --with shows masks",
+            "runs that have finished the stage predict",
+            "leave out --with, or repeat the run's command without --until",
+        )
     if not count:
         return []
-    compared = {score.what for score in comparison.scores}
+
+    galleries = []
     try:
-        return [_make_gallery(comparison, what, count) for what in reversed(SCORED_OUTPUTS) if what in compared]
+        for what in reversed(SCORED_OUTPUTS):
+            shown_methods = methods if what == "segmentation" else ()
+            if what in compared and len(comparison.groups) + len(shown_methods) > 1:
+                galleries.append(_make_gallery(comparison, what, count, shown_methods))
+        return galleries
     except UserError as error:
         raise UserError(
             error.found, error.expected, f"{error.remedy}; or leave out the images with --images 0"
@@ -156,26 +181,29 @@ def choose_images(
     return [(image_ids[i], True) for i in largest] + [(image_ids[i], False) for i in others]
 
 
-def _make_gallery(comparison: Comparison, what: str, count: int) -> Gallery:
-    """Makes the gallery of an output; it has no images if fewer than two groups have the output."""
+def _make_gallery(comparison: Comparison, what: str, count: int, methods: Sequence[OtherMethod]) -> Gallery:
+    """Makes the gallery of an output; it has no images if there is nothing to compare the output with."""
     output = SCORED_OUTPUTS[what]
     groups = [group for group in comparison.groups if output.stage in group.runs[0].outputs]
     without = [group.label for group in comparison.groups if output.stage not in group.runs[0].outputs]
-    if len(groups) < 2:
-        return Gallery(output.page_title, 0, [], [], [])
+    if len(groups) + len(methods) < 2:
+        return Gallery(output.page_title, 0, [], [], [], [], [])
 
     runs = [group.runs[0] for group in groups]
     tables = [Shards(run.outputs[str(output.stage)] / output.table) for run in runs]
     common = sorted(set.intersection(*(set(table) for table in tables)))
+    others = [find_masks(method, common) for method in methods]
+    common = [image_id for image_id in common if all(image_id in other.files for other in others)]
     mious = [_image_mious(comparison, what, run.name) for run in runs]
     compared_mious = [by_image for by_image in mious if by_image]  # empty for a run that is not compared
     chosen = dict(choose_images(common, compared_mious, count, seed=comparison.bootstrap.seed))
 
-    panels = _read_panels(comparison, list(chosen))
+    examples = _read_examples(comparison, list(chosen))
     masked: list[Panel] = []
     images = []
     for image_id, differs_most in chosen.items():
-        panel = panels[image_id]
+        example = examples[image_id]
+        panel = example.panel
         image_cells = cells(panel, comparison.classes, CELL_HEIGHT)
         gallery_cells = [GalleryCell(column, image_cells.get(column), "") for column in ("image", "truth")]
         for group, table, by_image in zip(groups, tables, mious, strict=True):
@@ -185,10 +213,20 @@ def _make_gallery(comparison: Comparison, what: str, count: int) -> Gallery:
             described = cell._replace(alt=f"{group.label}: {cell.alt}")
             note = _cell_note(group, variant, by_image.get(image_id, math.nan))
             gallery_cells.append(GalleryCell(group.label, described, note))
+        for other in others:
+            with_mask, miou = _with_method_mask(example, other.files[image_id], comparison.classes)
+            masked.append(with_mask)
+            cell = cells(with_mask, comparison.classes, CELL_HEIGHT)["pseudo mask"]  # may have ignored pixels
+            described = cell._replace(alt=f"{other.method.name}: mask of {image_id}")
+            note = "" if math.isnan(miou) else f"mIoU here {miou:.1f}"
+            gallery_cells.append(GalleryCell(other.method.name, described, note))
 
         why = f"{panel.split}, {'differs most' if differs_most else 'drawn at random'}"
         images.append(GalleryImage(image_id, _tag_labels(panel, comparison.classes), why, gallery_cells))
-    return Gallery(output.page_title, len(common), without, legend(masked, comparison.classes), images)
+    remarks = [remark for other in others for remark in other.remarks()]
+    names = [method.name for method in methods]
+    labels_shown = legend(masked, comparison.classes)
+    return Gallery(output.page_title, len(common), without, names, remarks, labels_shown, images)
 
 
 def _cell_note(group: RunGroup, variant: str, miou: float) -> str:
@@ -217,23 +255,49 @@ def _image_mious(comparison: Comparison, what: str, run: str) -> Mapping[str, fl
     return {}
 
 
-def _read_panels(comparison: Comparison, image_ids: Sequence[str]) -> dict[str, Panel]:
+class _Example(NamedTuple):
+    """A chosen image.
+
+    Attributes:
+        panel: its photograph and its ground truth, at the size on the page.
+        size: height and width of the image, pixels.
+        truth: its ground truth, (height, width); None if there is none.
+    """
+
+    panel: Panel
+    size: tuple[int, int]
+    truth: NDArray[np.uint8] | None
+
+
+def _read_examples(comparison: Comparison, image_ids: Sequence[str]) -> dict[str, _Example]:
     """Reads the photographs and the ground truth of images in the index of the baseline."""
     classes = comparison.classes
     columns = ["image_id", "uri", "split", "tags", "mask_uri", "height", "width"]
     folder = comparison.groups[0].runs[0].outputs["index"]
     value_range = read_result(folder, IndexResult).value_range
     index = read_table(folder / "index.parquet", columns)
-    panels = {}
+    examples = {}
     for row in index.filter(pc.is_in(index["image_id"], pc.cast(list(image_ids), "string"))).to_pylist():
         image_id = row["image_id"]
         photograph = read_rgb(row["uri"], max_side=_MAX_SIDE, value_range=value_range)
         truth = None
+        shown_truth = None
         if row["mask_uri"]:
-            truth = resize_labels(truth_of_row(row, len(classes)), *photograph.shape[:2])
+            truth = truth_of_row(row, len(classes))
+            shown_truth = resize_labels(truth, *photograph.shape[:2])
         tags = tuple(classes[k] for k in row["tags"])
-        panels[image_id] = Panel(image_id=image_id, split=row["split"], tags=tags, image=photograph, truth=truth)
-    return panels
+        panel = Panel(image_id=image_id, split=row["split"], tags=tags, image=photograph, truth=shown_truth)
+        examples[image_id] = _Example(panel, (row["height"], row["width"]), truth)
+    return examples
+
+
+def _with_method_mask(example: _Example, file: Path, classes: Sequence[str]) -> tuple[Panel, float]:
+    """Adds the mask of another method to a panel; returns the panel and the mask's mIoU, NaN if it has none."""
+    mask = read_mask(file, example.size, len(classes))
+    miou = math.nan
+    if example.truth is not None and (mask != IGNORE).all():
+        miou = mean(iou(confusion(example.truth, mask, len(classes))))
+    return replace(example.panel, pseudo_mask=resize_labels(mask, *example.panel.image.shape[:2])), miou
 
 
 def _with_output(panel: Panel, what: str, table: Shards) -> tuple[Panel, str]:

@@ -1,0 +1,148 @@
+"""Masks that other methods predicted, shown next to the predictions of compared runs (Fig. 3)."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mcis.datasets.classes import IGNORE
+from mcis.datasets.errors import UserError
+from mcis.datasets.images.decode import PILLOW_MAX_PIXELS, decode_labels
+from mcis.datasets.index import shown
+from mcis.datasets.storage.faults import error_text
+from mcis.datasets.storage.files import read_decoded
+from mcis.platform.reporting.files import file_names
+
+
+class OtherMethod(NamedTuple):
+    """A method whose masks are files.
+
+    Attributes:
+        name: name on the page.
+        folder: its label masks, `<id>.png`.
+    """
+
+    name: str
+    folder: Path
+
+
+class MethodMasks(NamedTuple):
+    """The masks of a method for the images that all compared runs predict.
+
+    Attributes:
+        method: the method.
+        files: its masks by image id.
+        missing: ids of the images without a mask.
+        unused: names of its files that belong to no such image.
+    """
+
+    method: OtherMethod
+    files: dict[str, Path]
+    missing: list[str]
+    unused: list[str]
+
+    def remarks(self) -> list[str]:
+        """Which images have no mask, and which masks belong to no image."""
+        remarks = []
+        if self.missing:
+            total = len(self.files) + len(self.missing)
+            remarks.append(
+                f"{self.method.name} has no mask of {len(self.missing)} of {total} images: {shown(self.missing)}"
+            )
+        if self.unused:
+            remarks.append(
+                f"{len(self.unused)} masks of {self.method.name} belong to no predicted image: {shown(self.unused)}"
+            )
+        return remarks
+
+
+def parse_methods(arguments: Sequence[str], run_labels: Sequence[str]) -> list[OtherMethod]:
+    """Parses values NAME=FOLDER of the option `--with`.
+
+    Args:
+        arguments: the values.
+        run_labels: labels of the compared runs, which differ from the names of methods.
+
+    Raises:
+        UserError: a value has no name, its folder does not exist, or two columns would have the same name.
+    """
+    methods: list[OtherMethod] = []
+    for argument in arguments:
+        name, _, folder = argument.partition("=")
+        path = Path(folder).expanduser()
+        if not name.strip() or not folder or not path.is_dir():
+            raise UserError(
+                f"--with {argument}",
+                "NAME=FOLDER, where the folder holds label masks <id>.png",
+                "correct the name or the folder, for example --with PSA=results/psa",
+            )
+        methods.append(OtherMethod(name.strip(), path))
+
+    names = [*run_labels, *(method.name for method in methods)]
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise UserError(
+            f"--with: {repeated[0]} is given twice", "a different name for each column", "rename the method"
+        )
+    return methods
+
+
+def find_masks(method: OtherMethod, image_ids: Sequence[str]) -> MethodMasks:
+    """Finds the masks of a method. They are named as `mcis export --what predictions` names them.
+
+    Args:
+        method: the method.
+        image_ids: the images that all compared runs predict.
+
+    Raises:
+        UserError: the folder has no mask of any of them.
+    """
+    names = file_names(image_ids, method.folder)
+    found = {path.relative_to(method.folder).as_posix(): path for path in sorted(method.folder.rglob("*.png"))}
+    files = {}
+    missing = []
+    for image_id in image_ids:
+        file = found.pop(f"{names[image_id]}.png", None)
+        if file:
+            files[image_id] = file
+        else:
+            missing.append(image_id)
+
+    if not files:
+        expected = shown([f"{names[image_id]}.png" for image_id in image_ids])
+        raise UserError(
+            f"{method.folder} has no mask of an image that all runs predict; it has {shown(list(found)) or 'no PNG'}",
+            f"label masks such as {expected}",
+            f"rename the masks, or correct the folder of --with {method.name}=FOLDER",
+        )
+    return MethodMasks(method, files, missing, list(found))
+
+
+def read_mask(file: Path, shape: tuple[int, int], classes: int) -> NDArray[np.uint8]:
+    """Reads a label mask, (H, W) uint8.
+
+    Args:
+        file: a palette or 8-bit gray PNG.
+        shape: height and width of its image, pixels.
+        classes: K; labels are 0..K, and 255 for ignored pixels.
+
+    Raises:
+        UserError: the file is unreadable, has another size than its image, or a label above K.
+    """
+    remedy = "replace the file, or remove it from the folder"
+    try:
+        labels = read_decoded(str(file), functools.partial(decode_labels, max_pixels=PILLOW_MAX_PIXELS))
+    except (OSError, ValueError) as error:
+        raise UserError(f"the mask {file} cannot be read ({error_text(error)})", "a label PNG", remedy) from None
+
+    if labels.shape != shape:
+        found = f"the mask {file} has {labels.shape[0]}x{labels.shape[1]} pixels (height x width)"
+        raise UserError(found, f"{shape[0]}x{shape[1]}, the size of its image", remedy)
+    unknown = labels[(labels > classes) & (labels != IGNORE)]
+    if unknown.size:
+        found = f"the mask {file} has label {int(unknown.max())}"
+        raise UserError(found, f"labels of the {classes} classes: 0..{classes} and {IGNORE}", remedy)
+    return labels
