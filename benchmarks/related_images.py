@@ -1,4 +1,4 @@
-"""Wall time of six numbers of related images in `mcis study run references`, relative to the largest of them alone.
+"""Wall time of six numbers of related images in `mcis study run table5`, relative to the largest of them alone.
 
 Recipe `paper` on drawn scenes, with VGG-16 at 256x256 pixels and saliency maps as background scores. Maps and masks are
 made and scored. Both sides are complete commands, in a workspace that already has the index and the classifier. The
@@ -71,7 +71,7 @@ def main() -> None:
         run_command(prepared, voc, weights, "run", "voc", "--name", "prepared", "--until", "train_classifier")
 
         run = ("run", "voc", "--name", "one", "--until", "pseudo_masks", "--set", "localize.related=5")
-        study = ("study", "run", "references", "voc", "--name", "six", "--until", "pseudo_masks")
+        study = ("study", "run", "table5", "voc", "--name", "six", "--until", "pseudo_masks")
         for repeat in range(options.repeats):
             one = folder / f"one-{repeat}"
             six = folder / f"six-{repeat}"

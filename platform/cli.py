@@ -76,7 +76,7 @@ app.command(epilog="Example: `mcis ui`")(ui)
 app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     epilog="Examples: `mcis submit voc --voc /mnt/mcis/data/VOC2012 --workspace /mnt/mcis/workspace --name first "
-    "--address http://127.0.0.1:8265` · `mcis submit study run references voc --voc DIR --workspace DIR --name table5 "
+    "--address http://127.0.0.1:8265` · `mcis submit study run table5 voc --voc DIR --workspace DIR --name table5 "
     "--address URL`",
 )(submit)
 app.add_typer(config_app, name="config")

@@ -63,7 +63,15 @@ FUNCTIONS = {
     "models/affinity.py": {"Affinity": {"2"}},
 }
 """Equations that the docstrings of functions and classes cite."""
-STUDIES = {"effect": {"2", "4"}, "inference": {"2"}, "references": {"5"}, "domains": {"1a", "1b", "1c"}}
+STUDIES = {
+    "table1": {"1a", "1b", "1c"},
+    "table2": {"2"},
+    "table3": {"3"},
+    "table4": {"4"},
+    "table5": {"5"},
+    "effect": {"2", "4"},
+    "domains": {"1a", "1b", "1c"},
+}
 """Tables that the descriptions of the studies in tuning/library cite."""
 
 _NUMBER = r"\d+[a-z]?\b"

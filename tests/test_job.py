@@ -137,9 +137,9 @@ def test_a_job_uses_absolute_paths_and_uploads_experiments(tmp_path: Path, monke
     assert command[3:] == expected
     assert (tmp_path / "files" / "experiment.toml").read_text() == "seed = 3\n"
 
-    study = ["study", "run", "references", "--tags", "s3://bucket/table.csv", *NAMED]
+    study = ["study", "run", "table5", "--tags", "s3://bucket/table.csv", *NAMED]
     assert job_command(COMMANDS, study, tmp_path / "other")[3:] == study
-    table = ["study", "run", "references", "s3://bucket/table.csv", "localize.related=5", *NAMED]
+    table = ["study", "run", "table5", "s3://bucket/table.csv", "localize.related=5", *NAMED]
     assert job_command(COMMANDS, table, tmp_path / "table")[3:] == table
     indexed = ["index", "/data/table.csv", "data.min_side=40", *NAMED]
     assert job_command(COMMANDS, indexed, tmp_path / "indexed")[3:] == indexed
@@ -147,7 +147,7 @@ def test_a_job_uses_absolute_paths_and_uploads_experiments(tmp_path: Path, monke
     assert of_own[3:] == ["study", "run", "study.toml", "tags", "--seeds=2", *NAMED]
     assert (tmp_path / "own" / "study.toml").read_text() == "seed = 3\n"
 
-    with_project = ["study", "run", "inference", "tags", *NAMED, "--config=./mine.toml"]
+    with_project = ["study", "run", "table2", "tags", *NAMED, "--config=./mine.toml"]
     taken_along = [*with_project[:-1], "--config=experiment.toml"]
     assert job_command(COMMANDS, with_project, tmp_path / "library")[3:] == taken_along
 
@@ -179,7 +179,7 @@ def test_relative_and_missing_paths_are_errors(tmp_path: Path, wrong: list[str])
 
 
 def test_a_job_shows_its_workers_on_request(tmp_path: Path) -> None:
-    for number, (words, shows) in enumerate({"study run references": True, "index show": False}.items()):
+    for number, (words, shows) in enumerate({"study run table5": True, "index show": False}.items()):
         given = [*words.split(), *NAMED]
         made = job_command(COMMANDS, given, tmp_path / str(number), verbose=True)
         assert made[3:] == [*given, *["--verbose"] * shows]

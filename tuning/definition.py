@@ -1,30 +1,32 @@
 """Definitions of studies: cases with values of their own, the cases that they are compared with, the paper's results.
 
-Most definitions are TOML files, see docs/howto/studies.md. `tuning.paper` makes the one that depends on the
-configuration.
+Definitions are TOML files, see docs/howto/studies.md.
 """
 
 import itertools
 import json
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from mcis.datasets.errors import UserError, unquoted
+from mcis.datasets.sources import SOURCES
 from mcis.platform import pipeline
-from mcis.platform.config.keys import Values
+from mcis.platform.config.keys import Values, value_of
 from mcis.platform.config.resolve import Resolved, resolve
-from mcis.platform.config.sections import sources_of
+from mcis.platform.config.sections import Config, sources_of
 
 LIBRARY = Path(__file__).parent / "library"
 LAST_STAGES = pipeline.STAGE_NAMES[pipeline.STAGE_NAMES.index("localize") : -1]
 """Stages that may be the last stage of a trial: each has a score."""
 _PARTNER_TEXTS = {"partner": "", "itself": ", trained alone", "wrong_class": ", trained with partners of wrong classes"}
 """Description of the images that attend to each other in training, by `classifier.attention_partner`."""
+_PAPER_DATA = {"voc": "VOC 2012", "lid": "LID"}
+"""Data sets on which the paper reports mIoU, by the source that reads them."""
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 _MAX_NAME_LENGTH = 64
 
@@ -42,7 +44,8 @@ class CaseDefinition(_StrictModel):
         sources: image sources, a subset of the study's; None = all of them.
         values: configuration values of the case, by dotted key; `set` in the file.
         until: last stage, if it comes before the last stage of the study; None = the last stage of the study.
-        paper: the paper's mIoU of the segmentation network, in percent.
+        paper: the paper's mIoU of the segmentation network on val of `StudyDefinition.paper_data`, in percent.
+        paper_test: the same on test.
         against: name of the case that it is compared with.
         shows: what the difference from that case shows.
     """
@@ -53,6 +56,7 @@ class CaseDefinition(_StrictModel):
     values: dict[str, Any] = Field(default_factory=dict, alias="set")
     until: str | None = None
     paper: float | None = None
+    paper_test: float | None = None
     against: str | None = None
     shows: str = ""
 
@@ -63,6 +67,7 @@ class StudyCase(CaseDefinition):
     Attributes:
         sources: image sources.
         until: last stage.
+        paper: as above; None if the trials of the case do not score the segmentation network on that data set's val.
         inference: description of how its maps are inferred.
         related: number of related images R.
     """
@@ -78,13 +83,22 @@ class StudyDefinition(_StrictModel):
 
     Attributes:
         about: the question that the study answers.
+        paper_data: source of the data set of the paper's results, see `_PAPER_DATA`.
         cases: cases; `case` in the file.
         axes: lists of values by dotted key. Each combination of values is a case.
     """
 
     about: str
+    paper_data: Literal["voc", "lid"] = "voc"
     cases: tuple[CaseDefinition, ...] = Field(default=(), alias="case")
     axes: dict[str, list[Any]] = Field(default_factory=dict)
+
+    @property
+    def paper_column(self) -> str | None:
+        """Heading of the column with the paper's results; None if the paper has none for these cases."""
+        if all(case.paper is None for case in self.cases):
+            return None
+        return f"paper ({_PAPER_DATA[self.paper_data]} val, network)"
 
     def all_cases(self) -> Iterator[CaseDefinition]:
         """Yields the cases, then the combinations of the axes."""
@@ -109,6 +123,22 @@ def _case_name(values: dict[str, Any]) -> str:
 def library() -> list[str]:
     """Names of the studies in the library."""
     return sorted(path.stem for path in LIBRARY.glob("*.toml"))
+
+
+def select_cases(definition: StudyDefinition, names: Sequence[str]) -> StudyDefinition:
+    """The study with some of its cases only.
+
+    Raises:
+        UserError: it has no case of one of the names.
+    """
+    cases = {case.name: case for case in definition.all_cases()}
+    unknown = [name for name in names if name not in cases]
+    if unknown:
+        raise UserError(
+            f"--case {' and '.join(unknown)}", f"one of {', '.join(cases)}", "name cases of the study, or leave it out"
+        )
+    chosen = tuple(case for name, case in cases.items() if name in names)
+    return definition.model_copy(update={"cases": chosen, "axes": {}})
 
 
 def read_definition(study: str) -> StudyDefinition:
@@ -153,6 +183,35 @@ def _check_names(path: Path, definition: StudyDefinition, names: list[str]) -> N
         raise UserError(
             f"{path} has no case {', '.join(unknown)}", "names of cases after `against`", "correct the name"
         )
+
+
+def check_sources(definition: StudyDefinition, config: Config) -> None:
+    """Checks that the images of all sources are given that the cases of a study need.
+
+    Raises:
+        UserError: images are not given; it names all of these sources.
+    """
+    sources_by_case = {case.name: sources_of(case.sources or config.sources) for case in definition.all_cases()}
+    needed = sources_of("+".join(dict.fromkeys(itertools.chain(*sources_by_case.values()))))
+    missing = [name for name in needed if name not in sources_of(config.sources) or _location(name, config) is None]
+    if not missing:
+        return
+
+    incomplete = [case for case, sources in sources_by_case.items() if set(sources).intersection(missing)]
+    complete = [case for case in sources_by_case if case not in incomplete]
+    remedy = f"run the study with {'+'.join(needed)} and {', '.join(f'--{name} PATH' for name in missing)}"
+    if complete:
+        remedy += f"; or without these cases: {' '.join(f'--case {name}' for name in complete)}"
+    raise UserError(
+        f"no images of {' and '.join(missing)} are given, which the cases {', '.join(incomplete)} need",
+        f"a study with the sources of all its cases: {'+'.join(needed)}",
+        remedy,
+    )
+
+
+def _location(source: str, config: Config) -> object:
+    """The configured location of a source; None if it is not set."""
+    return value_of(config, SOURCES[source].keys(source)[SOURCES[source].location])
 
 
 def trial_values(resolved: Resolved, values: Values, sources: str | None = None) -> Values:
@@ -200,28 +259,43 @@ def cases_of(definition: StudyDefinition, resolved: Resolved, until: str) -> lis
 
     Raises:
         UserError: the configuration does not accept the values of a case; a case sets a key that it must not set; or
-            its last stage or its image sources are unknown to the study.
+            its last stage is unknown.
     """
-    return [_study_case(case, resolved, until) for case in definition.all_cases()]
+    return [_study_case(case, definition.paper_data, resolved, until) for case in definition.all_cases()]
 
 
-def _study_case(definition: CaseDefinition, resolved: Resolved, until: str) -> StudyCase:
-    _check_case(definition, resolved)
+def _study_case(definition: CaseDefinition, paper_data: str, resolved: Resolved, until: str) -> StudyCase:
+    _check_case(definition)
 
     config = configured(resolved, definition.values, definition.sources).config
     last_stage = min(definition.until or until, until, key=pipeline.STAGE_NAMES.index)
-    inference = config.localize.description() if config.localize.related else "single round"
     derived = {
         "sources": config.sources,
         "until": last_stage,
-        "inference": inference + _PARTNER_TEXTS[config.classifier.attention_partner],
+        "paper": definition.paper if _scores_network_on(paper_data, config, last_stage) else None,
+        "inference": _describe_inference(config),
         "related": config.localize.related,
     }
     return StudyCase(**dict(definition) | derived)
 
 
-def _check_case(definition: CaseDefinition, resolved: Resolved) -> None:
-    """Raises a `UserError` if a case does not fit the study."""
+def _scores_network_on(source: str, config: Config, last_stage: str) -> bool:
+    """Whether a run scores the segmentation network on the val images of a source that defines classes."""
+    has_predictions = pipeline.STAGE_NAMES.index(last_stage) >= pipeline.STAGE_NAMES.index("predict")
+    is_val = config.predict.split in ("auto", "val")
+    return has_predictions and is_val and sources_of(config.sources)[0] == source
+
+
+def _describe_inference(config: Config) -> str:
+    """Description of how the maps of a run are inferred."""
+    if config.supervision == "full":
+        return "none, ground-truth masks"
+    inference = config.localize.description() if config.localize.related else "single round"
+    return inference + _PARTNER_TEXTS[config.classifier.attention_partner]
+
+
+def _check_case(definition: CaseDefinition) -> None:
+    """Raises a `UserError` if a case sets a key of the study, or ends at an unknown stage."""
     shared_keys = sorted({"sources", "recipe", "seed"} & set(definition.values))
     if shared_keys:
         raise UserError(
@@ -233,14 +307,4 @@ def _check_case(definition: CaseDefinition, resolved: Resolved) -> None:
     if definition.until not in (None, *LAST_STAGES):
         raise UserError(
             f"{definition.name}: until = {definition.until}", f"one of {', '.join(LAST_STAGES)}", "choose one of them"
-        )
-
-    study_sources = resolved.config.sources
-    sources = definition.sources or study_sources
-    missing = sorted(set(sources_of(sources)) - set(sources_of(study_sources)))
-    if missing:
-        raise UserError(
-            f"case {definition.name} has sources {sources}, the study {study_sources}",
-            "a study with the sources of all its cases",
-            f"run the study with sources {'+'.join([study_sources, *missing])} and the folders of these sources",
         )

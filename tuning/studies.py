@@ -17,12 +17,13 @@ from mcis.platform.outputs.read_index import rows_in_split
 from mcis.platform.reporting.compared_runs import open_run_groups
 from mcis.platform.reporting.comparison import BootstrapSettings, compare
 from mcis.platform.reporting.comparison_page import compared_images, write_page
+from mcis.platform.reporting.comparison_tables import Table
 from mcis.platform.reporting.terminal import print_descriptions, print_table
 from mcis.platform.runs.files import atomic_write, fingerprint, write_json
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import console
-from mcis.platform.runs.scores import Score
+from mcis.platform.runs.scores import Score, metric_name
 from mcis.platform.runs.tracking import Tracker
 from mcis.tuning.case_scores import (
     INTERVAL_NOTE,
@@ -35,12 +36,14 @@ from mcis.tuning.case_scores import (
     scores_by_column,
     with_intervals,
 )
-from mcis.tuning.definition import LAST_STAGES, StudyCase, StudyDefinition, cases_of, configured
-from mcis.tuning.tables import StudyTable, cases_table, differences_table, plot_cases
+from mcis.tuning.definition import LAST_STAGES, StudyCase, StudyDefinition, cases_of, check_sources, configured
+from mcis.tuning.tables import cases_table, differences_table, plot_cases
 from mcis.tuning.trials import Outcome, Sweep, Trial, run_trials, short_names, study_session
 
 _PAGE_IMAGES = 8
 """Number of images of each kind on the page of a study."""
+_PAGE_TITLES = ("Cases: mIoU %", "Controls: differences of mIoU % to them, over the same seeds")
+"""Titles of the study's tables on its page, whose first words name their sections."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,18 +78,21 @@ class StudyResult:
         cases: scores of each case with a finished trial.
         differences: differences between cases.
         meanings: what the scores of each column are, by column and heading.
+        paper_column: heading of the column with the paper's results; None if the study has none.
     """
 
     about: Values
     cases: list[CaseScores]
     differences: list[PairedDifference]
     meanings: dict[str, dict[str, str]]
+    paper_column: str | None
 
     def as_json(self) -> dict[str, Any]:
         """The content of study.json."""
         return {
             **self.about,
             "means": self.meanings,
+            "paper": self.paper_column,
             "cases": to_jsonable_python(self.cases, by_alias=False),
             "differences": [difference.as_json() for difference in self.differences],
         }
@@ -106,27 +112,32 @@ def run_study(study: Study, definition: StudyDefinition) -> StudyResult:
         UserError: the study is not possible; another process runs a run of its name in the workspace; or a trial
             failed, after the tables of the other trials have been printed.
     """
+    check_sources(definition, study.resolved.config)
     cases = cases_of(definition, study.resolved, study.until)
     keys_of_all_cases = set.intersection(*(set(case.values) for case in cases))
     _check_study(study, keys_of_all_cases)
     refuse_if_running(study.workspace, study.name)
-    plan = _make_plan(study, cases)
+    plan = _make_plan(study, cases, definition.paper_column)
 
     config = study.resolved.config
     changed = study.resolved.changed()
     identity = fingerprint(study.name, study.kind, changed, config.recipe, config.sources)
     with study_session(study, identity=identity, varied=plan.varied_keys) as tracker:
         outcome = run_trials(study, plan.trials, tracker.run_id)
-        result = _collect_result(study, cases, outcome)
+        result = _collect_result(study, cases, outcome, definition.paper_column)
         _write_files(study, result, tracker)
 
         seeds = ", ".join(map(str, study.seeds))
-        _print_result(study, result, f"{definition.about}: mIoU %, seeds {seeds}, {study.name}")
+        title = f"{definition.about}: mIoU %, seeds {seeds}, {study.name}"
+        tables = [cases_table(result.cases, title, result.paper_column)]
+        if result.differences:
+            tables.append(differences_table(result.differences))
+        _print_result(study, result, tables)
         remove(study.folder.study_page)  # the page of an earlier call
         failure = outcome.failure()
         if failure:
             raise failure
-        if len(result.cases) > 1 and _write_page(study, result.cases):
+        if _write_page(study, result.cases, tables):
             tracker.artifact(study.folder.study_page)
             console.print(f"page:    {study.folder.study_page}")
     return result
@@ -165,9 +176,11 @@ def _check_study(study: Study, case_keys: set[str]) -> None:
         )
 
 
-def _make_plan(study: Study, cases: Sequence[StudyCase]) -> _Plan:
+def _make_plan(study: Study, cases: Sequence[StudyCase], paper_column: str | None) -> _Plan:
     """Makes the trials of a study, all cases with the first seed first."""
-    trials = [_make_trial(study, case, seed) for seed in study.seeds for case in cases]
+    trials = []
+    for seed in study.seeds:
+        trials += [_make_trial(study, case, seed, paper_column) for case in cases]
     configs = _check_trials(study, trials)
     console.print(f"study:   {len(trials)} trials; a stage with the same settings in several trials is computed once")
 
@@ -181,10 +194,13 @@ def _make_plan(study: Study, cases: Sequence[StudyCase]) -> _Plan:
     return _Plan(named_trials, varied_keys)
 
 
-def _make_trial(study: Study, case: StudyCase, seed: int) -> Trial:
+def _make_trial(study: Study, case: StudyCase, seed: int, paper_column: str | None) -> Trial:
     values = case.values | {"seed": seed}
     changed = configured(study.resolved, values, case.sources).changed()  # with absolute paths
-    return Trial(study.trial_name(case.name, seed), case.sources, changed, case.until, {"case": case.name})
+    metrics = {}
+    if paper_column and case.paper is not None:
+        metrics[metric_name(paper_column)] = case.paper
+    return Trial(study.trial_name(case.name, seed), case.sources, changed, case.until, {"case": case.name}, metrics)
 
 
 def _varied_keys(trial_values: Sequence[Values]) -> list[str]:
@@ -218,7 +234,9 @@ def _check_trials(study: Study, trials: Sequence[Trial]) -> list[Config]:
     return configs
 
 
-def _collect_result(study: Study, cases: Sequence[StudyCase], outcome: Outcome) -> StudyResult:
+def _collect_result(
+    study: Study, cases: Sequence[StudyCase], outcome: Outcome, paper_column: str | None
+) -> StudyResult:
     """Collects the scores of finished trials by case, and compares the cases."""
     scored_cases: list[CaseScores] = []
     scored_trials: list[Mapping[str, Score]] = []
@@ -245,7 +263,11 @@ def _collect_result(study: Study, cases: Sequence[StudyCase], outcome: Outcome) 
         "changed": study.resolved.changed(),
     }
     return StudyResult(
-        about=about, cases=scored_cases, differences=differences, meanings=meaning_of_columns(scored_trials)
+        about=about,
+        cases=scored_cases,
+        differences=differences,
+        meanings=meaning_of_columns(scored_trials),
+        paper_column=paper_column,
     )
 
 
@@ -254,44 +276,43 @@ def _write_files(study: Study, result: StudyResult, tracker: Tracker) -> None:
     folder = study.folder
     write_json(folder.study, result.as_json())
     with atomic_write(folder.study_picture) as aside:
-        plot_cases(result.cases, aside, study.name, column_descriptions(result.meanings))
+        descriptions = column_descriptions(result.meanings)
+        plot_cases(result.cases, aside, study.name, descriptions, result.paper_column)
 
     for scores in result.cases:
         metrics = {}
         for column, values in scores.miou.items():
-            metrics[f"miou.{column.replace(',', '')}.{scores.case.name}"] = mean(values)
+            metrics[metric_name(f"miou.{column}.{scores.case.name}")] = mean(values)
         tracker.metrics(metrics)
     tracker.artifact(folder.study)
     tracker.artifact(folder.study_picture)
 
 
-def _print_result(study: Study, result: StudyResult, title: str) -> None:
+def _print_result(study: Study, result: StudyResult, tables: Sequence[Table]) -> None:
     """Prints the tables of a study, what they mean, and where its files are."""
-    _print_study_table(title, cases_table(result.cases))
+    for table in tables:
+        print_table(table.title, table.columns, table.rows, numbers=table.numbers, optional=table.optional)
     if result.differences:
-        _print_study_table("differences of mIoU %, over the same seeds", differences_table(result.differences))
         print_descriptions([INTERVAL_NOTE])
     print_descriptions(column_descriptions(result.meanings).items())
     console.print(f"numbers: {study.folder.study}")
     console.print(f"plot:    {study.folder.study_picture}")
 
 
-def _print_study_table(title: str, table: StudyTable) -> None:
-    print_table(title, table.columns, table.rows, numbers=table.numbers, optional=table.optional)
-
-
-def _write_page(study: Study, case_scores: Sequence[CaseScores]) -> bool:
-    """Writes the page of `mcis compare` for the cases, the first as the baseline.
+def _write_page(study: Study, case_scores: Sequence[CaseScores], tables: Sequence[Table]) -> bool:
+    """Writes the page of `mcis compare` for the cases, the first as the baseline, with the tables of the study.
 
     Returns:
         Whether there is a page. If the cases cannot be compared, a note is printed.
     """
     runs = list(_runs_of_cases(study, case_scores))
+    page_tables = [table._replace(title=title) for table, title in zip(tables, _PAGE_TITLES, strict=False)]
     try:
-        opened = open_run_groups(study.workspace.root, runs)
+        opened = open_run_groups(study.workspace.root, runs, least=1)
         groups = [group._replace(label=scores.case.name) for group, scores in zip(opened, case_scores, strict=True)]
         comparison = compare(groups, BootstrapSettings())
-        write_page(comparison, compared_images(comparison, count=_PAGE_IMAGES), study.folder.study_page)
+        galleries = compared_images(comparison, count=_PAGE_IMAGES)
+        write_page(comparison, galleries, study.folder.study_page, first_tables=page_tables)
     except UserError as error:
         console.print(f"note: no page of the cases: {error.found}")
         return False

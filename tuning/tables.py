@@ -5,11 +5,12 @@ from math import isnan
 from pathlib import Path
 from statistics import mean, stdev
 from textwrap import fill
-from typing import Any, NamedTuple
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from mcis.platform.reporting.comparison_tables import Table
 from mcis.platform.reporting.files import csv_table
 from mcis.platform.runs.scores import VARIANTS
 from mcis.tuning.case_scores import CaseScores, PairedDifference, used_columns
@@ -20,54 +21,39 @@ _GROUP_GAP = 0.7
 """Space between the bars of two groups of cases, in bars."""
 
 
-class StudyTable(NamedTuple):
-    """A table as `print_table` takes it.
-
-    Attributes:
-        columns: headings.
-        rows: one cell per column each.
-        numbers: headings of the columns with numbers.
-        optional: headings of the columns that a narrow terminal may miss, the least important first.
-    """
-
-    columns: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-    numbers: tuple[str, ...]
-    optional: tuple[str, ...]
-
-
-def cases_table(case_scores: Sequence[CaseScores]) -> StudyTable:
+def cases_table(case_scores: Sequence[CaseScores], title: str, paper_column: str | None = None) -> Table:
     """The scores of the cases: mean and standard deviation of mIoU, means of the further percentages, the paper's mIoU.
 
-    The paper's column is left out if the paper has no result for any of the cases.
+    Args:
+        case_scores: scores of the cases.
+        title: title of the table.
+        paper_column: heading of the column with the paper's mIoU; None for no such column.
     """
     score_columns = used_columns(case_scores)
     share_columns = list(dict.fromkeys(name for scores in case_scores for name in scores.shares))
-    has_paper = any(scores.case.paper is not None for scores in case_scores)
 
     rows = []
     for scores in case_scores:
         cells = [scores.case.name]
         cells += [_mean_text(scores.miou.get(column)) for column in score_columns]
-        if has_paper:
-            cells.append("-" if scores.case.paper is None else f"{scores.case.paper:.1f}")
+        if paper_column:
+            cells.append("" if scores.case.paper is None else f"{scores.case.paper:.1f}")
         cells += [f"{mean(scores.shares[name]):.1f}" if name in scores.shares else "-" for name in share_columns]
         cells.append(scores.case.inference)
         rows.append(tuple(cells))
 
-    numbers = [_HEADINGS[column] for column in score_columns]
-    if has_paper:
-        numbers.append("paper")
-    numbers += share_columns
-    return StudyTable(
-        columns=("case", *numbers, "maps by"),
+    score_headings = [_HEADINGS[column] for column in score_columns]
+    paper_headings = [paper_column] if paper_column else []
+    return Table(
+        title=title,
+        columns=("case", *score_headings, *paper_headings, *share_columns, "maps by"),
         rows=rows,
-        numbers=tuple(numbers),
+        numbers=(*score_headings, *share_columns),  # the paper's heading is long and may wrap
         optional=("maps by", *reversed(share_columns)),
     )
 
 
-def differences_table(differences: Sequence[PairedDifference]) -> StudyTable:
+def differences_table(differences: Sequence[PairedDifference]) -> Table:
     """The differences between cases: mean, standard deviation over the common seeds, and the interval in brackets.
 
     An interval that contains 0 says `none`.
@@ -84,20 +70,30 @@ def differences_table(differences: Sequence[PairedDifference]) -> StudyTable:
         rows.append(tuple(cells))
 
     columns = ("case - control", *(_HEADINGS[column] for column in score_columns), "shows")
-    return StudyTable(columns=columns, rows=rows, numbers=(), optional=("shows",))
+    title = "differences of mIoU %, over the same seeds"
+    return Table(title, columns, rows, optional=("shows",))
 
 
-def cases_csv(case_scores: Sequence[CaseScores]) -> str:
-    """All scores as CSV: a row per case and seed; cells without a value are empty."""
+def cases_csv(case_scores: Sequence[CaseScores], paper_column: str | None = None) -> str:
+    """All scores as CSV: a row per case and seed; cells without a value are empty.
+
+    Args:
+        case_scores: scores of the cases.
+        paper_column: heading of the column with the paper's mIoU; None for no such column.
+    """
     score_columns = used_columns(case_scores)
     share_columns = list(dict.fromkeys(name for scores in case_scores for name in scores.shares))
-    columns = ["case", "group", "sources", "inference", "related", "until", "paper", "seed"]
+    paper_columns = [paper_column] if paper_column else []
+    columns = ["case", "group", "sources", "inference", "related", "until", *paper_columns, "seed"]
 
     rows: list[list[Any]] = []
     for scores in case_scores:
         case = scores.case
         for position, seed in enumerate(scores.seeds):
-            row = [case.name, case.group, case.sources, case.inference, case.related, case.until, case.paper, seed]
+            row = [case.name, case.group, case.sources, case.inference, case.related, case.until]
+            if paper_column:
+                row.append(case.paper)
+            row.append(seed)
             row += [_value_at(scores.miou.get(column), position) for column in score_columns]
             row += [_value_at(scores.shares.get(column), position) for column in share_columns]
             rows.append(row)
@@ -126,7 +122,13 @@ def _interval_text(interval: Sequence[float]) -> str:
     return f"({prefix}{low:+.1f} to {high:+.1f})"
 
 
-def plot_cases(case_scores: Sequence[CaseScores], path: Path, title: str, descriptions: Mapping[str, str]) -> None:
+def plot_cases(
+    case_scores: Sequence[CaseScores],
+    path: Path,
+    title: str,
+    descriptions: Mapping[str, str],
+    paper_column: str | None = None,
+) -> None:
     """Plots mIoU: a bar for each case, a subplot for each column, a color for each group.
 
     Lines show the standard deviation over the seeds, dots the seeds.
@@ -136,17 +138,23 @@ def plot_cases(case_scores: Sequence[CaseScores], path: Path, title: str, descri
         path: PNG file to write.
         title: title of the figure.
         descriptions: descriptions of the columns, printed below the subplots.
+        paper_column: title of the subplot with the paper's mIoU; None for no such subplot.
     """
-    columns = used_columns(case_scores)
-    num_plots = max(1, len(columns))
+    values_by_column = {}
+    for column in used_columns(case_scores):
+        values_by_column[column] = [scores.miou.get(column, []) for scores in case_scores]
+    if paper_column:
+        papers = [scores.case.paper for scores in case_scores]
+        values_by_column[paper_column] = [[] if paper is None else [paper] for paper in papers]
+    num_plots = max(1, len(values_by_column))
     groups = list(dict.fromkeys(scores.case.group for scores in case_scores))
     group_numbers = [groups.index(scores.case.group) for scores in case_scores]
     positions = [number + _GROUP_GAP * group for number, group in enumerate(group_numbers)]
 
     figure = Figure(figsize=(2.5 + 2.6 * num_plots, 1.8 + 0.26 * len(case_scores)), layout="constrained")
     subplots = figure.subplots(1, num_plots, sharey=True, squeeze=False)[0]
-    for axes, column in zip(subplots, columns, strict=False):
-        _plot_column(axes, case_scores, column, positions, group_numbers)
+    for axes, (column, values) in zip(subplots, values_by_column.items(), strict=False):
+        _plot_column(axes, column, values, positions, group_numbers)
     if case_scores:
         subplots[0].set_yticks(positions, [scores.case.name for scores in case_scores], fontsize=7)
         subplots[0].invert_yaxis()
@@ -160,15 +168,24 @@ def plot_cases(case_scores: Sequence[CaseScores], path: Path, title: str, descri
 
 
 def _plot_column(
-    axes: Axes, case_scores: Sequence[CaseScores], column: str, positions: Sequence[float], group_numbers: Sequence[int]
+    axes: Axes,
+    column: str,
+    values_by_case: Sequence[Sequence[float]],
+    positions: Sequence[float],
+    group_numbers: Sequence[int],
 ) -> None:
     """Plots the bars of a column. They start near the smallest value, since differences are small."""
-    all_values = [value for scores in case_scores for value in scores.miou.get(column, [])]
+    axes.set_title(column, fontsize=9)
+    axes.tick_params(axis="x", labelsize=7)
+    all_values = [value for values in values_by_case for value in values]
+    if not all_values:
+        axes.set_xlabel("no values", fontsize=8)
+        axes.set_xticks([])
+        return
+
     margin = 0.15 * max(max(all_values) - min(all_values), 1.0)
     left = max(0.0, min(all_values) - margin)
-
-    for position, group_number, scores in zip(positions, group_numbers, case_scores, strict=True):
-        values = scores.miou.get(column)
+    for position, group_number, values in zip(positions, group_numbers, values_by_case, strict=True):
         if not values:
             continue
         deviation = stdev(values) if len(values) > 1 else 0.0
@@ -177,7 +194,5 @@ def _plot_column(
         axes.scatter(values, [position] * len(values), s=6, color="black", zorder=3)
 
     axes.set_xlim(left, max(all_values) + margin)
-    axes.set_title(column, fontsize=9)
     axes.set_xlabel(f"mIoU %, from {left:.1f}", fontsize=8)
-    axes.tick_params(axis="x", labelsize=7)
     axes.grid(axis="x", alpha=0.3)

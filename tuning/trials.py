@@ -51,6 +51,7 @@ class Trial(NamedTuple):
         values: values that differ from the recipe, by dotted key.
         until: last stage.
         varied: values that differ between the trials of the study, by short name.
+        metrics: metrics of the trial's MLflow run that do not depend on its outputs.
     """
 
     name: str
@@ -58,6 +59,7 @@ class Trial(NamedTuple):
     values: Values
     until: str
     varied: Values
+    metrics: dict[str, float]
 
 
 def short_names(keys: Sequence[str]) -> dict[str, str]:
@@ -299,7 +301,7 @@ def _run_trial(
         Workspace(Path(workspace)),
         trial.name,
         until=trial.until,
-        study=ParentStudy(study, parent, trial.varied, _report_validations()),
+        study=ParentStudy(study, parent, trial.varied, trial.metrics, _report_validations()),
     )
 
     metrics: dict[str, Any] = {"ended": True}  # Tune writes metrics to JSON files

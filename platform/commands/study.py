@@ -29,7 +29,7 @@ AsCsv = Annotated[bool, typer.Option("--csv", help="Print all scores as CSV to s
 
 @study_app.command(
     name="run",
-    epilog="Examples: `mcis study run references voc --voc VOCdevkit/VOC2012 --name table5 --recipe scratch` · "
+    epilog="Examples: `mcis study run table5 voc --voc VOCdevkit/VOC2012 --name table5 --recipe scratch` · "
     "`mcis study run effect photos.csv --name effect --until localize --seeds 3`",
 )
 @grouped
@@ -38,8 +38,8 @@ def run_study(
         str,
         typer.Argument(
             metavar="STUDY",
-            help="effect (tables 2, 4), inference (table 2), references (table 5), settings (tables 1a to 1c), "
-            "domains, hops, segmenter, lid, or a TOML file of your own.",
+            help="The paper's tables: table1 (1a to 1c), table2, table3, table4, table5, fully-supervised; further "
+            "studies: effect, domains, hops, lid, segmenter; or a TOML file of your own.",
         ),
     ],
     configuration: Configuration,
@@ -55,6 +55,9 @@ def run_study(
             help="Last stage of the trials; pseudo_masks trains no segmentation network. Some cases end earlier.",
         ),
     ] = "evaluate",
+    cases: Annotated[
+        list[str] | None, typer.Option("--case", metavar="CASE", help="Run only this case of the study. Repeatable.")
+    ] = None,
     seeds: Annotated[
         int, typer.Option(min=1, help="Number of runs of each case. Their seeds start with the configuration's seed.")
     ] = 1,
@@ -69,18 +72,16 @@ def run_study(
     """
     with plain_errors(verbose):
         from mcis.platform.runs.workspace import Workspace
-        from mcis.tuning.definition import read_definition
-        from mcis.tuning.paper import sources_definition
+        from mcis.tuning.definition import read_definition, select_cases
         from mcis.tuning.studies import Study
         from mcis.tuning.studies import run_study as run
         from mcis.tuning.tables import cases_csv
 
         _use_stdout_for_data(as_json=as_json, as_csv=as_csv)
         resolved = configuration.resolve(overrides)
-        if study == "settings":
-            definition = sources_definition(resolved.config.sources, resolved.config.segmenter.backbone)
-        else:
-            definition = read_definition(study)
+        definition = read_definition(study)
+        if cases:
+            definition = select_cases(definition, cases)
         result = run(
             Study(
                 kind=study,
@@ -98,7 +99,7 @@ def run_study(
         if as_json:
             typer.echo(json.dumps(result.as_json(), indent=2))
         if as_csv:
-            typer.echo(cases_csv(result.cases), nl=False)
+            typer.echo(cases_csv(result.cases, result.paper_column), nl=False)
 
 
 @study_app.command(

@@ -29,7 +29,7 @@ from mcis.platform.outputs.read_index import truth_of_row
 from mcis.platform.outputs.tables import image_maps
 from mcis.platform.reporting.compared_runs import RunGroup
 from mcis.platform.reporting.comparison import ComparedScore, Comparison
-from mcis.platform.reporting.comparison_tables import footnotes, page_tables
+from mcis.platform.reporting.comparison_tables import Table, footnotes, page_tables
 from mcis.platform.reporting.html import render
 from mcis.platform.reporting.other_methods import OtherMethod, find_masks, read_mask
 from mcis.platform.reporting.panels import CELL_HEIGHT, Cell, Label, Panel, cells, labels, legend
@@ -186,7 +186,7 @@ def _make_gallery(comparison: Comparison, what: str, count: int, methods: Sequen
     output = SCORED_OUTPUTS[what]
     groups = [group for group in comparison.groups if output.stage in group.runs[0].outputs]
     without = [group.label for group in comparison.groups if output.stage not in group.runs[0].outputs]
-    if len(groups) + len(methods) < 2:
+    if len(groups) + len(methods) < min(2, len(comparison.groups)):
         return Gallery(output.page_title, 0, [], [], [], [], [])
 
     runs = [group.runs[0] for group in groups]
@@ -328,19 +328,22 @@ def default_file(groups: Sequence[RunGroup]) -> Path:
     return runs[0].workspace.comparisons / f"{names}.html"
 
 
-def write_page(comparison: Comparison, galleries: Sequence[Gallery], file: Path) -> None:
+def write_page(
+    comparison: Comparison, galleries: Sequence[Gallery], file: Path, *, first_tables: Sequence[Table] = ()
+) -> None:
     """Writes the page. An existing file is overwritten.
 
     Args:
         comparison: the comparison.
         galleries: result of `compared_images`.
         file: the file to write.
+        first_tables: tables that the page shows before those of the comparison.
     """
     group_labels = [group.label for group in comparison.groups]
     view = {
         "created": f"{datetime.datetime.now(datetime.UTC):%d %B %Y, %H:%M UTC}".lstrip("0"),
         "comparison": comparison,
-        "tables": page_tables(comparison)[::-1],
+        "tables": [*first_tables, *page_tables(comparison)[::-1]],
         "notes": footnotes(comparison),
         "charts": [_make_chart(score, group_labels) for score in comparison.scores],
         "most_bars": MOST_BARS,

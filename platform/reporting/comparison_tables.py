@@ -69,12 +69,13 @@ class ComparedMeasure(NamedTuple):
 
 
 def page_tables(comparison: Comparison) -> list[Table]:
-    """The tables of the page: settings, scores, trained classifiers, differences."""
-    tables = [settings_table(comparison), _scores_table(comparison)]
+    """The tables of the page: settings, scores, trained classifiers, differences. A single group has no differences."""
+    tables = [_scores_table(comparison)]
     classifiers = classifiers_table(comparison)
     if classifiers:
         tables.append(classifiers)
-    tables.append(_differences_table(comparison))
+    if len(comparison.groups) > 1:
+        tables = [settings_table(comparison), *tables, _differences_table(comparison)]
     return tables
 
 
@@ -226,6 +227,9 @@ def footnotes(comparison: Comparison) -> list[tuple[str, str]]:
             titles_left_out.setdefault(f"{label}: {reason}", []).append(score.title)
     for group_and_reason, titles in titles_left_out.items():
         notes.append(("not compared", f"{', '.join(titles)} of {group_and_reason}"))
+
+    if len(comparison.groups) == 1:
+        return notes
 
     resamples, seed, confidence = comparison.bootstrap
     has_seeds = any(len(group.runs) > 1 for group in comparison.groups)

@@ -98,12 +98,14 @@ class ParentStudy(NamedTuple):
         name: name of the study.
         parent: id of the study's MLflow run.
         varied: values in which the trials differ, by short name; logged as additional parameters of the MLflow run.
+        metrics: metrics of the MLflow run that do not depend on the run's outputs, such as the paper's mIoU.
         on_records: called with new records of the trial's trainings.
     """
 
     name: str
     parent: str | None
     varied: Mapping[str, Any]
+    metrics: Mapping[str, float]
     on_records: OnRecords | None = None
 
 
@@ -154,6 +156,8 @@ def run_lifecycle(
                 tags["study"] = study.name
                 parameters.update(study.varied)
             tracker.describe(parameters, tags)
+            if study:
+                tracker.metrics(study.metrics)
             yield tracker
 
 

@@ -126,6 +126,12 @@ def measure_names(scores: Iterable["Score"]) -> list[str]:
     return [name for name in MEASURES if name in used] + further
 
 
+def metric_name(text: str) -> str:
+    """Makes a name of an MLflow metric: characters that MLflow does not allow are left out."""
+    allowed = [letter for letter in text if letter.isalnum() or letter in "_-. :/"]
+    return "".join(allowed).replace("  ", " ")
+
+
 def grouped(number: int) -> str:
     """Formats a number with thin spaces between thousands, for example 10 582."""
     return f"{number:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
@@ -246,9 +252,8 @@ class Score:
         return None
 
     def metrics(self) -> dict[str, float]:
-        """Measures by the name of their MLflow metric. Characters that MLflow does not allow are left out of names."""
-        allowed = [letter for letter in f"{self.what}.{self.name}" if letter.isalnum() or letter in "_-. :/"]
-        prefix = "".join(allowed).replace("  ", " ")
+        """Measures by the name of their MLflow metric."""
+        prefix = metric_name(f"{self.what}.{self.name}")
         return {f"{prefix}.{name}": value for name, value in self.measures().items()}
 
     def measures(self) -> dict[str, float]:

@@ -117,7 +117,7 @@ def test_seed_and_gpu_are_short_for_overrides() -> None:
     assert values["compute.gpu"] == ("True", "override")
 
 
-@pytest.mark.parametrize("command", [["run"], ["study", "run", "references"], ["study", "search"], ["config", "show"]])
+@pytest.mark.parametrize("command", [["run"], ["study", "run", "table5"], ["study", "search"], ["config", "show"]])
 def test_a_missing_source_is_the_same_error_in_every_command(command: list[str], tmp_path: Path) -> None:
     named = [] if command[0] == "config" else ["-n", "x", "-w", str(tmp_path)]
     done = runner.invoke(app, [*command, "seed=1", *named])

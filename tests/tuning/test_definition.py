@@ -1,28 +1,47 @@
-"""Definitions of studies: the library, files of users, and the study of the image sources."""
+"""Definitions of studies: the library, and files of users."""
 
 from pathlib import Path
 
 import pytest
 
 from mcis.datasets.errors import UserError
-from mcis.platform.config.resolve import resolve
-from mcis.tuning.definition import cases_of, configured, library, read_definition, trial_values
-from mcis.tuning.paper import sources_definition
+from mcis.platform.config.resolve import Resolved, resolve
+from mcis.platform.config.sections import Config
+from mcis.tuning.definition import (
+    cases_of,
+    check_sources,
+    configured,
+    library,
+    read_definition,
+    select_cases,
+    trial_values,
+)
 
 
 def test_the_library_has_these_studies() -> None:
-    assert library() == ["domains", "effect", "hops", "inference", "lid", "references", "segmenter"]
+    tables = ["table1", "table2", "table3", "table4", "table5", "fully-supervised"]
+    others = ["domains", "effect", "hops", "lid", "segmenter"]
+    assert library() == sorted([*tables, *others])
 
 
 @pytest.mark.parametrize(
     ("study", "sources", "recipe"),
     [
-        ("inference", "voc", "paper"),
-        ("inference", "voc", "scratch"),
-        ("inference", "voc", "photos"),
-        ("references", "voc", "paper"),
-        ("references", "voc", "scratch"),
-        ("references", "voc", "photos"),
+        ("table1", "voc+single+web", "paper"),
+        ("table1", "voc+single+web", "released"),
+        ("table2", "voc", "paper"),
+        ("table2", "voc", "released"),
+        ("table2", "voc", "scratch"),
+        ("table2", "voc", "photos"),
+        ("table3", "lid", "lid"),
+        ("table4", "voc", "paper"),
+        ("table4", "voc", "released"),
+        ("table4", "voc", "scratch"),
+        ("table5", "voc", "paper"),
+        ("table5", "voc", "released"),
+        ("table5", "voc", "scratch"),
+        ("table5", "voc", "photos"),
+        ("fully-supervised", "voc", "paper"),
         ("effect", "voc", "paper"),
         ("effect", "voc", "scratch"),
         ("effect", "voc", "photos"),
@@ -36,29 +55,115 @@ def test_studies_of_the_library_have_different_cases_with_each_recipe(study: str
     definition = read_definition(study)
     cases = cases_of(definition, resolve(sources, recipe, overrides=overrides), "evaluate")
     names = [case.name for case in cases]
-    assert len(cases) == len(definition.cases) == len({str(case.values) for case in cases})
+    assert len(cases) == len(definition.cases) == len({f"{case.sources} {case.values}" for case in cases})
     assert all(case.against in names for case in cases if case.against)
 
 
 LOCATIONS = {"data.voc": "/voc", "data.single.root": "/single", "data.web.root": "/web"}
 
 
-def test_the_study_of_sources_adds_each_source_to_the_first_and_then_all() -> None:
-    resolved = resolve("voc+single+web", "paper", LOCATIONS)
-    cases = cases_of(sources_definition("voc+single+web", "resnet101"), resolved, "evaluate")
-    assert [(case.name, case.paper) for case in cases] == [
-        ("voc", 66.2),
-        ("voc-single", 67.1),
-        ("voc-web", 67.7),
-        ("voc-single-web", None),
+@pytest.fixture(scope="module")
+def resolved_sources() -> Resolved:
+    """The three image sources of the paper."""
+    return resolve("voc+single+web", "released", LOCATIONS)
+
+
+def rows(study: str, resolved: Resolved, until: str = "evaluate") -> list[tuple[str, float | None]]:
+    cases = cases_of(read_definition(study), resolved, until)
+    return [(case.name, case.paper) for case in cases]
+
+
+def config_of(study: str, case: str, resolved: Resolved) -> Config:
+    (found,) = (found for found in cases_of(read_definition(study), resolved, "evaluate") if found.name == case)
+    return configured(resolved, found.values, found.sources).config
+
+
+def test_table_1_has_three_settings_with_two_networks(resolved_sources: Resolved) -> None:
+    cases = cases_of(read_definition("table1"), resolved_sources, "evaluate")
+    assert [(case.name, case.sources, case.paper, case.paper_test) for case in cases] == [
+        ("a-vgg", "voc", 63.5, 63.6),
+        ("a-resnet", "voc", 66.2, 66.9),
+        ("b-vgg", "voc+single", 64.6, 64.6),
+        ("b-resnet", "voc+single", 67.1, 67.2),
+        ("c-vgg", "voc+web", 65.0, 64.7),
+        ("c-resnet", "voc+web", 67.7, 67.5),
     ]
-    configs = [configured(resolved, case.values, case.sources).config for case in cases]
-    assert [config.classifier.num_domain_affinities for config in configs] == [1, 3, 1, 3]
+    configs = [configured(resolved_sources, case.values, case.sources).config for case in cases]
+    assert [config.classifier.num_domain_affinities for config in configs] == [1, 1, 3, 3, 1, 1]
+    networks = [(config.segmenter.backbone, config.segmenter.dropout) for config in configs]
+    assert networks == [("vgg16_largefov", 0.5), ("resnet101", 0.0)] * 3
 
 
-def test_the_study_of_sources_has_the_papers_results_for_vgg_16() -> None:
-    (case,) = cases_of(sources_definition("voc", "vgg16_largefov"), resolve("voc", "paper"), "evaluate")
-    assert case.paper == 63.5
+def test_tables_2_to_5_have_the_papers_rows() -> None:
+    resolved = resolve("voc", "released")
+    assert rows("table2", resolved) == [("basic", 61.7), ("single", 64.7), ("multi-contrastive", 66.2), ("multi", 66.2)]
+    assert rows("table3", resolve("lid")) == [("ours", 46.2)]
+    assert rows("table4", resolved) == [("basic", 61.7), ("co", 65.5), ("co-contrastive", 66.2)]
+    assert rows("table5", resolved) == [
+        ("r0", 64.7),
+        ("r1", 65.9),
+        ("r2", 66.0),
+        ("r3", 66.2),
+        ("r4", 66.1),
+        ("r5", 66.0),
+    ]
+    assert [case.related for case in cases_of(read_definition("table5"), resolved, "evaluate")] == list(range(6))
+    assert rows("fully-supervised", resolved) == [("fully-supervised", 76.3)]
+    assert config_of("fully-supervised", "fully-supervised", resolved).supervision == "full"
+
+
+@pytest.mark.parametrize("recipe", ["paper", "released"])
+def test_rows_with_the_same_figure_have_the_same_configuration(recipe: str) -> None:
+    """Also across the tables, so that their trials share all stages."""
+    resolved = resolve("voc+single+web", recipe, LOCATIONS)
+    full_model = config_of("table1", "a-resnet", resolved)
+    voc = resolve("voc", recipe, {"data.voc": "/voc"})
+    for study, case in (("table2", "multi"), ("table4", "co-contrastive"), ("table5", "r3")):
+        assert config_of(study, case, voc) == full_model, study
+    assert config_of("table2", "single", voc) == config_of("table5", "r0", voc)
+    assert config_of("table2", "basic", voc) == config_of("table4", "basic", voc)
+
+
+def test_the_papers_column_names_data_and_score() -> None:
+    assert read_definition("table5").paper_column == "paper (VOC 2012 val, network)"
+    assert read_definition("table3").paper_column == "paper (LID val, network)"
+    assert read_definition("effect").paper_column is None
+
+
+@pytest.mark.parametrize(
+    ("resolved", "until"),
+    [
+        (resolve("voc", "scratch"), "pseudo_masks"),  # scores maps and masks
+        (resolve("tags", "photos"), "evaluate"),  # scores other images
+        (resolve("voc", "scratch", overrides=["predict.split=train"]), "evaluate"),
+    ],
+)
+def test_other_scores_have_no_figure_of_the_paper(resolved: Resolved, until: str) -> None:
+    assert {paper for _, paper in rows("table5", resolved, until)} == {None}
+
+
+def test_missing_sources_are_named_together() -> None:
+    definition = read_definition("table1")
+    with pytest.raises(UserError, match="no images of single and web are given, which the cases b-vgg, b") as caught:
+        check_sources(definition, resolve("voc", "paper", {"data.voc": "/voc"}).config)
+    assert "voc+single+web" in caught.value.remedy
+    assert "--single PATH, --web PATH; or without these cases: --case a-vgg --case a-resnet" in caught.value.remedy
+
+    with pytest.raises(UserError, match="no images of voc and web are given"):
+        check_sources(definition, resolve("voc+single+web", "paper", {"data.single.root": "/single"}).config)
+    with pytest.raises(UserError, match="no images of voc and single and web") as caught:
+        check_sources(definition, resolve("tags", "photos").config)
+    assert "--case" not in caught.value.remedy
+    check_sources(definition, resolve("voc+single+web", "paper", LOCATIONS).config)
+    check_sources(select_cases(definition, ["a-vgg"]), resolve("voc", "paper", {"data.voc": "/voc"}).config)
+
+
+def test_cases_are_selected_by_name() -> None:
+    definition = read_definition("table5")
+    assert [case.name for case in select_cases(definition, ["r4", "r0"]).all_cases()] == ["r0", "r4"]
+    with pytest.raises(UserError, match="--case r6") as caught:
+        select_cases(definition, ["r6"])
+    assert "r0, r1" in caught.value.expected
 
 
 def test_a_trial_has_only_the_locations_of_its_sources() -> None:
@@ -96,7 +201,6 @@ def test_axes_of_a_file_are_cases_of_all_combinations(tmp_path: Path) -> None:
         ('about = "x"\n[[case]]\nname = "a"\nset = { recipe = "scratch" }\n', "sets recipe"),
         ('about = "x"\n[[case]]\nname = "a"\nuntil = "pseudo_mask"\n', "until = pseudo_mask"),
         ('about = "x"\n[[case]]\nname = "a"\nset = { "localize.relatd" = 3 }\n', "did you mean localize.related"),
-        ('about = "x"\n[[case]]\nname = "a"\nsources = "voc+web"\n', "voc\\+web, the study voc"),
     ],
 )
 def test_a_file_that_defines_no_study_is_refused(tmp_path: Path, text: str, found: str) -> None:
@@ -107,25 +211,13 @@ def test_a_file_that_defines_no_study_is_refused(tmp_path: Path, text: str, foun
 
 
 def test_an_unknown_study_is_refused_with_the_names_of_the_library() -> None:
-    with pytest.raises(UserError, match="study infer") as caught:
-        read_definition("infer")
-    assert "inference, lid, references" in caught.value.expected
-
-
-def test_references_has_the_papers_numbers_of_related_images() -> None:
-    cases = cases_of(read_definition("references"), resolve("voc", "paper"), "evaluate")
-    assert [(case.name, case.related, case.paper) for case in cases] == [
-        ("r0", 0, 64.7),
-        ("r1", 1, 65.9),
-        ("r2", 2, 66.0),
-        ("r3", 3, 66.2),
-        ("r4", 4, 66.1),
-        ("r5", 5, 66.0),
-    ]
+    with pytest.raises(UserError, match="study table6") as caught:
+        read_definition("table6")
+    assert "table4, table5" in caught.value.expected
 
 
 def test_a_case_without_related_images_has_no_contrastive_features() -> None:
     resolved = resolve("voc", "paper", overrides=["localize.method.contrastive=true"])
-    for case in cases_of(read_definition("references"), resolved, "evaluate"):
+    for case in cases_of(read_definition("table5"), resolved, "evaluate"):
         config = configured(resolved, case.values).config
         assert config.localize.method.contrastive == (config.localize.related > 0)

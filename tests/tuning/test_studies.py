@@ -5,30 +5,34 @@ import io
 import json
 import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import pytest
+from mlflow.entities import Run
+from mlflow.tracking import MlflowClient
 
 from mcis.datasets.errors import UserError
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.weights_files import save_weights
+from mcis.platform.reporting import terminal
 from mcis.platform.reporting.compared_runs import open_run_groups
 from mcis.platform.reporting.comparison import BootstrapSettings, compare
 from mcis.platform.runs import progress
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.workspace import Workspace
 from mcis.tuning.case_scores import CaseScores
-from mcis.tuning.definition import read_definition
+from mcis.tuning.definition import read_definition, select_cases
 from mcis.tuning.studies import Study, run_study
 from mcis.tuning.tables import cases_csv
 
 SmallVoc = Callable[..., Resolved]
 
 
-def make_study(resolved: Resolved, workspace: Path, kind: str = "references", **options: Any) -> Study:
+def make_study(resolved: Resolved, workspace: Path, kind: str = "table5", **options: Any) -> Study:
     fields: dict[str, Any] = {"until": "pseudo_masks", "parallel": 2, **options}
     return Study(kind=kind, name="study", resolved=resolved, workspace=Workspace(workspace), **fields)
 
@@ -36,9 +40,9 @@ def make_study(resolved: Resolved, workspace: Path, kind: str = "references", **
 @pytest.mark.parametrize(
     ("study", "values", "until", "found"),
     [
-        ("references", ("localize.related=3",), "pseudo_masks", "localize.related on the command line"),
-        ("references", ("classifier.attention=none",), "pseudo_masks", "none, which trains no W_P"),
-        ("references", (), "train_classifier", "--until train_classifier"),
+        ("table5", ("localize.related=3",), "pseudo_masks", "localize.related on the command line"),
+        ("table5", ("classifier.attention=none",), "pseudo_masks", "none, which trains no W_P"),
+        ("table5", (), "train_classifier", "--until train_classifier"),
         (
             "effect",
             ("classifier.attention=co", "localize.related=3"),
@@ -154,7 +158,7 @@ def test_trials_share_stages_are_tracked_below_the_study_and_may_fail(
     study = make_study(small_voc(), workspace)
     monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", "correct horse battery staple")
     monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
-    run_study(study, read_definition("references"))
+    run_study(study, read_definition("table5"))
     shown = capsys.readouterr().out
     assert "study:   6 trials; a stage with the same settings in several trials is computed once" in shown
     assert all(f"study study: {done}/6" in shown for done in range(1, 7)), shown
@@ -165,6 +169,53 @@ def test_trials_share_stages_are_tracked_below_the_study_and_may_fail(
     assert any(path.name == "params.json" for path in files), "Tune wrote the parameters of its trials"
     assert not [path for path in files if b"correct horse" in path.read_bytes()]
     check_failures(study, tmp_path / "VOC2012" / "SaliencyMaps")
+
+
+PAPER = "paper (VOC 2012 val, network)"
+TINY_NETWORK = ("segmenter.min_steps=2", "segmenter.batch=2", "segmenter.crop=32", "predict.crf.iterations=1")
+
+
+@pytest.mark.slow
+def test_the_papers_scores_are_in_every_output(
+    ray_local: None,
+    tmp_path: Path,
+    small_voc: SmallVoc,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(terminal.console, "width", 200)
+    workspace = tmp_path / "workspace"
+    definition = select_cases(read_definition("table5"), ["r0", "r3"])
+    study = make_study(small_voc(*TINY_NETWORK), workspace, until="evaluate")
+    result = run_study(study, definition)
+
+    assert result.paper_column == PAPER
+    shown = capsys.readouterr().out
+    assert PAPER in shown
+    assert " 64.7 " in shown
+    rows = list(csv.DictReader(io.StringIO(cases_csv(result.cases, result.paper_column))))
+    assert [row[PAPER] for row in rows] == ["64.7", "66.2"]
+    page = study.folder.study_page.read_text()
+    assert f">{PAPER}<" in page
+    assert ">64.7<" in page
+    assert json.loads(study.folder.study.read_text())["paper"] == PAPER
+    metrics = {run.data.params["case"]: run.data.metrics for run in tracked_trials(workspace, "study")}
+    assert {case: values["paper VOC 2012 val network"] for case, values in metrics.items()} == {"r0": 64.7, "r3": 66.2}
+
+    full = replace(study, name="full", kind="fully-supervised")
+    run_study(full, read_definition("fully-supervised"))
+    assert full.folder.study_page.read_text().count(">76.3<") == 1
+    assert full.folder.study_picture.exists()
+
+
+def tracked_trials(workspace: Path, study: str) -> list[Run]:
+    """The MLflow runs of the trials of a study."""
+    client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("mcis")
+    assert experiment is not None
+    runs = list(client.search_runs([experiment.experiment_id]))
+    (parent,) = (run for run in runs if run.info.run_name == study)
+    return [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
 
 
 def check_shared_stages(workspace: Path) -> None:
@@ -185,8 +236,6 @@ def check_shared_stages(workspace: Path) -> None:
 
 def check_tracking(workspace: Path) -> None:
     """Checks the MLflow runs of the study and of its trials."""
-    from mlflow.tracking import MlflowClient
-
     client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("mcis")
     assert experiment is not None
@@ -194,7 +243,8 @@ def check_tracking(workspace: Path) -> None:
     assert all(run.info.status == "FINISHED" for run in runs)
 
     (parent,) = (run for run in runs if run.info.run_name == "study")
-    children = [run for run in runs if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+    children = tracked_trials(workspace, "study")
+    assert not any(metric.startswith("paper") for run in children for metric in run.data.metrics), "maps were scored"
     parameters = [run.data.params for run in children]
     assert sorted((values["case"], values["related"]) for values in parameters) == [(f"r{r}", str(r)) for r in range(6)]
     assert sorted(values["localize.related"] for values in parameters) == [str(related) for related in range(6)]
@@ -211,12 +261,12 @@ def check_failures(study: Study, saliency: Path) -> None:
     for path in contents:
         path.write_bytes(b"no picture")
     with pytest.raises(UserError, match="6 of 6 trials failed") as caught:
-        run_study(study, read_definition("references"))
+        run_study(study, read_definition("table5"))
     assert "then repeat the command" in caught.value.remedy
     assert not folder.study_page.exists()
     assert json.loads(folder.study.read_text())["cases"] == []
 
     for path, content in contents.items():
         path.write_bytes(content)
-    assert len(run_study(study, read_definition("references")).cases) == 6
+    assert len(run_study(study, read_definition("table5")).cases) == 6
     assert folder.study_page.exists()

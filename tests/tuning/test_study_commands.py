@@ -26,12 +26,12 @@ def error_of(*arguments: str) -> str:
     return result.stderr
 
 
-@pytest.mark.parametrize("command", [["study", "run", "references"], ["study", "search", "--axis", AXIS]])
+@pytest.mark.parametrize("command", [["study", "run", "table5"], ["study", "search", "--axis", AXIS]])
 def test_a_missing_source_is_the_same_error_as_in_run(command: list[str]) -> None:
     assert error_of(*command, "--name", "x") == error_of("run", "--name", "x")
 
 
-@pytest.mark.parametrize("command", [["study", "run", "references"], ["study", "search", "--axis", AXIS]])
+@pytest.mark.parametrize("command", [["study", "run", "table5"], ["study", "search", "--axis", AXIS]])
 def test_two_formats_at_once_are_refused(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console, "stderr", False)
     assert "--json and --csv" in error_of(*command, "--name", "x", "--json", "--csv")

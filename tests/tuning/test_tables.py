@@ -8,13 +8,15 @@ import pytest
 from rich.console import Console
 
 from mcis.platform.reporting import terminal
+from mcis.platform.reporting.comparison_tables import Table
 from mcis.tuning.case_scores import CaseScores, PairedDifference
 from mcis.tuning.definition import StudyCase
-from mcis.tuning.tables import StudyTable, cases_csv, cases_table, differences_table, plot_cases
+from mcis.tuning.tables import cases_csv, cases_table, differences_table, plot_cases
 
 MAPS = "localization maps"
 MASKS = "pseudo masks"
 CRF = "segmentation, CRF"
+PAPER = "paper (VOC 2012 val, network)"
 
 
 def case_scores(group: str, name: str, miou: dict[str, list[float]], related: int = 0, **case: Any) -> CaseScores:
@@ -32,19 +34,25 @@ EFFECT = [
 
 
 def test_the_table_of_cases_has_the_columns_that_any_case_has() -> None:
-    table = cases_table(EFFECT)
-    assert table.columns == ("case", "masks", "+CRF", "paper", "found", "maps by")
+    table = cases_table(EFFECT, "title", PAPER)
+    assert table.columns == ("case", "masks", "+CRF", PAPER, "found", "maps by")
     assert table.rows == [
         ("none-single", "11.00 ±1.41", "-", "61.7", "12.5", "method of none-single"),
-        ("co-itself", "20.00 ±0.00", "31.50 ±2.12", "-", "-", "method of co-itself"),
+        ("co-itself", "20.00 ±0.00", "31.50 ±2.12", "", "-", "method of co-itself"),
     ]
 
 
 def test_the_table_of_cases_has_no_column_without_values() -> None:
-    assert cases_table(EFFECT[1:]).columns == ("case", "masks", "+CRF", "maps by")
+    assert cases_table(EFFECT[1:], "title").columns == ("case", "masks", "+CRF", "maps by")
 
 
-def printed(monkeypatch: pytest.MonkeyPatch, table: StudyTable, width: int) -> str:
+def test_the_papers_column_stays_where_no_case_has_a_value() -> None:
+    table = cases_table(EFFECT[1:], "title", PAPER)
+    assert table.rows[0][table.columns.index(PAPER)] == ""
+    assert f'"{PAPER}",seed' in cases_csv(EFFECT[1:], PAPER).splitlines()[0]
+
+
+def printed(monkeypatch: pytest.MonkeyPatch, table: Table, width: int) -> str:
     console = Console(width=width)
     monkeypatch.setattr(terminal, "console", console)
     with console.capture() as capture:
@@ -52,16 +60,17 @@ def printed(monkeypatch: pytest.MonkeyPatch, table: StudyTable, width: int) -> s
     return capture.get()
 
 
-def full_table() -> StudyTable:
+def full_table() -> Table:
     miou = {MAPS: [58.0, 59.0], MASKS: [67.0, 68.0], "segmentation, no CRF": [60.0, 62.0], CRF: [61.0, 63.0]}
     scores = case_scores("co", "co-contrastive-alone-related", miou, paper=66.2)
-    return cases_table([replace(scores, shares={name: [50.0, 51.0] for name in ("found", "exact", "mAP")})])
+    all_scores = replace(scores, shares={name: [50.0, 51.0] for name in ("found", "exact", "mAP")})
+    return cases_table([all_scores], "title", PAPER)
 
 
 def test_a_terminal_of_80_columns_shows_every_miou(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = printed(monkeypatch, full_table(), 80)
     assert max(map(len, shown.splitlines())) <= 80
-    for text in ("58.50 ±0.71", "67.50 ±0.71", "61.00 ±1.41", "62.00 ±1.41"):
+    for text in ("58.50 ±0.71", "67.50 ±0.71", "61.00 ±1.41", "62.00 ±1.41", "66.2", "network)"):
         assert text in shown
     assert "maps by" not in shown
 
@@ -95,13 +104,14 @@ def test_a_difference_without_an_interval_has_only_its_mean() -> None:
 
 
 def test_the_csv_has_a_row_per_case_and_seed_with_all_values() -> None:
-    lines = cases_csv(EFFECT).splitlines()
-    assert lines[0] == 'case,group,sources,inference,related,until,paper,seed,pseudo masks,"segmentation, CRF",found'
+    lines = cases_csv(EFFECT, PAPER).splitlines()
+    columns = f'case,group,sources,inference,related,until,"{PAPER}",seed,pseudo masks,"segmentation, CRF",found'
+    assert lines[0] == columns
     assert lines[1] == "none-single,none,voc,method of none-single,0,evaluate,61.7,0,10.0,,12.0"
     assert lines[4] == "co-itself,co,voc,method of co-itself,1,evaluate,,1,20.0,33.0,"
 
 
 @pytest.mark.parametrize("scores", [EFFECT, EFFECT[:1], []])
 def test_a_plot_is_written_also_without_values(tmp_path: Path, scores: list[CaseScores]) -> None:
-    plot_cases(scores, tmp_path / "plot.png", "name", {MASKS: "split train"})
+    plot_cases(scores, tmp_path / "plot.png", "name", {MASKS: "split train"}, PAPER)
     assert (tmp_path / "plot.png").read_bytes()[:4] == b"\x89PNG"
