@@ -22,7 +22,12 @@ HueJitter = Annotated[float, Field(ge=0, le=0.5)]  # fraction of a turn of the c
 ColorJitter = tuple[NonNegative, NonNegative, NonNegative, HueJitter]
 
 
-def _absolute(path: Path) -> Path:
+def absolute_path(path: Path) -> Path:
+    """Returns the absolute path of a local file or folder.
+
+    Raises:
+        ValueError: It is a URI.
+    """
     if re.match("[a-z][a-z0-9]+:/", str(path)):
         raise ValueError(
             "Input should be a local path, not a URI. To use images in a bucket, list them in a table of tags "
@@ -31,24 +36,29 @@ def _absolute(path: Path) -> Path:
     return path.expanduser().resolve()
 
 
-def _absolute_or_remote(location: str) -> str:
+def absolute_location(location: str) -> str:
+    """Returns the absolute path of a local file, or a URI unchanged.
+
+    Raises:
+        ValueError: The URI holds credentials.
+    """
     if holds_credentials(location):
         raise ValueError(
             "Input should be a URI without password, key, token or signature, since it is written to files. Set "
             "environment variables instead, for example AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
-    return location if is_remote(location) else str(_absolute(Path(location)))
+    return location if is_remote(location) else str(absolute_path(Path(location)))
 
 
 def _absolute_or_word(location: str) -> str:
     if location in ("none", "download", "bundled"):
         return location
-    return _absolute_or_remote(location)
+    return absolute_location(location)
 
 
 # Relative paths refer to the current folder. They are made absolute, because trials and workers run in other folders.
-LocalPath = Annotated[Path, AfterValidator(_absolute)]
-PathOrUri = Annotated[str, AfterValidator(_absolute_or_remote)]
+LocalPath = Annotated[Path, AfterValidator(absolute_path)]
+PathOrUri = Annotated[str, AfterValidator(absolute_location)]
 WeightsFile = Annotated[str, AfterValidator(_absolute_or_word)]
 
 

@@ -77,6 +77,8 @@ class ClassMembers:
     """(T,) positions in the index, class by class."""
     start: NDArray[np.int64]
     """(K + 1,) position of each class's first image in `images`, followed by T."""
+    middle: NDArray[np.int64]
+    """(K,) position of each class's first source-domain image in `images`, or of the next class if it has none."""
 
     @classmethod
     def from_tags(cls, tags: Tags, source: NDArray[np.bool_] | None = None) -> "ClassMembers":
@@ -95,7 +97,7 @@ class ClassMembers:
 
         ends = np.cumsum(np.bincount(groups, minlength=2 * tags.classes))
         order = np.argsort(groups, kind="stable")
-        return cls(images=images[order], start=np.concatenate([[0], ends[1::2]]))
+        return cls(images=images[order], start=np.concatenate([[0], ends[1::2]]), middle=ends[0::2])
 
     def ranges(self, classes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns where the images of the given classes, (B,), begin and end in `images`, (B,) each."""

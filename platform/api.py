@@ -38,7 +38,7 @@ def run(
     until: str | None = None,
     start: str | None = None,
     verbose: bool = False,
-    **locations: Path | str,
+    **locations: Path | str | Sequence[Path | str],
 ) -> RunResult:
     """Runs the pipeline: its nine stages, from the index of the images to the report.
 
@@ -56,7 +56,7 @@ def run(
         until: Last stage. The stages so far are scored and reported.
         start: Compute this stage and all after it again.
         verbose: Print the output of the workers.
-        locations: Where each source is: `voc=DIR`, `web=DIR`, ...
+        locations: Where each source is: `voc=DIR`, `web=DIR`, `single=[DIR, DIR]`, ...
 
     Returns:
         The scores, `result.scores`, and the context of the run; `result.context.folder.report` is the report.
@@ -101,7 +101,7 @@ def index(
     config: Path | str | None = None,
     workspace: Path | str | None = None,
     verbose: bool = False,
-    **locations: Path | str,
+    **locations: Path | str | Sequence[Path | str],
 ) -> OpenedIndex:
     """Verifies every image of the sources and makes their index, the first stage of a run, without any training.
 

@@ -11,9 +11,13 @@ no pair is dropped. A row is computed directly from its number, at a cost that d
 
 Besides the images of the data set (domain `target`, which includes web images) there may be single-label images (domain
 `source`, end of section 3.2). Pairs are then of three kinds.
+
+Single-label and web images may outnumber those of the data set many times. With a target share S, a fraction S of the
+images m are of the data set: row i is one if floor((i + 1) S) > floor(i S), and both groups take turns of their own.
+Each partner is of the data set with probability S, as far as both groups have images of the class.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +32,9 @@ TARGET_SOURCE = 2
 _KIND_BY_NUM_SOURCES = np.array([TARGET_TARGET, TARGET_SOURCE, SOURCE_SOURCE], np.uint8)
 """Kind of a pair by the number of its images in the domain `source`: 0, 1 or 2."""
 
-
+_SHARE_PARTS = 2**20
+"""Denominator of the target share, which is rounded so that the rows of both groups are counted by integers."""
+_BELOW_ONE = np.nextafter(1.0, 0.0)
 _NO_CLASS = -1
 """Class of a pair whose image m is a negative."""
 
@@ -80,6 +86,9 @@ class PairSampler:
         epoch_pairs: E, pairs per epoch; None = the number of tagged images and negatives.
         class_balanced_fraction: fraction of the pairs, in [0, 1], for which a class is drawn uniformly, then m from its
             images; this class is the one that the pair shares. 1 is class-balanced sampling. Pairs of negatives stay.
+        target_share: fraction of the images of pairs, in (0, 1], that are of the data set. None = its share of the
+            images. It has no effect if all images are in one of the two groups.
+        extra: (N,), which images are not of the data set, but single-label or web images; None if there are none.
     """
 
     def __init__(
@@ -93,15 +102,18 @@ class PairSampler:
         source: NDArray[np.bool_] | None = None,
         epoch_pairs: int | None = None,
         class_balanced_fraction: float = 0.0,
+        target_share: float | None = None,
+        extra: NDArray[np.bool_] | None = None,
     ):
         self.tags = tags
         self.seed = seed
         self.partner_may_be_itself = partner_may_be_itself
         self.class_balanced_fraction = class_balanced_fraction
         self.wrong_class = wrong_class
-        self.members = ClassMembers.from_tags(tags, source)
         self._source = source if source is not None and source.any() else None
         self._tagged = None if tags.num_tagged == len(tags) else _tagged_positions(tags)
+        self._share = _TargetShare.from_images(target_share, extra, tags, negatives=negatives)
+        self.members = ClassMembers.from_tags(tags, self._share.extra if self._share else source)
         drawn = None if negatives else self._tagged
         self._turns = drawn if self._source is None else _targets_first(drawn, self._source)
         self._num_turns = len(tags) if negatives else tags.num_tagged
@@ -115,10 +127,7 @@ class PairSampler:
         """Returns rows first .. last - 1 of the endless stream of pairs."""
         number = np.arange(first, last)
         epoch, position_in_epoch = np.divmod(number, self._pairs)
-        turn, position_in_turn = np.divmod(number, self._num_turns)
-        m = permuted(OrderPurpose.IMAGES, self.seed, turn, self._num_turns, position_in_turn)
-        if self._turns is not None:
-            m = self._turns[m].astype(np.int64)
+        m, turn = self._share.turns(self.seed, number) if self._share else self._take_turns(number)
 
         half_pairs = self._draw_classes(turn, m)
         if self.class_balanced_fraction:
@@ -137,6 +146,14 @@ class PairSampler:
             epoch=epoch,
             kind=_KIND_BY_NUM_SOURCES[m_is_source.astype(np.intp) + n_is_source],
         )
+
+    def _take_turns(self, number: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns image m of some rows and the turn in which it is m, (B,) each."""
+        turn, position = np.divmod(number, self._num_turns)
+        m = permuted(OrderPurpose.IMAGES, self.seed, turn, self._num_turns, position)
+        if self._turns is not None:
+            m = self._turns[m].astype(np.int64)
+        return m, turn
 
     def _draw_classes(self, turn: NDArray[np.int64], m: NDArray[np.int64]) -> _HalfPairs:
         """Draws one of the classes of each m, none for a negative, and the number that chooses n."""
@@ -158,7 +175,8 @@ class PairSampler:
         low, high = self.members.ranges(np.arange(self.tags.classes))
         nonempty = np.flatnonzero(high > low)
         classes = nonempty[(draws[rows, 1] * len(nonempty)).astype(np.int64)]
-        members = low[classes] + (draws[rows, 2] * (high - low)[classes]).astype(np.int64)
+        low, high, choice = self._class_ranges(classes, draws[rows, 2])
+        members = low + (choice * (high - low)).astype(np.int64)
 
         half_pairs.classes[rows] = classes
         half_pairs.m[rows] = self.members.images[members]
@@ -173,22 +191,66 @@ class PairSampler:
 
         n = np.empty_like(half_pairs.m)
         n[~is_negative] = choose(_HalfPairs(*(column[~is_negative] for column in half_pairs)))
-        n[is_negative] = self._tagged[(half_pairs.choice[is_negative] * len(self._tagged)).astype(np.int64)]
+        n[is_negative] = self._pick(self._tagged, half_pairs.choice[is_negative])
         return n
+
+    def _pick(self, images: Positions | NDArray[np.int64], choice: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Picks one of `images` by each number in [0, 1), with the target share."""
+        if self._share is None:
+            return images[(choice * len(images)).astype(np.int64)].astype(np.int64)
+
+        sorted_images = _targets_first(images, self._share.extra)
+        num_targets = len(images) - np.count_nonzero(self._share.extra[images])
+        is_extra, choice = self._share.draw(choice, np.array(num_targets), np.array(len(images) - num_targets))
+        size = np.where(is_extra, len(images) - num_targets, num_targets)
+        first = np.where(is_extra, num_targets, 0)
+        return sorted_images[first + (choice * size).astype(np.int64)].astype(np.int64)
+
+    def _class_ranges(
+        self, classes: NDArray[np.int64], choice: NDArray[np.float64], m: NDArray[np.int64] | None = None
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
+        """Returns where in `members.images` the candidates of each class begin and end, and what chooses among them.
+
+        With a target share, the candidates are those members that are of the data set, or those that are not.
+
+        Args:
+            classes: (B,) classes.
+            choice: (B,) numbers in [0, 1).
+            m: (B,) images that are no candidates, although they are members; None if there are none.
+        """
+        low, high = self.members.ranges(classes)
+        if self._share is None:
+            return low, high, choice
+
+        middle = self.members.middle[classes]
+        num_targets = middle - low
+        num_extra = high - middle
+        if m is not None:
+            m_is_extra = self._share.extra[m]
+            num_targets = num_targets - ~m_is_extra
+            num_extra = num_extra - m_is_extra
+            is_alone = (num_targets == 0) & (num_extra == 0)
+            is_extra, choice = self._share.draw(choice, num_targets, num_extra)
+            is_extra = np.where(is_alone, m_is_extra, is_extra)
+        else:
+            is_extra, choice = self._share.draw(choice, num_targets, num_extra)
+        return np.where(is_extra, middle, low), np.where(is_extra, high, middle), choice
 
     def _partners_with_class(self, half_pairs: _HalfPairs) -> NDArray[np.int64]:
         """Chooses n for each m from the images of the class, (B,)."""
-        low, high = self.members.ranges(half_pairs.classes)
+        m = half_pairs.m
+        excluded = None if self.partner_may_be_itself else m
+        low, high, choice = self._class_ranges(half_pairs.classes, half_pairs.choice, excluded)
         size = high - low
         if not self.partner_may_be_itself:
-            size = size - 1
+            size = size - (self._share.same_group(m, self.members.images[low]) if self._share else 1)
         # If there is no candidate besides m, m is the only image of the class.
-        member = np.where(size > 0, low + (half_pairs.choice * size).astype(np.int64), low)
+        member = np.where(size > 0, low + (choice * size).astype(np.int64), low)
         n = self.members.images[member].astype(np.int64)
 
         if not self.partner_may_be_itself:
             # The last member was excluded from the draw and now replaces m, so all members but m are equally likely.
-            drew_itself = np.flatnonzero((n == half_pairs.m) & (size > 0))
+            drew_itself = np.flatnonzero((n == m) & (size > 0))
             n[drew_itself] = self.members.images[high[drew_itself] - 1]
         return n
 
@@ -202,8 +264,76 @@ class PairSampler:
             candidates = np.delete(all_images, self.members.images[begin:end])
             if not len(candidates):
                 candidates = all_images
-            n[rows] = candidates[(half_pairs.choice[rows] * len(candidates)).astype(np.int64)]
+            n[rows] = self._pick(candidates, half_pairs.choice[rows])
         return n
+
+
+class _TargetShare(NamedTuple):
+    """The images of the data set and the others, which take turns as image m in a fixed proportion.
+
+    Attributes:
+        parts: target share, in parts of `_SHARE_PARTS`.
+        extra: (N,) which images are not of the data set.
+        targets, others: images of each group that take turns as m.
+    """
+
+    parts: int
+    extra: NDArray[np.bool_]
+    targets: Positions
+    others: Positions
+
+    @classmethod
+    def from_images(
+        cls, share: float | None, extra: NDArray[np.bool_] | None, tags: Tags, *, negatives: bool
+    ) -> "_TargetShare | None":
+        """Returns the share of images; None if there is none, or if one of the groups is empty.
+
+        The arguments are those of `PairSampler`.
+        """
+        if share is None or extra is None:
+            return None
+        drawn = np.arange(len(tags), dtype=np.uint32) if negatives else _tagged_positions(tags)
+        targets = drawn[~extra[drawn]]
+        others = drawn[extra[drawn]]
+        if not (len(targets) and len(others)):
+            return None
+        return cls(max(1, round(share * _SHARE_PARTS)), extra, targets, others)
+
+    def turns(self, seed: int, number: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Returns image m of some rows and the turn of its group in which it is m, (B,) each."""
+        num_targets = number * self.parts // _SHARE_PARTS  # in the rows before
+        is_target = (number + 1) * self.parts // _SHARE_PARTS > num_targets
+
+        m = np.empty_like(number)
+        turn = np.empty_like(number)
+        groups = (
+            (is_target, num_targets, self.targets, OrderPurpose.IMAGES),
+            (~is_target, number - num_targets, self.others, OrderPurpose.OTHER_DOMAINS),
+        )
+        for is_row, numbers, images, purpose in groups:
+            turn[is_row], position = np.divmod(numbers[is_row], len(images))
+            m[is_row] = images[permuted(purpose, seed, turn[is_row], len(images), position)]
+        return m, turn
+
+    def draw(
+        self, choice: NDArray[np.float64], num_targets: NDArray[np.int64], num_extra: NDArray[np.int64]
+    ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+        """Draws whether each image is extra; returns this and new numbers in [0, 1), (B,) each.
+
+        Args:
+            choice: numbers in [0, 1).
+            num_targets, num_extra: number of candidates in both groups. A group without candidates is not drawn.
+        """
+        share = self.parts / _SHARE_PARTS
+        is_extra = choice >= share
+        new_choice = np.where(is_extra, (choice - share) / max(1 - share, 1 / _SHARE_PARTS), choice / share)
+        is_extra = np.where(num_targets == 0, True, is_extra & (num_extra > 0))
+        return is_extra, np.minimum(new_choice, _BELOW_ONE)
+
+    def same_group(self, first: NDArray[np.int64], second: Positions) -> NDArray[np.bool_]:
+        """Returns whether images are in the same group, (B,)."""
+        same: NDArray[np.bool_] = self.extra[first] == self.extra[second]
+        return same
 
 
 def _tagged_positions(tags: Tags) -> Positions:
@@ -211,7 +341,7 @@ def _tagged_positions(tags: Tags) -> Positions:
     return np.flatnonzero(tags.start[1:] > tags.start[:-1]).astype(np.uint32)
 
 
-def _targets_first(positions: Positions | None, source: NDArray[np.bool_]) -> Positions:
+def _targets_first(positions: NDArray[Any] | None, source: NDArray[np.bool_]) -> NDArray[Any]:
     """Sorts positions of images, None for all, by domain: `target` before `source`."""
     if positions is None:
         positions = np.arange(len(source), dtype=np.uint32)

@@ -168,7 +168,7 @@ class Folder(NamedTuple):
     left_out: LeftOut
 
 
-def scan(folder: Path, root: Path) -> Folder:
+def scan(folder: Path, root: Path, *, follow_links: bool = False) -> Folder:
     """Reads the names in a folder without opening any file.
 
     A link counts as its target. Left out are links that lead out of `root`, names that are not UTF-8, and entries that
@@ -176,6 +176,7 @@ def scan(folder: Path, root: Path) -> Folder:
 
     Args:
         root: Absolute path without links.
+        follow_links: Whether links may lead out of `root`.
 
     Raises:
         UserError: The folder cannot be read.
@@ -186,7 +187,7 @@ def scan(folder: Path, root: Path) -> Folder:
             for entry in entries:
                 if not is_utf8(entry.name):
                     content.left_out["name(s) that are not UTF-8"] += 1
-                elif entry.is_symlink() and not Path(os.path.realpath(entry.path)).is_relative_to(root):
+                elif not follow_links and _leads_out(entry, root):
                     content.left_out[f"link(s) that lead out of {root}"] += 1
                 elif entry.is_file():
                     content.files.append(entry.name)
@@ -201,6 +202,10 @@ def scan(folder: Path, root: Path) -> Folder:
     content.files.sort()
     content.folders.sort()
     return content
+
+
+def _leads_out(entry: os.DirEntry[str], root: Path) -> bool:
+    return entry.is_symlink() and not Path(os.path.realpath(entry.path)).is_relative_to(root)
 
 
 def files_below(root: Path, left_out: LeftOut, excluded: Path | None = None) -> Iterator[str]:

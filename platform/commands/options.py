@@ -122,6 +122,8 @@ def _with_locations(cls: type[_T]) -> type[_T]:
     """Adds the option `--NAME` of each image source to a class that is about to become a dataclass."""
     for name, source in SOURCES.items():
         kind: Any = Path if source.location_kind == "DIR" else str
+        if source.several:
+            kind = list[str]
         cls.__annotations__[name] = Annotated[kind | None, typer.Option(f"--{name}", help=source.help)]
         setattr(cls, name, None)
     return cls
@@ -168,7 +170,7 @@ class Configuration:
             texts = [source, *texts]
             source = None
 
-        locations = {name: getattr(self, name) for name in SOURCES}
+        locations = {name: getattr(self, name) or None for name in SOURCES}
         options = location_values(locations | {"data.corrected_masks": self.corrected_masks})
         return resolve(source, self.recipe, options, texts, file=self.config)
 

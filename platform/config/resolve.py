@@ -123,11 +123,17 @@ def location_values(locations: Mapping[str, object]) -> Values:
     """Converts locations of sources to values by dotted key.
 
     Args:
-        locations: name of a source -> path or URI of its images; None values are left out. A name that is no source
-            is taken as a dotted key.
+        locations: name of a source -> path or URI of its images, or a list of them; None values are left out. A name
+            that is no source is taken as a dotted key.
     """
     keys = {name: source.keys(name)[source.location] for name, source in SOURCES.items()}
-    return {keys.get(name, name): str(location) for name, location in locations.items() if location is not None}
+    values: Values = {}
+    for name, location in locations.items():
+        if isinstance(location, list | tuple):
+            values[keys.get(name, name)] = [str(part) for part in location]
+        elif location is not None:
+            values[keys.get(name, name)] = str(location)
+    return values
 
 
 def _with_table(sources: str | None, options: Values) -> tuple[str | None, Values]:

@@ -175,6 +175,10 @@ class ClassifierConfig(BackboneSection):
     """Pairs per epoch; None = the number of tagged training images and negatives."""
     class_balanced_fraction: Fraction = 0.0
     """Fraction of pairs whose image m is drawn by class: first a class, uniformly, then one of its images."""
+    target_share: float | None = Field(default=None, gt=0, le=1, exclude_if=lambda share: share is None)
+    """Fraction of the images of pairs that are of the data set, in runs with single-label or web images, which may be
+    many times as many. None = pairs are drawn from all images alike. It does not change the number of pairs per epoch
+    (`classifier.epoch_pairs`)."""
     batch: Positive = 5
     """Pairs per step, summed over all workers (section 3.3)."""
     epochs: Positive = 15

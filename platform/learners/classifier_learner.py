@@ -39,6 +39,7 @@ class ClassifierLearner:
         seed: Seed of the initial weights and of all draws.
         tags: Tags of the N training images. Those without tags are negatives.
         source: Whether an image is of the source domain, (N,). None: none is.
+        extra: Whether an image is of another domain than target, (N,). None: none is.
         images: The N images at the classifier's input size, or the features that its frozen backbone extracts.
         pretrained: File of the backbone's pretrained weights. None: it is trained from scratch.
         statistics: Means and deviations of the backbone's channels, if they are standardized.
@@ -51,6 +52,7 @@ class ClassifierLearner:
     images: Squares | Features
     pretrained: Path | None
     statistics: Statistics | None = None
+    extra: NDArray[np.bool_] | None = None
 
     @property
     def schedule(self) -> TrainingSchedule:
@@ -99,6 +101,8 @@ class ClassifierLearner:
             source=self.source,
             epoch_pairs=c.epoch_pairs,
             class_balanced_fraction=c.class_balanced_fraction,
+            target_share=c.target_share,
+            extra=self.extra,
         )
         scales = c.crop_scales if c.sizing == "random_crop" else None
         return PairDecoder(self.images, sampler, batch=c.batch, shard=shard, crop_scales=scales, hflip=c.hflip)

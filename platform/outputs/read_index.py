@@ -123,6 +123,11 @@ def from_source_domain(rows: pa.Table) -> NDArray[np.bool_]:
     return np.asarray(pc.equal(rows["domain"], "source").to_numpy(), bool)
 
 
+def from_other_domains(rows: pa.Table) -> NDArray[np.bool_]:
+    """Returns which rows of an index are single-label or web images, (N,)."""
+    return np.asarray(pc.not_equal(rows["domain"], "target").to_numpy(), bool)
+
+
 def rows_in_split(images: pa.Table, split: str, *, tagged: bool = False, negatives: bool = False) -> pa.Table:
     """Returns the rows of one split of an index or a listing, in their order.
 

@@ -30,7 +30,7 @@ from mcis.platform.networks.pretrained import (
     trained_classifier_file,
 )
 from mcis.platform.networks.weights_files import WEIGHTS, save_weights
-from mcis.platform.outputs.read_index import from_source_domain, split_rows
+from mcis.platform.outputs.read_index import from_other_domains, from_source_domain, split_rows
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import content_digest
 from mcis.platform.runs.results import VAL_MAP, StageResult
@@ -121,6 +121,7 @@ def _learner(config: Config, context: RunContext) -> ClassifierLearner:
         seed=config.seed,
         tags=tags,
         source=from_source_domain(rows),
+        extra=from_other_domains(rows),
         images=images,
         pretrained=classifier_weights(config, context.workspace),
         statistics=_statistics(config, context, rows, images) if section.standardize else None,

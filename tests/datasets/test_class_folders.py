@@ -47,7 +47,7 @@ def imagenet(tmp_path: Path) -> Path:
     return root
 
 
-def listed(root: Path, **options: Any) -> Listing:
+def listed(root: Path | list[Path], **options: Any) -> Listing:
     return list_single_label(root, VOC_CLASSES, **options)
 
 
@@ -219,6 +219,123 @@ def test_folders_of_no_class_are_an_error(imagenet: Path) -> None:
         list_single_label(imagenet / "Data/CLS-LOC/train", ("teapot",))
 
 
+# --- several folders, lists and limits
+
+
+@pytest.fixture
+def caltech(tmp_path: Path) -> Path:
+    root = tmp_path / "256_ObjectCategories"
+    fill(root, "056.dog/056_0001.jpg", "056.dog/056_0002.jpg")
+    return root
+
+
+def test_folders_of_several_data_sets_are_listed_together(imagenet: Path, caltech: Path) -> None:
+    listing = listed([imagenet, caltech])
+
+    assert ids(listing)[-2:] == ["single/056.dog/056_0001.jpg", "single/056.dog/056_0002.jpg"]
+    assert ids(listing)[:-2] == ids(listed(imagenet))
+    assert tags(listing)[-2:] == [[11], [11]]
+    (absent,) = (note for note in listing.notes if "no image of class" in note)
+    assert f"{imagenet / 'Data/CLS-LOC/train'} and {caltech}" in absent
+    assert "dog" not in absent.partition("class")[2]
+
+
+def test_images_with_the_same_path_in_two_folders_have_different_ids(tmp_path: Path) -> None:
+    fill(tmp_path / "bing", "dog/1.jpg", "dog/2.jpg")
+    fill(tmp_path / "flickr", "dog/1.jpg", "cat/1.jpg")
+
+    listing = list_web([tmp_path / "bing", tmp_path / "flickr"], CLASSES)
+
+    assert ids(listing) == ["web/dog/1.jpg", "web/dog/2.jpg", "web/cat/1.jpg", "web/2/dog/1.jpg"]
+    assert listing.table["uri"].to_pylist()[-1] == str(tmp_path / "flickr/dog/1.jpg")
+
+
+def test_a_second_layout_below_a_root_is_noted(tmp_path: Path, imagenet: Path) -> None:
+    fill(imagenet, "256_ObjectCategories/056.dog/1.jpg")
+    listing = listed(imagenet)
+    assert len(listing.table) == 3
+    other = imagenet / "256_ObjectCategories"
+    assert has_note(listing, f"left out the class folders in {other}; add --single {other} to use both")
+
+
+def test_every_folder_needs_images(imagenet: Path, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=r"no folder with images in .*/empty"):
+        listed([imagenet, tmp_path / "empty"])
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        f"{DOG}/{DOG}_10.JPEG\n056.dog/056_0002.jpg",
+        f"{DOG}/{DOG}_10 1\n056.dog/056_0002 2",  # as ImageNet's train_cls.txt
+        f"./{DOG}/{DOG}_10\r\n\n056.dog/056_0002\n",
+    ],
+)
+def test_a_list_chooses_images(imagenet: Path, caltech: Path, tmp_path: Path, lines: str) -> None:
+    (tmp_path / "list.txt").write_text(lines)
+
+    listing = listed([imagenet, caltech], list=tmp_path / "list.txt")
+
+    assert ids(listing) == [f"single/{DOG}/{DOG}_10.JPEG", "single/056.dog/056_0002.jpg"]
+    assert has_note(listing, f"2 of 5 images are in {tmp_path / 'list.txt'}, the others are left out")
+
+
+def test_listed_images_of_no_class_are_noted(imagenet: Path, tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text(f"{DOG}/{DOG}_10\n{TENCH}/a\n{TENCH}/b\n")
+    listing = listed(imagenet, list=tmp_path / "list.txt")
+    assert len(listing.table) == 1
+    assert has_note(listing, f"names 2 image(s) in folders that match no class: {TENCH}/a, {TENCH}/b")
+
+
+def test_listed_images_that_are_absent_are_an_error(imagenet: Path, tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text(f"{DOG}/{DOG}_10\n{DOG}/{DOG}_11 7\n")
+    with pytest.raises(UserError, match=rf"names 1 image\(s\) that are not in .*: {DOG}/{DOG}_11 7\n"):
+        listed(imagenet, list=tmp_path / "list.txt")
+
+
+def test_the_number_of_images_per_class_is_limited(tmp_path: Path) -> None:
+    fill(tmp_path / "all", *[f"{folder}/{i}.jpg" for folder in (DOG, "056.dog") for i in range(40)], "cat/1.jpg")
+    listing = listed(tmp_path / "all", max_per_class=20)
+
+    assert tags(listing).count([11]) == 20
+    assert tags(listing).count([7]) == 1
+    assert 4 < sum("056.dog" in name for name in ids(listing)) < 16  # of both folders
+    assert has_note(listing, "60 image(s) are left out, because the number per class is limited to 20: dog (80)")
+    assert set(ids(listed(tmp_path / "all", max_per_class=10))) < set(ids(listing))
+
+
+def test_the_chosen_images_depend_on_their_names_alone(tmp_path: Path) -> None:
+    """They do not depend on the place of the folder or on other classes."""
+    fill(tmp_path / "a", *[f"dog/{i}.jpg" for i in range(30)])
+    fill(tmp_path / "b", *[f"dog/{i}.jpg" for i in reversed(range(30))], "cat/1.jpg")
+    chosen = ids(listed(tmp_path / "a", max_per_class=7))
+    assert [name for name in ids(listed(tmp_path / "b", max_per_class=7)) if "dog" in name] == chosen
+
+
+def test_links_are_followed_on_request(tmp_path: Path) -> None:
+    fill(tmp_path / "data", f"{DOG}/1.JPEG", f"{CAT}/2.JPEG")
+    chosen = tmp_path / "chosen"
+    (chosen / "cat").mkdir(parents=True)
+    (chosen / "dog").symlink_to(tmp_path / "data" / DOG)
+    (chosen / "cat/2.JPEG").symlink_to(tmp_path / "data" / CAT / "2.JPEG")
+    (chosen / "cat/3.JPEG").symlink_to(tmp_path / "absent")
+
+    listing = listed(chosen, follow_links=True)
+
+    assert ids(listing) == ["single/cat/2.JPEG", "single/dog/1.JPEG"]
+    assert has_note(listing, "left out 1 pipe(s) or broken link(s)")
+    with pytest.raises(UserError, match="no folder with images"):
+        listed(chosen)
+
+
+def test_saliency_maps_of_several_folders_share_a_folder(imagenet: Path, caltech: Path, tmp_path: Path) -> None:
+    fill(tmp_path / "maps", f"{CAT}/{CAT}_1.png", "056.dog/056_0001.png")
+    listing = listed([imagenet, caltech], saliency=tmp_path / "maps")
+    maps = [Path(uri).name if uri else None for uri in listing.table["saliency_uri"].to_pylist()]
+    assert maps == [None, None, f"{CAT}_1.png", "056_0001.png", None]
+
+
 # --- merging
 
 
@@ -291,7 +408,8 @@ def test_entries_that_are_left_out_are_counted(tmp_path: Path) -> None:
     assert ids(listing) == ["web/cat/a.jpg", "web/dog/a.jpg", "web/dog/inside.jpg"]
     assert set(listing.notes) == {
         f"web images in {root}: left out 2 file(s) or folder(s) that are not images",
-        f"web images in {root}: left out 2 link(s) that lead out of {root}",
+        f"web images in {root}: left out 2 link(s) that lead out of {root}; "
+        "to use them, set data.web.follow_links=true",
         f"web images in {root}: left out 2 pipe(s) or broken link(s)",
         f"web images in {root}: left out 1 name(s) that are not UTF-8",
         f"web images in {root}: left out 1 folder(s) that match no class: kitten",

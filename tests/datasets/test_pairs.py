@@ -255,6 +255,90 @@ def test_probability_of_the_shared_class(balance: float) -> None:
     assert (rows.m != rows.n).all()
 
 
+# --- target share
+
+
+def shared(share: float, **options: Any) -> tuple[PairSampler, NDArray[np.bool_], NDArray[np.int64]]:
+    """A sampler of 30 images of a data set and 600 others of three classes; which are others; the class of each image.
+
+    The data set has no image of class 2, and the others have none of class 1.
+    """
+    classes = np.concatenate([np.arange(30) % 2, np.arange(600) % 2 * 2])
+    extra = np.arange(630) >= 30
+    tags = Tags.from_matrix(classes[:, None] == np.arange(3))
+    return PairSampler(tags, seed=1, target_share=share, extra=extra, **options), extra, classes
+
+
+@pytest.mark.parametrize("share", [0.03, 0.5, 0.8, 1.0])
+def test_images_m_have_the_target_share(share: float) -> None:
+    sampler, extra, _ = shared(share)
+    assert len(sampler) == 630
+    rows = sampler.rows(0, 20_000)
+    for length in (100, 1000, 20_000):
+        assert abs(np.count_nonzero(~extra[rows.m[:length]]) - share * length) < 1.1
+
+    turns = np.bincount(rows.m[~extra[rows.m]], minlength=30)[:30]
+    assert turns.max() - turns.min() <= 1
+    if share < 1:
+        others = np.bincount(rows.m[extra[rows.m]], minlength=630)[30:]
+        assert others.max() - others.min() <= 1
+
+
+@pytest.mark.parametrize("options", [{}, {"partner_may_be_itself": True}, {"class_balanced_fraction": 1.0}])
+def test_partners_have_the_target_share(options: dict[str, Any]) -> None:
+    """A class that only one of the groups has takes its partners from this group."""
+    sampler, extra, classes = shared(0.6, **options)
+    rows = sampler.rows(0, 60_000)
+
+    np.testing.assert_array_equal(classes[rows.m], classes[rows.n])
+    assert "partner_may_be_itself" in options or (rows.m != rows.n).all()
+    assert not extra[rows.n[classes[rows.m] == 1]].any()
+    assert extra[rows.n[classes[rows.m] == 2]].all()
+
+    of_both = classes[rows.m] == 0
+    share = (~extra[rows.n[of_both]]).mean()
+    assert abs(share - 0.6) < 0.02
+    # Within a group, partners are equally likely. 14 degrees of freedom: the probability of 50 is below 1e-5.
+    partners = rows.n[of_both & ~extra[rows.n]]
+    assert chi_square(np.bincount(partners, minlength=30)[:30:2], np.full(15, 1 / 15)) < 50
+    # 299 degrees of freedom: the probability of 420 is below 1e-5.
+    partners = rows.n[of_both & extra[rows.n]]
+    assert chi_square(np.bincount(partners, minlength=630)[30::2], np.full(300, 1 / 300)) < 420
+
+
+def test_the_only_image_of_its_group_is_paired_with_the_other_group() -> None:
+    tags = Tags.from_matrix(np.ones((4, 1), bool))
+    sampler = PairSampler(tags, seed=0, target_share=0.9, extra=np.array([False, True, True, True]))
+    rows = sampler.rows(0, 1000)
+    assert (rows.m != rows.n).all()
+    assert set(rows.n[rows.m == 0]) == {1, 2, 3}
+
+
+def test_negatives_and_wrong_partners_have_the_target_share() -> None:
+    tags = np.zeros((400, 2), bool)
+    tags[:100, 0] = True
+    tags[200:, :] = np.eye(2, dtype=bool)[np.arange(200) % 2]  # images 100 to 199 are negatives
+    extra = np.arange(400) >= 200
+    options: dict[str, Any] = {"seed": 0, "negatives": True, "target_share": 0.7, "extra": extra}
+    rows = PairSampler(Tags.from_matrix(tags), **options).rows(0, 30_000)
+    partners = rows.n[(rows.m >= 100) & (rows.m < 200)]
+    assert tags[partners].any(axis=1).all()
+    assert abs((~extra[partners]).mean() - 0.7) < 0.02
+
+    rows = PairSampler(Tags.from_matrix(tags), wrong_class=True, **options).rows(0, 30_000)
+    first = tags[rows.m, 0]
+    assert not tags[rows.n[first], 0].any()
+    assert abs((~extra[rows.n[first]]).mean() - 0.7) < 0.02
+
+
+@pytest.mark.parametrize("extra", [None, np.zeros(7, bool), np.ones(7, bool)])
+def test_the_target_share_of_one_group_changes_nothing(extra: NDArray[np.bool_] | None) -> None:
+    plain = PairSampler(Tags.from_matrix(TAGS), seed=0).rows(0, 50)
+    sampler = PairSampler(Tags.from_matrix(TAGS), seed=0, target_share=0.3, extra=extra)
+    for column, expected in zip(sampler.rows(0, 50), plain, strict=True):
+        np.testing.assert_array_equal(column, expected)
+
+
 # --- size
 
 

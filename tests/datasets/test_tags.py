@@ -82,6 +82,7 @@ def test_target_members_come_before_source_members(lists: list[list[int]], data:
         images = [i for i, row in enumerate(lists) if k in row]
         (start,), (end,) = members.ranges(np.array([k]))
         assert members.images[start:end].tolist() == sorted(images, key=lambda i: source[i])
+        assert members.images[members.middle[k] : end].tolist() == [i for i in images if source[i]]
 
 
 def test_largest_class_index() -> None:

@@ -8,11 +8,12 @@ import pytest
 
 from mcis.datasets.errors import UserError
 from mcis.platform.config import resolve as layers_of
+from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.maps import MethodConfig
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.renamed import RENAMED_KEYS, RENAMED_RECIPES
-from mcis.platform.config.resolve import is_assignment, parse_overrides, resolve
+from mcis.platform.config.resolve import is_assignment, location_values, parse_overrides, resolve
 from mcis.platform.config.sections import SOURCE_COMBINATIONS, Config
 from mcis.platform.config.training import ClassifierConfig
 
@@ -272,3 +273,31 @@ def test_a_file_of_an_earlier_version_is_refused_with_the_current_key(tmp_path: 
     with pytest.raises(UserError, match="earlier version") as caught:
         resolve(file=path)
     assert "sources = 'voc'" in caught.value.remedy
+
+
+# --- single-label and web images
+
+
+def test_unused_settings_of_extra_images_are_left_out_of_stage_keys() -> None:
+    """Keys and experiments of earlier versions have one folder as a text, and none of the newer settings."""
+    locations = {"data.single.root": "/single", "data.web.root": ["/web"]}
+    dumped = resolve("voc+single+web", options=locations).config.model_dump(mode="json")
+    assert dumped["data"]["single"] == {"root": "/single", "classes": None, "saliency": None}
+    assert dumped["data"]["web"] == {"root": "/web", "saliency": None}
+    assert "target_share" not in dumped["classifier"]
+
+
+def test_a_source_may_have_several_folders(tmp_path: Path) -> None:
+    resolved = resolve("voc+single", options=location_values({"single": ["a", tmp_path / "b"]}))
+    assert dict(leaves(resolved.config))["data.single.root"] == (str(Path.cwd() / "a"), str(tmp_path / "b"))
+
+    (tmp_path / "experiment.toml").write_text(experiment_text(resolved.config, resolved.origins))
+    assert resolve(file=tmp_path / "experiment.toml").config == resolved.config
+    overridden = resolve("voc+single", overrides=[f'data.single.root=["/a", "{tmp_path / "b"}"]'])
+    assert dict(leaves(overridden.config))["data.single.root"] == ("/a", str(tmp_path / "b"))
+
+
+@pytest.mark.parametrize(("root", "message"), [([], "a path or a list"), (["s3://b/c"], "a local path"), (3, "a path")])
+def test_folders_of_a_source_are_checked(root: object, message: str) -> None:
+    with pytest.raises(UserError, match=rf"data\.single\.root: Input should be {message}"):
+        resolve("voc+single", options={"data.single.root": root})
