@@ -291,6 +291,8 @@ def _describe_inference(config: Config) -> str:
     if config.supervision == "full":
         return "none, ground-truth masks"
     inference = config.localize.description() if config.localize.related else "single round"
+    if config.refines_maps and not config.localize.related:
+        inference += ", pixel correlation"
     return inference + _PARTNER_TEXTS[config.classifier.attention_partner]
 
 

@@ -112,6 +112,11 @@ class Config(Section):
         """Whether maps are refined by a random walk, for which an affinity network is trained."""
         return self.supervision == "tags" and self.pseudo_masks.uses_random_walk
 
+    @property
+    def refines_maps(self) -> bool:
+        """Whether single-round maps are refined by pixel correlation."""
+        return self.classifier.equivariant.weight > 0 and self.localize.pixel_correlation
+
     def problems(self) -> Iterator[str]:
         """All contradictions within and between the sections."""
         for name in type(self).model_fields:
@@ -220,10 +225,11 @@ def _check_map_scale(config: Config) -> Iterator[str]:
             "maps.scale is logarithm but localize.method.name is released, whose maps are normalized to [0, 1]; set "
             "maps.scale=maximum or localize.method.name=co_attention"
         )
-    if config.classifier.equivariant.weight:
+    if config.refines_maps:
         yield (
             f"maps.scale is logarithm but classifier.equivariant.weight is {config.classifier.equivariant.weight:g}, "
-            "whose single-round maps are scores in [0, 1]; set maps.scale=range or maximum"
+            "whose single-round maps are scores in [0, 1]; set maps.scale=range or maximum, or "
+            "localize.pixel_correlation=false"
         )
 
 

@@ -60,7 +60,8 @@ class SegmenterOptimizer(Optimizer):
 class EquivariantConfig(LossConfig):
     """Self-supervised equivariant attention (SEAM, Wang et al., CVPR 2020), used in the LID challenge (section 4.4).
 
-    If it is enabled, single-round maps come from its pixel correlation module and are scores in [0, 1].
+    If it is enabled, single-round maps come from its pixel correlation module and are scores in [0, 1], unless
+    `localize.pixel_correlation` is false.
     """
 
     weight: NonNegative = 0.0

@@ -146,6 +146,35 @@ def test_maps_are_refined_image_by_image(tmp_path: Path) -> None:
                 np.testing.assert_allclose(next(maps), expected.flatten(), atol=1e-3)
 
 
+def test_maps_without_pixel_correlation_are_the_activations(tmp_path: Path) -> None:
+    """S_n of section 4.4: the same maps as those of a classifier without equivariant attention."""
+    rng = np.random.default_rng(0)
+    uri = str(tmp_path / "a.png")
+    Image.fromarray(rng.integers(0, 256, (40, 56, 3), np.uint8)).save(uri)
+    settings = config("localize.pixel_correlation=false", "localize.batch=1")
+    torch.manual_seed(0)
+    model = build_classifier(settings.classifier, K).eval()
+    save_weights(model, tmp_path / WEIGHTS, {})
+    columns = {"image_id": ["a"], "uri": [uri], "content_hash": [hashlib.sha256(Path(uri).read_bytes()).hexdigest()]}
+    rows = pa.table({**columns, "domain": ["target"], "tags": [[0, 2]]})
+    table = Embed(settings, tmp_path, K, None, tmp_path)(embed_rows(rows))
+
+    image = IMAGENET(to_float_images(torch.from_numpy(read_rgb(uri, 32)[None])))
+    localize = settings.localize
+    with torch.inference_mode():
+        embedding = embed(
+            model.backbone, model.standardize, image, extra_scales=localize.extra_scales, hflip=localize.hflip
+        )
+        activations = model.activations(embedding)[0, [0, 2]]
+    np.testing.assert_allclose(np.array(table["map"].to_pylist()), activations.flatten(1).numpy(), atol=1e-2)
+
+
+def test_keys_of_outputs_contain_pixel_correlation_only_if_it_is_turned_off() -> None:
+    assert "pixel_correlation" not in config().localize.model_dump(mode="json")
+    turned_off = config("localize.pixel_correlation=false").localize.model_dump(mode="json")
+    assert turned_off["pixel_correlation"] is False
+
+
 def test_the_section_is_left_out_of_keys_of_runs_without_equivariant_attention() -> None:
     """Stage keys are computed from the dumped sections."""
     for recipe in RECIPES:

@@ -108,6 +108,7 @@ def test_tables_2_to_5_have_the_papers_rows() -> None:
         ("r5", 66.0),
     ]
     assert [case.related for case in cases_of(read_definition("table5"), resolved, "evaluate")] == list(range(6))
+    assert not config_of("table3", "ours", resolve("lid")).refines_maps, "maps are S_n (section 4.4)"
     assert rows("fully-supervised", resolved) == [("fully-supervised", 76.3)]
     assert config_of("fully-supervised", "fully-supervised", resolved).supervision == "full"
 
@@ -156,6 +157,15 @@ def test_missing_sources_are_named_together() -> None:
     assert "--case" not in caught.value.remedy
     check_sources(definition, resolve("voc+single+web", "paper", LOCATIONS).config)
     check_sources(select_cases(definition, ["a-vgg"]), resolve("voc", "paper", {"data.voc": "/voc"}).config)
+
+
+def test_rows_with_extra_data_can_be_trained_for_more_steps() -> None:
+    """The paper's source has 20,000 steps for them in lines that are commented out."""
+    resolved = resolve("voc+single+web", "released", LOCATIONS, overrides=["segmenter.min_steps=20000"])
+    definition = select_cases(read_definition("table1"), ["b-vgg", "b-resnet", "c-vgg", "c-resnet"])
+    cases = cases_of(definition, resolved, "evaluate")
+    steps = [configured(resolved, case.values, case.sources).config.segmenter.min_steps for case in cases]
+    assert steps == [20_000] * 4
 
 
 def test_cases_are_selected_by_name() -> None:

@@ -275,7 +275,7 @@ def _method(config: Config, related: int) -> str | None:
     """Text for `Score.method` of maps with this number of related images, 0 for single-round maps."""
     if related:
         return config.localize.description()
-    return "pixel correlation" if config.classifier.equivariant.weight else None
+    return "pixel correlation" if config.refines_maps else None
 
 
 def score_pseudo_masks(scorer: Scorer, counts: NDArray[np.int64], context: RunContext, rows: pa.Table) -> Score:

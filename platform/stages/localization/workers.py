@@ -109,7 +109,7 @@ class Embed:
         self.writes_features = localize.related > 0
         self.writes_self_maps = self.writes_features and localize.method.name == "released"
         self.writes_vectors = self.writes_features and RELATED_IMAGE_RULES[localize.related_by].needs_vectors
-        self.refines = config.classifier.equivariant.weight > 0
+        self.refines = config.refines_maps
         self.batch = min(localize.batch, config.compute.shard_rows)
 
     @torch.inference_mode()
