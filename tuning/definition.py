@@ -100,6 +100,11 @@ class StudyDefinition(_StrictModel):
             return None
         return f"paper ({_PAPER_DATA[self.paper_data]} val, network)"
 
+    @property
+    def paper_test_column(self) -> str:
+        """Heading of the column with the paper's results on test."""
+        return f"paper ({_PAPER_DATA[self.paper_data]} test, network)"
+
     def all_cases(self) -> Iterator[CaseDefinition]:
         """Yields the cases, then the combinations of the axes."""
         yield from self.cases

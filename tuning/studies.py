@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
@@ -12,13 +13,14 @@ from mcis.datasets.storage.folders import remove
 from mcis.platform import pipeline
 from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import COMMAND_LINE, OVERRIDE, resolve
-from mcis.platform.config.sections import Config
+from mcis.platform.config.sections import Config, sources_of
 from mcis.platform.outputs.read_index import rows_in_split
 from mcis.platform.reporting.compared_runs import open_run_groups
 from mcis.platform.reporting.comparison import BootstrapSettings, compare
 from mcis.platform.reporting.comparison_page import compared_images, write_page
 from mcis.platform.reporting.comparison_tables import Table
 from mcis.platform.reporting.terminal import print_descriptions, print_table
+from mcis.platform.reporting.voc_archive import write_voc_archive
 from mcis.platform.runs.files import atomic_write, fingerprint, write_json
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
@@ -42,8 +44,8 @@ from mcis.tuning.trials import Outcome, Sweep, Trial, run_trials, short_names, s
 
 _PAGE_IMAGES = 8
 """Number of images of each kind on the page of a study."""
-_PAGE_TITLES = ("Cases: mIoU %", "Controls: differences of mIoU % to them, over the same seeds")
-"""Titles of the study's tables on its page, whose first words name their sections."""
+_TEST_LIST = "test"
+"""Name of VOC's list of test images."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +55,12 @@ class Study(Sweep):
     Attributes:
         num_seeds: number of runs of each case. Their seeds start with the seed of the configuration.
         until: last stage of its longest trials.
+        predicts_test: whether each case and seed has a second trial, which predicts VOC's test images.
     """
 
     num_seeds: int = 1
     until: str = "evaluate"
+    predicts_test: bool = False
 
     @property
     def seeds(self) -> range:
@@ -67,6 +71,26 @@ class Study(Sweep):
     def trial_name(self, case: str, seed: int) -> str:
         """Name of the run of a case with a seed."""
         return f"{self.name}-{case}-s{seed}"
+
+    def test_trial_name(self, case: str, seed: int) -> str:
+        """Name of the run that predicts the test images for a case and a seed."""
+        return f"{self.trial_name(case, seed)}-test"
+
+
+class ServerArchive(NamedTuple):
+    """Predictions of the test images, for VOC's evaluation server.
+
+    Attributes:
+        case: name of the case.
+        seed: seed of the trial.
+        file: the archive.
+        paper: the paper's mIoU on test, in percent.
+    """
+
+    case: str
+    seed: int
+    file: str
+    paper: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +103,7 @@ class StudyResult:
         differences: differences between cases.
         meanings: what the scores of each column are, by column and heading.
         paper_column: heading of the column with the paper's results; None if the study has none.
+        archives: archives for VOC's evaluation server.
     """
 
     about: Values
@@ -86,6 +111,7 @@ class StudyResult:
     differences: list[PairedDifference]
     meanings: dict[str, dict[str, str]]
     paper_column: str | None
+    archives: list[ServerArchive]
 
     def as_json(self) -> dict[str, Any]:
         """The content of study.json."""
@@ -95,6 +121,7 @@ class StudyResult:
             "paper": self.paper_column,
             "cases": to_jsonable_python(self.cases, by_alias=False),
             "differences": [difference.as_json() for difference in self.differences],
+            "test_archives": [archive._asdict() for archive in self.archives],
         }
 
 
@@ -132,12 +159,14 @@ def run_study(study: Study, definition: StudyDefinition) -> StudyResult:
         tables = [cases_table(result.cases, title, result.paper_column)]
         if result.differences:
             tables.append(differences_table(result.differences))
+        if result.archives:
+            tables.append(_archives_table(result.archives, definition.paper_test_column))
         _print_result(study, result, tables)
         remove(study.folder.study_page)  # the page of an earlier call
         failure = outcome.failure()
         if failure:
             raise failure
-        if _write_page(study, result.cases, tables):
+        if _write_page(study, result):
             tracker.artifact(study.folder.study_page)
             console.print(f"page:    {study.folder.study_page}")
     return result
@@ -157,6 +186,8 @@ def _check_study(study: Study, case_keys: set[str]) -> None:
         raise UserError(
             f"--until {study.until}", f"a stage with scores: {', '.join(LAST_STAGES)}", "choose one of them"
         )
+    if study.predicts_test:
+        _check_test(study)
     origins = study.resolved.origins
     overridden = sorted(key for key in case_keys if origins.get(key) in (COMMAND_LINE, OVERRIDE))
     if overridden:
@@ -176,11 +207,28 @@ def _check_study(study: Study, case_keys: set[str]) -> None:
         )
 
 
+def _check_test(study: Study) -> None:
+    """Raises a `UserError` if the study has no predictions of VOC's test images."""
+    sources = study.resolved.config.sources
+    if sources_of(sources)[0] != "voc":
+        raise UserError(
+            f"--test with sources {sources}",
+            "the source voc, whose test images are scored by VOC's evaluation server",
+            "leave out --test; `mcis export predictions` writes the predictions of other images",
+        )
+    if LAST_STAGES.index(study.until) < LAST_STAGES.index("predict"):
+        raise UserError(
+            f"--test with --until {study.until}", "a study that trains segmentation networks", "leave out --until"
+        )
+
+
 def _make_plan(study: Study, cases: Sequence[StudyCase], paper_column: str | None) -> _Plan:
     """Makes the trials of a study, all cases with the first seed first."""
     trials = []
     for seed in study.seeds:
         trials += [_make_trial(study, case, seed, paper_column) for case in cases]
+        if study.predicts_test:
+            trials += [_make_test_trial(study, case, seed) for case in cases if _has_predictions(case)]
     configs = _check_trials(study, trials)
     console.print(f"study:   {len(trials)} trials; a stage with the same settings in several trials is computed once")
 
@@ -195,12 +243,28 @@ def _make_plan(study: Study, cases: Sequence[StudyCase], paper_column: str | Non
 
 
 def _make_trial(study: Study, case: StudyCase, seed: int, paper_column: str | None) -> Trial:
-    values = case.values | {"seed": seed}
-    changed = configured(study.resolved, values, case.sources).changed()  # with absolute paths
     metrics = {}
     if paper_column and case.paper is not None:
         metrics[metric_name(paper_column)] = case.paper
+    changed = _changed_values(study, case, {"seed": seed})
     return Trial(study.trial_name(case.name, seed), case.sources, changed, case.until, {"case": case.name}, metrics)
+
+
+def _make_test_trial(study: Study, case: StudyCase, seed: int) -> Trial:
+    """The trial that predicts the test images. It shares all earlier stages with the trial that predicts val images."""
+    changed = _changed_values(study, case, {"seed": seed, "predict.split": "test"})
+    return Trial(study.test_trial_name(case.name, seed), case.sources, changed, "predict", {"case": case.name}, {})
+
+
+def _changed_values(study: Study, case: StudyCase, values: Values) -> Values:
+    """The values in which a trial differs from its recipe, with absolute paths."""
+    if study.predicts_test:  # for all trials, because the index, on which all stages depend, lists the test images
+        values = values | {"data.test_list": study.resolved.config.data.test_list or _TEST_LIST}
+    return configured(study.resolved, case.values | values, case.sources).changed()
+
+
+def _has_predictions(case: StudyCase) -> bool:
+    return LAST_STAGES.index(case.until) >= LAST_STAGES.index("predict")
 
 
 def _varied_keys(trial_values: Sequence[Values]) -> list[str]:
@@ -268,7 +332,28 @@ def _collect_result(
         differences=differences,
         meanings=meaning_of_columns(scored_trials),
         paper_column=paper_column,
+        archives=list(_write_archives(study, cases, outcome)),
     )
+
+
+def _write_archives(study: Study, cases: Sequence[StudyCase], outcome: Outcome) -> Iterator[ServerArchive]:
+    """Writes an archive for VOC's evaluation server for each finished trial that predicted the test images."""
+    for case in cases:
+        for seed in study.seeds:
+            name = study.test_trial_name(case.name, seed)
+            if name in outcome.scores:
+                file = study.folder.test_archives / f"{case.name}-s{seed}.tar.gz"
+                write_voc_archive(study.workspace, name, file)
+                yield ServerArchive(case.name, seed, str(file), case.paper_test)
+
+
+def _archives_table(archives: Sequence[ServerArchive], paper_column: str) -> Table:
+    rows = []
+    for archive in archives:
+        paper = "" if archive.paper is None else f"{archive.paper:.1f}"
+        rows.append((archive.case, str(archive.seed), paper, Path(archive.file).name))
+    columns = ("case", "seed", paper_column, "archive")
+    return Table(f"archives for VOC's evaluation server in {Path(archives[0].file).parent}", columns, rows)
 
 
 def _write_files(study: Study, result: StudyResult, tracker: Tracker) -> None:
@@ -299,20 +384,24 @@ def _print_result(study: Study, result: StudyResult, tables: Sequence[Table]) ->
     console.print(f"plot:    {study.folder.study_picture}")
 
 
-def _write_page(study: Study, case_scores: Sequence[CaseScores], tables: Sequence[Table]) -> bool:
+def _write_page(study: Study, result: StudyResult) -> bool:
     """Writes the page of `mcis compare` for the cases, the first as the baseline, with the tables of the study.
 
     Returns:
         Whether there is a page. If the cases cannot be compared, a note is printed.
     """
-    runs = list(_runs_of_cases(study, case_scores))
-    page_tables = [table._replace(title=title) for table, title in zip(tables, _PAGE_TITLES, strict=False)]
+    tables = [cases_table(result.cases, "Cases: mIoU %", result.paper_column)]
+    if result.differences:
+        controls = differences_table(result.differences)
+        tables.append(controls._replace(title="Controls: differences of mIoU % to them, over the same seeds"))
+
+    runs = list(_runs_of_cases(study, result.cases))
     try:
         opened = open_run_groups(study.workspace.root, runs, least=1)
-        groups = [group._replace(label=scores.case.name) for group, scores in zip(opened, case_scores, strict=True)]
+        groups = [group._replace(label=scores.case.name) for group, scores in zip(opened, result.cases, strict=True)]
         comparison = compare(groups, BootstrapSettings())
         galleries = compared_images(comparison, count=_PAGE_IMAGES)
-        write_page(comparison, galleries, study.folder.study_page, first_tables=page_tables)
+        write_page(comparison, galleries, study.folder.study_page, first_tables=tables)
     except UserError as error:
         console.print(f"note: no page of the cases: {error.found}")
         return False

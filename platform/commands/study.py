@@ -61,6 +61,14 @@ def run_study(
     seeds: Annotated[
         int, typer.Option(min=1, help="Number of runs of each case. Their seeds start with the configuration's seed.")
     ] = 1,
+    test: Annotated[
+        bool,
+        typer.Option(
+            "--test",
+            help="Also predict VOC's test images (data.test_list, by default its list test), and write an archive for "
+            "VOC's evaluation server for each case and seed. Give it in the first call: the index contains the images.",
+        ),
+    ] = False,
     parallel: Parallel = 1,
     as_json: AsJson = False,
     as_csv: AsCsv = False,
@@ -90,6 +98,7 @@ def run_study(
                 workspace=Workspace(workspace),
                 num_seeds=seeds,
                 until=until,
+                predicts_test=test,
                 parallel=parallel,
                 verbose=verbose,
             ),

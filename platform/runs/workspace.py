@@ -84,6 +84,8 @@ class RunFolder:
     """Plot of a study."""
     study_page = _FileName("study.html")
     """Page that compares the cases of a study."""
+    test_archives = _FileName("test")
+    """Folder of a study's predictions of test images, for VOC's evaluation server."""
     search = _FileName("search.db")
     """Optuna's store with the trials of a search."""
     best = _FileName("best.toml")

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import shutil
+import tarfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
+from PIL import Image
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.images.decode import decode_labels
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.weights_files import save_weights
@@ -25,11 +28,14 @@ from mcis.platform.runs import progress
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.workspace import Workspace
 from mcis.tuning.case_scores import CaseScores
-from mcis.tuning.definition import read_definition, select_cases
+from mcis.tuning.definition import CaseDefinition, StudyDefinition, read_definition, select_cases
 from mcis.tuning.studies import Study, run_study
 from mcis.tuning.tables import cases_csv
 
 SmallVoc = Callable[..., Resolved]
+PAPER = "paper (VOC 2012 val, network)"
+TEST_CASES = (CaseDefinition(name="ours", paper=66.2, paper_test=66.9),)
+TINY_NETWORK = ("segmenter.min_steps=2", "segmenter.batch=2", "segmenter.crop=32", "predict.crf.iterations=1")
 
 
 def make_study(resolved: Resolved, workspace: Path, kind: str = "table5", **options: Any) -> Study:
@@ -52,6 +58,7 @@ def make_study(resolved: Resolved, workspace: Path, kind: str = "table5", **opti
         ("effect", ("weights.classifier=FILE",), "pseudo_masks", "does not fit this configuration"),
         ("effect", ("pseudo_masks.rule=saliency", "data.saliency=absent"), "pseudo_masks", "16 of 16 tagged training"),
         ("effect", ("data.truth_masks=absent",), "pseudo_masks", "no training image has a ground-truth mask"),
+        ("table1", (), "evaluate", "no images of single and web are given"),
     ],
 )
 def test_an_impossible_study_is_refused_before_its_first_trial(
@@ -171,8 +178,50 @@ def test_trials_share_stages_are_tracked_below_the_study_and_may_fail(
     check_failures(study, tmp_path / "VOC2012" / "SaliencyMaps")
 
 
-PAPER = "paper (VOC 2012 val, network)"
-TINY_NETWORK = ("segmenter.min_steps=2", "segmenter.batch=2", "segmenter.crop=32", "predict.crf.iterations=1")
+@pytest.mark.parametrize(
+    ("until", "found"),
+    [("pseudo_masks", "--test with --until pseudo_masks"), ("evaluate", "no list test.txt|test.txt")],
+)
+def test_predictions_of_test_images_that_are_not_possible_are_refused(
+    tmp_path: Path, small_voc: SmallVoc, until: str, found: str
+) -> None:
+    study = make_study(small_voc(), tmp_path / "w", until=until, predicts_test=True)
+    with pytest.raises(UserError, match=found):
+        run_study(study, read_definition("table5"))
+
+
+@pytest.mark.slow
+def test_test_images_are_predicted_for_the_evaluation_server(
+    ray_local: None, tmp_path: Path, small_voc: SmallVoc, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resolved = small_voc(*TINY_NETWORK)
+    lists = tmp_path / "VOC2012" / "ImageSets" / "Segmentation"
+    train_ids = (lists / "train_aug.txt").read_text().split()
+    (lists / "test.txt").write_text("\n".join(train_ids[:2]) + "\n")
+    remaining = "".join(f"{image_id}\n" for image_id in train_ids[2:])
+    (lists / "train_aug.txt").write_text(remaining)
+
+    workspace = tmp_path / "workspace"
+    study = make_study(resolved, workspace, until="evaluate", predicts_test=True)
+    result = run_study(study, StudyDefinition(about="test", case=TEST_CASES))
+    assert len(list((workspace / "store").glob("train_segmenter-*"))) == 1, "both trials share the network"
+    assert [scores.case.name for scores in result.cases] == ["ours"]
+    assert (study.folder.path / "study.html").exists()
+
+    (archive,) = result.archives
+    assert (archive.case, archive.seed, archive.paper) == ("ours", 0, 66.9)
+    assert archive.file == str(study.folder.path / "test" / "ours-s0.tar.gz")
+    with tarfile.open(archive.file) as file:
+        names = file.getnames()
+        content = file.extractfile(names[0])
+        assert content is not None
+        labels = decode_labels(content.read())
+    assert names == [f"results/VOC2012/Segmentation/comp6_test_cls/{image_id}.png" for image_id in train_ids[:2]]
+    with Image.open(tmp_path / "VOC2012" / "JPEGImages" / f"{train_ids[0]}.jpg") as photograph:
+        assert labels.shape == (photograph.height, photograph.width)
+    assert "paper (VOC 2012 test, network)" in capsys.readouterr().out
+    (written,) = json.loads(study.folder.study.read_text())["test_archives"]
+    assert written == {"case": "ours", "seed": 0, "file": archive.file, "paper": 66.9}
 
 
 @pytest.mark.slow
