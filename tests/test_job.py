@@ -1,4 +1,4 @@
-"""Tests of `mcis submit`: a cluster with token authentication, and an unreliable dashboard."""
+"""Tests of jobs: `ray job submit` and `mcis submit` on a cluster with a token, and an unreliable dashboard."""
 
 import asyncio
 import contextlib
@@ -44,13 +44,14 @@ TINY = (
 )
 
 
-@pytest.fixture
-def cluster(ray_head: Callable[..., Any], tmp_path: Path) -> Iterator[dict[str, str]]:
+@pytest.fixture(scope="module")
+def cluster(ray_head: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Starts a separate head node and yields the environment of its clients."""
     options = ["--num-cpus=4", "--dashboard-host=127.0.0.1", f"--dashboard-port={DASHBOARD}"]
     options += ["--dashboard-agent-listen-port=28365"]  # the default port may belong to another Ray
     # The nodes have all dependencies; otherwise Ray's pip would install them again with the wheel.
-    with ray_head(tmp_path / "head.log", PORT, *options, PIP_NO_DEPS="1") as env:
+    log = tmp_path_factory.mktemp("head") / "head.log"
+    with ray_head(log, PORT, *options, PIP_NO_DEPS="1") as env:
         del env["RAY_ADDRESS"]
         listing = [RAY, "job", "list", "--address", f"http://127.0.0.1:{DASHBOARD}"]
         while subprocess.run(listing, env=env, capture_output=True).returncode:
@@ -115,6 +116,31 @@ def test_a_submitted_run_is_followed_reattached_stopped_and_resumed(cluster: dic
 
     scores = json.loads((workspace / "runs" / "job" / "scores.json").read_text())["scores"]
     assert {s["what"] for s in scores} == {"localization_maps", "pseudo_masks", "baseline", "segmentation"}
+
+
+@pytest.mark.slow
+def test_the_command_of_the_documentation_submits_a_job(cluster: dict[str, str], tmp_path: Path) -> None:
+    """With the paths and the address of this cluster; `mine.toml` also makes the run small."""
+    synthetic.draw(tmp_path / "VOC2012", train=12, val=2, size=64, classes=2)
+    photographs = sorted((tmp_path / "VOC2012" / "JPEGImages").glob("*.jpg"))
+    rows = [f"{path.relative_to(tmp_path)},{'ab'[number % 2]}" for number, path in enumerate(photographs)]
+    (tmp_path / "photos.csv").write_text("\n".join(["image,tags", *rows]))
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "mine.toml").write_text("seed = 1\nclassifier.input_size = 96\nclassifier.min_steps = 4\n")
+
+    page = (Path(__file__).resolve().parent.parent / "docs" / "howto" / "cluster.md").read_text()
+    (script,) = (block for block in re.findall(r"```sh\n(.*?)```", page, re.DOTALL) if "ray job submit" in block)
+    script = script.replace("http://127.0.0.1:8265", f"http://127.0.0.1:{DASHBOARD}").replace(
+        "/mnt/mcis", str(tmp_path)
+    )
+    output: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    done = subprocess.run(["bash", "-euc", script], env=cluster, cwd=tmp_path / "own", **output)
+
+    assert done.returncode == 0, done.stdout[-3000:]
+    assert re.search(r"Job 'raysubmit_\w+' succeeded", done.stdout)
+    run = tmp_path / "workspace" / "runs" / "anna-test"
+    assert "seed = 1  # mine.toml\n" in (run / "config.toml").read_text()
+    assert list((tmp_path / "workspace" / "store").glob("pseudo_masks-*/summary.json"))
 
 
 def wait_for(happens: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
