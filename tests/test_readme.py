@@ -24,14 +24,14 @@ def block(language: str, first_word: str) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the table of the README, extended to 40 drawn photographs, and a folder of new ones."""
+    """A folder with the table of the README, extended to 15 drawn photographs, and a folder of new ones."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "photos").mkdir()
     (folder / "new").mkdir()
     header, *_ = block("csv", "image").splitlines()
 
     rows = [header]
-    for index in range(40):
+    for index in range(15):
         scene = draw_scene(0, "train_aug", index, size=160, classes=len(CLASSES))
         name = f"photos/{index + 1:04}.jpg"
         Image.fromarray(scene.rgb).save(folder / name)

@@ -155,26 +155,17 @@ def half_written(workspace: Path) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_continues_from_its_last_checkpoint(
-    root: Path, workspace: Path, undisturbed: Any, number: signal.Signals
-) -> None:
-    """Ctrl-C, and SIGTERM, which schedulers send before SIGKILL."""
+def test_an_interrupted_run_continues_from_its_last_checkpoint(root: Path, workspace: Path, undisturbed: Any) -> None:
+    """First by Ctrl-C, then by SIGTERM, which schedulers send before SIGKILL."""
     call = command(root, workspace, *QUICK, "compute.checkpoint_steps=50")
-    with running(call, lambda: steps_logged(workspace) > 15) as run:
-        began = time.monotonic()
-        run.send_signal(number)
-        shown, _ = run.communicate(timeout=60)
-    assert time.monotonic() - began < 30
-    assert run.returncode == 128 + number, shown
-    assert "interrupted: finished work is kept" in shown
-    assert "Traceback" not in shown
-    (part,) = (workspace / "store").glob("train_classifier-*")
-    done = torch.load(part / "checkpoint.pt", weights_only=True)["step"]
-    assert 50 <= done < 800
+    done = 0
+    for number in (signal.SIGINT, signal.SIGTERM):
+        done = interrupted_at(call, workspace, number, last=done)
+
     listing = [*call[:3], "runs", "--json", "--workspace", str(workspace)]
     (listed,) = json.loads(subprocess.run(listing, capture_output=True, check=True).stdout)
     assert listed["state"] == "interrupted"
+
     run_to_the_end(call)
     (fitted,) = (workspace / "store").glob("train_classifier-*/fit.json")
     assert json.loads(fitted.read_text())["steps"] == 800 - done
@@ -182,7 +173,27 @@ def test_an_interrupted_run_continues_from_its_last_checkpoint(
     assert half_written(workspace) == []
 
 
-KEPT = ("index", "train_classifier", "localize", "pseudo_masks", "train_segmenter", "predict", "evaluate")
+def interrupted_at(call: list[str], workspace: Path, number: signal.Signals, *, last: int) -> int:
+    """Interrupts a run while its classifier is trained, and returns the steps of the checkpoint, more than `last`."""
+    logged = steps_logged(workspace)
+    with running(call, lambda: steps_logged(workspace) > logged + 15) as run:
+        began = time.monotonic()
+        run.send_signal(number)
+        shown, _ = run.communicate(timeout=60)
+    assert time.monotonic() - began < 30
+    assert run.returncode == 128 + number, shown
+    assert "interrupted: finished work is kept" in shown
+    assert "Traceback" not in shown
+
+    (part,) = (workspace / "store").glob("train_classifier-*")
+    done = int(torch.load(part / "checkpoint.pt", weights_only=True)["step"])
+    assert last < done < 800
+    return done
+
+
+STAGES = ("index", "train_classifier", "localize", "pseudo_masks", "train_segmenter", "predict", "evaluate")
+KILLED = ("index", "train_classifier", "localize", "evaluate")
+"""One stage of each kind: the index, a training, a mapping and the scores."""
 
 
 def files_of(workspace: Path, stage: str) -> list[Path]:
@@ -200,11 +211,13 @@ def abandoned_folders() -> set[Path]:
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_in_each_stage_ends_the_same(root: Path, workspace: Path, undisturbed: Any) -> None:
+def test_a_run_that_is_killed_in_each_kind_of_stage_ends_the_same(
+    root: Path, workspace: Path, undisturbed: Any
+) -> None:
     """The command is killed when a stage has written its first file, and repeated; the last time during the report."""
     call = command(root, workspace, *QUICK)
     before = abandoned_folders()
-    for stage in KEPT:
+    for stage in KILLED:
         with running(call, functools.partial(files_of, workspace, stage)) as run:
             run.kill()
             assert run.wait() == -signal.SIGKILL
@@ -213,10 +226,10 @@ def test_a_run_that_is_killed_in_each_stage_ends_the_same(root: Path, workspace:
         assert run.wait() == -signal.SIGKILL
     assert not (workspace / "runs" / "run" / "report.html").exists()
     finished = [path for path in (workspace / "store").iterdir() if (path / "summary.json").exists()]
-    assert len(finished) == len(KEPT)
-    assert [find_missing_files(path) for path in finished] == [None] * len(KEPT)
+    assert len(finished) == len(STAGES)
+    assert [find_missing_files(path) for path in finished] == [None] * len(STAGES)
     last = run_to_the_end(call)
-    assert last.stdout.count("already computed") == len(KEPT)
+    assert last.stdout.count("already computed") == len(STAGES)
     assert scores(workspace) == undisturbed
     assert not abandoned_folders() - before
     subprocess.run([*call[:3], "gc", "--delete", "--workspace", str(workspace)], check=True, capture_output=True)
@@ -273,35 +286,6 @@ def test_a_full_disk_is_reported_and_after_freeing_space_the_run_ends_the_same(
     run_to_the_end(call)
     assert scores(workspace) == undisturbed
     assert half_written(workspace) == []
-
-
-@pytest.mark.slow
-def test_a_run_whose_tracking_server_stops_succeeds_and_is_logged_when_repeated(
-    root: Path, tmp_path: Path, tracking_server: Callable[..., Any], undisturbed: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from mlflow.tracking import MlflowClient
-
-    server = tracking_server()
-    workspace = tmp_path / "workspace"
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", server.uri)
-    call = command(root, workspace, *QUICK)
-    with running(call, lambda: steps_logged(workspace) > 2) as run:
-        server.stop()
-        shown, _ = run.communicate(timeout=600)
-    assert run.returncode == 0, shown
-    assert "repeating the command uploads the rest" in shown
-    assert scores(workspace) == undisturbed
-    server.start()
-    run_to_the_end(call)
-    client = MlflowClient(server.uri)
-    (tracked_run,) = client.search_runs([client.get_experiment_by_name("mcis").experiment_id])  # type: ignore[union-attr]
-    assert tracked_run.info.status == "FINISHED"
-    (log,) = (workspace / "store").glob("train_classifier-*/steps.jsonl")
-    steps = [json.loads(line)["step"] for line in log.read_text().splitlines()]
-    assert [m.step for m in client.get_metric_history(tracked_run.info.run_id, "classifier.loss")] == steps
-    for score in undisturbed:
-        assert score["miou"] in tracked_run.data.metrics.values()
-    assert {"report.html", "scores.json"} <= {file.path for file in client.list_artifacts(tracked_run.info.run_id)}
 
 
 @pytest.mark.slow

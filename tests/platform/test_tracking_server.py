@@ -15,7 +15,10 @@ from mcis.platform.runs.workspace import Workspace
 
 @pytest.mark.slow
 def test_a_server_that_is_away_costs_no_time_and_nothing_that_was_logged(
-    tracking_server: Callable[..., Any], trained: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+    tracking_server: Callable[..., Any],
+    trained: Callable[..., Path],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """It is there at the start, comes back, and is away when the run ends; the next call then sends the rest."""
     server = tracking_server()
@@ -48,6 +51,7 @@ def test_a_server_that_is_away_costs_no_time_and_nothing_that_was_logged(
     tracker.artifact(folder / "config.toml")
     tracker.model()
     tracker.finish("FINISHED")
+    assert "repeat the command to upload the rest" in " ".join(capsys.readouterr().out.split())
     server.start()
     Tracker(workspace, "drawn", identity="same", log_model=log_segmenter).finish("FINISHED")
     run: Any = client.get_run(tracker.run_id)

@@ -26,9 +26,9 @@ AXES = ("classifier.optimizer.learning_rate=loguniform(1e-4,1e-2)", "localize.re
 
 
 def search_command(root: Path, workspace: Path) -> list[str]:
-    """The command of a search with four trials."""
+    """The command of a search with three trials."""
     command = [sys.executable, "-m", "mcis.platform.cli", "study", "search", "voc", "--name", "wide"]
-    command += ["--recipe", "scratch", "--voc", str(root), "--workspace", str(workspace), "--trials", "4"]
+    command += ["--recipe", "scratch", "--voc", str(root), "--workspace", str(workspace), "--trials", "3"]
     command += [f"--set={value}" for value in (*VALUES, f"data.classes={root / 'classes.txt'}")]
     command += [f"--axis={axis}" for axis in AXES]
     return command
@@ -90,4 +90,4 @@ def test_a_search_that_is_interrupted_and_killed_ends_as_one_that_is_not(tmp_pat
 
     run_to_the_end(command)
     assert ended_trials(workspace) == ended_trials(tmp_path / "undisturbed")
-    assert len(ended_trials(workspace)) == 4
+    assert len(ended_trials(workspace)) == 3
