@@ -138,6 +138,7 @@ def index_rows(paths: list[str]) -> pa.Table:
         {
             "image_id": [str(number) for number in range(count)],
             "tags": [list(TAGS)] * count,
+            "is_negative": [False] * count,
             "width": [jpeg_files.WIDTH] * count,
             "height": [jpeg_files.HEIGHT] * count,
             "uri": files["uri"],

@@ -149,6 +149,8 @@ def store_checks(folder: Path, rows: int) -> None:
             "content_hash": pa.array([content_hash(n) for n in numbers.tolist()]),
             "reason": pa.nulls(count, pa.string()),
         }
+        for field in VERDICT_SCHEMA:
+            columns.setdefault(field.name, pa.nulls(count, field.type))
         checks = pa.table(columns, schema=VERDICT_SCHEMA)
         store_verdicts(workspace, checks)
         file_parts.append(checks.select(["uri", "size", "changed"]))

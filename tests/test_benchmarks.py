@@ -1,9 +1,12 @@
-"""Every benchmark can be imported and parses its options, so that a changed signature or name is noticed."""
+"""Every benchmark parses its options and runs at a small size, so that a changed signature or name is noticed."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
 
@@ -36,3 +39,60 @@ def test_every_benchmark_parses_its_options() -> None:
     assert len(names) > 20
     assert list(helps) == names
     assert all(text.startswith("usage: ") for text in helps.values())
+
+
+QUICK = (
+    "classifier.input_size=96",
+    "classifier.min_steps=1",
+    "classifier.epochs=1",
+    "localize.related=1",
+    "segmenter.crop=64",
+    "segmenter.min_epochs=0",
+    "segmenter.min_steps=2",
+    "predict.scales=[0.5]",
+    "predict.hflip=false",
+    "compute.stop_if_not_learning=false",
+)
+"""Overrides that make a run short; its masks are useless."""
+SETS = " ".join(f"--set {override}" for override in QUICK)
+OPTIONS = {
+    "added_rows": "--images 12",
+    "allocator": "--steps 1 --rounds 1",
+    "cached_features": "--steps 1",
+    "classifier_step": "--batch 1 --steps 1 --rounds 1",
+    "crf": "--images 4 --rounds 1",
+    "data_loading": "--images 240 --rounds 1",
+    "distributed_step": "--rounds 1",
+    "evaluation": "--images 8 --rounds 1",
+    "index": "--images 20 --rounds 1",
+    "localization": "--images 8 --rounds 1",
+    "negatives": f"--recipe photos_fast --train-images 24 {SETS}",
+    "orchestration": SETS,
+    "pair_sampling": "--images 1000",
+    "prediction": "--images 4 --rounds 1",
+    "random_walk": "",
+    "related_images": "--images 4",
+    "run_overhead": "--train 8 --val 2 --steps 1",
+    "score_agreement": "--images 8",
+    "stream_training": "--images 16 --steps 2 --rounds 1",
+    "ten_million": "--rows 5000",
+    "training_throughput": "--seconds 1 --rounds 1",
+}
+"""Options that make each benchmark small."""
+NEEDS_MASKS = ("semi_weak",)
+"""Scripts that need a table of photographs with masks."""
+TESTED_ELSEWHERE = ("quality", "run_all")
+
+
+def test_every_benchmark_has_a_small_size() -> None:
+    scripts = {path.stem for path in FOLDER.glob("*.py") if "__main__" in path.read_text(encoding="utf-8")}
+    assert scripts == {*OPTIONS, *NEEDS_MASKS, *TESTED_ELSEWHERE}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_benchmark_runs_at_a_small_size(name: str, tmp_path: Path) -> None:
+    command = [sys.executable, str(FOLDER / f"{name}.py"), *OPTIONS[name].split()]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.fullmatch(r"ratio \S+ target (at most )?[\d.]+(: .+)?", done.stdout.splitlines()[-1]), done.stdout
