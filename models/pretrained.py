@@ -11,6 +11,7 @@ from torch import Tensor
 import mcis.models.torchvision_ops  # noqa: F401  (before torchvision)
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import Backbone
+from mcis.models.mxnet_weights import MxnetFormatError, read_resnet38
 
 TORCHVISION_PRETRAINED = ("vgg16", "vgg16_largefov", "resnet50", "resnet101")
 """Backbones for which torchvision has ImageNet weights."""
@@ -37,7 +38,8 @@ def bundled_weights(backbone: str = BUNDLED_BACKBONES[0]) -> Path:
 def read_state_dict(path: Path, remedy: str) -> Mapping[str, Tensor]:
     """Reads a file of a `state_dict`, or of a dictionary with the key `state_dict`, without running code in the file.
 
-    Files whose name ends in `.safetensors` are read as such, other files as torch's.
+    Files whose name ends in `.safetensors` are read as such, files `.params` as MXNet's weights of ResNet-38, and other
+    files as torch's.
 
     Args:
         remedy: Third part of the errors: what the user should do.
@@ -51,7 +53,11 @@ def read_state_dict(path: Path, remedy: str) -> Mapping[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return safetensors.torch.load_file(path)
+        if path.suffix == ".params":
+            return read_resnet38(path)
         state = torch.load(path, map_location="cpu", weights_only=True)
+    except MxnetFormatError as error:
+        raise UserError(f"{path} cannot be read as weights: {error}", "an undamaged file of MXNet", remedy) from None
     except Exception:  # the unpickler raises errors of any type for a malicious or damaged file
         raise UserError(f"{path} cannot be read as weights", "an undamaged file of tensors only", remedy) from None
 
@@ -63,7 +69,8 @@ def read_state_dict(path: Path, remedy: str) -> Mapping[str, Tensor]:
 
 
 def load_pretrained(backbone: Backbone, path: Path) -> None:
-    """Loads pretrained weights into a backbone from a `state_dict` file with torchvision's, timm's or PSA's names.
+    """Loads pretrained weights into a backbone from a `state_dict` file with torchvision's, timm's or PSA's names, or
+    from MXNet's file of ResNet-38.
 
     Tensors that match the backbone's `unused_weights` are ignored. Its `new_layers` keep their initial weights.
 

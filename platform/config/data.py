@@ -79,7 +79,7 @@ class WeightsConfig(Section):
 
     Backbone weights are `none` (train from scratch), `download` (weights of torchvision or timm, which the workspace
     keeps), `bundled` (weights of timm/tf_efficientnet_lite0, lite1 or lite2, which are installed with mcis), or the
-    path or URI of a state_dict file.
+    path or URI of a state_dict file; for resnet38 also of MXNet's file `.params` that PSA names.
     """
 
     classifier_backbone: WeightsFile = "none"

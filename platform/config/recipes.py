@@ -324,8 +324,9 @@ def lid() -> Config:
     map normalization, random walk) follow the code of SEAM and AffinityNet, on which the entry was built. The
     segmentation network follows DeepLab-V3 and the defaults.
 
-    Command: `mcis run lid --lid DIR --name NAME weights.classifier_backbone=resnet38.pth` with PSA's ImageNet weights
-    as a PyTorch file, and GPUs; it is the default recipe of the source lid. Hours: not measured by this project.
+    Command: `mcis run lid --lid DIR --name NAME weights.classifier_backbone=FILE` with PSA's ImageNet weights,
+    ilsvrc-cls_rna-a1_cls1000_ep-0001.params, and GPUs; it is the default recipe of the source lid. Hours: not measured
+    by this project.
     Expected mIoU: the paper reports 46.2 on val and 45.1 on test.
     """
     return Config(

@@ -108,7 +108,8 @@ def backbone_weights(origin: str, backbone: str, workspace: Workspace) -> Path |
     if not path_exists(path):
         raise UserError(
             f"weights of {backbone}: {path} is no file",
-            "`none`, `download`, `bundled`, or a state_dict file of torchvision's, timm's or, of resnet38, PSA's",
+            "`none`, `download`, `bundled`, or a state_dict file of torchvision's, timm's or, of resnet38, PSA's "
+            "(.params or .pth)",
             "name the file, for example weights.classifier_backbone=/path/to/weights.pth",
         )
     return path
@@ -123,7 +124,7 @@ def _download_path(backbone: str, workspace: Workspace) -> Path:
             f"there are no pretrained weights of the backbone {backbone} to download",
             f"one of {', '.join(TORCHVISION_PRETRAINED)}, or timm/NAME, or a file",
             "name a state_dict file by weights.classifier_backbone=PATH (for resnet38: PSA's ImageNet weights, "
-            "converted to torch), choose such a backbone, or "
+            "ilsvrc-cls_rna-a1_cls1000_ep-0001.params), choose such a backbone, or "
             "weights.classifier_backbone=none to train from scratch",
         )
     return workspace.weights / torchvision_weights_url(backbone).rsplit("/", 1)[1]
