@@ -68,6 +68,16 @@ CHECK_SCHEMA = pa.schema(
 CHECKED_SCHEMA = pa.schema([*INDEX_SCHEMA, *(field for field in CHECK_SCHEMA if field.name not in INDEX_SCHEMA.names)])
 
 
+PROVENANCE_SCHEMA = pa.schema(
+    [
+        pa.field("image_id", pa.string(), nullable=False),
+        pa.field("url", pa.string(), metadata={"about": "address of the original, or null"}),
+        pa.field("license", pa.string(), metadata={"about": "license of the image, or null"}),
+    ]
+)
+"""Where images come from, for the images whose source states it."""
+
+
 class Listing(NamedTuple):
     """The images of a source, before any image is opened.
 
@@ -75,11 +85,13 @@ class Listing(NamedTuple):
         table: LISTING_SCHEMA, one row per image.
         classes: K class names.
         notes: messages for the user.
+        provenance: PROVENANCE_SCHEMA, at most one row per image; None if no source states where its images come from.
     """
 
     table: pa.Table
     classes: tuple[str, ...]
     notes: tuple[str, ...] = ()
+    provenance: pa.Table | None = None
 
 
 def merge(first: Listing, *others: Listing) -> Listing:
@@ -108,7 +120,9 @@ def merge(first: Listing, *others: Listing) -> Listing:
     notes = list(first.notes)
     for listing in others:
         notes += listing.notes
-    return Listing(_sorted_by_id(table), first.classes, tuple(notes))
+    provenances = [listing.provenance for listing in (first, *others) if listing.provenance is not None]
+    provenance = pa.concat_tables(provenances).sort_by("image_id") if provenances else None
+    return Listing(_sorted_by_id(table), first.classes, tuple(notes), provenance)
 
 
 def _sorted_by_id(table: pa.Table) -> pa.Table:

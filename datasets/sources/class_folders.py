@@ -1,8 +1,9 @@
-"""Lists images with one tag each from class folders, `<folder>/<image>`: the sources `single` and `web`.
+"""Lists single-label images and web images, the sources `single` and `web`, by the names of their folders or by tables.
 
 The folders of `single` are those of ImageNet CLS-LOC, `<wnid>/*.JPEG`, those of Caltech-256, `<nnn.name>/*.jpg`, or
 folders named after the classes. The folders of `web`, which hold results of a search engine, are named after the
-classes. Both sources may have several such folders, a list of images, and a maximum number of images per class.
+classes; or the files are, `<number of a VOC class>_<name>`, as those of Shen et al. (CVPR 2018). Both sources may have
+several such folders and tables, a list of images, and a maximum number of images per class.
 """
 
 import collections
@@ -10,18 +11,19 @@ import hashlib
 import itertools
 import os
 import re
-import tomllib
 import unicodedata
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
+import pyarrow as pa
 from pydantic import BeforeValidator, Field
 
+from mcis.datasets.classes import VOC_CLASSES
 from mcis.datasets.errors import UserError
-from mcis.datasets.index import Listing, shown
-from mcis.datasets.section import LocalPath, Section, absolute_path
+from mcis.datasets.index import PROVENANCE_SCHEMA, Listing, shown
+from mcis.datasets.section import LocalPath, Section, absolute_location, absolute_path
+from mcis.datasets.sources.class_names import ClassNames, voc_folders
 from mcis.datasets.sources.lists import (
     LeftOut,
     did_you_mean,
@@ -33,11 +35,15 @@ from mcis.datasets.sources.lists import (
     source_folder,
 )
 from mcis.datasets.sources.source import Source
+from mcis.datasets.sources.tag_table import read_tag_table
+from mcis.datasets.sources.user_table import is_table
 
 _SUBFOLDERS = ("Data/CLS-LOC/train", "CLS-LOC/train", "train", "256_ObjectCategories", ".")
 """Folders below the root that may hold the class folders of single-label images, tried in this order."""
 _RUNNING_NUMBER = re.compile(r"\s+\d+$")
 """What follows the names in ImageNet's lists of images, such as train_cls.txt."""
+_NUMBERED_FILE = re.compile(r"(\d{1,2})_.+")
+"""Names of files that start with the number of a VOC class, from 1."""
 
 
 def _absolute_locations(value: Any) -> str | tuple[str, ...] | None:
@@ -47,8 +53,12 @@ def _absolute_locations(value: Any) -> str | tuple[str, ...] | None:
     paths = value if isinstance(value, list | tuple) else [value]
     if not paths or not all(isinstance(path, str | Path) for path in paths):
         raise ValueError("Input should be a path or a list of paths")
-    locations = tuple(str(absolute_path(Path(path))) for path in paths)
+    locations = tuple(_absolute_location(str(path)) for path in paths)
     return locations[0] if len(locations) == 1 else locations
+
+
+def _absolute_location(path: str) -> str:
+    return absolute_location(path) if is_table(path) else str(absolute_path(Path(path)))
 
 
 Locations = Annotated[str | tuple[str, ...] | None, BeforeValidator(_absolute_locations)]
@@ -58,10 +68,10 @@ class _ClassFoldersConfig(Section):
     """Fields of both sources. Fields that are not set are left out of stage keys, which earlier versions made."""
 
     root: Locations = None
-    """Folder of class folders, or a list of such folders."""
+    """Folder of class folders, or a table of images and tags; or a list of folders and tables."""
     list: LocalPath | None = Field(default=None, exclude_if=lambda path: path is None)
     """File with one image per line, <folder>/<image>, with or without suffix. Other images are left out, and listed
-    images that are in none of the folders are an error. None: all images."""
+    images that are absent from their folder are an error. None: all images."""
     max_per_class: int | None = Field(default=None, gt=0, exclude_if=lambda number: number is None)
     """Maximum number of images of a class. If there are more, those are used whose names have the smallest SHA-256, so
     the choice depends neither on a seed nor on the order of files. None: unlimited."""
@@ -70,11 +80,11 @@ class _ClassFoldersConfig(Section):
 
 
 class SingleConfig(_ClassFoldersConfig):
-    """Single-label images (source `single`): ImageNet CLS-LOC, Caltech-256 or plain class folders."""
+    """Single-label images (source `single`): ImageNet CLS-LOC, Caltech-256, plain class folders, or a table."""
 
     root: Locations = None
     """Folder of ImageNet's <wnid>/*.JPEG, Caltech-256's <nnn.name>/*.jpg or <class>/<image>, or a folder above it; or a
-    list of such folders."""
+    table with the columns image and tags; or a list of these."""
     classes: LocalPath | None = None
     """File of lines `<folder> <class name>`, such as `n02084071 dog`. None: the project's table of ImageNet and
     Caltech-256 folders, and folders named after the classes."""
@@ -86,7 +96,11 @@ class WebConfig(_ClassFoldersConfig):
     """Crawled images (source `web`)."""
 
     root: Locations = None
-    """Folder of <class>/<file>, or a list of such folders."""
+    """Folder of <class>/<file>, also in subfolders; or of <number of a VOC class>_<file>; or a table with the columns
+    image and tags and, optionally, url, license and saliency; or a list of these."""
+    classes: LocalPath | None = Field(default=None, exclude_if=lambda path: path is None)
+    """File of lines `<folder> <class name>`. If the folder has spaces, a tab separates them. None: folders named after
+    the classes, or by another spelling or a synonym, such as `potted plant` and `tv`."""
     saliency: LocalPath | None = None
     """Folder of saliency maps <class>/<stem>.png. Images without a map are allowed."""
 
@@ -98,49 +112,271 @@ class _Kind(NamedTuple):
         name: What the images are; used in notes.
         source: Name of the source, with which the ids of its images start.
         domain: Domain of the images.
+        has_subfolders: Whether images in folders below a class folder are used.
     """
 
     name: str
     source: str
     domain: Literal["source", "web"]
+    has_subfolders: bool
 
 
-_SINGLE = _Kind("single-label images", "single", "source")
-_WEB = _Kind("web images", "web", "web")
+_SINGLE = _Kind("single-label images", "single", "source", has_subfolders=False)
+_WEB = _Kind("web images", "web", "web", has_subfolders=True)
 
 
 class _Choice(NamedTuple):
-    """Which images of the class folders are used. The fields are those of `_ClassFoldersConfig`."""
+    """Which images are used. The fields are those of `_ClassFoldersConfig`."""
 
     list: Path | None
     max_per_class: int | None
     follow_links: bool
 
 
-@dataclass
-class _Images:
-    """Images of class folders, one entry per image in each list.
+class _Image(NamedTuple):
+    """An image.
 
     Attributes:
-        names: Path relative to the folder of class folders.
-        ids: Unique id, `<source>/<name>`.
-        uris: Absolute path.
-        classes: Class index.
-        notes: Notes for the user.
+        name: Path relative to the folder of class folders or to the folder of the table.
+        uri: Absolute path or URI.
+        tags: Class indices, ascending.
+        id: Unique id, `<source>/<name>`.
+        saliency, url, license: See `TableImage`.
     """
 
-    names: list[str] = field(default_factory=list)
-    ids: list[str] = field(default_factory=list)
-    uris: list[str] = field(default_factory=list)
-    classes: list[int] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
+    name: str
+    uri: str
+    tags: tuple[int, ...]
+    id: str = ""
+    saliency: str | None = None
+    url: str | None = None
+    license: str | None = None
 
-    def keep(self, is_kept: Sequence[bool]) -> None:
-        """Removes all other images."""
-        self.names = list(itertools.compress(self.names, is_kept))
-        self.ids = list(itertools.compress(self.ids, is_kept))
-        self.uris = list(itertools.compress(self.uris, is_kept))
-        self.classes = list(itertools.compress(self.classes, is_kept))
+
+class _Listed:
+    """The images and notes of several locations, and the folders that hold the images.
+
+    Args:
+        kind: Kind of the images.
+        classes: Names of the classes.
+        choice: Which images are used.
+    """
+
+    def __init__(self, kind: _Kind, classes: ClassNames, choice: _Choice):
+        self.kind = kind
+        self.classes = classes
+        self.choice = choice
+        self.images: list[_Image] = []
+        self.notes: list[str] = []
+        self.bases: list[str] = []
+
+    def add(self, base: Path | str, images: Sequence[_Image]) -> None:
+        """Adds the images of a location. Images with a path that an earlier one has get the location's number."""
+        self.bases.append(str(base))
+        taken = {image.name for image in self.images}
+        for image in images:
+            prefix = f"{self.kind.source}/{len(self.bases)}" if image.name in taken else self.kind.source
+            self.images.append(image._replace(id=f"{prefix}/{image.name}"))
+
+    def add_table(self, table: str, *, trusted: bool) -> None:
+        """Adds the images of a table."""
+        rows, notes = read_tag_table(table, self.classes, trusted=trusted)
+        self.notes += notes
+        images = []
+        for row in rows:
+            images.append(_Image(row.name, row.uri, row.tags, saliency=row.saliency, url=row.url, license=row.license))
+        self.add(table, images)
+
+    def add_folder(self, base: Path) -> bool:
+        """Adds all files of class folders that are not hidden. Returns whether there are any; else nothing is changed.
+
+        Args:
+            base: Folder of class folders, an absolute path without links.
+        """
+        content = scan(base, base, follow_links=self.choice.follow_links)
+        class_of_folder: dict[str, int] = {}
+        for folder in content.folders:
+            index = self.classes.find(folder)
+            if index is not None:
+                class_of_folder[folder] = index
+
+        left_out = content.left_out
+        left_out["file(s) or folder(s) that are not images"] += len(content.files)
+        images = []
+        for folder, index in class_of_folder.items():
+            for name in self._files(base, folder, left_out):
+                images.append(_Image(name, f"{base}/{name}", (index,)))
+        if not images:
+            return False
+
+        where = f"{self.kind.name} in {base}"
+        self.notes += self._left_out_notes(where, left_out)
+        other_folders = [folder for folder in content.folders if folder not in class_of_folder]
+        if other_folders:
+            count = len(other_folders)
+            self.notes.append(f"{where}: left out {count} folder(s) that match no class: {shown(other_folders)}")
+        renamed = [folder for folder in class_of_folder if not self.classes.is_exact(folder)]
+        if renamed:
+            pairs = [f"{folder} = {self.classes.names[class_of_folder[folder]]}" for folder in renamed]
+            self.notes.append(f"{where}: folders whose names are not those of classes: {shown(pairs, len(pairs))}")
+        self.add(base, images)
+        return True
+
+    def add_numbered(self, base: Path) -> bool:
+        """Adds all files `<number of a VOC class>_<name>`. Returns whether there are any; else nothing is changed."""
+        content = scan(base, base, follow_links=self.choice.follow_links)
+        images = []
+        for name in content.files:
+            index = self._class_of_numbered(name)
+            if index is not None:
+                images.append(_Image(name, f"{base}/{name}", (index,)))
+        if not images:
+            return False
+
+        where = f"{self.kind.name} in {base}"
+        left_out = content.left_out
+        left_out["file(s) or folder(s) that are not named after a class"] += (
+            len(content.files) + len(content.folders) - len(images)
+        )
+        self.notes.append(f"{where}: files are named by the number of their VOC class, such as {images[0].name}")
+        self.notes += self._left_out_notes(where, left_out)
+        self.add(base, images)
+        return True
+
+    def _class_of_numbered(self, name: str) -> int | None:
+        match = _NUMBERED_FILE.fullmatch(name)
+        number = int(match[1]) if match else 0
+        return self.classes.find(VOC_CLASSES[number - 1]) if 1 <= number <= len(VOC_CLASSES) else None
+
+    def _files(self, base: Path, folder: str, left_out: LeftOut) -> Iterator[str]:
+        """Yields the files of a class folder, relative to `base`, and counts what is left out."""
+        follow_links = self.choice.follow_links
+        waiting = [folder]
+        read: set[str] = set()
+        while waiting:
+            below = waiting.pop()
+            target = os.path.realpath(base / below)
+            if target in read:
+                left_out["link(s) to folders that were read already"] += 1
+                continue
+            read.add(target)
+
+            content = scan(base / below, base, follow_links=follow_links)
+            left_out.update(content.left_out)
+            names = [name for name in content.files if not name.startswith(".")]
+            for name in names:
+                yield f"{below}/{name}"
+
+            folders = []
+            if self.kind.has_subfolders:
+                folders = [name for name in content.folders if not name.startswith(".")]
+            waiting += [f"{below}/{name}" for name in reversed(folders)]
+            others = len(content.files) + len(content.folders) - len(names) - len(folders)
+            left_out["file(s) or folder(s) that are not images"] += others
+
+    def _left_out_notes(self, where: str, left_out: LeftOut) -> list[str]:
+        """Returns notes on what was left out of a location."""
+        notes = []
+        for note in left_out_notes(where, left_out):
+            leads_out = "link(s) that lead out of" in note
+            remedy = f"; to use them, set data.{self.kind.source}.follow_links=true" if leads_out else ""
+            notes.append(f"{note}{remedy}")
+        return notes
+
+    def listing(self, saliency: Path | None) -> Listing:
+        """Chooses images and makes the listing.
+
+        Args:
+            saliency: Folder of saliency maps.
+        """
+        names = self.classes.names
+        where = f"{self.kind.name} in {' and '.join(self.bases)}"
+        if self.choice.list:
+            self._keep_listed(self.choice.list, where)
+        if self.choice.max_per_class:
+            self._limit_classes(self.choice.max_per_class, where)
+
+        present = set(itertools.chain.from_iterable(image.tags for image in self.images))
+        absent = [name for k, name in enumerate(names) if k not in present]
+        if absent:
+            self.notes.append(f"{where}: no image of class {shown(absent, len(absent))}")
+
+        saliency_uris, saliency_notes = _saliency_uris(self.images, saliency, where)
+        rows = listing_table(
+            image_id=[image.id for image in self.images],
+            uri=[image.uri for image in self.images],
+            domain=self.kind.domain,
+            split="train",
+            tags=[image.tags for image in self.images],
+            saliency_uri=saliency_uris,
+        )
+        return Listing(rows, names, tuple(self.notes + saliency_notes), _provenance(self.images))
+
+    def _keep_listed(self, path: Path, where: str) -> None:
+        """Removes images that a list does not name.
+
+        Raises:
+            UserError: See `read_lines`; or the list names an image that is absent from the folder of a class.
+        """
+        expected = "lines '<folder>/<image>', such as n02084071/n02084071_10.JPEG"
+        remedy = "name another file, or leave the setting empty to use all images"
+        line_of: dict[str, int] = {}
+        texts: dict[int, str] = {}
+        for number, written in read_lines(path, expected, remedy):
+            text = unicodedata.normalize("NFC", written).removeprefix("./")
+            texts[number] = text
+            line_of.setdefault(text, number)
+            line_of.setdefault(_RUNNING_NUMBER.sub("", text), number)
+
+        found: set[int | None] = set()
+        kept = []
+        for image in self.images:
+            name = unicodedata.normalize("NFC", image.name)
+            line = line_of.get(name) or line_of.get(os.path.splitext(name)[0])
+            found.add(line)
+            if line is not None:
+                kept.append(image)
+
+        missing = [text for number, text in texts.items() if number not in found and line_of[text] == number]
+        absent = [text for text in missing if self.classes.find(text.partition("/")[0]) is not None]
+        of_other_folders = [text for text in missing if text not in absent]
+        if absent:
+            raise UserError(
+                f"{path} names {len(absent)} image(s) that are not in the folders of {where}: {shown(absent)}",
+                expected,
+                "add the images or remove them from the list",
+            )
+        if of_other_folders:
+            count = len(of_other_folders)
+            self.notes.append(
+                f"{path} names {count} image(s) in folders that match no class: {shown(of_other_folders)}"
+            )
+        self.notes.append(f"{where}: {len(kept)} of {len(self.images)} images are in {path}, the others are left out")
+        self.images = kept
+
+    def _limit_classes(self, max_per_class: int, where: str) -> None:
+        """Removes images of classes with more than `max_per_class` images; those with the smallest hashes stay.
+
+        An image with several tags stays if none of its classes has its number of images yet.
+        """
+        hashes = [hashlib.sha256(image.id.encode()).digest() for image in self.images]
+        available: collections.Counter[int] = collections.Counter()
+        chosen: collections.Counter[int] = collections.Counter()
+        is_kept = [False] * len(hashes)
+        for position in sorted(range(len(hashes)), key=hashes.__getitem__):
+            tags = self.images[position].tags
+            available.update(tags)
+            is_kept[position] = all(chosen[k] < max_per_class for k in tags)
+            if is_kept[position]:
+                chosen.update(tags)
+
+        limited = [f"{self.classes.names[k]} ({available[k]})" for k in sorted(available) if available[k] > chosen[k]]
+        if limited:
+            self.notes.append(
+                f"{where}: {is_kept.count(False)} image(s) are left out, because the number per class is limited to "
+                f"{max_per_class}: {shown(limited, len(limited))}"
+            )
+        self.images = list(itertools.compress(self.images, is_kept))
 
 
 def list_single_label(
@@ -152,55 +388,51 @@ def list_single_label(
     list: Path | None = None,
     max_per_class: int | None = None,
     follow_links: bool = False,
+    allow_absolute: bool = False,
 ) -> Listing:
-    """Lists single-label images from the names in their class folders.
+    """Lists single-label images from the names in their class folders, or from tables.
 
     No image is opened and suffixes are not checked: files that are no images are rejected when the images are checked.
     The arguments are the fields of `SingleConfig`.
 
     Args:
         names: K class names. Folders of other classes are left out, with a note.
+        allow_absolute: Whether tables are trusted, see `read_user_table`.
 
     Returns:
-        Rows `single/<folder>/<file>` of split train and domain source. If an earlier folder has an image of the same
-        path, the id is `single/<number of the folder>/<folder>/<file>`.
+        Rows `single/<folder>/<file>` of split train and domain source. If an earlier location has an image of the same
+        path, the id is `single/<number of the location>/<folder>/<file>`.
 
     Raises:
         UserError: A folder or file is missing or unreadable, no folder belongs to a class, a class is unknown, or a
-            listed image is absent.
+            listed image is absent; see also `read_tag_table`.
     """
     if classes:
-        class_names = _read_class_file(classes, names)
+        class_names = ClassNames(names, _read_class_file(classes, names, "data.single.classes"), spellings=False)
     else:
-        class_names = voc_folders() | {name: name for name in names}
-    class_of = {folder: names.index(name) for folder, name in class_names.items() if name in names}
+        class_names = ClassNames(names, voc_folders() | {name: name for name in names}, spellings=True)
 
-    choice = _Choice(list, max_per_class, follow_links)
-    images = _Images()
-    bases = []
-    for number, location in enumerate(_locations(root), 1):
-        base = _add_single_label(images, Path(location), number, class_of, names, choice)
-        bases.append(base)
+    listed = _Listed(_SINGLE, class_names, _Choice(list, max_per_class, follow_links))
+    for location in _locations(root):
+        if is_table(str(location)):
+            listed.add_table(str(location), trusted=allow_absolute)
+        else:
+            _add_single_label(listed, Path(location))
 
     if classes:
-        present = set().union(*(scan(base, base, follow_links=follow_links).folders for base in bases))
-        absent = sorted(set(class_of) - present)
-        if absent:
-            where = _shown_paths(bases)
-            images.notes.append(f"{classes} names {len(absent)} folder(s) that are not in {where}: {shown(absent)}")
-    return _listing(images, bases, names, class_of, _SINGLE, choice, saliency)
+        listed.notes += _absent_folder_notes(listed, classes)
+    return listed.listing(saliency)
 
 
-def _add_single_label(
-    images: _Images, location: Path, number: int, class_of: Mapping[str, int], names: tuple[str, ...], choice: _Choice
-) -> Path:
-    """Adds the images of a root of single-label images. Returns the folder that holds its class folders."""
+def _add_single_label(listed: _Listed, location: Path) -> None:
+    """Adds the images of a root of single-label images."""
     root = source_folder(location, "a folder of single-label images", "name it by --single")
     bases = [(root / below).resolve() for below in _SUBFOLDERS if (root / below).is_dir()]
     for base in bases:
-        if _add(images, base, number, class_of, _SINGLE, choice):  # `train` may also be the folder of a class
+        if listed.add_folder(base):  # `train` may also be the folder of a class of that name
             break
     else:
+        names = listed.classes.names
         raise UserError(
             f"no folder with images in {root} matches one of the {len(names)} classes; there are "
             f"{shown(scan(root, root).folders) or 'none'}",
@@ -211,227 +443,95 @@ def _add_single_label(
 
     for other in bases:
         folders = [] if base.is_relative_to(other) else scan(other, other).folders
-        if other != base and not class_of.keys().isdisjoint(folders):
-            images.notes.append(
+        if any(listed.classes.is_exact(folder) for folder in folders):
+            listed.notes.append(
                 f"single-label images in {root}: used {base}, and left out the class folders in {other}; add --single "
                 f"{other} to use both"
             )
-    return base
 
 
 def list_web(
     root: Path | str | Sequence[Path | str],
     names: tuple[str, ...],
     *,
+    classes: Path | None = None,
     saliency: Path | None = None,
     list: Path | None = None,
     max_per_class: int | None = None,
     follow_links: bool = False,
+    allow_absolute: bool = False,
 ) -> Listing:
-    """Lists crawled images from the names in their class folders.
+    """Lists crawled images from the names in their class folders, by the numbers in their file names, or from tables.
 
     No image is opened. Suffixes are not checked, because search engines return many files with wrong names. The
     arguments are the fields of `WebConfig`. An image whose stem occurs twice in its folder gets no saliency map.
 
     Args:
         names: K class names. Other folders are left out, with a note.
+        allow_absolute: Whether tables are trusted, see `read_user_table`.
 
     Returns:
         Rows `web/<class>/<file>` of split train and domain web; see `list_single_label`.
 
     Raises:
         UserError: A folder is missing or unreadable, no folder that is named as a class holds an image, or a listed
-            image is absent.
+            image is absent; see also `read_tag_table`.
     """
-    remedy = "name by --web the folder that holds the classes"
-    class_of = {name: k for k, name in enumerate(names)}
+    if classes:
+        class_names = ClassNames(names, _read_class_file(classes, names, "data.web.classes"), spellings=False)
+    else:
+        class_names = ClassNames(names, {name: name for name in names}, spellings=True)
 
-    choice = _Choice(list, max_per_class, follow_links)
-    images = _Images()
-    bases = []
-    for number, location in enumerate(_locations(root), 1):
+    remedy = "name by --web the folder that holds the classes"
+    listed = _Listed(_WEB, class_names, _Choice(list, max_per_class, follow_links))
+    for location in _locations(root):
+        if is_table(str(location)):
+            listed.add_table(str(location), trusted=allow_absolute)
+            continue
         base = source_folder(Path(location), "a folder of crawled images, <class>/<file>", remedy)
-        if not _add(images, base, number, class_of, _WEB, choice):
+        if not (listed.add_folder(base) or listed.add_numbered(base)):
             folders = shown(scan(base, base).folders) or "none"
             raise UserError(
                 f"no folder in {base} that is named as a class holds an image; there are {folders}",
                 f"folders named {', '.join(names)}",
-                f"{remedy}, or rename its folders",
+                f"{remedy}, or rename its folders, or name by data.web.classes a file of their classes",
             )
-        bases.append(base)
-    return _listing(images, bases, names, class_of, _WEB, choice, saliency)
+
+    if classes:
+        listed.notes += _absent_folder_notes(listed, classes)
+    return listed.listing(saliency)
 
 
 def _locations(root: Path | str | Sequence[Path | str]) -> Sequence[Path | str]:
     return [root] if isinstance(root, Path | str) else root
 
 
-def _shown_paths(paths: Sequence[Path]) -> str:
-    return " and ".join(map(str, paths))
+def _absent_folder_notes(listed: _Listed, class_file: Path) -> list[str]:
+    """Returns a note on folders of a class file that do not exist."""
+    present: set[str] = set()
+    folders = [Path(base) for base in listed.bases if not is_table(base)]
+    for base in folders:
+        content = scan(base, base, follow_links=listed.choice.follow_links)
+        present.update(unicodedata.normalize("NFC", folder) for folder in content.folders)
+    absent = sorted(set(listed.classes.class_of) - present)
+    if not folders or not absent:
+        return []
+    where = " and ".join(map(str, folders))
+    return [f"{class_file} names {len(absent)} folder(s) that are not in {where}: {shown(absent)}"]
 
 
-def _add(images: _Images, base: Path, number: int, class_of: Mapping[str, int], kind: _Kind, choice: _Choice) -> int:
-    """Adds all files of class folders that are not hidden. Returns their number; without any, nothing is changed.
+def _saliency_uris(images: Sequence[_Image], saliency: Path | None, where: str) -> tuple[list[str | None], list[str]]:
+    """Returns the saliency map of each image, that of its table or `<folder>/<stem>.png`, and notes.
 
-    Args:
-        base: Folder of class folders, an absolute path without links.
-        number: Number of the folder, from 1.
-        class_of: Name of a class folder -> class index.
-    """
-    content = scan(base, base, follow_links=choice.follow_links)
-    class_of_name = {unicodedata.normalize("NFC", folder): k for folder, k in class_of.items()}
-    class_of_folder: dict[str, int] = {}  # of the folders that exist, by the Unicode form that they have
-    for folder in content.folders:
-        name = unicodedata.normalize("NFC", folder)
-        if name in class_of_name:
-            class_of_folder[folder] = class_of_name[name]
-
-    names: list[str] = []
-    classes: list[int] = []
-    for folder, class_index in class_of_folder.items():
-        class_content = scan(base / folder, base, follow_links=choice.follow_links)
-        files = [name for name in class_content.files if not name.startswith(".")]
-        names += [f"{folder}/{name}" for name in files]
-        classes += [class_index] * len(files)
-
-        others = len(class_content.files) + len(class_content.folders) - len(files)
-        content.left_out.update(class_content.left_out)
-        content.left_out["file(s) or folder(s) that are not images"] += others
-    if not names:
-        return 0
-
-    other_folders = [folder for folder in content.folders if folder not in class_of_folder]
-    images.notes += _folder_notes(f"{kind.name} in {base}", kind, content.left_out, other_folders)
-
-    taken = set(images.names)
-    for name in names:
-        prefix = f"{kind.source}/{number}" if name in taken else kind.source
-        images.ids.append(f"{prefix}/{name}")
-    images.names += names
-    images.uris += [f"{base}/{name}" for name in names]
-    images.classes += classes
-    return len(names)
-
-
-def _folder_notes(where: str, kind: _Kind, left_out: LeftOut, other_folders: Sequence[str]) -> list[str]:
-    """Returns notes on what was left out of a folder of class folders."""
-    notes = []
-    for note in left_out_notes(where, left_out):
-        leads_out = "link(s) that lead out of" in note
-        remedy = f"; to use them, set data.{kind.source}.follow_links=true" if leads_out else ""
-        notes.append(f"{note}{remedy}")
-    if other_folders:
-        count = len(other_folders)
-        notes.append(f"{where}: left out {count} folder(s) that match no class: {shown(other_folders)}")
-    return notes
-
-
-def _listing(
-    images: _Images,
-    bases: Sequence[Path],
-    names: tuple[str, ...],
-    class_of: Mapping[str, int],
-    kind: _Kind,
-    choice: _Choice,
-    saliency: Path | None,
-) -> Listing:
-    """Chooses images and makes the listing of a source.
-
-    Args:
-        bases: Folders of class folders.
-        class_of: Name of a class folder -> class index.
-    """
-    where = f"{kind.name} in {_shown_paths(bases)}"
-    if choice.list:
-        _keep_listed(images, choice.list, class_of, where)
-    if choice.max_per_class:
-        _limit_classes(images, choice.max_per_class, names, where)
-
-    present = set(images.classes)
-    absent = [name for k, name in enumerate(names) if k not in present]
-    if absent:
-        images.notes.append(f"{where}: no image of class {shown(absent, len(absent))}")
-
-    saliency_uris, saliency_notes = _saliency_uris(images.names, saliency, where)
-    rows = listing_table(
-        image_id=images.ids,
-        uri=images.uris,
-        domain=kind.domain,
-        split="train",
-        tags=[[k] for k in images.classes],
-        saliency_uri=saliency_uris,
-    )
-    return Listing(rows, names, tuple(images.notes + saliency_notes))
-
-
-def _keep_listed(images: _Images, path: Path, class_of: Mapping[str, int], where: str) -> None:
-    """Removes images that a list does not name.
-
-    Raises:
-        UserError: See `read_lines`; or the list names an image that is absent from the folder of a class.
-    """
-    expected = "lines '<folder>/<image>', such as n02084071/n02084071_10.JPEG"
-    line_of: dict[str, int] = {}
-    texts: dict[int, str] = {}
-    remedy = "name another file, or leave the setting empty to use all images"
-    for number, written in read_lines(path, expected, remedy):
-        text = unicodedata.normalize("NFC", written).removeprefix("./")
-        texts[number] = text
-        line_of.setdefault(text, number)
-        line_of.setdefault(_RUNNING_NUMBER.sub("", text), number)
-
-    found: set[int | None] = set()
-    is_listed = []
-    for name in images.names:
-        name = unicodedata.normalize("NFC", name)
-        line = line_of.get(name) or line_of.get(os.path.splitext(name)[0])
-        is_listed.append(line is not None)
-        found.add(line)
-
-    missing = [text for number, text in texts.items() if number not in found and line_of[text] == number]
-    of_other_folders = [text for text in missing if text.partition("/")[0] not in class_of]
-    absent = [text for text in missing if text.partition("/")[0] in class_of]
-    if absent:
-        raise UserError(
-            f"{path} names {len(absent)} image(s) that are not in the folders of {where}: {shown(absent)}",
-            expected,
-            "add the images or remove them from the list",
-        )
-    if of_other_folders:
-        count = len(of_other_folders)
-        images.notes.append(f"{path} names {count} image(s) in folders that match no class: {shown(of_other_folders)}")
-    images.notes.append(f"{where}: {sum(is_listed)} of {len(is_listed)} images are in {path}, the others are left out")
-    images.keep(is_listed)
-
-
-def _limit_classes(images: _Images, max_per_class: int, names: tuple[str, ...], where: str) -> None:
-    """Removes images of classes with more than `max_per_class` images; those with the smallest hashes stay."""
-    hashes = [hashlib.sha256(image.encode()).digest() for image in images.ids]
-    counts: collections.Counter[int] = collections.Counter()
-    is_kept = [False] * len(hashes)
-    for position in sorted(range(len(hashes)), key=hashes.__getitem__):
-        class_index = images.classes[position]
-        is_kept[position] = counts[class_index] < max_per_class
-        counts[class_index] += 1
-
-    limited = [f"{names[k]} ({counts[k]})" for k in sorted(counts) if counts[k] > max_per_class]
-    if limited:
-        images.notes.append(
-            f"{where}: {is_kept.count(False)} image(s) are left out, because the number per class is limited to "
-            f"{max_per_class}: {shown(limited, len(limited))}"
-        )
-    images.keep(is_kept)
-
-
-def _saliency_uris(images: list[str], saliency: Path | None, where: str) -> tuple[list[str | None], list[str]]:
-    """Returns the saliency map `<folder>/<stem>.png` of each image, and notes.
-
-    An image whose stem occurs twice gets None.
+    An image whose stem occurs twice gets no map of the folder.
     """
     maps = map_paths(saliency, "saliency map")
-    stems = [unicodedata.normalize("NFC", os.path.splitext(image)[0]) for image in images]
+    stems = [unicodedata.normalize("NFC", os.path.splitext(image.name)[0]) for image in images]
     count = collections.Counter(stems)
-    uris = [maps.get(stem) if count[stem] == 1 else None for stem in stems]
+    uris = []
+    for image, stem in zip(images, stems, strict=True):
+        map_of_stem = maps.get(stem) if count[stem] == 1 else None
+        uris.append(image.saliency or map_of_stem)
 
     notes = []
     ambiguous = sum(count[stem] > 1 for stem in stems)
@@ -442,29 +542,33 @@ def _saliency_uris(images: list[str], saliency: Path | None, where: str) -> tupl
     return uris, notes
 
 
-def voc_folders() -> dict[str, str]:
-    """Returns the folders of ImageNet and Caltech-256 with images of a VOC class -> name of the class."""
-    text = Path(__file__).with_name("voc_folders.toml").read_text(encoding="utf-8")
-    class_of: dict[str, str] = {}
-    for table in tomllib.loads(text).values():
-        for name, entries in table.items():
-            class_of |= {entry.split()[0]: name for entry in entries}
-    return class_of
+def _provenance(images: Sequence[_Image]) -> pa.Table | None:
+    """Returns the addresses and licenses of the images that have one (PROVENANCE_SCHEMA); None if there are none."""
+    rows = [
+        {"image_id": image.id, "url": image.url, "license": image.license}
+        for image in images
+        if image.url or image.license
+    ]
+    return pa.Table.from_pylist(rows, PROVENANCE_SCHEMA) if rows else None
 
 
-def _read_class_file(path: Path, names: tuple[str, ...]) -> dict[str, str]:
-    """Reads lines `<folder> <class name>`; returns folder -> class name."""
+def _read_class_file(path: Path, names: tuple[str, ...], key: str) -> dict[str, str]:
+    """Reads lines `<folder> <class name>`; returns folder -> class name.
+
+    Args:
+        key: Setting that names the file; used in messages.
+    """
     expected = "lines '<folder> <class name>'"
-    remedy = "name another file by data.single.classes, or leave it empty to use the names of the folders"
+    remedy = f"name another file by {key}, or leave it empty to use the names of the folders"
     class_of: dict[str, str] = {}
 
     for number, line in read_lines(path, expected, remedy):
-        folder, *rest = line.split(None, 1)
+        folder, *rest = line.split("\t" if "\t" in line else None, 1)
         if not rest:
             raise UserError(f"{path}, line {number}: no class name for {folder}", expected, "name its class")
         if folder in class_of:
             raise UserError(f"{path}, line {number}: {folder} is listed twice", "each folder once", "delete one line")
-        class_of[folder] = rest[0]
+        class_of[folder.strip()] = rest[0].strip()
 
     unknown = sorted(set(class_of.values()) - set(names))
     if unknown:
@@ -477,17 +581,21 @@ SINGLE = Source(
     lister=list_single_label,
     location="root",
     several=True,
-    help="Folder of single-label images: ImageNet CLS-LOC (by synset), Caltech-256, or `<class>/<image>`. Repeatable.",
+    help="Folder of single-label images: ImageNet CLS-LOC (by synset), Caltech-256, or `<class>/<image>`; or a table "
+    "of images and tags. Repeatable.",
     example="single ILSVRC/Data/CLS-LOC/train",
     record=SingleConfig,
+    data_keys={"allow_absolute": "tags.allow_absolute"},
     domain="source",
 )
 WEB = Source(
     lister=list_web,
     location="root",
     several=True,
-    help="Folder of crawled images, `<class>/<file>`; the folder is the tag. Repeatable.",
+    help="Folder of crawled images, `<class>/<file>`, whose tags are the folders; or a table of images and tags. "
+    "Repeatable.",
     example="web bing",
     record=WebConfig,
+    data_keys={"allow_absolute": "tags.allow_absolute"},
     domain="web",
 )

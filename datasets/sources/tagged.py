@@ -162,7 +162,7 @@ def photograph_tags(
     columns = {"image": "image", "tags": "tags"}
     rows = read_user_table(table, columns, trusted=allow_absolute, has_column_keys=False)
     uris = in_existing_spellings(rows.uris("image", rows.filled("image")))
-    cells = _tag_cells(rows)
+    cells = tag_cells(rows)
     found = _distinct_tags(cells)
     none_tags = _none_tags(found, classes, negative_tags)
 
@@ -253,7 +253,7 @@ def _read_tags(
     Args:
         images: Name of the image of each row, for messages.
     """
-    cells = _tag_cells(rows)
+    cells = tag_cells(rows)
     found = _distinct_tags(cells)
     names = read_classes(classes) if classes else ()
     none_tags = _none_tags(found, names, negative_tags)
@@ -430,7 +430,7 @@ def _misspelling_notes(num_images: Mapping[str, int]) -> list[str]:
     return notes
 
 
-def _tag_cells(rows: UserTable) -> pa.ChunkedArray:
+def tag_cells(rows: UserTable) -> pa.ChunkedArray:
     """Returns the cells of tags, lists or texts. Columns of 0 and 1 become lists of their names.
 
     A row with empty cells and no 1 becomes null, because it does not say that the image shows none of the classes.

@@ -63,7 +63,7 @@ def _add_source_command(name: str, source: Source) -> None:
             already_noted = result.context.computed["index"]
             _show_index(result.context.workspace, run, with_notes=not already_noted)
 
-    kind: Any = Path if source.location_kind == "DIR" else str
+    kind: Any = Path if source.location_kind == "DIR" and not source.several else str
     location = Annotated[kind, typer.Argument(metavar=source.location_kind, help=source.help)]
     index_source.__annotations__["location"] = location
     add = index_app.command(name, help=source.help, epilog=f"Example: `mcis index {source.example}`")
@@ -107,6 +107,7 @@ def index_browse(
             notes=index.notes,
             title=f"Index of {name}",
             value_range=index.value_range,
+            provenance=index.provenance,
         )
         target = out or opened.run(name).index_page
         write_text(target, page)

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 from typing import Annotated, Any
 
+import pyarrow as pa
 import safetensors.torch
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -23,6 +24,7 @@ from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import build_segmenter
 from mcis.platform.networks.trained_segmenter import TrainedSegmenter, check_overrides, sets_max_side
 from mcis.platform.networks.weights_files import SAFETENSORS, load_weights, weights_in
+from mcis.platform.outputs.provenance import license_counts
 from mcis.platform.outputs.read_index import open_index, rows_in_split
 from mcis.platform.runs.files import atomic_write, read_record_of, write_json, write_text
 from mcis.platform.runs.scores import Score, read_scores
@@ -112,7 +114,8 @@ def _card(trained: TrainedSegmenter) -> str:
 
     c = trained.config
     workspace = Workspace(trained.run.parent.parent, create=False)
-    index = open_index(workspace, trained.run.name, ["split", "tags", "is_negative"]).index
+    opened = open_index(workspace, trained.run.name, ["split", "tags", "is_negative"])
+    index = opened.index
     num_tagged = len(rows_in_split(index, "train", tagged=True))
     num_negatives = len(rows_in_split(index, "train", tagged=True, negatives=True)) - num_tagged
     negatives = f", and {num_negatives} images that show none of the classes" if num_negatives else ""
@@ -136,10 +139,22 @@ Recipe {c.recipe}, seed {c.seed}, {c.segmenter.network} on {c.segmenter.backbone
 
 | scores of the run | mean IoU % | images and method |
 | --- | --- | --- |
-{scores}
+{scores}{license_table(opened.provenance)}
 No license is stated. Before you publish the network, add `license:` above, as far as the licenses of the images and of
 the initial weights allow.
 """
+
+
+def license_table(provenance: pa.Table) -> str:
+    """Returns a table of the licenses of the images; empty if no source states them."""
+    counts = license_counts(provenance)
+    if not counts:
+        return ""
+    rows = []
+    for count in counts:
+        cells = (count.license, f"{count.images:,}", ", ".join(count.sites))
+        rows.append("| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |\n")
+    return "\n| license of images | images | most frequent sites |\n| --- | --- | --- |\n" + "".join(rows)
 
 
 def _supervision(config: Config) -> str:

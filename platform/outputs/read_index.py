@@ -16,6 +16,7 @@ from mcis.datasets.index import INDEX_SCHEMA
 from mcis.datasets.sources.lists import constant_column
 from mcis.datasets.storage.folders import path_exists
 from mcis.datasets.tables.large_tables import take_rows
+from mcis.platform.outputs.provenance import read_provenance
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_parts, read_table
 from mcis.platform.runs.results import IndexResult, read_result
@@ -31,6 +32,7 @@ class OpenedIndex(NamedTuple):
         classes: The K class names.
         notes: Sentences that the user should read.
         value_range: `data.value_range`, with which its images are read.
+        provenance: Where images come from (`PROVENANCE_SCHEMA`), as far as it is known.
     """
 
     index: pa.Table
@@ -38,6 +40,7 @@ class OpenedIndex(NamedTuple):
     classes: tuple[str, ...]
     notes: tuple[str, ...]
     value_range: ValueRange | None
+    provenance: pa.Table
 
 
 def open_index(workspace: Workspace, name: str, columns: list[str] | None = None) -> OpenedIndex:
@@ -58,7 +61,8 @@ def open_index(workspace: Workspace, name: str, columns: list[str] | None = None
     result = read_result(folder, IndexResult)
     index = pa.concat_tables(_index_parts(folder / "index.parquet", columns or INDEX_SCHEMA.names))
     rejects = read_table(folder / "rejects.parquet")
-    return OpenedIndex(index, rejects, result.classes, result.notes, result.value_range)
+    provenance = read_provenance(folder)
+    return OpenedIndex(index, rejects, result.classes, result.notes, result.value_range, provenance)
 
 
 def split_rows(

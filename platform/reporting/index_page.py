@@ -21,6 +21,7 @@ from mcis.datasets.index import find_duplicates
 from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
 from mcis.datasets.storage.threads import map_in_threads
 from mcis.datasets.tags import Tags
+from mcis.platform.outputs.provenance import license_counts
 from mcis.platform.reporting.html import render
 from mcis.platform.reporting.index_facts import index_facts
 from mcis.platform.reporting.panels import labels
@@ -79,6 +80,7 @@ def browse_page(
     notes: Sequence[str],
     title: str,
     value_range: ValueRange | None = None,
+    provenance: pa.Table | None = None,
 ) -> str:
     """Renders the page of an index.
 
@@ -89,6 +91,7 @@ def browse_page(
         notes: notes of the index and its sources.
         title: heading of the page.
         value_range: `data.value_range` of the index.
+        provenance: where images come from (PROVENANCE_SCHEMA), as far as it is known.
     """
     facts = index_facts(index, rejects, classes)
     label_of = labels(classes)
@@ -104,6 +107,7 @@ def browse_page(
         "per_class": [(int(k), facts.per_class[k].tolist()) for k in by_frequency],
         "pictures": _choose_examples(index, classes, value_range),
         "copies": find_duplicates(lambda columns: [index.select(columns)]),
+        "licenses": license_counts(provenance) if provenance is not None else [],
         "most_rows": _MOST_ROWS,
         "rejects": rejects.slice(0, _MOST_ROWS).to_pylist(),
         "most_reasons": _MOST_REASONS,

@@ -34,6 +34,7 @@ from mcis.datasets.tables.large_tables import in_shards, release_arrow_memory, t
 from mcis.datasets.unclear_pixels import UnclearPixels
 from mcis.platform.config.sections import Config, sources_of
 from mcis.platform.engine.mapping import map_table
+from mcis.platform.outputs.provenance import license_counts, write_provenance
 from mcis.platform.outputs.read_index import rows_in_split
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import file_stamps, fingerprint, read_parts, read_table, write_batches, write_table
@@ -51,8 +52,16 @@ _IDENTITY_COLUMNS = [name for name in INDEX_SCHEMA.names if name not in ("uri", 
 def inputs(config: Config, context: RunContext) -> Any:
     """Inputs of the stage key: lists, class names, size and modification time of every image, version of the checks."""
     assert context.sources is not None
-    table, classes, _ = context.sources.listing()
-    return [table_digest([table]), classes, file_stamps(table["uri"]), CHECKS_VERSION]
+    listing = context.sources.listing()
+    parts: list[Any] = [
+        table_digest([listing.table]),
+        listing.classes,
+        file_stamps(listing.table["uri"]),
+        CHECKS_VERSION,
+    ]
+    if listing.provenance is not None:
+        parts.append(table_digest([listing.provenance]))
+    return parts
 
 
 def run(config: Config, context: RunContext) -> IndexResult:
@@ -66,7 +75,7 @@ def run(config: Config, context: RunContext) -> IndexResult:
     if context.recompute:
         remove(context.workspace.image_checks)
     assert context.sources is not None
-    table, classes, notes = context.sources.listing()
+    table, classes, notes, provenance = context.sources.listing()
     num_images = len(table)
     context.sources.release()
 
@@ -91,6 +100,10 @@ def run(config: Config, context: RunContext) -> IndexResult:
 
     if len(rejects):
         notes = (*notes, f"{len(rejects)} of {num_images} images are rejected: {_reasons(rejects)}")
+    counts: dict[str, Any] = {}
+    if provenance is not None:
+        rows = write_provenance(context.output, provenance, read_table(index_file, ["image_id"])["image_id"])
+        counts["licenses"] = {count.license: count.images for count in license_counts(rows)}
     copies = find_duplicates(functools.partial(read_parts, index_file))
     kinds = [reason.partition(":")[0] for reason in rejects["reason"].to_pylist()]
     identity: list[Any] = [table_digest(read_parts(index_file, _IDENTITY_COLUMNS)), classes]
@@ -110,6 +123,7 @@ def run(config: Config, context: RunContext) -> IndexResult:
             "unlabelled": num_unlabelled,
             "rejected": dict(collections.Counter(kinds)),
             "with saliency map": len(index) - index["saliency_uri"].null_count,
+            **counts,
         },
     )
 

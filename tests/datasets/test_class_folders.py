@@ -10,7 +10,8 @@ import pytest
 from mcis.datasets.classes import VOC_CLASSES
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import LISTING_SCHEMA, Listing, merge
-from mcis.datasets.sources.class_folders import list_single_label, list_web, voc_folders
+from mcis.datasets.sources.class_folders import list_single_label, list_web
+from mcis.datasets.sources.class_names import ClassNames, voc_folders
 
 CLASSES = ("cat", "cow", "dog")
 DOG = "n02099601"  # golden retriever
@@ -132,7 +133,7 @@ def test_folders_named_after_the_classes_are_listed(tmp_path: Path) -> None:
     assert set(listing.table["domain"].to_pylist()) == {"source"}
     assert set(listing.table["split"].to_pylist()) == {"train"}
     assert has_note(listing, "left out 1 folder(s) that match no class: zebra")
-    assert has_note(listing, "left out 1 file(s) or folder(s) that are not images")
+    assert has_note(listing, "left out 2 file(s) or folder(s) that are not images")
 
 
 def test_class_file_gives_folders_of_any_name_a_class(tmp_path: Path) -> None:
@@ -405,7 +406,8 @@ def test_entries_that_are_left_out_are_counted(tmp_path: Path) -> None:
 
     listing = list_web(root, CLASSES)
 
-    assert ids(listing) == ["web/cat/a.jpg", "web/dog/a.jpg", "web/dog/inside.jpg"]
+    names = ["web/cat/a.jpg", "web/dog/a.jpg", "web/dog/inside.jpg", "web/dog/inner/c.jpg"]
+    assert ids(listing) == names
     assert set(listing.notes) == {
         f"web images in {root}: left out 2 file(s) or folder(s) that are not images",
         f"web images in {root}: left out 2 link(s) that lead out of {root}; "
@@ -462,3 +464,145 @@ def test_crawl_of_hidden_files_is_an_error(tmp_path: Path) -> None:
     fill(tmp_path, "dogs/a.jpg", "dog/.a.jpg")
     with pytest.raises(UserError, match="holds an image; there are dog, dogs"):
         list_web(tmp_path, CLASSES)
+
+
+def test_folders_may_have_other_spellings_and_synonyms(tmp_path: Path) -> None:
+    fill(tmp_path, "Potted Plant/1.jpg", "potted_plant/2.jpg", "tv/3.jpg", "tvmonitor/4.jpg", "AIRPLANE/5.jpg", "gnu/6")
+    for listing, source in ((list_web(tmp_path, VOC_CLASSES), "web"), (listed(tmp_path), "single")):
+        found = dict(zip(ids(listing), tags(listing), strict=True))
+        assert found == {
+            f"{source}/Potted Plant/1.jpg": [VOC_CLASSES.index("pottedplant")],
+            f"{source}/potted_plant/2.jpg": [VOC_CLASSES.index("pottedplant")],
+            f"{source}/tv/3.jpg": [VOC_CLASSES.index("tvmonitor")],
+            f"{source}/tvmonitor/4.jpg": [VOC_CLASSES.index("tvmonitor")],
+            f"{source}/AIRPLANE/5.jpg": [VOC_CLASSES.index("aeroplane")],
+        }
+        (note,) = (note for note in listing.notes if "names are not those of classes" in note)
+        assert "AIRPLANE = aeroplane, Potted Plant = pottedplant, potted_plant = pottedplant, tv = tvmonitor" in note
+        assert has_note(listing, "left out 1 folder(s) that match no class: gnu")
+
+
+@pytest.mark.parametrize(
+    ("names", "folder", "found"),
+    [
+        (("tv", "cat"), "TV", 0),
+        (("tv", "tvmonitor"), "tv", 0),
+        (("tv", "tvmonitor"), "TV", 0),
+        (("dining table", "cat"), "diningtable", 0),
+        (("pottedplant", "potted plant"), "potted plant", 1),
+        (("pottedplant", "potted plant"), "Potted Plant", None),  # either
+        (("cat", "dog"), "tv", None),
+    ],
+)
+def test_a_name_that_fits_two_classes_is_none_of_them(names: tuple[str, ...], folder: str, found: int | None) -> None:
+    assert ClassNames(names, {name: name for name in names}, spellings=True).find(folder) == found
+
+
+def test_a_class_file_gives_web_folders_a_class(tmp_path: Path) -> None:
+    fill(tmp_path / "web", "cute kittens/1.jpg", "dog/2.jpg")
+    (tmp_path / "names").write_text("cute kittens\tcat\n")
+    listing = list_web(tmp_path / "web", CLASSES, classes=tmp_path / "names")
+    assert ids(listing) == ["web/cute kittens/1.jpg"]
+    (tmp_path / "names").write_text("dog hound\n")
+    with pytest.raises(UserError, match="unknown classes: hound"):
+        list_web(tmp_path / "web", CLASSES, classes=tmp_path / "names")
+
+
+def test_folders_below_class_folders_are_read(tmp_path: Path) -> None:
+    fill(tmp_path / "web", "dog/2018/a.jpg", "dog/2018/b/c.jpg", "dog/d.jpg", "dog/.hidden/e.jpg")
+    fill(tmp_path / "more", "f.jpg")
+    (tmp_path / "web/dog/loop").symlink_to(tmp_path / "web/dog")
+    (tmp_path / "web/dog/more").symlink_to(tmp_path / "more")
+
+    listing = list_web(tmp_path / "web", CLASSES)
+    names = ["web/dog/d.jpg", "web/dog/2018/a.jpg", "web/dog/2018/b/c.jpg"]
+    assert ids(listing) == names
+    assert has_note(listing, "left out 1 link(s) to folders that were read already")
+    assert has_note(listing, "left out 1 link(s) that lead out of")
+
+    followed = list_web(tmp_path / "web", CLASSES, follow_links=True)
+    assert ids(followed) == [*names, "web/dog/more/f.jpg"]
+
+
+def test_files_may_be_named_by_the_number_of_their_class(tmp_path: Path) -> None:
+    """As the web images of Shen et al. (CVPR 2018) are."""
+    fill(
+        tmp_path / "flat", "12_abc.jpg", "8_x_1.jpg", "21_none.jpg", "0_none.jpg", "12.jpg", "readme.txt", "1_plane.jpg"
+    )
+    listing = list_web(tmp_path / "flat", CLASSES)
+    assert ids(listing) == ["web/12_abc.jpg", "web/8_x_1.jpg"]
+    assert tags(listing) == [[2], [0]]
+    assert has_note(listing, "files are named by the number of their VOC class, such as 12_abc.jpg")
+    assert has_note(listing, "left out 5 file(s) or folder(s) that are not named after a class")
+
+
+# --- tables
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    folder = tmp_path / "crawl"
+    fill(folder, "1.jpg", "2.jpg", "3.jpg", "4.jpg", "maps/1.png")
+    lines = (
+        "image,tags,url,license,saliency,page",
+        '1.jpg,"dog, Cat",https://a.example/1,CC BY 2.0,maps/1.png,5',
+        "2.jpg,cow;tree,http://b.example/2,,,6",
+        "3.jpg,tree,https://a.example/3,CC BY 2.0,,7",
+        "4.jpg,,https://a.example/4,,,8",
+    )
+    (folder / "crawl.csv").write_text("\n".join(lines) + "\n")
+    return folder / "crawl.csv"
+
+
+def test_a_table_gives_several_tags_and_where_images_come_from(table: Path) -> None:
+    listing = list_web(table, CLASSES)
+
+    assert ids(listing) == ["web/1.jpg", "web/2.jpg"]
+    assert tags(listing) == [[0, 2], [1]]
+    assert listing.table["uri"].to_pylist() == [str(table.parent / "1.jpg"), str(table.parent / "2.jpg")]
+    assert listing.table["saliency_uri"].to_pylist() == [str(table.parent / "maps/1.png"), None]
+    assert set(listing.table["domain"].to_pylist()) == {"web"}
+    assert listing.provenance is not None
+    assert listing.provenance.to_pylist() == [
+        {"image_id": "web/1.jpg", "url": "https://a.example/1", "license": "CC BY 2.0"},
+        {"image_id": "web/2.jpg", "url": "http://b.example/2", "license": None},
+    ]
+    assert has_note(listing, "left out tags that match no class: tree")
+    assert has_note(listing, "left out 2 of 4 images, which have no class")
+    assert has_note(listing, "columns that are not read: page")
+
+
+def test_tables_and_folders_are_listed_together(table: Path, tmp_path: Path) -> None:
+    fill(tmp_path / "web", "dog/1.jpg", "dog/5.jpg")
+    fill(tmp_path / "flat", "1.jpg")
+    (tmp_path / "flat/t.jsonl").write_text('{"image": "1.jpg", "tags": ["dog"]}\n')
+
+    listing = list_web([table, tmp_path / "web", tmp_path / "flat/t.jsonl"], CLASSES, max_per_class=2)
+
+    assert set(ids(listing)) <= {"web/1.jpg", "web/2.jpg", "web/dog/1.jpg", "web/dog/5.jpg", "web/3/1.jpg"}
+    assert sum(2 in row for row in tags(listing)) == 2
+    assert "web/2.jpg" in ids(listing)
+    merged = merge(listed(tmp_path / "web"), listing)
+    assert merged.provenance is not None
+    assert merged.provenance.equals(listing.provenance)
+
+
+def test_a_table_gives_single_label_images(table: Path) -> None:
+    listing = list_single_label(str(table), CLASSES)
+    assert ids(listing) == ["single/1.jpg", "single/2.jpg"]
+    assert set(listing.table["domain"].to_pylist()) == {"source"}
+
+
+INVALID_TABLES = [
+    ("image,tags\na.jpg,gnu\n", r"no image has a tag that is a class; there are gnu\n"),
+    ("image,tags\na.jpg,dog\na.jpg,cat\n", r"1 image\(s\) are listed more than once: a.jpg"),
+    ("image\na.jpg\n", "has no column 'tags'"),
+    ("image,tags\n../a.jpg,dog\n", "are outside of the table's folder"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), INVALID_TABLES)
+def test_invalid_tables_are_errors(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "t.csv").write_text(text)
+    with pytest.raises(UserError, match=message):
+        list_web(tmp_path / "t.csv", CLASSES)
