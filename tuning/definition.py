@@ -41,7 +41,8 @@ class CaseDefinition(_StrictModel):
     Attributes:
         name: part of the names of its trials and metrics.
         group: name of a group of cases, for example cases with the same training. The plot has a color for each group.
-        sources: image sources, a subset of the study's; None = all of them.
+        sources: image sources, a subset of the study's; None = all of them. With `adapts_to_sources`, `first` stands
+            for the source that defines the classes.
         values: configuration values of the case, by dotted key; `set` in the file.
         until: last stage, if it comes before the last stage of the study; None = the last stage of the study.
         paper: the paper's mIoU of the segmentation network on val of `StudyDefinition.paper_data`, in percent.
@@ -84,12 +85,14 @@ class StudyDefinition(_StrictModel):
     Attributes:
         about: the question that the study answers.
         paper_data: source of the data set of the paper's results, see `_PAPER_DATA`.
+        adapts_to_sources: whether the study leaves out cases with sources that it is not run with.
         cases: cases; `case` in the file.
         axes: lists of values by dotted key. Each combination of values is a case.
     """
 
     about: str
     paper_data: Literal["voc", "lid"] = "voc"
+    adapts_to_sources: bool = False
     cases: tuple[CaseDefinition, ...] = Field(default=(), alias="case")
     axes: dict[str, list[Any]] = Field(default_factory=dict)
 
@@ -188,6 +191,35 @@ def _check_names(path: Path, definition: StudyDefinition, names: list[str]) -> N
         raise UserError(
             f"{path} has no case {', '.join(unknown)}", "names of cases after `against`", "correct the name"
         )
+
+
+def adapted_to_sources(definition: StudyDefinition, config: Config) -> StudyDefinition:
+    """Returns a study that adapts to its sources with the cases for the sources of a configuration; others unchanged.
+
+    Raises:
+        UserError: only the case without further sources is left.
+    """
+    if not definition.adapts_to_sources:
+        return definition
+
+    first, *others = sources_of(config.sources)
+    cases = []
+    absent: list[str] = []
+    for case in definition.all_cases():
+        names = (case.sources or config.sources).split("+")
+        names = [first if name == "first" else name for name in names]
+        missing = set(names) - {first, *others}
+        absent += sorted(missing)
+        if not missing:
+            cases.append(case.model_copy(update={"sources": "+".join(names)}))
+    if absent and not others:
+        sources = list(dict.fromkeys(absent))
+        raise UserError(
+            f"a study of image sources with {first} alone",
+            f"{first} with further sources: {', '.join(f'{first}+{name}' for name in sources)}",
+            f"run the study with {'+'.join([first, *sources])} and {', '.join(f'--{name} PATH' for name in sources)}",
+        )
+    return definition.model_copy(update={"cases": tuple(cases), "axes": {}})
 
 
 def check_sources(definition: StudyDefinition, config: Config) -> None:

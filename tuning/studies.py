@@ -38,7 +38,15 @@ from mcis.tuning.case_scores import (
     scores_by_column,
     with_intervals,
 )
-from mcis.tuning.definition import LAST_STAGES, StudyCase, StudyDefinition, cases_of, check_sources, configured
+from mcis.tuning.definition import (
+    LAST_STAGES,
+    StudyCase,
+    StudyDefinition,
+    adapted_to_sources,
+    cases_of,
+    check_sources,
+    configured,
+)
 from mcis.tuning.tables import cases_table, differences_table, plot_cases
 from mcis.tuning.trials import Outcome, Sweep, Trial, run_trials, short_names, study_session
 
@@ -139,6 +147,7 @@ def run_study(study: Study, definition: StudyDefinition) -> StudyResult:
         UserError: the study is not possible; another process runs a run of its name in the workspace; or a trial
             failed, after the tables of the other trials have been printed.
     """
+    definition = adapted_to_sources(definition, study.resolved.config)
     check_sources(definition, study.resolved.config)
     cases = cases_of(definition, study.resolved, study.until)
     keys_of_all_cases = set.intersection(*(set(case.values) for case in cases))

@@ -8,6 +8,7 @@ from mcis.datasets.errors import UserError
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.config.sections import Config
 from mcis.tuning.definition import (
+    adapted_to_sources,
     cases_of,
     check_sources,
     configured,
@@ -174,6 +175,38 @@ def test_cases_are_selected_by_name() -> None:
     with pytest.raises(UserError, match="--case r6") as caught:
         select_cases(definition, ["r6"])
     assert "r0, r1" in caught.value.expected
+
+
+@pytest.mark.parametrize(
+    ("sources", "names"),
+    [
+        ("voc+single", ["target", "single", "single-w-p", "single-w-p-by-kind"]),
+        ("voc+web", ["target", "web"]),
+        ("tags+web", ["target", "web"]),
+        ("voc+single+web", ["target", "single", "single-w-p", "single-w-p-by-kind", "web", "single-web"]),
+    ],
+)
+def test_the_study_of_domains_has_the_cases_of_its_sources(sources: str, names: list[str]) -> None:
+    first, *others = sources.split("+")
+    resolved = resolve(sources, "photos", {f"data.{name}.root": f"/{name}" for name in others})
+    definition = adapted_to_sources(read_definition("domains"), resolved.config)
+    cases = cases_of(definition, resolved, "localize")
+
+    assert [case.name for case in cases] == names
+    assert cases[0].sources == first
+    assert {case.sources for case in cases} <= {first, *(f"{first}+{name}" for name in others), sources}
+    assert all(case.against in names for case in cases[1:])
+    configs = {case.name: configured(resolved, case.values, case.sources).config for case in cases}
+    if "single" in others:
+        affinities = [configs[name].classifier.num_domain_affinities for name in names[:4]]
+        assert affinities == [1, 3, 1, 3]
+        assert configs["single"].classifier.affinity.w_p == "identity"
+
+
+def test_the_study_of_domains_needs_further_sources() -> None:
+    with pytest.raises(UserError, match="a study of image sources with voc alone") as caught:
+        adapted_to_sources(read_definition("domains"), resolve("voc", "photos").config)
+    assert "run the study with voc+single+web and --single PATH, --web PATH" in caught.value.remedy
 
 
 def test_a_trial_has_only_the_locations_of_its_sources() -> None:
