@@ -166,7 +166,7 @@ def compare(config: Any, context: RunContext) -> None:
         for tag, expected_map in expected.items():
             largest = max(float(expected_map.abs().max()), 1e-6)
             spreads.append(float(expected_map.max() - expected_map.min()) / largest)
-            step = 1.01 / 255 if config.recipe == "released" else 2e-3 * largest  # the released code rounds to 8 bits
+            step = 1.2 / 255 if config.recipe == "released" else 2e-3 * largest  # 8 bits, stored as float16
             torch.testing.assert_close(found[tag], expected_map, rtol=0, atol=step)
 
         pixels += row["height"] * row["width"]
