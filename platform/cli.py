@@ -11,6 +11,7 @@ from mcis.platform.commands.index import index_app
 from mcis.platform.commands.predict import predict, suggest
 from mcis.platform.commands.run import config_app, demo, run
 from mcis.platform.commands.runs import gc, relocate, runs, ui
+from mcis.platform.commands.saliency import saliency_app
 from mcis.platform.commands.streams import prepare_streams
 from mcis.platform.commands.study import study_app
 from mcis.platform.commands.submit import submit
@@ -82,6 +83,7 @@ app.command(
 app.add_typer(config_app, name="config")
 app.add_typer(study_app, name="study")
 app.add_typer(index_app, name="index")
+app.add_typer(saliency_app, name="saliency")
 
 
 def main() -> None:

@@ -31,6 +31,7 @@ from mcis.datasets.sources.lists import (
     listing_table,
     map_paths,
     read_lines,
+    relative_name,
     scan,
     source_folder,
 )
@@ -89,7 +90,8 @@ class SingleConfig(_ClassFoldersConfig):
     """File of lines `<folder> <class name>`, such as `n02084071 dog`. None: the project's table of ImageNet and
     Caltech-256 folders, and folders named after the classes."""
     saliency: LocalPath | None = None
-    """Folder of saliency maps with the relative paths of the images. Images without a map are allowed."""
+    """Folder of saliency maps with the relative paths of the images, as `mcis saliency single` makes them. Images
+    without a map are allowed."""
 
 
 class WebConfig(_ClassFoldersConfig):
@@ -102,7 +104,8 @@ class WebConfig(_ClassFoldersConfig):
     """File of lines `<folder> <class name>`. If the folder has spaces, a tab separates them. None: folders named after
     the classes, or by another spelling or a synonym, such as `potted plant` and `tv`."""
     saliency: LocalPath | None = None
-    """Folder of saliency maps <class>/<stem>.png. Images without a map are allowed."""
+    """Folder of saliency maps <class>/<stem>.png, as `mcis saliency web` makes them. Images without a map are
+    allowed."""
 
 
 class _Kind(NamedTuple):
@@ -464,7 +467,7 @@ def list_web(
     """Lists crawled images from the names in their class folders, by the numbers in their file names, or from tables.
 
     No image is opened. Suffixes are not checked, because search engines return many files with wrong names. The
-    arguments are the fields of `WebConfig`. An image whose stem occurs twice in its folder gets no saliency map.
+    arguments are the fields of `WebConfig`.
 
     Args:
         names: K class names. Other folders are left out, with a note.
@@ -521,20 +524,22 @@ def _absent_folder_notes(listed: _Listed, class_file: Path) -> list[str]:
 
 
 def _saliency_uris(images: Sequence[_Image], saliency: Path | None, where: str) -> tuple[list[str | None], list[str]]:
-    """Returns the saliency map of each image, that of its table or `<folder>/<stem>.png`, and notes.
+    """Returns the saliency map of each image, and notes: that of its table, or that of the folder.
 
-    An image whose stem occurs twice gets no map of the folder.
+    A map of the folder is named after the image's id without the name of the source: `<folder>/<file>.png`, or
+    `<folder>/<stem>.png` if no other image has the same stem.
     """
     maps = map_paths(saliency, "saliency map")
-    stems = [unicodedata.normalize("NFC", os.path.splitext(image.name)[0]) for image in images]
+    names = [unicodedata.normalize("NFC", (relative_name(image.id) or "").partition("/")[2]) for image in images]
+    stems = [os.path.splitext(name)[0] for name in names]
     count = collections.Counter(stems)
-    uris = []
-    for image, stem in zip(images, stems, strict=True):
+    uris: list[str | None] = []
+    for image, name, stem in zip(images, names, stems, strict=True):
         map_of_stem = maps.get(stem) if count[stem] == 1 else None
-        uris.append(image.saliency or map_of_stem)
+        uris.append(image.saliency or maps.get(name) or map_of_stem)
+    ambiguous = sum(uri is None and count[stem] > 1 for uri, stem in zip(uris, stems, strict=True))
 
     notes = []
-    ambiguous = sum(count[stem] > 1 for stem in stems)
     if saliency and ambiguous:
         notes.append(f"{where}: {ambiguous} share a stem with another image, so their saliency maps are not used")
     if saliency and None in uris:

@@ -308,17 +308,20 @@ class _Columns(NamedTuple):
     content: pa.Table
 
 
-def _read_csv(file: BinaryIO, wanted: Iterable[str]) -> _Columns:
-    """Reads a CSV file. If the first line has no comma, columns are separated by tabs or semicolons."""
+def csv_delimiter(file: BinaryIO) -> str:
+    """Returns the separator of the columns of an opened CSV file: a tab or semicolon if its first line has no comma."""
     first_line = file.readline(2**16)
     file.seek(0)
-    delimiter = next((character for character in (",", "\t", ";") if character.encode() in first_line), ",")
+    return next((character for character in (",", "\t", ";") if character.encode() in first_line), ",")
 
+
+def _read_csv(file: BinaryIO, wanted: Iterable[str]) -> _Columns:
+    """Reads a CSV file."""
     # Arrow's threads may hold the file when Python ends, and would then end it by a signal.
     table = pa.csv.read_csv(
         file,
         pa.csv.ReadOptions(use_threads=False),
-        pa.csv.ParseOptions(delimiter=delimiter),
+        pa.csv.ParseOptions(delimiter=csv_delimiter(file)),
         pa.csv.ConvertOptions(column_types=dict.fromkeys(wanted, pa.string())),
     )
     return _Columns(table.column_names, table)

@@ -98,7 +98,7 @@ def list_voc(
     train_list: str = "train_aug",
     val_list: str = "val",
     test_list: str | None = None,
-    saliency: str = "SaliencyMaps",
+    saliency: str | None = "SaliencyMaps",
     truth_masks: str = MASKS,
     sbd: Path | None = None,
     tags_from: str = "auto",
@@ -113,7 +113,7 @@ def list_voc(
         val_list: Name of the list of validation images.
         test_list: Name of the list of test images, which have neither tags nor masks. None: no test split.
         saliency: Folder of saliency maps <id>.png, inside root or absolute. If it exists, it must have a map for every
-            training image.
+            training image. None: no maps.
         truth_masks: Folder of ground-truth masks <id>.png, inside root or absolute; it may be absent. Masks that the
             default folder lacks are looked for in SegmentationClass and in SBD.
         sbd: The unpacked SBD: the folder benchmark_RELEASE, its parent, or its subfolder dataset.
@@ -155,7 +155,7 @@ def list_voc(
             split=image_list.split,
             tags=tags,
             mask_uri=mask_uris,
-            saliency_uri=_saliency_uris(devkit.root / saliency, image_list),
+            saliency_uri=_saliency_uris(devkit.root, saliency, image_list),
         )
         tables.append(table)
 
@@ -290,12 +290,16 @@ def _check_classes(names: tuple[str, ...], train: _ImageList, tags: Sequence[Seq
         )
 
 
-def _saliency_uris(folder: Path, image_list: _ImageList) -> list[str | None]:
+def _saliency_uris(root: Path, saliency: str | None, image_list: _ImageList) -> list[str | None]:
     """Returns the saliency map of each image, or None.
 
     Raises:
         UserError: The folder exists and lacks the map of a training image.
     """
+    if saliency is None:
+        return [None for _ in image_list.ids]
+
+    folder = root / saliency
     names = set(names_in(folder))
     absent = [image_id for image_id in image_list.ids if f"{image_id}.png" not in names]
     if image_list.split == "train" and folder.is_dir():
@@ -303,7 +307,7 @@ def _saliency_uris(folder: Path, image_list: _ImageList) -> list[str | None]:
             f"saliency map in {folder}",
             absent,
             "<id>.png for each of them",
-            "add the maps, or set data.saliency to a folder that does not exist to use none",
+            f"make them by `mcis saliency voc {root} --out {folder}`, or use none: data.saliency=None",
         )
     return [str(folder / f"{image_id}.png") if f"{image_id}.png" in names else None for image_id in image_list.ids]
 

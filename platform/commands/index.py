@@ -4,29 +4,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 from mcis.datasets.sources import SOURCES
 from mcis.datasets.sources.source import Source
-from mcis.datasets.sources.user_table import is_table
 from mcis.platform.commands.options import DEFAULT_WORKSPACE, Overrides, Verbose, WorkspaceFolder, grouped, plain_errors
+from mcis.platform.commands.source_commands import SourceGroup, location_argument
 
 if TYPE_CHECKING:
     from mcis.platform.runs.workspace import Workspace
 
 
-class IndexGroup(TyperGroup):
-    """The group of commands `mcis index`. A table or other file instead of a command is an argument of `tags`."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        is_command = bool(args) and args[0] in self.list_commands(ctx)
-        if args and not is_command and (is_table(args[0]) or Path(args[0]).exists()):
-            args = ["tags", *args]
-        return super().resolve_command(ctx, args)
-
-
 index_app = typer.Typer(
-    cls=IndexGroup,
+    cls=SourceGroup,
     help="Index images: verify each one, list what was rejected and why. `mcis index photos.csv` indexes a table.",
     no_args_is_help=True,
 )
@@ -63,9 +52,7 @@ def _add_source_command(name: str, source: Source) -> None:
             already_noted = result.context.computed["index"]
             _show_index(result.context.workspace, run, with_notes=not already_noted)
 
-    kind: Any = Path if source.location_kind == "DIR" and not source.several else str
-    location = Annotated[kind, typer.Argument(metavar=source.location_kind, help=source.help)]
-    index_source.__annotations__["location"] = location
+    index_source.__annotations__["location"] = location_argument(source)
     add = index_app.command(name, help=source.help, epilog=f"Example: `mcis index {source.example}`")
     add(grouped(index_source))
 

@@ -35,8 +35,9 @@ class DataConfig(Section):
     tags_from: Literal["auto", "lists", "xml"] = "auto"
     """Source of VOC's tags: `lists` = <list>_cls.txt; `xml` = the XML annotations without objects marked difficult;
     `auto` = lists if they exist, else xml (paper-vs-code, "Tags")."""
-    saliency: str = "SaliencyMaps"
-    """Folder of class-agnostic saliency maps <id>.png, relative to the devkit or absolute; it may be missing."""
+    saliency: str | None = "SaliencyMaps"
+    """Folder of class-agnostic saliency maps <id>.png, relative to the devkit or absolute; it may be missing. None = no
+    maps. `mcis saliency` makes them."""
     truth_masks: str = "SegmentationClassAug"
     """Folder of ground-truth masks <id>.png, relative to the devkit or absolute; it may be missing. They are used only
     for scoring, unless `supervision` is full."""

@@ -27,7 +27,7 @@ from mcis.platform.networks.weights_files import SAFETENSORS, load_weights, weig
 from mcis.platform.outputs.provenance import license_counts
 from mcis.platform.outputs.read_index import open_index, rows_in_split
 from mcis.platform.runs.files import atomic_write, read_record_of, write_json, write_text
-from mcis.platform.runs.scores import Score, read_scores
+from mcis.platform.runs.scores import SALIENCY_SUPERVISION, Score, read_scores
 from mcis.platform.runs.workspace import Workspace
 
 _CONFIG = "config.json"
@@ -114,9 +114,11 @@ def _card(trained: TrainedSegmenter) -> str:
 
     c = trained.config
     workspace = Workspace(trained.run.parent.parent, create=False)
-    opened = open_index(workspace, trained.run.name, ["split", "tags", "is_negative"])
+    opened = open_index(workspace, trained.run.name, ["split", "tags", "is_negative", "saliency_uri"])
     index = opened.index
-    num_tagged = len(rows_in_split(index, "train", tagged=True))
+    tagged = rows_in_split(index, "train", tagged=True)
+    num_tagged = len(tagged)
+    has_saliency = tagged["saliency_uri"].null_count < num_tagged
     num_negatives = len(rows_in_split(index, "train", tagged=True, negatives=True)) - num_tagged
     negatives = f", and {num_negatives} images that show none of the classes" if num_negatives else ""
     scores = "".join(_score_row(score) for score in read_scores(workspace.outputs(trained.run.name)))
@@ -133,7 +135,7 @@ tags: [weakly-supervised-segmentation]
 Label 0 is background, the others are the classes above in their order. Photographs are predicted at up to
 {trained.max_side} pixels a side.
 
-Trained on {num_tagged} images with {_supervision(c)}{negatives}.
+Trained on {num_tagged} images with {_supervision(c, has_saliency)}{negatives}.
 Recipe {c.recipe}, seed {c.seed}, {c.segmenter.network} on {c.segmenter.backbone}; initial weights:
 {_initial_weights(c)}.
 
@@ -157,12 +159,20 @@ def license_table(provenance: pa.Table) -> str:
     return "\n| license of images | images | most frequent sites |\n| --- | --- | --- |\n" + "".join(rows)
 
 
-def _supervision(config: Config) -> str:
-    """Returns what the training images were labeled with, in words."""
-    if config.data.corrected_masks:
-        return "image-level tags, some with corrected masks"
+def _supervision(config: Config, has_saliency: bool) -> str:
+    """Returns what the training images were labeled with, in words.
+
+    Args:
+        config: configuration of the run.
+        has_saliency: whether any tagged training image has a saliency map.
+    """
     if config.supervision == "tags":
-        return "image-level tags only"
+        saliency = ""
+        if has_saliency and config.pseudo_masks.reads_saliency:
+            saliency = f" and saliency maps ({SALIENCY_SUPERVISION})"
+        if config.data.corrected_masks:
+            return f"image-level tags{saliency}, some with corrected masks"
+        return f"image-level tags{saliency}" if saliency else "image-level tags only"
     return "ground-truth masks (supervision=full), an upper bound of what tags reach"
 
 

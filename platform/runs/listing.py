@@ -36,15 +36,28 @@ def listing(config: Config) -> Listing:
         UserError: the location of a source is missing, or its lists are contradictory.
     """
     listings: list[Listing] = []
-    names = read_classes(config.data.classes) if config.data.classes else VOC_CLASSES
+    names = given_classes(config)
     for source in sources_of(config.sources):
-        listings.append(_list(source, config, names))
+        listings.append(list_source(source, config, names))
         names = listings[0].classes
     return merge(*listings)
 
 
-def _list(name: str, config: Config, names: tuple[str, ...]) -> Listing:
-    """Lists one source. `names` are the K class names, for sources that do not define classes."""
+def given_classes(config: Config) -> tuple[str, ...]:
+    """The class names of the configuration: those of its file, or else VOC's."""
+    return read_classes(config.data.classes) if config.data.classes else VOC_CLASSES
+
+
+def list_source(name: str, config: Config, names: tuple[str, ...]) -> Listing:
+    """Lists one source, in its own order.
+
+    Args:
+        name: name of the source.
+        names: the K class names, for sources that do not define classes.
+
+    Raises:
+        UserError: see `listing`.
+    """
     source = SOURCES[name]
     keys = source.keys(name)
     arguments = {argument: value_of(config, key) for argument, key in keys.items()}

@@ -19,6 +19,8 @@ SCORES = "scores.json"
 """File in the output of the stage `evaluate`: the list of scores."""
 CURVES = "curves.json"
 """File in the output of the stage `evaluate`: curves by the name of their score."""
+SALIENCY_SUPERVISION = "salient object detectors are trained on masks of other images"
+"""Part of every score that depends on saliency maps."""
 FULL_SUPERVISION = (
     "supervision is full: the segmentation network was trained on the masks of the data set; if these are the ground "
     "truth, its scores are an upper bound for training with tags"
@@ -200,7 +202,8 @@ class Score:
         hflip: whether images were also segmented flipped horizontally.
         crf: whether the dense CRF refined the segmentation.
         ignored_share: mean share, in [0, 1], of a pseudo mask's pixels that training ignores. They are scored.
-        trained_on: `ground truth` if the segmentation network was trained on ground-truth masks.
+        trained_on: what the segmentation network was trained on if not on pseudo masks that come from tags alone:
+            `ground truth`, or pseudo masks that used saliency maps.
         seed: seed of the configuration.
         recipe: recipe of the configuration.
         weights: file or source of the weights that training started from.

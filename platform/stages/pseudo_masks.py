@@ -24,7 +24,7 @@ from mcis.datasets.index import Listing, shown
 from mcis.datasets.storage.files import stamp
 from mcis.datasets.tables.shards import Shards
 from mcis.models.pseudo_masks import MASK_RULES, PseudoMask
-from mcis.platform.config.maps import PseudoMasksConfig
+from mcis.platform.config.saliency_commands import saliency_commands
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import Worker, map_table
 from mcis.platform.networks.tagged_maps import AffinityWalk, tagged_maps
@@ -45,8 +45,12 @@ NEGATIVE = "negative"
 """Value of the column `cue` of the masks of negatives."""
 
 
-def background_cue(config: PseudoMasksConfig, rows: pa.Table) -> str:
+def background_cue(config: Config, rows: pa.Table) -> str:
     """What separates background from foreground in the masks of N tagged images, as text.
+
+    Args:
+        config: configuration of the run.
+        rows: columns `image_id`, `domain` and `saliency_uri` of the images.
 
     Returns:
         The name of a mask rule; or, for the rule `auto`, `saliency`, `crf`, or `saliency, crf for U of N` if U images
@@ -55,29 +59,32 @@ def background_cue(config: PseudoMasksConfig, rows: pa.Table) -> str:
     Raises:
         UserError: the configuration requires saliency maps that some images lack.
     """
-    if not config.reads_saliency:
-        return config.rule
+    section = config.pseudo_masks
+    if not section.reads_saliency:
+        return section.rule
 
     num_without = rows["saliency_uri"].null_count
-    if config.rule == "auto":
+    if section.rule == "auto":
         if num_without == len(rows):
             return "crf"
         return f"saliency, crf for {num_without} of {len(rows)}" if num_without else "saliency"
     if num_without:
-        lacking = rows.filter(rows["saliency_uri"].is_null())["image_id"].to_pylist()
+        lacking = rows.filter(rows["saliency_uri"].is_null())
+        commands = saliency_commands(config, lacking["domain"].unique().to_pylist())
+        how = f" by {' and '.join(f'`{command}`' for command in commands)}" if commands else ""
         raise UserError(
-            f"pseudo_masks.rule is {config.rule}, but {num_without} of {len(rows)} tagged training images have no "
-            f"saliency map: {shown(lacking)}",
+            f"pseudo_masks.rule is {section.rule}, but {num_without} of {len(rows)} tagged training images have no "
+            f"saliency map: {shown(lacking['image_id'].to_pylist())}",
             "a saliency map for each tagged training image",
-            "add the maps; or set pseudo_masks.rule=auto, which uses the dense CRF for images without a saliency map; "
-            "or pseudo_masks.rule=crf, which uses no saliency maps",
+            f"make the maps{how}; or set pseudo_masks.rule=auto, which uses the dense CRF for images without a "
+            "saliency map; or pseudo_masks.rule=crf, which uses no saliency maps",
         )
-    return config.rule
+    return section.rule
 
 
 def _reads_saliency(config: Config, rows: pa.Table) -> bool:
     """Whether saliency maps are used for any of the images."""
-    return config.pseudo_masks.reads_saliency and background_cue(config.pseudo_masks, rows) != "crf"
+    return config.pseudo_masks.reads_saliency and background_cue(config, rows) != "crf"
 
 
 class MakeMasks:
@@ -233,7 +240,7 @@ def _rows(config: Config, context: RunContext) -> pa.Table:
 
 def _tagged(rows: pa.Table) -> pa.Table:
     """Tagged images among tagged images and negatives: those whose masks are made from maps and background cues."""
-    return rows.select(["image_id", "saliency_uri", "mask_uri"]).filter(pc.invert(rows["is_negative"]))
+    return rows.select(["image_id", "domain", "saliency_uri", "mask_uri"]).filter(pc.invert(rows["is_negative"]))
 
 
 def run(config: Config, context: RunContext) -> MasksResult:
@@ -245,7 +252,7 @@ def run(config: Config, context: RunContext) -> MasksResult:
     rows = _rows(config, context)
     tagged = _tagged(rows)
     is_full = config.supervision == "full"
-    cue = GROUND_TRUTH if is_full else background_cue(config.pseudo_masks, tagged)
+    cue = GROUND_TRUTH if is_full else background_cue(config, tagged)
     _make_masks(config, context, rows)
 
     masks = read_table(context.output / "masks", ["ignored", "foreground", "cue"])

@@ -438,6 +438,23 @@ def test_saliency_map_is_used_if_the_stem_of_its_image_is_unique(tmp_path: Path)
     assert f"web images in {tmp_path / 'web'}: no saliency map for 3 of 6" in listing.notes
 
 
+def test_saliency_maps_of_images_with_the_same_stem_have_longer_names(tmp_path: Path) -> None:
+    fill(tmp_path / "web", "dog/b.jpg", "dog/b.gif")
+    fill(tmp_path / "more", "dog/b.jpg", "dog/c.jpg")
+    fill(tmp_path / "maps", "dog/b.jpg.png", "dog/b.gif.png", "2/dog/b.png", "dog/c.png")
+
+    listing = list_web([tmp_path / "web", tmp_path / "more"], CLASSES, saliency=tmp_path / "maps")
+
+    maps = dict(zip(ids(listing), listing.table["saliency_uri"].to_pylist(), strict=True))
+    assert maps == {
+        "web/dog/b.jpg": str(tmp_path / "maps/dog/b.jpg.png"),
+        "web/dog/b.gif": str(tmp_path / "maps/dog/b.gif.png"),
+        "web/2/dog/b.jpg": str(tmp_path / "maps/2/dog/b.png"),
+        "web/dog/c.jpg": str(tmp_path / "maps/dog/c.png"),
+    }
+    assert not has_note(listing, "saliency map")
+
+
 def test_missing_folders_of_a_crawl_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no folder .*/none"):
         list_web(tmp_path / "none", CLASSES)

@@ -26,6 +26,7 @@ from mcis.platform.reporting.comparison_page import compared_images
 from mcis.platform.reporting.panels import heat_picture
 from mcis.platform.runs.files import read_json, read_table
 from mcis.platform.runs.results import IndexResult, PredictResult, StageResult
+from mcis.platform.runs.scores import SALIENCY_SUPERVISION
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages import predict
 
@@ -281,11 +282,25 @@ def test_ground_truth_masks_with_wrong_labels_are_refused_before_training(
         pipeline.check(small.settings(root=root).config, Workspace(tmp_path / "workspace"), "run")
 
 
+def test_scores_say_that_saliency_maps_were_used(small: Any) -> None:
+    """The drawn devkit has saliency maps, and its masks use them by the rule auto."""
+    for score in small.first.scores:
+        settings = score.output_settings()
+        text = settings.get("trained on") if score.what == "segmentation" else settings["background cue"]
+        assert (SALIENCY_SUPERVISION in (text or "")) == (score.what != "localization_maps")
+    assert SALIENCY_SUPERVISION in small.first.context.folder.report.read_text()
+
+    without = small.run(
+        "no-saliency", "pseudo_masks.rule=crf", "compute.stop_if_not_learning=false", until="pseudo_masks"
+    )
+    assert not [text for score in without.scores for text in score.settings().values() if SALIENCY_SUPERVISION in text]
+
+
 def test_full_supervision_trains_on_ground_truth_masks_and_marks_its_scores(small: Any) -> None:
     full = small.run("bound", "supervision=full", "segmenter.init=pretrained", until="predict")
     assert [(s.what, s.trained_on) for s in full.scores] == [("segmentation", "ground truth")] * 2
     assert "ground truth" in full.scores[0].settings().values()
-    assert all(score.trained_on is None for score in small.first.scores)
+    assert "ground truth" not in [score.trained_on for score in small.first.scores]
     assert "trained on the masks of the data set" in full.context.folder.report.read_text()
     masks = Shards(full.context.inputs["pseudo_masks"] / "masks")
     for row in read_table(full.context.inputs["index"] / "index.parquet").to_pylist():
@@ -415,10 +430,12 @@ def test_a_split_without_images_is_refused_before_the_run(small: Any) -> None:
 
 @pytest.mark.parametrize("recipe", ["paper", "released"])
 def test_recipes_with_saliency_refuse_images_without_saliency_maps(small: Any, recipe: str) -> None:
-    """The remedy names two values, and either of them passes the checks."""
+    """The remedy names the command that makes them, and two values of which either passes the checks."""
     without = ["weights.classifier_backbone=none", "data.saliency=absent"]
     with pytest.raises(UserError, match=r"24 of 24 tagged training images .*: train_000000, ") as caught:
         pipeline.check(small.settings(*without, recipe=recipe).config, small.workspace, "any")
+    classes = f"data.classes={small.root / 'classes.txt'}"
+    assert f"`mcis saliency voc {small.root} --out {small.root}/absent {classes}`" in caught.value.remedy
     for cue in ("auto", "crf"):
         change = f"pseudo_masks.rule={cue}"
         assert f"{change}, which" in caught.value.remedy

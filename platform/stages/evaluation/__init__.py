@@ -28,9 +28,9 @@ from mcis.platform.outputs.read_index import rows_in_split, split_rows, truth_of
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import file_stamps, write_json
 from mcis.platform.runs.results import PredictResult, StageResult
-from mcis.platform.runs.scores import CURVES, FULL_SUPERVISION, SCORES, Curve, Score
+from mcis.platform.runs.scores import CURVES, FULL_SUPERVISION, SALIENCY_SUPERVISION, SCORES, Curve, Score
 from mcis.platform.runs.workspace import Workspace
-from mcis.platform.stages.evaluation.scoring import evaluate_predictions, evaluate_train
+from mcis.platform.stages.evaluation.scoring import evaluate_predictions, evaluate_train, uses_saliency
 
 _MAX_CHECKED = 16
 """Maximum number of ground-truth masks, and of corrected masks, that `check` reads."""
@@ -118,6 +118,8 @@ def run(config: Config, context: RunContext) -> StageResult:
     notes: list[str] = []
     if config.supervision == "full":
         notes.append(FULL_SUPERVISION)
+    if uses_saliency(config, context):
+        notes.append(f"the pseudo masks use saliency maps, and {SALIENCY_SUPERVISION}: scores are not from tags alone")
     corrected_ids = pa.array([], pa.string())
     if config.data.corrected_masks:
         rows = _with_corrected(config, context)

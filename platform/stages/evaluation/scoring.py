@@ -41,7 +41,7 @@ from mcis.platform.outputs.tables import image_maps
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.results import MasksResult
-from mcis.platform.runs.scores import Curve, Score
+from mcis.platform.runs.scores import SALIENCY_SUPERVISION, Curve, Score
 from mcis.platform.runs.version import code_digest, git_revision
 
 
@@ -147,10 +147,25 @@ def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, sp
             crf=name == WITH_CRF,
             scales=config.predict.scales,
             hflip=config.predict.hflip,
-            trained_on="ground truth" if config.supervision == "full" else None,
+            trained_on=_trained_on(config, context),
         )
         scores.append(score)
     return scores
+
+
+def uses_saliency(config: Config, context: RunContext) -> bool:
+    """Whether saliency maps were used for any pseudo mask of the run."""
+    if config.supervision == "full" or "pseudo_masks" not in context.inputs:
+        return False
+    cue = context.result("pseudo_masks", MasksResult).background_cue
+    return config.pseudo_masks.reads_saliency and cue != "crf"  # the rule auto, if no image has a saliency map
+
+
+def _trained_on(config: Config, context: RunContext) -> str | None:
+    """Text for `Score.trained_on`."""
+    if config.supervision == "full":
+        return "ground truth"
+    return f"pseudo masks with saliency maps ({SALIENCY_SUPERVISION})" if uses_saliency(config, context) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -286,13 +301,16 @@ def score_pseudo_masks(scorer: Scorer, counts: NDArray[np.int64], context: RunCo
         rows: the scored images.
     """
     related = scorer.config.localize.related
+    cue = context.result("pseudo_masks", MasksResult).background_cue
+    if uses_saliency(scorer.config, context):
+        cue = f"{cue} ({SALIENCY_SUPERVISION})"
     masks = read_table(context.inputs["pseudo_masks"] / "masks", ["image_id", "ignored"])
     masks = masks.filter(pc.is_in(masks["image_id"], rows["image_id"].combine_chunks()))
     return scorer.mask_score(
         "pseudo_masks",
         f"R = {related}",
         counts,
-        background_cue=context.result("pseudo_masks", MasksResult).background_cue,
+        background_cue=cue,
         map_scale=scorer.config.maps.scale,
         related=related,
         method=_method(scorer.config, related),
@@ -302,6 +320,6 @@ def score_pseudo_masks(scorer: Scorer, counts: NDArray[np.int64], context: RunCo
 
 def score_baselines(scorer: Scorer, counts: Mapping[str, NDArray[np.int64]]) -> Iterator[Score]:
     """Yields the scores of salient pixels labeled with a random tag and with the best tag; they use no classifier."""
-    cue = f"saliency >= {SALIENCY_THRESHOLD}"
+    cue = f"saliency >= {SALIENCY_THRESHOLD} ({SALIENCY_SUPERVISION})"
     for name in (RANDOM_TAG, BEST_TAG):
         yield scorer.mask_score("baseline", name, counts[name], background_cue=cue)
