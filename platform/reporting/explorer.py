@@ -5,15 +5,12 @@ the stage `evaluate`, but at the size of the embedded picture. If the ground tru
 script of the page (templates/explorer.js) computes the same IoU as the stage.
 """
 
-import base64
 import math
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 
 from mcis.datasets.images.decode import fit_picture, resize_labels
@@ -23,14 +20,14 @@ from mcis.models.counts import intervals
 from mcis.models.localization import score_maps
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.relations import MapRelations
-from mcis.platform.reporting.html import data_uri, printable
+from mcis.platform.reporting.html import data_uri, packed, printable
 from mcis.platform.reporting.panels import Panel, labels
 from mcis.platform.runs.scores import Curve, Score
 
 SIDE = 512
 """Longest side in pixels of an embedded picture and of everything that is computed with it."""
 _MOST_IMAGES = 12
-"""Maximum number of images; each takes about 200 kB."""
+"""Maximum number of images; each takes about 200 kB, and the attention to its related images as much again."""
 _THUMBNAIL_SIDE = 96
 """Longer side of a related image in pixels."""
 _MOST_RELATED = 8
@@ -42,6 +39,7 @@ def explorer_data(
     classes: Sequence[str],
     panels: Sequence[Panel],
     relations: MapRelations | None,
+    examine: Callable[[Panel, int], dict[str, Any]] | None = None,
     *,
     scores: Sequence[Score],
     curves: Mapping[str, Curve],
@@ -53,6 +51,8 @@ def explorer_data(
         classes: the K class names.
         panels: the gallery; the first training images with maps are used.
         relations: related images of the maps; None for single-round maps.
+        examine: returns maps, attention and gates of an image (`PairData`), given its panel and its position in the
+            rows of the relations; None if they are not shown.
         scores: scores of the run.
         curves: curves of the run; the one of these maps is shown.
 
@@ -69,10 +69,14 @@ def explorer_data(
     row_of = {image_id: row for row, image_id in enumerate(image_ids)}
     images = []
     for panel in explored:
-        related: list[dict[str, Any]] = []
+        image = _image_data(panel, config.maps.scale, bins)
+        image["related"] = []
+        image["attention"] = None
         if relations:
-            related = list(_related(relations, row_of[panel.image_id], config.data.value_range))
-        images.append(_image_data(panel, config.maps.scale, bins) | {"related": related})
+            row = row_of[panel.image_id]
+            image["related"] = list(_related(relations, row, config.data.value_range))
+            image["attention"] = examine(panel, row) if examine else None
+        images.append(image)
 
     start = curve["threshold"] if curve else config.pseudo_masks.threshold
     label_data = {}
@@ -123,7 +127,7 @@ def _image_data(panel: Panel, scale: str, bins: int) -> dict[str, Any]:
     height, width = image.shape[:2]
     scores = score_maps(torch.from_numpy(maps.maps), maps.grids, scale, height, width).numpy()
     map_labels = maps.classes + 1
-    truth = None if panel.truth is None else _packed(resize_labels(panel.truth, height, width))
+    truth = None if panel.truth is None else packed(resize_labels(panel.truth, height, width))
     return {
         "id": printable(panel.image_id),
         "height": height,
@@ -132,12 +136,6 @@ def _image_data(panel: Panel, scale: str, bins: int) -> dict[str, Any]:
         "picture": data_uri(Image.fromarray(image), "JPEG"),
         "truth": truth,
         "labels": map_labels.tolist(),
-        "maps": _packed(intervals(scores, bins).astype("<u2")),
-        "strongest": _packed(map_labels[scores.argmax(axis=0)].astype(np.uint8)),
+        "maps": packed(intervals(scores, bins).astype("<u2")),
+        "strongest": packed(map_labels[scores.argmax(axis=0)].astype(np.uint8)),
     }
-
-
-def _packed(array: NDArray[Any]) -> str:
-    """The bytes of an array, zlib-compressed, in base64."""
-    compressed = zlib.compress(np.ascontiguousarray(array).tobytes(), 9)
-    return base64.b64encode(compressed).decode()

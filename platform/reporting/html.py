@@ -3,6 +3,7 @@
 import base64
 import functools
 import hashlib
+import zlib
 from collections.abc import Mapping
 from datetime import timedelta
 from io import BytesIO
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jinja2
+import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from mcis.platform.runs.scores import SCORED_OUTPUTS, grouped
@@ -19,14 +22,14 @@ _QUALITY = 88
 """Quality of JPEGs."""
 
 
-def script(name: str) -> dict[str, str]:
-    """Reads a script from the folder of the templates.
+def script(*names: str) -> dict[str, str]:
+    """Reads the files of a script from the folder of the templates, and joins them in this order.
 
     Returns:
         text: the script. It is ASCII and does not contain `</script>`.
         hash: its hash, for a content security policy that allows only this script.
     """
-    text = (_TEMPLATES / name).read_text(encoding="ascii")
+    text = "\n".join((_TEMPLATES / name).read_text(encoding="ascii") for name in names)
     digest = hashlib.sha256(text.encode()).digest()
     return {"text": text, "hash": f"sha256-{base64.b64encode(digest).decode()}"}
 
@@ -98,6 +101,12 @@ def encode(picture: Image.Image, format: Literal["JPEG", "PNG"]) -> bytes:
     else:
         picture.save(buffer, format)
     return buffer.getvalue()
+
+
+def packed(array: NDArray[Any]) -> str:
+    """Encodes the bytes of an array, zlib-compressed, in base64, for a script."""
+    compressed = zlib.compress(np.ascontiguousarray(array).tobytes(), 9)
+    return base64.b64encode(compressed).decode()
 
 
 def data_uri(picture: Image.Image | bytes, format: Literal["JPEG", "PNG"]) -> str:

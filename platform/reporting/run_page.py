@@ -3,14 +3,14 @@
 The page depends only on `ReportData`; it needs no Ray and no MLflow. If something is missing because the run stopped
 early or there is no ground truth, the page says so. Names and reasons come from users, so the template escapes
 everything. The content security policy of the page forbids loading anything, and running anything except for its own
-script, which draws localization maps and never writes HTML. Without the script, only the section "Try a threshold" is
-missing.
+script, which draws localization maps and attention, and never writes HTML. Without the script, only the sections "Try a
+threshold" and "Maps and related images" are missing.
 """
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from math import isfinite
 from operator import attrgetter
@@ -26,6 +26,7 @@ from mcis.platform.reporting.files import write_bytes
 from mcis.platform.reporting.html import printable, render, script
 from mcis.platform.reporting.losses import LOST, steps
 from mcis.platform.reporting.panels import CELL_HEIGHT, COLUMNS, Cell, Label, Panel, cells, labels, legend
+from mcis.platform.reporting.worst_images import WorstImages
 from mcis.platform.runs.files import write_text
 from mcis.platform.runs.scores import SCORED_OUTPUTS, Curve, Score, grouped, headings_of, percent, shared_origin
 from mcis.platform.runs.workspace import RunFolder
@@ -61,7 +62,8 @@ class ReportData:
         curves: mIoU of localization maps over thresholds, by the name of their score.
         config: dotted key, value as text, and origin (`RunContext.origins`) of every value.
         environment: versions and machine, by name.
-        panels: images of the gallery.
+        panels: images of the gallery, evenly spaced over their split.
+        worst: the worst images of each split that was ranked.
         explorer: `explorer_data`; None if there are no maps to explore.
     """
 
@@ -82,6 +84,7 @@ class ReportData:
     config: Sequence[tuple[str, str, str]]
     environment: Mapping[str, str]
     panels: Sequence[Panel]
+    worst: Mapping[str, WorstImages] = field(default_factory=dict)
     explorer: Mapping[str, Any] | None = None
 
 
@@ -128,19 +131,30 @@ class GalleryPanel(NamedTuple):
         id: id of the image.
         explore: its position in the explorer; None if it is not there.
         tags: its tags.
+        numbers: labels of the classes by which the gallery can be filtered.
         cells: its picture in each column, or None.
+        note: why it is shown; may be empty.
+        only_of_class: whether it is shown only if the gallery is filtered by class.
     """
 
     id: str
     explore: int | None
     tags: list[Label]
+    numbers: list[int]
     cells: list[tuple[str, Cell | None]]
+    note: str = ""
+    only_of_class: bool = False
 
 
 class GallerySplit(NamedTuple):
-    """The images of a split, and the columns that any of them has."""
+    """The images of a split, and the columns that any of them has.
+
+    Attributes:
+        title: how the images were chosen, as text.
+    """
 
     name: str
+    title: str
     columns: list[str]
     panels: list[GalleryPanel]
 
@@ -184,6 +198,11 @@ def _view(data: ReportData) -> dict[str, Any]:
     iou_columns = [IouColumn(tile.what, tile.title, tile.score) for tile in tiles if tile.score and tile.score.iou]
     iou_order = _iou_order([column.score for column in iou_columns])
     stages = dict.fromkeys([*data.seconds, *data.computed])
+    splits = _gallery_by_split(data)
+    worst = _worst_by_split(data)
+    shown_panels = [*data.panels]
+    for images in data.worst.values():
+        shown_panels += images.panels
     return {
         "data": data,
         "created": f"{datetime.fromisoformat(data.created):%d %B %Y, %H:%M %Z}".lstrip("0"),
@@ -194,10 +213,13 @@ def _view(data: ReportData) -> dict[str, Any]:
         "spent": sum(seconds for stage, seconds in data.seconds.items() if data.computed.get(stage, True)),
         "origins": Counter(origin for _, _, origin in data.config).most_common(),
         "plots": _draw_plots(data, iou_columns, iou_order),
-        "splits": _gallery_by_split(data.panels, data.classes, data.explorer),
-        "labels_shown": legend(data.panels, data.classes),
+        "splits": splits,
+        "worst": worst,
+        "filters": _filters(splits + worst, data.classes),
+        "labels_shown": legend(shown_panels, data.classes),
         "explorer": data.explorer,
-        "script": script("explorer.js"),
+        "has_pairs": any(image["attention"] for image in data.explorer["images"]) if data.explorer else False,
+        "script": script("shared.js", "explorer.js", "pairs.js"),
         "score_groups": _group_scores(data.scores, all_settings),
         "headings": headings_of(all_settings, without=shared),
         "shared_origin": shared,
@@ -290,25 +312,59 @@ def _iou_order(scores: Sequence[Score]) -> list[str]:
     return sorted(names, key=rank, reverse=True)
 
 
-def _gallery_by_split(
-    panels: Sequence[Panel], classes: Sequence[str], explorer: Mapping[str, Any] | None
-) -> list[GallerySplit]:
-    """Groups panels by split."""
-    label_of = labels(classes)
-    explored = [image["id"] for image in explorer["images"]] if explorer else []
+def _gallery_by_split(data: ReportData) -> list[GallerySplit]:
+    """The evenly spaced images by split."""
+    explored = [image["id"] for image in data.explorer["images"]] if data.explorer else []
     splits = []
-    for split in dict.fromkeys(panel.split for panel in panels):
-        members = [(panel, cells(panel, classes, CELL_HEIGHT)) for panel in panels if panel.split == split]
-        columns = [column for column in COLUMNS if any(column in panel_cells for _, panel_cells in members)]
-        shown = []
-        for panel, panel_cells in members:
-            name = printable(panel.image_id)
-            position = explored.index(name) if name in explored else None
-            tags = [label_of[classes.index(tag) + 1] for tag in panel.tags]
-            row = [(column, panel_cells.get(column)) for column in columns]
-            shown.append(GalleryPanel(panel.image_id, position, tags, row))
-        splits.append(GallerySplit(split, columns, shown))
+    for split in dict.fromkeys(panel.split for panel in data.panels):
+        panels = [panel for panel in data.panels if panel.split == split]
+        gallery = _gallery_split(panels, data.classes, explored)
+        number = f"{grouped(len(panels))} {'image' if len(panels) == 1 else 'images'}"
+        splits.append(gallery._replace(title=number))
     return splits
+
+
+def _worst_by_split(data: ReportData) -> list[GallerySplit]:
+    """The worst images by split."""
+    splits = []
+    for worst in data.worst.values():
+        gallery = _gallery_split(worst.panels, data.classes, [])
+        panels = []
+        for position, (panel, note) in enumerate(zip(gallery.panels, worst.notes, strict=True)):
+            panels.append(panel._replace(note=note, only_of_class=position >= worst.least))
+        title = f"worst of {grouped(worst.ranked)} images, by {worst.criterion}"
+        splits.append(gallery._replace(title=title, panels=panels))
+    return splits
+
+
+def _gallery_split(panels: Sequence[Panel], classes: Sequence[str], explored: Sequence[str]) -> GallerySplit:
+    """Draws images of one split.
+
+    Args:
+        explored: names of the images in the explorer.
+    """
+    label_of = labels(classes)
+    drawn = [cells(panel, classes, CELL_HEIGHT) for panel in panels]
+    columns = [column for column in COLUMNS if any(column in panel_cells for panel_cells in drawn)]
+    shown = []
+    for panel, panel_cells in zip(panels, drawn, strict=True):
+        name = printable(panel.image_id)
+        position = explored.index(name) if name in explored else None
+        numbers = [classes.index(tag) + 1 for tag in panel.tags]
+        tags = [label_of[number] for number in numbers]
+        row = [(column, panel_cells.get(column)) for column in columns]
+        shown.append(GalleryPanel(panel.image_id, position, tags, numbers, row))
+    return GallerySplit(panels[0].split, "", columns, shown)
+
+
+def _filters(splits: Iterable[GallerySplit], classes: Sequence[str]) -> list[tuple[int, Label]]:
+    """The classes by which the gallery can be filtered: their labels, if there are at least two."""
+    numbers: set[int] = set()
+    for split in splits:
+        for panel in split.panels:
+            numbers.update(panel.numbers)
+    label_of = labels(classes)
+    return [(number, label_of[number]) for number in sorted(numbers)] if len(numbers) > 1 else []
 
 
 def _training_plot_name(network: str) -> str:

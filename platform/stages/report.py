@@ -24,9 +24,18 @@ from mcis.platform.outputs.read_index import split_rows, truth_of_row
 from mcis.platform.outputs.relations import relations_of_run
 from mcis.platform.outputs.tables import image_maps
 from mcis.platform.reporting.explorer import explorer_data
+from mcis.platform.reporting.pairs import PairData
 from mcis.platform.reporting.panels import Panel
 from mcis.platform.reporting.plots import TrainingLog, log_columns
 from mcis.platform.reporting.run_page import ReportData, write_report
+from mcis.platform.reporting.worst_images import (
+    Ranking,
+    WorstImages,
+    choose_worst,
+    rank_by_absent_tags,
+    rank_by_ignored,
+    rank_by_miou,
+)
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_json, read_table, write_json
 from mcis.platform.runs.progress import read_records
@@ -73,6 +82,10 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
         curves = {name: Curve(*values) for name, values in points.items()}
     panels = _panels_of_run(config, context)
     relations = relations_of_run(config, context) if any(panel.maps for panel in panels) else None
+    examine = None
+    if relations:
+        classifier = context.inputs["train_classifier"]
+        examine = PairData(config, len(context.classes), classifier, context.inputs["localize"] / "single", relations)
     return ReportData(
         name=context.name,
         sources=config.sources,
@@ -91,7 +104,8 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
         config=[(key, str(value), context.origins[key]) for key, value in leaves(config)],
         environment=environment(config.compute.device),
         panels=panels,
-        explorer=explorer_data(config, context.classes, panels, relations, scores=scores, curves=curves),
+        worst=_worst_images(config, context, scores),
+        explorer=explorer_data(config, context.classes, panels, relations, examine, scores=scores, curves=curves),
     )
 
 
@@ -149,11 +163,65 @@ def _panels_of_run(config: Config, context: RunContext) -> list[Panel]:
     return panels
 
 
-def panels_of(config: Config, context: RunContext, rows: pa.Table, split: str) -> list[Panel]:
-    """Makes the panels of some index rows of a split, each at the size at which its image is read."""
+def _worst_images(config: Config, context: RunContext, scores: Sequence[Score]) -> dict[str, WorstImages]:
+    """The worst images of each split, at most half of `report.panels` and one for each other class."""
+    if not config.report.panels:
+        return {}
+
+    worst = {}
+    for split, ranking in _rankings(context, scores).items():
+        columns = split_rows(context, split, negatives=True, columns=["image_id", "tags"])
+        position_of = {image_id: position for position, image_id in enumerate(columns["image_id"].to_pylist())}
+        ranked = [image for image in ranking.images if image.image_id in position_of]
+        if not ranked:
+            continue
+        positions = np.array([position_of[image.image_id] for image in ranked])
+        tags = columns["tags"].take(pa.array(positions)).to_pylist()
+        count = max(1, config.report.panels // 2)
+        chosen = choose_worst(tags, count)
+        rows = split_rows(context, split, negatives=True, only=positions[chosen])
+        worst[split] = WorstImages(
+            criterion=ranking.criterion,
+            ranked=len(ranked),
+            panels=panels_of(config, context, rows, split, predict=False),
+            notes=[ranked[position].note for position in chosen],
+            least=min(count, len(chosen)),
+        )
+    return worst
+
+
+def _rankings(context: RunContext, scores: Sequence[Score]) -> dict[str, Ranking]:
+    """The ranked images of split train, by their pseudo masks, and of the predicted split, by their predictions.
+
+    If training images were predicted, they are ranked by their predictions.
+    """
+    rankings: dict[str, Ranking] = {}
+    masks = [score for score in scores if score.what == "pseudo_masks"]
+    if masks:
+        rankings["train"] = rank_by_miou(context.inputs["evaluate"], masks[0])
+    elif "pseudo_masks" in context.inputs:
+        rankings["train"] = rank_by_ignored(context.inputs["pseudo_masks"] / "masks")
+
+    if "predict" in context.inputs:
+        split = context.result("predict", PredictResult).split
+        segmentation = [score for score in scores if score.what == "segmentation"]
+        if segmentation:
+            shown_score = max(segmentation, key=lambda score: bool(score.crf))
+            rankings[split] = rank_by_miou(context.inputs["evaluate"], shown_score)
+        else:
+            rankings[split] = rank_by_absent_tags(context.inputs["predict"] / "predictions", context.classes)
+    return rankings
+
+
+def panels_of(config: Config, context: RunContext, rows: pa.Table, split: str, *, predict: bool = True) -> list[Panel]:
+    """Makes the panels of some index rows of a split, each at the size at which its image is read.
+
+    Args:
+        predict: whether images of another split than the predicted one are predicted here.
+    """
     classes = context.classes
     inputs = context.inputs
-    predictions = _predictions(config, context, rows, split)
+    predictions = _predictions(config, context, rows, split, predict=predict)
     maps = Shards(inputs["localize"] / "maps") if "localize" in inputs else None
     masks = Shards(inputs["pseudo_masks"] / "masks") if "pseudo_masks" in inputs else None
 
@@ -184,7 +252,9 @@ def panels_of(config: Config, context: RunContext, rows: pa.Table, split: str) -
     return panels
 
 
-def _predictions(config: Config, context: RunContext, rows: pa.Table, split: str) -> dict[str, NDArray[np.uint8]]:
+def _predictions(
+    config: Config, context: RunContext, rows: pa.Table, split: str, *, predict: bool
+) -> dict[str, NDArray[np.uint8]]:
     """Predicted labels by image id, refined by the CRF if it is on; empty if the run has not reached `predict`."""
     if "predict" not in context.inputs:
         return {}
@@ -197,6 +267,8 @@ def _predictions(config: Config, context: RunContext, rows: pa.Table, split: str
                 (row,) = shards.rows(image_id).to_pylist()
                 predictions[image_id] = decode_labels(row["crf"] or row["plain"])
         return predictions
+    if not predict:
+        return {}
 
     trained = TrainedSegmenter(config, context.inputs["train_segmenter"], context.classes, config.data.max_side)
     predictor = Predictor(trained, gpu=False)

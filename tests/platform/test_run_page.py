@@ -15,6 +15,7 @@ from mcis.platform.outputs.tables import ImageMaps
 from mcis.platform.reporting.panels import Panel
 from mcis.platform.reporting.plots import log_columns
 from mcis.platform.reporting.run_page import ReportData, write_report
+from mcis.platform.reporting.worst_images import WorstImages
 from mcis.platform.runs.scores import Curve, Score
 from mcis.platform.runs.workspace import RunFolder
 
@@ -253,3 +254,25 @@ def test_a_report_removes_the_pictures_of_an_earlier_one(data: ReportData, tmp_p
     write_report(bare(), RunFolder(tmp_path))
     assert sorted(path.name for path in kept.parent.iterdir()) == ["mine.png"]
     assert not list(tmp_path.glob(".*"))
+
+
+def test_the_gallery_shows_both_orders_and_filters_by_class(tmp_path: Path, parsed: Callable[..., Any]) -> None:
+    worst = WorstImages(
+        criterion="mIoU of the pseudo mask in the image",
+        ranked=1464,
+        panels=[panel("w1"), panel("w2", tags=("circle", "square"))],
+        notes=["mIoU 1.5", "mIoU 20.0"],
+        least=1,
+    )
+    data = bare(panels=[panel("a"), panel("b", split="val")], worst={"train": worst})
+    page = parsed(write_report(data, RunFolder(tmp_path)))  # which has no script
+    assert "worst of 1\N{NARROW NO-BREAK SPACE}464 images, by mIoU of the pseudo mask in the image" in page.text
+    assert "mIoU 1.5" in page.text
+    articles = [(attrs["class"], attrs["data-labels"]) for attrs in page.of("article")]
+    assert articles == [("panel card", "2"), ("panel card", "2"), ("panel card", "2"), ("panel card of-class", "1 2")]
+    radios = [attrs["id"] for attrs in page.of("input")]
+    assert radios == ["gallery-even", "gallery-worst", "gallery-all", "gallery-class-1", "gallery-class-2"]
+    assert '#gallery:has(#gallery-class-2:checked) article:not([data-labels~="2"])' in page.source
+
+    one_class = parsed(write_report(replace(data, worst={}), RunFolder(tmp_path)))
+    assert one_class.of("input") == []

@@ -1,22 +1,12 @@
 // The threshold explorer of a run's page: compares localization maps with a threshold that the reader moves.
 //
-// Reads the JSON in #explore-data, which explorer.py writes, and fills the section #explore, which is hidden without a
-// script. Text from outside is only set as textContent; the policy of the page forbids everything else. A score is
-// given as the number of the highest threshold that it reaches, so that masks and IoU agree with the program.
-"use strict";
+// Fills the section #explore, which is hidden without a script. A score is given as the number of the highest threshold
+// that it reaches, so that masks and IoU agree with the program.
 (() => {
-  const IGNORE = 255;
   const find = (name) => document.getElementById(`explore-${name}`);
-  const data = JSON.parse(find("data").textContent);
   const state = { image: null, threshold: data.start, view: "mask", settled: false };
 
   // ---- numbers
-
-  async function unpacked(text, Type) {
-    const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
-    const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));
-    return new Type(await new Response(stream).arrayBuffer());
-  }
 
   /** Decodes an image's arrays: threshold reached by each map at each pixel, label of the strongest map, truth. */
   async function decode(image) {
@@ -53,43 +43,6 @@
 
   // ---- drawing
 
-  const nameOf = (label) => data.labels[label].name;
-  const colorOf = (label) => [1, 3, 5].map((at) => parseInt(data.labels[label].color.slice(at, at + 2), 16));
-
-  function element(tag, className = "", text = "") {
-    const made = document.createElement(tag);
-    made.className = className;
-    made.textContent = text;
-    return made;
-  }
-
-  function named(label) {
-    const made = element("span", "name");
-    const swatch = element("i", label === IGNORE ? "swatch ignored" : "swatch");
-    if (label !== IGNORE) swatch.style.background = data.labels[label].color;
-    made.append(swatch, element("span", "", nameOf(label)));
-    return made;
-  }
-
-  function picture(source, text) {
-    const made = element("img");
-    made.src = source;
-    made.alt = text;
-    return made;
-  }
-
-  /** Paints a packed color for each pixel of an image on a canvas of its size. */
-  function paint(canvas, image, color) {
-    canvas.width = image.width;
-    canvas.height = image.height;
-    const pixels = new ImageData(image.width, image.height);
-    const words = new Uint32Array(pixels.data.buffer);
-    for (let pixel = 0; pixel < words.length; pixel++) words[pixel] = color(pixel);
-    canvas.getContext("2d").putImageData(pixels, 0, 0);
-  }
-
-  const packed = ([red, green, blue], opacity) => ((opacity << 24) | (blue << 16) | (green << 8) | red) >>> 0;
-
   /** Paints labels in their colors, translucent inside, with a light rim; background and ignored pixels stay clear. */
   function paintMask(canvas, image, mask) {
     const table = (color) =>
@@ -110,8 +63,7 @@
   }
 
   function paintMap(canvas, image, number) {
-    const color = colorOf(image.labels[number]);
-    const bright = color.map((value) => Math.min(255, (value * 255) / Math.max(...color, 1)));
+    const bright = brightOf(image.labels[number]);
     paint(canvas, image, (pixel) => packed(bright, Math.round((235 * image.reached[number][pixel]) / data.thresholds.length)));
   }
 
@@ -196,49 +148,7 @@
     const lines = [line("mask", named(image.mask[pixel]))];
     if (image.known) lines.push(line("truth", named(image.known[pixel])));
     image.labels.forEach((label, number) => lines.push(line(named(label), data.thresholds[image.reached[number][pixel]])));
-    const tip = find("tip");
-    tip.replaceChildren(...lines);
-    tip.dataset.at = `${x},${y}`;
-    tip.hidden = false;
-    const { width, height } = tip.getBoundingClientRect();
-    tip.style.left = `${left + 16 + width > innerWidth ? left - 12 - width : left + 16}px`;
-    tip.style.top = `${Math.max(4, Math.min(top + 14, innerHeight - height - 4))}px`;
-  }
-
-  function line(head, value) {
-    const made = element("div");
-    const term = element("span", "muted");
-    const description = element("b");
-    term.append(head);
-    description.append(value);
-    made.append(term, description);
-    return made;
-  }
-
-  const leave = () => (find("tip").hidden = true);
-
-  function watch(target, imageOf) {
-    target.addEventListener("pointermove", (event) => {
-      const box = target.getBoundingClientRect();
-      const [across, down] = [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height];
-      point(imageOf(), across, down, event.clientX, event.clientY);
-    });
-    target.addEventListener("pointerleave", leave);
-  }
-
-  /** Arrow keys move a position over the large picture, starting in its center. */
-  function watchKeys(canvas) {
-    const steps = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, -1], ArrowDown: [0, 1] };
-    const at = [0.5, 0.5];
-    canvas.addEventListener("keydown", (event) => {
-      if (event.key === "Escape") leave();
-      if (!(event.key in steps)) return;
-      event.preventDefault();
-      steps[event.key].forEach((step, axis) => (at[axis] = Math.min(Math.max(at[axis] + step / 32, 0), 0.999)));
-      const box = canvas.getBoundingClientRect();
-      point(state.image, ...at, box.left + at[0] * box.width, box.top + at[1] * box.height);
-    });
-    canvas.addEventListener("blur", leave);
+    showTip(lines, left, top).dataset.at = `${x},${y}`;
   }
 
   // ---- one image and its related images
@@ -322,7 +232,7 @@
       button.addEventListener("click", open);
       article.classList.add("live");
       for (const shown of article.querySelectorAll("img")) {
-        watch(shown, () => image);
+        watch(shown, (...position) => point(image, ...position), hideTip);
         shown.addEventListener("click", open);
       }
     }
@@ -341,8 +251,9 @@
     slider.addEventListener("input", () => move(Number(slider.value)));
     if (data.curve) find("best").addEventListener("click", () => move(data.start));
     move(state.threshold);
-    watch(find("canvas"), () => state.image);
-    watchKeys(find("canvas"));
+    const pointAt = (...position) => point(state.image, ...position);
+    watch(find("canvas"), pointAt, hideTip);
+    watchKeys(find("canvas"), pointAt, hideTip);
     for (const image of data.images) {
       await decode(image);
       if (!state.image) choose(image);
