@@ -81,7 +81,7 @@ OPTIONS = {
 """Options that make each benchmark small."""
 NEEDS_MASKS = ("semi_weak",)
 """Scripts that need a table of photographs with masks."""
-TESTED_ELSEWHERE = ("quality", "run_all")
+TESTED_ELSEWHERE = ("quality", "run_all", "saliency")
 
 
 def test_every_benchmark_has_a_small_size() -> None:

