@@ -160,7 +160,8 @@ def run_study(study: Study, definition: StudyDefinition) -> StudyResult:
     identity = fingerprint(study.name, study.kind, changed, config.recipe, config.sources)
     with study_session(study, identity=identity, varied=plan.varied_keys) as tracker:
         outcome = run_trials(study, plan.trials, tracker.run_id)
-        result = _collect_result(study, cases, outcome, definition.paper_column)
+        archives = list(_write_archives(study, cases, outcome))
+        result = _collect_result(study, cases, outcome, archives, definition.paper_column)
         _write_files(study, result, tracker)
 
         seeds = ", ".join(map(str, study.seeds))
@@ -308,7 +309,7 @@ def _check_trials(study: Study, trials: Sequence[Trial]) -> list[Config]:
 
 
 def _collect_result(
-    study: Study, cases: Sequence[StudyCase], outcome: Outcome, paper_column: str | None
+    study: Study, cases: Sequence[StudyCase], outcome: Outcome, archives: list[ServerArchive], paper_column: str | None
 ) -> StudyResult:
     """Collects the scores of finished trials by case, and compares the cases."""
     scored_cases: list[CaseScores] = []
@@ -341,7 +342,7 @@ def _collect_result(
         differences=differences,
         meanings=meaning_of_columns(scored_trials),
         paper_column=paper_column,
-        archives=list(_write_archives(study, cases, outcome)),
+        archives=archives,
     )
 
 
@@ -362,7 +363,7 @@ def _archives_table(archives: Sequence[ServerArchive], paper_column: str) -> Tab
         paper = "" if archive.paper is None else f"{archive.paper:.1f}"
         rows.append((archive.case, str(archive.seed), paper, Path(archive.file).name))
     columns = ("case", "seed", paper_column, "archive")
-    return Table(f"archives for VOC's evaluation server in {Path(archives[0].file).parent}", columns, rows)
+    return Table("archives for VOC's evaluation server", columns, rows)
 
 
 def _write_files(study: Study, result: StudyResult, tracker: Tracker) -> None:
@@ -391,6 +392,8 @@ def _print_result(study: Study, result: StudyResult, tables: Sequence[Table]) ->
     print_descriptions(column_descriptions(result.meanings).items())
     console.print(f"numbers: {study.folder.study}")
     console.print(f"plot:    {study.folder.study_picture}")
+    if result.archives:
+        console.print(f"archives: {study.folder.test_archives}")
 
 
 def _write_page(study: Study, result: StudyResult) -> bool:
@@ -399,10 +402,10 @@ def _write_page(study: Study, result: StudyResult) -> bool:
     Returns:
         Whether there is a page. If the cases cannot be compared, a note is printed.
     """
-    tables = [cases_table(result.cases, "Cases: mIoU %", result.paper_column)]
+    tables = [cases_table(result.cases, "Cases of the study, mIoU %", result.paper_column)]
     if result.differences:
         controls = differences_table(result.differences)
-        tables.append(controls._replace(title="Controls: differences of mIoU % to them, over the same seeds"))
+        tables.append(controls._replace(title="Controls and differences of mIoU % to them, over the same seeds"))
 
     runs = list(_runs_of_cases(study, result.cases))
     try:

@@ -246,6 +246,8 @@ def test_the_papers_scores_are_in_every_output(
     assert [row[PAPER] for row in rows] == ["64.7", "66.2"]
     page = study.folder.study_page.read_text()
     assert f">{PAPER}<" in page
+    assert 'id="cases"' in page
+    assert 'id="controls"' in page
     assert ">64.7<" in page
     assert json.loads(study.folder.study.read_text())["paper"] == PAPER
     metrics = {run.data.params["case"]: run.data.metrics for run in tracked_trials(workspace, "study")}

@@ -37,6 +37,16 @@ def test_two_formats_at_once_are_refused(command: list[str], monkeypatch: pytest
     assert "--json and --csv" in error_of(*command, "--name", "x", "--json", "--csv")
 
 
+def test_a_table_names_all_sources_whose_images_are_missing(tmp_path: Path) -> None:
+    words = ["study", "run", "table1", "voc", "--voc", str(tmp_path), "--name", "x", "--workspace", str(tmp_path / "w")]
+    message = error_of(*words)
+    assert "no images of single and web are given" in message
+    assert "voc+single+web and --single PATH, --web PATH" in message
+    assert "--case a-vgg --case a-resnet" in message
+    assert "one of a-vgg" in error_of(*words, "--case", "d-vgg")
+    assert not (tmp_path / "w" / "runs" / "x").exists()
+
+
 def ended_trial(number: int, **fields: Any) -> EndedTrial:
     values: dict[str, Any] = {
         "values": {"localize.related": number},
