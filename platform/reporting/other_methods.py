@@ -91,7 +91,7 @@ def parse_methods(arguments: Sequence[str], run_labels: Sequence[str]) -> list[O
 
 
 def find_masks(method: OtherMethod, image_ids: Sequence[str]) -> MethodMasks:
-    """Finds the masks of a method. They are named as `mcis export --what predictions` names them.
+    """Finds the masks of a method. They are named as `mcis export predictions` names them.
 
     Args:
         method: the method.

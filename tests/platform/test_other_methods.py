@@ -63,6 +63,7 @@ def test_one_run_is_enough_next_to_a_method(folder: Path, parsed: Callable[..., 
     page = parsed(folder / "page.html")
     assert "3 of the 6 images that all runs and methods have" in page.text
     assert "No image is common" not in page.text
+    assert "shown withPSA" in page.text
     assert invoke(folder, "a").exit_code != 0
 
 
