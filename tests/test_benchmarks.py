@@ -77,6 +77,7 @@ OPTIONS = {
     "stream_training": "--images 16 --steps 2 --rounds 1",
     "ten_million": "--rows 5000",
     "training_throughput": "--seconds 1 --rounds 1",
+    "wrong_tags": f"--recipe photos_fast {SETS}",
 }
 """Options that make each benchmark small."""
 NEEDS_MASKS = ("semi_weak",)

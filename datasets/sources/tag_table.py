@@ -6,6 +6,7 @@ from typing import NamedTuple
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
 from mcis.datasets.sources.class_names import ClassNames
+from mcis.datasets.sources.lists import relative_name
 from mcis.datasets.sources.tagged import split_tags, tag_cells
 from mcis.datasets.sources.user_table import UserTable, in_existing_spellings, read_user_table
 from mcis.datasets.tables.large_tables import repeated_texts
@@ -17,7 +18,7 @@ class TableImage(NamedTuple):
     """An image of a table.
 
     Attributes:
-        name: Path relative to the table's folder.
+        name: Path relative to the table's folder; for other files, their path or URI without the slash at the start.
         uri: Absolute path or URI.
         tags: Class indices, ascending, at least one.
         saliency, url, license: Saliency map, address of the original and its license; None if not given.
@@ -58,7 +59,7 @@ def read_tag_table(table: str, classes: ClassNames, *, trusted: bool) -> tuple[l
     images = []
     for name, uri, classes_of_row, *optional in zip(names.to_pylist(), uris.to_pylist(), tags, *columns, strict=True):
         if classes_of_row:
-            images.append(TableImage(name, uri, classes_of_row, *optional))
+            images.append(TableImage(relative_name(name) or name, uri, classes_of_row, *optional))
     if not images:
         raise UserError(
             f"{rows.path}: no image has a tag that is a class; there are {shown(other_tags) or 'no tags'}",

@@ -85,6 +85,7 @@ def index_browse(
 
         from mcis.platform.outputs.read_index import open_index
         from mcis.platform.reporting.index_page import browse_page
+        from mcis.platform.reporting.near_duplicates import near_duplicates
 
         index = open_index(opened, name)
         page = browse_page(
@@ -95,6 +96,7 @@ def index_browse(
             title=f"Index of {name}",
             value_range=index.value_range,
             provenance=index.provenance,
+            near_duplicates=near_duplicates(opened, name),
         )
         target = out or opened.run(name).index_page
         write_text(target, page)

@@ -140,6 +140,18 @@ def suggest(
     count: Annotated[int, typer.Option(min=1, help="Number of images.")] = 50,
     format: ObjectsFormat = None,
     min_area: SmallestObject = 1,
+    tags: Annotated[
+        bool, typer.Option("--tags", help="Instead of masks: list images whose tag is probably wrong.")
+    ] = False,
+    rank: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            help="With --tags: list a tag if the classifier scores at least this fraction of the images without it "
+            "higher.",
+        ),
+    ] = 0.25,
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
 ) -> None:
     """Choose the training images whose masks to correct first: network and pseudo masks disagree most on them.
@@ -147,14 +159,24 @@ def suggest(
     OUT/suggested.html shows them. Correct the PNGs in OUT/masks (labels of OUT/labels.csv, 255 = unsure), delete those
     that you do not correct, and repeat the run's command with --corrected-masks OUT/masks. Masks that you corrected
     with another tool, by --format, are imported by `mcis import ... --labels OUT/labels.csv`.
+
+    With --tags, OUT/doubtful_tags.html and .csv list the tags that the classifier ranks lowest, and OUT/leave_out.txt
+    the images, for data.leave_out. In runs with single-label or web images, only the tags of these are listed.
     """
     with plain_errors(resumes=False):
-        from mcis.platform.networks.predictor import Predictor
-        from mcis.platform.networks.trained_segmenter import open_trained_segmenter
-        from mcis.platform.reporting.suggestions import write_suggestions
         from mcis.platform.runs.workspace import Workspace
 
         opened = Workspace(workspace, create=False)
+        if tags:
+            from mcis.platform.reporting.tag_suggestions import write_tag_suggestions
+
+            typer.echo(write_tag_suggestions(opened, name, out, min_rank=rank, count=count))
+            return
+
+        from mcis.platform.networks.predictor import Predictor
+        from mcis.platform.networks.trained_segmenter import open_trained_segmenter
+        from mcis.platform.reporting.suggestions import write_suggestions
+
         trained = open_trained_segmenter(opened.run(name, create=False).path)
         with contextlib.closing(Predictor(trained, processes=_crf_processes())) as predictor:
             typer.echo(write_suggestions(opened, name, predictor, count, out, format, min_area))

@@ -52,6 +52,12 @@ class DataConfig(Section):
     max_rejected: int | None = Field(default=None, ge=0)
     """Maximum number of rejected images, which are unreadable, too small or too large. With more, the run stops before
     training. None = 0 for VOC, unlimited for other sources."""
+    leave_out: LocalPath | None = Field(default=None, exclude=True)  # the listing depends on its content
+    """File with one image id per line, as `mcis suggest --tags` writes it. Training images with these ids are left out.
+    None: all images."""
+    keep_copies: bool = Field(default=False, exclude_if=lambda keeps: not keeps)
+    """Keep training images that are exact copies, byte for byte, of other training images or of val images. By default
+    one image of each content is trained on, and none that is a val image, because scores on it would be too high."""
     min_side: Positive = 32
     """Images with a shorter side, in pixels, are rejected."""
     max_pixels: int = Field(default=50_000_000, gt=0, le=178_956_970)

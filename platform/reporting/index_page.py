@@ -24,6 +24,7 @@ from mcis.datasets.tags import Tags
 from mcis.platform.outputs.provenance import license_counts
 from mcis.platform.reporting.html import render
 from mcis.platform.reporting.index_facts import index_facts
+from mcis.platform.reporting.near_duplicates import MIN_SIMILARITY, NearDuplicates
 from mcis.platform.reporting.panels import labels
 from mcis.platform.reporting.plots import THEME
 
@@ -81,6 +82,7 @@ def browse_page(
     title: str,
     value_range: ValueRange | None = None,
     provenance: pa.Table | None = None,
+    near_duplicates: Sequence[NearDuplicates] | None = None,
 ) -> str:
     """Renders the page of an index.
 
@@ -92,6 +94,7 @@ def browse_page(
         title: heading of the page.
         value_range: `data.value_range` of the index.
         provenance: where images come from (PROVENANCE_SCHEMA), as far as it is known.
+        near_duplicates: pairs of training images that look nearly the same; None if they were not searched.
     """
     facts = index_facts(index, rejects, classes)
     label_of = labels(classes)
@@ -108,6 +111,8 @@ def browse_page(
         "pictures": _choose_examples(index, classes, value_range),
         "copies": find_duplicates(lambda columns: [index.select(columns)]),
         "licenses": license_counts(provenance) if provenance is not None else [],
+        "near_duplicates": near_duplicates,
+        "min_similarity": MIN_SIMILARITY,
         "most_rows": _MOST_ROWS,
         "rejects": rejects.slice(0, _MOST_ROWS).to_pylist(),
         "most_reasons": _MOST_REASONS,

@@ -1,9 +1,15 @@
 """Lists the images of the configured sources before any image is opened: configuration -> listing."""
 
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from mcis.datasets.classes import VOC_CLASSES, read_classes
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import LISTING_SCHEMA, Listing, merge, shown
 from mcis.datasets.sources import SOURCES
+from mcis.datasets.sources.lists import read_lines
 from mcis.platform.config.keys import value_of
 from mcis.platform.config.sections import Config, sources_of
 
@@ -40,7 +46,29 @@ def listing(config: Config) -> Listing:
     for source in sources_of(config.sources):
         listings.append(list_source(source, config, names))
         names = listings[0].classes
-    return merge(*listings)
+    merged = merge(*listings)
+    return _without(merged, config.data.leave_out) if config.data.leave_out else merged
+
+
+def _without(listed: Listing, path: Path) -> Listing:
+    """Removes the training images that a file names.
+
+    Raises:
+        UserError: See `read_lines`; or none of the images is in train.
+    """
+    expected = "one image id per line"
+    remedy = "name a file that `mcis suggest --tags` wrote, or leave data.leave_out empty"
+    names = {line for _, line in read_lines(path, expected, remedy)}
+    table = listed.table
+    is_named = pc.is_in(table["image_id"], pa.array(sorted(names), pa.string()))
+    is_left_out = pc.and_(is_named, pc.equal(table["split"], "train"))
+    count = pc.sum(is_left_out).as_py() or 0
+    if not count:
+        raise UserError(f"none of the {len(names)} ids in {path} is a training image", expected, remedy)
+
+    absent = "" if count == len(names) else f"; {len(names) - count} further ids are no training images"
+    note = f"left out {count} training images that {path} names{absent}"
+    return listed._replace(table=table.filter(pc.invert(is_left_out)), notes=(*listed.notes, note))
 
 
 def given_classes(config: Config) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ The workspace stores the result of checking each file, its verdict. The stage op
 import collections
 import functools
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -17,11 +17,16 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import CHECKS_VERSION
 from mcis.datasets.index import (
     CHECK_SCHEMA,
+    COPY_OF_VAL,
     INDEX_SCHEMA,
     REJECTS_SCHEMA,
     ImageCheck,
+    TrainingCopies,
     check_images,
     find_duplicates,
+    find_training_copies,
+    is_copy,
+    reject_copies,
     reject_out_of_bounds,
     reject_unknown_ranges,
     shown,
@@ -79,12 +84,12 @@ def run(config: Config, context: RunContext) -> IndexResult:
     num_images = len(table)
     context.sources.release()
 
-    checked, num_opened = _check_images(table, config, context)
-    del table  # `checked` yields shards and frees the listing with the last one
+    shards, num_opened, copies = _check_images(table, config, context)
+    del table  # `shards` yields shards and frees the listing with the last one
     rejected: list[pa.Table] = []
     unclear = UnclearPixels(config.data.value_range)
     index_file = context.output / "index.parquet"
-    write_batches(index_file, INDEX_SCHEMA, _accepted_images(checked, rejected, unclear))
+    write_batches(index_file, INDEX_SCHEMA, _accepted_images(shards, rejected, unclear))
     release_arrow_memory()  # returns the listing's memory to the system
 
     rejects = pa.concat_tables([REJECTS_SCHEMA.empty_table(), *rejected])
@@ -98,13 +103,16 @@ def run(config: Config, context: RunContext) -> IndexResult:
     num_unlabelled = len(train) - len(rows_in_split(train, "train", tagged=True, negatives=True))
     _raise_for_classes(config, len(train), train_counts, rejects)
 
-    if len(rejects):
-        notes = (*notes, f"{len(rejects)} of {num_images} images are rejected: {_reasons(rejects)}")
+    unreadable = rejects.filter(pc.invert(is_copy(rejects)))
+    if len(unreadable):
+        notes = (*notes, f"{len(unreadable)} of {num_images} images are rejected: {_reasons(unreadable)}")
+    if copies:
+        notes = (*notes, *_copy_notes(rejects.filter(is_copy(rejects)), copies.other_tags))
     counts: dict[str, Any] = {}
     if provenance is not None:
         rows = write_provenance(context.output, provenance, read_table(index_file, ["image_id"])["image_id"])
         counts["licenses"] = {count.license: count.images for count in license_counts(rows)}
-    copies = find_duplicates(functools.partial(read_parts, index_file))
+    in_several_splits = find_duplicates(functools.partial(read_parts, index_file))
     kinds = [reason.partition(":")[0] for reason in rejects["reason"].to_pylist()]
     identity: list[Any] = [table_digest(read_parts(index_file, _IDENTITY_COLUMNS)), classes]
     if config.data.value_range:
@@ -113,7 +121,7 @@ def run(config: Config, context: RunContext) -> IndexResult:
         identity=fingerprint(*identity),
         classes=classes,
         value_range=config.data.value_range,
-        notes=(*notes, *unclear.notes(), *_notes(train_counts, num_unlabelled, copies)),
+        notes=(*notes, *unclear.notes(), *_notes(train_counts, num_unlabelled, in_several_splits)),
         counts={
             "images": _value_counts(index["split"]),
             "domains": _value_counts(index["domain"]),
@@ -151,11 +159,22 @@ def open_images(max_pixels: int, rows: pa.Table) -> pa.Table:
     return check_images(rows, min_side=1, max_pixels=max_pixels).select(_CHECK_COLUMNS)
 
 
-def _check_images(table: pa.Table, config: Config, context: RunContext) -> tuple[Iterator[pa.Table], int]:
-    """Checks the images of a listing, except for files whose verdicts are stored in the workspace.
+class _Checked(NamedTuple):
+    """The images of a listing with their verdicts.
 
-    Returns:
-        Iterator over shards of CHECKED_SCHEMA, each made on demand, and the number of images that were opened.
+    Attributes:
+        shards: iterator over shards of CHECKED_SCHEMA, each made on demand.
+        num_opened: number of images that were opened.
+        copies: copies that are left out of train; None if copies are kept.
+    """
+
+    shards: Iterator[pa.Table]
+    num_opened: int
+    copies: TrainingCopies | None
+
+
+def _check_images(table: pa.Table, config: Config, context: RunContext) -> _Checked:
+    """Checks the images of a listing, except for files whose verdicts are stored in the workspace.
 
     Raises:
         UserError: files changed during the check.
@@ -172,7 +191,14 @@ def _check_images(table: pa.Table, config: Config, context: RunContext) -> tuple
             new_verdicts = _open_and_store(take_rows(table, block), take_rows(files, block), config, context)
             verdict_rows[block] = len(verdicts) + np.arange(len(block))
             verdicts = pa.concat_tables([verdicts, new_verdicts])
-    return _shards(table, verdict_rows, verdicts, config), len(unchecked)
+    copies = None if config.data.keep_copies else _find_copies(table, verdict_rows, verdicts)
+    return _Checked(_shards(table, verdict_rows, verdicts, copies, config), len(unchecked), copies)
+
+
+def _find_copies(table: pa.Table, verdict_rows: NDArray[np.int64], verdicts: pa.Table) -> TrainingCopies:
+    """Finds copies in a listing; for the arguments see `_shards`."""
+    hashes = take_rows(verdicts.select(["content_hash"]), verdict_rows)["content_hash"]
+    return find_training_copies(table, hashes)
 
 
 def _open_and_store(table: pa.Table, files: pa.Table, config: Config, context: RunContext) -> pa.Table:
@@ -217,19 +243,24 @@ def _open_and_store(table: pa.Table, files: pa.Table, config: Config, context: R
     return verdicts
 
 
-def _shards(table: pa.Table, verdict_rows: NDArray[np.int64], verdicts: pa.Table, config: Config) -> Iterator[pa.Table]:
+def _shards(
+    table: pa.Table, verdict_rows: NDArray[np.int64], verdicts: pa.Table, copies: TrainingCopies | None, config: Config
+) -> Iterator[pa.Table]:
     """Yields a listing with the verdict on each image, in shards (CHECKED_SCHEMA).
 
     Args:
         table: the listing, N rows.
         verdict_rows: for each image, the row number of its verdict, (N,).
         verdicts: all verdicts (CHECK_SCHEMA).
+        copies: copies that are rejected.
     """
     start = 0
     for shard in in_shards([table]):
         shard_verdicts = take_rows(verdicts, verdict_rows[start : start + len(shard)])
         verdicts_here = reject_out_of_bounds(shard_verdicts, config.data.min_side, config.data.max_pixels)
         verdicts_here = reject_unknown_ranges(verdicts_here, config.data.value_range)
+        if copies:
+            verdicts_here = reject_copies(verdicts_here, copies, start)
         yield with_check_columns(shard, verdicts_here)
         start += len(shard)
 
@@ -251,7 +282,11 @@ def _reject_crashing_image(row: pa.Table, cause: str) -> pa.Table:
 
 
 def _raise_for_rejects(config: Config, rejects: pa.Table, num_images: int) -> None:
-    """Raises UserError if more images are rejected than allowed: data.max_rejected, or no image of a curated source."""
+    """Raises UserError if more images are rejected than allowed: data.max_rejected, or no image of a curated source.
+
+    Copies do not count: they can be read.
+    """
+    rejects = rejects.filter(pc.invert(is_copy(rejects)))
     if config.data.max_rejected is not None:
         allowed = config.data.max_rejected
         counted = rejects
@@ -270,6 +305,24 @@ def _raise_for_rejects(config: Config, rejects: pa.Table, num_images: int) -> No
         )
 
 
+def _copy_notes(rejects: pa.Table, other_tags: int) -> list[str]:
+    """Notes on the copies that are left out of train.
+
+    Args:
+        rejects: the rejects that are copies.
+        other_tags: see `TrainingCopies`.
+    """
+    if not len(rejects):
+        return []
+    of_val = pc.sum(pc.starts_with(rejects["reason"], COPY_OF_VAL)).as_py()
+    parts = []
+    if len(rejects) > of_val:
+        parts.append(f"{len(rejects) - of_val} exact copies of other training images ({other_tags} with other tags)")
+    if of_val:
+        parts.append(f"{of_val} exact copies of val images")
+    return [f"left out of train: {' and '.join(parts)}: {_reasons(rejects)}; data.keep_copies=true keeps them"]
+
+
 def _reasons(rejects: pa.Table) -> str:
     """Ids of some rejected images, with their reasons."""
     return shown(pc.binary_join_element_wise(rejects["image_id"], rejects["reason"], ": ").to_pylist())
@@ -281,7 +334,8 @@ def _raise_for_classes(config: Config, num_train: int, train_counts: Mapping[str
         raise UserError(
             f"no readable image in split train: {_reasons(rejects) or 'no image has this split'}",
             "at least one training image",
-            "correct the paths, which are relative to the table, or replace the rejected images",
+            "correct the paths, which are relative to the table, replace the rejected images, or keep copies by "
+            "data.keep_copies=true",
         )
     empty = [name for name, count in train_counts.items() if count == 0]
     if empty and any(SOURCES[name].curated for name in sources_of(config.sources)):

@@ -610,6 +610,14 @@ def test_a_table_gives_single_label_images(table: Path) -> None:
     assert set(listing.table["domain"].to_pylist()) == {"source"}
 
 
+def test_a_trusted_table_names_files_anywhere(tmp_path: Path) -> None:
+    (tmp_path / "tables").mkdir()
+    path = tmp_path / "tables/t.csv"
+    path.write_text(f"image,tags\n{tmp_path}/a/1.jpg,dog\ns3://bucket/2.jpg,cat\n")
+    listing = list_web(path, CLASSES, allow_absolute=True)
+    assert set(ids(listing)) == {f"web{tmp_path}/a/1.jpg", "web/s3/bucket/2.jpg"}
+
+
 INVALID_TABLES = [
     ("image,tags\na.jpg,gnu\n", r"no image has a tag that is a class; there are gnu\n"),
     ("image,tags\na.jpg,dog\na.jpg,cat\n", r"1 image\(s\) are listed more than once: a.jpg"),

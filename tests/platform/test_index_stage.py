@@ -168,7 +168,7 @@ def write_deep_images(folder: Path) -> None:
     """Replaces images: 0 to 2 by gray of 12 bits, 3 by color of 16 bits, 4 by hidden colors, and 5 by labels."""
     values = np.linspace(0, 4095, 2000).astype(np.uint16).reshape(40, 50)
     for n in range(3):
-        Image.fromarray(values).save(folder / f"{n}.png")
+        Image.fromarray(np.roll(values, n)).save(folder / f"{n}.png")
     Image.fromarray(np.zeros((40, 50, 4), np.uint8)).save(folder / "4.png")
     Image.fromarray((values // 400).astype(np.uint8)).save(folder / "5.png")
 

@@ -225,21 +225,35 @@ def test_only_new_and_changed_images_are_opened(ray_local: None, drawn: tuple[Pa
     assert (opened, len(accepted), len(rejects)) == (1, 8, 0)
 
 
-def test_content_in_two_splits_is_reported(ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path) -> None:
+def test_copies_leave_train(ray_local: None, drawn: tuple[Path, Listing], tmp_path: Path) -> None:
     _, listing = drawn
     rows = listing.table.slice(0, 6).to_pylist()
-    shutil.copy(rows[0]["uri"], tmp_path / "copy.jpg")
+    for number in (0, 1, 2):
+        shutil.copy(rows[number]["uri"], tmp_path / f"copy{number}.jpg")
     table = tmp_path / "photos.parquet"
+    tags = [[listing.classes[k] for k in row["tags"]] for row in rows]
     columns = {
-        "image": [*(row["uri"] for row in rows), str(tmp_path / "copy.jpg")],
-        "tags": [*([listing.classes[k] for k in row["tags"]] for row in rows), []],
-        "split": [*["train"] * 6, "val"],
+        "image": [*(row["uri"] for row in rows), *(str(tmp_path / f"copy{number}.jpg") for number in (0, 1, 2))],
+        "tags": [*tags, tags[0], tags[1], tags[2]],
+        "split": [*["train"] * 6, "val", "train", "test"],
     }
     pq.write_table(pa.table(columns), table)
     trusted = {"data.tags.table": str(table), "data.tags.allow_absolute": True}
     result = run("tags", tmp_path / "workspace", trusted, until="index")
-    notes = " ".join(result.context.result("index", StageResult).notes)
-    assert "1 image(s) are in more than one split with the same content" in notes
+    index = result.context.result("index", IndexResult)
+    notes = " ".join(index.notes)
+    copies = "1 exact copies of other training images (0 with other tags) and 1 exact copies of val images"
+    assert f"left out of train: {copies}: " in notes
+    assert "data.keep_copies=true keeps them" in notes
+    assert "1 image(s) are in more than one split with the same content" in notes  # of test, which are only named
+    assert index.images == {"train": 5, "val": 1, "test": 1}
+    assert index.counts["rejected"] == {"copy of a training image": 1, "copy of a val image": 1}
+
+    result = run("tags", tmp_path / "workspace", trusted, "data.keep_copies=true", until="index")
+    index = result.context.result("index", IndexResult)
+    assert index.images == {"train": 7, "val": 1, "test": 1}
+    assert "2 image(s) are in more than one split with the same content" in " ".join(index.notes)
+
     with pytest.raises(UserError, match="no run 'other' with an index"):
         open_index(Workspace(tmp_path / "workspace"), "other")
     assert not (tmp_path / "workspace" / "runs" / "other").exists()

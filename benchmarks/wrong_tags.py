@@ -1,0 +1,179 @@
+"""Precision and recall of `mcis suggest --tags` on single-label images, a fraction of whose tags are swapped.
+
+The classifier is trained on the images of a VOC devkit, whose tags stay, and on images of class folders, some of which
+get the tag of another class. Without --voc, both are painted scenes. With --swap 0, the tags are left as they are, and
+the share of listed tags is printed alone. With --maps, the localization maps of the devkit's images are scored too:
+with all tags right, with the wrong tags, and without the images that the suggestion lists.
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import NamedTuple
+
+import harness
+import numpy as np
+from numpy.typing import NDArray
+
+from mcis.datasets.classes import read_classes
+from mcis.datasets.index import Listing
+from mcis.datasets.sources.class_folders import list_single_label, list_web
+from mcis.datasets.sources.voc import list_voc
+from mcis.datasets.synthetic import devkit
+from mcis.platform.api import scores
+from mcis.platform.reporting.tag_suggestions import DEFAULT_RANK, LEAVE_OUT, rank_tags, write_tag_suggestions
+from mcis.platform.runs.workspace import Workspace
+
+RANKS = (0.05, 0.1, 0.25, 0.5)
+"""Ranks from which tags are listed."""
+TARGET = 0.5
+"""Minimum precision of the list at the default rank."""
+
+
+class Extra(NamedTuple):
+    """Single-label images.
+
+    Attributes:
+        uris: their files.
+        classes: class index of the right tag of each.
+        tags: class index of the tag that the run gets.
+    """
+
+    uris: list[str]
+    classes: NDArray[np.int64]
+    tags: NDArray[np.int64]
+
+
+def swapped(classes: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.int64]:
+    """Returns the classes, a fraction of which is replaced by another one of the classes that occur."""
+    rng = np.random.default_rng(seed)
+    present = np.unique(classes)
+    tags = classes.copy()
+    chosen = rng.choice(len(classes), round(fraction * len(classes)), replace=False)
+    for position in chosen.tolist():
+        tags[position] = rng.choice(present[present != classes[position]])
+    return tags
+
+
+def draw_scenes(workspace: Path) -> tuple[Path, Path]:
+    """Draws a devkit, and class folders with further scenes of one class each. Returns both folders."""
+    root = workspace / "VOC2012"
+    devkit.draw(root, train=60, val=20, size=96, classes=4)
+    further = workspace / "further"
+    devkit.draw(further, train=160, val=4, size=96, classes=4, seed=1)
+    listed = list_voc(further, classes=further / "classes.txt")
+
+    folder = workspace / "single"
+    for row in listed.table.to_pylist():
+        if row["split"] == "train" and len(row["tags"]) == 1:
+            target = folder / listed.classes[row["tags"][0]] / Path(row["uri"]).name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(Path(row["uri"]).read_bytes())
+    return root, folder
+
+
+def list_extra(options: argparse.Namespace, folder: Path, names: tuple[str, ...]) -> Listing:
+    """Lists the images of class folders."""
+    lister = list_web if options.kind == "web" else list_single_label
+    return lister(folder, names, classes=options.extra_classes)
+
+
+def write_table(extra: Extra, tags: NDArray[np.int64], names: tuple[str, ...], path: Path) -> Path:
+    """Writes a table of images and tags."""
+    rows = [{"image": uri, "tags": [names[k]]} for uri, k in zip(extra.uris, tags.tolist(), strict=True)]
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    return path
+
+
+def run(options: argparse.Namespace, workspace: Path, root: Path, table: Path, name: str, *settings: str) -> None:
+    """Runs the pipeline until the classifier, or the maps."""
+    until = "localize" if options.maps else "train_classifier"
+    words = ["run", f"voc+{options.kind}", "--voc", str(root), f"--{options.kind}", str(table), "--name", name]
+    words += ["--recipe", options.recipe, "--until", until, "--workspace", str(workspace)]
+    classes = options.classes or root / "classes.txt"
+    fixed = (f"seed={options.seed}", f"data.classes={classes}", f"data.train_list={options.train_list}")
+    for setting in (*fixed, "data.tags.allow_absolute=true", *options.overrides, *settings):
+        words += ["--set", setting]
+    harness.run_mcis(*words)
+
+
+def measure(options: argparse.Namespace, workspace: Path) -> None:
+    """Trains on the tags, ranks them, and prints precision and recall of the list by rank."""
+    if options.voc:
+        root, folder = options.voc, options.extra
+    else:
+        root, folder = draw_scenes(workspace)
+        options.train_list = "train_aug"
+    names = read_classes(options.classes or root / "classes.txt")
+    table = list_extra(options, folder, names).table
+    classes = np.array([tags[0] for tags in table["tags"].to_pylist()])
+    extra = Extra(table["uri"].to_pylist(), classes, swapped(classes, options.swap, options.seed))
+
+    wrong_table = write_table(extra, extra.tags, names, workspace / f"swapped-{options.seed}.jsonl")
+    run(options, workspace, root, wrong_table, "swapped")
+    opened = Workspace(workspace)
+    ranked = rank_tags(opened, "swapped")
+    position = {uri: n for n, uri in enumerate(extra.uris)}
+    positions = np.array([position[uri] for uri in ranked.rows["uri"].to_pylist()])
+    rank = np.nanmax(ranked.ranks, axis=1)
+    is_wrong = (extra.tags != extra.classes)[positions]
+
+    print(harness.describe_machine())
+    print(f"{len(rank)} {options.kind} images, {is_wrong.sum()} with a swapped tag")
+    print("rank >=   listed  precision  recall")
+    precision = float("nan")
+    for least in sorted({*RANKS, DEFAULT_RANK}):
+        listed = rank >= least
+        found = (listed & is_wrong).sum()
+        precision_of_rank = found / max(1, listed.sum())
+        recall = found / max(1, is_wrong.sum())
+        print(f"{least:7.2f}  {listed.sum():7}  {precision_of_rank:9.3f}  {recall:6.3f}")
+        precision = precision_of_rank if least == DEFAULT_RANK else precision
+    if options.maps:
+        compare_maps(options, workspace, root, extra, names)
+    if options.swap:
+        print(f"ratio {precision:.2f} target {TARGET}: precision of listed tags, a fraction of {options.swap} wrong")
+
+
+def compare_maps(
+    options: argparse.Namespace, workspace: Path, root: Path, extra: Extra, names: tuple[str, ...]
+) -> None:
+    """Prints the mean IoU of the maps with right tags, with swapped tags, and without the listed images."""
+    write_tag_suggestions(Workspace(workspace), "swapped", workspace / "suggested", min_rank=DEFAULT_RANK, count=1)
+    wrong_table = workspace / f"swapped-{options.seed}.jsonl"
+    left_out = f"data.leave_out={workspace / 'suggested' / LEAVE_OUT}"
+    run(options, workspace, root, wrong_table, "left-out", left_out)
+    right_table = write_table(extra, extra.classes, names, workspace / f"right-{options.seed}.jsonl")
+    run(options, workspace, root, right_table, "right")
+    for name in ("right", "swapped", "left-out"):
+        for score in scores(workspace / "runs" / name):
+            if score.what == "maps":
+                print(f"{name:10}{score.name:16}{score.miou:6.2f} mIoU of maps")
+
+
+def main() -> None:
+    """Measures in a given workspace, or in a temporary one."""
+    parser = harness.option_parser(__doc__, seed=0)
+    parser.add_argument("--voc", type=Path, help="VOC devkit [painted scenes]")
+    parser.add_argument("--classes", type=Path, help="file of class names [classes.txt of the devkit]")
+    parser.add_argument("--train-list", default="train", help="list of training images of the devkit [train]")
+    parser.add_argument("--extra", type=Path, help="folder of class folders")
+    parser.add_argument("--extra-classes", type=Path, help="file of lines <folder> <class name> [names of the folders]")
+    parser.add_argument("--kind", choices=("single", "web"), default="single")
+    parser.add_argument("--swap", type=float, default=0.25, help="fraction of wrong tags [0.25]")
+    parser.add_argument("--maps", action="store_true", help="score localization maps too")
+    parser.add_argument("--workspace", type=Path, help="folder that keeps the runs [a temporary one]")
+    parser.add_argument("--recipe", default="photos")
+    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
+    options = parser.parse_args()
+    if options.workspace:
+        options.workspace.mkdir(parents=True, exist_ok=True)
+        measure(options, options.workspace.resolve())
+    else:
+        with tempfile.TemporaryDirectory() as workspace:
+            measure(options, Path(workspace))
+
+
+if __name__ == "__main__":
+    main()

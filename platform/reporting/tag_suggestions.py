@@ -1,0 +1,179 @@
+"""Lists the tags of training images that are probably wrong: those that the classifier ranks lowest."""
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.images.squares import Squares, read_rgb
+from mcis.datasets.images.value_range import ValueRange
+from mcis.datasets.storage.threads import map_in_threads
+from mcis.datasets.tables.large_tables import Texts
+from mcis.datasets.tags import Tags
+from mcis.models.tag_ranks import tag_ranks
+from mcis.platform.config.resolve import resolve
+from mcis.platform.learners.classifier_learner import val_scores
+from mcis.platform.networks.build import build_classifier, load_trained
+from mcis.platform.outputs.read_index import open_index, rows_in_split
+from mcis.platform.reporting.files import csv_table, write_bytes
+from mcis.platform.reporting.html import render
+from mcis.platform.reporting.plots import THEME
+from mcis.platform.runs.progress import counted
+from mcis.platform.runs.workspace import Workspace
+
+DEFAULT_RANK = 0.25
+"""Rank from which a tag is listed, see `tag_ranks`."""
+_BATCH = 32
+_SIDE = 160
+"""Longer side of a picture on the page, pixels."""
+LEAVE_OUT = "leave_out.txt"
+
+
+class DoubtfulTag(NamedTuple):
+    """A tag that is probably wrong.
+
+    Attributes:
+        row: the image's row of the index.
+        tag: class index.
+        rank: see `tag_ranks`.
+        likely: class with the highest score relative to images without its tag.
+    """
+
+    row: dict[str, Any]
+    tag: int
+    rank: float
+    likely: int
+
+
+class RankedTags(NamedTuple):
+    """The tags of training images with their ranks.
+
+    Attributes:
+        rows: rows of the index, N tagged images.
+        ranks: rank of each tag, (N, K), NaN without it.
+        likely: for each image, the class with the highest score relative to images without its tag, (N,).
+        classes: the K class names.
+    """
+
+    rows: pa.Table
+    ranks: NDArray[np.float64]
+    likely: NDArray[np.int64]
+    classes: tuple[str, ...]
+
+    def doubtful(self, min_rank: float) -> list[DoubtfulTag]:
+        """The tags whose rank is at least `min_rank`, the highest rank first."""
+        images, tags = np.nonzero(self.ranks >= min_rank)
+        order = np.argsort(-self.ranks[images, tags], kind="stable")
+        rows = self.rows.take(images[order]).to_pylist()
+        doubtful = []
+        for row, image, tag in zip(rows, images[order].tolist(), tags[order].tolist(), strict=True):
+            doubtful.append(DoubtfulTag(row, tag, float(self.ranks[image, tag]), int(self.likely[image])))
+        return doubtful
+
+
+def rank_tags(workspace: Workspace, name: str) -> RankedTags:
+    """Ranks the tags of the training images of a run by its classifier.
+
+    In runs with single-label or web images, only the tags of these are returned. They are ranked among all training
+    images.
+
+    Raises:
+        UserError: the run has no trained classifier.
+    """
+    weights = workspace.outputs(name).get("train_classifier")
+    if weights is None:
+        raise UserError(
+            f"run {name!r} has no trained classifier",
+            "a run that has passed the stage train_classifier",
+            "name another run, or repeat its command with --until train_classifier",
+        )
+    config = resolve(file=workspace.run(name, create=False).config).config
+    index = open_index(workspace, name)
+    rows = rows_in_split(index.index, "train", tagged=True, negatives=True)
+    tags = Tags.from_index(rows["tags"], len(index.classes)).matrix(np.arange(len(rows)))
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model = load_trained(build_classifier(config.classifier, len(index.classes)), weights, device)
+    images = Squares(
+        Texts(rows["uri"]),
+        config.classifier.input_size,
+        hashes=Texts(rows["content_hash"]),
+        value_range=config.data.value_range,
+    )
+    scores = np.zeros((len(rows), len(index.classes)), np.float32)
+    batches = [np.arange(first, min(first + _BATCH, len(rows))) for first in range(0, len(rows), _BATCH)]
+    pictures = map_in_threads(images, batches, threads=min(8, os.cpu_count() or 1), ahead=1)
+    with torch.inference_mode():
+        for batch, pixels in counted(zip(batches, pictures, strict=True), "rank tags", len(batches)):
+            scores[batch] = val_scores(model, torch.from_numpy(pixels).to(device)).cpu().numpy()
+
+    ranks = tag_ranks(scores, tags)
+    likely = np.nanargmin(_ranks_of_all(scores, tags), axis=1)
+    is_extra = pc.not_equal(rows["domain"], "target").to_numpy()
+    chosen = is_extra if is_extra.any() else np.ones(len(rows), bool)
+    chosen &= tags.any(axis=1)
+    return RankedTags(rows.filter(pa.array(chosen)), ranks[chosen], likely[chosen], index.classes)
+
+
+def _ranks_of_all(scores: NDArray[np.float32], tags: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Ranks as `tag_ranks`, but of all classes, whether an image has the tag or not; 1 for a class that all have."""
+    ranks = np.ones(scores.shape)
+    for k in range(scores.shape[1]):
+        others = np.sort(scores[~tags[:, k], k])
+        if len(others):
+            ranks[:, k] = 1 - np.searchsorted(others, scores[:, k], "left") / len(others)
+    return ranks
+
+
+def write_tag_suggestions(workspace: Workspace, name: str, out: Path, *, min_rank: float, count: int) -> str:
+    """Writes the tags that are probably wrong.
+
+        doubtful_tags.csv   tags with a rank of at least `min_rank`, the highest first
+        doubtful_tags.html  page with the first `count` images
+        leave_out.txt       ids of these images, for `data.leave_out`
+
+    Returns:
+        A description of what was written.
+    """
+    ranked = rank_tags(workspace, name)
+    doubtful = ranked.doubtful(min_rank)
+
+    cells = []
+    for tag in doubtful:
+        row = tag.row
+        classes = (ranked.classes[tag.tag], ranked.classes[tag.likely])
+        cells.append((row["image_id"], classes[0], f"{100 * tag.rank:.1f}", classes[1], row["domain"], row["uri"]))
+    write_bytes(
+        out / "doubtful_tags.csv", csv_table(["image", "tag", "rank %", "most likely class", "domain", "file"], cells)
+    )
+    images = list(dict.fromkeys(tag.row["image_id"] for tag in doubtful))
+    write_bytes(out / LEAVE_OUT, "".join(f"{image}\n" for image in images).encode())
+
+    value_range = open_index(workspace, name, ["split"]).value_range
+    shown = [(tag, _picture(tag.row, value_range)) for tag in doubtful[:count]]
+    view = {
+        "name": name,
+        "classes": ranked.classes,
+        "shown": shown,
+        "doubtful": len(doubtful),
+        "ranked": int(np.isfinite(ranked.ranks).sum()),
+        "min_rank": min_rank,
+        "theme": THEME,
+    }
+    write_bytes(out / "doubtful_tags.html", render("tags_page.html.j2", view).encode())
+    return (
+        f"{len(doubtful)} of {view['ranked']} tags are doubtful, see {out / 'doubtful_tags.html'} and .csv; to train "
+        f"without these {len(images)} images: data.leave_out={out / LEAVE_OUT}"
+    )
+
+
+def _picture(row: dict[str, Any], value_range: ValueRange | None) -> Image.Image:
+    rgb = read_rgb(row["uri"], max_side=_SIDE, content_hash=row["content_hash"], value_range=value_range)
+    return Image.fromarray(rgb)
