@@ -187,6 +187,7 @@ def test_negatives_may_have_corrected_masks(run: pipeline.RunResult, drawn: With
         pipeline.check(corrected.config, run.context.workspace, "any")
 
 
+@pytest.mark.slow
 def test_features_are_cached_once_and_belong_to_their_images(
     ray_local: None, drawn: WithAndWithout, tmp_path: Path
 ) -> None:
