@@ -82,7 +82,7 @@ def browse_page(
     title: str,
     value_range: ValueRange | None = None,
     provenance: pa.Table | None = None,
-    near_duplicates: Sequence[NearDuplicates] | None = None,
+    near_duplicates: NearDuplicates | None = None,
 ) -> str:
     """Renders the page of an index.
 

@@ -12,13 +12,17 @@ from mcis.platform.runs.workspace import Workspace
 
 MIN_SIMILARITY = 0.95
 """Cosine similarity of two image vectors from which the images are near-duplicates."""
-_BLOCK = 2048
+_BLOCK = 512
 """Images that are compared with all others at a time."""
 _MOST_IMAGES = 100_000
 """Number of images above which no pairs are searched, because the time grows with its square."""
 
 
-class NearDuplicates(NamedTuple):
+MOST_PAIRS = 500
+"""Maximum number of pairs that are listed. Photographs of one machine may all look the same."""
+
+
+class NearDuplicate(NamedTuple):
     """Two images that look nearly the same.
 
     Attributes:
@@ -31,8 +35,20 @@ class NearDuplicates(NamedTuple):
     similarity: float
 
 
-def near_duplicates(workspace: Workspace, name: str) -> list[NearDuplicates] | None:
-    """Finds pairs of near-duplicates among the training images of a run, the most similar first.
+class NearDuplicates(NamedTuple):
+    """The near-duplicates among the training images of a run.
+
+    Attributes:
+        total: number of pairs.
+        pairs: the most similar ones, at most MOST_PAIRS, in order.
+    """
+
+    total: int
+    pairs: list[NearDuplicate]
+
+
+def near_duplicates(workspace: Workspace, name: str) -> NearDuplicates | None:
+    """Finds pairs of near-duplicates among the training images of a run.
 
     Returns:
         None if the run has no image vectors (only runs with `localize.related_by=nearest` have), or too many images.
@@ -44,24 +60,44 @@ def near_duplicates(workspace: Workspace, name: str) -> list[NearDuplicates] | N
     if len(ids) > _MOST_IMAGES:
         return None
 
+    similar = similar_pairs(read_vectors(localized / VECTORS), MIN_SIMILARITY, MOST_PAIRS)
     pairs = []
-    for first, second, similarity in similar_pairs(read_vectors(localized / VECTORS), MIN_SIMILARITY):
-        pairs.append(NearDuplicates(ids[first], ids[second], similarity))
-    return pairs
+    for first, second, similarity in zip(similar.first, similar.second, similar.similarity, strict=True):
+        pairs.append(NearDuplicate(ids[first], ids[second], float(similarity)))
+    return NearDuplicates(similar.total, pairs)
 
 
-def similar_pairs(vectors: NDArray[np.float32], min_similarity: float) -> list[tuple[int, int, float]]:
-    """Returns the pairs of rows whose cosine similarity is at least `min_similarity`, the most similar first.
+class SimilarPairs(NamedTuple):
+    """Pairs of similar vectors.
+
+    Attributes:
+        total: number of pairs.
+        first, second: rows of the most similar pairs, (P,).
+        similarity: their cosine similarities, in descending order, (P,).
+    """
+
+    total: int
+    first: NDArray[np.int64]
+    second: NDArray[np.int64]
+    similarity: NDArray[np.float32]
+
+
+def similar_pairs(vectors: NDArray[np.float32], min_similarity: float, most: int) -> SimilarPairs:
+    """Counts the pairs of rows whose cosine similarity is at least `min_similarity`, and returns the most similar.
 
     Args:
         vectors: vectors of any length, (N, C).
+        most: maximum number of pairs to return. Memory holds one block of similarities and these pairs.
     """
     vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-6)
-    pairs = []
+    best = SimilarPairs(0, np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32))
     for start in range(0, len(vectors), _BLOCK):
-        similarities = vectors[start : start + _BLOCK] @ vectors[start:].T
+        similarities = np.minimum(vectors[start : start + _BLOCK] @ vectors[start:].T, 1)
         rows, columns = np.nonzero(np.triu(similarities >= min_similarity, 1))
-        for row, column in zip(rows.tolist(), columns.tolist(), strict=True):
-            pairs.append((start + row, start + column, min(1.0, float(similarities[row, column]))))
-    pairs.sort(key=lambda pair: (-pair[2], pair[:2]))
-    return pairs
+
+        first = np.concatenate([best.first, start + rows])
+        second = np.concatenate([best.second, start + columns])
+        similarity = np.concatenate([best.similarity, similarities[rows, columns]])
+        order = np.lexsort((second, first, -similarity))[:most]
+        best = SimilarPairs(best.total + len(rows), first[order], second[order], similarity[order])
+    return best

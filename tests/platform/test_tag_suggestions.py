@@ -15,7 +15,7 @@ from mcis.platform import api
 from mcis.platform.cli import app
 from mcis.platform.config.resolve import resolve
 from mcis.platform.reporting.index_page import browse_page
-from mcis.platform.reporting.near_duplicates import NearDuplicates, near_duplicates, similar_pairs
+from mcis.platform.reporting.near_duplicates import NearDuplicate, NearDuplicates, near_duplicates, similar_pairs
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.workspace import Workspace
 
@@ -71,10 +71,10 @@ def test_a_wrong_tag_is_listed_and_can_be_left_out(tmp_path: Path) -> None:
     without = listing(resolve("voc+single", "photos_fast", options, left_out).config)
     assert len(without.table) == 48 + 12 - len(doubtful)
 
-    pairs = near_duplicates(Workspace(workspace), "one")
-    assert pairs is not None
-    assert {pair.first.rpartition("/")[2] for pair in pairs} >= {f"{number}.jpg" for number in range(12)}
-    assert all(0.95 <= pair.similarity <= 1 for pair in pairs)
+    found = near_duplicates(Workspace(workspace), "one")
+    assert found is not None
+    assert {pair.first.rpartition("/")[2] for pair in found.pairs} >= {f"{number}.jpg" for number in range(12)}
+    assert all(0.95 <= pair.similarity <= 1 for pair in found.pairs)
 
 
 def photos(folder: Path) -> Path:
@@ -110,19 +110,35 @@ def test_pairs_of_similar_vectors_are_found() -> None:
     vectors = rng.normal(size=(5000, 32)).astype(np.float32)
     vectors[4000] = 3 * vectors[7]
     vectors[2049] = vectors[2048] + 0.05 * rng.normal(size=32)
-    pairs = similar_pairs(vectors, 0.95)
-    assert [pair[:2] for pair in pairs] == [(7, 4000), (2048, 2049)]
-    assert pairs[0][2] == pytest.approx(1)
+    pairs = similar_pairs(vectors, 0.95, 10)
+    assert pairs.total == 2
+    assert pairs.first.tolist() == [7, 2048]
+    assert pairs.second.tolist() == [4000, 2049]
+    assert pairs.similarity[0] == pytest.approx(1)
+
+
+def test_only_the_most_similar_of_many_pairs_are_kept() -> None:
+    """Images of one machine: all look the same."""
+    angles = np.linspace(0, 0.1, 1500)
+    vectors = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    vectors[1400] = vectors[3]
+    pairs = similar_pairs(vectors, 0.95, 5)
+    assert pairs.total == 1500 * 1499 // 2
+    assert len(pairs.first) == 5
+    assert (pairs.first[0], pairs.second[0]) == (3, 1400)
 
 
 def test_the_page_lists_near_duplicates(tmp_path: Path) -> None:
     from mcis.datasets.index import INDEX_SCHEMA, REJECTS_SCHEMA
 
     pages = []
-    for pairs in (None, [], [NearDuplicates("a<b", "c", 0.97)]):
+    found = (None, NearDuplicates(0, []), NearDuplicates(7, [NearDuplicate("a<b", "c", 0.97)]))
+    for pairs in found:
         tables = (INDEX_SCHEMA.empty_table(), REJECTS_SCHEMA.empty_table())
         pages.append(browse_page(*tables, ("cat",), notes=(), title="t", near_duplicates=pairs))
     assert "similarity" not in pages[0]
     assert "No two training images have features" in pages[1]
     assert "a&lt;b" in pages[2]
     assert "0.970" in pages[2]
+    assert "7 pairs of training images" in pages[2]
+    assert "The 1 most similar pairs" in pages[2]
