@@ -74,7 +74,7 @@ FIRST_DRAWS = {
     DrawPurpose.COMPARED_IMAGES: 0.8996202971209578,
     DrawPurpose.CLASS_REPEAT: 0.42062646770180956,
 }
-FIRST_ORDERS = {OrderPurpose.IMAGES: 63, OrderPurpose.STATISTICS: 735}
+FIRST_ORDERS = {OrderPurpose.IMAGES: 63, OrderPurpose.STATISTICS: 735, OrderPurpose.OTHER_DOMAINS: 2}
 
 
 def test_purposes_keep_their_numbers() -> None:

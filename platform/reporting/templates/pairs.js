@@ -142,9 +142,11 @@
     };
     watch(layers, point, leave);
     watchKeys(layers, point, leave);
-    layers.addEventListener("click", () => {
-      const again = state.pinned && String(state.pinned) === String(state.at);
-      state.pinned = again ? null : state.at;
+    layers.addEventListener("click", (event) => {
+      const box = layers.getBoundingClientRect();
+      const at = positionAt((event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height);
+      state.pinned = String(state.pinned) === String(at) ? null : at; // a second click releases it
+      state.at = at;
       drawPosition();
     });
   }
