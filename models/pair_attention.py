@@ -45,7 +45,7 @@ def shared_gate(weights: Tensor, partner: Tensor, w_b: Tensor) -> Tensor:
     """Computes B, the gate that is high where an image shows what its partner shows, too (Eq. 6).
 
     W_B is linear, so it is applied before attention, which then averages one value per position. 1 - B is the
-    contrastive co-attention of Eq. 7, by which Eq. 8 multiplies the features.
+    contrastive co-attention of Eq. 7. Eq. 8 multiplies the features by it.
 
     Args:
         weights: `attention_weights` of the image, (HW, H'W').

@@ -41,8 +41,8 @@ class CaseDefinition(_StrictModel):
     Attributes:
         name: part of the names of its trials and metrics.
         group: name of a group of cases, for example cases with the same training. The plot has a color for each group.
-        sources: image sources, a subset of the study's; None = all of them. With `adapts_to_sources`, `first` stands
-            for the source that defines the classes.
+        sources: image sources, a subset of the study's; None = all of them. With `adapts_to_sources`, `first` is
+            the source that defines the classes.
         values: configuration values of the case, by dotted key; `set` in the file.
         until: last stage, if it comes before the last stage of the study; None = the last stage of the study.
         paper: the paper's mIoU of the segmentation network on val of `StudyDefinition.paper_data`, in percent.

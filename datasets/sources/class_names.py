@@ -15,7 +15,7 @@ class ClassNames:
 
     Attributes:
         names: K class names.
-        class_of: Name -> class index, for the names that are given.
+        class_of: Given name -> class index.
     """
 
     def __init__(self, names: Sequence[str], given: Mapping[str, str], *, spellings: bool):
@@ -36,7 +36,7 @@ class ClassNames:
         return self.class_of.get(name, self._by_spelling.get(_simplified(name)))
 
     def is_exact(self, name: str) -> bool:
-        """Returns whether a name is one of those that are given."""
+        """Returns whether a name equals a given name, without regard to its Unicode form."""
         return _nfc(name) in self.class_of
 
 

@@ -101,7 +101,7 @@ class PairData:
         return {"points": POINTS, "can_contrast": self.can_contrast, "has_gates": self.has_gates, "maps": entries}
 
     def _images_without(self, tag: int, relations: Sequence[tuple[int, list[int]]]) -> list[int]:
-        """The related images of the image's other tags that lack a tag: those of a contrastive map (section 4.5)."""
+        """Returns the images of a contrastive map: related images of the other tags, without this tag (section 4.5)."""
         tags = self.relations.rows["tags"]
         images = []
         for other_tag, related in relations:

@@ -131,7 +131,7 @@ class GalleryPanel(NamedTuple):
         id: id of the image.
         explore: its position in the explorer; None if it is not there.
         tags: its tags.
-        numbers: labels of the classes by which the gallery can be filtered.
+        numbers: labels of the classes that the gallery's filter offers.
         cells: its picture in each column, or None.
         note: why it is shown; may be empty.
         only_of_class: whether it is shown only if the gallery is filtered by class.
@@ -358,7 +358,7 @@ def _gallery_split(panels: Sequence[Panel], classes: Sequence[str], explored: Se
 
 
 def _filters(splits: Iterable[GallerySplit], classes: Sequence[str]) -> list[tuple[int, Label]]:
-    """The classes by which the gallery can be filtered: their labels, if there are at least two."""
+    """Returns the labels of the classes that the gallery's filter offers; empty if there is only one class."""
     numbers: set[int] = set()
     for split in splits:
         for panel in split.panels:

@@ -17,7 +17,7 @@ from mcis.datasets.images.value_range import ValueRange
 from mcis.datasets.storage.threads import map_in_threads
 from mcis.datasets.tables.large_tables import Texts
 from mcis.datasets.tags import Tags
-from mcis.models.tag_ranks import tag_ranks
+from mcis.models.tag_ranks import class_ranks
 from mcis.platform.config.resolve import resolve
 from mcis.platform.learners.classifier_learner import val_scores
 from mcis.platform.networks.build import build_classifier, load_trained
@@ -29,7 +29,7 @@ from mcis.platform.runs.progress import counted
 from mcis.platform.runs.workspace import Workspace
 
 DEFAULT_RANK = 0.25
-"""Rank from which a tag is listed, see `tag_ranks`."""
+"""Rank from which a tag is listed, see `class_ranks`."""
 _BATCH = 32
 _SIDE = 160
 """Longer side of a picture on the page, pixels."""
@@ -42,7 +42,7 @@ class DoubtfulTag(NamedTuple):
     Attributes:
         row: the image's row of the index.
         tag: class index.
-        rank: see `tag_ranks`.
+        rank: see `class_ranks`.
         likely: class with the highest score relative to images without its tag.
     """
 
@@ -114,22 +114,13 @@ def rank_tags(workspace: Workspace, name: str) -> RankedTags:
         for batch, pixels in counted(zip(batches, pictures, strict=True), "rank tags", len(batches)):
             scores[batch] = val_scores(model, torch.from_numpy(pixels).to(device)).cpu().numpy()
 
-    ranks = tag_ranks(scores, tags)
-    likely = np.nanargmin(_ranks_of_all(scores, tags), axis=1)
+    ranks = class_ranks(scores, tags)
+    likely = np.where(np.isnan(ranks), 1, ranks).argmin(axis=1)
+    ranks = np.where(tags, ranks, np.nan)
     is_extra = pc.not_equal(rows["domain"], "target").to_numpy()
     chosen = is_extra if is_extra.any() else np.ones(len(rows), bool)
     chosen &= tags.any(axis=1)
     return RankedTags(rows.filter(pa.array(chosen)), ranks[chosen], likely[chosen], index.classes)
-
-
-def _ranks_of_all(scores: NDArray[np.float32], tags: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Ranks as `tag_ranks`, but of all classes, whether an image has the tag or not; 1 for a class that all have."""
-    ranks = np.ones(scores.shape)
-    for k in range(scores.shape[1]):
-        others = np.sort(scores[~tags[:, k], k])
-        if len(others):
-            ranks[:, k] = 1 - np.searchsorted(others, scores[:, k], "left") / len(others)
-    return ranks
 
 
 def write_tag_suggestions(workspace: Workspace, name: str, out: Path, *, min_rank: float, count: int) -> str:

@@ -1,4 +1,4 @@
-"""Ranks the images of a split, the worst first, and chooses those that the gallery "Worst first" shows.
+"""Ranks the images of a split from the worst, and chooses the images of the gallery "Worst first".
 
 Images are ranked by their mIoU if they were scored. Without ground truth, training images are ranked by the share of
 pixels that their pseudo mask ignores, and predicted images by the number of their tags that the prediction lacks.
@@ -23,7 +23,7 @@ _MOST_CLASSES = 24
 
 
 class RankedImage(NamedTuple):
-    """An image and the value by which it is ranked.
+    """An image and the value that determines its rank.
 
     Attributes:
         image_id: its id.

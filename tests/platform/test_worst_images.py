@@ -1,4 +1,4 @@
-"""Images ranked from the worst, by scores or without ground truth, and the choice of those that are shown."""
+"""Tests of the gallery "Worst first": ranking with and without ground truth, and the images that it shows."""
 
 from collections.abc import Callable
 from pathlib import Path
