@@ -4,6 +4,7 @@
 #   PYTHON=python3.12    the interpreter, >= 3.11; by default the first of python3.11, python3.12, python3 that works
 #   PIP_FLAGS='...'      more options of `pip install`; pip's own configuration and variables apply as well
 #   ONLY='index crf'     the benchmarks that `make bench` runs; by default all
+#   JOBS=2               processes of the tests; most tests need one core
 #
 # From PyPI, torch for Linux comes with gigabytes of CUDA libraries. Without an NVIDIA GPU, use PyTorch's CPU builds:
 #   make demo PIP_FLAGS='--extra-index-url https://download.pytorch.org/whl/cpu'
@@ -15,6 +16,7 @@ INSTALLED := $(VENV)/.installed
 TOOLS := $(VENV)/.installed-tools
 PIP_FLAGS ?=
 ONLY ?=
+JOBS ?= 2
 CANDIDATES := $(or $(PYTHON),python3.11 python3.12 python3)
 
 .PHONY: help install dev demo test test-all bench docs lint clean
@@ -30,10 +32,10 @@ demo: $(INSTALLED)
 	$(BIN)/mcis demo
 
 test: lint
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow"
 
 test-all: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
 
 bench: $(TOOLS)
 	$(BIN)/python benchmarks/run_all.py $(ONLY)
