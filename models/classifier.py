@@ -326,6 +326,7 @@ class CoAttentionClassifier(nn.Module):
         plain_m: Tensor | None = None,
         *,
         embedded: bool = False,
+        not_embedded: tuple[Tensor, Tensor] | None = None,
         attend: bool = True,
         attention_partner: AttentionPartner = "partner",
         equivariance: Equivariance | None = None,
@@ -340,11 +341,18 @@ class CoAttentionClassifier(nn.Module):
             plain_m: images m without color jitter, to which tau is applied (paper-vs-code, "Classifier"); None =
                 `images_m`.
             embedded: whether `images_m` and `images_n` are outputs of the backbone, (B, C, H, W).
+            not_embedded: if `embedded`, the images whose outputs are missing: their numbers among the 2B images, images
+                m first, (M,); and the normalized images, (M, 3, S, S). Their outputs are computed without a gradient
+                and rounded to float16, as cached outputs are.
             attend: whether to compute common and exclusive scores, if the classifier has them.
             attention_partner: see `pair_scores`.
             equivariance: tags of the 2B images, images m first, for equivariant attention, which requires images.
         """
         images = torch.cat([images_m, images_n])
+        if not_embedded is not None:
+            missing, missing_images = not_embedded
+            with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
+                images = images.index_copy(0, missing, self.backbone(missing_images).half().to(images.dtype))
         watched = self.backbone.correlation_layers if equivariance else ()
         with self.backbone.capture_outputs(*watched) as layer_outputs:
             features = self.standardize(images if embedded else self.backbone(images))

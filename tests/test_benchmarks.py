@@ -64,6 +64,7 @@ OPTIONS = {
     "data_loading": "--images 240 --rounds 1",
     "distributed_step": "--rounds 1",
     "evaluation": "--images 8 --rounds 1",
+    "growth": f"--sizes 8,16 {SETS}",
     "index": "--images 20 --rounds 1",
     "localization": "--images 8 --rounds 1",
     "negatives": f"--recipe photos_fast --train-images 24 {SETS}",

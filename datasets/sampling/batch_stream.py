@@ -30,11 +30,12 @@ _RETRIES = 2
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """Base class of batches: named arrays of the same length. Subclasses define the names."""
+    """Base class of batches: named arrays of the same length, or None. Subclasses define the names."""
 
     def columns(self) -> dict[str, NDArray[Any]]:
         """Returns the arrays by name, in the form that Ray Data takes."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {name: value for name, value in values.items() if value is not None}
 
     def rows(self, first: int, last: int) -> Self:
         """Returns rows first .. last - 1, for example a micro-batch."""

@@ -24,7 +24,8 @@ class PairBatch(Batch):
     """Decoded pairs of images (m, n).
 
     Attributes:
-        images_m, images_n: (N, S, S, 3) uint8 images, or their features from a frozen backbone, (N, C, H, W) float16.
+        images_m, images_n: (N, S, S, 3) uint8 images, or their features from a frozen backbone, (N, C, H, W) float16;
+            0 for images whose features are not cached.
         m, n: positions of the images in the index, (N,).
         epoch, kind: epoch and kind of each pair (see `PairRows`), (N,).
         row: number of each pair in the endless stream, (N,). Random numbers for a pair are keyed by it, since an image
@@ -32,6 +33,8 @@ class PairBatch(Batch):
         unshared_m: whether any image m of the whole batch, over all workers, has a tag that its partner lacks, (N,)
             bool; the same value in all rows.
         unshared_n: the same for images n.
+        pixels_m, pixels_n: (N, S, S, 3) uint8, the images whose features are not cached; 0 for the others. None if the
+            features of all images of the data set are cached, or none are used.
     """
 
     images_m: NDArray[Any]
@@ -43,6 +46,8 @@ class PairBatch(Batch):
     row: NDArray[np.int64]
     unshared_m: NDArray[np.bool_]
     unshared_n: NDArray[np.bool_]
+    pixels_m: NDArray[np.uint8] | None = None
+    pixels_n: NDArray[np.uint8] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -74,6 +79,7 @@ class PairDecoder:
         crop_scales: if given, images are random crops (`random_crop`), keyed by (seed, row, image); otherwise whole.
         hflip: whether features of the horizontally flipped image are used with probability 1/2. The random number is
             the one that flips images.
+        uncached: images of the index, some of whose features are not cached; None: all are, or none are used.
     """
 
     images: Squares | Features
@@ -83,6 +89,7 @@ class PairDecoder:
     shard: WorkerShard
     crop_scales: Sequence[float] | None = None
     hflip: bool = False
+    uncached: Squares | None = None
 
     def __call__(self, steps: NDArray[np.int64]) -> PairBatch:
         worker_positions = self.shard.positions(self.batch)
@@ -106,20 +113,43 @@ class PairDecoder:
             row=row,
             unshared_m=unshared[:, 0],
             unshared_n=unshared[:, 1],
+            pixels_m=self._pixels(m, row, DrawPurpose.AUGMENT_M),
+            pixels_n=self._pixels(n, row, DrawPurpose.AUGMENT_N),
         )
 
     def _images(
         self, positions: NDArray[np.int64], row: NDArray[np.int64], crop: DrawPurpose, augment: DrawPurpose
     ) -> NDArray[Any]:
         if isinstance(self.images, Features):
-            draws = uniforms(augment, self.sampler.seed, row, positions, count=FLIP_DRAW + 1)
-            return self.images(positions, self.hflip & (draws[:, FLIP_DRAW] < 0.5))
+            return self.images(positions, self._is_flipped(positions, row, augment))
 
         if self.crop_scales is None:
             return self.images(positions)
 
         draws = uniforms(crop, self.sampler.seed, row, positions, count=CROP_DRAWS)
         return np.stack([self._crop(*pair) for pair in zip(positions.tolist(), draws, strict=True)])
+
+    def _pixels(
+        self, positions: NDArray[np.int64], row: NDArray[np.int64], augment: DrawPurpose
+    ) -> NDArray[np.uint8] | None:
+        """Returns the images whose features are not cached, flipped as the features would be; 0 for the others."""
+        if self.uncached is None:
+            return None
+
+        assert isinstance(self.images, Features)
+        missing = np.flatnonzero(~self.images.holds(positions))
+        pixels = np.zeros((len(positions), self.uncached.size, self.uncached.size, 3), np.uint8)
+        pixels[missing] = self.uncached(positions[missing])
+        flipped = missing[self._is_flipped(positions, row, augment)[missing]]
+        pixels[flipped] = pixels[flipped, :, ::-1]
+        return pixels
+
+    def _is_flipped(
+        self, positions: NDArray[np.int64], row: NDArray[np.int64], augment: DrawPurpose
+    ) -> NDArray[np.bool_]:
+        """Returns which images are horizontally flipped, (N,)."""
+        draws = uniforms(augment, self.sampler.seed, row, positions, count=FLIP_DRAW + 1)
+        return self.hflip & (draws[:, FLIP_DRAW] < 0.5)
 
     def _crop(self, position: int, draws: NDArray[np.float64]) -> NDArray[np.uint8]:
         assert isinstance(self.images, Squares)

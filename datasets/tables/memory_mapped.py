@@ -62,6 +62,12 @@ class CachedRows:
             return None
         return rows[position - self.spans[shard][0]]
 
+    def holds(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Returns whether the cache had the rows of N images when this reader was made, (N,)."""
+        starts = np.array([first for first, _ in self.spans], np.int64)
+        stops = np.array([0, *(stop for _, stop in self.spans)], np.int64)
+        return positions < stops[np.searchsorted(starts, positions, side="right")]
+
     def _open(self, path: Path) -> NDArray[Any] | None:
         """Returns the rows of a shard, memory-mapped; None if the file does not exist."""
         try:
@@ -102,8 +108,12 @@ class Features:
         self.folder = folder
         self.cache = CachedRows(folder, (views, *shape))
 
+    def holds(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Returns whether the cache had the features of N images when this reader was made, (N,)."""
+        return self.cache.holds(positions)
+
     def __call__(self, positions: NDArray[np.int64], hflip: NDArray[np.bool_] | None = None) -> NDArray[np.float16]:
-        """Returns the features of the images at N positions, (N, C, H, W).
+        """Returns the features of the images at N positions, (N, C, H, W); 0 for images that are not cached (`holds`).
 
         Args:
             hflip: (N,), whether to return the features of the flipped image; None = for no image.
@@ -111,9 +121,12 @@ class Features:
         Raises:
             UserError: the cache no longer holds an image, or a shard cannot be read.
         """
-        features = np.empty((len(positions), *self.shape), np.float16)
+        features = np.zeros((len(positions), *self.shape), np.float16)
         views = np.zeros(len(positions), np.int64) if hflip is None else hflip.astype(np.int64)
-        for image, position, view in zip(features, positions.tolist(), views.tolist(), strict=True):
+        is_held = self.holds(positions).tolist()
+        for image, position, view, held in zip(features, positions.tolist(), views.tolist(), is_held, strict=True):
+            if not held:
+                continue
             row = self.cache.row(position)
             if row is None:
                 raise UserError(
@@ -125,7 +138,7 @@ class Features:
         return features
 
     def statistics(self, positions: NDArray[np.int64]) -> Statistics:
-        """Returns the channel statistics of the images at the given positions, at least one."""
+        """Returns the channel statistics of the images at the given positions, at least one, all of them cached."""
         count = 0
         total = np.zeros(self.shape[0])
         squares = np.zeros(self.shape[0])

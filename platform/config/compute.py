@@ -33,9 +33,10 @@ class ComputeConfig(Section):
     decode: Literal["auto", "threads", "tasks"] = "auto"
     """Where training images are decoded: in `threads` of each worker, or in Ray Data `tasks` on any CPU of the cluster.
     `auto` = tasks if there are several nodes and training is not elastic, else threads."""
-    cache_gb: NonNegative = 8.0
+    cache_gb: NonNegative | None = None
     """Size limit in GiB of the workspace's cache of decoded images and features. Images that do not fit are decoded,
-    and their features computed, in every epoch. 0 = no cache."""
+    and their features computed, each time they are used. None = half of the free disk space, where the cache counts as
+    free. 0 = no cache."""
     wait_minutes: NonNegative = 15.0
     """How long to wait for nodes that a cluster has to start. If resources are still missing, the run stops."""
     cpus: int | None = Field(default=None, gt=0)

@@ -187,6 +187,9 @@ class ClassifierConfig(BackboneSection):
     min_steps: int = Field(default=0, ge=0, exclude_if=lambda min_steps: not min_steps)
     """Minimum number of optimizer steps. For small data sets, all settings that count epochs are scaled up to reach
     it."""
+    max_steps: int | None = Field(default=None, gt=0, exclude_if=lambda max_steps: max_steps is None)
+    """Maximum number of optimizer steps of the schedule. For large data sets, `epoch_pairs` is lowered to keep it, so
+    that an epoch uses a part of the images. None = no maximum."""
     stop_epoch: int | None = Field(default=None, ge=0)
     """Last trained epoch, counted from 0, if training stops before the schedule ends; None = train all epochs. The
     released code uses 10 (paper-vs-code, "Classifier")."""
@@ -201,8 +204,13 @@ class ClassifierConfig(BackboneSection):
     """Optimizer, learning rates and schedule."""
 
     def scaled_for(self, images: int) -> "ClassifierConfig":
-        """A copy with enough epochs to reach `min_steps` on a training set of `images` images."""
+        """A copy for a training set of `images` images: more epochs for `min_steps`, shorter ones for `max_steps`."""
         pairs = self.epoch_pairs or images
+        if self.max_steps is not None:
+            max_pairs = max(1, self.max_steps * self.batch // self.epochs)
+            if pairs > max_pairs:
+                return self.model_copy(update={"epoch_pairs": max_pairs})
+
         factor = math.ceil(self.min_steps * self.batch / (self.epochs * pairs))
         if factor <= 1:
             return self
@@ -255,6 +263,11 @@ class ClassifierConfig(BackboneSection):
             yield (
                 "classifier.affinity.init is set but classifier.affinity.w_p is identity; set "
                 "classifier.affinity.w_p=learned or classifier.affinity.init=null"
+            )
+        if self.max_steps is not None and self.max_steps < self.min_steps:
+            yield (
+                f"classifier.max_steps {self.max_steps} is less than classifier.min_steps {self.min_steps}; set "
+                f"classifier.max_steps={self.min_steps} or higher, or lower classifier.min_steps"
             )
         if self.stop_epoch is not None and self.stop_epoch >= self.epochs:
             yield (

@@ -1,18 +1,21 @@
 """The cache of decoded images and features in a workspace: computed on first use, bounded, shared by all runs.
 
-A cache belongs to a list of images. It copies the rows of images that an earlier cache holds, so that after photographs
-were added only these are decoded and embedded.
+A cache belongs to a list of images, and holds the first of them if not all fit. It copies the rows of images that an
+earlier cache holds, so that after photographs were added only these are decoded and embedded.
 """
 
 import contextlib
 import functools
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from filelock import Timeout
+from numpy.typing import DTypeLike
 
 from mcis.datasets.images.decode import DECODER_VERSION
 from mcis.datasets.images.squares import image_bytes, make_squares
@@ -23,10 +26,11 @@ from mcis.datasets.tables.memory_mapped import Features, features_bytes
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import Worker, map_table
-from mcis.platform.engine.reused_rows import ReuseRows, find_rows, record_images
+from mcis.platform.engine.reused_rows import ReuseRows, count_images, find_rows, record_images
 from mcis.platform.engine.runtime import is_one_node
 from mcis.platform.networks.features import MakeFeatures, features_shape
 from mcis.platform.networks.pretrained import classifier_weights
+from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import bytes_in, content_digest, disk_errors, fingerprint, rename_folder
 from mcis.platform.runs.locks import hold_stage
@@ -35,6 +39,21 @@ from mcis.platform.runs.version import made_with
 from mcis.platform.runs.workspace import CACHE, Workspace
 
 _print_once = functools.cache(console.print)
+_FREE_SHARE = 0.5
+"""Share of the free disk space that the caches take by default."""
+_GROWTH = 1.1
+"""A cache with a part of the images grows if this many times as many fit."""
+NUM_STATISTICS_IMAGES = 256
+"""Maximum number of training images from which channel statistics are computed."""
+
+
+def cache_limit(compute: ComputeConfig, workspace: Workspace) -> int:
+    """Returns the size limit of the workspace's caches, bytes (`compute.cache_gb`)."""
+    if compute.cache_gb is not None:
+        return int(compute.cache_gb * 2**30)
+    workspace.cache.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(workspace.cache).free
+    return int(_FREE_SHARE * (free + sum(bytes_in(folder) for folder in _folders(workspace))))
 
 
 def decoded_cache(
@@ -42,7 +61,7 @@ def decoded_cache(
 ) -> Path | None:
     """Returns the folder with decoded images, which are decoded now if it does not exist.
 
-    It holds the first images of `rows`, as many as `compute.cache_gb` allows. The least recently used caches are
+    It holds the first images of `rows`, as many as fitted when it was made. The least recently used caches are
     removed for it; their readers, if there are any, then decode from the files. What another run is writing stays, so
     the caches may exceed the limit while several runs write some.
 
@@ -56,23 +75,44 @@ def decoded_cache(
     Returns:
         None if not a single image fits, or if the nodes share no disk.
     """
-    max_images = int(compute.cache_gb * 2**30) // image_bytes(size)
-    count = min(len(rows), max_images)
-    if not count:
-        return None
-
-    rows = rows.slice(0, count)
+    max_images = cache_limit(compute, context.workspace) // image_bytes(size)
     kind = f"squash{size}-{fingerprint(DECODER_VERSION, value_range)}"
     make_worker = functools.partial(make_squares, size, value_range)
-    return _cached(
-        kind, rows, (size, size, 3), make_worker, context, compute, count * image_bytes(size), label="decode"
-    )
+    return _cached(kind, rows, max_images, np.uint8, (size, size, 3), make_worker, context, compute, label="decode")
+
+
+def training_features(rows: pa.Table, config: Config, context: RunContext) -> Features | None:
+    """Returns the features of the training images that the classifier is trained on, which localization uses too.
+
+    Space is left for the features of the val images and of the sample for channel statistics.
+
+    Args:
+        rows: Rows of the tagged training images and negatives.
+        config: The configuration.
+        context: The context of the run.
+
+    Returns:
+        See `features_cache`.
+    """
+    num_val = 0
+    if config.classifier.val_every:
+        num_val = len(split_rows(context, "val", tagged=True, negatives=True, columns=["image_id"]))
+    num_sample = min(NUM_STATISTICS_IMAGES, len(rows))
+    return features_cache(rows, config, context, reserved_views=num_val + num_sample)
 
 
 def features_cache(
-    rows: pa.Table, config: Config, context: RunContext, *, views: int = 2, reserved_views: int = 0
+    rows: pa.Table,
+    config: Config,
+    context: RunContext,
+    *,
+    views: int = 2,
+    reserved_views: int = 0,
+    all_or_none: bool = False,
 ) -> Features | None:
     """Returns the features that the classifier's pretrained backbone extracts from images, computed now if necessary.
+
+    They are those of the first images of `rows`, as many as fitted when the cache was made.
 
     Args:
         rows: Rows of the index, in the order of the readers' positions.
@@ -81,10 +121,11 @@ def features_cache(
         views: 1: images; 2: images and their horizontal flips.
         reserved_views: Number of views of other images that are cached at the same time, so that neither displaces the
             other.
+        all_or_none: Whether there is no cache unless all images fit.
 
     Returns:
-        None if the backbone starts without pretrained weights, if the features exceed `compute.cache_gb`, or if the
-        nodes share no disk.
+        None if the backbone starts without pretrained weights, if no image fits `compute.cache_gb`, or if the nodes
+        share no disk.
     """
     c = config.classifier
     compute = config.compute
@@ -94,12 +135,9 @@ def features_cache(
         return None
 
     shape = features_shape(c)
-    needed_gb = (views * len(rows) + reserved_views) * features_bytes(shape) / 2**30
-    if needed_gb > compute.cache_gb:
-        _print_once(
-            f"note: the backbone's features, {needed_gb:.3g} GiB, exceed compute.cache_gb and are computed in every "
-            "epoch"
-        )
+    max_views = cache_limit(compute, context.workspace) // features_bytes(shape) - reserved_views
+    max_images = max(0, max_views // views)
+    if all_or_none and max_images < len(rows):
         return None
 
     network = (views, c.backbone, c.channels, c.stride, c.input_size, content_digest(pretrained))
@@ -107,10 +145,22 @@ def features_cache(
     network_key = fingerprint(network, made_with(MakeFeatures.__module__, compute.device), decoding)
     kind = f"features-{network_key}"
     make_worker = functools.partial(MakeFeatures, c, pretrained, compute.gpu, views, value_range)
-    size = views * len(rows) * features_bytes(shape)
     row_shape = (views, *shape)
-    folder = _cached(kind, rows, row_shape, make_worker, context, compute, size, label="features", network=True)
-    return Features(Texts(rows["uri"]), folder, shape, views) if folder else None
+    folder = _cached(
+        kind, rows, max_images, np.float16, row_shape, make_worker, context, compute, label="features", network=True
+    )
+    if folder is None:
+        return None
+
+    features = Features(Texts(rows["uri"]), folder, shape, views)
+    num_cached = int(features.holds(np.arange(len(rows))).sum())
+    if num_cached < len(rows):
+        needed_gb = views * len(rows) * features_bytes(shape) / 2**30
+        _print_once(
+            f"note: the backbone's features of {len(rows)} images take {needed_gb:.3g} GiB; those of {num_cached} are "
+            "cached (compute.cache_gb), the others are computed each time they are used"
+        )
+    return features
 
 
 def _content(rows: pa.Table) -> str:
@@ -121,11 +171,12 @@ def _content(rows: pa.Table) -> str:
 def _cached(
     kind: str,
     rows: pa.Table,
+    max_images: int,
+    dtype: DTypeLike,
     shape: tuple[int, ...],
     make_worker: Callable[[], Worker],
     context: RunContext,
     compute: ComputeConfig,
-    size: int,
     **options: Any,
 ) -> Path | None:
     """Returns a folder of the cache, which `map_table` writes now if it does not exist.
@@ -133,15 +184,17 @@ def _cached(
     Args:
         kind: What a row holds; the name of the folder is `<kind>-<fingerprint of the images>`.
         rows: Rows of the index to map.
+        max_images: Number of rows, from the first on, that fit. A folder that holds more is used as it is; rows are
+            added to one that holds fewer.
+        dtype: Type of the numbers in a row of the cache.
         shape: Shape of a row of the cache.
         make_worker: See `map_table`.
         context: The context of the run.
         compute: The section `compute` of the configuration.
-        size: About how many bytes the folder takes.
         options: Further arguments of `map_table`.
 
     Returns:
-        None if the nodes share no disk.
+        None if not a single image fits, or if the nodes share no disk.
     """
     workspace = context.workspace
     folder = workspace.cache / f"{kind}-{_content(rows)}"
@@ -150,25 +203,35 @@ def _cached(
         console.print("note: the nodes share no disk, so images are decoded each time")
         return None
 
+    if max_images < len(rows):
+        max_images -= max_images % compute.shard_rows  # whole shards, to which more can be added later
+    kept = rows.slice(0, max_images)
+    size = len(kept) * int(np.prod(shape)) * np.dtype(dtype).itemsize
+    if not size and not folder.exists():
+        return None
+
     context.caches.append(folder.name)
     with hold_stage(workspace, "cache", folder.name, run=context.name), disk_errors(folder):
+        part = folder.with_suffix(".part")
         if folder.exists():
             os.utime(folder)
-            return folder
+            if len(kept) < _GROWTH * count_images(folder):
+                return folder
+            part = folder
 
-        part = folder.with_suffix(".part")
         with workspace.lock("cache", "size"):
-            _evict(workspace, int(compute.cache_gb * 2**30) - size, part)
+            _evict(workspace, cache_limit(compute, workspace) - size, part)
             part.mkdir(exist_ok=True)
             others = [path for path in workspace.cache.glob(f"{kind}-*") if path.suffix != ".part"]
-            held = find_rows(sorted(others), set(rows["content_hash"].to_pylist()))
+            held = find_rows(sorted(others), set(kept["content_hash"].to_pylist()))
         if held:
             make_worker = functools.partial(ReuseRows, make_worker, shape, held)
-            console.print(f"{options['label']}: {len(held)} of {len(rows)} images are copied from earlier caches")
-        map_table(rows, part, make_worker=make_worker, compute=compute, suffix="arrow", **options)
-        record_images(part, rows)
-        with workspace.lock("cache", "size"):  # no folder is renamed while another run adds up sizes
-            rename_folder(part, folder)
+            console.print(f"{options['label']}: {len(held)} of {len(kept)} images are copied from earlier caches")
+        map_table(kept, part, make_worker=make_worker, compute=compute, suffix="arrow", **options)
+        record_images(part, kept)
+        if part != folder:
+            with workspace.lock("cache", "size"):  # no folder is renamed while another run adds up sizes
+                rename_folder(part, folder)
     return folder
 
 
@@ -180,8 +243,7 @@ def _evict(workspace: Workspace, max_bytes: int, part: Path) -> None:
     Args:
         part: A folder that is not counted and not removed.
     """
-    folders = [path for path in workspace.cache.iterdir() if path.is_dir() and CACHE.fullmatch(path.name)]
-    folders.sort(key=lambda path: path.stat().st_mtime)
+    folders = sorted(_folders(workspace), key=lambda path: path.stat().st_mtime)
     sizes = {path: bytes_in(path) for path in folders if path != part}
 
     total = sum(sizes.values())
@@ -191,3 +253,8 @@ def _evict(workspace: Workspace, max_bytes: int, part: Path) -> None:
         with contextlib.suppress(Timeout), workspace.lock("cache", folder.stem).acquire(blocking=False):
             remove(folder)
             total -= size
+
+
+def _folders(workspace: Workspace) -> list[Path]:
+    """Returns the folders of the caches, finished or not."""
+    return [path for path in workspace.cache.iterdir() if path.is_dir() and CACHE.fullmatch(path.name)]

@@ -1,5 +1,6 @@
 """Copies rows of earlier caches for images that they hold, so that added photographs alone are decoded and embedded."""
 
+import math
 from collections.abc import Callable, Set
 from pathlib import Path
 from typing import NamedTuple
@@ -30,6 +31,11 @@ class CachedRow(NamedTuple):
 def record_images(folder: Path, rows: pa.Table) -> None:
     """Records in a cache which images its rows hold: the column `content_hash` of `rows`."""
     write_table(folder / _IMAGES, rows.select(["content_hash"]))
+
+
+def count_images(folder: Path) -> float:
+    """Returns the number of images in a finished cache; infinity if it has no record, for it then holds all."""
+    return len(read_table(folder / _IMAGES)) if (folder / _IMAGES).exists() else math.inf
 
 
 def find_rows(folders: list[Path], wanted: Set[str]) -> dict[str, CachedRow]:

@@ -41,6 +41,7 @@ class ClassifierLearner:
         source: Whether an image is of the source domain, (N,). None: none is.
         extra: Whether an image is of another domain than target, (N,). None: none is.
         images: The N images at the classifier's input size, or the features that its frozen backbone extracts.
+        uncached: The N images at the classifier's input size, if the features of some are not cached.
         pretrained: File of the backbone's pretrained weights. None: it is trained from scratch.
         statistics: Means and deviations of the backbone's channels, if they are standardized.
     """
@@ -53,6 +54,7 @@ class ClassifierLearner:
     pretrained: Path | None
     statistics: Statistics | None = None
     extra: NDArray[np.bool_] | None = None
+    uncached: Squares | None = None
 
     @property
     def schedule(self) -> TrainingSchedule:
@@ -105,7 +107,9 @@ class ClassifierLearner:
             extra=self.extra,
         )
         scales = c.crop_scales if c.sizing == "random_crop" else None
-        return PairDecoder(self.images, sampler, batch=c.batch, shard=shard, crop_scales=scales, hflip=c.hflip)
+        return PairDecoder(
+            self.images, sampler, batch=c.batch, shard=shard, crop_scales=scales, hflip=c.hflip, uncached=self.uncached
+        )
 
     def image_uris(self, batch: PairBatch) -> list[str]:
         uris = []
@@ -163,7 +167,7 @@ class ClassifierLearner:
         if isinstance(self.images, Features):
             features_m = torch.from_numpy(batch.images_m).to(device).float()
             features_n = torch.from_numpy(batch.images_n).to(device).float()
-            out = model(features_m, features_n, embedded=True, **options)
+            out = model(features_m, features_n, embedded=True, not_embedded=self._uncached(batch, device), **options)
             return out
 
         images_m, images_n, plain_m = self._images(batch, device)
@@ -173,6 +177,19 @@ class ClassifierLearner:
             options["equivariance"] = Equivariance(torch.cat([tags_m, tags_n]), max_tags, config.equivariant.scale)
         out = model(images_m, images_n, self_transforms=config.self_pairs, plain_m=plain_m, **options)
         return out
+
+    def _uncached(self, batch: PairBatch, device: torch.device) -> tuple[Tensor, Tensor] | None:
+        """Returns the numbers and the normalized images of the batch whose features are not cached; None without."""
+        if batch.pixels_m is None or batch.pixels_n is None:
+            return None
+
+        assert isinstance(self.images, Features)
+        missing = np.flatnonzero(~self.images.holds(np.concatenate([batch.m, batch.n])))
+        if not len(missing):
+            return None
+        pixels = torch.from_numpy(np.concatenate([batch.pixels_m, batch.pixels_n])[missing]).to(device)
+        images = backbone_normalization(self.config.backbone)(to_float_images(pixels))
+        return torch.from_numpy(missing).to(device), images.contiguous(memory_format=torch.channels_last)
 
     def _images(self, batch: PairBatch, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
         """Returns augmented images m and n, (B, 3, S, S), and images m without color jitter if self pairs need them.

@@ -15,7 +15,13 @@ from mcis.datasets.tables.large_tables import Texts
 from mcis.datasets.tables.memory_mapped import Features, Statistics
 from mcis.datasets.tags import Tags
 from mcis.platform.config.sections import Config
-from mcis.platform.engine.cache import decoded_cache, features_cache
+from mcis.platform.engine.cache import (
+    NUM_STATISTICS_IMAGES,
+    cache_limit,
+    decoded_cache,
+    features_cache,
+    training_features,
+)
 from mcis.platform.engine.step_log import loss_trend
 from mcis.platform.engine.training import fit
 from mcis.platform.engine.validation import Validation
@@ -35,9 +41,6 @@ from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import content_digest
 from mcis.platform.runs.results import VAL_MAP, StageResult
 from mcis.platform.runs.workspace import Workspace
-
-_NUM_STATISTICS_IMAGES = 256
-"""Maximum number of training images from which channel statistics are computed."""
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
@@ -114,8 +117,8 @@ def _learner(config: Config, context: RunContext) -> ClassifierLearner:
         raise UserError("no training image has a tag", "images with tags to draw pairs from", "add tags")
 
     section = config.classifier.scaled_for(len(rows))
-    num_val = len(_val_rows(context)) if section.trains_on_features else 0
-    images = _images(config, context, rows, cached=section.sizing != "random_crop", reserved_views=num_val)
+    images = _images(config, context, rows)
+    has_uncached = isinstance(images, Features) and not images.holds(np.arange(len(rows))).all()
     return ClassifierLearner(
         config=section,
         seed=config.seed,
@@ -125,28 +128,53 @@ def _learner(config: Config, context: RunContext) -> ClassifierLearner:
         images=images,
         pretrained=classifier_weights(config, context.workspace),
         statistics=_statistics(config, context, rows, images) if section.standardize else None,
+        uncached=_squares(config, rows) if has_uncached else None,
     )
 
 
-def _images(
-    config: Config, context: RunContext, rows: pa.Table, *, cached: bool, **cache_options: int
-) -> Squares | Features:
-    """Cached features of the backbone if it is frozen and they fit the cache; otherwise the images.
-
-    Args:
-        rows: rows of the index.
-        cached: whether decoded images are cached.
-        cache_options: arguments of `features_cache`.
-    """
+def _images(config: Config, context: RunContext, rows: pa.Table) -> Squares | Features:
+    """The training images, or the features of the backbone if it is frozen; those that fit the cache are cached."""
     section = config.classifier
     if section.trains_on_features:
-        features = features_cache(rows, config, context, **cache_options)
+        features = training_features(rows, config, context)
         if features:
             return features
+    cache = None
+    if section.sizing != "random_crop":
+        cache = decoded_cache(rows, section.input_size, context, config.compute, config.data.value_range)
+    return _squares(config, rows, cache)
+
+
+def _val_images(config: Config, context: RunContext, rows: pa.Table, images: Squares | Features) -> Squares | Features:
+    """The val images, or their features; cached if all of them fit the cache next to the training images.
+
+    Args:
+        rows: rows of the val images in the index.
+        images: the training images.
+    """
+    section = config.classifier
     size = section.input_size
-    value_range = config.data.value_range
-    cache = decoded_cache(rows, size, context, config.compute, value_range) if cached else None
-    return Squares(Texts(rows["uri"]), size, cache=cache, hashes=Texts(rows["content_hash"]), value_range=value_range)
+    if isinstance(images, Features):
+        num_cached = int(images.holds(np.arange(len(images.uris))).sum())
+        reserved_views = 2 * num_cached + min(NUM_STATISTICS_IMAGES, len(images.uris))
+        features = features_cache(rows, config, context, views=1, reserved_views=reserved_views, all_or_none=True)
+        return features or _squares(config, rows)
+
+    num_cached = int(images.cache.holds(np.arange(len(images.uris))).sum())
+    fits = (num_cached + len(rows)) * image_bytes(size) <= cache_limit(config.compute, context.workspace)
+    cache = decoded_cache(rows, size, context, config.compute, config.data.value_range) if fits else None
+    return _squares(config, rows, cache)
+
+
+def _squares(config: Config, rows: pa.Table, cache: Path | None = None) -> Squares:
+    """The images of some rows of the index at the classifier's input size."""
+    return Squares(
+        Texts(rows["uri"]),
+        config.classifier.input_size,
+        cache=cache,
+        hashes=Texts(rows["content_hash"]),
+        value_range=config.data.value_range,
+    )
 
 
 def _statistics(config: Config, context: RunContext, rows: pa.Table, images: Squares | Features) -> Statistics:
@@ -155,14 +183,14 @@ def _statistics(config: Config, context: RunContext, rows: pa.Table, images: Squ
     Raises:
         UserError: the features of the sample exceed the cache.
     """
-    num_images = min(_NUM_STATISTICS_IMAGES, len(rows))
+    num_images = min(NUM_STATISTICS_IMAGES, len(rows))
     sample = np.sort(permuted(OrderPurpose.STATISTICS, config.seed, 0, len(rows), np.arange(num_images)))
-    if isinstance(images, Features):
+    if isinstance(images, Features) and images.holds(sample).all():
         return images.statistics(sample)
-    features = features_cache(rows.take(sample), config, context, views=1)
+    features = features_cache(rows.take(sample), config, context, views=1, all_or_none=True)
     if features is None:
         raise UserError(
-            f"features of {num_images} images exceed compute.cache_gb={config.compute.cache_gb:g} GiB",
+            f"features of {num_images} images exceed the cache (compute.cache_gb)",
             "space for the features from which channel statistics are computed",
             "raise compute.cache_gb",
         )
@@ -170,24 +198,15 @@ def _statistics(config: Config, context: RunContext, rows: pa.Table, images: Squ
 
 
 def _validation(config: Config, context: RunContext, learner: ClassifierLearner) -> Validation | None:
-    """Makes the validation on tagged val images and negatives; None if it is off or no val image has a tag.
-
-    The images are cached if they fit the cache next to the training images.
-    """
+    """Makes the validation on tagged val images and negatives; None if it is off or no val image has a tag."""
     section = learner.config
     rows = _val_rows(context)
     tags = Tags.from_index(rows["tags"], len(context.classes))
     if not section.val_every or not tags.num_tagged:
         return None
 
-    num_train = len(learner.tags)
-    num_cached = num_train if learner.images.cache.shards else 0
-    fits = (num_cached + len(rows)) * image_bytes(section.input_size) <= config.compute.cache_gb * 2**30
     return Validation(
-        images=_images(config, context, rows, cached=fits, views=1, reserved_views=2 * num_train),
-        tags=tags,
-        scores=val_scores,
-        every=section.val_every,
+        images=_val_images(config, context, rows, learner.images), tags=tags, scores=val_scores, every=section.val_every
     )
 
 
@@ -200,10 +219,7 @@ def _notes(config: Config, learner: ClassifierLearner, validation: Validation | 
     """Notes on the training for the user."""
     notes = []
     if config.classifier.trains_on_features and not isinstance(learner.images, Features):
-        notes.append(
-            "the frozen backbone processed every image in every epoch, because its features exceed compute.cache_gb="
-            f"{config.compute.cache_gb:g}"
-        )
+        notes.append("the features of the frozen backbone were not cached, but computed in every epoch")
     if config.classifier.val_every and validation is None:
         notes.append("no image of the split val has a tag, so the classifier's average precision is unknown")
     counts = np.bincount(learner.tags.values, minlength=learner.tags.classes)

@@ -5,6 +5,7 @@ import hashlib
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images.squares import Squares, image_bytes, make_squares, read_rgb
 from mcis.datasets.tables.memory_mapped import CachedRows
 from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.engine.cache import decoded_cache
+from mcis.platform.engine.cache import cache_limit, decoded_cache
 from mcis.platform.engine.reused_rows import CachedRow, ReuseRows
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.tracking import Tracker
@@ -27,6 +28,7 @@ COMPUTE = ComputeConfig(cache_gb=10 * image_bytes(SIZE) / 2**30, shard_rows=2)  
 
 HOLD = """
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from mcis.platform.runs.workspace import Workspace
 with Workspace(Path(sys.argv[1])).lock("cache", sys.argv[2]):
@@ -102,6 +104,35 @@ def test_no_more_images_than_fit(context: RunContext, tmp_path: Path) -> None:
     assert sorted(file.name for file in folder.iterdir())[-1] == "part-00000008-00000010.arrow"
     none = ComputeConfig(cache_gb=0)
     assert decoded_cache(pictures(tmp_path / "images", "b", 2), SIZE, context, none) is None
+
+
+def test_a_cache_with_a_part_of_the_images_grows_with_the_limit(context: RunContext, tmp_path: Path) -> None:
+    rows = pictures(tmp_path / "images", "a", 15)
+    folder = cached(rows, context)
+    before = {path.name: path.stat().st_mtime_ns for path in folder.glob("part-*")}
+    assert len(before) == 5
+
+    larger = COMPUTE.model_copy(update={"cache_gb": 20 * image_bytes(SIZE) / 2**30})
+    assert decoded_cache(rows, SIZE, context, larger) == folder
+    reader = CachedRows(folder, (SIZE, SIZE, 3))
+    np.testing.assert_array_equal(reader.holds(np.arange(17)), np.arange(17) < 15)
+    after = {path.name: path.stat().st_mtime_ns for path in folder.glob("part-*")}
+    assert before.items() < after.items()
+    last = read_rgb(rows["uri"][14].as_py(), SIZE)
+    np.testing.assert_array_equal(reader.row(14), last)
+
+    assert cached(rows, context) == folder, "a lower limit takes nothing away"
+    assert len(list(folder.glob("part-*"))) == 8
+
+
+def test_without_a_limit_caches_take_half_of_the_free_disk(small_disk: Callable[..., Path]) -> None:
+    workspace = Workspace(small_disk("16m"))
+    assert abs(cache_limit(ComputeConfig(), workspace) - 2**23) < 2**18
+    folder = workspace.cache / f"squash{SIZE}-{'0' * 16}-{'0' * 16}"
+    folder.mkdir()
+    (folder / "part-00000000-00000010.arrow").write_bytes(bytes(2**22))
+    assert abs(cache_limit(ComputeConfig(), workspace) - 2**23) < 2**18, "what the cache holds counts as free"
+    assert cache_limit(ComputeConfig(cache_gb=3), workspace) == 3 * 2**30
 
 
 def test_the_least_recently_used_cache_is_removed(context: RunContext, tmp_path: Path) -> None:

@@ -164,3 +164,11 @@ def test_few_images_scale_all_numbers_of_epochs_to_reach_min_steps() -> None:
     assert few.epochs * 400 / few.batch >= plain.min_steps
     assert plain.model_copy(update={"epoch_pairs": 1600}).scaled_for(400).epochs == 8
     assert ClassifierConfig(epochs=8).scaled_for(3).epochs == 8
+
+
+def test_a_large_training_set_has_shorter_epochs() -> None:
+    section = ClassifierConfig(epochs=8, batch=16, min_steps=800, max_steps=1600)
+    assert section.scaled_for(3200) is section
+    assert section.scaled_for(50_000) == section.model_copy(update={"epoch_pairs": 3200})
+    assert section.model_copy(update={"epoch_pairs": 1000}).scaled_for(50_000).epoch_pairs == 1000
+    assert section.scaled_for(400).epochs == 32

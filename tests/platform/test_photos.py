@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_labels
 from mcis.datasets.synthetic import devkit as synthetic
-from mcis.datasets.tables.memory_mapped import Features
+from mcis.datasets.tables.memory_mapped import Features, features_bytes
 from mcis.datasets.tables.shards import Shards
 from mcis.models.pretrained import BUNDLED_BACKBONES, bundled_weights, load_pretrained
 from mcis.models.pseudo_masks import MASK_RULES
@@ -26,7 +27,6 @@ from mcis.platform.outputs.tables import image_maps
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.workspace import Workspace
-from mcis.platform.stages import train_classifier
 
 TINY = (
     "classifier.epochs=2",
@@ -174,18 +174,29 @@ def test_vectors_for_nearest_images_are_means_of_features(kept: pipeline.RunResu
 
 
 @pytest.mark.slow
-def test_features_that_exceed_the_cache_are_computed_in_training(
-    ray_local: None, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_features_that_do_not_fit_the_cache_are_computed_in_training(
+    kept: pipeline.RunResult, root: Path, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(train_classifier, "_NUM_STATISTICS_IMAGES", 4)
-    few = settings(root, "compute.cache_gb=0.0003")  # features of 11 images, of 24
-    run = pipeline.run(few, Workspace(tmp_path), "large", until="train_classifier")
-    notes = run.context.result("train_classifier", StageResult).notes
-    assert any("processed every image in every epoch" in note for note in notes)
-    (folder,) = run.context.workspace.cache.glob("features-*")
-    assert len(Features([], folder, (472, 4, 4)).cache.spans) == 1  # a shard, of the sample
-    assert (weights(run)["deviation"] > 0).all()
-    assert not torch.equal(weights(run)["mean"], torch.zeros(472))
+    """8 of 20 images are cached, in a shard; weights and maps are equal up to rounding."""
+    views = 2 * 12 + 4 + 20  # 12 training images and their flips, the val images and the sample for channel statistics
+    limit = views * features_bytes((472, 4, 4)) / 2**30
+    run = pipeline.run(settings(root, f"compute.cache_gb={limit}"), Workspace(tmp_path), "partly", until="localize")
+
+    caches = [Features([], folder, (472, 4, 4)) for folder in run.context.workspace.cache.glob("features-*")]
+    assert sorted(int(cache.holds(np.arange(20)).sum()) for cache in caches) == [4, 8, 20]
+    wanted = weights(kept)
+    for name, value in weights(run).items():
+        torch.testing.assert_close(value, wanted[name], atol=2e-4, rtol=2e-3, msg=name)
+    maps, others = (Shards(result.context.inputs["localize"] / "maps") for result in (kept, run))
+    for image_id in read_table(kept.context.inputs["localize"] / "maps")["image_id"].unique().to_pylist():
+        a, b = image_maps(maps, image_id), image_maps(others, image_id)
+        np.testing.assert_allclose(a.maps, b.maps, atol=0.01 * float(np.abs(b.maps).max()))
+
+
+@pytest.mark.slow
+def test_a_cache_without_space_for_the_statistics_is_an_error(ray_local: None, root: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"features of 20 images exceed the cache"):
+        pipeline.run(settings(root, "compute.cache_gb=0"), Workspace(tmp_path), "none", until="train_classifier")
 
 
 def test_features_of_a_backbone_without_weights_are_refused(root: Path) -> None:

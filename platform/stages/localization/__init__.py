@@ -23,7 +23,7 @@ from mcis.datasets.storage.folders import copy_folder, names_in, remove
 from mcis.datasets.tags import Tags
 from mcis.platform.config.maps import LocalizeConfig
 from mcis.platform.config.sections import Config
-from mcis.platform.engine.cache import features_cache
+from mcis.platform.engine.cache import training_features
 from mcis.platform.engine.mapping import Worker, map_table, shards_of
 from mcis.platform.outputs.read_index import from_source_domain, split_rows
 from mcis.platform.outputs.relations import VECTORS, draw_relations, read_vectors
@@ -86,7 +86,7 @@ def _embed(config: Config, context: RunContext, rows: pa.Table, embedded: Path) 
     is_tagged = pc.invert(trained["is_negative"]).to_numpy()
     if not is_tagged.all():
         cached_rows = split_rows(context, "train", tagged=True, negatives=True)
-    cached_outputs = features_cache(cached_rows, config, context) if config.classifier.trains_on_features else None
+    cached_outputs = training_features(cached_rows, config, context) if config.classifier.trains_on_features else None
     to_embed = embed_rows(rows, np.flatnonzero(is_tagged))
 
     weights = context.inputs["train_classifier"]

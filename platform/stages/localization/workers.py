@@ -204,8 +204,8 @@ class Embed:
         return self.model.backbone.normalize(to_float_images(torch.from_numpy(pixels).to(self.device)))
 
     def _cached_outputs(self, rows: pa.Table) -> list[Tensor]:
-        """Cached backbone outputs of a full batch and of its horizontal flip; empty if there is no cache."""
-        if self.outputs is None:
+        """Cached backbone outputs of a full batch and of its horizontal flip; empty unless all are cached."""
+        if self.outputs is None or not self.outputs.holds(rows["cached"].to_numpy()).all():
             return []
         positions = rows["cached"].to_numpy()[np.minimum(np.arange(self.batch), len(rows) - 1)]
         views = [self.outputs(positions, np.full(len(positions), flipped)) for flipped in (False, True)]

@@ -1,0 +1,246 @@
+"""How the cost of each stage grows with the number of photographs: seconds, memory and disk for several sizes.
+
+Recipe `photos_fast` runs on 500, 2,000, 8,000 and 20,000 different JPEGs: crops, mirror images and color changes of the
+training photographs of a VOC devkit, written to disk once. The val photographs stay as they are. Processor seconds are
+those of all processes of the run, on which other programs have little influence. The driver's memory is resident, the
+workers' is that of the largest one. Without --voc, the photographs are painted scenes.
+
+The last line compares the processor seconds per photograph of the whole run at the largest size with those at the
+second one; the lines before it do so for each stage.
+"""
+
+import argparse
+import re
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import harness
+import numpy as np
+import psutil
+from PIL import Image, ImageEnhance
+
+from mcis.datasets.sources.voc import list_voc
+from mcis.datasets.synthetic import devkit
+
+SIZES = "500,2000,8000,20000"
+TARGET = 1.2
+INTERVAL = 0.5
+"""Seconds between two looks at the processes."""
+FINISHED = re.compile(r"(\w+): (?:[\d.]+ s|.*already computed.*)")
+"""Line that the command prints at the end of a stage."""
+MIN_AREA = 0.6
+"""Smallest area of a crop, as a fraction of the photograph."""
+
+
+@dataclass
+class Cost:
+    """What a stage costs.
+
+    Attributes:
+        wall: Wall seconds.
+        processor: Processor seconds of all processes.
+        driver_gib: Largest resident memory of the driver.
+        worker_gib: Largest resident memory of another process.
+        disk_gib: Size of the workspace at the end of the stage.
+    """
+
+    wall: float = 0.0
+    processor: float = 0.0
+    driver_gib: float = 0.0
+    worker_gib: float = 0.0
+    disk_gib: float = 0.0
+
+
+@dataclass
+class Watch:
+    """Looks at the processes of a command, until it ends, and adds what they use to the cost of the current stage.
+
+    Attributes:
+        driver: Process of the command.
+        stage: Name of the current stage.
+        costs: Cost of each stage so far.
+        used: Processor seconds of each process, by its number, when it was last seen.
+    """
+
+    driver: psutil.Process
+    stage: str = ""
+    costs: dict[str, Cost] = field(default_factory=lambda: defaultdict(Cost))
+    used: dict[int, float] = field(default_factory=dict)
+
+    def look(self) -> None:
+        """Looks at all processes once."""
+        try:
+            processes = [self.driver, *self.driver.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return
+
+        cost = self.costs[self.stage]
+        for process in processes:
+            try:
+                times = process.cpu_times()
+                resident = process.memory_info().rss / 2**30
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+
+            seconds = times.user + times.system
+            cost.processor += seconds - self.used.get(process.pid, 0.0)
+            self.used[process.pid] = seconds
+            if process.pid == self.driver.pid:
+                cost.driver_gib = max(cost.driver_gib, resident)
+            else:
+                cost.worker_gib = max(cost.worker_gib, resident)
+
+    def run(self) -> None:
+        """Looks again and again until the command ends."""
+        while self.driver.is_running() and self.driver.status() != psutil.STATUS_ZOMBIE:
+            self.look()
+            time.sleep(INTERVAL)
+
+
+def write_photographs(voc: Path, classes: Path, train_list: str, size: int, folder: Path) -> Path:
+    """Writes different JPEGs and the table `photos.csv`, unless the folder has it. Returns the table.
+
+    Args:
+        voc: VOC devkit.
+        classes: File of its class names.
+        train_list: Its list of training images.
+        size: Number of training photographs.
+        folder: Folder that is written.
+    """
+    table = folder / "photos.csv"
+    if table.exists():
+        return table
+    folder.mkdir(parents=True, exist_ok=True)
+
+    listed = list_voc(voc, classes=classes, train_list=train_list)
+    rows = [row for row in listed.table.to_pylist() if row["tags"]]
+    lines = ["image,tags,split"]
+    for row in rows:
+        if row["split"] == "val":
+            tags = ";".join(listed.classes[k] for k in row["tags"])
+            (folder / f"val-{row['image_id']}.jpg").write_bytes(Path(row["uri"]).read_bytes())
+            lines.append(f"val-{row['image_id']}.jpg,{tags},val")
+
+    train = [row for row in rows if row["split"] == "train"]
+    for number in range(size):
+        row = train[number % len(train)]
+        name = f"train-{number:06d}.jpg"
+        with Image.open(row["uri"]) as photograph:
+            changed(photograph.convert("RGB"), number).save(folder / name, quality=90)
+        tags = ";".join(listed.classes[k] for k in row["tags"])
+        lines.append(f"{name},{tags},train")
+    table.write_text("\n".join([*lines, ""]))
+    return table
+
+
+def changed(photograph: Image.Image, number: int) -> Image.Image:
+    """Returns a random crop of a photograph, mirrored and with other colors, as a function of its number."""
+    rng = np.random.default_rng(number)
+    width, height = photograph.size
+    scale = rng.uniform(MIN_AREA, 1.0) ** 0.5
+    crop_width = round(scale * width)
+    crop_height = round(scale * height)
+    left = int(rng.integers(0, width - crop_width + 1))
+    top = int(rng.integers(0, height - crop_height + 1))
+    crop = photograph.crop((left, top, left + crop_width, top + crop_height))
+    if rng.random() < 0.5:
+        crop = crop.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+
+    for enhancer in (ImageEnhance.Brightness, ImageEnhance.Color, ImageEnhance.Contrast):
+        crop = enhancer(crop).enhance(float(rng.uniform(0.8, 1.2)))
+    return crop
+
+
+def measure(table: Path, name: str, options: argparse.Namespace, workspace: Path) -> Mapping[str, Cost]:
+    """Runs the recipe on a table and returns the cost of each stage."""
+    words = [sys.executable, "-m", "mcis.platform.cli", "run", str(table), "--name", name, "--recipe", options.recipe]
+    words += ["--workspace", str(workspace), *options.overrides]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as command:
+        assert command.stdout is not None
+        watch = Watch(psutil.Process(command.pid))
+        looking = threading.Thread(target=watch.run)
+        looking.start()
+
+        printed = []
+        began = time.monotonic()
+        for line in command.stdout:
+            printed.append(line)
+            finished = FINISHED.match(line)
+            if not finished:
+                continue
+            watch.look()
+            cost = watch.costs.pop("")
+            now = time.monotonic()
+            cost.wall = now - began
+            cost.disk_gib = folder_gib(workspace)
+            watch.costs[finished[1]] = cost
+            began = now
+        looking.join()
+    if command.returncode:
+        sys.exit("".join(printed))
+    watch.costs.pop("", None)
+    return watch.costs
+
+
+def folder_gib(folder: Path) -> float:
+    """Returns the size of a folder, GiB."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 2**30
+
+
+def main() -> None:
+    """Measures all sizes, prints tables, and compares the costs per photograph."""
+    parser = harness.option_parser(__doc__)
+    parser.add_argument("--sizes", default=SIZES, help=f"numbers of training photographs, ascending [{SIZES}]")
+    parser.add_argument("--voc", type=Path, help="VOC devkit [painted scenes]")
+    parser.add_argument("--classes", type=Path, help="file of class names [classes.txt of the devkit]")
+    parser.add_argument("--train-list", default="train", help="list of training images of the devkit [train]")
+    parser.add_argument("--folder", type=Path, help="folder that keeps photographs and runs [a temporary one]")
+    parser.add_argument("--recipe", default="photos_fast")
+    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
+    options = parser.parse_args()
+    print(harness.describe_machine())
+    if options.folder:
+        compare(options, options.folder.resolve())
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            compare(options, Path(folder))
+
+
+def compare(options: argparse.Namespace, folder: Path) -> None:
+    """Measures all sizes in a folder and prints the costs."""
+    if not options.voc:
+        options.voc = folder / "VOC2012"
+        options.train_list = "train_aug"
+        devkit.draw(options.voc, train=20, val=6, size=96, classes=3)
+    classes = options.classes or options.voc / "classes.txt"
+
+    sizes = [int(size) for size in options.sizes.split(",")]
+    costs = {}
+    for size in sizes:
+        table = write_photographs(options.voc, classes, options.train_list, size, folder / f"photographs-{size}")
+        costs[size] = measure(table, f"growth-{size}", options, folder / f"workspace-{size}")
+        print(f"\n{size} photographs    wall s  processor s  driver GiB  worker GiB  disk GiB")
+        for stage, cost in costs[size].items():
+            memory = f"{cost.driver_gib:10.2f}  {cost.worker_gib:10.2f}"
+            print(f"{stage:18}{cost.wall:8.1f}  {cost.processor:11.1f}  {memory}  {cost.disk_gib:8.2f}", flush=True)
+
+    small = sizes[1] if len(sizes) > 2 else sizes[0]
+    large = sizes[-1]
+    print(f"\nprocessor seconds per photograph, {large} photographs against {small}")
+    for stage in costs[large]:
+        growth = costs[large][stage].processor / large / (costs[small][stage].processor / small)
+        print(f"{stage:18}{growth:6.2f}")
+    totals = {size: sum(cost.processor for cost in costs[size].values()) / size for size in (small, large)}
+    subject = f"processor seconds per photograph of a run on {large} photographs against {small}"
+    print(f"ratio {totals[large] / totals[small]:.2f} target at most {TARGET:g}: {subject}")
+
+
+if __name__ == "__main__":
+    main()
