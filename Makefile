@@ -32,10 +32,10 @@ demo: $(INSTALLED)
 	$(BIN)/mcis demo
 
 test: lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-all: lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 bench: $(TOOLS)
 	$(BIN)/python benchmarks/run_all.py $(ONLY)

@@ -36,6 +36,12 @@ if shutil.which("nvidia-smi"):  # without GPUs, Ray would take the variable for 
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # tests use a GPU only if it is named: docs/howto/gpu.md
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts the files with most slow tests first, so that no process is left alone with one of them at the end."""
+    num_slow = collections.Counter(item.path for item in items if item.get_closest_marker("slow"))
+    items.sort(key=lambda item: -num_slow[item.path])
+
+
 @pytest.fixture(autouse=True, scope="session")
 def interruptible() -> None:
     """Restores SIGINT for commands that tests start. A shell ignores it for background jobs."""
