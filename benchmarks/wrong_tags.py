@@ -148,7 +148,7 @@ def compare_maps(
     run(options, workspace, root, right_table, "right")
     for name in ("right", "swapped", "left-out"):
         for score in scores(workspace / "runs" / name):
-            if score.what == "maps":
+            if score.what == "localization_maps":
                 print(f"{name:10}{score.name:16}{score.miou:6.2f} mIoU of maps")
 
 
