@@ -58,6 +58,7 @@ SETS = " ".join(f"--set {override}" for override in QUICK)
 OPTIONS = {
     "added_rows": "--images 12",
     "allocator": "--steps 1 --rounds 1",
+    "bucket_index": "--images 40",
     "cached_features": "--steps 1",
     "classifier_step": "--batch 1 --steps 1 --rounds 1",
     "crf": "--images 4 --rounds 1",

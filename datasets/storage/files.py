@@ -13,7 +13,7 @@ import stat
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple, TypeVar
+from typing import BinaryIO, TypeVar
 from urllib.parse import unquote, urlsplit
 
 import numpy as np
@@ -21,9 +21,10 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from mcis.datasets.storage.faults import access_refused, call_remote, error_text, parser_errors, retry_io
+from mcis.datasets.storage.object_lists import Stamp, list_objects
 from mcis.datasets.storage.threads import map_in_threads
 from mcis.datasets.storage.uris import is_remote, without_credentials
-from mcis.datasets.tables.large_tables import pieces
+from mcis.datasets.tables.large_tables import in_shards
 
 MAX_BYTES = 2**28
 """Maximum size of a file, 256 MiB. Larger files are not training images."""
@@ -65,13 +66,6 @@ def _existing_unicode_form(path: str) -> str | None:
             return None
         found = existing[0]
     return found
-
-
-class Stamp(NamedTuple):
-    """Size in bytes and modification time in nanoseconds, which identify a version of a file."""
-
-    size: int
-    changed: int
 
 
 def read_bytes(uri: str, max_bytes: int = MAX_BYTES) -> bytes:
@@ -173,6 +167,15 @@ def stamp(uri: str) -> Stamp | None:
 
 
 def stamps(uris: Sequence[str]) -> list[Stamp | None]:
+    """Returns `stamp` of each file, in order. Objects of S3 are listed, where that takes fewer requests."""
+    listed = list_objects(uris)
+    if not listed:
+        return _stamp_in_threads(uris)
+    others = iter(_stamp_in_threads([uri for uri in uris if uri not in listed]))
+    return [listed[uri] if uri in listed else next(others) for uri in uris]
+
+
+def _stamp_in_threads(uris: Sequence[str]) -> list[Stamp | None]:
     """Returns `stamp` of each file, in order. Threads process parts of at most 512 files in parallel."""
     count = min(2**9, -(-len(uris) // _PARALLEL) or 1)
     parts = (uris[first : first + count] for first in range(0, len(uris), count))
@@ -191,9 +194,10 @@ def stamps_of_column(uris: pa.ChunkedArray) -> pa.Table:
     """Returns the stamps of files as int64 columns `size`, bytes, and `changed`, ns; -1 for files that do not exist."""
     found = np.empty((len(uris), 2), np.int64)
     done = 0
-    for piece in pieces(uris):
-        found[done : done + len(piece)] = [file_stamp or (-1, -1) for file_stamp in stamps(piece.to_pylist())]
-        done += len(piece)
+    for shard in in_shards([pa.table([uris], ["uri"])]):
+        shard_stamps = stamps(shard["uri"].to_pylist())
+        found[done : done + len(shard)] = [file_stamp or (-1, -1) for file_stamp in shard_stamps]
+        done += len(shard)
     return pa.table({"size": found[:, 0], "changed": found[:, 1]})
 
 

@@ -24,7 +24,8 @@ import pyarrow.fs as pafs
 
 from mcis.datasets.errors import BadFile, UserError
 from mcis.datasets.storage.faults import access_refused, call_remote, is_transient, parser_errors, retry_io
-from mcis.datasets.storage.files import Stamp, locate, stamp, stamps, sync
+from mcis.datasets.storage.files import locate, stamp, stamps, sync
+from mcis.datasets.storage.object_lists import Stamp
 from mcis.datasets.storage.uris import holds_credentials, is_remote
 
 COPIES_VARIABLE = "MCIS_COPIES"

@@ -19,8 +19,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage import folders
-from mcis.datasets.storage.files import Stamp, stamp, stamps_of_column, sync
+from mcis.datasets.storage.files import stamp, stamps_of_column, sync
 from mcis.datasets.storage.folders import describe_length, fetch_file, files_below, names_in, read_file
+from mcis.datasets.storage.object_lists import Stamp
 from mcis.datasets.tables.large_tables import in_shards, table_digest
 from mcis.datasets.tables.shards import read_parquet
 

@@ -21,7 +21,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_labels, encode_labels, fitted_size
 from mcis.datasets.images.masks import read_saliency, tags_of_mask
 from mcis.datasets.index import Listing, shown
-from mcis.datasets.storage.files import stamp
+from mcis.datasets.storage.files import stamps
 from mcis.datasets.tables.shards import Shards
 from mcis.models.pseudo_masks import MASK_RULES, PseudoMask
 from mcis.platform.config.saliency_commands import saliency_commands
@@ -188,7 +188,8 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     tagged = _tagged(rows)
     if config.supervision == "full":
         needs_mask = rows.filter(pc.or_(rows["mask_uri"].is_valid(), pc.invert(rows["is_negative"])))
-        has_mask = [uri is not None and stamp(uri) is not None for uri in needs_mask["mask_uri"].to_pylist()]
+        mask_stamps = stamps([uri or "" for uri in needs_mask["mask_uri"].to_pylist()])
+        has_mask = [mask_stamp is not None for mask_stamp in mask_stamps]
         lacking = needs_mask.filter(pc.invert(pa.array(has_mask, pa.bool_())))["image_id"].to_pylist()
         if lacking:
             raise UserError(
