@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mcis.platform.api import Predictor, UserError, compare, index, panel, run, scores
+    from mcis.tuning.api import study
 
     __version__: str
 
-__all__ = ["Predictor", "UserError", "__version__", "compare", "index", "panel", "run", "scores"]
+__all__ = ["Predictor", "UserError", "__version__", "compare", "index", "panel", "run", "scores", "study"]
 
 
 def __getattr__(name: str) -> Any:
@@ -27,6 +28,10 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("mcis")
+    if name == "study":
+        from mcis.tuning.api import study
+
+        return study
     if name in __all__:
         from mcis.platform import api
 

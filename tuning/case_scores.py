@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from pydantic_core import to_jsonable_python
@@ -71,6 +71,12 @@ class PairedDifference:
             "miou": self.miou,
             "intervals": self.intervals,
         }
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> Self:
+        """The difference that `as_json` returned."""
+        case = StudyCase(**entry["of"])
+        return cls(case=case, seeds=entry["seeds"], miou=entry["miou"], intervals=entry["intervals"])
 
 
 def scores_by_column(scores: Sequence[Score], related: int) -> dict[str, Score]:

@@ -4,8 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
+import pyarrow as pa
+from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from mcis.datasets.errors import UserError
@@ -21,12 +23,13 @@ from mcis.platform.reporting.comparison_page import compared_images, write_page
 from mcis.platform.reporting.comparison_tables import Table
 from mcis.platform.reporting.terminal import print_descriptions, print_table
 from mcis.platform.reporting.voc_archive import write_voc_archive
-from mcis.platform.runs.files import atomic_write, fingerprint, write_json
+from mcis.platform.runs.files import atomic_write, fingerprint, read_json, write_json
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.scores import Score, metric_name
 from mcis.platform.runs.tracking import Tracker
+from mcis.platform.runs.workspace import RunFolder
 from mcis.tuning.case_scores import (
     INTERVAL_NOTE,
     CaseScores,
@@ -47,7 +50,7 @@ from mcis.tuning.definition import (
     check_sources,
     configured,
 )
-from mcis.tuning.tables import cases_table, differences_table, plot_cases
+from mcis.tuning.tables import cases_table, differences_table, plot_cases, seeds_table
 from mcis.tuning.trials import Outcome, Sweep, Trial, run_trials, short_names, study_session
 
 _PAGE_IMAGES = 8
@@ -121,6 +124,48 @@ class StudyResult:
     paper_column: str | None
     archives: list[ServerArchive]
 
+    def table(self) -> pa.Table:
+        """All scores in percent, a row per case and seed. Its method `to_pandas` returns a data frame."""
+        return seeds_table(self.cases, self.paper_column)
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> Self:
+        """Reads the result of a study.
+
+        Args:
+            folder: files of the study's run.
+
+        Raises:
+            UserError: there is no study.json of a study.
+        """
+        expected = "the files of a study that `mcis study run` has written"
+        try:
+            content = read_json(folder.study)
+        except FileNotFoundError:
+            raise UserError(f"{folder.path} has no study.json", expected, "name a study (mcis runs)") from None
+        if content.get("study") == "search":
+            raise UserError(
+                f"{folder.path} is a search", expected, "repeat `mcis study search` with --csv or --json for its trials"
+            )
+
+        try:
+            cases = [_read_case_scores(entry) for entry in content["cases"]]
+            differences = [PairedDifference.from_json(entry) for entry in content["differences"]]
+            archives = [ServerArchive(**archive) for archive in content["test_archives"]]
+            about = {key: content[key] for key in ("study", "sources", "recipe", "changed")}
+            return cls(
+                about=about,
+                cases=cases,
+                differences=differences,
+                meanings=content["means"],
+                paper_column=content["paper"],
+                archives=archives,
+            )
+        except (KeyError, TypeError, ValidationError) as error:
+            raise UserError(
+                f"{folder.study} is of another version ({type(error).__name__})", expected, "repeat `mcis study run`"
+            ) from None
+
     def as_json(self) -> dict[str, Any]:
         """The content of study.json."""
         return {
@@ -131,6 +176,12 @@ class StudyResult:
             "differences": [difference.as_json() for difference in self.differences],
             "test_archives": [archive._asdict() for archive in self.archives],
         }
+
+
+def _read_case_scores(entry: Mapping[str, Any]) -> CaseScores:
+    """The scores of a case in study.json."""
+    case = StudyCase(**entry["case"])
+    return CaseScores(case=case, seeds=entry["seeds"], miou=entry["miou"], shares=entry["shares"])
 
 
 class _Plan(NamedTuple):

@@ -1,22 +1,32 @@
 """Tables, CSV and plots of studies."""
 
 from collections.abc import Mapping, Sequence
-from math import isnan
+from math import isnan, nan
 from pathlib import Path
 from statistics import mean, stdev
 from textwrap import fill
 from typing import Any
 
+import pyarrow as pa
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from mcis.platform.reporting.comparison_tables import Table
 from mcis.platform.reporting.files import csv_table
 from mcis.platform.runs.scores import VARIANTS
-from mcis.tuning.case_scores import CaseScores, PairedDifference, used_columns
+from mcis.tuning.case_scores import INTERVAL_NOTE, CaseScores, PairedDifference, used_columns
 
 _HEADINGS = {variant.study_column: variant.heading for variant in VARIANTS}
 """Short headings of the columns."""
+_DESCRIPTION = (
+    pa.field("case", pa.string()),
+    pa.field("group", pa.string()),
+    pa.field("sources", pa.string()),
+    pa.field("inference", pa.string()),
+    pa.field("related", pa.int64()),
+    pa.field("until", pa.string()),
+)
+"""Columns of `seeds_table` that describe a case."""
 _GROUP_GAP = 0.7
 """Space between the bars of two groups of cases, in bars."""
 
@@ -74,8 +84,8 @@ def differences_table(differences: Sequence[PairedDifference]) -> Table:
     return Table(title, columns, rows, optional=("shows",))
 
 
-def cases_csv(case_scores: Sequence[CaseScores], paper_column: str | None = None) -> str:
-    """All scores as CSV: a row per case and seed; cells without a value are empty.
+def seeds_table(case_scores: Sequence[CaseScores], paper_column: str | None = None) -> pa.Table:
+    """All scores in percent: a row per case and seed, null where there is no value.
 
     Args:
         case_scores: scores of the cases.
@@ -84,20 +94,87 @@ def cases_csv(case_scores: Sequence[CaseScores], paper_column: str | None = None
     score_columns = used_columns(case_scores)
     share_columns = list(dict.fromkeys(name for scores in case_scores for name in scores.shares))
     paper_columns = [paper_column] if paper_column else []
-    columns = ["case", "group", "sources", "inference", "related", "until", *paper_columns, "seed"]
 
-    rows: list[list[Any]] = []
+    rows = []
     for scores in case_scores:
         case = scores.case
+        description = {"case": case.name} | case.model_dump(include={field.name for field in _DESCRIPTION})
         for position, seed in enumerate(scores.seeds):
-            row = [case.name, case.group, case.sources, case.inference, case.related, case.until]
-            if paper_column:
-                row.append(case.paper)
-            row.append(seed)
-            row += [_value_at(scores.miou.get(column), position) for column in score_columns]
-            row += [_value_at(scores.shares.get(column), position) for column in share_columns]
-            rows.append(row)
-    return csv_table([*columns, *score_columns, *share_columns], rows).decode()
+            values = {column: _value_at(scores.miou.get(column), position) for column in score_columns}
+            values |= {column: _value_at(scores.shares.get(column), position) for column in share_columns}
+            rows.append(description | dict.fromkeys(paper_columns, case.paper) | {"seed": seed} | values)
+
+    fields = [*_DESCRIPTION]
+    fields += [pa.field(name, pa.float64()) for name in paper_columns]
+    fields += [pa.field("seed", pa.int64())]
+    fields += [pa.field(name, pa.float64()) for name in (*score_columns, *share_columns)]
+    return pa.Table.from_pylist(rows, pa.schema(fields))
+
+
+def cases_csv(case_scores: Sequence[CaseScores], paper_column: str | None = None) -> str:
+    """`seeds_table` as CSV; cells without a value are empty."""
+    table = seeds_table(case_scores, paper_column)
+    return csv_table(table.column_names, [list(row.values()) for row in table.to_pylist()]).decode()
+
+
+def written_tables(
+    case_scores: Sequence[CaseScores], differences: Sequence[PairedDifference], paper_column: str | None = None
+) -> list[Table]:
+    """The tables of a study for a document: `cases_table` and `differences_table` with units in the headings."""
+    paper_headings = {paper_column: f"{paper_column}, mIoU %"} if paper_column else {}
+    score_headings = {heading: f"{heading}, mIoU %" for heading in _HEADINGS.values()}
+    share_names = dict.fromkeys(name for scores in case_scores for name in scores.shares)
+    share_headings = {name: f"{name} %" for name in share_names}
+
+    seeds = sorted({seed for scores in case_scores for seed in scores.seeds})
+    title = f"Mean and standard deviation over seeds {', '.join(map(str, seeds))}"
+    scored = cases_table(case_scores, title, paper_column)
+    tables = [_with_headings(scored, paper_headings | score_headings | share_headings)]
+    if differences:
+        term, explanation = INTERVAL_NOTE
+        compared = differences_table(differences)._replace(title=f"Differences to controls; {term}: {explanation}")
+        points = {heading: f"{heading}, points of mIoU" for heading in _HEADINGS.values()}
+        tables.append(_with_headings(compared, points))
+    return tables
+
+
+def _with_headings(table: Table, headings: Mapping[str, str]) -> Table:
+    """A table with other headings."""
+    columns = tuple(headings.get(column, column) for column in table.columns)
+    numbers = tuple(headings.get(column, column) for column in table.numbers)
+    return table._replace(columns=columns, numbers=numbers)
+
+
+def summary_csv(
+    case_scores: Sequence[CaseScores], differences: Sequence[PairedDifference], paper_column: str | None = None
+) -> str:
+    """The tables of a study as one CSV: a row per case, with units in the headings and numbers in full precision."""
+    differences_by_case = {difference.case.name: difference for difference in differences}
+    share_names = list(dict.fromkeys(name for scores in case_scores for name in scores.shares))
+    compared_columns = used_columns(differences)
+
+    rows = []
+    for scores in case_scores:
+        row: dict[str, Any] = {"case": scores.case.name, "seeds": len(scores.seeds), "maps by": scores.case.inference}
+        for column in used_columns(case_scores):
+            values = scores.miou.get(column, [])
+            row[f"{column}, mIoU %"] = mean(values) if values else None
+            row[f"{column}, standard deviation"] = stdev(values) if len(values) > 1 else None
+        if paper_column:
+            row[f"{paper_column}, mIoU %"] = scores.case.paper
+        for name in share_names:
+            row[f"{name} %"] = mean(scores.shares[name]) if name in scores.shares else None
+
+        difference = differences_by_case.get(scores.case.name)
+        row["control"] = difference.case.against if difference else None
+        for column in compared_columns:
+            points = difference.miou.get(column, []) if difference else []
+            low, high = difference.intervals.get(column, (nan, nan)) if difference else (nan, nan)
+            row[f"{column}, difference, points of mIoU"] = mean(points) if points else None
+            row[f"{column}, 95 % interval, low"] = None if isnan(low) else low
+            row[f"{column}, 95 % interval, high"] = None if isnan(high) else high
+        rows.append(row)
+    return csv_table(list(rows[0]) if rows else ["case"], [list(row.values()) for row in rows]).decode()
 
 
 def _value_at(values: Sequence[float] | None, position: int) -> float | None:

@@ -1,7 +1,7 @@
 """The commands of `mcis study`: the paper's ablations as studies of many runs, and hyperparameter search."""
 
 import json
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -24,6 +24,7 @@ Parallel = Annotated[int, typer.Option(min=1, help="Number of trials that run at
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print the content of study.json to stdout, and everything else to stderr.")
 ]
+TableFormat = Literal["markdown", "latex", "csv"]
 AsCsv = Annotated[bool, typer.Option("--csv", help="Print all scores as CSV to stdout, and everything else to stderr.")]
 
 
@@ -184,6 +185,35 @@ def search(
             typer.echo(json.dumps(search_json(requested_search, result), indent=2))
         if as_csv:
             typer.echo(search_csv(requested_search, result), nl=False)
+
+
+@study_app.command(
+    name="table", epilog="Examples: `mcis study table effect` · `mcis study table table5 --format latex > table5.tex`"
+)
+def write_table(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a study that has run.")],
+    form: Annotated[
+        TableFormat,
+        typer.Option("--format", help="markdown and latex round numbers; csv has a row per case and all digits."),
+    ] = "markdown",
+    workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
+) -> None:
+    """Print the tables of a study for a document: scores, the paper's results, differences with intervals, units."""
+    with plain_errors(resumes=False):
+        from mcis.platform.runs.workspace import Workspace
+        from mcis.tuning.studies import StudyResult
+        from mcis.tuning.table_formats import latex, markdown
+        from mcis.tuning.tables import summary_csv, written_tables
+
+        result = StudyResult.read(Workspace(workspace, create=False).run(name, create=False))
+        parts = (result.cases, result.differences, result.paper_column)
+        if form == "csv":
+            text = summary_csv(*parts)
+        elif form == "latex":
+            text = latex(written_tables(*parts))
+        else:
+            text = markdown(written_tables(*parts))
+        typer.echo(text, nl=False)
 
 
 def _use_stdout_for_data(*, as_json: bool, as_csv: bool) -> None:

@@ -16,6 +16,7 @@ from mcis.platform.runs.workspace import Workspace
 from mcis.tuning.search import search_csv, search_json
 from mcis.tuning.search_space import Search, parse_axes
 from mcis.tuning.search_trials import EndedTrial, SearchResult
+from mcis.tuning.studies import StudyResult
 
 AXIS = "localize.related=integer(0,3)"
 
@@ -86,3 +87,48 @@ def test_a_search_as_json_has_its_axes_trials_and_best_trial(search: Search) -> 
     assert [trial["number"] for trial in content["tried"]] == [0, 1]
     assert content["best"] == content["tried"][0]
     assert content["default"] is None
+
+
+CASE: dict[str, Any] = {"name": "a", "group": "", "sources": "tags", "values": {}, "until": "localize", "paper": None}
+CASE |= {"paper_test": None, "against": None, "shows": "", "inference": "single round", "related": 0}
+RESULT_FILE: dict[str, Any] = {
+    "study": "mine.toml",
+    "sources": "tags",
+    "recipe": "photos",
+    "changed": {},
+    "means": {},
+    "paper": None,
+    "cases": [{"case": CASE, "seeds": [0, 1], "miou": {"localization maps": [50.0, 52.0]}, "shares": {}}],
+    "differences": [],
+    "test_archives": [],
+}
+
+
+@pytest.fixture
+def finished_study(tmp_path: Path) -> Path:
+    """The workspace of a study `mine` with one case."""
+    folder = Workspace(tmp_path / "w").run("mine")
+    folder.study.write_text(json.dumps(RESULT_FILE))
+    return tmp_path / "w"
+
+
+@pytest.mark.parametrize(
+    ("form", "found"),
+    [("markdown", "| a | 51.00 ±1.41 |"), ("latex", r"a & 51.00 $\pm$1.41 &"), ("csv", "a,2,single round,51.0,")],
+)
+def test_the_table_of_a_study_is_printed(finished_study: Path, form: str, found: str) -> None:
+    result = CliRunner().invoke(app, ["study", "table", "mine", "--format", form, "--workspace", str(finished_study)])
+    assert result.exit_code == 0, result.output
+    assert found in result.stdout
+    assert StudyResult.read(Workspace(finished_study).run("mine")).as_json() == RESULT_FILE
+
+
+@pytest.mark.parametrize(
+    ("change", "found"), [({"study": "search"}, "is a search"), ({"cases": [{"case": {}}]}, "of another version")]
+)
+def test_the_table_of_something_else_is_refused(finished_study: Path, change: dict[str, Any], found: str) -> None:
+    file = Workspace(finished_study).run("mine").study
+    file.write_text(json.dumps(RESULT_FILE | change))
+    assert found in error_of("study", "table", "mine", "--workspace", str(finished_study))
+    file.unlink()
+    assert "has no study.json" in error_of("study", "table", "mine", "--workspace", str(finished_study))

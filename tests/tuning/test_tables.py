@@ -1,5 +1,7 @@
 """Tables, CSV and plots of studies."""
 
+import csv
+import io
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,16 @@ from mcis.platform.reporting import terminal
 from mcis.platform.reporting.comparison_tables import Table
 from mcis.tuning.case_scores import CaseScores, PairedDifference
 from mcis.tuning.definition import StudyCase
-from mcis.tuning.tables import cases_csv, cases_table, differences_table, plot_cases
+from mcis.tuning.table_formats import latex, markdown
+from mcis.tuning.tables import (
+    cases_csv,
+    cases_table,
+    differences_table,
+    plot_cases,
+    seeds_table,
+    summary_csv,
+    written_tables,
+)
 
 MAPS = "localization maps"
 MASKS = "pseudo masks"
@@ -109,6 +120,45 @@ def test_the_csv_has_a_row_per_case_and_seed_with_all_values() -> None:
     assert lines[0] == columns
     assert lines[1] == "none-single,none,voc,method of none-single,0,evaluate,61.7,0,10.0,,12.0"
     assert lines[4] == "co-itself,co,voc,method of co-itself,1,evaluate,,1,20.0,33.0,"
+
+
+def test_the_table_of_seeds_is_a_data_frame_with_types() -> None:
+    frame = seeds_table(EFFECT, PAPER).to_pandas()
+    assert list(frame["seed"]) == [0, 1, 0, 1]
+    assert frame.groupby("case")[MASKS].mean().to_dict() == {"co-itself": 20.0, "none-single": 11.0}
+    assert frame[PAPER].dtype == frame["found"].dtype == "float64"
+    assert seeds_table([]).num_rows == 0
+
+
+WRITTEN = written_tables(EFFECT, [difference({MASKS: [1.0, 2.0]}, {MASKS: [0.25, 2.75]})], PAPER)
+
+
+def test_markdown_has_units_the_papers_scores_and_intervals() -> None:
+    lines = markdown(WRITTEN).splitlines()
+    assert lines[2] == f"| case | masks, mIoU % | +CRF, mIoU % | {PAPER}, mIoU % | found % | maps by |"
+    assert lines[3] == "| --- | ---: | ---: | --- | ---: | --- |"
+    assert lines[4] == "| none-single | 11.00 ±1.41 | - | 61.7 | 12.5 | method of none-single |"
+    assert lines[-3] == "| case - control | masks, points of mIoU | shows |"
+    assert lines[-1] == "| co-r3 - co-itself | +1.50 ±0.71 (+0.2 to +2.8) | other images |"
+
+
+def test_latex_escapes_special_characters() -> None:
+    text = latex([Table("50 % of a_b & c", ("case", "mIoU %"), [("x#1", "1.0 ±0.5")], numbers=("mIoU %",))])
+    assert r"\caption{50 \% of a\_b \& c}" in text
+    assert r"\begin{tabular}{lr}" in text
+    assert "x\\#1 & 1.0 $\\pm$0.5 \\\\\n" in text
+    assert latex(WRITTEN).count(r"\end{tabular}") == 2
+
+
+def test_the_csv_of_a_study_has_a_row_per_case_with_intervals() -> None:
+    compared = replace(difference({MASKS: [1.0, 2.0]}, {MASKS: [0.25, 2.75]}), case=EFFECT[1].case)
+    rows = list(csv.DictReader(io.StringIO(summary_csv(EFFECT, [compared], PAPER))))
+    assert [row["case"] for row in rows] == ["none-single", "co-itself"]
+    assert rows[0]["pseudo masks, mIoU %"] == "11.0"
+    assert rows[0][f"{PAPER}, mIoU %"] == "61.7"
+    assert rows[0]["pseudo masks, difference, points of mIoU"] == ""
+    low, high = (rows[1][f"pseudo masks, 95 % interval, {end}"] for end in ("low", "high"))
+    assert (rows[1]["pseudo masks, difference, points of mIoU"], low, high) == ("1.5", "0.25", "2.75")
 
 
 @pytest.mark.parametrize("scores", [EFFECT, EFFECT[:1], []])
