@@ -87,7 +87,7 @@ def put_images(count: int) -> list[str]:
 
 def _images(count: int) -> Iterator[tuple[str, bytes]]:
     for number in range(count):
-        pixels = np.random.default_rng(number).integers(0, 256, (16, 16, 3), np.uint8)
+        pixels = np.random.default_rng(number).integers(0, 256, (32, 32, 3), np.uint8)
         stream = io.BytesIO()
         Image.fromarray(pixels).save(stream, "JPEG")
         yield f"images/{number % FOLDERS}/{number:06d}.jpg", stream.getvalue()
