@@ -16,7 +16,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,24 +63,32 @@ class Watch:
 
     Attributes:
         driver: Process of the command.
-        stage: Name of the current stage.
-        costs: Cost of each stage so far.
+        cost: Cost of the current stage so far.
         used: Processor seconds of each process, by its number, when it was last seen.
+        lock: Held while the processes are looked at.
     """
 
     driver: psutil.Process
-    stage: str = ""
-    costs: dict[str, Cost] = field(default_factory=lambda: defaultdict(Cost))
+    cost: Cost = field(default_factory=Cost)
     used: dict[int, float] = field(default_factory=dict)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def look(self) -> None:
+    def finish_stage(self) -> Cost:
+        """Returns the cost of the current stage; the next one begins."""
+        with self.lock:
+            self._look()
+            cost = self.cost
+            self.cost = Cost()
+        return cost
+
+    def _look(self) -> None:
         """Looks at all processes once."""
         try:
             processes = [self.driver, *self.driver.children(recursive=True)]
         except psutil.NoSuchProcess:
             return
 
-        cost = self.costs[self.stage]
+        cost = self.cost
         for process in processes:
             try:
                 times = process.cpu_times()
@@ -100,7 +107,8 @@ class Watch:
     def run(self) -> None:
         """Looks again and again until the command ends."""
         while self.driver.is_running() and self.driver.status() != psutil.STATUS_ZOMBIE:
-            self.look()
+            with self.lock:
+                self._look()
             time.sleep(INTERVAL)
 
 
@@ -168,6 +176,7 @@ def measure(table: Path, name: str, options: argparse.Namespace, workspace: Path
         looking = threading.Thread(target=watch.run)
         looking.start()
 
+        costs = {}
         printed = []
         began = time.monotonic()
         for line in command.stdout:
@@ -175,18 +184,16 @@ def measure(table: Path, name: str, options: argparse.Namespace, workspace: Path
             finished = FINISHED.match(line)
             if not finished:
                 continue
-            watch.look()
-            cost = watch.costs.pop("")
+            cost = watch.finish_stage()
             now = time.monotonic()
             cost.wall = now - began
             cost.disk_gib = folder_gib(workspace)
-            watch.costs[finished[1]] = cost
+            costs[finished[1]] = cost
             began = now
         looking.join()
     if command.returncode:
         sys.exit("".join(printed))
-    watch.costs.pop("", None)
-    return watch.costs
+    return costs
 
 
 def folder_gib(folder: Path) -> float:
