@@ -189,7 +189,8 @@ def test_features_that_do_not_fit_the_cache_are_computed_in_training(
         torch.testing.assert_close(value, wanted[name], atol=2e-4, rtol=2e-3, msg=name)
     maps, others = (Shards(result.context.inputs["localize"] / "maps") for result in (kept, run))
     for image_id in read_table(kept.context.inputs["localize"] / "maps")["image_id"].unique().to_pylist():
-        a, b = image_maps(maps, image_id), image_maps(others, image_id)
+        a = image_maps(maps, image_id)
+        b = image_maps(others, image_id)
         np.testing.assert_allclose(a.maps, b.maps, atol=0.01 * float(np.abs(b.maps).max()))
 
 
