@@ -52,6 +52,11 @@ STATISTICS_IMAGES = 256
 """Images from which the statistics of features are computed."""
 
 
+def shard(folder: Path, rows: pa.Table) -> Path:
+    """Returns the file of a table of all rows."""
+    return folder / f"part-{0:08d}-{len(rows):08d}.parquet"
+
+
 def train(learner: Learner[Any], folder: Path) -> None:
     """Trains in this process and decodes images between steps. Writes the weights to a new folder."""
     folder.mkdir()
@@ -133,7 +138,7 @@ class PlainLoop:
         no_source = np.zeros(len(self.rows), bool)
         classifier = folder / "classifier"
         embed = Embed(config, classifier, self.classes, self.features, folder)
-        write_table(folder / "single" / "part-000000.parquet", embed(embed_rows(self.rows)))
+        write_table(shard(folder / "single", self.rows), embed(embed_rows(self.rows)))
 
         vectors = read_vectors(folder / VECTORS)
         relations = draw_relations(config.localize, config.seed, self.tags, no_source, vectors)
@@ -141,12 +146,12 @@ class PlainLoop:
         for hop in range(1, hops + 1):
             relate = Relate(config, classifier, self.classes, folder, no_source, hop)
             maps = relate(relate_rows(self.rows, relations, hops))
-        write_table(folder / "maps" / "part-000000.parquet", maps)
+        write_table(shard(folder / "maps", self.rows), maps)
 
     def train_affinity(self) -> None:
         config = self.config
         labels = make_labels(config, self.classes, Shards(self.folder / "maps"), self.rows)
-        write_table(self.folder / "labels" / "part-000000.parquet", labels)
+        write_table(shard(self.folder / "labels", self.rows), labels)
         learner = AffinityLearner(
             config=config.affinity_net,
             seed=config.seed,
@@ -163,7 +168,7 @@ class PlainLoop:
     def pseudo_masks(self) -> None:
         affinities = self.folder / "affinity_net" if self.config.uses_random_walk else None
         make_masks = pseudo_masks.MakeMasks(self.config, self.classes, Shards(self.folder / "maps"), affinities, False)
-        write_table(self.folder / "masks" / "part-000000.parquet", make_masks(self.rows))
+        write_table(shard(self.folder / "masks", self.rows), make_masks(self.rows))
 
     def train_segmenter(self) -> None:
         learner = SegmenterLearner(
@@ -178,7 +183,7 @@ class PlainLoop:
     def predict(self) -> None:
         names = tuple(f"class {k}" for k in range(self.classes))
         predict_rows = predict.PredictRows(self.config, self.folder / "segmenter", names)
-        write_table(self.folder / "predictions" / "part-000000.parquet", predict_rows(self.val_rows))
+        write_table(shard(self.folder / "predictions", self.val_rows), predict_rows(self.val_rows))
 
     def evaluate(self) -> None:
         score_train = ScoreTrain(
@@ -190,9 +195,11 @@ class PlainLoop:
             related=Shards(self.folder / "maps"),
             masks=Shards(self.folder / "masks"),
         )
-        positions = pa.array(np.arange(len(self.rows)), pa.int64())
-        score_train(self.rows.append_column("position", positions))
-        count_predictions(self.classes, Shards(self.folder / "predictions"), self.val_rows)
+        positions = pa.array(np.arange(len(self.rows)))
+        score_train(self.rows.append_column("position", positions).append_column("mask_position", positions))
+        val_positions = pa.array(np.arange(len(self.val_rows)))
+        val_rows = self.val_rows.append_column("position", val_positions)
+        count_predictions(self.classes, Shards(self.folder / "predictions"), val_rows)
 
 
 def plain_loop_seconds(config: Config, folder: Path) -> dict[str, float]:

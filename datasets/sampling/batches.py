@@ -176,6 +176,7 @@ class MaskedImages:
         max_side: longest side at which images are read and masks were made, pixels; None = original size.
         hashes: SHA-256 of the indexed image files, compared on reading; None = not compared.
         value_range: see `read_rgb`.
+        mask_positions: (N,) position of each image in the table of masks; None = masks are found by the images' ids.
     """
 
     ids: Sequence[str]
@@ -184,13 +185,15 @@ class MaskedImages:
     max_side: int | None = None
     hashes: Sequence[str] | None = None
     value_range: ValueRange | None = None
+    mask_positions: NDArray[np.int64] | None = None
 
     def read(self, position: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         """Returns an image, (H, W, 3), and its mask, (H, W), 255 = ignore."""
         content_hash = self.hashes[position] if self.hashes else None
         uri = self.uris[position]
         image = read_rgb(uri, max_side=self.max_side, content_hash=content_hash, value_range=self.value_range)
-        mask = decode_labels(self.masks.rows(self.ids[position])["mask"][0].as_py())
+        mask_position = None if self.mask_positions is None else int(self.mask_positions[position])
+        mask = decode_labels(self.masks.rows(self.ids[position], mask_position)["mask"][0].as_py())
         return image, mask
 
 

@@ -1,8 +1,7 @@
 """Caches of one array per image, for example features of a frozen backbone, in memory-mapped Arrow shards."""
 
-import bisect
+import functools
 from collections.abc import Sequence
-from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +11,10 @@ from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import names_in, read_file
+from mcis.datasets.tables.spans import ShardSpans
+
+MAX_MAPPED = 2**13
+"""Maximum number of shards that a `CachedRows` keeps mapped. Linux allows 65,530 mappings per process by default."""
 
 
 def cache_table(rows: NDArray[Any]) -> pa.Table:
@@ -19,31 +22,32 @@ def cache_table(rows: NDArray[Any]) -> pa.Table:
     return pa.table({"rows": pa.FixedSizeListArray.from_arrays(pa.array(rows.ravel()), rows[0].size)})
 
 
-def _span(shard: Path) -> tuple[int, int]:
-    """Returns first and last + 1, the range of positions in a shard, from its name `part-<first>-<last + 1>.arrow`."""
-    first, stop = shard.stem.split("-")[1:]
-    return int(first), int(stop)
-
-
 def _read_mapped(path: Path) -> pa.RecordBatch:
     return pa.ipc.open_file(pa.memory_map(str(path))).get_batch(0)
+
+
+def _open_shard(path: Path, shape: tuple[int, ...]) -> NDArray[Any]:
+    """Returns the rows of a shard, memory-mapped, (N, *shape)."""
+    batch = read_file(path, _read_mapped, "a shard of the cache", "remove its folder and repeat the command")
+    return batch.column(0).flatten().to_numpy(zero_copy_only=True).reshape(-1, *shape)
 
 
 class CachedRows:
     """Reads cached rows by their positions in the index. Can be pickled.
 
+    It keeps MAX_MAPPED shards mapped and drops the least recently used first. Returned rows stay valid.
+
     Args:
-        folder: folder with shards `part-<first>-<last + 1>.arrow`, see `cache_table`; None = an empty cache.
+        folder: folder with shards `part-<first>-<last + 1>.arrow`, see `cache_table` and `ShardSpans`; None = an empty
+            cache.
         shape: shape of a row.
     """
 
     def __init__(self, folder: Path | None, shape: tuple[int, ...]):
+        self.folder = folder
         self.shape = shape
-        self.shards: list[Path] = []
-        if folder:
-            self.shards = [folder / name for name in names_in(folder) if fnmatch(name, "part-*.arrow")]
-        self.spans = [_span(path) for path in self.shards]
-        self.opened: dict[int, NDArray[Any] | None] = {}
+        self.spans = ShardSpans(names_in(folder) if folder else ())
+        self._open = functools.lru_cache(MAX_MAPPED)(_open_shard)
 
     def row(self, position: int) -> NDArray[Any] | None:
         """Returns the row of an image, of `shape`; None if it is not in the cache, or no longer.
@@ -51,33 +55,26 @@ class CachedRows:
         Raises:
             UserError: the shard is damaged or cannot be read at present.
         """
-        shard = bisect.bisect_right(self.spans, (position, 2**63)) - 1
-        if shard < 0 or position >= self.spans[shard][1]:
+        shard = self.spans.shard_of(position)
+        if shard is None or self.folder is None:
             return None
 
-        if shard not in self.opened:
-            self.opened[shard] = self._open(self.shards[shard])
-        rows = self.opened[shard]
-        if rows is None:
+        try:
+            rows = self._open(self.folder / self.spans.name(shard), self.shape)
+        except FileNotFoundError:
             return None
-        return rows[position - self.spans[shard][0]]
+        return rows[position - self.spans.first[shard]]
 
     def holds(self, positions: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Returns whether the cache had the rows of N images when this reader was made, (N,)."""
-        starts = np.array([first for first, _ in self.spans], np.int64)
-        stops = np.array([0, *(stop for _, stop in self.spans)], np.int64)
-        return positions < stops[np.searchsorted(starts, positions, side="right")]
-
-    def _open(self, path: Path) -> NDArray[Any] | None:
-        """Returns the rows of a shard, memory-mapped; None if the file does not exist."""
-        try:
-            batch = read_file(path, _read_mapped, "a shard of the cache", "remove its folder and repeat the command")
-        except FileNotFoundError:
-            return None
-        return batch.column(0).flatten().to_numpy(zero_copy_only=True).reshape(-1, *self.shape)
+        return self.spans.holds(positions)
 
     def __getstate__(self) -> dict[str, object]:
-        return {**self.__dict__, "opened": {}}
+        return {"folder": self.folder, "shape": self.shape, "spans": self.spans}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._open = functools.lru_cache(MAX_MAPPED)(_open_shard)
 
 
 def features_bytes(shape: tuple[int, int, int]) -> int:

@@ -3,20 +3,23 @@
 import functools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import cachetools
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
 from mcis.datasets.errors import BadFile
 from mcis.datasets.storage.folders import REPEAT_STAGE, fetch_below, files_below, read_file
+from mcis.datasets.tables.large_tables import text_hashes
+from mcis.datasets.tables.spans import ShardSpans
 
 _T = TypeVar("_T")
-SHARD_BYTES = 2**30
+SHARD_BYTES = 2**28
 """Maximum size of the decoded shards that a process keeps in memory, bytes."""
 
 
@@ -34,6 +37,18 @@ def read_parquet(file: Path, read: Callable[[Path], _T], *, fetch: bool = True) 
         raise BadFile(f"{file} is missing", expected, REPEAT_STAGE) from None
 
 
+class _ShardsByName(NamedTuple):
+    """The shard of each image of a table, in 12 bytes per image.
+
+    Attributes:
+        hashes: hashes of the image ids (`text_hashes`), ascending, (N,).
+        shards: number of the shard of each, (N,).
+    """
+
+    hashes: NDArray[np.int64]
+    shards: NDArray[np.int32]
+
+
 class Shards:
     """Reads rows by image from a folder of Parquet shards. Can be pickled, as shards are opened only when needed.
 
@@ -41,35 +56,77 @@ class Shards:
     Thread-safe.
 
     Args:
-        folder: folder of `part-*.parquet`. All rows of an image are in one file.
+        folder: folder of `part-<first>-<last + 1>.parquet`, see `ShardSpans`. All rows of an image are in one file.
         columns: columns to read in addition to `image_id`; None = all.
     """
 
     def __init__(self, folder: Path, columns: Sequence[str] | None = None):
         self.folder = folder
         self.columns = None if columns is None else ("image_id", *columns)
-        self.shard_of: dict[str, tuple[str, int]] = {}
+        stamps = files_below(folder)
+        self.spans = ShardSpans(stamps)
+        names = [self.spans.name(shard) for shard in range(len(self.spans))]
+        self.changed = np.array([stamps[name].changed for name in names], np.int64)
 
-        fetch_below(folder, lambda name, _: fnmatch(name, "part-*.parquet"))
-        read_ids = functools.partial(pq.read_table, columns=["image_id"])
-        for name, stamp in sorted(files_below(folder).items()):
-            if fnmatch(name, "part-*.parquet"):
-                images = read_parquet(folder / name, read_ids, fetch=False)["image_id"].to_pylist()
-                # The modification time is part of the key, so a changed file counts as another shard.
-                self.shard_of |= dict.fromkeys(images, (name, stamp.changed))
-
-    def rows(self, image_id: str) -> pa.Table:
+    def rows(self, image_id: str, position: int | None = None) -> pa.Table:
         """Returns the rows of one image.
 
+        Args:
+            position: number of the image among those that the stage which wrote the table mapped. None: the image is
+                searched by its id. Each process then reads the ids of all images once.
+
         Raises:
-            KeyError: the table has no row of the image (it is not in `shard_of`).
+            KeyError: the table has no row of the image, or has it at another position.
         """
-        name, changed = self.shard_of[image_id]
-        table = _read_shard(self.folder / name, self.columns, changed)
-        return table.filter(pc.equal(table["image_id"], image_id))
+        shard = self._shard_by_name(image_id) if position is None else self.spans.shard_of(position)
+        if shard is None:
+            raise KeyError(image_id)
+
+        # The modification time is part of the key, so a changed file counts as another shard.
+        table = _read_shard(self.folder / self.spans.name(shard), self.columns, int(self.changed[shard]))
+        rows = table.filter(pc.equal(table["image_id"], image_id))
+        if not len(rows):
+            raise KeyError(image_id)
+        return rows
+
+    def __contains__(self, image_id: str) -> bool:
+        """Whether the table has rows of an image. Each process reads the ids of all images once."""
+        return self._shard_by_name(image_id) is not None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self.shard_of)
+        """Yields the ids of all images, in the order of the shards."""
+        for ids in self._ids_of_shards():
+            yield from dict.fromkeys(ids.to_pylist())
+
+    def _ids_of_shards(self) -> Iterator[pa.ChunkedArray]:
+        """Yields the column `image_id` of each shard."""
+        names = {self.spans.name(shard) for shard in range(len(self.spans))}
+        fetch_below(self.folder, lambda name, _: name in names)
+        read_ids = functools.partial(pq.read_table, columns=["image_id"])
+        for shard in range(len(self.spans)):
+            yield read_parquet(self.folder / self.spans.name(shard), read_ids, fetch=False)["image_id"]
+
+    @functools.cached_property
+    def _by_name(self) -> _ShardsByName:
+        hashes = [np.zeros(0, np.int64)]
+        shards = [np.zeros(0, np.int32)]
+        for shard, ids in enumerate(self._ids_of_shards()):
+            hashes.append(np.unique(text_hashes(ids)))
+            shards.append(np.full(len(hashes[-1]), shard, np.int32))
+        all_hashes = np.concatenate(hashes)
+        order = np.argsort(all_hashes, kind="stable")
+        return _ShardsByName(all_hashes[order], np.concatenate(shards)[order])
+
+    def _shard_by_name(self, image_id: str) -> int | None:
+        """Returns the number of the shard of an image; None if the table has no row of it."""
+        wanted = hash(image_id)
+        place = int(np.searchsorted(self._by_name.hashes, wanted))
+        if place == len(self._by_name.hashes) or self._by_name.hashes[place] != wanted:
+            return None
+        return int(self._by_name.shards[place])
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name != "_by_name"}
 
 
 @cachetools.cached(

@@ -26,7 +26,7 @@ from mcis.datasets.tables.memory_mapped import Features, features_bytes
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import Worker, map_table
-from mcis.platform.engine.reused_rows import ReuseRows, count_images, find_rows, record_images
+from mcis.platform.engine.reused_rows import ReuseRows, count_images, find_rows, num_found, record_images
 from mcis.platform.engine.runtime import is_one_node
 from mcis.platform.networks.features import MakeFeatures, features_shape
 from mcis.platform.networks.pretrained import classifier_weights
@@ -223,10 +223,11 @@ def _cached(
             _evict(workspace, cache_limit(compute, workspace) - size, part)
             part.mkdir(exist_ok=True)
             others = [path for path in workspace.cache.glob(f"{kind}-*") if path.suffix != ".part"]
-            held = find_rows(sorted(others), set(kept["content_hash"].to_pylist()))
-        if held:
-            make_worker = functools.partial(ReuseRows, make_worker, shape, held)
-            console.print(f"{options['label']}: {len(held)} of {len(kept)} images are copied from earlier caches")
+            others.sort()
+            kept = find_rows(others, kept)
+        if num_found(kept):
+            make_worker = functools.partial(ReuseRows, make_worker, shape, others)
+            console.print(f"{options['label']}: {num_found(kept)} of {len(kept)} images are copied from earlier caches")
         map_table(kept, part, make_worker=make_worker, compute=compute, suffix="arrow", **options)
         record_images(part, kept)
         if part != folder:

@@ -1,12 +1,12 @@
 """Copies rows of earlier caches for images that they hold, so that added photographs alone are decoded and embedded."""
 
 import math
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from mcis.datasets.tables.memory_mapped import CachedRows, cache_table
 from mcis.platform.engine.mapping import Worker
@@ -14,18 +14,10 @@ from mcis.platform.runs.files import read_table, write_table
 
 _IMAGES = "images.parquet"
 """File of a cache with the content hash of each row."""
-
-
-class CachedRow(NamedTuple):
-    """Where a cache holds an image.
-
-    Attributes:
-        folder: Folder of the cache.
-        position: Row of the image.
-    """
-
-    folder: Path
-    position: int
+_CACHE = "cache"
+"""Column with the number of the earlier cache that holds an image, or null."""
+_CACHE_ROW = "cache_row"
+"""Column with the row of the image in that cache, or null."""
 
 
 def record_images(folder: Path, rows: pa.Table) -> None:
@@ -38,47 +30,51 @@ def count_images(folder: Path) -> float:
     return len(read_table(folder / _IMAGES)) if (folder / _IMAGES).exists() else math.inf
 
 
-def find_rows(folders: list[Path], wanted: Set[str]) -> dict[str, CachedRow]:
+def find_rows(folders: Sequence[Path], rows: pa.Table) -> pa.Table:
     """Finds images in finished caches.
 
     Args:
         folders: Folders of caches with the same kind of rows. Those without a record of their images are left out.
-        wanted: Content hashes of the images.
+        rows: Rows of the images, with a column `content_hash`.
 
     Returns:
-        Content hash -> place, for the images that some cache holds.
+        The rows with the place of each image in two more columns, `cache` and `cache_row`; null if no cache holds it.
     """
-    found: dict[str, CachedRow] = {}
-    for folder in folders:
+    cache = pa.nulls(len(rows), pa.int32())
+    cache_row = pa.nulls(len(rows), pa.int32())
+    for number, folder in enumerate(folders):
         if not (folder / _IMAGES).exists():
             continue
-        hashes = read_table(folder / _IMAGES)["content_hash"].to_pylist()
-        for position, content_hash in enumerate(hashes):
-            if content_hash in wanted:
-                found[content_hash] = CachedRow(folder, position)
-    return found
+        hashes = read_table(folder / _IMAGES)["content_hash"].combine_chunks()
+        found = pc.index_in(rows["content_hash"].combine_chunks(), hashes)
+        cache = pc.if_else(found.is_valid(), pa.scalar(number, pa.int32()), cache)
+        cache_row = pc.coalesce(found, cache_row)
+    return rows.append_column(_CACHE, cache).append_column(_CACHE_ROW, cache_row)
+
+
+def num_found(rows: pa.Table) -> int:
+    """Returns how many of the rows from `find_rows` an earlier cache holds."""
+    return len(rows) - rows[_CACHE].null_count
 
 
 class ReuseRows:
-    """Maps rows of an index to a shard of a cache; images that other caches hold are copied from them.
+    """Maps rows from `find_rows` to a shard of a cache; images that other caches hold are copied from them.
 
     Args:
         make_worker: Makes the worker that computes the rows of the other images.
         shape: Shape of a row.
-        held: Content hash -> place of the images that can be copied. A cache may be removed meanwhile; its images are
-            then computed.
+        folders: Folders of the other caches. One may be removed meanwhile; its images are then computed.
     """
 
-    def __init__(self, make_worker: Callable[[], Worker], shape: tuple[int, ...], held: dict[str, CachedRow]):
+    def __init__(self, make_worker: Callable[[], Worker], shape: tuple[int, ...], folders: Sequence[Path]):
         self.worker = make_worker()
         self.shape = shape
-        self.held = held
-        self.caches = {folder: CachedRows(folder, shape) for folder in {place.folder for place in held.values()}}
+        self.caches = [CachedRows(folder, shape) for folder in folders]
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         """Returns one row of the cache per row of the index."""
-        places = [self.held.get(content_hash) for content_hash in rows["content_hash"].to_pylist()]
-        cells = [self.caches[place.folder].row(place.position) if place else None for place in places]
+        places = zip(rows[_CACHE].to_pylist(), rows[_CACHE_ROW].to_pylist(), strict=True)
+        cells = [None if cache is None else self.caches[cache].row(row) for cache, row in places]
         missing = [number for number, cell in enumerate(cells) if cell is None]
         if missing:
             computed = self.worker(rows.take(missing))["rows"].combine_chunks()

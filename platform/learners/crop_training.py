@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Literal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -33,7 +34,7 @@ def rows_with_masks(rows: pa.Table, masks: pa.Table, error: UserError) -> pa.Tab
 
 
 def crop_learner_arguments(
-    network: CropNetwork, config: Config, context: RunContext, rows: pa.Table, masks: Shards
+    network: CropNetwork, config: Config, context: RunContext, rows: pa.Table, masks: Shards, mask_ids: pa.ChunkedArray
 ) -> dict[str, Any]:
     """Returns the arguments of a `CropLearner`.
 
@@ -43,6 +44,7 @@ def crop_learner_arguments(
         context: The context of the run.
         rows: Rows of the index. An image may be repeated; that does not make the training longer.
         masks: The table of their label masks.
+        mask_ids: The column `image_id` of that table.
     """
     section = getattr(config, network)
     steps = section.num_steps(pc.count_distinct(rows["image_id"]).as_py())
@@ -53,6 +55,7 @@ def crop_learner_arguments(
         config.data.max_side,
         Texts(rows["content_hash"]),
         config.data.value_range,
+        pc.index_in(rows["image_id"], mask_ids.combine_chunks()).to_numpy().astype(np.int64),
     )
     return {
         "config": section.model_copy(update={"min_steps": steps, "min_epochs": 0.0, "max_epochs": None}),

@@ -21,7 +21,7 @@ from mcis.models.registry import backbone_normalization
 from mcis.models.resampling import resample
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import build_affinity_net, load_trained
-from mcis.platform.outputs.tables import ImageMaps, image_maps
+from mcis.platform.outputs.tables import MAPS_POSITION, ImageMaps, image_maps
 
 
 class AffinityWalk:
@@ -76,13 +76,13 @@ def tagged_maps(
     """Returns the input of a rule for pseudo masks: the scores of an image's pixels, at the size at which it is read.
 
     Args:
-        row: The image's row of the index.
+        row: The image's row of the index. With the column MAPS_POSITION, its maps are found by it; otherwise by its id.
         table: The table of localization maps.
         saliency: Saliency map of the image, at that size.
         walk: Refines the maps before they become scores of pixels.
     """
     max_side = config.data.max_side
-    maps = image_maps(table, row["image_id"])
+    maps = image_maps(table, row["image_id"], row.get(MAPS_POSITION))
     size = fitted_size(row["height"], row["width"], max_side)
     if walk:
         scores = walk(row, maps, size)

@@ -122,6 +122,12 @@ def _index_parts(file: Path, columns: list[str]) -> Iterator[pa.Table]:
         yield part
 
 
+def tagged_among_negatives(source: RunContext | Path) -> NDArray[np.bool_]:
+    """Returns which images, among the tagged training images and the negatives of an index, are tagged, (N,)."""
+    rows = split_rows(source, "train", tagged=True, negatives=True, columns=["is_negative"])
+    return np.asarray(pc.invert(rows["is_negative"]).to_numpy(), bool)
+
+
 def from_source_domain(rows: pa.Table) -> NDArray[np.bool_]:
     """Returns which rows of an index are images of the source domain, (N,)."""
     return np.asarray(pc.equal(rows["domain"], "source").to_numpy(), bool)

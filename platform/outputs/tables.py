@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from mcis.datasets.tables.shards import Shards
@@ -51,6 +52,8 @@ PREDICTIONS_SCHEMA = pa.schema(
         _field("absent_tags", pa.list_(pa.uint16()), "tags of the image that are not predicted", nullable=True),
     ]
 )
+MAPS_POSITION = "maps_position"
+"""Column of index rows: number of the image among those with maps, the tagged training images."""
 _MAX_FLOAT16 = float(np.finfo(np.float16).max)
 
 
@@ -97,9 +100,19 @@ def map_rows(image_ids: Sequence[str], classes: Sequence[int], maps: NDArray[np.
     return pa.table(columns, schema=MAPS_SCHEMA)
 
 
-def image_maps(shards: Shards, image_id: str) -> ImageMaps:
-    """Reads the maps of one image from a table with MAPS_SCHEMA. For errors see `Shards.rows`."""
-    rows = shards.rows(image_id)
+def with_maps_position(rows: pa.Table) -> pa.Table:
+    """Adds the column MAPS_POSITION to rows of an index that contain all tagged training images, in their order.
+
+    It is null for images without tags, which have no maps.
+    """
+    is_tagged = pc.greater(pc.list_value_length(rows["tags"]), 0).to_numpy()
+    position = np.cumsum(is_tagged) - 1
+    return rows.append_column(MAPS_POSITION, pa.array(position, pa.int64(), mask=~is_tagged))
+
+
+def image_maps(shards: Shards, image_id: str, position: int | None = None) -> ImageMaps:
+    """Reads the maps of one image from a table with MAPS_SCHEMA. For arguments and errors see `Shards.rows`."""
+    rows = shards.rows(image_id, position)
     values = rows["map"].combine_chunks().flatten().to_numpy(zero_copy_only=False).astype(np.float32)
     height, width, first, step = (rows[name][0].as_py() for name in ("height", "width", "first", "step"))
     return ImageMaps(

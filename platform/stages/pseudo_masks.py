@@ -30,7 +30,7 @@ from mcis.platform.engine.mapping import Worker, map_table
 from mcis.platform.networks.tagged_maps import AffinityWalk, tagged_maps
 from mcis.platform.outputs.corrected_masks import CORRECTED, given_mask, with_corrected
 from mcis.platform.outputs.read_index import rows_in_split, split_rows
-from mcis.platform.outputs.tables import MASKS_SCHEMA
+from mcis.platform.outputs.tables import MASKS_SCHEMA, with_maps_position
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import file_stamps, read_table
 from mcis.platform.runs.results import MasksResult
@@ -302,6 +302,7 @@ def _make_masks(config: Config, context: RunContext, rows: pa.Table) -> None:
         affinity_net = context.inputs.get("train_affinity")
         gpu = config.uses_random_walk and config.compute.gpu
         make_worker = functools.partial(MakeMasks, config, len(context.classes), maps, affinity_net, gpu)
+        rows = with_maps_position(rows)
     map_table(
         rows,
         context.output / "masks",
@@ -319,8 +320,9 @@ def _compare_corrected_masks(context: RunContext, rows: pa.Table) -> tuple[dict[
     masks = Shards(context.output / "masks", ["mask"])
     counts: collections.Counter[str] = collections.Counter()
     contradictions = []
-    for row in rows.filter(pc.is_valid(rows[CORRECTED])).select(["image_id", "tags"]).to_pylist():
-        mask = decode_labels(masks.rows(row["image_id"])["mask"][0].as_py())
+    rows = rows.select(["image_id", "tags", CORRECTED]).append_column("position", pa.array(np.arange(len(rows))))
+    for row in rows.filter(pc.is_valid(rows[CORRECTED])).to_pylist():
+        mask = decode_labels(masks.rows(row["image_id"], row["position"])["mask"][0].as_py())
         found = tags_of_mask(mask, len(context.classes), row["image_id"])
         counts.update(context.classes[tag] for tag in found)
         for tag in set(found) ^ set(row["tags"]):

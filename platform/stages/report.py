@@ -234,7 +234,7 @@ def panels_of(config: Config, context: RunContext, rows: pa.Table, split: str, *
         if "evaluate" in inputs and row["mask_uri"] and stamp(row["mask_uri"]):
             truth = resize_labels(truth_of_row(row, len(classes)), height, width)
         prediction = predictions.get(image_id)
-        mask = masks.rows(image_id) if masks and image_id in masks.shard_of else None
+        mask = masks.rows(image_id) if masks and image_id in masks else None
         panels.append(
             Panel(
                 image_id=image_id,
@@ -242,7 +242,7 @@ def panels_of(config: Config, context: RunContext, rows: pa.Table, split: str, *
                 tags=tuple(classes[tag] for tag in row["tags"]),
                 image=image,
                 truth=truth,
-                maps=image_maps(maps, image_id) if maps and image_id in maps.shard_of else None,
+                maps=image_maps(maps, image_id) if maps and image_id in maps else None,
                 full_size=(row["height"], row["width"]),
                 pseudo_mask=decode_labels(mask["mask"][0].as_py()) if mask else None,
                 cue=mask["cue"][0].as_py() if mask else None,
@@ -263,7 +263,7 @@ def _predictions(
     if split == context.result("predict", PredictResult).split:
         shards = Shards(context.inputs["predict"] / "predictions")
         for image_id in rows["image_id"].to_pylist():
-            if image_id in shards.shard_of:
+            if image_id in shards:
                 (row,) = shards.rows(image_id).to_pylist()
                 predictions[image_id] = decode_labels(row["crf"] or row["plain"])
         return predictions

@@ -25,7 +25,7 @@ from mcis.platform.networks.pretrained import downstream_weights, load_backbone
 from mcis.platform.networks.tagged_maps import tagged_maps
 from mcis.platform.outputs.corrected_masks import CORRECTED, given_mask, with_corrected
 from mcis.platform.outputs.read_index import split_rows
-from mcis.platform.outputs.tables import LABELS_SCHEMA
+from mcis.platform.outputs.tables import LABELS_SCHEMA, with_maps_position
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import content_digest, file_stamps, read_table
 from mcis.platform.runs.results import StageResult
@@ -91,7 +91,7 @@ def run(config: Config, context: RunContext) -> StageResult:
     maps = Shards(context.inputs["localize"] / "maps")
     labels = context.output / "labels"
     worker = functools.partial(make_labels, config, len(context.classes), maps)
-    map_table(rows, labels, worker=worker, label="confident labels", compute=config.compute)
+    map_table(with_maps_position(rows), labels, worker=worker, label="confident labels", compute=config.compute)
 
     fractions = read_table(labels, ["image_id", "confident"])
     no_confident_label = UserError(
@@ -101,7 +101,9 @@ def run(config: Config, context: RunContext) -> StageResult:
         "affinity_net.background_threshold)",
     )
     training_rows = rows_with_masks(rows, fractions.filter(pc.greater(fractions["confident"], 0.0)), no_confident_label)
-    learner_arguments = crop_learner_arguments("affinity_net", config, context, training_rows, Shards(labels, ["mask"]))
+    masks = Shards(labels, ["mask"])
+    mask_ids = fractions["image_id"]
+    learner_arguments = crop_learner_arguments("affinity_net", config, context, training_rows, masks, mask_ids)
     return train_on_crops(
         "affinity_net",
         AffinityLearner(**learner_arguments),

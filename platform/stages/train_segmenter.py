@@ -71,7 +71,9 @@ def run(config: Config, context: RunContext) -> StageResult:
     rows = rows_with_masks(images, useful, no_useful_mask)
 
     epoch_rows = take_rows(rows, _epoch_row_numbers(config, rows, masks, len(classes)))
-    learner_arguments = crop_learner_arguments("segmenter", config, context, epoch_rows, Shards(folder, ["mask"]))
+    learner_arguments = crop_learner_arguments(
+        "segmenter", config, context, epoch_rows, Shards(folder, ["mask"]), masks["image_id"]
+    )
 
     backbone = None
     if section.init == "classifier":

@@ -42,7 +42,7 @@ def decoder(tmp_path: Path) -> CropDecoder:
         Image.fromarray(np.full((SIZE, SIZE, 3), 10 * number, np.uint8)).save(uri)
     masks = [encode_labels(np.full((SIZE, SIZE), number, np.uint8)) for number in range(7)]
     (tmp_path / "masks").mkdir()
-    pq.write_table(pa.table({"image_id": ids, "mask": masks}), tmp_path / "masks" / "part-0.parquet")
+    pq.write_table(pa.table({"image_id": ids, "mask": masks}), tmp_path / "masks" / "part-00000000-00000007.parquet")
     images = MaskedImages(ids, uris, Shards(tmp_path / "masks"))
     shard = WorkerShard(1, 3, 2, 9)
     return CropDecoder(images, seed=5, batch=4, shard=shard, size=SIZE, scales=(1.0,), hflip=True)
@@ -51,7 +51,10 @@ def decoder(tmp_path: Path) -> CropDecoder:
 def test_images_are_resized_to_their_masks(decoder: CropDecoder, tmp_path: Path) -> None:
     smaller = [encode_labels(np.full((SIZE // 2, SIZE // 2), number, np.uint8)) for number in range(7)]
     (tmp_path / "smaller").mkdir()
-    pq.write_table(pa.table({"image_id": decoder.images.ids, "mask": smaller}), tmp_path / "smaller" / "part-0.parquet")
+    pq.write_table(
+        pa.table({"image_id": decoder.images.ids, "mask": smaller}),
+        tmp_path / "smaller" / "part-00000000-00000007.parquet",
+    )
     images = dataclasses.replace(decoder.images, masks=Shards(tmp_path / "smaller"), max_side=SIZE // 2)
     found = dataclasses.replace(decoder, images=images)(np.array([3]))
     labeled = found.labels != 255

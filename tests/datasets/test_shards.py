@@ -92,6 +92,36 @@ def test_shards_can_be_pickled(shards: Shards) -> None:
     np.testing.assert_array_equal(unpickled.maps, original.maps)
 
 
+def test_what_is_pickled_does_not_grow_with_the_images(tmp_path: Path) -> None:
+    """Neither after a search by id, for which a process reads all ids."""
+    sizes = []
+    for count in (100, 10_000):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        ids = [f"photographs/{number:020d}" for number in range(count)]
+        pq.write_table(pa.table({"image_id": ids}), folder / f"part-{0:08d}-{count:08d}.parquet")
+        shards = Shards(folder)
+        assert ids[-1] in shards
+        assert "another" not in shards
+        sizes.append(len(pickle.dumps(shards)))
+
+    assert abs(sizes[1] - sizes[0]) < 20, "lengths of names"
+
+
+def test_an_image_is_found_by_its_position_without_the_other_shards(forty: Path) -> None:
+    shards = Shards(forty, ["mask"])
+    for path in forty.iterdir():
+        if path.name != "part-00000100-00000105.parquet":
+            path.write_bytes(b"damaged")
+
+    assert shards.rows("i103", 103)["image_id"].to_pylist() == ["i103"]
+    for position in (102, 104):  # the shard is the right one
+        assert shards.rows("i103", position)["image_id"].to_pylist() == ["i103"]
+    for image_id, position in (("i103", 200), ("i99", 103), ("i103", -1)):
+        with pytest.raises(KeyError, match=image_id):
+            shards.rows(image_id, position)
+
+
 @pytest.fixture
 def forty(tmp_path: Path) -> Path:
     """A folder of 40 shards of five images. Each mask holds its number; another column is never read."""
@@ -119,11 +149,11 @@ class Reads:
 
 
 def shuffled(shards: Shards, seed: int) -> list[str]:
-    return [f"i{number}" for number in np.random.default_rng(seed).permutation(len(shards.shard_of))]
+    return [f"i{number}" for number in np.random.default_rng(seed).permutation(shards.spans.stop[-1])]
 
 
 def mask_number(shards: Shards, image_id: str) -> int:
-    rows = shards.rows(image_id)
+    rows = shards.rows(image_id, int(image_id[1:]))
     assert rows["image_id"].to_pylist() == [image_id]
     return int(decode_labels(rows["mask"][0].as_py())[0, 0])
 

@@ -226,8 +226,10 @@ def scored() -> Callable[..., Path]:
         predictions = outputs["predict"] / "predictions"
         evaluate = outputs["evaluate"]
         for folder, schema in ((predictions, PREDICTIONS_SCHEMA), (outputs["pseudo_masks"] / "masks", MASKS_SCHEMA)):
-            write_table(folder / "part-0.parquet", pa.Table.from_pylist(tables[folder.name], schema=schema))
-        prediction_counts = count_predictions(len(classes), Shards(predictions), index)
+            shard = folder / f"part-{0:08d}-{images:08d}.parquet"
+            write_table(shard, pa.Table.from_pylist(tables[folder.name], schema=schema))
+        with_position = index.append_column("position", pa.array(range(images)))
+        prediction_counts = count_predictions(len(classes), Shards(predictions), with_position)
         write_table(evaluate / PREDICTED_IMAGES / "part-0.parquet", prediction_counts)
         mask_counts = pa.Table.from_pylist(counted, schema=COUNTS_SCHEMA)
         write_table(evaluate / TRAINING_IMAGES / "part-0.parquet", mask_counts)

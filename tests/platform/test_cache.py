@@ -18,7 +18,7 @@ from mcis.datasets.images.squares import Squares, image_bytes, make_squares, rea
 from mcis.datasets.tables.memory_mapped import CachedRows
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.cache import cache_limit, decoded_cache
-from mcis.platform.engine.reused_rows import CachedRow, ReuseRows
+from mcis.platform.engine.reused_rows import ReuseRows, find_rows, num_found, record_images
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import Workspace
@@ -93,10 +93,11 @@ def test_images_of_an_earlier_cache_are_copied(context: RunContext, tmp_path: Pa
 
 def test_a_cache_that_was_removed_meanwhile_is_not_copied(tmp_path: Path) -> None:
     rows = pictures(tmp_path / "images", "a", 2)
-    held = {rows["content_hash"][0].as_py(): CachedRow(tmp_path / "removed", 0)}
-    (tmp_path / "removed").mkdir()
-    worker = ReuseRows(functools.partial(make_squares, SIZE), (SIZE, SIZE, 3), held)
-    assert worker(rows).equals(make_squares(SIZE)(rows))
+    record_images(tmp_path / "removed", rows.slice(0, 1))
+    found = find_rows([tmp_path / "removed"], rows)
+    assert num_found(found) == 1
+    worker = ReuseRows(functools.partial(make_squares, SIZE), (SIZE, SIZE, 3), [tmp_path / "removed"])
+    assert worker(found).equals(make_squares(SIZE)(rows))
 
 
 def test_no_more_images_than_fit(context: RunContext, tmp_path: Path) -> None:
@@ -175,4 +176,4 @@ def test_a_cache_is_not_made_of_a_file_that_was_replaced_until_it_is_back(contex
     with pytest.raises(UserError, match=r"a1\.png was replaced or changed since it was indexed"):
         cached(rows, context)
     path.write_bytes(content)
-    assert len(CachedRows(cached(rows, context), (SIZE, SIZE, 3)).shards) == 2
+    assert len(CachedRows(cached(rows, context), (SIZE, SIZE, 3)).spans) == 2

@@ -126,8 +126,8 @@ def test_masks_of_negatives_are_background_and_no_map_is_computed(
 ) -> None:
     masks = Shards(run.context.inputs["pseudo_masks"] / "masks")
     maps = Shards(run.context.inputs["localize"] / "maps")
-    assert set(masks.shard_of) == {*drawn.named("disc", "train"), *drawn.named("none", "train")}
-    assert set(maps.shard_of) == set(drawn.named("disc", "train"))
+    assert set(masks) == {*drawn.named("disc", "train"), *drawn.named("none", "train")}
+    assert set(maps) == set(drawn.named("disc", "train"))
     for image in drawn.named("none", "train"):
         (row,) = masks.rows(image).to_pylist()
         width, height = Image.open(drawn.table.parent / image).size

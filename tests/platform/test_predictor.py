@@ -183,7 +183,7 @@ def test_pseudo_masks_have_the_size_of_images_as_read(rows: pa.Table, background
     config = resolve("voc", "scratch", overrides=overrides).config
     maps = np.zeros((1, 8, 8), np.float32)
     maps[..., :4] = 1000
-    pq.write_table(map_rows(["a"], [0], maps, pixel_grids(8, 8)[0]), tmp_path / "part-0.parquet")
+    pq.write_table(map_rows(["a"], [0], maps, pixel_grids(8, 8)[0]), tmp_path / "part-00000000-00000001.parquet")
     (row,) = pseudo_masks.MakeMasks(config, 1, Shards(tmp_path), None, False)(rows).to_pylist()
     labels = decode_labels(row["labels"])
     assert labels.shape == (30, 40)

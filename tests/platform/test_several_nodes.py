@@ -208,7 +208,7 @@ def _weight_difference(one: Path, other: Path, stage: str) -> float:
 def _map_difference(one: Path, other: Path, index: list[str]) -> float:
     shards = Shards(output(one, "localize") / "maps")
     other_shards = Shards(output(other, "localize") / "maps")
-    tagged = [image_id for image_id in index if image_id in shards.shard_of]
+    tagged = [image_id for image_id in index if image_id in shards]
     assert len(tagged) == 24
 
     largest = 0.0
@@ -239,7 +239,7 @@ def _score_difference(one: Path, other: Path) -> float:
 
 
 def _labels(shards: Shards, image_id: str, column: str) -> NDArray[np.uint8]:
-    if image_id not in shards.shard_of:
+    if image_id not in shards:
         return np.zeros(0, np.uint8)
     return decode_labels(shards.rows(image_id)[column][0].as_py()).reshape(-1)
 

@@ -175,12 +175,13 @@ def _write_cache(folder: Path) -> None:
     write_table(folder / "part-00000000-00000002.arrow", cache_table(np.ones((2, 3), np.uint8)))
 
 
+NAME = "part-00000000-00000002.parquet"
 KINDS: dict[str, tuple[Callable[[Path], object], Callable[[Path], object]]] = {
     "JSON": (lambda folder: write_json(folder / SUMMARY, {"files": {}}), lambda folder: read_json(folder / SUMMARY)),
     "names": (lambda folder: write_json(folder / SUMMARY, {}), files_below),
     "a summary": (lambda folder: write_json(folder / SUMMARY, {"files": {}}), find_missing_files),
-    "a table": (lambda folder: write_table(folder / "part-0.parquet", TABLE), read_table),
-    "rows": (lambda folder: write_table(folder / "part-0.parquet", OF_IMAGES), lambda folder: Shards(folder).rows("a")),
+    "a table": (lambda folder: write_table(folder / NAME, TABLE), read_table),
+    "rows": (lambda folder: write_table(folder / NAME, OF_IMAGES), lambda folder: Shards(folder).rows("a")),
     "weights": (
         lambda folder: save_weights(torch.nn.Linear(2, 2), folder / WEIGHTS, {}),
         lambda folder: load_weights(torch.nn.Linear(2, 2), folder / WEIGHTS),

@@ -36,7 +36,7 @@ from mcis.platform.outputs.counts import (
     mask_rows,
     sum_counts,
 )
-from mcis.platform.outputs.read_index import truth_of_row
+from mcis.platform.outputs.read_index import tagged_among_negatives, truth_of_row
 from mcis.platform.outputs.tables import image_maps
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_table
@@ -110,11 +110,11 @@ def count_predictions(classes: int, predictions: Shards, rows: pa.Table) -> pa.T
     Args:
         classes: number of classes K.
         predictions: table of predictions.
-        rows: index rows.
+        rows: index rows of a split, with their `position` in it.
     """
     count_rows: list[dict[str, Any]] = []
     for row in rows.to_pylist():
-        prediction = predictions.rows(row["image_id"])
+        prediction = predictions.rows(row["image_id"], row["position"])
         masks = {PLAIN: decode_labels(prediction["plain"][0].as_py())}
         refined = prediction["crf"][0].as_py()
         if refined is not None:
@@ -172,7 +172,8 @@ def _trained_on(config: Config, context: RunContext) -> str | None:
 class ScoreTrain:
     """Counts pixels of maps, pseudo masks and baselines by true and predicted label, in a table of COUNTS_SCHEMA.
 
-    It is called with rows of tagged training images.
+    It is called with rows of tagged training images, with their `position` among these, and with `mask_position`, the
+    position among tagged training images and negatives, which have pseudo masks.
 
     Attributes:
         classes: number of classes K.
@@ -197,20 +198,20 @@ class ScoreTrain:
         for row in rows.to_pylist():
             truth = truth_of_row(row, self.classes)
             for name, table in ((SINGLE_ROUND, self.single), (RELATED, self.related)):
-                counts = self._map_counts(table, row["image_id"], truth)
+                counts = self._map_counts(table, row, truth)
                 count_rows.append(counts_row(row["image_id"], truth, name, counts))
             count_rows += mask_rows(row["image_id"], truth, dict(self._label_masks(row, truth)), self.classes)
         return pa.Table.from_pylist(count_rows, schema=COUNTS_SCHEMA)
 
-    def _map_counts(self, table: Shards, image_id: str, truth: NDArray[np.uint8]) -> Counts:
-        image = image_maps(table, image_id)
+    def _map_counts(self, table: Shards, row: dict[str, Any], truth: NDArray[np.uint8]) -> Counts:
+        image = image_maps(table, row["image_id"], row["position"])
         maps = score_maps(torch.from_numpy(image.maps), image.grids, self.scale, *truth.shape).numpy()
         return map_counts(truth, maps, image.classes, self.bins)
 
     def _label_masks(self, row: dict[str, Any], truth: NDArray[np.uint8]) -> Iterator[tuple[str, NDArray[np.uint8]]]:
         """Yields the name and the labels of the pseudo mask, and of the baselines if the image has a saliency map."""
         if self.masks:
-            mask = self.masks.rows(row["image_id"])
+            mask = self.masks.rows(row["image_id"], row["mask_position"])
             yield PSEUDO_MASKS, resize_labels(decode_labels(mask["labels"][0].as_py()), *truth.shape)
         if row["saliency_uri"]:
             salient = read_saliency(row["saliency_uri"], truth.shape) >= SALIENCY_THRESHOLD
@@ -246,6 +247,8 @@ def evaluate_train(config: Config, context: RunContext, rows: pa.Table) -> tuple
     if not config.pseudo_masks.reads_saliency:  # no stage has validated the saliency maps
         position = rows.schema.get_field_index("saliency_uri")
         rows = rows.set_column(position, "saliency_uri", pa.nulls(len(rows), pa.string()))
+    mask_positions = np.flatnonzero(tagged_among_negatives(context))
+    rows = rows.append_column("mask_position", pa.array(mask_positions[rows["position"].to_numpy()]))
     counts_folder = context.output / TRAINING_IMAGES
     map_table(rows, counts_folder, worker=worker, label="score train", compute=config.compute)
 

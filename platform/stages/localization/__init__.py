@@ -25,7 +25,7 @@ from mcis.platform.config.maps import LocalizeConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.cache import training_features
 from mcis.platform.engine.mapping import Worker, map_table, shards_of
-from mcis.platform.outputs.read_index import from_source_domain, split_rows
+from mcis.platform.outputs.read_index import from_source_domain, split_rows, tagged_among_negatives
 from mcis.platform.outputs.relations import VECTORS, draw_relations, read_vectors
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.results import StageResult
@@ -82,8 +82,7 @@ def _embed(config: Config, context: RunContext, rows: pa.Table, embedded: Path) 
     """Embeds all images: writes their single-round maps, and their features if maps use related images."""
     # The classifier was trained on the tagged images and the negatives, so the features of both are cached together.
     cached_rows = rows
-    trained = split_rows(context, "train", tagged=True, negatives=True, columns=["is_negative"])
-    is_tagged = pc.invert(trained["is_negative"]).to_numpy()
+    is_tagged = tagged_among_negatives(context)
     if not is_tagged.all():
         cached_rows = split_rows(context, "train", tagged=True, negatives=True)
     cached_outputs = training_features(cached_rows, config, context) if config.classifier.trains_on_features else None
