@@ -65,6 +65,8 @@ class DrawPurpose(enum.IntEnum):
     """Images shown on the page of a comparison in addition to those that differ most: (0, image)."""
     CLASS_REPEAT = 21
     """Whether the fractional part of an image's repeat factor adds a repeat: (0, image)."""
+    NEAREST_CENTER = 22
+    """Images of a large class that are centers of cells, in the search of nearest images: (class, image)."""
 
 
 @enum.unique

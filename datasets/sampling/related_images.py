@@ -9,16 +9,13 @@ from numpy.typing import NDArray
 
 from mcis.datasets.registry import Registry
 from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
+from mcis.datasets.sampling.nearest_images import ClassMaps
 from mcis.datasets.tags import ClassMembers, Tags
 
 _MAPS_AT_ONCE = 2**18
 """Number of maps for which random numbers are drawn at a time."""
 _IMAGES_AT_ONCE = 2**13
 """Number of images whose maps are combined with each other at a time."""
-_STEPS = 2**11
-"""Unit vectors are rounded to multiples of 1 over this. The dot product of two such vectors is exact in float32, in
-any order of summation, so equal vectors have equal neighbors on every machine."""
-_BLOCK = 2**22  # entries in a block of dot products, 32 MiB in float64
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -84,6 +81,7 @@ def draw_related_images(
     related_may_repeat: bool = False,
     contrastive: bool = False,
     vectors: NDArray[np.float32] | None = None,
+    related_images: NDArray[np.int64] | None = None,
 ) -> Relations:
     """Draws the related images of the maps of all tags.
 
@@ -91,12 +89,14 @@ def draw_related_images(
         tags, source, seed, related, related_may_repeat, vectors: see `RelatedImagesQuery`.
         related_by: a rule in `RELATED_IMAGE_RULES`.
         contrastive: whether maps are contrasted with the related images of the image's other tags.
+        related_images: the related images of all maps, (T, R), if they are known; None = they are drawn.
     """
     start = tags.start.astype(np.int64)
     tag = tags.values.astype(np.int64)
     image = np.repeat(np.arange(len(tags)), np.diff(start))
-    query = RelatedImagesQuery(tags, source, image, tag, related, seed, related_may_repeat, vectors)
-    related_images = RELATED_IMAGE_RULES[related_by].draw(query)
+    if related_images is None:
+        query = RelatedImagesQuery(tags, source, image, tag, related, seed, related_may_repeat, vectors)
+        related_images = RELATED_IMAGE_RULES[related_by].draw(query)
 
     if contrastive:
         contrastive_images, contrastive_start = _contrastive_images(tags, related_images)
@@ -122,6 +122,8 @@ class RelatedImageRule:
         draw: returns (T, R) positions of images for a query; the first r columns are the result for R = r.
         description_suffix: text that scores append to the name of the method.
         needs_vectors: whether the rule needs vectors of the images.
+        is_nearest: whether it chooses the nearest images (`nearest_images`), which are searched in parallel if there
+            are many.
         is_control: whether it chooses images without the class, so that contrastive images have no meaning.
         repetition_note: ends the note "N map(s) ..." on repeated related images.
     """
@@ -129,6 +131,7 @@ class RelatedImageRule:
     draw: Callable[[RelatedImagesQuery], NDArray[np.int64]]
     description_suffix: str = ""
     needs_vectors: bool = False
+    is_nearest: bool = False
     is_control: bool = False
     repetition_note: str = (
         "repeat related images, as their class has too few images; the only image of a class is related to itself"
@@ -210,52 +213,16 @@ def _draw_without_replacement(draws: NDArray[np.float64], size: NDArray[np.int64
     return choice
 
 
-def rounded_unit_vectors(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Scales vectors (N, C) to unit length and rounds them toward 0 to multiples of 2^-11; zero vectors stay zero."""
-    unit = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-6)
-    return (np.trunc(unit * _STEPS) / _STEPS).astype(np.float32)  # toward 0, so that no length exceeds 1
-
-
 def _nearest_of_class(query: RelatedImagesQuery) -> NDArray[np.int64]:
-    """Returns the R images of each map's class that are nearest to its image, (T, R) positions, nearest first.
-
-    They exclude the image itself and contain no image twice, as long as the class has enough; otherwise the row
-    repeats. The only image of a class is related to itself.
-    """
+    """Returns the R images of each map's class that are nearest to its image (`nearest_images`)."""
     assert query.vectors is not None
-    members = ClassMembers.from_tags(query.tags, query.source)
-    related = np.empty((len(query.tag), query.related), np.int64)
-    for k in np.unique(query.tag):
-        maps = np.flatnonzero(query.tag == k)
-        begin, end = members.start[k : k + 2]
-        candidates = np.sort(members.images[begin:end].astype(np.int64))
-        related[maps] = _nearest_candidates(query.vectors, query.image[maps], candidates, query.related)
+    maps = ClassMaps.from_tags(query.tags, query.seed)
+    count = len(maps.maps)
+    if maps.has_large_class:
+        maps = maps.with_cells(maps.find_cells(query.vectors, 0, count))
+    related = np.empty((count, query.related), np.int64)
+    related[maps.maps] = maps.find_nearest(query.vectors, 0, count, query.related)
     return related
-
-
-def _nearest_candidates(
-    vectors: NDArray[np.float32], images: NDArray[np.int64], candidates: NDArray[np.int64], related: int
-) -> NDArray[np.int64]:
-    """Returns the R candidates nearest to each of B images, nearest first, (B, R). `candidates` is ascending."""
-    count = len(candidates)
-    wanted = min(related + 1, count)  # one more, since an image may be among its own candidates
-    candidate_vectors = vectors[candidates]
-    # Less than the difference of two dot products, so that ties go to the earlier candidate.
-    tie_break = np.arange(count) / (count * _STEPS**2)
-    nearest = np.empty((len(images), related), np.int64)
-    rows_per_block = max(1, _BLOCK // count)
-
-    for first in range(0, len(images), rows_per_block):
-        block = images[first : first + rows_per_block]
-        similarity = vectors[block] @ candidate_vectors.T - tie_break
-        top = np.argpartition(similarity, count - wanted, axis=1)[:, count - wanted :]
-        order = np.argsort(-np.take_along_axis(similarity, top, axis=1), axis=1)
-        sorted_candidates = candidates[np.take_along_axis(top, order, axis=1)]
-
-        for row, image, neighbors in zip(nearest[first:], block, sorted_candidates, strict=False):
-            others = neighbors[neighbors != image]
-            row[:] = np.resize(others, related) if len(others) else image
-    return nearest
 
 
 def _contrastive_images(tags: Tags, related: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -296,7 +263,9 @@ RELATED_IMAGE_RULES = Registry[RelatedImageRule](
     "related",
     {
         "class": RelatedImageRule(draw=_draw_from_class),
-        "nearest": RelatedImageRule(draw=_nearest_of_class, description_suffix=", nearest images", needs_vectors=True),
+        "nearest": RelatedImageRule(
+            draw=_nearest_of_class, description_suffix=", nearest images", needs_vectors=True, is_nearest=True
+        ),
         "itself": RelatedImageRule(draw=_relate_to_itself, description_suffix=" with itself", is_control=True),
         "wrong_class": RelatedImageRule(
             draw=_draw_without_class,

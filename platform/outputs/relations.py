@@ -8,19 +8,19 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mcis.datasets.sampling.related_images import (
-    RELATED_IMAGE_RULES,
-    Relations,
-    draw_related_images,
-    rounded_unit_vectors,
-)
+from mcis.datasets.sampling.nearest_images import rounded_unit_vectors
+from mcis.datasets.sampling.related_images import RELATED_IMAGE_RULES, Relations, draw_related_images
+from mcis.datasets.storage.folders import path_exists
 from mcis.datasets.tags import Tags
 from mcis.platform.config.maps import LocalizeConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.read_index import from_source_domain, split_rows
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.files import read_table
+from mcis.platform.runs.files import read_shards, read_table
 
+RELATED = "related"
+"""Table in the output of the stage `localize`, written for many images whose related images are nearest neighbors: the
+number of each map, `map`, and its related images, `related`, as positions among the tagged training images."""
 VECTORS = "vectors"
 """Table of image vectors in the output of the stage `localize`, written if related images are nearest neighbors."""
 
@@ -35,8 +35,28 @@ def read_vectors(folder: Path) -> NDArray[np.float32]:
     return rounded_unit_vectors(vectors.astype(np.float32))
 
 
+def read_related(folder: Path, maps: int, related: int) -> NDArray[np.int64]:
+    """Reads the related images of all maps, (T, R).
+
+    Args:
+        folder: The table RELATED.
+        maps: T.
+        related: R.
+    """
+    images = np.empty((maps, related), np.int64)
+    for shard in read_shards(folder):
+        values = shard["related"].combine_chunks().flatten().to_numpy()
+        images[shard["map"].to_numpy()] = values.reshape(len(shard), related)
+    return images
+
+
 def draw_relations(
-    config: LocalizeConfig, seed: int, tags: Tags, source: NDArray[np.bool_], vectors: NDArray[np.float32] | None = None
+    config: LocalizeConfig,
+    seed: int,
+    tags: Tags,
+    source: NDArray[np.bool_],
+    vectors: NDArray[np.float32] | None = None,
+    related_images: NDArray[np.int64] | None = None,
 ) -> Relations:
     """Draws the related images of all maps for a configuration. For the arguments, see `draw_related_images`."""
     return draw_related_images(
@@ -48,6 +68,7 @@ def draw_relations(
         related_may_repeat=config.related_may_repeat,
         contrastive=config.method.contrastive,
         vectors=vectors,
+        related_images=related_images,
     )
 
 
@@ -76,7 +97,12 @@ def relations_of_run(config: Config, context: RunContext) -> MapRelations | None
 
     rows = split_rows(context, "train", tagged=True)
     tags = Tags.from_index(rows["tags"], len(context.classes))
+    localized = context.inputs["localize"]
     vectors = None
-    if RELATED_IMAGE_RULES[config.localize.related_by].needs_vectors:
-        vectors = read_vectors(context.inputs["localize"] / VECTORS)
-    return MapRelations(rows, draw_relations(config.localize, config.seed, tags, from_source_domain(rows), vectors))
+    related_images = None
+    if path_exists(localized / RELATED):
+        related_images = read_related(localized / RELATED, len(tags.values), config.localize.related)
+    elif RELATED_IMAGE_RULES[config.localize.related_by].needs_vectors:
+        vectors = read_vectors(localized / VECTORS)
+    source = from_source_domain(rows)
+    return MapRelations(rows, draw_relations(config.localize, config.seed, tags, source, vectors, related_images))

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 from numpy.typing import NDArray
 
+from mcis.datasets.sampling.nearest_images import rounded_unit_vectors
 from mcis.datasets.sampling.related_images import (
     RELATED_IMAGE_RULES,
     RelatedImagesQuery,
     Relations,
     draw_related_images,
-    rounded_unit_vectors,
 )
 from mcis.datasets.tags import Tags
 

@@ -26,9 +26,10 @@ from mcis.platform.config.sections import Config
 from mcis.platform.engine.cache import training_features
 from mcis.platform.engine.mapping import Worker, map_table, shards_of
 from mcis.platform.outputs.read_index import from_source_domain, split_rows, tagged_among_negatives
-from mcis.platform.outputs.relations import VECTORS, draw_relations, read_vectors
+from mcis.platform.outputs.relations import RELATED, VECTORS, draw_relations, read_vectors
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.results import StageResult
+from mcis.platform.stages.localization.nearest import MAPS_PER_TASK, find_nearest_images
 from mcis.platform.stages.localization.workers import Embed, Relate, embed_rows, relate_rows
 
 EMBEDDED = "embedded"
@@ -97,11 +98,17 @@ def _relate(config: Config, context: RunContext, rows: pa.Table, embedded: Path)
     """Computes the maps with related images, hop by hop; returns the relations and the tags of the images."""
     localize = config.localize
     tags = Tags.from_index(rows["tags"], len(context.classes))
+    rule = RELATED_IMAGE_RULES[localize.related_by]
     vectors = None
-    if RELATED_IMAGE_RULES[localize.related_by].needs_vectors:
+    related_images = None
+    if rule.needs_vectors:
         copy_folder(embedded / VECTORS, context.output / VECTORS)  # the report reads them too
+    if rule.is_nearest and len(tags.values) > MAPS_PER_TASK:
+        related_images = find_nearest_images(tags, config.seed, localize.related, embedded, config.compute)
+        copy_folder(embedded / RELATED, context.output / RELATED)
+    elif rule.needs_vectors:
         vectors = read_vectors(context.output / VECTORS)
-    relations = draw_relations(localize, config.seed, tags, from_source_domain(rows), vectors)
+    relations = draw_relations(localize, config.seed, tags, from_source_domain(rows), vectors, related_images)
 
     weights = context.inputs["train_classifier"]
     make_relater = functools.partial(Relate, config, weights, len(context.classes), embedded, from_source_domain(rows))
