@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from mcis.datasets.images.decode import decode_square
 from mcis.datasets.images.squares import Squares, make_squares
-from mcis.datasets.sampling.batch_stream import WorkerShard, batches
+from mcis.datasets.sampling.batch_stream import WorkerShard, decode_in_threads
 from mcis.datasets.sampling.batches import PairDecoder
 from mcis.datasets.sampling.pairs import PairSampler
 from mcis.datasets.tags import Tags
@@ -126,7 +126,7 @@ def stream_rate(images: Squares, sampler: PairSampler, pairs: int, threads: int)
 
         def read_stream(settings: dict[str, Any]) -> None:
             decoder = PairDecoder(images, sampler, batch=BATCH, shard=shard)
-            stream = batches(decoder, batch=BATCH, shard=shard, decode_in="threads", threads=threads)
+            stream = decode_in_threads(decoder, shard=shard, threads=threads)
             for _ in range(WARM_UP_BATCHES):
                 next(stream)
             start = time.perf_counter()

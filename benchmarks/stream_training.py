@@ -18,7 +18,7 @@ import torch
 from data_loading import draw_tags, write_cache
 
 from mcis.datasets.images.squares import Squares
-from mcis.datasets.sampling.batch_stream import WorkerShard, batches
+from mcis.datasets.sampling.batch_stream import WorkerShard, decode_in_threads
 from mcis.datasets.sampling.batches import PairBatch
 from mcis.platform.config.resolve import resolve
 from mcis.platform.engine.optimizers import build_optimizer
@@ -74,7 +74,7 @@ def main() -> None:
         resident = [decode(np.array([step])) for step in range(options.steps)]
 
         def train_from_stream() -> float:
-            stream = batches(decode, batch=config.batch, shard=shard, decode_in="threads", threads=1)
+            stream = decode_in_threads(decode, shard=shard, threads=1)
             return train(learner, stream, options.steps)
 
         def train_from_memory() -> float:

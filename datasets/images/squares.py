@@ -161,6 +161,11 @@ class Squares:
         self.value_range = value_range
         self.cache = CachedRows(cache, (size, size, 3))
 
+    @property
+    def is_cached(self) -> bool:
+        """Whether the cache holds all images. A cache of some holds the first ones."""
+        return self.cache.row(len(self.uris) - 1) is not None
+
     def __call__(self, positions: NDArray[np.int64]) -> NDArray[np.uint8]:
         """Returns the images at N positions, (N, S, S, 3) uint8. Raises UserError, see `read_rgb`."""
         images = np.empty((len(positions), self.size, self.size, 3), np.uint8)

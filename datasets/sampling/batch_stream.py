@@ -6,11 +6,14 @@ sampled, read and decoded either in threads of the worker's process or in Ray Da
 produce the same batches. Only uint8 is transferred; normalization, jitter and flips run on the device.
 """
 
+import collections
 import dataclasses
 import functools
+import itertools
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,12 +21,14 @@ from numpy.typing import NDArray
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.threads import map_in_threads
 
-DecodeIn = Literal["threads", "tasks"]
-"""Where images are decoded: threads of the training worker, or Ray Data tasks."""
-_ROWS_PER_BLOCK = 64
+_BLOCK_ROWS = 64
 """Approximate number of rows that a Data task decodes."""
-_WINDOW_BYTES = 96 * 2**20
-"""Default size of a window of decoded steps, bytes."""
+_BLOCKS_PER_CPU = 4
+"""Number of blocks of a window for each CPU of a worker's share. Ray Data takes a third of a second for a window."""
+_WINDOWS = 2
+"""Number of windows that are decoded at a time, so that no CPU waits for the last block of a window."""
+_STORE_FRACTION = 0.5
+"""Fraction of the object store that decoded batches may fill."""
 _RETRIES = 2
 """Maximum number of restarts of a Data task whose process or node dies. Ray Data sets no limit by default."""
 
@@ -75,53 +80,49 @@ Decode: TypeAlias = Callable[[NDArray[np.int64]], AnyBatch]
 """Decodes a worker's rows of the given steps, in order. Steps are counted from the start of the worker's shard."""
 
 
-def batches(
-    decode: Decode[AnyBatch], *, batch: int, shard: WorkerShard, decode_in: DecodeIn, threads: int = 1
-) -> Iterator[AnyBatch]:
+def decode_in_threads(decode: Decode[AnyBatch], *, shard: WorkerShard, threads: int) -> Iterator[AnyBatch]:
     """Iterates over the decoded batches of a worker's shard, one per step, in order. Errors of `decode` are raised.
+
+    Threads of this process decode, which is fastest if the node has enough cores.
 
     Args:
         decode: decodes the rows of some steps.
-        batch: rows per batch, over all workers.
         shard: steps and rows of the worker.
-        decode_in: `threads` of this process, which is fastest if the node has enough cores; or Ray Data `tasks`, which
-            use any CPU of the cluster.
         threads: number of decoding threads.
     """
-    if not shard.steps:
-        return iter(())
-
-    if decode_in == "threads":
-        steps = (np.array([step]) for step in range(shard.steps))
-        return map_in_threads(decode, steps, threads=threads)
-    return decode_in_tasks(decode, batch=batch, shard=shard)
+    steps = (np.array([step]) for step in range(shard.steps))
+    return map_in_threads(decode, steps, threads=threads)
 
 
 def decode_in_tasks(
-    decode: Decode[AnyBatch], *, batch: int, shard: WorkerShard, window_bytes: int = _WINDOW_BYTES
+    decoder: Any, *, shard: WorkerShard, cpus: int | None = None, block_rows: int = _BLOCK_ROWS
 ) -> Iterator[AnyBatch]:
-    """Decodes batches in Ray Data tasks, one window of steps ahead. The object store holds at most two windows.
+    """Iterates over the same batches as `decode_in_threads`. Ray Data tasks on any CPU of the cluster decode them.
+
+    They decode one window of steps after the other. The more CPUs the cluster has, the larger is a window.
 
     Args:
-        decode, batch, shard: see `batches`.
-        window_bytes: size of a window, bytes.
+        decoder: reference to the decoder in Ray's object store, a dataclass with the field `shard`. All workers of a
+            training share it.
+        shard: steps and rows of the worker.
+        cpus: number of CPUs that decode for all workers. None: those that the cluster has when a window begins.
+        block_rows: approximate number of rows that a task decodes.
     """
     import ray
 
-    example = decode(np.zeros(1, np.int64))  # gives the type and the size of a batch
-    rows = len(shard.positions(batch))
-    window_steps = max(1, window_bytes // max(1, example.nbytes))
-    windows = [(first, min(first + window_steps, shard.steps)) for first in range(0, shard.steps, window_steps)]
-    decoder: Any = ray.remote(num_cpus=0)(_WindowDecoder).remote(decode, max(1, _ROWS_PER_BLOCK // rows))
+    if not shard.steps:
+        return
+    example: Any = _decode(decoder, shard, np.zeros(1, np.int64))  # gives the type and the size of a batch
+    actor: Any = ray.remote(num_cpus=0, max_concurrency=_WINDOWS)(_WindowDecoder).remote([decoder], shard)
+    windows = _windows(example, shard, cpus, block_rows)
+    results = (actor.decode.remote(window) for window in windows)
 
     try:
-        next_window = decoder.window.remote(*windows[0])
-        for number in range(len(windows)):
-            window = ray.get(next_window)
-            if number + 1 < len(windows):
-                next_window = decoder.window.remote(*windows[number + 1])
-
-            for columns in window.iter_batches(batch_size=rows, prefetch_batches=1):
+        decoding = collections.deque(itertools.islice(results, _WINDOWS))
+        while decoding:
+            decoded = ray.get(decoding.popleft())
+            decoding.extend(itertools.islice(results, 1))
+            for columns in decoded.iter_batches(batch_size=len(example), prefetch_batches=1):
                 yield type(example)(**columns)
     except ray.exceptions.RayTaskError as error:
         cause: BaseException = error
@@ -131,47 +132,87 @@ def decode_in_tasks(
             raise cause from None
         raise
     finally:
-        ray.kill(decoder)
+        ray.kill(actor)
+
+
+class _Window(NamedTuple):
+    """Steps `first` .. `last` - 1 of a stream, which are decoded together, in `blocks` tasks."""
+
+    first: int
+    last: int
+    blocks: int
+
+
+def _windows(example: Batch, shard: WorkerShard, cpus: int | None, block_rows: int) -> Iterator[_Window]:
+    """Divides a stream into windows. Each has the blocks that the worker's share of the CPUs decodes in turn.
+
+    Blocks are smaller than `block_rows` if the windows of all workers would otherwise fill more of the object store
+    than `_STORE_FRACTION`.
+
+    Args:
+        example: a batch of the worker.
+        shard, cpus, block_rows: see `decode_in_tasks`.
+    """
+    import ray
+
+    first = 0
+    while first < shard.steps:
+        resources = ray.cluster_resources()
+        cpus_of_worker = math.ceil((cpus or resources.get("CPU", 1)) / shard.world_size)
+        blocks = _BLOCKS_PER_CPU * cpus_of_worker
+
+        # The store holds the windows that are decoded, and the one that is read.
+        window_bytes = _STORE_FRACTION * resources["object_store_memory"] / shard.world_size / (_WINDOWS + 1)
+        steps_that_fit = int(window_bytes / blocks / example.nbytes)
+        steps_per_block = max(1, min(block_rows // len(example), steps_that_fit))
+
+        last = min(first + blocks * steps_per_block, shard.steps)
+        yield _Window(first, last, math.ceil((last - first) / steps_per_block))
+        first = last
 
 
 class _WindowDecoder:
-    """Actor that decodes a stream window by window.
+    """Actor that decodes windows of a worker's stream, some at a time.
 
     It is an actor because the execution loop of Ray Data would otherwise hold the GIL of the training process. It
-    decodes whole windows because that loop busy-waits for as long as it applies backpressure.
+    decodes whole windows because that loop busy-waits for as long as it applies backpressure
+    (`benchmarks/decode_tasks.py`).
     """
 
-    def __init__(self, decode: Decode[Batch], steps_per_block: int):
-        import ray
+    def __init__(self, decoder: list[Any], shard: WorkerShard):
         import ray.data
 
-        # Tasks get a reference, not a copy: the decoder holds the names of all images.
-        self.decode = ray.put(decode)
-        self.steps_per_block = steps_per_block
+        self.decoder = decoder[0]  # Ray would replace a reference that is not in a list by its value
+        self.shard = shard
 
         context = ray.data.DataContext.get_current()
         context.execution_options.preserve_order = True
         context.enable_progress_bars = False
-        context.raise_original_map_exception = True  # otherwise errors of `decode` arrive as text only
+        context.raise_original_map_exception = True  # otherwise errors of the decoder arrive as text only
 
-    def window(self, first: int, last: int) -> Any:
-        """Returns steps first .. last - 1 as a materialized data set."""
+    def decode(self, window: _Window) -> Any:
+        """Returns the steps of a window as a materialized data set."""
         import ray.data
 
-        decode = self.decode
+        decoder = self.decoder
+        shard = self.shard
 
         def decode_block(rows: dict[str, NDArray[np.int64]]) -> dict[str, NDArray[Any]]:
-            return _decoder_of_process(decode)(rows["id"] + first).columns()
+            return _decode(decoder, shard, rows["id"] + window.first).columns()
 
-        blocks = -(-(last - first) // self.steps_per_block)
-        steps = ray.data.range(last - first, override_num_blocks=blocks)
+        steps = ray.data.range(window.last - window.first, override_num_blocks=window.blocks)
         return steps.map_batches(decode_block, batch_size=None, max_retries=_RETRIES).materialize()
 
 
+def _decode(decoder: Any, shard: WorkerShard, steps: NDArray[np.int64]) -> Batch:
+    """Decodes a worker's rows of some steps, given the reference to the training's decoder."""
+    batch: Batch = dataclasses.replace(_decoder_of_process(decoder), shard=shard)(steps)
+    return batch
+
+
 @functools.lru_cache(maxsize=1)
-def _decoder_of_process(reference: Any) -> Decode[Batch]:
+def _decoder_of_process(reference: Any) -> Any:
     """Returns the decoder of this process, which keeps its opened files from block to block."""
     import ray
 
-    decode: Decode[Batch] = ray.get(reference)
-    return decode
+    return ray.get(reference)

@@ -66,11 +66,15 @@ class Learner(Protocol[AnyBatch]):
     def has_unused_parameters(self) -> bool:
         """Whether DDP needs `find_unused_parameters`, because some steps do not use all parameters."""
 
+    @property
+    def decodes_images(self) -> bool:
+        """Whether batches are decoded from image files, instead of read from a cache that holds all of them."""
+
     def model(self) -> nn.Module:
         """Builds the network with its initial weights."""
 
     def decoder(self, shard: WorkerShard) -> Decode[AnyBatch]:
-        """Returns a function that decodes the worker's rows."""
+        """Returns a function that decodes the worker's rows. It is a dataclass, one of whose fields is `shard`."""
 
     def loss_sums(self, model: Network, batch: AnyBatch, step: int, device: torch.device) -> dict[str, Tensor]:
         """Computes the terms of the loss, float32, each a sum over the samples of a batch or of a part of it.

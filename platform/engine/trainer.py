@@ -21,7 +21,7 @@ from torch import Tensor
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
-from mcis.datasets.sampling.batch_stream import AnyBatch, DecodeIn, WorkerShard, batches
+from mcis.datasets.sampling.batch_stream import AnyBatch, WorkerShard, decode_in_tasks, decode_in_threads
 from mcis.datasets.sampling.keyed_random import DrawPurpose, generator_seeds
 from mcis.models.dropout import seed_dropout
 from mcis.platform.config.compute import ComputeConfig
@@ -55,7 +55,7 @@ class TrainingJob(Generic[AnyBatch]):
         label: Name of the network in messages, and section of its configuration.
         about: Description of the network in plain values, written to the file of its weights.
         validation: Images that are scored while the network trains, or None.
-        decode_in: Where images are decoded.
+        decoder: Reference to the decoder in Ray's object store, if tasks decode. None: threads of the workers decode.
         oom_micro_batch: Micro-batch size after memory ran out with a larger one. None: it did not.
     """
 
@@ -65,7 +65,7 @@ class TrainingJob(Generic[AnyBatch]):
     label: str
     about: Mapping[str, Any]
     validation: Validation | None
-    decode_in: DecodeIn
+    decoder: Any | None
     oom_micro_batch: int | None = None
 
 
@@ -165,13 +165,7 @@ class Trainer(Generic[AnyBatch]):
         self.model.train()
 
         self.shard = WorkerShard(self.rank, self.world_size, start, self.schedule.steps)
-        self.stream: Iterator[AnyBatch] = batches(
-            self.learner.decoder(self.shard),
-            batch=self.schedule.batch,
-            shard=self.shard,
-            decode_in=job.decode_in,
-            threads=self.threads,
-        )
+        self.stream = self._decoded_batches()
         self.micro_batch = job.oom_micro_batch or job.compute.micro_batch
 
         self.log = StepLog(job.folder / STEPS, start) if self.rank == 0 else None
@@ -193,6 +187,12 @@ class Trainer(Generic[AnyBatch]):
             self._write_result()
         if self.world_size > 1:
             torch.distributed.barrier()
+
+    def _decoded_batches(self) -> Iterator[AnyBatch]:
+        """Returns the batches of this worker's shard."""
+        if self.job.decoder is None:
+            return decode_in_threads(self.learner.decoder(self.shard), shard=self.shard, threads=self.threads)
+        return decode_in_tasks(self.job.decoder, shard=self.shard)
 
     def train_step(self, batch: AnyBatch, step: int) -> dict[str, Tensor]:
         """Takes one optimizer step.

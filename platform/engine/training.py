@@ -5,13 +5,13 @@ import dataclasses
 import functools
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
 from mcis.datasets.errors import UserError, one_line
-from mcis.datasets.sampling.batch_stream import DecodeIn
+from mcis.datasets.sampling.batch_stream import WorkerShard
 from mcis.datasets.storage.folders import file_system, files_below, path_exists, remove
 from mcis.datasets.storage.threads import run_in_background
 from mcis.platform.config.compute import ComputeConfig
@@ -61,7 +61,8 @@ def fit(
     if path_exists(folder / FIT):
         return _read_result(folder)
 
-    wait_for_nodes(_required_bundles(compute), compute.wait_minutes, f"the {label}'s training")
+    bundles = _required_bundles(compute, decodes_images=learner.decodes_images)
+    wait_for_nodes(bundles, compute.wait_minutes, f"the {label}'s training")
     if remove_damaged(folder):
         console.print(f"note: the checkpoint of the {label} was damaged: its training starts again")
     job = TrainingJob(
@@ -71,18 +72,21 @@ def fit(
         label=label,
         about=about or {},
         validation=validation,
-        decode_in=_choose_decoding(compute),
+        decoder=_put_decoder(learner) if _decodes_in_tasks(compute, learner) else None,
     )
-    _train(job, tracker)
+    _train(job, tracker, bundles)
     return _read_result(folder)
 
 
-def _train(job: TrainingJob[Any], tracker: Tracker) -> None:
+def _train(job: TrainingJob[Any], tracker: Tracker, bundles: Sequence[Bundle]) -> None:
     """Trains, and continues from the last checkpoint after failures.
 
     Failures are counted since the last new checkpoint. So a cluster may lose any number of nodes over days, but a
     training that fails again and again at the same place ends. If memory runs out, the training continues with
     micro-batches of half the size.
+
+    Args:
+        bundles: The resources that the training needs.
 
     Raises:
         UserError: A worker raised it, lost nodes do not come back in time, or the processes died too often at the same
@@ -97,7 +101,7 @@ def _train(job: TrainingJob[Any], tracker: Tracker) -> None:
     with _followed(job.learner.schedule, job.folder, tracker, job.label):
         while True:
             try:
-                with NodeWatch(_required_bundles(compute), compute.wait_minutes, task) as watch:
+                with NodeWatch(bundles, compute.wait_minutes, task) as watch:
                     _run_interruptibly(functools.partial(train, job), watch)
                 return
             except Exception as error:
@@ -138,11 +142,11 @@ def _cause(error: Exception) -> str:
     return one_line(f"{type(error).__name__}: {lines[-1] if lines else ''}", 200)
 
 
-def _required_bundles(compute: ComputeConfig) -> list[Bundle]:
+def _required_bundles(compute: ComputeConfig, *, decodes_images: bool) -> list[Bundle]:
     """Returns the resources that a training needs at least: those of its workers, and a CPU for a task that decodes.
 
-    On a cluster, a task decodes unless the configuration says otherwise; on a single node, threads do. Elastic workers
-    take every free CPU, so if tasks decode, there must be a CPU next to all of them.
+    On a cluster, a task decodes unless the configuration says otherwise or there is nothing to decode; on a single
+    node, threads do. Elastic workers take every free CPU, so if tasks decode, there must be a CPU next to all of them.
     """
     worker = {"CPU": compute.worker_cpus}
     if compute.gpu:
@@ -152,7 +156,7 @@ def _required_bundles(compute: ComputeConfig) -> list[Bundle]:
     if compute.decode == "tasks":
         return [*[worker] * compute.workers, decoder]
     may_have_several_nodes = compute.min_workers is None and "RAY_ADDRESS" in os.environ
-    if compute.decode == "auto" and may_have_several_nodes:
+    if compute.decode == "auto" and may_have_several_nodes and decodes_images:
         return [*[worker] * compute.least_workers, decoder]
     return [*[worker] * compute.least_workers]
 
@@ -164,12 +168,19 @@ def _read_result(folder: Path) -> FitResult:
     return FitResult(**read_json(folder / FIT))
 
 
-def _choose_decoding(compute: ComputeConfig) -> DecodeIn:
-    """Returns where images are decoded: as configured, or in tasks only if other nodes have CPUs for them."""
+def _decodes_in_tasks(compute: ComputeConfig, learner: Learner[Any]) -> bool:
+    """Returns whether tasks decode the images: as configured, or if other nodes have CPUs for them."""
     if compute.decode != "auto":
-        return compute.decode
+        return compute.decode == "tasks"
     is_elastic = compute.min_workers is not None  # elastic workers may leave no CPU to tasks
-    return "threads" if is_one_node() or is_elastic else "tasks"
+    return learner.decodes_images and not is_elastic and not is_one_node()
+
+
+def _put_decoder(learner: Learner[Any]) -> Any:
+    """Puts the decoder into Ray's object store, for all workers and tasks. Returns the reference to it."""
+    import ray
+
+    return ray.put(learner.decoder(WorkerShard(0, 1, 0, learner.schedule.steps)))
 
 
 def _death_error(job: TrainingJob[Any], error: Exception) -> UserError | None:

@@ -83,6 +83,12 @@ class ClassifierLearner:
         # Parameters of the attention are unused until pairs attend.
         return c.attention == "co+contrastive" or c.head == "own" or c.affinity.w_p == "learned"
 
+    @property
+    def decodes_images(self) -> bool:
+        if isinstance(self.images, Features):
+            return False
+        return self.config.sizing == "random_crop" or not self.images.is_cached
+
     def model(self) -> CoAttentionClassifier:
         model = build_classifier(self.config, self.tags.classes)
         if self.pretrained:

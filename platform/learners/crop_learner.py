@@ -51,6 +51,10 @@ class CropLearner:
     def has_unused_parameters(self) -> bool:
         return False
 
+    @property
+    def decodes_images(self) -> bool:
+        return True
+
     def decoder(self, shard: WorkerShard) -> CropDecoder:
         c = self.config
         return CropDecoder(

@@ -38,9 +38,10 @@ def test_bundles_have_room_on_one_node_each(
 
 def test_one_core_is_enough_where_there_is_one_node(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
-    assert missing_bundles(_required_bundles(ComputeConfig(cpus=1)), [{"CPU": 1.0}]) == []
+    assert missing_bundles(_required_bundles(ComputeConfig(cpus=1), decodes_images=True), [{"CPU": 1.0}]) == []
     monkeypatch.setenv("RAY_ADDRESS", "auto")
-    assert _required_bundles(ComputeConfig(cpus=1))[-1] == CPU
+    assert _required_bundles(ComputeConfig(cpus=1), decodes_images=True)[-1] == CPU
+    assert CPU not in _required_bundles(ComputeConfig(cpus=1), decodes_images=False), "nothing is decoded"
 
 
 def scaling(workers: dict[str, dict[str, float]]) -> dict[str, object]:
