@@ -63,6 +63,7 @@ OPTIONS = {
     "classifier_step": "--batch 1 --steps 1 --rounds 1",
     "crf": "--images 4 --rounds 1",
     "data_loading": "--images 240 --rounds 1",
+    "decode_tasks": "--rows 1000 --cpus 2 --steps 40 --rounds 1",
     "distributed_step": "--rounds 1",
     "evaluation": "--images 8 --rounds 1",
     "growth": f"--sizes 8,16 {SETS}",

@@ -26,7 +26,7 @@ _BLOCK_ROWS = 64
 _BLOCKS_PER_CPU = 4
 """Number of blocks of a window for each CPU of a worker's share. Ray Data takes a third of a second for a window."""
 _WINDOWS = 2
-"""Number of windows that are decoded at a time, so that no CPU waits for the last block of a window."""
+"""Number of windows that are decoded ahead of the one that is read."""
 _STORE_FRACTION = 0.5
 """Fraction of the object store that decoded batches may fill."""
 _RETRIES = 2
@@ -113,7 +113,7 @@ def decode_in_tasks(
     if not shard.steps:
         return
     example: Any = _decode(decoder, shard, np.zeros(1, np.int64))  # gives the type and the size of a batch
-    actor: Any = ray.remote(num_cpus=0, max_concurrency=_WINDOWS)(_WindowDecoder).remote([decoder], shard)
+    actor: Any = ray.remote(num_cpus=0)(_WindowDecoder).remote([decoder], shard)
     windows = _windows(example, shard, cpus, block_rows)
     results = (actor.decode.remote(window) for window in windows)
 
@@ -161,7 +161,7 @@ def _windows(example: Batch, shard: WorkerShard, cpus: int | None, block_rows: i
         cpus_of_worker = math.ceil((cpus or resources.get("CPU", 1)) / shard.world_size)
         blocks = _BLOCKS_PER_CPU * cpus_of_worker
 
-        # The store holds the windows that are decoded, and the one that is read.
+        # The store holds the windows that are decoded ahead, and the one that is read.
         window_bytes = _STORE_FRACTION * resources["object_store_memory"] / shard.world_size / (_WINDOWS + 1)
         steps_that_fit = int(window_bytes / blocks / example.nbytes)
         steps_per_block = max(1, min(block_rows // len(example), steps_that_fit))
@@ -172,7 +172,7 @@ def _windows(example: Batch, shard: WorkerShard, cpus: int | None, block_rows: i
 
 
 class _WindowDecoder:
-    """Actor that decodes windows of a worker's stream, some at a time.
+    """Actor that decodes the windows of a worker's stream one after the other.
 
     It is an actor because the execution loop of Ray Data would otherwise hold the GIL of the training process. It
     decodes whole windows because that loop busy-waits for as long as it applies backpressure

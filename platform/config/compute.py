@@ -32,7 +32,7 @@ class ComputeConfig(Section):
     """PyTorch threads of a training worker; None = an equal share of the node's cores."""
     decode: Literal["auto", "threads", "tasks"] = "auto"
     """Where training images are decoded: in `threads` of each worker, or in Ray Data `tasks` on any CPU of the cluster.
-    `auto` = tasks if there are several nodes and training is not elastic, else threads."""
+    `auto` = tasks if there are several nodes, not all images are cached, and training is not elastic; else threads."""
     cache_gb: NonNegative | None = None
     """Size limit in GiB of the workspace's cache of decoded images and features. Images that do not fit are decoded,
     and their features computed, each time they are used. None = half of the free disk space, where the cache counts as

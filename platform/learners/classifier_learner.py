@@ -86,7 +86,7 @@ class ClassifierLearner:
     @property
     def decodes_images(self) -> bool:
         if isinstance(self.images, Features):
-            return False
+            return self.uncached is not None
         return self.config.sizing == "random_crop" or not self.images.is_cached
 
     def model(self) -> CoAttentionClassifier:

@@ -198,7 +198,7 @@ def test_batches_do_not_depend_on_the_window_size(drawn: pa.Table, ray_local: No
 
     shard = WorkerShard(0, 1, 3, 14)
     decode = ray.put(decoder(drawn, shard))
-    found = list(decode_in_tasks(decode, shard=shard, cpus=cpus, block_rows=block_rows))
+    found: list[PairBatch] = list(decode_in_tasks(decode, shard=shard, cpus=cpus, block_rows=block_rows))
     same(found, decoded(drawn, shard))
 
 
