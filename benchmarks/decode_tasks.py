@@ -74,9 +74,16 @@ class SleepingDecoder:
 
 
 class Reading(NamedTuple):
-    """What a worker received: number of batches, and when the tasks of their rows began and ended."""
+    """What a worker received.
+
+    Attributes:
+        batches: Number of batches.
+        seconds: Time from the first batch to the last.
+        spans: When the tasks of the batches began and ended.
+    """
 
     batches: int
+    seconds: float
     spans: list[tuple[float, float]]
 
 
@@ -129,12 +136,14 @@ def read_batches(side: str, rank: int, steps: int, decoder: list[Any], idle_seco
 
     spans = set()
     count = 0
+    start = 0.0
     for batch in stream:
         if not count:
             time.sleep(idle_seconds)
+            start = time.perf_counter()
         count += 1
         spans.add((float(batch.start[0]), float(batch.end[0])))
-    return Reading(count, sorted(spans))
+    return Reading(count, time.perf_counter() - start, sorted(spans))
 
 
 @contextlib.contextmanager
@@ -160,11 +169,10 @@ def watched_store() -> Iterator[list[float]]:
 def measure(side: str, decoder: Any, steps: int) -> Measurement:
     """Lets all workers read their batches at the same time."""
     read = ray.remote(num_cpus=0)(read_batches)
-    start = time.perf_counter()
     with watched_store() as samples:
         readings = ray.get([read.remote(side, rank, steps, [decoder], 0) for rank in range(WORKERS)])
-    seconds = time.perf_counter() - start
 
+    seconds = max(reading.seconds for reading in readings)
     busy = 0.0
     times = []
     for reading in readings:
@@ -176,11 +184,14 @@ def measure(side: str, decoder: Any, steps: int) -> Measurement:
 
 def idle_cores(decoder: Any, steps: int) -> float:
     """Returns the cores that a stream takes from which nothing is read."""
+    others = _coordinators()
     read = ray.remote(num_cpus=0)(read_batches)
     readings = [read.remote("stream", 0, steps, [decoder], 5 * IDLE_SECONDS)]
     deadline = time.monotonic() + 120
-    while not (coordinators := _coordinators()) and time.monotonic() < deadline:
+    coordinators: set[psutil.Process] = set()
+    while not coordinators and time.monotonic() < deadline:
         time.sleep(0.2)
+        coordinators = _coordinators() - others
     time.sleep(2 * IDLE_SECONDS)
 
     (coordinator,) = coordinators
@@ -191,13 +202,13 @@ def idle_cores(decoder: Any, steps: int) -> float:
     return (after.user + after.system - before.user - before.system) / IDLE_SECONDS
 
 
-def _coordinators() -> list[psutil.Process]:
+def _coordinators() -> set[psutil.Process]:
     """Returns the processes of this cluster's streams."""
-    found = []
+    found = set()
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             if "SplitCoordinator" in " ".join(process.cmdline()):
-                found.append(process)
+                found.add(process)
     return found
 
 

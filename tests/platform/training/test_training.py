@@ -19,6 +19,7 @@ from mcis.datasets.sampling.batch_stream import WorkerShard
 from mcis.datasets.sampling.batches import MaskedImages
 from mcis.datasets.sampling.keyed_random import DrawPurpose, generator_seeds
 from mcis.datasets.sources.voc import list_voc
+from mcis.datasets.tables.memory_mapped import Features, cache_table
 from mcis.datasets.tables.shards import Shards
 from mcis.datasets.tags import Tags
 from mcis.models.dropout import seed_dropout
@@ -35,6 +36,7 @@ from mcis.platform.learners.affinity_learner import AffinityLearner
 from mcis.platform.learners.classifier_learner import ClassifierLearner, val_scores
 from mcis.platform.learners.segmenter_learner import SegmenterLearner
 from mcis.platform.networks.weights_files import WEIGHTS
+from mcis.platform.runs.files import write_table
 from mcis.platform.runs.tracking import Tracker
 
 Trackers = Callable[[str], Tracker]
@@ -112,6 +114,37 @@ def test_contrastive_loss_needs_an_unshared_tag_in_the_whole_batch(tiny: Classif
     assert both_sides == pytest.approx(only_m + only_n)
     assert contrastive(False, False) == 0
     assert contrastive(True, True, step=9) == 0, "it starts in epoch 2"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [1, 2])
+def test_decoding_in_tasks_trains_the_same_weights(
+    tiny: ClassifierLearner, tracker_of: Trackers, tmp_path: Path, ray_local: None, workers: int
+) -> None:
+    learner = replace(tiny, config=tiny.config.model_copy(update={"epochs": 2}))
+    weights, _ = plain_loop(learner)
+    tracker = tracker_of(f"tasks-{workers}")
+    fit(learner, tmp_path, ComputeConfig(workers=workers, threads=1, decode="tasks"), tracker, label="classifier")
+    check_weights(tmp_path, weights)
+    tracker.finish("FINISHED")
+
+
+def test_cached_images_are_not_decoded(tiny: ClassifierLearner, tmp_path: Path) -> None:
+    """Only a training that decodes images lets tasks on other nodes decode them."""
+    assert isinstance(tiny.images, Squares)
+    uris = tiny.images.uris
+    assert tiny.decodes_images
+
+    features = replace(tiny, images=Features(uris, tmp_path, (8, 4, 4)))
+    assert not features.decodes_images
+    assert replace(features, uncached=tiny.images).decodes_images
+
+    squares = cache_table(tiny.images(np.arange(len(uris))))
+    write_table(tmp_path / f"part-{0:08d}-{len(uris):08d}.arrow", squares)
+    cached = Squares(uris, tiny.images.size, cache=tmp_path)
+    assert not replace(tiny, images=cached).decodes_images
+    more = Squares([*uris, uris[0]], tiny.images.size, cache=tmp_path)
+    assert replace(tiny, images=more).decodes_images
 
 
 @pytest.mark.parametrize(
