@@ -9,6 +9,7 @@ from mcis.platform.config.sections import Config
 from mcis.platform.engine.nodes import check_gpus
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.networks.mlflow_model import log_segmenter
+from mcis.platform.reporting.sizing import check_sizes
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.lifecycle import ParentStudy, record_index, run_lifecycle
 from mcis.platform.runs.listing import Sources
@@ -192,6 +193,7 @@ def run(
             origins=resolved.origins,
             sources=sources or Sources(config),
         )
+        folders = check_sizes(STAGES[: last + 1], config, context, recompute) if last > 0 else {}
         for position, stage in enumerate(STAGES):
             is_included = position <= last and problem is None
             if not is_included and not set(stage.runs_once_reached).intersection(context.inputs):
@@ -199,7 +201,8 @@ def run(
             if not stage.takes_part(config):
                 continue
 
-            context = run_stage(stage, config, context, recompute=stage.name in recompute)
+            folder = folders.get(stage.name)
+            context = run_stage(stage, config, context, recompute=stage.name in recompute, folder=folder)
             if stage.name == "index":
                 record_index(resolved, context)
             if stage.name == "train_classifier":  # also if an earlier call trained it

@@ -1,19 +1,23 @@
 """The command `mcis doctor`: checks whether mcis works on this machine, and says what to do if it does not."""
 
+import functools
 import os
 import platform
 import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.filesize import decimal
 
 from mcis.platform.commands.checks import Check, Finding, run_checks
-from mcis.platform.commands.options import DEFAULT_WORKSPACE, WorkspaceFolder, plain_errors
+from mcis.platform.commands.options import DEFAULT_WORKSPACE, Overrides, WorkspaceFolder, grouped, plain_errors
 from mcis.platform.runs.version import git_revision, project_version
+
+if TYPE_CHECKING:
+    from mcis.platform.reporting.sizing import Sizing
 
 _DEMO_BYTES = 2**29
 """Disk space that the demo needs."""
@@ -26,8 +30,15 @@ _PARTS_OF_SPEED = ("python", "torch", "gpu", "cores, memory")
 _STYLES = {"ok": None, "note": "yellow", "bad": "red"}
 
 
+@grouped
 def doctor(
+    overrides: Overrides,
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
+    source: Annotated[
+        str | None,
+        typer.Option("--for", metavar="SOURCE", help="Also compare what a run on this table needs with what is free."),
+    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="Recipe of the run that --for describes.")] = None,
     bench: Annotated[
         bool, typer.Option("--bench", help="Measure accuracy and speed instead, which takes some minutes.")
     ] = False,
@@ -38,7 +49,16 @@ def doctor(
     from mcis.platform.runs.progress import console
 
     title = "Does mcis work on this machine?"
+    sizing = None
+    if source is not None:
+        with plain_errors(resumes=False):
+            sizing = _size(source, recipe, overrides, workspace)
+    elif recipe or overrides.texts():
+        raise typer.BadParameter("--recipe and KEY=VALUE describe a run on a table; name it with --for")
+
     results = check_machine(workspace.expanduser())
+    if sizing:
+        results += run_checks({"run": functools.partial(_check_run, sizing)}, "report it")
     if bench:
         from mcis.platform.commands.bench import Bench
 
@@ -50,6 +70,11 @@ def doctor(
     for row, check in zip(table.rows, results, strict=True):
         row.style = _STYLES[check.state]
     console.print(table)
+    if sizing:
+        from mcis.platform.reporting.sizing import print_parts
+
+        print_parts(sizing)
+        console.print("Each stage prints its rate and the time left from its first shard on.")
 
     if bench:
         from mcis.platform.runs.files import disk_errors, write_json
@@ -74,6 +99,29 @@ def check_machine(workspace: Path) -> list[Check]:
         "cores, memory": _check_cores,
     }
     return list(run_checks(parts, "run `make clean`, then `make install`"))
+
+
+def _size(source: str, recipe: str | None, overrides: Overrides, workspace: Path) -> "Sizing":
+    """Computes what a run needs whose stages are all still to be computed."""
+    from mcis.platform import pipeline
+    from mcis.platform.config.resolve import resolve
+    from mcis.platform.reporting.sizing import size_run
+    from mcis.platform.runs.listing import Sources
+    from mcis.platform.runs.workspace import Workspace
+
+    config = resolve(source, recipe, overrides=overrides.texts()).config
+    stages = [stage.name for stage in pipeline.STAGES if stage.takes_part(config)]
+    return size_run(config, Workspace(workspace), Sources(config).listing(), stages)
+
+
+def _check_run(sizing: "Sizing") -> Finding:
+    """Compares what a run needs with what is free."""
+    from mcis.platform.reporting.sizing import check_disks, memory_note, needs_text
+
+    check_disks(sizing)
+    found = f"{sizing.images:,} images: {needs_text(sizing)}"
+    note = memory_note(sizing)
+    return Finding("note", found, note) if note else Finding("ok", found)
 
 
 def _check_python() -> Finding:

@@ -37,6 +37,8 @@ class ComputeConfig(Section):
     """Size limit in GiB of the workspace's cache of decoded images and features. Images that do not fit are decoded,
     and their features computed, each time they are used. None = half of the free disk space, where the cache counts as
     free. 0 = no cache."""
+    check_disk: bool = True
+    """Whether a run whose files do not fit the free disk space ends before its first stage."""
     wait_minutes: NonNegative = 15.0
     """How long to wait for nodes that a cluster has to start. If resources are still missing, the run stops."""
     cpus: int | None = Field(default=None, gt=0)

@@ -24,6 +24,19 @@ def write_checkpoint(folder: Path, model: nn.Module, optimizer: torch.optim.Opti
     save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step}, folder / CHECKPOINT)
 
 
+def weights_bytes(model: nn.Module) -> int:
+    """Returns about how many bytes the file of a network's weights takes. The network may be on the device `meta`."""
+    return sum(tensor.nbytes for tensor in model.state_dict().values())
+
+
+def checkpoint_bytes(model: nn.Module) -> int:
+    """Returns how many bytes a checkpoint takes at most: the weights, and two values of the optimizer for each
+    parameter that is trained. The network may be on the device `meta`.
+    """
+    trained = sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
+    return weights_bytes(model) + 2 * trained
+
+
 def remove_damaged(folder: Path) -> bool:
     """Removes a checkpoint that is cut or whose bytes changed. Returns whether there was one.
 

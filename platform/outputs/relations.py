@@ -25,6 +25,11 @@ VECTORS = "vectors"
 """Table of image vectors in the output of the stage `localize`, written if related images are nearest neighbors."""
 
 
+def vector_bytes(channels: int) -> int:
+    """Returns about how many bytes the vector of an image takes in the table VECTORS: four per value and its index."""
+    return 6 * channels
+
+
 def read_vectors(folder: Path) -> NDArray[np.float32]:
     """Reads the image vectors, (N, C'), normalized and rounded (`rounded_unit_vectors`).
 

@@ -110,6 +110,22 @@ def with_maps_position(rows: pa.Table) -> pa.Table:
     return rows.append_column(MAPS_POSITION, pa.array(position, pa.int64(), mask=~is_tagged))
 
 
+def map_bytes(height: int, width: int) -> int:
+    """Returns about how many bytes a localization map (H, W) takes in a shard of MAPS_SCHEMA.
+
+    It has two bytes per activation, which hardly compress, and its share of the shard's other columns and headers.
+    """
+    return 2 * height * width + 256
+
+
+def labels_bytes(height: float) -> int:
+    """Returns about how many bytes the labels of an image of `height` rows take, as a PNG in a shard.
+
+    Labels change a few times in a row of pixels, so the size follows the number of rows, not of pixels.
+    """
+    return round(100 + 6 * height)
+
+
 def image_maps(shards: Shards, image_id: str, position: int | None = None) -> ImageMaps:
     """Reads the maps of one image from a table with MAPS_SCHEMA. For arguments and errors see `Shards.rows`."""
     rows = shards.rows(image_id, position)

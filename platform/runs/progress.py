@@ -73,7 +73,8 @@ class Bar:
         self.next_line_at = done + self.total / 100
         rate = (done - self.start_done) / max(now - self.start_time, 1e-6)
         seconds_left = (self.total - done) / max(rate, 1e-6)
-        line = f"  {self.label}: {done}/{self.total} {rate:.1f} {self.unit}/s, {seconds_left:.0f} s left {note}"
+        time_left = f"{seconds_left:.0f} s" if seconds_left < 3600 else f"{seconds_left / 3600:.1f} h"
+        line = f"  {self.label}: {done}/{self.total} {rate:.1f} {self.unit}/s, {time_left} left {note}"
         console.print(line.rstrip())
 
 

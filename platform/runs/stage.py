@@ -66,15 +66,21 @@ class Stage:
     takes_part: Callable[[Config], bool] = lambda _: True
 
 
-def run_stage(stage: Stage, config: Config, context: RunContext, *, recompute: bool = False) -> RunContext:
-    """Runs a stage if its output is missing, or in any case with `recompute`; returns the context of the next stage."""
+def run_stage(
+    stage: Stage, config: Config, context: RunContext, *, recompute: bool = False, folder: Path | None = None
+) -> RunContext:
+    """Runs a stage if its output is missing, or in any case with `recompute`; returns the context of the next stage.
+
+    Args:
+        folder: the folder of its output, if the caller has computed it.
+    """
     start_time = time.monotonic()
     workspace = context.workspace
     if not stage.kept:
         stage.module.run(config, context)
         return context.after(stage.name, context.folder.path, seconds=time.monotonic() - start_time, computed=True)
 
-    folder = workspace.output(stage.name, fingerprint(key_parts(stage, config, context)))
+    folder = folder or output_folder(stage, config, context)
     reference_output(workspace, context.name, stage.name, folder)
     computed = _compute(stage, config, context, folder, recompute=recompute)
     seconds = time.monotonic() - start_time
@@ -87,6 +93,11 @@ def run_stage(stage: Stage, config: Config, context: RunContext, *, recompute: b
         for remark in context.result(stage.name, StageResult).remarks():
             console.print(f"note: {remark}")
     return context
+
+
+def output_folder(stage: Stage, config: Config, context: RunContext) -> Path:
+    """Folder of the output of a stage, whether it exists or not."""
+    return context.workspace.output(stage.name, fingerprint(key_parts(stage, config, context)))
 
 
 def key_parts(stage: Stage, config: Config, context: RunContext) -> dict[str, Any]:
