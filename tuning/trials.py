@@ -13,12 +13,13 @@ from ray import tune
 
 from mcis.datasets.errors import UserError
 from mcis.platform import pipeline
+from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.engine.errors import user_error_in
-from mcis.platform.engine.nodes import ask_for_no_nodes, wait_for_nodes
-from mcis.platform.engine.runtime import ray_session
+from mcis.platform.engine.nodes import Bundle, ask_for_no_nodes, wait_for_nodes
+from mcis.platform.engine.runtime import cpus, gpus, ray_session
 from mcis.platform.runs.files import write_text
 from mcis.platform.runs.lifecycle import ParentStudy, run_record
 from mcis.platform.runs.progress import Bar, bar
@@ -82,7 +83,7 @@ class Sweep:
         name: name of its run. The names of its trials start with it.
         resolved: configuration that all trials share.
         workspace: workspace of the trials.
-        parallel: number of trials that run at a time.
+        parallel: maximum number of trials that run at a time.
         verbose: whether the output of Ray's workers is shown.
     """
 
@@ -143,7 +144,7 @@ def study_session(sweep: Sweep, *, identity: str, varied: Collection[str]) -> It
         ray_session(config.compute, shared=sweep.parallel > 1, verbose=sweep.verbose),
     ):
         if sweep.parallel > 1:
-            _wait_for_parallel_trials(sweep)
+            _wait_for_trials(sweep)
 
         tracker = Tracker(sweep.workspace, sweep.name, identity=identity)
         with tracker.running():
@@ -154,12 +155,19 @@ def study_session(sweep: Sweep, *, identity: str, varied: Collection[str]) -> It
             yield tracker
 
 
-def _wait_for_parallel_trials(sweep: Sweep) -> None:
-    """Waits until the cluster has the CPUs that all trials of a study need at the same time."""
+def _wait_for_trials(sweep: Sweep) -> None:
+    """Waits until the cluster has the resources that a trial reserves, or those that all trials need at the same time.
+
+    Ray Tune starts further trials when their resources are free.
+    """
     compute = sweep.resolved.config.compute
-    training_workers = [{"CPU": compute.worker_cpus}] * (sweep.parallel * compute.workers)
-    decoder = {"CPU": 1.0}
-    wait_for_nodes([*training_workers, decoder], compute.wait_minutes, f"{sweep.parallel} trials at a time")
+    bundles = stage_bundles(compute, sweep.parallel)
+    task = "a trial of the study"
+    if not bundles:
+        training_workers = [{"CPU": compute.worker_cpus}] * (sweep.parallel * compute.workers)
+        bundles = [*training_workers, {"CPU": 1.0}]
+        task = f"{sweep.parallel} trials at a time"
+    wait_for_nodes(bundles, compute.wait_minutes, task)
 
 
 def run_trials(sweep: Sweep, trials: Sequence[Trial], parent: str) -> Outcome:
@@ -250,7 +258,7 @@ def fit(
     )
     with bar(f"study {sweep.name}", total, "trials") as progress:
         tuner = tune.Tuner(
-            tune.with_resources(trainable, driver_resources()),
+            tune.with_resources(trainable, trial_resources(sweep.resolved.config.compute, sweep.parallel)),
             param_space=param_space,
             tune_config=tune_config,
             run_config=tune.RunConfig(
@@ -270,15 +278,46 @@ def fit(
     return {result.config["trial"]["name"]: result for result in results if result.config}
 
 
-def driver_resources() -> tune.PlacementGroupFactory:
-    """The resources of a trial's driver: almost nothing, on the node of this process.
+def trial_resources(compute: ComputeConfig, parallel: int) -> tune.PlacementGroupFactory:
+    """The resources that Ray Tune reserves for a trial, from its start to its end.
 
-    If drivers reserved CPUs, none might be left for the training workers that they wait for. Drivers run on this node
-    because MLflow's server at a loopback address and the locks of a remote workspace are only available here.
+    The first bundle is that of the driver: almost nothing, on the node of this process, because MLflow's server at a
+    loopback address and the locks of a remote workspace are only available here. The others are `stage_bundles`.
+
+    Args:
+        compute: section `compute` of the configuration.
+        parallel: maximum number of trials that run at a time.
     """
-    bundle = {f"node:{ray.util.get_node_ip_address()}": 0.0001}
+    driver = {f"node:{ray.util.get_node_ip_address()}": 0.0001}
     this_node = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}  # nodes of a test share their address
-    return tune.PlacementGroupFactory([bundle], bundle_label_selector=[this_node])
+    bundles = stage_bundles(compute, parallel)
+    anywhere: list[dict[str, str]] = [{}] * len(bundles)
+    return tune.PlacementGroupFactory([driver, *map(dict, bundles)], bundle_label_selector=[this_node, *anywhere])
+
+
+def stage_bundles(compute: ComputeConfig, parallel: int) -> list[Bundle]:
+    """The resources that one of several trials reserves for the tasks of its stages, which run nowhere else.
+
+    They are those of the training worker, and a share of the CPUs for other tasks. With GPUs, that share is at most
+    what belongs to the trial's part of a GPU.
+
+    Empty if the trials reserve nothing and take what is free: a trial that runs alone may use the whole cluster; Ray
+    Train reserves groups of several workers itself; and tasks of Ray Data do not run in reserved resources.
+
+    Args:
+        compute: section `compute` of the configuration.
+        parallel: maximum number of trials that run at a time.
+    """
+    if parallel == 1 or compute.workers > 1 or compute.decode == "tasks":
+        return []
+
+    worker = {"CPU": compute.worker_cpus}
+    share = cpus() / parallel
+    if compute.gpu:
+        worker["GPU"] = compute.gpu_share
+        share = min(share, cpus() * compute.gpu_share / max(1.0, gpus()))
+    further_cpus = max(1, int(share - compute.worker_cpus))
+    return [worker, *[{"CPU": 1.0}] * further_cpus]
 
 
 def _run_trial(

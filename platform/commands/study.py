@@ -20,7 +20,9 @@ from mcis.platform.config.keys import STAGE_NAMES
 
 study_app = typer.Typer(help="Ablations as studies of many runs, and hyperparameter search.", no_args_is_help=True)
 
-Parallel = Annotated[int, typer.Option(min=1, help="Number of trials that run at a time.")]
+Parallel = Annotated[
+    int, typer.Option(min=1, help="Maximum number of trials that run at a time; each reserves its CPUs and GPUs.")
+]
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print the content of study.json to stdout, and everything else to stderr.")
 ]

@@ -78,5 +78,6 @@ class ComputeConfig(Section):
         if self.gpu_share < 1 and self.workers > 1:
             yield (
                 f"compute.gpu_share is {self.gpu_share:g} for compute.workers {self.workers}, each of which needs a "
-                "whole GPU; set compute.gpu_share=1 or compute.workers=1"
+                "whole GPU, because NCCL does not let two workers share one; set compute.gpu_share=1 or "
+                "compute.workers=1"
             )

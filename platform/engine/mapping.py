@@ -27,7 +27,7 @@ from mcis.platform.engine.errors import (
     user_errors,
 )
 from mcis.platform.engine.nodes import NodeWatch
-from mcis.platform.engine.runtime import ANYWHERE, cpus, give_memory_back
+from mcis.platform.engine.runtime import cpus, give_memory_back, gpus, placement
 from mcis.platform.runs.files import write_table
 from mcis.platform.runs.progress import bar, console
 
@@ -176,7 +176,7 @@ def _map_on_cpus(
     """
     import ray
 
-    task: Any = ray.remote(num_cpus=1, max_retries=_RETRIES, **ANYWHERE)(_map_shard)
+    task: Any = ray.remote(num_cpus=1, max_retries=_RETRIES, **placement())(_map_shard)
     max_running = cpus()
     waiting = deque(shards)
     running: dict[Any, str] = {}
@@ -206,7 +206,7 @@ def _map_by_row(
     """
     import ray
 
-    task: Any = ray.remote(num_cpus=1, max_retries=_RETRIES, **ANYWHERE)(_map_rows)
+    task: Any = ray.remote(num_cpus=1, max_retries=_RETRIES, **placement())(_map_rows)
     rows: list[pa.Table] = []
     for first in range(shard.first, shard.first + shard.rows):
         try:
@@ -269,15 +269,13 @@ class _GpuMapping:
 
         self.actors_per_gpu = _actors_per_gpu(compute.gpu_share, len(shards))
         share = math.floor(1e4 * compute.gpu_share / self.actors_per_gpu) / 1e4  # Ray keeps four digits
-        options: Any = {"num_cpus": 0, "num_gpus": share, **ANYWHERE}  # by default, a share of a GPU takes a CPU
+        options: Any = {"num_cpus": 0, "num_gpus": share, **placement()}  # by default, a share of a GPU takes a CPU
         self.actor_class: Any = ray.remote(max_restarts=_RETRIES, max_task_retries=_RETRIES, **options)(_GpuProcess)
 
     def start_actors(self) -> None:
         """Starts actors for waiting shards, as many as the GPUs of the cluster hold now."""
-        import ray
-
-        gpus = max(self.compute.workers, int(ray.cluster_resources().get("GPU", 0) / self.compute.gpu_share))
-        free = gpus * self.actors_per_gpu - self.dropped - self.actors
+        parts = max(self.compute.workers, int(gpus() / self.compute.gpu_share))
+        free = parts * self.actors_per_gpu - self.dropped - self.actors
         for _ in range(min(len(self.waiting), free)):
             actor = self.actor_class.remote()
             self.running[actor.wait_until_started.remote()] = actor, None

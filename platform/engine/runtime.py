@@ -1,5 +1,6 @@
 """Connects to the Ray cluster of RAY_ADDRESS or starts a local Ray, and reports its size."""
 
+import collections
 import contextlib
 import ctypes
 import importlib
@@ -217,9 +218,38 @@ def is_one_node() -> bool:
     return sum(bool(node["Alive"]) for node in ray.nodes()) == 1
 
 
-def cpus() -> int:
-    """Returns how many tasks run at a time: one per CPU of a cluster, one per core of a single machine."""
+def reserved_resources() -> dict[str, float] | None:
+    """Returns the CPUs and GPUs that the trial of this process has reserved for its tasks. None: it reserved none.
+
+    The first bundle of a trial's placement group is that of its driver.
+    """
     import ray
 
-    logical = max(1, int(ray.cluster_resources().get("CPU", 1)))
+    group = ray.util.get_current_placement_group()
+    if group is None or group.bundle_count == 1:
+        return None
+    total: collections.Counter[str] = collections.Counter()
+    for bundle in group.bundle_specs[1:]:
+        total.update(bundle)
+    return dict(total)
+
+
+def placement() -> dict[str, Any]:
+    """Returns options of tasks and actors: they run in the resources that their trial has reserved, or anywhere."""
+    return ANYWHERE if reserved_resources() is None else {}
+
+
+def cpus() -> int:
+    """Returns how many tasks run at a time: one per CPU of a cluster or trial, one per core of a single machine."""
+    import ray
+
+    resources = reserved_resources() or ray.cluster_resources()
+    logical = max(1, int(resources.get("CPU", 1)))
     return min(logical, os.cpu_count() or 1) if is_one_node() else logical
+
+
+def gpus() -> float:
+    """Returns the GPUs of the cluster that are up, or those that the trial of this process has reserved."""
+    import ray
+
+    return (reserved_resources() or ray.cluster_resources()).get("GPU", 0.0)

@@ -19,7 +19,7 @@ from mcis.platform.engine.checkpoint import CHECKPOINT, remove_damaged
 from mcis.platform.engine.errors import IMAGE_AT_FAULT, MemoryRanOut, causes_of, death_text, death_types, user_error_in
 from mcis.platform.engine.learner import Learner, TrainingSchedule
 from mcis.platform.engine.nodes import Bundle, NodeWatch, wait_for_nodes
-from mcis.platform.engine.runtime import ANYWHERE, give_memory_back, is_one_node
+from mcis.platform.engine.runtime import give_memory_back, is_one_node, placement, reserved_resources
 from mcis.platform.engine.step_log import STEPS
 from mcis.platform.engine.trainer import FIT, FitResult, TrainingJob, train_worker
 from mcis.platform.engine.validation import Validation
@@ -173,7 +173,8 @@ def _decodes_in_tasks(compute: ComputeConfig, learner: Learner[Any]) -> bool:
     if compute.decode != "auto":
         return compute.decode == "tasks"
     is_elastic = compute.min_workers is not None  # elastic workers may leave no CPU to tasks
-    return learner.decodes_images and not is_elastic and not is_one_node()
+    has_reserved = reserved_resources() is not None  # tasks of Ray Data do not run in reserved resources
+    return learner.decodes_images and not is_elastic and not has_reserved and not is_one_node()
 
 
 def _put_decoder(learner: Learner[Any]) -> Any:
@@ -204,7 +205,7 @@ def _train_alone(job: TrainingJob[Any]) -> None:
     import ray
 
     gpus = job.compute.gpu_share if job.compute.gpu else 0
-    options: Any = {"num_cpus": job.compute.worker_cpus, "num_gpus": gpus, **ANYWHERE}
+    options: Any = {"num_cpus": job.compute.worker_cpus, "num_gpus": gpus, **placement()}
     ray.get(ray.remote(max_retries=0, **options)(_train_here).remote(job))
 
 

@@ -425,14 +425,16 @@ TRIALS = """
 import sys
 import ray
 from ray import tune
-from mcis.tuning.trials import driver_resources
+from mcis.platform.config.compute import ComputeConfig
+from mcis.tuning.trials import trial_resources
 
 def trial(parameters):
     tune.report({"node": ray.get_runtime_context().get_node_id()})
 
 ray.init(log_to_driver=False)
 tuner = tune.Tuner(
-    tune.with_resources(trial, driver_resources()), param_space={"x": tune.grid_search([1, 2, 3])},
+    tune.with_resources(trial, trial_resources(ComputeConfig(), parallel=1)),
+    param_space={"x": tune.grid_search([1, 2, 3])},
     run_config=tune.RunConfig(storage_path=sys.argv[1]),
 )
 assert [result.metrics["node"] for result in tuner.fit()] == [ray.get_runtime_context().get_node_id()] * 3

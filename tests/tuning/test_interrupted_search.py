@@ -1,6 +1,9 @@
-"""A search on the command line that is interrupted, then killed, ends as one that was not disturbed."""
+"""Searches and studies on the command line that are interrupted or killed end as if they had not been disturbed."""
 
+import csv
+import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -11,6 +14,8 @@ from typing import Any
 import pytest
 
 from mcis.datasets.synthetic import devkit as synthetic
+from mcis.platform.runs.locks import run_holder
+from mcis.platform.runs.workspace import Workspace
 
 VALUES = (
     "classifier.epochs=40",
@@ -32,6 +37,14 @@ def search_command(root: Path, workspace: Path) -> list[str]:
     command += [f"--set={value}" for value in (*VALUES, f"data.classes={root / 'classes.txt'}")]
     command += [f"--axis={axis}" for axis in AXES]
     return command
+
+
+def study_command(root: Path, workspace: Path) -> list[str]:
+    """The command of a study with two trials at a time that have a classifier each."""
+    command = [sys.executable, "-m", "mcis.platform.cli", "study", "run", "effect", "voc", "--name", "wide", "--csv"]
+    command += ["--recipe", "scratch", "--voc", str(root), "--workspace", str(workspace), "--parallel", "2"]
+    command += ["--case", "none-single", "--case", "co-single", "--until", "localize"]
+    return [*command, *(f"--set={value}" for value in (*VALUES, f"data.classes={root / 'classes.txt'}"))]
 
 
 def is_training(workspace: Path, trial: str) -> bool:
@@ -91,3 +104,29 @@ def test_a_search_that_is_interrupted_and_killed_ends_as_one_that_is_not(tmp_pat
     run_to_the_end(command)
     assert ended_trials(workspace) == ended_trials(tmp_path / "undisturbed")
     assert len(ended_trials(workspace)) == 3
+
+
+@pytest.mark.slow
+def test_a_killed_trial_is_repeated_and_continues(tmp_path: Path) -> None:
+    """The process of one of two trials is killed while its classifier is trained."""
+    root = tmp_path / "VOC2012"
+    synthetic.draw(root, train=32, val=16, size=64, classes=4)
+    expected = subprocess.run(study_command(root, tmp_path / "undisturbed"), capture_output=True, text=True)
+    assert expected.returncode == 0, expected.stdout + expected.stderr
+
+    workspace = tmp_path / "disturbed"
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(study_command(root, workspace), start_new_session=True, **pipes) as process:
+        for _ in range(3000):
+            if is_training(workspace, "wide-co-single-s0"):
+                break
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.1)
+        trial = run_holder(Workspace(workspace, create=False), "wide-co-single-s0")
+        assert trial is not None
+        os.kill(trial.pid, signal.SIGKILL)
+        out, errors = process.communicate(timeout=400)
+    assert process.returncode == 0, out + errors
+    assert list(csv.DictReader(io.StringIO(out))) == list(csv.DictReader(io.StringIO(expected.stdout)))
+    record = json.loads((workspace / "runs" / "wide-co-single-s0" / "record.json").read_text())
+    assert record["outcome"] == "finished"
