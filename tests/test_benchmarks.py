@@ -67,6 +67,7 @@ OPTIONS = {
     "distributed_step": "--rounds 1",
     "evaluation": "--images 8 --rounds 1",
     "growth": f"--sizes 8,16 {SETS}",
+    "gpu_mapping": "--images 64 --rounds 1",
     "index": "--images 20 --rounds 1",
     "localization": "--images 8 --rounds 1",
     "negatives": f"--recipe photos_fast --train-images 24 {SETS}",

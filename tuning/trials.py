@@ -19,7 +19,7 @@ from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.engine.errors import user_error_in
 from mcis.platform.engine.nodes import Bundle, ask_for_no_nodes, wait_for_nodes
-from mcis.platform.engine.runtime import cpus, gpus, ray_session
+from mcis.platform.engine.runtime import ray_session
 from mcis.platform.runs.files import write_text
 from mcis.platform.runs.lifecycle import ParentStudy, run_record
 from mcis.platform.runs.progress import Bar, bar
@@ -311,11 +311,13 @@ def stage_bundles(compute: ComputeConfig, parallel: int) -> list[Bundle]:
     if parallel == 1 or compute.workers > 1 or compute.decode == "tasks":
         return []
 
+    resources = ray.cluster_resources()
+    cpus = resources.get("CPU", 1.0)
     worker = {"CPU": compute.worker_cpus}
-    share = cpus() / parallel
+    share = cpus / parallel
     if compute.gpu:
         worker["GPU"] = compute.gpu_share
-        share = min(share, cpus() * compute.gpu_share / max(1.0, gpus()))
+        share = min(share, cpus * compute.gpu_share / max(1.0, resources.get("GPU", 0.0)))
     further_cpus = max(1, int(share - compute.worker_cpus))
     return [worker, *[{"CPU": 1.0}] * further_cpus]
 

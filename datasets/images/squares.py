@@ -28,6 +28,9 @@ from mcis.datasets.storage.faults import error_text
 from mcis.datasets.storage.files import RELOCATE, read_decoded
 from mcis.datasets.tables.memory_mapped import CachedRows, cache_table
 
+_SQUARES = "squares"
+"""The column of images that were read before their rows are mapped."""
+
 
 def read_rgb(
     uri: str,
@@ -74,17 +77,26 @@ def read_rgb(
         raise UserError(f"{uri} cannot be read any more ({error})", expected, remedy) from None
 
 
+def add_squares(size: int, value_range: ValueRange | None, rows: pa.Table) -> pa.Table:
+    """Reads the images of some rows of an index. Returns the rows with the images as a column for `read_squares`."""
+    squares = cache_table(read_squares(rows, size, value_range))
+    return rows.append_column(_SQUARES, squares["rows"])
+
+
 def read_squares(rows: pa.Table, size: int, value_range: ValueRange | None = None) -> NDArray[np.uint8]:
     """Reads the images of some rows of an index as squares, (N, S, S, 3) uint8.
 
     Args:
-        rows: Columns `uri` and `content_hash`.
+        rows: Columns `uri` and `content_hash`; or the result of `add_squares`, whose images were read before.
         size: S, side of the squares, pixels.
         value_range: See `read_rgb`.
 
     Raises:
         UserError: See `read_rgb`.
     """
+    if _SQUARES in rows.column_names:
+        values = rows[_SQUARES].combine_chunks().flatten().to_numpy()
+        return values.reshape(len(rows), size, size, 3).copy()  # torch takes no read-only arrays
     files = zip(rows["uri"].to_pylist(), rows["content_hash"].to_pylist(), strict=True)
     return np.stack([read_rgb(uri, size, content_hash=sha256, value_range=value_range) for uri, sha256 in files])
 

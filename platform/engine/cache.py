@@ -18,16 +18,17 @@ from filelock import Timeout
 from numpy.typing import DTypeLike
 
 from mcis.datasets.images.decode import DECODER_VERSION
-from mcis.datasets.images.squares import image_bytes, make_squares
+from mcis.datasets.images.squares import add_squares, image_bytes, make_squares
 from mcis.datasets.images.value_range import ValueRange
 from mcis.datasets.storage.folders import remove
 from mcis.datasets.tables.large_tables import Texts
 from mcis.datasets.tables.memory_mapped import Features, features_bytes
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.sections import Config
-from mcis.platform.engine.mapping import Worker, map_table
+from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.reused_rows import ReuseRows, count_images, find_rows, num_found, record_images
 from mcis.platform.engine.runtime import is_one_node
+from mcis.platform.engine.shard_mapper import Worker
 from mcis.platform.networks.features import MakeFeatures, features_shape
 from mcis.platform.networks.pretrained import classifier_weights
 from mcis.platform.outputs.read_index import split_rows
@@ -146,9 +147,9 @@ def features_cache(
     kind = f"features-{network_key}"
     make_worker = functools.partial(MakeFeatures, c, pretrained, compute.gpu, views, value_range)
     row_shape = (views, *shape)
-    folder = _cached(
-        kind, rows, max_images, np.float16, row_shape, make_worker, context, compute, label="features", network=True
-    )
+    read = functools.partial(add_squares, c.input_size, value_range)
+    options: dict[str, Any] = {"label": "features", "network": True, "read": read}
+    folder = _cached(kind, rows, max_images, np.float16, row_shape, make_worker, context, compute, **options)
     if folder is None:
         return None
 
@@ -227,6 +228,7 @@ def _cached(
             kept = find_rows(others, kept)
         if num_found(kept):
             make_worker = functools.partial(ReuseRows, make_worker, shape, others)
+            options["read"] = None  # copied rows need no images
             console.print(f"{options['label']}: {num_found(kept)} of {len(kept)} images are copied from earlier caches")
         map_table(kept, part, make_worker=make_worker, compute=compute, suffix="arrow", **options)
         record_images(part, kept)

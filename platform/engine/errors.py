@@ -75,6 +75,14 @@ def death_types() -> tuple[type[Exception], ...]:
     return tuple(getattr(exceptions, name) for name in _DEATHS)
 
 
+def death_in(error: BaseException) -> Exception | None:
+    """Returns the error of `death_types` that an error is or wraps, if any.
+
+    The call of an actor wraps it if a process died that computed an argument.
+    """
+    return next((cause for cause in causes_of(error) if isinstance(cause, death_types())), None)
+
+
 def death_text(death: BaseException) -> str:
     """Returns what ended a process, for messages.
 

@@ -13,7 +13,7 @@ from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.runs.progress import console
 
 Bundle = Mapping[str, float]
-"""Resources that are needed together on one node: CPU, GPU."""
+"""Resources of one node, or resources that are needed together on one node: CPU, GPU, memory in bytes."""
 _WAIT_INTERVAL = 1.0
 """Seconds between two checks of the nodes while some are missing."""
 _CHECK_INTERVAL = 3.0
@@ -58,6 +58,7 @@ class NodeWatch:
         task: Description of what needs the nodes, used in messages.
 
     Attributes:
+        nodes: The resources of each node at the last check.
         missing: The bundles that did not fit on the nodes at the last check.
     """
 
@@ -65,6 +66,7 @@ class NodeWatch:
         self.bundles = bundles
         self.minutes = minutes if os.environ.get("RAY_ADDRESS") else 0
         self.task = task
+        self.nodes: list[Bundle] = []
         self.missing: list[Bundle] = []
         self._last_check_time = -math.inf
         self._missing_since = math.inf
@@ -94,7 +96,8 @@ class NodeWatch:
             return
         was_missing = bool(self.missing)
         self._last_check_time = now
-        self.missing = missing_bundles(self.bundles, _nodes())
+        self.nodes = _nodes()
+        self.missing = missing_bundles(self.bundles, self.nodes)
 
         if self.missing:
             self._missing_since = min(self._missing_since, now)
@@ -143,6 +146,29 @@ def ask_for_no_nodes() -> None:
 
     if os.environ.get("RAY_ADDRESS") and _ray_answers():
         request_resources(bundles=[])
+
+
+def tasks_to_submit(nodes: Sequence[Bundle]) -> int:
+    """Returns how many tasks to submit at a time: one per core of a single machine, two per CPU of a cluster.
+
+    Tasks that wait for a CPU make the autoscaler of a cluster start nodes.
+    """
+    cpus = int(sum(node.get("CPU", 0) for node in nodes))
+    if os.environ.get("RAY_ADDRESS") or len(nodes) > 1:
+        return 2 * cpus
+    return min(cpus, os.cpu_count() or 1)
+
+
+def memory_to_reserve(nodes: Sequence[Bundle], memory: int) -> int | None:
+    """Returns how many bytes tasks must reserve that take `memory` bytes and a CPU each, so that they fit on the nodes.
+
+    It is None if each node has enough memory for a task on each CPU, or if the nodes are CPUs that a trial reserved
+    without memory. It is at most what the largest node has, because a task that reserves more never starts.
+    """
+    with_cpus = [node for node in nodes if node.get("CPU") and "memory" in node]
+    if all(memory * node["CPU"] <= node["memory"] for node in with_cpus):
+        return None
+    return min(memory, int(max(node["memory"] for node in with_cpus)))
 
 
 def missing_bundles(bundles: Sequence[Bundle], nodes: Iterable[Bundle]) -> list[Bundle]:

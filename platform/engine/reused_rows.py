@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mcis.datasets.tables.memory_mapped import CachedRows, cache_table
-from mcis.platform.engine.mapping import Worker
+from mcis.platform.engine.shard_mapper import Worker
 from mcis.platform.runs.files import read_table, write_table
 
 _IMAGES = "images.parquet"

@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import psutil
+
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import COPIES_VARIABLE
 from mcis.platform.config.compute import ComputeConfig
@@ -239,17 +241,7 @@ def placement() -> dict[str, Any]:
     return ANYWHERE if reserved_resources() is None else {}
 
 
-def cpus() -> int:
-    """Returns how many tasks run at a time: one per CPU of a cluster or trial, one per core of a single machine."""
-    import ray
-
-    resources = reserved_resources() or ray.cluster_resources()
-    logical = max(1, int(resources.get("CPU", 1)))
-    return min(logical, os.cpu_count() or 1) if is_one_node() else logical
-
-
-def gpus() -> float:
-    """Returns the GPUs of the cluster that are up, or those that the trial of this process has reserved."""
-    import ray
-
-    return (reserved_resources() or ray.cluster_resources()).get("GPU", 0.0)
+def own_memory() -> int:
+    """Returns the memory of this process in bytes, without what it shares with others, such as memory-mapped files."""
+    memory = psutil.Process().memory_info()
+    return int(memory.rss - getattr(memory, "shared", 0))

@@ -26,7 +26,8 @@ from mcis.datasets.tables.shards import Shards
 from mcis.models.pseudo_masks import MASK_RULES, PseudoMask
 from mcis.platform.config.saliency_commands import saliency_commands
 from mcis.platform.config.sections import Config
-from mcis.platform.engine.mapping import Worker, map_table
+from mcis.platform.engine.mapping import map_table
+from mcis.platform.engine.shard_mapper import Worker
 from mcis.platform.networks.tagged_maps import AffinityWalk, tagged_maps
 from mcis.platform.outputs.corrected_masks import CORRECTED, given_mask, with_corrected
 from mcis.platform.outputs.read_index import rows_in_split, split_rows

@@ -15,7 +15,15 @@ from PIL import Image
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_square
-from mcis.datasets.images.squares import Squares, image_bytes, make_squares, read_picture, read_rgb, read_squares
+from mcis.datasets.images.squares import (
+    Squares,
+    add_squares,
+    image_bytes,
+    make_squares,
+    read_picture,
+    read_rgb,
+    read_squares,
+)
 from mcis.datasets.storage.files import stamps
 from mcis.platform.runs.files import write_table
 
@@ -83,6 +91,7 @@ def test_every_reader_uses_the_value_range(tmp_path: Path) -> None:
         read_rgb(uri, value_range=value_range),
         read_picture(uri, value_range=value_range).rgb,
         read_squares(rows, SIZE, value_range)[0],
+        read_squares(add_squares(SIZE, value_range, rows), SIZE)[0],
         Squares([uri], SIZE, value_range=value_range)(np.array([0]))[0],
         Squares([uri], SIZE, cache=tmp_path / "cache")(np.array([0]))[0],
     ]
@@ -103,6 +112,14 @@ def uris(tmp_path: Path) -> list[str]:
 def rows_of(uris: list[str]) -> pa.Table:
     hashes = [hashlib.sha256(Path(uri).read_bytes()).hexdigest() for uri in uris]
     return pa.table({"uri": uris, "content_hash": hashes})
+
+
+def test_squares_that_were_read_before_are_not_read_again(uris: list[str]) -> None:
+    """Also not for a slice of their rows."""
+    rows = add_squares(SIZE, None, rows_of(uris))
+    for uri in uris:
+        Path(uri).unlink()
+    np.testing.assert_array_equal(read_squares(rows.slice(3, 4), SIZE), read_squares(rows, SIZE)[3:7])
 
 
 def filled(folder: Path, uris: list[str], cuts: tuple[int, ...]) -> Path:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -341,22 +342,27 @@ def test_nodes_lost_during_training_do_not_change_results(
 
 MAPPING = """
 import sys, time
+from functools import partial
 from pathlib import Path
 import pyarrow as pa
 import ray
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.mapping import map_table
 
+def add_node(column, table):
+    return table.append_column(column, pa.array([ray.get_runtime_context().get_node_id()] * len(table)))
+
 def worker():
     def rows(table):
         time.sleep(0.5)
-        return table.append_column("node", pa.array([ray.get_runtime_context().get_node_id()] * len(table)))
+        return add_node("node", table)
     return rows
 
 ray.init(log_to_driver=False)
 compute = ComputeConfig(shard_rows=1, gpu=sys.argv[2] == "1", wait_minutes=float(sys.argv[3]))
 table = pa.table({"x": list(range(24))})
-print(map_table(table, Path(sys.argv[1]), make_worker=worker, label="x", compute=compute, network=True))
+options = {"make_worker": worker, "read": partial(add_node, "reader"), "compute": compute, "network": True}
+print(map_table(table, Path(sys.argv[1]), label="x", **options))
 ray.shutdown()
 """
 
@@ -389,6 +395,110 @@ def test_gpus_added_during_a_mapping_are_used(nodes: Nodes, tmp_path: Path) -> N
     assert run.returncode == 0, printed
     assert sorted(x for x, _ in mapped(table)) == list(range(24))
     assert len({node for _, node in mapped(table)}) == 2
+
+
+@pytest.mark.slow
+def test_a_node_without_a_gpu_reads_for_one_with_a_gpu(nodes: Nodes, tmp_path: Path) -> None:
+    table = tmp_path / "table"
+    nodes.add("a", num_cpus=1, num_gpus=1)
+    nodes.add("b", num_cpus=2)
+    finish([sys.executable, "-c", MAPPING, str(table), "1", "5"], nodes.env, nodes.folder)
+    assert sorted(x for x, _ in mapped(table)) == list(range(24))
+
+    rows = [row for file in table.glob("part-*.parquet") for row in read_table(file).to_pylist()]
+    (gpu_node,) = {row["node"] for row in rows}
+    assert {row["reader"] for row in rows} - {gpu_node}
+
+
+FATAL_READ = """
+import os, sys
+from pathlib import Path
+import pyarrow as pa
+import ray
+from mcis.datasets.errors import UserError
+from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine.mapping import map_table
+
+def read(table):
+    if table["x"].to_pylist() == [7]:
+        os.kill(os.getpid(), 9)
+    return table
+
+def work(table):
+    return table
+
+ray.init(log_to_driver=False)
+table = pa.table({"x": list(range(24))})
+compute = ComputeConfig(gpu=True, shard_rows=1)
+try:
+    map_table(table, Path(sys.argv[1]), worker=work, read=read, label="x", compute=compute, network=True)
+except UserError as error:
+    print(error.found)
+ray.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_while_it_reads_for_a_gpu_is_reported(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.add("a", num_cpus=1, num_gpus=1)
+    printed = finish([sys.executable, "-c", FATAL_READ, str(tmp_path / "table")], nodes.env, nodes.folder)
+    assert "shard part-00000007-00000008.parquet cannot be mapped: its process was ended by a signal" in printed
+
+
+@pytest.mark.slow
+def test_cpus_added_during_a_mapping_are_used_and_asked_for(nodes: Nodes, tmp_path: Path) -> None:
+    """At first there is one CPU, then three. Tasks that wait are the demand for which an autoscaler starts nodes."""
+    table = tmp_path / "table"
+    ray_status = [sys.executable, "-m", "ray.scripts.scripts", "status"]
+    nodes.add("a", num_cpus=1)
+    with running([sys.executable, "-c", MAPPING, str(table), "0", "5"], nodes.env, nodes.folder) as run:
+        wait_for(lambda: mapped(table), run)
+        wait_for(lambda: "{'CPU': 1.0}: 1+ pending" in finish(ray_status, nodes.env, nodes.folder), run)
+        nodes.add("b", num_cpus=2)
+        printed, _ = run.communicate(timeout=600)
+    assert run.returncode == 0, printed
+    assert sorted(x for x, _ in mapped(table)) == list(range(24))
+    rows_of_node = Counter(node for _, node in mapped(table))
+    assert len(rows_of_node) == 2
+
+
+LARGE_TASKS = """
+import sys, time
+from pathlib import Path
+import numpy as np
+import pyarrow as pa
+import ray
+from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine.mapping import map_table
+
+def worker():
+    def rows(table):
+        start = time.time()
+        values = np.ones(2**28, np.uint8)
+        time.sleep(0.5)
+        spans = pa.table({"start": [start] * len(table), "stop": [time.time()] * len(table)})
+        return spans.append_column("x", table["x"])
+    return rows
+
+ray.init(log_to_driver=False)
+table = pa.table({"x": list(range(24))})
+map_table(table, Path(sys.argv[1]), make_worker=worker, label="x", compute=ComputeConfig(shard_rows=1))
+ray.shutdown()
+"""
+
+
+@pytest.mark.slow
+def test_tasks_reserve_the_memory_that_finished_ones_took(nodes: Nodes, tmp_path: Path) -> None:
+    """On a node with four CPUs and memory for two tasks. The first tasks run before any has finished."""
+    table = tmp_path / "table"
+    nodes.add("a", num_cpus=4, memory=5 * 2**28)
+    finish([sys.executable, "-c", LARGE_TASKS, str(table)], nodes.env, nodes.folder)
+    spans = [row for file in table.glob("part-*.parquet") for row in read_table(file).to_pylist()]
+    assert sorted(row["x"] for row in spans) == list(range(24))
+
+    at_a_time = {row["x"]: sum(other["start"] <= row["start"] < other["stop"] for other in spans) for row in spans}
+    assert max(at_a_time.values()) > 2
+    assert max(at_a_time[x] for x in range(16, 24)) == 2
 
 
 @pytest.mark.slow

@@ -24,13 +24,14 @@ from mcis.datasets.tags import Tags
 from mcis.platform.config.maps import LocalizeConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.cache import training_features
-from mcis.platform.engine.mapping import Worker, map_table, shards_of
+from mcis.platform.engine.mapping import map_table, shards_of
+from mcis.platform.engine.shard_mapper import Worker
 from mcis.platform.outputs.read_index import from_source_domain, split_rows, tagged_among_negatives
 from mcis.platform.outputs.relations import RELATED, VECTORS, draw_relations, read_vectors
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.results import StageResult
 from mcis.platform.stages.localization.nearest import MAPS_PER_TASK, find_nearest_images
-from mcis.platform.stages.localization.workers import Embed, Relate, embed_rows, relate_rows
+from mcis.platform.stages.localization.workers import Embed, Relate, embed_rows, read_images, relate_rows
 
 EMBEDDED = "embedded"
 """Temporary folder of intermediate results: single-round maps, features, maps of self pairs, vectors, and maps of all
@@ -91,7 +92,8 @@ def _embed(config: Config, context: RunContext, rows: pa.Table, embedded: Path) 
 
     weights = context.inputs["train_classifier"]
     make_worker = functools.partial(Embed, config, weights, len(context.classes), cached_outputs, embedded)
-    _run_workers(config, to_embed, make_worker, embedded / "single", "embed")
+    read = functools.partial(read_images, config, cached_outputs)
+    _run_workers(config, to_embed, make_worker, embedded / "single", "embed", read)
 
 
 def _relate(config: Config, context: RunContext, rows: pa.Table, embedded: Path) -> tuple[Relations, Tags]:
@@ -121,12 +123,20 @@ def _relate(config: Config, context: RunContext, rows: pa.Table, embedded: Path)
     return relations, tags
 
 
-def _run_workers(config: Config, rows: pa.Table, make_worker: Callable[[], Worker], table: Path, label: str) -> None:
+def _run_workers(
+    config: Config,
+    rows: pa.Table,
+    make_worker: Callable[[], Worker],
+    table: Path,
+    label: str,
+    read: Worker | None = None,
+) -> None:
     """Runs `map_table` with workers that run a network."""
     map_table(
         rows,
         table,
         make_worker=make_worker,
+        read=read,
         label=label,
         compute=config.compute,
         network=True,

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.squares import read_squares
+from mcis.datasets.images.squares import add_squares, read_squares
 from mcis.datasets.index import shown
 from mcis.datasets.sampling.related_images import RELATED_IMAGE_RULES, Relations
 from mcis.datasets.tables.memory_mapped import CachedRows, Features, cache_table
@@ -68,6 +68,21 @@ def relate_rows(rows: pa.Table, relations: Relations, hops: int = 1) -> pa.Table
             "contrastive": _lists(relations.start, contrastive_lists),
         }
     )
+
+
+def read_images(config: Config, outputs: Features | None, rows: pa.Table) -> pa.Table:
+    """Reads the images of rows for `Embed` (`add_squares`), unless the cached outputs are all that it needs.
+
+    Args:
+        config: See `Embed`.
+        outputs: See `Embed`.
+        rows: Its input, see `embed_rows`.
+    """
+    localize = config.localize
+    needs_images = bool(localize.extra_scales) or localize.method.name == "released"
+    if outputs is not None and not needs_images and outputs.holds(rows["cached"].to_numpy()).all():
+        return rows
+    return add_squares(config.classifier.input_size, config.data.value_range, rows)
 
 
 def write_rows(folder: Path, first: int, values: NDArray[Any]) -> None:

@@ -1,0 +1,159 @@
+"""A mapping on GPUs: actors that share the GPUs of the cluster, and tasks on its CPUs that read files for them."""
+
+import itertools
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine.errors import MemoryRanOut, death_in
+from mcis.platform.engine.nodes import Bundle, tasks_to_submit
+from mcis.platform.engine.runtime import placement
+from mcis.platform.engine.shard_mapper import RETRIES, GpuProcess, MappingWork, ShardRows, death_error, read_rows
+from mcis.platform.runs.progress import console
+
+_UNAVAILABLE_SECONDS = 1.0
+"""Seconds until an actor that does not answer is asked again."""
+_MAX_PER_GPU = 16
+"""Maximum number of processes that share a GPU. Each has a copy of the network, and about 0.5 GiB of CUDA's own."""
+
+
+class GpuMapping:
+    """The actors of a mapping on GPUs, and the state of its shards.
+
+    They are actors, because Ray ends a process after a task with a GPU. There are as many as the GPUs of the cluster
+    hold, and enough for `compute.workers`, so that a cluster starts nodes. An actor gets its first shard when it has a
+    GPU, so GPUs are used as soon as another run frees them or new nodes are up. If the memory of a GPU runs out, one
+    actor ends and the others continue.
+
+    If the cluster has several nodes, tasks on any CPUs read the files of the next shards meanwhile (`read` of
+    `map_table`). The actors of a single machine read them: there is one for each core.
+
+    Attributes:
+        waiting: The shards that no actor has.
+        running: Future of the current call -> its actor and its shard; the shard is None while the actor starts.
+        unfinished: Number of shards that are not written.
+        actors: Number of actors that are starting or working.
+        dropped: Number of actors that ended because memory ran out, and are not replaced.
+        failed: The shards whose actor died once.
+        rows: Name of a waiting shard -> future of its rows with what was read for them.
+    """
+
+    def __init__(
+        self,
+        reference: tuple[Any],
+        work: MappingWork,
+        shards: dict[str, ShardRows],
+        compute: ComputeConfig,
+        nodes: Sequence[Bundle],
+    ):
+        import ray
+
+        self.reference = reference
+        self.work = work
+        self.shards = shards
+        self.compute = compute
+        self.waiting = deque(shards)
+        self.running: dict[Any, tuple[Any, str | None]] = {}
+        self.unfinished = len(shards)
+        self.actors = 0
+        self.dropped = 0
+        self.failed: set[str] = set()
+        self.rows: dict[str, Any] = {}
+
+        self.actors_per_gpu = actors_per_gpu(nodes, compute.gpu_share, len(shards))
+        share = math.floor(1e4 * compute.gpu_share / self.actors_per_gpu) / 1e4  # Ray keeps four digits
+        options: Any = {"num_cpus": 0, "num_gpus": share, **placement()}  # by default, a share of a GPU takes a CPU
+        self.actor_class: Any = ray.remote(max_restarts=RETRIES, max_task_retries=RETRIES, **options)(GpuProcess)
+        self.read_task: Any = ray.remote(num_cpus=1, max_retries=RETRIES, **placement())(read_rows)
+
+    def submit(self, nodes: Sequence[Bundle]) -> None:
+        """Starts actors and reading for waiting shards, as much as the cluster, which has these nodes now, holds."""
+        self._start_actors(nodes)
+        if self.work.read is not None and len(nodes) > 1:
+            self._read_ahead(nodes)
+
+    def _start_actors(self, nodes: Sequence[Bundle]) -> None:
+        gpus = max(self.compute.workers, int(sum(node.get("GPU", 0) for node in nodes) / self.compute.gpu_share))
+        free = gpus * self.actors_per_gpu - self.dropped - self.actors
+        for _ in range(min(len(self.waiting), free)):
+            actor = self.actor_class.remote()
+            self.running[actor.wait_until_started.remote()] = actor, None
+            self.actors += 1
+
+    def _read_ahead(self, nodes: Sequence[Bundle]) -> None:
+        """Submits tasks that read the files of the next shards."""
+        for name in itertools.islice(self.waiting, tasks_to_submit(nodes)):
+            if name not in self.rows:
+                self.rows[name] = self.read_task.remote(self.reference, self.shards[name])
+
+    def collect(self, result: Any) -> int:
+        """Handles the end of an actor's call, and gives the actor its next shard.
+
+        Returns:
+            The number of rows of the shard that it wrote, or 0.
+
+        Raises:
+            MemoryRanOut: Memory ran out in the last actor.
+            UserError: A shard ended two actors, or an actor cannot start.
+        """
+        import ray
+
+        actor, name = self.running.pop(result)
+        count = 0
+        try:
+            value = ray.get(result)
+            if name is not None:
+                count = value.rows
+                self.unfinished -= 1
+        except MemoryRanOut:
+            if self.actors == 1:
+                raise
+            if not self.dropped:
+                console.print(f"note: {self.work.label}: a GPU's memory ran out; fewer processes share it")
+            self.dropped += 1
+            self._end_actor(name)
+            return 0
+        except ray.exceptions.ActorUnavailableError:
+            # Its node may be lost. Ray then starts another actor, or gives it up.
+            if name is not None:
+                self.waiting.appendleft(name)
+            time.sleep(_UNAVAILABLE_SECONDS)
+        except ray.exceptions.RayError as error:
+            death = death_in(error)
+            if death is None:
+                raise
+            # The actor may have lost one node after the other, so another actor gets the shard.
+            if name is None or name in self.failed:
+                raise death_error(self.work, name, death) from None
+            self.failed.add(name)
+            self._end_actor(name)
+            return 0
+
+        if self.waiting:
+            name = self.waiting.popleft()
+            rows = self.rows.pop(name, None)
+            self.running[actor.map_shard.remote(self.reference, name, self.shards[name], rows)] = actor, name
+        else:
+            self._end_actor(None)
+        return count
+
+    def _end_actor(self, name: str | None) -> None:
+        """Counts an actor as ended and puts its shard back. Without references to it, Ray frees its GPU."""
+        self.actors -= 1
+        if name is not None:
+            self.waiting.appendleft(name)
+
+
+def actors_per_gpu(nodes: Sequence[Bundle], share: float, shards: int) -> int:
+    """Returns how many actors share the part `compute.gpu_share` of a GPU.
+
+    It is one for each core that belongs to the part on the nodes with GPUs, because decoding and the dense CRF take a
+    core each, and most networks take little of a GPU.
+    """
+    with_gpus = [node for node in nodes if node.get("GPU")]
+    gpus = max(1.0, sum(node["GPU"] for node in with_gpus))
+    cores = int(sum(node.get("CPU", 0) for node in with_gpus) * share / gpus)
+    return max(1, min(cores, math.ceil(shards * share / gpus), _MAX_PER_GPU))
