@@ -70,6 +70,7 @@ OPTIONS = {
     "gpu_mapping": "--images 64 --rounds 1",
     "index": "--images 20 --rounds 1",
     "localization": "--images 8 --rounds 1",
+    "nearest_images": "--images 2000 --classes 4 --sample 32 --max_candidates 128 --cell_images 16",
     "negatives": f"--recipe photos_fast --train-images 24 {SETS}",
     "orchestration": SETS,
     "pair_sampling": "--images 1000",

@@ -16,6 +16,7 @@ from mlflow.entities import Run
 from mlflow.tracking import MlflowClient
 from PIL import Image
 
+import mcis
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_labels
 from mcis.platform.config.resolve import Resolved, resolve
@@ -29,8 +30,10 @@ from mcis.platform.runs.files import read_table
 from mcis.platform.runs.workspace import Workspace
 from mcis.tuning.case_scores import CaseScores
 from mcis.tuning.definition import CaseDefinition, StudyDefinition, read_definition, select_cases
-from mcis.tuning.studies import Study, run_study
+from mcis.tuning.studies import Study, StudyResult, run_study
 from mcis.tuning.tables import cases_csv
+
+from .conftest import TINY
 
 SmallVoc = Callable[..., Resolved]
 PAPER = "paper (VOC 2012 val, network)"
@@ -253,10 +256,17 @@ def test_the_papers_scores_are_in_every_output(
     metrics = {run.data.params["case"]: run.data.metrics for run in tracked_trials(workspace, "study")}
     assert {case: values["paper VOC 2012 val network"] for case, values in metrics.items()} == {"r0": 64.7, "r3": 66.2}
 
-    full = replace(study, name="full", kind="fully-supervised")
-    run_study(full, read_definition("fully-supervised"))
-    assert full.folder.study_page.read_text().count(">76.3<") == 1
-    assert full.folder.study_picture.exists()
+    # From Python, with the same trainings.
+    values = (*TINY, "classifier.epochs=1", *TINY_NETWORK)
+    locations: dict[str, Any] = {"voc": tmp_path / "VOC2012", "data.classes": tmp_path / "VOC2012" / "classes.txt"}
+    options: dict[str, Any] = {"recipe": "scratch", "overrides": values, "workspace": workspace}
+    result = mcis.study("fully-supervised", "voc", name="full", parallel=2, **options, **locations)
+    (row,) = result.table().to_pylist()
+    assert row[PAPER] == 76.3
+    folder = replace(study, name="full").folder
+    assert StudyResult.read(folder).table() == result.table()
+    assert folder.study_page.read_text().count(">76.3<") == 1
+    assert folder.study_picture.exists()
 
 
 def tracked_trials(workspace: Path, study: str) -> list[Run]:
