@@ -85,8 +85,9 @@ def count_images(config: Config, listing: Listing) -> ImageCounts:
 def _sample_sizes(config: Config, listing: Listing) -> Iterator[tuple[int, int]]:
     """Yields height and width of a sample of images. Images that are rejected are left out."""
     uris = listing.table["uri"]
-    positions = np.unique(np.linspace(0, len(uris) - 1, _SAMPLE).astype(np.int64)) if len(uris) else []
-    for position in positions:
+    if not len(uris):
+        return
+    for position in np.unique(np.linspace(0, len(uris) - 1, _SAMPLE).astype(np.int64)):
         try:
             picture = read_picture(
                 uris[position].as_py(),
