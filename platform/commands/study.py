@@ -1,6 +1,9 @@
 """The commands of `mcis study`: the paper's ablations as studies of many runs, and hyperparameter search."""
 
+import contextlib
 import json
+import sys
+from collections.abc import Callable, Iterator
 from typing import Annotated, Literal
 
 import typer
@@ -81,14 +84,13 @@ def run_study(
 
     The same command continues a study that was interrupted.
     """
-    with plain_errors(verbose):
+    with plain_errors(verbose), _stdout_for_data(as_json=as_json, as_csv=as_csv) as write:
         from mcis.platform.runs.workspace import Workspace
         from mcis.tuning.definition import read_definition, select_cases
         from mcis.tuning.studies import Study
         from mcis.tuning.studies import run_study as run
         from mcis.tuning.tables import cases_csv
 
-        _use_stdout_for_data(as_json=as_json, as_csv=as_csv)
         resolved = configuration.resolve(overrides)
         definition = read_definition(study)
         if cases:
@@ -109,9 +111,9 @@ def run_study(
         )
 
         if as_json:
-            typer.echo(json.dumps(result.as_json(), indent=2))
+            write(json.dumps(result.as_json(), indent=2) + "\n")
         if as_csv:
-            typer.echo(cases_csv(result.cases, result.paper_column), nl=False)
+            write(cases_csv(result.cases, result.paper_column))
 
 
 @study_app.command(
@@ -160,13 +162,12 @@ def search(
 
     The same command continues a search that was interrupted, or, with more --trials, one that finished.
     """
-    with plain_errors(verbose):
+    with plain_errors(verbose), _stdout_for_data(as_json=as_json, as_csv=as_csv) as write:
         from mcis.datasets.errors import UserError
         from mcis.platform.runs.workspace import Workspace
         from mcis.tuning.search import run_search, search_csv, search_json
         from mcis.tuning.search_space import Search, parse_axes
 
-        _use_stdout_for_data(as_json=as_json, as_csv=as_csv)
         if halving == 1:
             raise UserError("--halving 1", "2 or more, or 0 to continue all trials", "use the default, 3")
         requested_search = Search(
@@ -184,9 +185,9 @@ def search(
         result = run_search(requested_search)
 
         if as_json:
-            typer.echo(json.dumps(search_json(requested_search, result), indent=2))
+            write(json.dumps(search_json(requested_search, result), indent=2) + "\n")
         if as_csv:
-            typer.echo(search_csv(requested_search, result), nl=False)
+            write(search_csv(requested_search, result))
 
 
 @study_app.command(
@@ -218,8 +219,12 @@ def write_table(
         typer.echo(text, nl=False)
 
 
-def _use_stdout_for_data(*, as_json: bool, as_csv: bool) -> None:
-    """Sends messages and tables to stderr if stdout is for data.
+@contextlib.contextmanager
+def _stdout_for_data(*, as_json: bool, as_csv: bool) -> Iterator[Callable[[str], None]]:
+    """Sends everything that the block prints, also Ray's messages, to stderr if stdout is for data.
+
+    Yields:
+        A function that writes text to stdout.
 
     Raises:
         UserError: both formats are asked for.
@@ -229,5 +234,9 @@ def _use_stdout_for_data(*, as_json: bool, as_csv: bool) -> None:
 
     if as_json and as_csv:
         raise UserError("--json and --csv", "one of them", "leave one of them out")
-    if as_json or as_csv:
-        console.stderr = True
+    stdout = sys.stdout
+    with contextlib.ExitStack() as redirected:
+        if as_json or as_csv:
+            console.stderr = True
+            redirected.enter_context(contextlib.redirect_stdout(sys.stderr))
+        yield lambda text: typer.echo(text, file=stdout, nl=False)

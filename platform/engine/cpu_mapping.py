@@ -7,22 +7,10 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from mcis.platform.engine.errors import death_text, death_types
-from mcis.platform.engine.nodes import Bundle, memory_to_reserve, tasks_to_submit
+from mcis.platform.engine.nodes import Bundle, tasks_to_submit
 from mcis.platform.engine.runtime import placement
-from mcis.platform.engine.shard_mapper import (
-    RETRIES,
-    MappingWork,
-    Reject,
-    ShardRows,
-    WrittenShard,
-    death_error,
-    map_rows,
-    map_shard,
-)
+from mcis.platform.engine.shard_mapper import RETRIES, MappingWork, Reject, ShardRows, death_error, map_rows, map_shard
 from mcis.platform.runs.files import write_table
-
-_MEMORY_STEP = 2**28
-"""The memory of a task is rounded up to a multiple of this, because Ray has a queue for each amount, bytes."""
 
 
 class _Piece(NamedTuple):
@@ -58,7 +46,6 @@ class CpuMapping:
         waiting: What is not submitted yet.
         running: Future of a submitted task -> what it maps.
         unfinished: Number of shards that are not written.
-        memory: Bytes that the largest finished task took.
         rows: Output of the rows of each shard whose process died, by row number.
     """
 
@@ -80,7 +67,6 @@ class CpuMapping:
         self.waiting = deque(_Piece(name, rows) for name, rows in shards.items())
         self.running: dict[Any, _Piece] = {}
         self.unfinished = len(shards)
-        self.memory = 0
         self.rows: dict[str, dict[int, pa.Table]] = {}
 
         options: Any = {"num_cpus": 1, "max_retries": RETRIES, **placement()}
@@ -90,16 +76,12 @@ class CpuMapping:
     def submit(self, nodes: Sequence[Bundle]) -> None:
         """Submits as many tasks as the cluster, which has these nodes now, needs to be busy and to grow."""
         free = max(1, tasks_to_submit(nodes)) - len(self.running)
-        if free <= 0 or not self.waiting:
-            return
-
-        memory = memory_to_reserve(nodes, self.memory)
         for _ in range(min(free, len(self.waiting))):
             piece = self.waiting.popleft()
             if piece.of_dead_shard:
-                result = self.row_task.options(memory=memory).remote(self.reference, piece.rows)
+                result = self.row_task.remote(self.reference, piece.rows)
             else:
-                result = self.shard_task.options(memory=memory).remote(self.reference, piece.shard, piece.rows)
+                result = self.shard_task.remote(self.reference, piece.shard, piece.rows)
             self.running[result] = piece
 
     def collect(self, result: Any) -> int:
@@ -127,13 +109,8 @@ class CpuMapping:
 
         if piece.of_dead_shard:
             return self._add_row(piece, output)
-        self._learn_memory(output)
         self.unfinished -= 1
         return piece.rows.rows
-
-    def _learn_memory(self, shard: WrittenShard) -> None:
-        steps = -(-shard.memory // _MEMORY_STEP)
-        self.memory = max(self.memory, steps * _MEMORY_STEP)
 
     def _map_by_row(self, name: str) -> None:
         """Divides a shard whose processes died into its rows, which are submitted next."""

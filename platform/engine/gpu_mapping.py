@@ -106,7 +106,7 @@ class GpuMapping:
         try:
             value = ray.get(result)
             if name is not None:
-                count = value.rows
+                count = value
                 self.unfinished -= 1
         except MemoryRanOut:
             if self.actors == 1:

@@ -159,18 +159,6 @@ def tasks_to_submit(nodes: Sequence[Bundle]) -> int:
     return min(cpus, os.cpu_count() or 1)
 
 
-def memory_to_reserve(nodes: Sequence[Bundle], memory: int) -> int | None:
-    """Returns how many bytes tasks must reserve that take `memory` bytes and a CPU each, so that they fit on the nodes.
-
-    It is None if each node has enough memory for a task on each CPU, or if the nodes are CPUs that a trial reserved
-    without memory. It is at most what the largest node has, because a task that reserves more never starts.
-    """
-    with_cpus = [node for node in nodes if node.get("CPU") and "memory" in node]
-    if all(memory * node["CPU"] <= node["memory"] for node in with_cpus):
-        return None
-    return min(memory, int(max(node["memory"] for node in with_cpus)))
-
-
 def missing_bundles(bundles: Sequence[Bundle], nodes: Iterable[Bundle]) -> list[Bundle]:
     """Returns the bundles that do not fit on nodes with some resources. The largest bundles are placed first.
 

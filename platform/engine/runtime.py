@@ -13,8 +13,6 @@ from collections.abc import Iterator, Mapping
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import psutil
-
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import COPIES_VARIABLE
 from mcis.platform.config.compute import ComputeConfig
@@ -239,9 +237,3 @@ def reserved_resources() -> dict[str, float] | None:
 def placement() -> dict[str, Any]:
     """Returns options of tasks and actors: they run in the resources that their trial has reserved, or anywhere."""
     return ANYWHERE if reserved_resources() is None else {}
-
-
-def own_memory() -> int:
-    """Returns the memory of this process in bytes, without what it shares with others, such as memory-mapped files."""
-    memory = psutil.Process().memory_info()
-    return int(memory.rss - getattr(memory, "shared", 0))

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from mcis.datasets.errors import UserError
 from mcis.platform.engine.errors import IMAGE_AT_FAULT, death_text, memory_errors
-from mcis.platform.engine.runtime import give_memory_back, own_memory
+from mcis.platform.engine.runtime import give_memory_back
 from mcis.platform.runs.files import write_table
 
 Worker = Callable[[pa.Table], pa.Table]
@@ -44,26 +44,11 @@ class MappingWork(NamedTuple):
     memory_hint: str
 
 
-class WrittenShard(NamedTuple):
-    """What a process reports about a shard that it wrote.
-
-    Attributes:
-        rows: Number of rows.
-        memory: Bytes that the process took for it, without memory that it shares with others.
-    """
-
-    rows: int
-    memory: int
-
-
 class _ShardMapper:
     """Computes shards of a table in this process. It makes its worker with the first of them.
 
     Args:
         reference: See `map_shard`.
-
-    Attributes:
-        memory: Bytes that the process took for the latest rows, without memory that it shares with others.
     """
 
     def __init__(self, reference: tuple[Any]):
@@ -72,7 +57,6 @@ class _ShardMapper:
         work, self.table = ray.get(reference[0])
         self.work: MappingWork = work
         self.worker: Worker | None = None
-        self.memory = 0
 
     def rows(self, shard: ShardRows) -> pa.Table:
         """Returns some rows of the table."""
@@ -88,7 +72,6 @@ class _ShardMapper:
                     self.worker = self._make_worker()
                 return self.worker(rows)
         finally:
-            self.memory = own_memory()  # includes what was freed until now
             give_memory_back()
 
     def _make_worker(self) -> Worker:
@@ -103,8 +86,8 @@ _mapper = functools.lru_cache(maxsize=1)(_ShardMapper)
 """Returns the mapper of this process. It is cached, so that a network is loaded once, not for every shard."""
 
 
-def map_shard(reference: tuple[Any], name: str, shard: ShardRows, rows: pa.Table | None = None) -> WrittenShard:
-    """Maps and writes a shard.
+def map_shard(reference: tuple[Any], name: str, shard: ShardRows, rows: pa.Table | None = None) -> int:
+    """Maps and writes a shard. Returns the number of its rows.
 
     Args:
         reference: A tuple of a reference to the work and to the reference of the table. Ray resolves references among
@@ -116,7 +99,7 @@ def map_shard(reference: tuple[Any], name: str, shard: ShardRows, rows: pa.Table
     mapper = _mapper(reference)
     output = mapper.map_rows(mapper.rows(shard) if rows is None else rows)
     write_table(mapper.work.folder / name, output)
-    return WrittenShard(shard.rows, mapper.memory)
+    return shard.rows
 
 
 def map_rows(reference: tuple[Any], shard: ShardRows) -> pa.Table:
@@ -138,8 +121,8 @@ class GpuProcess:
     def wait_until_started(self) -> None:
         """Returns as soon as the actor has its share of a GPU and runs."""
 
-    def map_shard(self, reference: tuple[Any], name: str, shard: ShardRows, rows: pa.Table | None) -> WrittenShard:
-        """Maps and writes a shard."""
+    def map_shard(self, reference: tuple[Any], name: str, shard: ShardRows, rows: pa.Table | None) -> int:
+        """Maps and writes a shard. Returns the number of its rows."""
         return map_shard(reference, name, shard, rows)
 
 

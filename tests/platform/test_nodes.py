@@ -11,11 +11,10 @@ import pytest
 
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.gpu_mapping import actors_per_gpu
-from mcis.platform.engine.nodes import memory_to_reserve, missing_bundles, tasks_to_submit
+from mcis.platform.engine.nodes import missing_bundles, tasks_to_submit
 from mcis.platform.engine.training import _required_bundles
 
 PORT = 6379  # Ray's fake nodes know no other
-GIB = 2**30
 GPU, CPU = {"GPU": 1, "CPU": 0.5}, {"CPU": 1}
 
 
@@ -55,21 +54,6 @@ def test_tasks_follow_the_cpus_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> 
     assert tasks_to_submit([{}, {"CPU": 4}, {"CPU": 32, "GPU": 1}]) == 72
     monkeypatch.setenv("RAY_ADDRESS", "auto")
     assert tasks_to_submit([{"CPU": 4}]) == 8
-
-
-@pytest.mark.parametrize(
-    ("nodes", "reserved"),
-    [
-        ([{"CPU": 4, "memory": 8 * GIB}], None),
-        ([{"CPU": 4, "memory": 7 * GIB}], 2 * GIB),
-        ([{"CPU": 4, "memory": 8 * GIB}, {"CPU": 4, "memory": GIB}], 2 * GIB),
-        ([{"CPU": 4, "memory": GIB}, {"memory": 8 * GIB}], GIB),
-        ([], None),
-    ],
-    ids=["enough", "for three", "a small node", "less than a task", "no node"],
-)
-def test_tasks_of_2_gib_reserve_memory_where_it_is_short(nodes: list[dict[str, float]], reserved: int | None) -> None:
-    assert memory_to_reserve(nodes, 2 * GIB) == reserved
 
 
 @pytest.mark.parametrize(
@@ -156,36 +140,3 @@ def test_gpus_come_when_they_are_asked_for_and_what_cannot_come_is_said(cluster:
     assert done.returncode == 0, done.stdout + done.stderr
     assert "waiting for nodes of the cluster: a training needs 3 x (1 GPU, 0.5 CPU) more" in done.stdout
     assert "another needs 1 x (8 GPU); after 0.05 minutes the cluster lacks 1 x (8 GPU)" in done.stdout
-
-
-MAP = """
-import sys, time
-from pathlib import Path
-import pyarrow as pa
-import ray
-from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.engine.mapping import map_table
-
-def num_nodes():
-    return sum(node["Alive"] for node in ray.nodes())
-
-def work(rows):
-    deadline = time.monotonic() + 120
-    while num_nodes() == 1:
-        assert time.monotonic() < deadline, "no node was started"
-        time.sleep(0.5)
-    return rows
-
-ray.init(logging_level="ERROR")
-assert num_nodes() == 1
-table = pa.table({"x": list(range(8))})
-assert map_table(table, Path(sys.argv[1]), worker=work, label="x", compute=ComputeConfig(shard_rows=1)) == 8
-"""
-
-
-@pytest.mark.slow
-def test_a_mapping_makes_the_autoscaler_start_nodes(cluster: dict[str, str], tmp_path: Path) -> None:
-    """Its tasks end only when there are two nodes."""
-    command = [sys.executable, "-c", MAP, str(tmp_path / "table")]
-    done = subprocess.run(command, env=cluster, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr

@@ -462,45 +462,6 @@ def test_cpus_added_during_a_mapping_are_used_and_asked_for(nodes: Nodes, tmp_pa
     assert len(rows_of_node) == 2
 
 
-LARGE_TASKS = """
-import sys, time
-from pathlib import Path
-import numpy as np
-import pyarrow as pa
-import ray
-from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.engine.mapping import map_table
-
-def worker():
-    def rows(table):
-        start = time.time()
-        values = np.ones(2**28, np.uint8)
-        time.sleep(0.5)
-        spans = pa.table({"start": [start] * len(table), "stop": [time.time()] * len(table)})
-        return spans.append_column("x", table["x"])
-    return rows
-
-ray.init(log_to_driver=False)
-table = pa.table({"x": list(range(24))})
-map_table(table, Path(sys.argv[1]), make_worker=worker, label="x", compute=ComputeConfig(shard_rows=1))
-ray.shutdown()
-"""
-
-
-@pytest.mark.slow
-def test_tasks_reserve_the_memory_that_finished_ones_took(nodes: Nodes, tmp_path: Path) -> None:
-    """On a node with four CPUs and memory for two tasks. The first tasks run before any has finished."""
-    table = tmp_path / "table"
-    nodes.add("a", num_cpus=4, memory=5 * 2**28)
-    finish([sys.executable, "-c", LARGE_TASKS, str(table)], nodes.env, nodes.folder)
-    spans = [row for file in table.glob("part-*.parquet") for row in read_table(file).to_pylist()]
-    assert sorted(row["x"] for row in spans) == list(range(24))
-
-    at_a_time = {row["x"]: sum(other["start"] <= row["start"] < other["stop"] for other in spans) for row in spans}
-    assert max(at_a_time.values()) > 2
-    assert max(at_a_time[x] for x in range(16, 24)) == 2
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("gpu", [0, 1])
 def test_a_mapping_without_nodes_ends_with_an_error_and_continues_when_repeated(

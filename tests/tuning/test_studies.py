@@ -22,7 +22,6 @@ from mcis.datasets.images.decode import decode_labels
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.weights_files import save_weights
-from mcis.platform.reporting import terminal
 from mcis.platform.reporting.compared_runs import open_run_groups
 from mcis.platform.reporting.comparison import BootstrapSettings, compare
 from mcis.platform.runs import progress
@@ -235,7 +234,7 @@ def test_the_papers_scores_are_in_every_output(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(terminal.console, "width", 200)
+    monkeypatch.setenv("COLUMNS", "200")
     workspace = tmp_path / "workspace"
     definition = select_cases(read_definition("table5"), ["r0", "r3"])
     study = make_study(small_voc(*TINY_NETWORK), workspace, until="evaluate")
