@@ -70,7 +70,9 @@ app.command(
 app.command("import-weights", epilog="Example: `mcis import-weights model_cam.pth --out classifier.pt`")(import_weights)
 app.command(
     epilog="Examples: `mcis export predictions --name mine --out masks` · `mcis export masks --name mine --out voc` · "
-    "`mcis export masks --name mine --out coco --format coco` · `mcis export onnx --name mine --out network.onnx`"
+    "`mcis export masks --name mine --out coco --format coco` · "
+    "`mcis export maps --name mine --out cams --format irn` · "
+    "`mcis export onnx --name mine --out network.onnx`"
 )(export)
 app.command(epilog="Examples: `mcis doctor` · `mcis doctor --bench`")(doctor)
 app.command(epilog="Example: `mcis ui`")(ui)

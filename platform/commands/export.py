@@ -23,16 +23,16 @@ def export(
     format: Annotated[
         str | None,
         typer.Option(
-            help="For masks: voc, coco, cvat, yolo or labelstudio. For predictions: png, coco, cvat, yolo or "
-            "labelstudio."
+            help="For masks: voc, wsss, coco, cvat, yolo or labelstudio. For predictions: png, coco, cvat, yolo or "
+            "labelstudio. For maps: irn, psa, clip-es or png; without it, pictures."
         ),
     ] = None,
     min_area: SmallestObject = 1,
 ) -> None:
     """Write a part of a run for other programs.
 
-    Localization maps with color overlays; pseudo masks and their images as a VOC devkit; predictions as PNGs; the
-    segmentation network for torch alone, for ONNX or for the Hugging Face hub.
+    Localization maps with color overlays, or as the files of other methods; pseudo masks and their images as a VOC
+    devkit; predictions as PNGs; the segmentation network for torch alone, for ONNX or for the Hugging Face hub.
     """
     with plain_errors():
         from mcis.platform.runs.workspace import Workspace

@@ -1,5 +1,6 @@
 """Exports parts of a run: localization maps with overlays, pseudo masks, predictions, the network."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,8 +13,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.formats.data_set import LabeledImage
 from mcis.datasets.formats.exporting import EXPORT_FORMATS, export_data_set
 from mcis.datasets.formats.libraries import require_module
-from mcis.datasets.formats.photographs import write_photograph
-from mcis.datasets.images.decode import decode_labels, encode_labels, resize_labels
+from mcis.datasets.images.decode import decode_labels, resize_labels
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.tables.shards import Shards
 from mcis.models.localization import score_maps
@@ -29,24 +29,24 @@ from mcis.platform.reporting.files import (
     table_rows,
     write_all,
     write_bytes,
+    write_masked_photograph,
 )
 from mcis.platform.reporting.html import encode
 from mcis.platform.reporting.panels import heat_picture
+from mcis.platform.reporting.wsss_files import MAP_FORMATS, export_scored_maps, export_wsss_masks
 from mcis.platform.runs.files import disk_errors
 from mcis.platform.runs.progress import counted
 from mcis.platform.runs.workspace import Workspace
 
 
 class _LabelTable(NamedTuple):
-    """A table of label masks that can be exported in several formats.
+    """A table of label masks, which can be exported as objects.
 
     Attributes:
-        format: name of the default format, which the function in `EXPORTS` writes.
         stage: the stage that writes the table.
         table: name of the table.
     """
 
-    format: str
     stage: str
     table: str
 
@@ -59,7 +59,7 @@ def export(workspace: Workspace, name: str, what: str, out: Path, format: str | 
         name: name of the run.
         what: the kind of output, one of `EXPORTS`.
         out: file or folder to write.
-        format: for pseudo masks and predictions, one of `EXPORT_FORMATS`; None for the default format.
+        format: one of `formats_of(what)`; None for the default format.
         min_area: smallest number of pixels of an object; smaller regions are left out.
 
     Returns:
@@ -73,17 +73,26 @@ def export(workspace: Workspace, name: str, what: str, out: Path, format: str | 
     if what not in EXPORTS:
         raise UserError(f"export {what}", f"one of {', '.join(EXPORTS)}", "choose one of them")
 
-    table = _LABEL_TABLES.get(what)
-    if format is None or (table and format == table.format):
+    if format is not None and format not in formats_of(what):
+        expected = ", ".join(formats_of(what))
+        raise UserError(
+            f"format {format} of {what}",
+            f"one of {expected}" if expected else "no --format",
+            "choose another by --format",
+        )
+    if format is None or format not in EXPORT_FORMATS:
         check_objects(None, out, min_area)
-        return EXPORTS[what](workspace, name, out)
-    if table is None or format not in EXPORT_FORMATS:
-        expected = f"one of {table.format}, {', '.join(EXPORT_FORMATS)}" if table else "no --format"
-        raise UserError(f"format {format} of {what}", expected, "choose another by --format")
+        write = EXPORTS[what] if format is None else _FORMATS[what][format]
+        return write(workspace, name, out)
     check_objects(format, out, min_area)
 
     classes = open_index(workspace, name, ["split"]).classes
     return export_objects(format, classes, _labeled_images(workspace, name, what, out), out, min_area)
+
+
+def formats_of(what: str) -> tuple[str, ...]:
+    """Names of the formats of a kind of output; empty if it has only one."""
+    return (*_FORMATS.get(what, ()), *(EXPORT_FORMATS if what in _LABEL_TABLES else ()))
 
 
 def check_objects(format: str | None, out: Path, min_area: int) -> None:
@@ -212,10 +221,9 @@ def export_masks(workspace: Workspace, name: str, out: Path) -> str:
     def write(row: dict[str, Any]) -> int:
         file_name = names[row["image_id"]]
         image = images[row["image_id"]]
-        path = devkit / "JPEGImages" / f"{file_name}.jpg"
-        write_photograph(image["uri"], image["content_hash"], path, index.value_range)
-        labels = resize_labels(decode_labels(row["mask"]), image["height"], image["width"])
-        write_bytes(devkit / "SegmentationClass" / f"{file_name}.png", encode_labels(labels))
+        photograph = devkit / "JPEGImages" / f"{file_name}.jpg"
+        mask = devkit / "SegmentationClass" / f"{file_name}.png"
+        write_masked_photograph(image, row["mask"], photograph, mask, index.value_range)
         return 1
 
     with disk_errors(out):
@@ -252,8 +260,11 @@ EXPORTS: Mapping[str, Callable[[Workspace, str, Path], str]] = {
     "pretrained": export_pretrained,
 }
 """Kinds of output that can be exported, and the functions that write them and return a description."""
-_LABEL_TABLES = {
-    "masks": _LabelTable("voc", "pseudo_masks", "masks"),
-    "predictions": _LabelTable("png", "predict", "predictions"),
+_FORMATS: Mapping[str, Mapping[str, Callable[[Workspace, str, Path], str]]] = {
+    "maps": {format: functools.partial(export_scored_maps, format=format) for format in MAP_FORMATS},
+    "masks": {"voc": export_masks, "wsss": export_wsss_masks},
+    "predictions": {"png": export_predictions},
 }
-"""Kinds of output that can be exported in other formats too."""
+"""Formats by kind of output, and the functions that write them and return a description."""
+_LABEL_TABLES = {"masks": _LabelTable("pseudo_masks", "masks"), "predictions": _LabelTable("predict", "predictions")}
+"""Kinds of output that can be exported as objects in `EXPORT_FORMATS`, too."""

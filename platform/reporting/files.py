@@ -10,6 +10,9 @@ from typing import Any
 
 from mcis.datasets.classes import palette
 from mcis.datasets.errors import UserError
+from mcis.datasets.formats.photographs import write_photograph
+from mcis.datasets.images.decode import decode_labels, encode_labels, resize_labels
+from mcis.datasets.images.value_range import ValueRange
 from mcis.datasets.index import shown
 from mcis.datasets.sources.lists import is_line, relative_name, without_image_suffix
 from mcis.datasets.storage.folders import MAX_NAME_BYTES
@@ -21,7 +24,7 @@ from mcis.platform.runs.workspace import Workspace
 _THREADS = 4
 """Number of threads that write pictures."""
 _MAX_BYTES = MAX_NAME_BYTES - len(".png")
-_FILE_SUFFIXES = (".png", ".jpg")
+_FILE_SUFFIXES = (".png", ".jpg", ".npy")
 """Suffixes of exported files. A file with such a name must not have the name of another file's folder."""
 
 
@@ -139,6 +142,28 @@ def csv_table(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> bytes:
     writer.writerow(columns)
     writer.writerows(rows)
     return text.getvalue().encode()
+
+
+def write_masked_photograph(
+    image: Mapping[str, Any], mask: bytes, photograph: Path, mask_file: Path, value_range: ValueRange | None
+) -> None:
+    """Writes an image as a JPEG, and its label mask as a palette PNG of the same size.
+
+    A mask that is smaller than the image (`data.max_side`) is resized by nearest neighbor.
+
+    Args:
+        image: the image's row of the index.
+        mask: the mask as PNG.
+        photograph: file of the JPEG.
+        mask_file: file of the mask.
+        value_range: see `read_rgb`.
+
+    Raises:
+        UserError: the image is missing or was changed.
+    """
+    write_photograph(image["uri"], image["content_hash"], photograph, value_range)
+    labels = resize_labels(decode_labels(mask), image["height"], image["width"])
+    write_bytes(mask_file, encode_labels(labels))
 
 
 def write_bytes(path: Path, content: bytes) -> None:
