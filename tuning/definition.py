@@ -17,7 +17,7 @@ from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.sources import SOURCES
 from mcis.platform import pipeline
 from mcis.platform.config.keys import Values, value_of
-from mcis.platform.config.resolve import Resolved, resolve
+from mcis.platform.config.resolve import Resolved, resolve, with_table
 from mcis.platform.config.sections import Config, sources_of
 
 LIBRARY = Path(__file__).parent / "library"
@@ -43,6 +43,8 @@ class CaseDefinition(_StrictModel):
         group: name of a group of cases, for example cases with the same training. The plot has a color for each group.
         sources: image sources, a subset of the study's; None = all of them. With `adapts_to_sources`, `first` is
             the source that defines the classes.
+        recipe: recipe; None = that of the study.
+        method, data_set: names of its method and data set, if the case is one of a grid of methods and data sets.
         values: configuration values of the case, by dotted key; `set` in the file.
         until: last stage, if it comes before the last stage of the study; None = the last stage of the study.
         paper: the paper's mIoU of the segmentation network on val of `StudyDefinition.paper_data`, in percent.
@@ -54,6 +56,9 @@ class CaseDefinition(_StrictModel):
     name: str = Field(pattern=_NAME)
     group: str = ""
     sources: str | None = None
+    recipe: str | None = None
+    method: str = ""
+    data_set: str = ""
     values: dict[str, Any] = Field(default_factory=dict, alias="set")
     until: str | None = None
     paper: float | None = None
@@ -67,6 +72,7 @@ class StudyCase(CaseDefinition):
 
     Attributes:
         sources: image sources.
+        recipe: recipe.
         until: last stage.
         paper: as above; None if the trials of the case do not score the segmentation network on that data set's val.
         inference: description of how its maps are inferred.
@@ -74,9 +80,41 @@ class StudyCase(CaseDefinition):
     """
 
     sources: str
+    recipe: str
     until: str
     inference: str
     related: int
+
+
+class DataSet(_StrictModel):
+    """A data set of a study, on which all of its methods run.
+
+    Attributes:
+        name: part of the names of its cases, if the study has several data sets.
+        source: table of images and tags, or names of image sources, like SOURCE of `mcis run`.
+        values: configuration values of all its cases, by dotted key; `set` in the file.
+    """
+
+    name: str = Field(pattern=_NAME)
+    source: str
+    values: dict[str, Any] = Field(default_factory=dict, alias="set")
+
+
+class Method(_StrictModel):
+    """A method of a study: a recipe with values of its own, or maps, masks or predictions of another program.
+
+    Attributes:
+        name: part of the names of its cases.
+        recipe: recipe; None = that of the study.
+        values: configuration values, by dotted key; `set` in the file.
+        values_on: further values on each data set, by the name of the data set; `on` in the file. If it is not empty,
+            the method only runs on these.
+    """
+
+    name: str = Field(pattern=_NAME)
+    recipe: str | None = None
+    values: dict[str, Any] = Field(default_factory=dict, alias="set")
+    values_on: dict[str, dict[str, Any]] = Field(default_factory=dict, alias="on")
 
 
 class StudyDefinition(_StrictModel):
@@ -88,6 +126,8 @@ class StudyDefinition(_StrictModel):
         adapts_to_sources: whether the study leaves out cases with sources that it is not run with.
         cases: cases; `case` in the file.
         axes: lists of values by dotted key. Each combination of values is a case.
+        methods: methods; `method` in the file. Each one on each data set is a case, compared with the first method.
+        data_sets: data sets; `data` in the file. Empty: the methods run on the sources of the command.
     """
 
     about: str
@@ -95,6 +135,8 @@ class StudyDefinition(_StrictModel):
     adapts_to_sources: bool = False
     cases: tuple[CaseDefinition, ...] = Field(default=(), alias="case")
     axes: dict[str, list[Any]] = Field(default_factory=dict)
+    methods: tuple[Method, ...] = Field(default=(), alias="method")
+    data_sets: tuple[DataSet, ...] = Field(default=(), alias="data")
 
     @property
     def paper_column(self) -> str | None:
@@ -108,13 +150,47 @@ class StudyDefinition(_StrictModel):
         """Heading of the column with the paper's results on test."""
         return f"paper ({_PAPER_DATA[self.paper_data]} test, network)"
 
+    @property
+    def first_data(self) -> tuple[str | None, Values]:
+        """Source and values of the first data set, for commands without SOURCE. (None, {}) if there is none."""
+        return (self.data_sets[0].source, self.data_sets[0].values) if self.data_sets else (None, {})
+
     def all_cases(self) -> Iterator[CaseDefinition]:
-        """Yields the cases, then the combinations of the axes."""
+        """Yields the cases, the combinations of the axes, then the methods on each data set."""
         yield from self.cases
         if self.axes:
             for combination in itertools.product(*self.axes.values()):
                 values = dict(zip(self.axes, combination, strict=True))
                 yield CaseDefinition(name=_case_name(values), set=values)
+        if self.data_sets:
+            for data_set in self.data_sets:
+                yield from self._cases_of_methods(data_set)
+        else:
+            yield from self._cases_of_methods(None)
+
+    def _cases_of_methods(self, data_set: DataSet | None) -> Iterator[CaseDefinition]:
+        """Yields a case for each method that runs on a data set; None = the sources of the command."""
+        first = None
+        for method in self.methods:
+            if data_set and method.values_on and data_set.name not in method.values_on:
+                continue
+            name = method.name if len(self.data_sets) < 2 or not data_set else f"{data_set.name}-{method.name}"
+            values = dict(method.values)
+            sources = None
+            if data_set:
+                sources, located = with_table(data_set.source, {})
+                values = located | data_set.values | values | method.values_on.get(data_set.name, {})
+            yield CaseDefinition(
+                name=name,
+                group=data_set.name if data_set else "",
+                sources=sources,
+                recipe=method.recipe,
+                method=method.name,
+                data_set=data_set.name if data_set else "",
+                set=values,
+                against=first,
+            )
+            first = first or name
 
 
 def _case_name(values: dict[str, Any]) -> str:
@@ -146,7 +222,7 @@ def select_cases(definition: StudyDefinition, names: Sequence[str]) -> StudyDefi
             f"--case {' and '.join(unknown)}", f"one of {', '.join(cases)}", "name cases of the study, or leave it out"
         )
     chosen = tuple(case for name, case in cases.items() if name in names)
-    return definition.model_copy(update={"cases": chosen, "axes": {}})
+    return definition.model_copy(update={"cases": chosen, "axes": {}, "methods": (), "data_sets": ()})
 
 
 def read_definition(study: str) -> StudyDefinition:
@@ -159,7 +235,7 @@ def read_definition(study: str) -> StudyDefinition:
         UserError: there is no such file, or it does not define a study.
     """
     path = LIBRARY / f"{study}.toml" if study in library() else Path(study)
-    expected = f"one of {', '.join(library())}, or a TOML file with cases or axes"
+    expected = f"one of {', '.join(library())}, or a TOML file with cases, axes or methods"
 
     try:
         definition = StudyDefinition.model_validate(tomllib.loads(path.read_bytes().decode()))
@@ -182,9 +258,15 @@ def _check_names(path: Path, definition: StudyDefinition, names: list[str]) -> N
     """Raises a `UserError` if there are no cases, two of one name, or comparisons with cases that do not exist."""
     repeated = sorted({name for name in names if names.count(name) > 1})
     unknown = sorted({case.against for case in definition.cases if case.against} - set(names))
+    data_sets = {data_set.name for data_set in definition.data_sets}
+    unknown_data = sorted({name for method in definition.methods for name in method.values_on} - data_sets)
 
     if not names:
-        raise UserError(f"{path} has no case", "cases or axes", "add a [[case]]")
+        raise UserError(f"{path} has no case", "cases, axes or methods", "add a [[case]]")
+    if unknown_data:
+        raise UserError(
+            f"{path} has no data set {', '.join(unknown_data)}", "names of data sets after `on`", "correct the name"
+        )
     if repeated:
         raise UserError(f"{path} has two cases {', '.join(repeated)}", "cases of different names", "rename one of them")
     if unknown:
@@ -228,14 +310,15 @@ def check_sources(definition: StudyDefinition, config: Config) -> None:
     Raises:
         UserError: images are not given; it names all of these sources.
     """
-    sources_by_case = {case.name: sources_of(case.sources or config.sources) for case in definition.all_cases()}
-    needed = sources_of("+".join(dict.fromkeys(itertools.chain(*sources_by_case.values()))))
-    missing = [name for name in needed if name not in sources_of(config.sources) or _location(name, config) is None]
+    cases = list(definition.all_cases())
+    needed = list(dict.fromkeys(itertools.chain(*(_sources_of_case(case, config) for case in cases))))
+    missing_by_case = {case.name: _missing_sources(case, config) for case in cases}
+    missing = [name for name in needed if any(name in names for names in missing_by_case.values())]
     if not missing:
         return
 
-    incomplete = [case for case, sources in sources_by_case.items() if set(sources).intersection(missing)]
-    complete = [case for case in sources_by_case if case not in incomplete]
+    incomplete = [case for case, names in missing_by_case.items() if names]
+    complete = [case for case, names in missing_by_case.items() if not names]
     remedy = f"run the study with {'+'.join(needed)} and {', '.join(f'--{name} PATH' for name in missing)}"
     if complete:
         remedy += f"; or without these cases: {' '.join(f'--case {name}' for name in complete)}"
@@ -246,9 +329,19 @@ def check_sources(definition: StudyDefinition, config: Config) -> None:
     )
 
 
-def _location(source: str, config: Config) -> object:
-    """The configured location of a source; None if it is not set."""
-    return value_of(config, SOURCES[source].keys(source)[SOURCES[source].location])
+def _sources_of_case(case: CaseDefinition, config: Config) -> Sequence[str]:
+    return sources_of(case.sources or config.sources)
+
+
+def _missing_sources(case: CaseDefinition, config: Config) -> list[str]:
+    """The sources of a case whose location neither the case nor the configuration sets."""
+    missing = []
+    for name in _sources_of_case(case, config):
+        key = SOURCES[name].keys(name)[SOURCES[name].location]
+        is_configured = name in sources_of(config.sources) and value_of(config, key) is not None
+        if key not in case.values and not is_configured:
+            missing.append(name)
+    return missing
 
 
 def trial_values(resolved: Resolved, values: Values, sources: str | None = None) -> Values:
@@ -276,14 +369,17 @@ def trial_values(resolved: Resolved, values: Values, sources: str | None = None)
     return changed | values
 
 
-def configured(resolved: Resolved, values: Values, sources: str | None = None) -> Resolved:
+def configured(resolved: Resolved, values: Values, sources: str | None = None, recipe: str | None = None) -> Resolved:
     """The configuration of a trial. For the arguments see `trial_values`.
+
+    Args:
+        recipe: recipe of the trial; None = the study's.
 
     Raises:
         UserError: the configuration does not accept the values, or they contradict each other.
     """
     sources = sources or resolved.config.sources
-    return resolve(sources, resolved.config.recipe, trial_values(resolved, values, sources))
+    return resolve(sources, recipe or resolved.config.recipe, trial_values(resolved, values, sources))
 
 
 def cases_of(definition: StudyDefinition, resolved: Resolved, until: str) -> list[StudyCase]:
@@ -304,10 +400,11 @@ def cases_of(definition: StudyDefinition, resolved: Resolved, until: str) -> lis
 def _study_case(definition: CaseDefinition, paper_data: str, resolved: Resolved, until: str) -> StudyCase:
     _check_case(definition)
 
-    config = configured(resolved, definition.values, definition.sources).config
+    config = configured(resolved, definition.values, definition.sources, definition.recipe).config
     last_stage = min(definition.until or until, until, key=pipeline.STAGE_NAMES.index)
     derived = {
         "sources": config.sources,
+        "recipe": config.recipe,
         "until": last_stage,
         "paper": definition.paper if _scores_network_on(paper_data, config, last_stage) else None,
         "inference": _describe_inference(config),
@@ -340,7 +437,7 @@ def _check_case(definition: CaseDefinition) -> None:
         raise UserError(
             f"case {definition.name} sets {' and '.join(shared_keys)}",
             "values of other keys",
-            "write `sources` next to `set`, run one study per recipe, and choose seeds by --seeds",
+            "write `sources` and `recipe` next to `set`, and choose seeds by --seeds",
         )
 
     if definition.until not in (None, *LAST_STAGES):

@@ -202,7 +202,8 @@ class Search(Sweep):
         with contextlib.suppress(UserError):  # values that contradict each other: the trial raises the error
             changed = configured(self.resolved, values).changed()  # makes paths absolute
         varied = {short: values[key] for key, short in short_names(list(self.axes)).items()}
-        return Trial(self.trial_name(number), self.resolved.config.sources, changed, self.goal.until, varied, {})
+        config = self.resolved.config
+        return Trial(self.trial_name(number), config.sources, config.recipe, changed, self.goal.until, varied, {})
 
 
 def check_search(search: Search) -> None:

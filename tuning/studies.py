@@ -1,7 +1,7 @@
 """Runs a study: each case is run with several seeds, and each of these trials is a run of the pipeline."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple, Self
@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from pydantic_core import to_jsonable_python
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.storage.folders import remove
 from mcis.platform import pipeline
 from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import COMMAND_LINE, OVERRIDE, resolve
@@ -223,13 +222,14 @@ def run_study(study: Study, definition: StudyDefinition) -> StudyResult:
         if result.archives:
             tables.append(_archives_table(result.archives, definition.paper_test_column))
         _print_result(study, result, tables)
-        remove(study.folder.study_page)  # the page of an earlier call
+        for page in study.folder.path.glob(f"{study.folder.study_page.stem}*.html"):  # pages of an earlier call
+            page.unlink()
         failure = outcome.failure()
         if failure:
             raise failure
-        if _write_page(study, result):
-            tracker.artifact(study.folder.study_page)
-            console.print(f"page:    {study.folder.study_page}")
+        for page in _write_pages(study, result):
+            tracker.artifact(page)
+            console.print(f"page:    {page}")
     return result
 
 
@@ -307,21 +307,28 @@ def _make_trial(study: Study, case: StudyCase, seed: int, paper_column: str | No
     metrics = {}
     if paper_column and case.paper is not None:
         metrics[metric_name(paper_column)] = case.paper
-    changed = _changed_values(study, case, {"seed": seed})
-    return Trial(study.trial_name(case.name, seed), case.sources, changed, case.until, {"case": case.name}, metrics)
+    return _trial_of_case(study, case, study.trial_name(case.name, seed), case.until, {"seed": seed}, metrics)
 
 
 def _make_test_trial(study: Study, case: StudyCase, seed: int) -> Trial:
     """The trial that predicts the test images. It shares all earlier stages with the trial that predicts val images."""
-    changed = _changed_values(study, case, {"seed": seed, "predict.split": "test"})
-    return Trial(study.test_trial_name(case.name, seed), case.sources, changed, "predict", {"case": case.name}, {})
+    values = {"seed": seed, "predict.split": "test"}
+    return _trial_of_case(study, case, study.test_trial_name(case.name, seed), "predict", values, {})
+
+
+def _trial_of_case(
+    study: Study, case: StudyCase, name: str, until: str, values: Values, metrics: dict[str, float]
+) -> Trial:
+    labels = {"case": case.name, "method": case.method, "data": case.data_set}
+    varied = {label: text for label, text in labels.items() if text}
+    return Trial(name, case.sources, case.recipe, _changed_values(study, case, values), until, varied, metrics)
 
 
 def _changed_values(study: Study, case: StudyCase, values: Values) -> Values:
     """The values in which a trial differs from its recipe, with absolute paths."""
     if study.predicts_test:  # for all trials, because the index, on which all stages depend, lists the test images
         values = values | {"data.test_list": study.resolved.config.data.test_list or _TEST_LIST}
-    return configured(study.resolved, case.values | values, case.sources).changed()
+    return configured(study.resolved, case.values | values, case.sources, case.recipe).changed()
 
 
 def _has_predictions(case: StudyCase) -> bool:
@@ -344,7 +351,7 @@ def _check_trials(study: Study, trials: Sequence[Trial]) -> list[Config]:
 
     Trials that differ only in their seed and in how maps are inferred have the same requirements and are checked once.
     """
-    configs = [resolve(trial.sources, study.resolved.config.recipe, trial.values).config for trial in trials]
+    configs = [resolve(trial.sources, trial.recipe, trial.values).config for trial in trials]
     checked = set()
     for trial, config in zip(trials, configs, strict=True):
         values = [
@@ -352,7 +359,7 @@ def _check_trials(study: Study, trials: Sequence[Trial]) -> list[Config]:
             for key, value in sorted(trial.values.items())
             if key != "seed" and not key.startswith("localize.")
         ]
-        requirements = str([trial.sources, trial.until, values])
+        requirements = str([trial.sources, trial.recipe, trial.until, values])
         if requirements not in checked:
             pipeline.check(config, study.workspace, trial.name, until=trial.until)
         checked.add(requirements)
@@ -447,7 +454,20 @@ def _print_result(study: Study, result: StudyResult, tables: Sequence[Table]) ->
         console.print(f"archives: {study.folder.test_archives}")
 
 
-def _write_page(study: Study, result: StudyResult) -> bool:
+def _write_pages(study: Study, result: StudyResult) -> Iterator[Path]:
+    """Writes the pages of a study: one, or one for each data set. Yields those that were written."""
+    data_sets = list(dict.fromkeys(scores.case.data_set for scores in result.cases))
+    for data_set in data_sets:
+        cases = [scores for scores in result.cases if scores.case.data_set == data_set]
+        differences = [difference for difference in result.differences if difference.case.data_set == data_set]
+        page = study.folder.study_page
+        if len(data_sets) > 1:
+            page = page.with_stem(f"{page.stem}-{data_set}")
+        if _write_page(study, replace(result, cases=cases, differences=differences), page):
+            yield page
+
+
+def _write_page(study: Study, result: StudyResult, page: Path) -> bool:
     """Writes the page of `mcis compare` for the cases, the first as the baseline, with the tables of the study.
 
     Returns:
@@ -464,7 +484,7 @@ def _write_page(study: Study, result: StudyResult) -> bool:
         groups = [group._replace(label=scores.case.name) for group, scores in zip(opened, result.cases, strict=True)]
         comparison = compare(groups, BootstrapSettings())
         galleries = compared_images(comparison, count=_PAGE_IMAGES)
-        write_page(comparison, galleries, study.folder.study_page, first_tables=tables)
+        write_page(comparison, galleries, page, first_tables=tables)
     except UserError as error:
         console.print(f"note: no page of the cases: {error.found}")
         return False

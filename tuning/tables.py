@@ -21,6 +21,9 @@ _HEADINGS = {variant.study_column: variant.heading for variant in VARIANTS}
 _DESCRIPTION = (
     pa.field("case", pa.string()),
     pa.field("group", pa.string()),
+    pa.field("method", pa.string()),
+    pa.field("data_set", pa.string()),
+    pa.field("recipe", pa.string()),
     pa.field("sources", pa.string()),
     pa.field("inference", pa.string()),
     pa.field("related", pa.int64()),
@@ -41,6 +44,7 @@ def cases_table(case_scores: Sequence[CaseScores], title: str, paper_column: str
     """
     score_columns = used_columns(case_scores)
     share_columns = list(dict.fromkeys(name for scores in case_scores for name in scores.shares))
+    ranks = ranks_of_methods(case_scores)
 
     rows = []
     for scores in case_scores:
@@ -49,18 +53,37 @@ def cases_table(case_scores: Sequence[CaseScores], title: str, paper_column: str
         if paper_column:
             cells.append("" if scores.case.paper is None else f"{scores.case.paper:.1f}")
         cells += [f"{mean(scores.shares[name]):.1f}" if name in scores.shares else "-" for name in share_columns]
+        cells += [ranks[scores.case.name]] if ranks else []
         cells.append(scores.case.inference)
         rows.append(tuple(cells))
 
     score_headings = [_HEADINGS[column] for column in score_columns]
     paper_headings = [paper_column] if paper_column else []
+    rank_headings = ["rank"] if ranks else []
     return Table(
         title=title,
-        columns=("case", *score_headings, *paper_headings, *share_columns, "maps by"),
+        columns=("case", *score_headings, *paper_headings, *share_columns, *rank_headings, "maps by"),
         rows=rows,
         numbers=(*score_headings, *share_columns),  # the paper's heading is long and may wrap
         optional=("maps by", *reversed(share_columns)),
     )
+
+
+def ranks_of_methods(case_scores: Sequence[CaseScores]) -> dict[str, str]:
+    """The ranks of the methods of a study on each data set, by case: `1` is the highest mean mIoU.
+
+    Methods are ranked by the last score of the pipeline that all of them have on the data set. Without one, ranks are
+    empty. Studies without methods have no ranks.
+    """
+    ranks: dict[str, str] = {}
+    for data_set in dict.fromkeys(scores.case.data_set for scores in case_scores if scores.case.method):
+        of_data_set = [scores for scores in case_scores if scores.case.data_set == data_set]
+        common = [column for column in used_columns(of_data_set) if all(column in s.miou for s in of_data_set)]
+        means = {scores.case.name: mean(scores.miou[common[-1]]) for scores in of_data_set} if common else {}
+        for scores in of_data_set:
+            name = scores.case.name
+            ranks[name] = str(1 + sum(value > means[name] for value in means.values())) if means else ""
+    return ranks
 
 
 def differences_table(differences: Sequence[PairedDifference]) -> Table:

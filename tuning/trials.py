@@ -49,6 +49,7 @@ class Trial(NamedTuple):
     Attributes:
         name: name of the run.
         sources: image sources.
+        recipe: recipe.
         values: values that differ from the recipe, by dotted key.
         until: last stage.
         varied: values that differ between the trials of the study, by short name.
@@ -57,6 +58,7 @@ class Trial(NamedTuple):
 
     name: str
     sources: str
+    recipe: str
     values: Values
     until: str
     varied: Values
@@ -249,7 +251,6 @@ def fit(
     # `with_parameters` passes these values in memory. Tune writes `param_space` to files, which must hold no passwords.
     trainable = tune.with_parameters(
         _run_trial,
-        recipe=sweep.resolved.config.recipe,
         workspace=str(sweep.workspace.root),
         study=sweep.name,
         parent=parent,
@@ -325,7 +326,6 @@ def stage_bundles(compute: ComputeConfig, parallel: int) -> list[Bundle]:
 def _run_trial(
     parameters: dict[str, Any],
     *,
-    recipe: str,
     workspace: str,
     study: str,
     parent: str,
@@ -338,7 +338,7 @@ def _run_trial(
     os.environ.setdefault("TUNE_FUNCTION_THREAD_TIMEOUT_S", "60")  # for slow machines
 
     result = pipeline.run(
-        resolve(trial.sources, recipe, trial.values),
+        resolve(trial.sources, trial.recipe, trial.values),
         Workspace(Path(workspace)),
         trial.name,
         until=trial.until,

@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import inspect
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
 
@@ -160,8 +160,15 @@ class Configuration:
     seed: Seed = None
     gpu: Gpu = False
 
-    def resolve(self, overrides: Overrides) -> "Resolved":
-        """Returns the configuration. Errors are those of `config.resolve.resolve`."""
+    def resolve(
+        self, overrides: Overrides, *, default: tuple[str | None, Mapping[str, Any]] = (None, {})
+    ) -> "Resolved":
+        """Returns the configuration. Errors are those of `config.resolve.resolve`.
+
+        Args:
+            overrides: Values that win over recipe and file.
+            default: SOURCE, and values by dotted key, of a command that names neither a source nor a file.
+        """
         from mcis.platform.config.resolve import is_assignment, location_values, resolve
 
         source = self.source
@@ -169,9 +176,11 @@ class Configuration:
         if source is not None and is_assignment(source):  # the first word of a command without a source
             texts = [source, *texts]
             source = None
-
         locations = {name: getattr(self, name) or None for name in SOURCES}
         options = location_values(locations | {"data.corrected_masks": self.corrected_masks})
+        if source is None and self.config is None:
+            source, values = default
+            options = {**values, **options}
         return resolve(source, self.recipe, options, texts, file=self.config)
 
 

@@ -91,8 +91,8 @@ def run_study(
         from mcis.tuning.studies import run_study as run
         from mcis.tuning.tables import cases_csv
 
-        resolved = configuration.resolve(overrides)
         definition = read_definition(study)
+        resolved = configuration.resolve(overrides, default=definition.first_data)
         if cases:
             definition = select_cases(definition, cases)
         result = run(

@@ -79,7 +79,7 @@ def resolve(
             contradictions.
     """
     experiment = read_experiment(file) if file else Experiment({}, {})
-    sources, options = _with_table(sources, options or {})
+    sources, options = with_table(sources, options or {})
     given: dict[str, str] = {}
     if sources is not None:
         given["sources"] = sources
@@ -136,7 +136,7 @@ def location_values(locations: Mapping[str, object]) -> Values:
     return values
 
 
-def _with_table(sources: str | None, options: Values) -> tuple[str | None, Values]:
+def with_table(sources: str | None, options: Values) -> tuple[str | None, Values]:
     """Replaces a table that is given as the sources by the source `tags` and its location."""
     if sources is None or not is_table(sources):
         return sources, options

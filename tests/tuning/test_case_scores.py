@@ -76,7 +76,14 @@ def test_descriptions_of_columns_leave_out_methods_that_differ_by_row() -> None:
 
 def make_case(name: str, against: str | None = None) -> StudyCase:
     return StudyCase(
-        name=name, group="co", sources="voc", inference="co-attention", related=3, until="evaluate", against=against
+        name=name,
+        group="co",
+        sources="voc",
+        recipe="paper",
+        inference="co-attention",
+        related=3,
+        until="evaluate",
+        against=against,
     )
 
 

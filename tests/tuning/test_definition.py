@@ -238,6 +238,7 @@ def test_axes_of_a_file_are_cases_of_all_combinations(tmp_path: Path) -> None:
         ('about = "x"\n[[case]]\nname = "a"\nsett = {}\n', "case.0.sett"),
         ('about = "x"\n[[case]]\nname = "a"\n[[case]]\nname = "a"\n', "two cases a"),
         ('about = "x"\n[[case]]\nname = "a"\nagainst = "b"\n', "no case b"),
+        ('about = "x"\n[[method]]\nname = "a"\non.b = {}\n', "no data set b"),
         ("about = \n", "is not valid TOML"),
         ('about = "x"\naxes = { "_x" = [1] }\n', "does not define a study"),
         ('about = "x"\naxes = { "seed" = [0, 1] }\n', "sets seed"),
@@ -251,6 +252,58 @@ def test_a_file_that_defines_no_study_is_refused(tmp_path: Path, text: str, foun
     path.write_text(text)
     with pytest.raises(UserError, match=found):
         cases_of(read_definition(str(path)), resolve("voc", "scratch"), "evaluate")
+
+
+GRID = """
+about = "two methods on two data sets"
+
+[[data]]
+name = "birds"
+source = "birds.csv"
+
+[[data]]
+name = "voc"
+source = "voc"
+set = { "data.voc" = "/voc" }
+
+[[method]]
+name = "ours"
+recipe = "photos"
+
+[[method]]
+name = "fewer"
+recipe = "photos_fast"
+set = { "localize.related" = 3 }
+
+[[method]]
+name = "hops"
+on.voc = { "localize.hops" = 2 }
+"""
+
+
+def test_methods_run_on_each_data_set_and_are_compared_with_the_first(tmp_path: Path) -> None:
+    file = tmp_path / "grid.toml"
+    file.write_text(GRID)
+    definition = read_definition(str(file))
+    source, values = definition.first_data
+    resolved = resolve(source, "photos", values, ["seed=3"])
+    check_sources(definition, resolved.config)
+
+    cases = cases_of(definition, resolved, "evaluate")
+    described = [(case.name, case.data_set, case.method, case.sources, case.recipe, case.against) for case in cases]
+    assert described == [
+        ("birds-ours", "birds", "ours", "tags", "photos", None),
+        ("birds-fewer", "birds", "fewer", "tags", "photos_fast", "birds-ours"),
+        ("voc-ours", "voc", "ours", "voc", "photos", None),
+        ("voc-fewer", "voc", "fewer", "voc", "photos_fast", "voc-ours"),
+        ("voc-hops", "voc", "hops", "voc", "photos", "voc-ours"),
+    ]
+    configs = [configured(resolved, case.values, case.sources, case.recipe).config for case in cases]
+    assert [config.localize.related for config in configs] == [24, 3, 24, 3, 24]
+    assert [config.localize.hops for config in configs] == [1, 4, 1, 4, 2]
+    assert all(config.seed == 3 for config in configs)
+    assert [str(config.data.tags.table)[-9:] for config in configs[:2]] == ["birds.csv"] * 2
+    assert all(str(config.data.voc) == "/voc" for config in configs[2:])
 
 
 def test_an_unknown_study_is_refused_with_the_names_of_the_library() -> None:

@@ -19,6 +19,7 @@ from PIL import Image
 import mcis
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_labels
+from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.networks.build import build_classifier
 from mcis.platform.networks.weights_files import save_weights
@@ -266,6 +267,55 @@ def test_the_papers_scores_are_in_every_output(
     assert StudyResult.read(folder).table() == result.table()
     assert folder.study_page.read_text().count(">76.3<") == 1
     assert folder.study_picture.exists()
+
+
+GRID = """
+about = "two methods on two data sets"
+
+[[data]]
+name = "a"
+source = "voc"
+set = { "data.voc" = "FOLDER/a", "data.classes" = "FOLDER/a/classes.txt" }
+
+[[data]]
+name = "b"
+source = "voc"
+set = { "data.voc" = "FOLDER/b", "data.classes" = "FOLDER/b/classes.txt" }
+
+[[method]]
+name = "one"
+
+[[method]]
+name = "other"
+set = { "localize.related" = 2 }
+"""
+
+
+@pytest.mark.slow
+def test_methods_are_compared_on_each_data_set(
+    ray_local: None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, num_classes in (("a", 2), ("b", 3)):
+        synthetic.draw(tmp_path / name, train=8, val=2, size=64, classes=num_classes)
+    file = tmp_path / "grid.toml"
+    file.write_text(GRID.replace("FOLDER", str(tmp_path)))
+    options: dict[str, Any] = {"overrides": (*TINY, "classifier.epochs=1"), "workspace": tmp_path / "w"}
+    result = mcis.study(file, name="study", recipe="scratch", until="pseudo_masks", parallel=2, **options)
+
+    assert [scores.case.name for scores in result.cases] == ["a-one", "a-other", "b-one", "b-other"]
+    compared = [(difference.case.name, difference.case.against) for difference in result.differences]
+    assert compared == [("a-other", "a-one"), ("b-other", "b-one")]
+    assert all("pseudo masks" in difference.intervals for difference in result.differences)
+    assert " rank " in capsys.readouterr().out
+
+    folder = Workspace(tmp_path / "w").run("study")
+    pages = sorted(path.name for path in folder.path.glob("*.html"))
+    assert pages == ["study-a.html", "study-b.html"]
+    page = (folder.path / "study-b.html").read_text()
+    assert "b-other" in page
+    assert "a-other" not in page
+    labels = [(run.data.params["method"], run.data.params["data"]) for run in tracked_trials(tmp_path / "w", "study")]
+    assert sorted(labels) == [("one", "a"), ("one", "b"), ("other", "a"), ("other", "b")]
 
 
 def tracked_trials(workspace: Path, study: str) -> list[Run]:

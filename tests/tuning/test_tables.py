@@ -19,6 +19,7 @@ from mcis.tuning.tables import (
     cases_table,
     differences_table,
     plot_cases,
+    ranks_of_methods,
     seeds_table,
     summary_csv,
     written_tables,
@@ -31,7 +32,7 @@ PAPER = "paper (VOC 2012 val, network)"
 
 
 def case_scores(group: str, name: str, miou: dict[str, list[float]], related: int = 0, **case: Any) -> CaseScores:
-    fields = {"sources": "voc", "inference": f"method of {name}", "until": "evaluate", **case}
+    fields = {"sources": "voc", "recipe": "paper", "inference": f"method of {name}", "until": "evaluate", **case}
     num_seeds = max(map(len, miou.values()), default=0)
     return CaseScores(
         case=StudyCase(name=name, group=group, related=related, **fields), seeds=list(range(num_seeds)), miou=miou
@@ -51,6 +52,23 @@ def test_the_table_of_cases_has_the_columns_that_any_case_has() -> None:
         ("none-single", "11.00 ±1.41", "-", "61.7", "12.5", "method of none-single"),
         ("co-itself", "20.00 ±0.00", "31.50 ±2.12", "", "-", "method of co-itself"),
     ]
+
+
+def test_methods_are_ranked_on_each_data_set() -> None:
+    """By the last score that all methods of the data set have."""
+    rows = [
+        ("a", "x", {MASKS: [10.0, 12.0], CRF: [50.0, 52.0]}),
+        ("b", "x", {MASKS: [20.0, 20.0]}),
+        ("a", "y", {MASKS: [10.0, 12.0], CRF: [30.0, 32.0]}),
+        ("b", "y", {MASKS: [10.0, 12.0], CRF: [31.0, 31.0]}),
+        ("c", "y", {MASKS: [90.0, 90.0], CRF: [10.0, 10.0]}),
+    ]
+    grid = [case_scores(data, f"{data}-{method}", miou, method=method, data_set=data) for method, data, miou in rows]
+    assert ranks_of_methods(grid) == {"x-a": "2", "x-b": "1", "y-a": "1", "y-b": "1", "y-c": "3"}
+    table = cases_table(grid, "title")
+    assert table.columns == ("case", "masks", "+CRF", "rank", "maps by")
+    assert table.rows[0] == ("x-a", "11.00 ±1.41", "51.00 ±1.41", "2", "method of x-a")
+    assert ranks_of_methods(EFFECT) == {}
 
 
 def test_the_table_of_cases_has_no_column_without_values() -> None:
