@@ -10,7 +10,7 @@ from mcis.platform.commands.export import export, import_data_set, import_weight
 from mcis.platform.commands.index import index_app
 from mcis.platform.commands.predict import predict, suggest
 from mcis.platform.commands.run import config_app, demo, run
-from mcis.platform.commands.runs import gc, relocate, runs, ui
+from mcis.platform.commands.runs import gc, relocate, runs, tag, ui
 from mcis.platform.commands.saliency import saliency_app
 from mcis.platform.commands.streams import prepare_streams
 from mcis.platform.commands.study import study_app
@@ -50,7 +50,8 @@ app.command(
     "`mcis run --config mcis-workspace/runs/first/config.toml --name again seed=2`"
 )(run)
 app.command(epilog="Example: `mcis demo`, then open the report that it names, or `mcis ui`.")(demo)
-app.command(epilog="Examples: `mcis runs` · `mcis runs --json`")(runs)
+app.command(epilog="Examples: `mcis runs` · `mcis runs --tag paper=yes` · `mcis runs --json`")(runs)
+app.command(epilog="Examples: `mcis tag mine note='with flips' paper=yes` · `mcis tag mine paper=`")(tag)
 app.command(epilog="Example: `mcis relocate --name mine /old/photos /new/photos`")(relocate)
 app.command(epilog="Examples: `mcis gc` · `mcis gc --run first --run table5 --delete`")(gc)
 app.command(

@@ -99,6 +99,12 @@ class DataSet(_StrictModel):
     source: str
     values: dict[str, Any] = Field(default_factory=dict, alias="set")
 
+    def located(self) -> tuple[str, Values]:
+        """The image sources, and all values of its cases, with the location of a table."""
+        sources, location = with_table(self.source, {})
+        assert sources is not None
+        return sources, location | self.values
+
 
 class Method(_StrictModel):
     """A method of a study: a recipe with values of its own, or maps, masks or predictions of another program.
@@ -155,6 +161,11 @@ class StudyDefinition(_StrictModel):
         """Source and values of the first data set, for commands without SOURCE. (None, {}) if there is none."""
         return (self.data_sets[0].source, self.data_sets[0].values) if self.data_sets else (None, {})
 
+    @property
+    def data_keys(self) -> set[str]:
+        """Keys that the data sets set, for example the location of a table."""
+        return {key for data_set in self.data_sets for key in data_set.located()[1]}
+
     def all_cases(self) -> Iterator[CaseDefinition]:
         """Yields the cases, the combinations of the axes, then the methods on each data set."""
         yield from self.cases
@@ -178,8 +189,8 @@ class StudyDefinition(_StrictModel):
             values = dict(method.values)
             sources = None
             if data_set:
-                sources, located = with_table(data_set.source, {})
-                values = located | data_set.values | values | method.values_on.get(data_set.name, {})
+                sources, located = data_set.located()
+                values = located | values | method.values_on.get(data_set.name, {})
             yield CaseDefinition(
                 name=name,
                 group=data_set.name if data_set else "",
@@ -222,7 +233,7 @@ def select_cases(definition: StudyDefinition, names: Sequence[str]) -> StudyDefi
             f"--case {' and '.join(unknown)}", f"one of {', '.join(cases)}", "name cases of the study, or leave it out"
         )
     chosen = tuple(case for name, case in cases.items() if name in names)
-    return definition.model_copy(update={"cases": chosen, "axes": {}, "methods": (), "data_sets": ()})
+    return definition.model_copy(update={"cases": chosen, "axes": {}, "methods": ()})
 
 
 def read_definition(study: str) -> StudyDefinition:

@@ -4,6 +4,7 @@ import dataclasses
 import tempfile
 import time
 import warnings
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,8 @@ from typing import Any
 import matplotlib.pyplot as plt
 import numpy as np
 import optuna
+from matplotlib.figure import Figure
+from optuna.importance import FanovaImportanceEvaluator, get_param_importances
 from optuna.visualization.matplotlib import plot_slice
 from ray import tune
 
@@ -55,7 +58,7 @@ def run_search(search: Search) -> SearchResult:
     ):
         trials = StoredSearch(search, Path(folder))
         _run_missing_trials(search, trials, tracker.run_id)
-        result = trials.result()
+        result = dataclasses.replace(trials.result(), importances=axis_importances(trials.study))
         _write_files(search, trials.study, result, tracker)
 
     _print_result(search, result, minutes=(time.monotonic() - start) / 60)
@@ -133,10 +136,14 @@ def _write_files(search: Search, study: optuna.Study, result: SearchResult, trac
     """Writes the result to the folder of the search's run and logs it to MLflow."""
     folder = search.folder
     write_json(folder.study, search_json(search, result))
+    tracker.artifact(folder.study)
     with atomic_write(folder.study_picture) as aside:
         _plot_study(study, aside, search.goal.about)
-    tracker.artifact(folder.study)
     tracker.artifact(folder.study_picture)
+    if result.importances:
+        with atomic_write(folder.importances) as aside:
+            _plot_importances(result.importances, aside, search.goal.about)
+        tracker.artifact(folder.importances)
 
     if result.best:
         values = result.best.values
@@ -150,6 +157,18 @@ def _write_files(search: Search, study: optuna.Study, result: SearchResult, trac
             tracker.metrics({"objective": trial.objective}, trial.number)
 
 
+def axis_importances(study: optuna.Study) -> dict[str, float]:
+    """How much of the variance of the objective each axis explains, by functional ANOVA (Hutter et al., ICML 2014).
+
+    Returns:
+        Shares by axis, the largest first; their sum is 1. Empty if fewer than two different objectives were found.
+    """
+    if len({trial.value for trial in study.get_trials(states=[optuna.trial.TrialState.COMPLETE])}) < 2:
+        return {}
+    evaluator = FanovaImportanceEvaluator(seed=0)
+    return {key: float(share) for key, share in get_param_importances(study, evaluator=evaluator).items()}
+
+
 def search_json(search: Search, result: SearchResult) -> dict[str, Any]:
     """The content of study.json."""
     return {
@@ -158,6 +177,7 @@ def search_json(search: Search, result: SearchResult) -> dict[str, Any]:
         "tried": [asdict(trial) for trial in result.trials],
         "best": asdict(result.best) if result.best else None,
         "default": asdict(result.default) if result.default else None,
+        "importances": result.importances,
     }
 
 
@@ -175,7 +195,7 @@ def search_csv(search: Search, result: SearchResult) -> str:
 
 
 def _print_result(search: Search, result: SearchResult, minutes: float) -> None:
-    """Prints the best trials, the trial of the configuration itself, and the failed trials."""
+    """Prints the best trials, the trial of the configuration itself, which axes matter, and the failed trials."""
     done = [trial for trial in result.trials if trial.objective is not None]
     best_first = sorted(done, key=lambda trial: trial.objective or 0.0, reverse=True)
     shown = best_first[:_SHOWN_TRIALS]
@@ -194,6 +214,9 @@ def _print_result(search: Search, result: SearchResult, minutes: float) -> None:
         optional=("min", "val mAP"),
     )
 
+    if result.importances:
+        shares = ", ".join(f"{key} {share:.2f}" for key, share in result.importances.items())
+        console.print(f"share of the variance of the score: {shares}")
     console.print(f"{len(result.trials)} trials: {result.summary()}; {minutes:.1f} min in this call")
     for trial in result.trials:
         if trial.state == "failed":
@@ -221,3 +244,15 @@ def _plot_study(study: optuna.Study, path: Path, objective: str) -> None:
     figure = np.ravel(axes)[0].figure
     figure.savefig(path, dpi=150, format="png")
     plt.close(figure)
+
+
+def _plot_importances(importances: Mapping[str, float], path: Path, objective: str) -> None:
+    """Plots a bar for each axis, the most important one at the top."""
+    keys = list(importances)[::-1]
+    figure = Figure(figsize=(7, 1.2 + 0.4 * len(keys)), layout="constrained")
+    axes = figure.subplots()
+    bars = axes.barh(keys, [importances[key] for key in keys])
+    axes.bar_label(bars, fmt="%.2f", padding=3)
+    axes.set_xlim(0, 1.1)
+    axes.set_xlabel(f"share of the variance of {objective}")
+    figure.savefig(path, dpi=150, format="png")

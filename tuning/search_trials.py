@@ -7,7 +7,7 @@ interrupted search therefore continues exactly as it would have without the inte
 import contextlib
 import shutil
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -66,11 +66,13 @@ class SearchResult:
         trials: trials that have ended, by number.
         best: trial with the highest objective, or None.
         default: trial with the values of the configuration itself; None if it is not done or not on the axes.
+        importances: share of the variance of the objective that each axis explains, the largest first.
     """
 
     trials: list[EndedTrial]
     best: EndedTrial | None
     default: EndedTrial | None
+    importances: dict[str, float] = field(default_factory=dict)
 
     def summary(self) -> str:
         """Number of trials by state: `4 done, 2 stopped, 0 failed`."""

@@ -201,7 +201,7 @@ def run_study(study: Study, definition: StudyDefinition) -> StudyResult:
     check_sources(definition, study.resolved.config)
     cases = cases_of(definition, study.resolved, study.until)
     keys_of_all_cases = set.intersection(*(set(case.values) for case in cases))
-    _check_study(study, keys_of_all_cases)
+    _check_study(study, keys_of_all_cases - definition.data_keys)
     refuse_if_running(study.workspace, study.name)
     plan = _make_plan(study, cases, definition.paper_column)
 

@@ -1,4 +1,4 @@
-"""The commands `mcis runs`, `relocate`, `gc` and `ui`: runs, their places, outputs without a run, MLflow's page."""
+"""The commands `mcis runs`, `tag`, `relocate`, `gc`, `ui`: runs, their tags and places, unused files, MLflow's page."""
 
 import contextlib
 import json
@@ -13,18 +13,24 @@ from mcis.platform.commands.options import DEFAULT_WORKSPACE, ExistingRun, Verbo
 
 def runs(
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
+    tags: Annotated[
+        list[str] | None, typer.Option("--tag", metavar="KEY=VALUE", help="List only runs with this tag. Repeatable.")
+    ] = None,
+    recipe: Annotated[str | None, typer.Option(help="List only runs of this recipe.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
-    """List the runs and studies of a workspace: last stage reached, scores, and disk space used.
+    """List the runs and studies of a workspace: last stage reached, scores, tags, and disk space used.
 
     The trials of a study follow it. Stage outputs that several runs share count for each of them.
     """
     with plain_errors():
         from mcis.platform.runs.inventory import entries
+        from mcis.platform.runs.run_tags import parse_tags
         from mcis.platform.runs.workspace import Workspace
 
+        wanted = parse_tags(tags or [])
         opened = Workspace(workspace, create=False)
-        listed = entries(opened)
+        listed = [entry for entry in entries(opened) if entry.matches(wanted, recipe)]
         if as_json:
             typer.echo(json.dumps([entry.as_json() for entry in listed], indent=2))
             return
@@ -32,6 +38,22 @@ def runs(
         from mcis.platform.commands.terminal import show_runs
 
         show_runs(listed, opened)
+
+
+def tag(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of a run or study.")],
+    tags: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Tags to set; KEY= removes a tag.")
+    ] = None,
+    workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
+) -> None:
+    """Set tags of a run, such as a note, for `mcis runs --tag` and MLflow. Without KEY=VALUE, print its tags."""
+    with plain_errors(resumes=False):
+        from mcis.platform.runs.run_tags import parse_tags, tag_run
+        from mcis.platform.runs.workspace import Workspace
+
+        for key, value in tag_run(Workspace(workspace, create=False), name, parse_tags(tags or [])).items():
+            typer.echo(f"{key}={value}")
 
 
 def relocate(

@@ -111,11 +111,15 @@ def show_runs(entries: Sequence["Entry"], workspace: "Workspace") -> None:
         scores = [f"{entry.scores[variant.key]:.2f}" if variant.key in entry.scores else "" for variant in VARIANTS]
         size = decimal(entry.bytes) if entry.bytes else ""
         configuration = (entry.sources or "", entry.recipe or "")
-        rows.append((name, *configuration, _last_call(entry), entry.state, reached, *scores, size))
+        tags = ", ".join(one_line(f"{key}={value}") for key, value in entry.tags.items())
+        rows.append((name, *configuration, _last_call(entry), entry.state, reached, *scores, size, tags))
 
     headings = [variant.heading for variant in VARIANTS]
-    columns = ("name", "sources", "recipe", "last call", "state", "reached", *headings, "disk")
-    optional = ("recipe", "sources", "last call", "reached")
+    columns: tuple[str, ...] = ("name", "sources", "recipe", "last call", "state", "reached", *headings, "disk", "tags")
+    if not any(entry.tags for entry in entries):
+        columns = columns[:-1]
+        rows = [row[:-1] for row in rows]
+    optional = ("recipe", "sources", "last call", "reached", "tags")
     print_table(f"Runs of {workspace.root}", columns, rows, numbers=(*headings, "disk"), optional=optional)
 
     for entry in entries:

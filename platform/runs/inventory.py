@@ -53,6 +53,7 @@ class Entry:
             use counts for each of them.
         trials: number of trials of a study.
         problem: why it failed, or what is damaged.
+        tags: tags that the user gave it.
     """
 
     name: str
@@ -70,6 +71,12 @@ class Entry:
     bytes: int = 0
     trials: int = 0
     problem: str | None = None
+    tags: dict[str, str] = field(default_factory=dict)
+
+    def matches(self, tags: Mapping[str, str], recipe: str | None) -> bool:
+        """Whether it has all of these tags, and the recipe if one is given."""
+        has_tags = all(self.tags.get(key) == value for key, value in tags.items())
+        return has_tags and recipe in (None, self.recipe)
 
     def as_json(self) -> dict[str, Any]:
         """The entry as JSON values; a score that is not a number becomes null."""
@@ -151,6 +158,7 @@ def _read_entry(workspace: Workspace, name: str, record: RunRecord | UserError |
             outputs=record.used_outputs,
             bytes=bytes_in(folder.path),
             problem=None if holder else record.reason,
+            tags=record.tags,
         )
     except (UserError, OSError) as error:
         problem = error.found if isinstance(error, UserError) else f"cannot be read ({error.strerror})"

@@ -48,7 +48,7 @@ def run_record(
                     f"the name of a {kind}, or a new name",
                     "choose another --name",
                 )
-            record = dataclasses.replace(record, reached=earlier.reached, outputs=earlier.outputs)
+            record = dataclasses.replace(record, reached=earlier.reached, outputs=earlier.outputs, tags=earlier.tags)
         write_json(workspace.run(name).record, dataclasses.asdict(record))
 
         try:
@@ -152,6 +152,8 @@ def run_lifecycle(
         )
         with tracker.running():
             tags = {"sources": config.sources, "recipe": config.recipe, "seed": str(config.seed)}
+            record = workspace.record(name)
+            tags |= record.tags if record else {}
             if study:
                 tags["study"] = study.name
                 parameters.update(study.varied)

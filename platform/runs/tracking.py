@@ -424,6 +424,21 @@ def _origin(parent: str | None) -> dict[str, str]:
     return tags | {"mcis.code": code_digest()}
 
 
+def set_tags(workspace: Workspace, name: str, tags: Mapping[str, str]) -> None:
+    """Sets tags of the MLflow run, if any, of a run; an empty value removes a tag. For errors see `store_errors`."""
+    tracked = Tracked.read(workspace.run(name, create=False))
+    if tracked is None or not tracked.run_id:
+        return
+    with store_errors(tracked.uri):
+        client = client_of(tracked.uri)
+        present = client.get_run(tracked.run_id).data.tags
+        for key, value in tags.items():
+            if value:
+                client.set_tag(tracked.run_id, key, value)
+            elif key in present:
+                client.delete_tag(tracked.run_id, key)
+
+
 def end_run(workspace: Workspace, name: str, status: str, tags: Mapping[str, str]) -> None:
     """Ends the MLflow run, if any, of a run whose process was killed. For errors see `store_errors`.
 

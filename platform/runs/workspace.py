@@ -88,6 +88,8 @@ class RunFolder:
     """Folder of a study's predictions of test images, for VOC's evaluation server."""
     search = _FileName("search.db")
     """Optuna's store with the trials of a search."""
+    importances = _FileName("importances.png")
+    """Plot of how much the axes of a search matter."""
     best = _FileName("best.toml")
     """Best configuration of a search."""
 
@@ -115,6 +117,7 @@ class RunRecord:
         current: outputs that the latest call has finished or is computing, by stage, and outputs of other runs that it
             uses as weights, by configuration key.
         outputs: all outputs that the run uses: `current` of this call and of earlier calls.
+        tags: tags that the user gave the run, see `run_tags`.
     """
 
     kind: Literal["run", "study"] = "run"
@@ -126,6 +129,7 @@ class RunRecord:
     reached: dict[str, _Output] = field(default_factory=dict)
     current: dict[str, _Output] = field(default_factory=dict)
     outputs: dict[str, list[_Output]] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
 
     @property
     def used_outputs(self) -> frozenset[str]:

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from mcis.datasets.errors import UserError
+from mcis.platform.config.keys import leaves
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.config.sections import Config
 from mcis.tuning.definition import (
@@ -302,7 +303,7 @@ def test_methods_run_on_each_data_set_and_are_compared_with_the_first(tmp_path: 
     assert [config.localize.related for config in configs] == [24, 3, 24, 3, 24]
     assert [config.localize.hops for config in configs] == [1, 4, 1, 4, 2]
     assert all(config.seed == 3 for config in configs)
-    assert [str(config.data.tags.table)[-9:] for config in configs[:2]] == ["birds.csv"] * 2
+    assert [str(dict(leaves(config))["data.tags.table"])[-9:] for config in configs[:2]] == ["birds.csv"] * 2
     assert all(str(config.data.voc) == "/voc" for config in configs[2:])
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import optuna
 import pyarrow.fs as pafs
 import pytest
 from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
@@ -15,7 +16,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.storage import folders
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.runs.workspace import Workspace
-from mcis.tuning.search import run_search
+from mcis.tuning.search import axis_importances, run_search
 from mcis.tuning.search_space import Search, check_search, parse_axes
 from mcis.tuning.search_trials import SearchResult, StoredSearch, make_scheduler
 from mcis.tuning.trials import Trial
@@ -279,12 +280,31 @@ def test_a_search_stops_bad_trials_and_continues_with_more(
     check_records(workspace, result)
 
 
+def test_the_axis_that_changes_the_objective_is_the_important_one() -> None:
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.RandomSampler(seed=0))
+    assert axis_importances(study) == {}
+
+    def objective(trial: optuna.Trial) -> float:
+        trial.suggest_float("other", 0, 1)
+        return trial.suggest_float("one", 0, 1) ** 2
+
+    study.optimize(objective, n_trials=40)
+    importances = axis_importances(study)
+    assert list(importances) == ["one", "other"]
+    assert importances["one"] > 0.9
+    assert axis_importances(study) == importances
+
+
 def check_files(workspace: Workspace, result: SearchResult) -> None:
-    """Checks study.png, study.json and best.toml of a search."""
+    """Checks study.png, importances.png, study.json and best.toml of a search."""
     folder = workspace.run("wide")
     assert folder.study_picture.read_bytes()[:4] == b"\x89PNG"
     assert result.best
-    assert json.loads(folder.study.read_text())["best"]["objective"] == result.best.objective
+    content = json.loads(folder.study.read_text())
+    assert content["best"]["objective"] == result.best.objective
+    assert content["importances"] == result.importances
+    assert sum(result.importances.values()) == pytest.approx(1)
+    assert folder.importances.read_bytes()[:4] == b"\x89PNG"
     best = resolve(file=folder.best).config
     assert best.localize.related == result.best.values["localize.related"]
     assert best.classifier.optimizer.learning_rate == result.best.values[RATE]

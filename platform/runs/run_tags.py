@@ -1,0 +1,52 @@
+"""Tags that users give to runs: notes and labels by key, kept in the run's record and in its MLflow run."""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from mcis.datasets.errors import UserError
+from mcis.platform.runs.locks import hold_run
+from mcis.platform.runs.tracking import set_tags
+from mcis.platform.runs.workspace import Workspace
+
+_KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_RESERVED = ("code", "recipe", "seed", "sources", "stopped", "study")
+"""Keys of tags that runs have in MLflow by themselves."""
+
+
+def parse_tags(texts: Sequence[str]) -> dict[str, str]:
+    """Parses texts KEY=VALUE.
+
+    Raises:
+        UserError: a text has no `=`, or its key is not valid.
+    """
+    tags = {}
+    for text in texts:
+        key, separator, value = text.partition("=")
+        if not separator or not _KEY.fullmatch(key) or key in _RESERVED:
+            raise UserError(
+                f"the tag {text}",
+                f"KEY=VALUE, whose key has at most 64 letters, digits, - and _, and is none of {', '.join(_RESERVED)}",
+                "correct it, for example note='with flips'",
+            )
+        tags[key] = value
+    return tags
+
+
+def tag_run(workspace: Workspace, name: str, tags: Mapping[str, str]) -> dict[str, str]:
+    """Sets tags of a run or study. A tag with an empty value is removed.
+
+    Returns:
+        All tags of the run.
+
+    Raises:
+        UserError: there is no such run, it is in progress, or MLflow's store does not answer.
+    """
+    record = workspace.record(name)
+    if record is None:
+        raise UserError(f"no run {name} in {workspace.root}", "the name of a run", "list them with `mcis runs`")
+
+    with hold_run(workspace, name):
+        kept = {key: value for key, value in (record.tags | dict(tags)).items() if value}
+        workspace.update_record(name, tags=kept)
+        set_tags(workspace, name, tags)
+    return kept
