@@ -295,6 +295,31 @@ def decode_labels(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
         return np.array(image)
 
 
+def decode_colored_labels(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+    """Decodes a label mask of another program, (H, W) uint8: as `decode_labels`, or RGB in the colors of PASCAL VOC.
+
+    Raises:
+        RejectedImage: See `decode_labels`; or an RGB picture has a color that is no label's (`classes.palette`).
+    """
+    with _opened(data, ("PNG",), 1, max_pixels) as image:
+        if image.mode == "RGB":
+            return _labels_of_colors(np.array(image))
+    return decode_labels(data, max_pixels=max_pixels)
+
+
+def _labels_of_colors(rgb: np.ndarray) -> np.ndarray:
+    """Returns the labels of colors (H, W, 3)."""
+    weights = np.array([1 << 16, 1 << 8, 1])
+    known = palette().astype(np.int64) @ weights
+    order = np.argsort(known)
+    colors = rgb.astype(np.int64) @ weights
+    positions = np.searchsorted(known, colors, sorter=order).clip(max=len(order) - 1)
+    labels = order[positions].astype(np.uint8)
+    if (known[labels] != colors).any():
+        raise RejectedImage("unsupported: a mask in RGB with colors that are not those of PASCAL VOC's labels")
+    return labels
+
+
 def decode_saliency(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
     """Decodes a saliency map, (H, W) uint8: 0 is background, 255 is certainly an object.
 

@@ -1,9 +1,6 @@
 """Matches masks of training images that people drew or corrected (`data.corrected_masks`) to their images."""
 
-import collections
-import unicodedata
-from collections.abc import Mapping, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +10,8 @@ from numpy.typing import NDArray
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import fitted_size, resize_labels
 from mcis.datasets.index import shown
-from mcis.datasets.sources.lists import map_paths, relative_name, without_image_suffix
+from mcis.datasets.sources.lists import map_paths
+from mcis.platform.outputs.given_files import match_files
 from mcis.platform.outputs.read_index import truth_of_row
 
 CORRECTED = "corrected"
@@ -43,7 +41,7 @@ def with_corrected(rows: pa.Table, folder: Path | None) -> pa.Table:
             f"no PNG in {folder}", "corrected masks, <image id>.png", "set --corrected-masks to their folder"
         )
 
-    masks = _match(rows["image_id"].to_pylist(), files)
+    masks = match_files(rows["image_id"].to_pylist(), files)
     unmatched = sorted(set(files.values()).difference(masks))
     if unmatched:
         raise UserError(
@@ -53,29 +51,6 @@ def with_corrected(rows: pa.Table, folder: Path | None) -> pa.Table:
             "rename them, or move them out of the folder; tag their images, with none if they show none of the classes",
         )
     return rows.append_column(CORRECTED, pa.array(masks, pa.string()))
-
-
-def _match(image_ids: Sequence[str], files: Mapping[str, str]) -> list[str | None]:
-    """Returns the path of the mask of each image, or None.
-
-    Args:
-        files: Paths of masks by their name: the path relative to the folder, without `.png`.
-    """
-    paths = [PurePosixPath(unicodedata.normalize("NFC", relative_name(image_id) or "")) for image_id in image_ids]
-    images_by_stem = collections.Counter(path.stem for path in paths)
-    images_by_short_path = collections.Counter(without_image_suffix(str(path)) for path in paths)
-
-    masks = []
-    for path in paths:
-        names = [str(path), f"{path}.jpg"]
-        short_path = without_image_suffix(str(path))
-        if images_by_short_path[short_path] == 1:
-            names += [short_path, f"{short_path}.jpg"]
-        if images_by_stem[path.stem] == 1:
-            names += [path.name, path.stem]
-        matching = (files[name] for name in names if name in files)
-        masks.append(next(matching, None))
-    return masks
 
 
 def given_mask(row: dict[str, Any], uri: str, classes: int, max_side: int | None) -> NDArray[np.uint8]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from mcis.datasets.classes import IGNORE
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_labels, resize_labels
+from mcis.datasets.images.label_masks import read_label_mask
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
 from mcis.datasets.tables.shards import Shards
@@ -31,7 +32,7 @@ from mcis.platform.reporting.compared_runs import RunGroup
 from mcis.platform.reporting.comparison import ComparedScore, Comparison
 from mcis.platform.reporting.comparison_tables import Table, footnotes, page_tables
 from mcis.platform.reporting.html import render
-from mcis.platform.reporting.other_methods import OtherMethod, find_masks, read_mask
+from mcis.platform.reporting.other_methods import OtherMethod, find_masks
 from mcis.platform.reporting.panels import CELL_HEIGHT, Cell, Label, Panel, cells, labels, legend
 from mcis.platform.reporting.plots import MOST_BARS, THEME, Bars, iou_chart
 from mcis.platform.runs.files import fingerprint, read_table, write_text
@@ -293,7 +294,7 @@ def _read_examples(comparison: Comparison, image_ids: Sequence[str]) -> dict[str
 
 def _with_method_mask(example: _Example, file: Path, classes: Sequence[str]) -> tuple[Panel, float]:
     """Adds the mask of another method to a panel; returns the panel and the mask's mIoU, NaN if it has none."""
-    mask = read_mask(file, example.size, len(classes))
+    mask = read_label_mask(str(file), example.size, len(classes))
     miou = math.nan
     if example.truth is not None and (mask != IGNORE).all():
         miou = mean(iou(confusion(example.truth, mask, len(classes))))

@@ -1,19 +1,11 @@
 """Masks that other methods predicted, shown next to the predictions of compared runs (Fig. 3)."""
 
-import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from mcis.datasets.classes import IGNORE
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import PILLOW_MAX_PIXELS, decode_labels
 from mcis.datasets.index import shown
-from mcis.datasets.storage.faults import error_text
-from mcis.datasets.storage.files import read_decoded
 from mcis.platform.reporting.files import file_names
 
 
@@ -119,30 +111,3 @@ def find_masks(method: OtherMethod, image_ids: Sequence[str]) -> MethodMasks:
             f"rename the masks, or correct the folder of --with {method.name}=FOLDER",
         )
     return MethodMasks(method, files, missing, list(found))
-
-
-def read_mask(file: Path, shape: tuple[int, int], classes: int) -> NDArray[np.uint8]:
-    """Reads a label mask, (H, W) uint8.
-
-    Args:
-        file: a palette or 8-bit gray PNG.
-        shape: height and width of its image, pixels.
-        classes: K; labels are 0..K, and 255 for ignored pixels.
-
-    Raises:
-        UserError: the file is unreadable, has another size than its image, or a label above K.
-    """
-    remedy = "replace the file, or remove it from the folder"
-    try:
-        labels = read_decoded(str(file), functools.partial(decode_labels, max_pixels=PILLOW_MAX_PIXELS))
-    except (OSError, ValueError) as error:
-        raise UserError(f"the mask {file} cannot be read ({error_text(error)})", "a label PNG", remedy) from None
-
-    if labels.shape != shape:
-        found = f"the mask {file} has {labels.shape[0]}x{labels.shape[1]} pixels (height x width)"
-        raise UserError(found, f"{shape[0]}x{shape[1]}, the size of its image", remedy)
-    unknown = labels[(labels > classes) & (labels != IGNORE)]
-    if unknown.size:
-        found = f"the mask {file} has label {int(unknown.max())}"
-        raise UserError(found, f"labels of the {classes} classes: 0..{classes} and {IGNORE}", remedy)
-    return labels

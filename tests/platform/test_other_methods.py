@@ -11,10 +11,11 @@ from typer.testing import CliRunner, Result
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import encode_labels
+from mcis.datasets.images.label_masks import read_label_mask
 from mcis.models.counts import confusion
 from mcis.models.metrics import iou, mean
 from mcis.platform.cli import app
-from mcis.platform.reporting.other_methods import OtherMethod, find_masks, parse_methods, read_mask
+from mcis.platform.reporting.other_methods import OtherMethod, find_masks, parse_methods
 
 
 @pytest.fixture(scope="module")
@@ -98,13 +99,13 @@ def test_masks_of_other_images_sizes_or_labels_are_refused(folder: Path, tmp_pat
     file = tmp_path / "val0.png"
     file.write_bytes(encode_labels(square_of(1)))
     with pytest.raises(UserError, match=r"40x56 pixels \(height x width\), expected 40x55|40x56 pixels"):
-        read_mask(file, (40, 55), 2)
+        read_label_mask(str(file), (40, 55), 2)
     with pytest.raises(UserError, match="has label 2"):
-        read_mask(file, (40, 56), 1)
-    Image.new("RGB", (56, 40)).save(file)
+        read_label_mask(str(file), (40, 56), 1)
+    Image.new("RGB", (56, 40), (1, 2, 3)).save(file)
     with pytest.raises(UserError, match="cannot be read"):
-        read_mask(file, (40, 56), 2)
-    np.testing.assert_array_equal(read_mask(folder / "psa" / "val3.png", (40, 56), 2), square_of(3))
+        read_label_mask(str(file), (40, 56), 2)
+    np.testing.assert_array_equal(read_label_mask(str(folder / "psa" / "val3.png"), (40, 56), 2), square_of(3))
 
 
 def test_methods_are_shown_with_images_of_a_segmentation(folder: Path) -> None:

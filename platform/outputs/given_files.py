@@ -1,0 +1,91 @@
+"""Matches files that other programs or people wrote to the images that they are named after."""
+
+import collections
+import unicodedata
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.index import shown
+from mcis.datasets.sources.lists import map_paths, relative_name, without_image_suffix
+
+_T = TypeVar("_T")
+
+
+def match_files(image_ids: Sequence[str], files: Mapping[str, _T]) -> list[_T | None]:
+    """Returns the file of each image, or None.
+
+    A file has the name that `mcis export` gives it: the image's id without the suffix of an image file. It may also be
+    named `<id>` or `<id>.jpg`, or after the image's file without its folders, if no other image has that name.
+
+    Args:
+        files: Files by their name: the path relative to their folder, without suffix.
+    """
+    paths = [PurePosixPath(unicodedata.normalize("NFC", relative_name(image_id) or "")) for image_id in image_ids]
+    images_by_stem = collections.Counter(path.stem for path in paths)
+    images_by_short_path = collections.Counter(without_image_suffix(str(path)) for path in paths)
+
+    matched = []
+    for path in paths:
+        names = [str(path), f"{path}.jpg"]
+        short_path = without_image_suffix(str(path))
+        if images_by_short_path[short_path] == 1:
+            names += [short_path, f"{short_path}.jpg"]
+        if images_by_stem[path.stem] == 1:
+            names += [path.name, path.stem]
+        matching = (files[name] for name in names if name in files)
+        matched.append(next(matching, None))
+    return matched
+
+
+def imported_masks(folder: Path, kind: str, key: str) -> dict[str, str]:
+    """Finds the masks of another program: paths by the name of their image.
+
+    Args:
+        kind: What they are, for messages.
+        key: Configuration key of the folder, for messages.
+
+    Raises:
+        UserError: The folder is missing or empty, or something in it would be left out.
+    """
+    files = map_paths(folder, kind)
+    if not files:
+        raise UserError(f"no PNG in {folder}", f"{kind}s, <image id>.png", f"set {key} to their folder")
+    return files
+
+
+def check_any_matches(image_ids: Sequence[str], files: Mapping[str, object], kind: str, folder: Path, key: str) -> None:
+    """Raises UserError if no file belongs to any of the images."""
+    if not any(match_files(image_ids, files)):
+        raise UserError(
+            f"none of the {len(files)} {kind}s in {folder} belongs to one of the {len(image_ids)} images: "
+            f"{shown(list(files))}",
+            f"files named after the images, such as {shown(list(image_ids)[:3]) or 'none'}",
+            f"rename the files, or correct {key}",
+        )
+
+
+def match_all(image_ids: Sequence[str], files: Mapping[str, _T], kind: str, folder: Path, key: str) -> list[_T]:
+    """Returns the file of each image.
+
+    Raises:
+        UserError: An image has none. Scores on the other images could not be compared with those of other runs.
+    """
+    matched = match_files(image_ids, files)
+    missing = [image_id for image_id, file in zip(image_ids, matched, strict=True) if file is None]
+    if missing:
+        raise UserError(
+            f"{len(missing)} of {len(image_ids)} images have no {kind} in {folder}: {shown(missing)}",
+            f"a {kind} of every image, so that scores can be compared",
+            f"add the files, or correct {key}; or leave the images out of all compared runs: data.leave_out=FILE for "
+            "training images, predict.split for predictions",
+        )
+    return [file for file in matched if file is not None]
+
+
+def unused_note(kind: str, folder: Path, num_files: int, num_images: int) -> list[str]:
+    """A note on files that belong to no image of the run, if any."""
+    if num_files <= num_images:
+        return []
+    return [f"{num_files - num_images} of {num_files} {kind}s in {folder} belong to no image that needs one; not read"]
