@@ -36,6 +36,7 @@ from mcis.platform.learners.classifier_learner import ClassifierLearner
 from mcis.platform.learners.segmenter_learner import SegmenterLearner
 from mcis.platform.networks.features import MakeFeatures, features_shape
 from mcis.platform.networks.weights_files import WEIGHTS
+from mcis.platform.outputs.counts import RELATED, SINGLE_ROUND
 from mcis.platform.outputs.relations import VECTORS, draw_relations, read_vectors
 from mcis.platform.runs.files import write_table
 from mcis.platform.runs.listing import listing
@@ -189,10 +190,9 @@ class PlainLoop:
         score_train = ScoreTrain(
             classes=self.classes,
             bins=self.config.evaluate.thresholds,
-            scale=self.config.maps.scale,
+            scale=self.config.map_scale,
             seed=self.config.seed,
-            single=Shards(self.folder / "single"),
-            related=Shards(self.folder / "maps"),
+            maps={SINGLE_ROUND: Shards(self.folder / "single"), RELATED: Shards(self.folder / "maps")},
             masks=Shards(self.folder / "masks"),
         )
         positions = pa.array(np.arange(len(self.rows)))

@@ -169,10 +169,15 @@ def _signed_logarithm(maps: Tensor) -> Tensor:
     return ((1 + maps.sign() * maps.abs().log1p() / 7) / 2).clamp(0, 1)
 
 
+def _as_given(maps: Tensor) -> Tensor:
+    return maps.clamp(0, 1)
+
+
 SCALES: dict[str, Callable[[Tensor], Tensor]] = {
     "maximum": normalize_maps,
     "range": _normalize_range,
     "logarithm": _signed_logarithm,
+    "given": _as_given,
 }
 """Scales of maps by name, see `scale_maps`."""
 
@@ -186,6 +191,7 @@ def scale_maps(maps: Tensor, scale: str) -> Tensor:
     - `logarithm`: (1 + sign(a) log(1 + |a|) / 7) / 2, clipped to [0, 1]. All maps share this scale: a class with a
       higher activation wins, even if another one is closer to its own maximum. Activation 0 becomes 0.5, and
       activations up to +-1,095 remain distinct.
+    - `given`: maps of another program, which are scores already, clipped to [0, 1] because resampling overshoots.
 
     Args:
         maps: activations.

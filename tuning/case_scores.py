@@ -79,12 +79,13 @@ class PairedDifference:
         return cls(case=case, seeds=entry["seeds"], miou=entry["miou"], intervals=entry["intervals"])
 
 
-def scores_by_column(scores: Sequence[Score], related: int) -> dict[str, Score]:
+def scores_by_column(scores: Sequence[Score], related: int | None) -> dict[str, Score]:
     """Selects the scores of a trial that a study shows.
 
     Args:
         scores: scores of the trial's run.
-        related: number of related images of the trial. Maps with another number are not shown.
+        related: number of related images of the trial, None for maps of another program. Maps with another number are
+            not shown.
 
     Returns:
         The scores by column.

@@ -76,14 +76,14 @@ class StudyCase(CaseDefinition):
         until: last stage.
         paper: as above; None if the trials of the case do not score the segmentation network on that data set's val.
         inference: description of how its maps are inferred.
-        related: number of related images R.
+        related: number of related images R; None for maps of another program.
     """
 
     sources: str
     recipe: str
     until: str
     inference: str
-    related: int
+    related: int | None
 
 
 class DataSet(_StrictModel):
@@ -419,7 +419,7 @@ def _study_case(definition: CaseDefinition, paper_data: str, resolved: Resolved,
         "until": last_stage,
         "paper": definition.paper if _scores_network_on(paper_data, config, last_stage) else None,
         "inference": _describe_inference(config),
-        "related": config.localize.related,
+        "related": config.localize.related_of_maps,
     }
     return StudyCase(**dict(definition) | derived)
 
@@ -435,6 +435,8 @@ def _describe_inference(config: Config) -> str:
     """Description of how the maps of a run are inferred."""
     if config.supervision == "full":
         return "none, ground-truth masks"
+    if not config.trains_classifier:
+        return "none, imported"
     inference = config.localize.description() if config.localize.related else "single round"
     if config.refines_maps and not config.localize.related:
         inference += ", pixel correlation"

@@ -268,7 +268,7 @@ def _check_images(search: Search) -> None:
             )
         return
 
-    is_validated = config.classifier.val_every and config.weights.classifier is None
+    is_validated = config.trains_classifier and config.classifier.val_every and config.weights.classifier is None
     if not is_validated or not len(rows_in_split(images, "val", tagged=True)):
         raise UserError(
             "--objective val_map without a classifier that is trained and validated on tagged images of the split val",

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hin
 
 import typer
 
+from mcis.datasets.formats.map_files import MAP_FORMATS
 from mcis.datasets.sources import SOURCES
 from mcis.platform.config.keys import STAGE_NAMES
 from mcis.platform.config.recipes import RECIPES
@@ -157,17 +158,29 @@ class Configuration:
     corrected_masks: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Corrected masks of some training images.")
     ] = None
+    maps: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Localization maps of another program; no classifier is trained.")
+    ] = None
+    maps_format: Annotated[
+        str | None,
+        typer.Option(metavar="FORMAT", help=f"Format of --maps: {', '.join(MAP_FORMATS)}.", show_default="irn"),
+    ] = None
     seed: Seed = None
     gpu: Gpu = False
 
     def resolve(
-        self, overrides: Overrides, *, default: tuple[str | None, Mapping[str, Any]] = (None, {})
+        self,
+        overrides: Overrides,
+        *,
+        default: tuple[str | None, Mapping[str, Any]] = (None, {}),
+        options: Mapping[str, Any] | None = None,
     ) -> "Resolved":
         """Returns the configuration. Errors are those of `config.resolve.resolve`.
 
         Args:
             overrides: Values that win over recipe and file.
             default: SOURCE, and values by dotted key, of a command that names neither a source nor a file.
+            options: Values of further options of the command, by dotted key.
         """
         from mcis.platform.config.resolve import is_assignment, location_values, resolve
 
@@ -177,11 +190,16 @@ class Configuration:
             texts = [source, *texts]
             source = None
         locations = {name: getattr(self, name) or None for name in SOURCES}
-        options = location_values(locations | {"data.corrected_masks": self.corrected_masks})
+        files = {
+            "data.corrected_masks": self.corrected_masks,
+            "localize.maps": self.maps,
+            "localize.maps_format": self.maps_format,
+        }
+        values = {**location_values(locations | files), **(options or {})}
         if source is None and self.config is None:
-            source, values = default
-            options = {**values, **options}
-        return resolve(source, self.recipe, options, texts, file=self.config)
+            source, default_values = default
+            values = {**default_values, **values}
+        return resolve(source, self.recipe, values, texts, file=self.config)
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

@@ -5,8 +5,9 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
 
+from mcis.datasets.formats.map_files import map_format
 from mcis.datasets.sampling.related_images import RELATED_IMAGE_RULES
-from mcis.datasets.section import Fraction, Positive, Rate, Section, with_records
+from mcis.datasets.section import Fraction, LocalPath, Positive, Rate, Section, with_records
 from mcis.models.crf import CrfParameters
 from mcis.models.pseudo_masks import MASK_RULES
 
@@ -85,9 +86,28 @@ class LocalizeConfig(Section):
     attention acts in training only."""
     batch: Positive = 32
     """Images per forward pass, at most `compute.shard_rows`."""
+    maps: LocalPath | None = Field(default=None, exclude=True)  # the output depends on the files in it
+    """Folder of localization maps of another program, used instead of maps of a classifier, which is then not trained:
+    a file for each tagged training image, with scores in [0, 1] as they compete with one another and with the
+    background (`maps.scale` is not used). None = maps are made by the run."""
+    maps_format: Annotated[str, AfterValidator(map_format)] = Field(default="irn", exclude=True)
+    """Format of `localize.maps`, named after programs that write it: irn (also AdvCAM, ReCAM), amn, clip-es, toco,
+    excel, psa (also SEAM, MCTformer, L2G, S2C) or png (L2G); docs/howto/compare-methods.md describes them."""
+
+    @property
+    def is_imported(self) -> bool:
+        """Whether the maps are those of another program."""
+        return self.maps is not None
+
+    @property
+    def related_of_maps(self) -> int | None:
+        """Number of related images of the maps; None for maps of another program."""
+        return None if self.is_imported else self.related
 
     def description(self) -> str:
         """Short text that names the method and the related images in scores."""
+        if self.is_imported:
+            return "imported maps"
         hops = f", {self.hops} hops" if self.hops > 1 else ""
         return self.method.description() + RELATED_IMAGE_RULES[self.related_by].description_suffix + hops
 
@@ -123,11 +143,12 @@ class PseudoMasksCrf(CrfParameters):
 class MapsConfig(Section):
     """Conversion of localization maps to scores, for pseudo masks and for evaluation."""
 
-    scale: Literal["maximum", "range", "logarithm"] = "maximum"
+    scale: Literal["maximum", "range", "logarithm", "given"] = "maximum"
     """How activations become scores in [0, 1]. `maximum`: clip each map at 0 and divide by its maximum
     (paper-vs-code, "Localization maps"). `range`: min-max normalize each map. `logarithm`: one scale for all maps, (1
     + sign(a) log(1 + |a|) / 7) / 2 clipped to [0, 1], so that classes compete by the size of their activations; a
-    threshold of 0.5 then is activation 0, 0.55 is 1, 0.66 is 8, 0.95 is 544. Pictures always use `maximum`."""
+    threshold of 0.5 then is activation 0, 0.55 is 1, 0.66 is 8, 0.95 is 544. `given`: clip each map to [0, 1]; maps of
+    another program (`localize.maps`) always use it. Pictures always use `maximum`."""
 
 
 class WalkConfig(Section):
@@ -150,11 +171,14 @@ class PseudoMasksConfig(Section):
     The rule auto applies the rule saliency or crf to each image, with the values of that rule.
     """
 
-    rule: Annotated[str, AfterValidator(MASK_RULES.choice("auto"))] = "auto"
+    rule: Annotated[str, AfterValidator(MASK_RULES.choice("auto", "imported"))] = "auto"
     """How masks are made and background is found. `saliency`: saliency maps, required for every tagged training image;
     `crf`: thresholds refined by the dense CRF; `affinity`: like crf, after a random walk over the affinities of
-    `affinity_net`; `auto`: saliency for images with a saliency map, crf for the others; or a rule of an installed
-    package (`models/pseudo_masks.py`)."""
+    `affinity_net`; `auto`: saliency for images with a saliency map, crf for the others; `imported`: the masks of
+    another program (`pseudo_masks.masks`); or a rule of an installed package (`models/pseudo_masks.py`)."""
+    masks: LocalPath | None = Field(default=None, exclude=True)  # the output depends on the files in it
+    """Rule imported: folder with a mask <id>.png for each tagged training image: 0 = background, k = the k-th class,
+    255 = ignored in training and background in scores. Gray, palette, or RGB in PASCAL's colors."""
     score_floor: Fraction = 0.3
     """Rule saliency: scores below this count as 0 (paper-vs-code, "Pseudo masks")."""
     conflict_threshold: Fraction = 0.99
@@ -181,15 +205,24 @@ class PseudoMasksConfig(Section):
     @property
     def reads_saliency(self) -> bool:
         """Whether saliency maps are used for images that have one."""
+        if self.rule == "imported":
+            return False
         return self.rule == "auto" or MASK_RULES[self.rule].reads_saliency
 
     @property
     def uses_random_walk(self) -> bool:
         """Whether maps are first refined by a random walk over learned affinities."""
-        return self.rule != "auto" and MASK_RULES[self.rule].uses_random_walk
+        return self.rule not in ("auto", "imported") and MASK_RULES[self.rule].uses_random_walk
 
     def problems(self) -> Iterator[str]:
-        """The threshold for certain background must not exceed the one for foreground."""
+        """The threshold for certain background must not exceed the one for foreground; masks need their rule."""
+        if self.rule == "imported" and self.masks is None:
+            yield "pseudo_masks.rule is imported but pseudo_masks.masks is not set; set it to the folder of the masks"
+        if self.rule != "imported" and self.masks is not None:
+            yield (
+                f"pseudo_masks.masks is set but pseudo_masks.rule is {self.rule}, which makes masks; set "
+                "pseudo_masks.rule=imported, or leave pseudo_masks.masks out"
+            )
         if self.background_threshold > self.threshold:
             yield (
                 f"pseudo_masks.background_threshold {self.background_threshold} is above threshold {self.threshold}; "

@@ -12,7 +12,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.section import Contradictions, Rate, Section
+from mcis.datasets.section import Contradictions, LocalPath, Rate, Section
 from mcis.datasets.sources import SOURCES
 from mcis.datasets.sources.annotations import refuse_annotations
 from mcis.datasets.sources.lists import did_you_mean
@@ -42,6 +42,10 @@ class PredictConfig(Section):
     """Side length in pixels of sliding windows, which overlap by a third; None = the whole image at once."""
     crf: CrfParameters = CrfParameters()
     """Dense CRF applied to the probabilities; plain and refined predictions are both stored and scored."""
+    masks: LocalPath | None = Field(default=None, exclude=True)  # the output depends on the files in it
+    """Folder of predictions of another program, used instead of those of a segmentation network, which is then not
+    trained: a label PNG <id>.png for each image of the split, 0 = background, k = the k-th class. None = predictions
+    are made by the run."""
 
 
 class EvaluateConfig(Section):
@@ -108,14 +112,45 @@ class Config(Section):
     """What is logged to MLflow; it changes no result."""
 
     @property
+    def trains_segmenter(self) -> bool:
+        """Whether a segmentation network is trained, rather than predictions of another program imported."""
+        return self.predict.masks is None
+
+    @property
+    def makes_masks(self) -> bool:
+        """Whether the run has pseudo masks: to train on, or those of another program."""
+        return self.trains_segmenter or self.pseudo_masks.rule == "imported"
+
+    @property
+    def needs_maps(self) -> bool:
+        """Whether pseudo masks are made from localization maps."""
+        return self.supervision == "tags" and self.trains_segmenter and self.pseudo_masks.rule != "imported"
+
+    @property
+    def has_maps(self) -> bool:
+        """Whether the run has localization maps: to make pseudo masks from, or those of another program."""
+        return self.needs_maps or self.localize.is_imported
+
+    @property
+    def trains_classifier(self) -> bool:
+        """Whether a classifier is trained, to make localization maps."""
+        return self.needs_maps and not self.localize.is_imported
+
+    @property
+    def map_scale(self) -> str:
+        """The scale of localization maps: `maps.scale`, or `given` for those of another program."""
+        return "given" if self.localize.is_imported else self.maps.scale
+
+    @property
     def uses_random_walk(self) -> bool:
         """Whether maps are refined by a random walk, for which an affinity network is trained."""
-        return self.supervision == "tags" and self.pseudo_masks.uses_random_walk
+        return self.needs_maps and self.pseudo_masks.uses_random_walk
 
     @property
     def refines_maps(self) -> bool:
         """Whether single-round maps are refined by pixel correlation."""
-        return self.classifier.equivariant.weight > 0 and self.localize.pixel_correlation
+        is_equivariant = self.classifier.equivariant.weight > 0
+        return is_equivariant and self.localize.pixel_correlation and not self.localize.is_imported
 
     def problems(self) -> Iterator[str]:
         """All contradictions within and between the sections."""
@@ -124,6 +159,7 @@ class Config(Section):
             if isinstance(section, Section):
                 yield from section.problems()
         yield from _check_unused_locations(self)
+        yield from _check_imported_outputs(self)
         yield from _check_corrected_masks(self)
         yield from _check_related_images(self)
         yield from _check_contrastive_maps(self)
@@ -168,7 +204,9 @@ def sources_of(sources: str) -> tuple[str, ...]:
 
 def downstream_networks(config: Config) -> dict[str, SegmenterConfig | AffinityNetConfig]:
     """Networks that are trained after the classifier, by the names of their sections."""
-    networks: dict[str, SegmenterConfig | AffinityNetConfig] = {"segmenter": config.segmenter}
+    networks: dict[str, SegmenterConfig | AffinityNetConfig] = {}
+    if config.trains_segmenter:
+        networks["segmenter"] = config.segmenter
     if config.uses_random_walk:
         networks["affinity_net"] = config.affinity_net
     return networks
@@ -185,6 +223,23 @@ def _check_unused_locations(config: Config) -> Iterator[str]:
             )
 
 
+def _check_imported_outputs(config: Config) -> Iterator[str]:
+    """Outputs of another program are given, but supervision is full."""
+    if config.supervision == "tags":
+        return
+    imported = {
+        "localize.maps": config.localize.maps,
+        "pseudo_masks.masks": config.pseudo_masks.masks,
+        "predict.masks": config.predict.masks,
+    }
+    for key, folder in imported.items():
+        if folder is not None:
+            yield (
+                f"{key} is set but supervision is full, which trains on all ground-truth masks; set supervision=tags, "
+                f"or leave {key} out"
+            )
+
+
 def _check_corrected_masks(config: Config) -> Iterator[str]:
     """Corrected masks are given, but all masks are trained on already."""
     if config.data.corrected_masks and config.supervision == "full":
@@ -197,6 +252,8 @@ def _check_corrected_masks(config: Config) -> Iterator[str]:
 def _check_related_images(config: Config) -> Iterator[str]:
     """Maps use related images, but no W_P is trained to compare them with."""
     localize = config.localize
+    if not config.trains_classifier:
+        return
     needs_w_p = config.classifier.affinity.w_p == "learned" and localize.method.w_p == "learned"
     if config.classifier.attention == "none" and localize.related and needs_w_p:
         yield (
@@ -209,7 +266,7 @@ def _check_related_images(config: Config) -> Iterator[str]:
 def _check_contrastive_maps(config: Config) -> Iterator[str]:
     """Maps use contrastive co-attention that is not trained."""
     attention = config.classifier.attention
-    if config.localize.method.contrastive and attention != "co+contrastive":
+    if config.trains_classifier and config.localize.method.contrastive and attention != "co+contrastive":
         yield (
             f"localize.method.contrastive is set but classifier.attention is {attention}, which trains no contrastive "
             "co-attention; set localize.method.contrastive=false or classifier.attention=co+contrastive"
@@ -218,7 +275,7 @@ def _check_contrastive_maps(config: Config) -> Iterator[str]:
 
 def _check_map_scale(config: Config) -> Iterator[str]:
     """The scale of activations is chosen for maps that are scores already."""
-    if config.maps.scale != "logarithm":
+    if config.map_scale != "logarithm":
         return
     if config.localize.method.name == "released":
         yield (
@@ -237,12 +294,17 @@ def _check_segmenter_init(config: Config) -> Iterator[str]:
     """The segmentation network starts from a classifier that does not exist or does not fit."""
     classifier = config.classifier
     segmenter = config.segmenter
-    if segmenter.init != "classifier":
+    if segmenter.init != "classifier" or not config.trains_segmenter:
         return
     if config.supervision == "full":
         yield (
             "segmenter.init is classifier but supervision is full, which trains no classifier; set "
             "segmenter.init=pretrained or supervision=tags"
+        )
+    elif not config.trains_classifier:
+        yield (
+            "segmenter.init is classifier but maps or masks of another program are given, for which no classifier is "
+            "trained; set segmenter.init=pretrained"
         )
     same_width = classifier.backbone != "small" or segmenter.channels == classifier.channels
     if segmenter.backbone != classifier.backbone or not same_width:
@@ -257,7 +319,7 @@ def _check_frozen_backbones(config: Config) -> Iterator[str]:
     """A backbone is frozen, or standardized, at its random initialization."""
     classifier = config.classifier
     weights = config.weights
-    if weights.classifier_backbone == "none" and weights.classifier is None:
+    if config.trains_classifier and weights.classifier_backbone == "none" and weights.classifier is None:
         remedy = "set weights.classifier_backbone=bundled, download or a file"
         if classifier.trainable_stages != "all":
             yield (
@@ -269,7 +331,8 @@ def _check_frozen_backbones(config: Config) -> Iterator[str]:
                 "classifier.standardize is true but weights.classifier_backbone is none: there is nothing to "
                 f"standardize before training; {remedy}, or classifier.standardize=false"
             )
-    if classifier.trainable_stages == 0 and classifier.backbone == "vgg16" and weights.classifier is None:
+    is_vgg16 = config.trains_classifier and classifier.backbone == "vgg16"
+    if is_vgg16 and classifier.trainable_stages == 0 and weights.classifier is None:
         yield (
             "classifier.trainable_stages is 0 but classifier.backbone is vgg16, whose last layers are new: they would "
             "stay random; set classifier.trainable_stages=1, which trains them"
@@ -286,7 +349,7 @@ def _check_frozen_backbones(config: Config) -> Iterator[str]:
 def _check_batch_sizes(config: Config) -> Iterator[str]:
     """A batch has fewer samples than there are workers."""
     workers = config.compute.workers
-    batches = {"classifier": config.classifier.batch}
+    batches = {"classifier": config.classifier.batch} if config.trains_classifier else {}
     for name, network in downstream_networks(config).items():
         batches[name] = network.batch
     for name, batch in batches.items():

@@ -166,6 +166,10 @@ def _supervision(config: Config, has_saliency: bool) -> str:
         config: configuration of the run.
         has_saliency: whether any tagged training image has a saliency map.
     """
+    if config.pseudo_masks.rule == "imported":
+        return "image-level tags, and pseudo masks of another program"
+    if config.localize.is_imported:
+        return "image-level tags, and localization maps of another program"
     if config.supervision == "tags":
         saliency = ""
         if has_saliency and config.pseudo_masks.reads_saliency:

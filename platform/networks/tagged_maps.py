@@ -33,7 +33,7 @@ class AffinityWalk:
     """
 
     def __init__(self, config: Config, weights: Path, gpu: bool):
-        self.scale = config.maps.scale
+        self.scale = config.map_scale
         self.max_side = config.data.max_side
         self.value_range = config.data.value_range
         self.walk = config.pseudo_masks.walk
@@ -87,7 +87,7 @@ def tagged_maps(
     if walk:
         scores = walk(row, maps, size)
     else:
-        scores = score_maps(torch.from_numpy(maps.maps), maps.grids, config.maps.scale, *size)
+        scores = score_maps(torch.from_numpy(maps.maps), maps.grids, config.map_scale, *size)
 
     return TaggedMaps(
         scores.numpy(),
@@ -100,5 +100,5 @@ def tagged_maps(
             value_range=config.data.value_range,
         ),
         saliency,
-        one_scale=config.maps.scale == "logarithm",
+        one_scale=config.map_scale == "logarithm",
     )

@@ -37,12 +37,14 @@ COUNTS_SCHEMA = pa.schema(
 )
 SINGLE_ROUND = "single round"
 RELATED = "related images"
+IMPORTED = "imported"
 PSEUDO_MASKS = "pseudo masks"
 RANDOM_TAG = "a random tag on salient pixels"
 BEST_TAG = "the best tag on salient pixels"
 PLAIN = "plain"
 WITH_CRF = "with CRF"
-"""Values of the column `scored`. For baselines and predictions they are the names of the scores."""
+"""Values of the column `scored`. For baselines, predictions and maps of another program (IMPORTED) they are the names
+of the scores."""
 TRAINING_IMAGES = "training-images"
 """Folder in the output of the stage: counts of maps, pseudo masks and baselines."""
 PREDICTED_IMAGES = "predicted-images"
@@ -115,7 +117,7 @@ def read_counts(output: Path, score: Score) -> ImageCounts:
     """
     folder = output / (PREDICTED_IMAGES if score.what == "segmentation" else TRAINING_IMAGES)
     if score.what == "localization_maps":
-        scored = RELATED if score.related else SINGLE_ROUND
+        scored = IMPORTED if score.name == IMPORTED else RELATED if score.related else SINGLE_ROUND
     elif score.what == "pseudo_masks":
         scored = PSEUDO_MASKS
     else:
@@ -125,12 +127,15 @@ def read_counts(output: Path, score: Score) -> ImageCounts:
     return ImageCounts.of_rows(rows.sort_by("image_id"))
 
 
-def sum_counts(folder: Path, shapes: Mapping[str, tuple[int, int, int]]) -> dict[str, NDArray[np.int64]]:
+def sum_counts(
+    folder: Path, shapes: Mapping[str, tuple[int, int, int]], *, only: pa.Array | None = None
+) -> dict[str, NDArray[np.int64]]:
     """Sums pixel counts over the images of a folder's shards.
 
     Args:
         folder: TRAINING_IMAGES or PREDICTED_IMAGES in the output of the stage.
         shapes: (parts, K + 1, K + 1) by value of the column `scored`.
+        only: Ids of the images to sum. None: all images.
 
     Returns:
         The sums by value of `scored`.
@@ -140,6 +145,8 @@ def sum_counts(folder: Path, shapes: Mapping[str, tuple[int, int, int]]) -> dict
     """
     totals = {scored: np.zeros(shape, np.int64) for scored, shape in shapes.items()}
     for shard in read_shards(folder):
+        if only is not None:
+            shard = shard.filter(pc.is_in(shard["image_id"], only))
         for scored, total in totals.items():
             add_counts(total, ImageCounts.of_rows(_rows_of(shard, scored)).counts)
     return totals

@@ -96,8 +96,8 @@ class MapRelations(NamedTuple):
 
 
 def relations_of_run(config: Config, context: RunContext) -> MapRelations | None:
-    """Returns the related images of the maps that the stage `localize` wrote; None for single-round maps."""
-    if not config.localize.related:
+    """Returns the related images of the maps that the stage `localize` made; None for single-round or imported maps."""
+    if not config.localize.related_of_maps:
         return None
 
     rows = split_rows(context, "train", tagged=True)

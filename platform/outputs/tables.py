@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from mcis.datasets.tables.shards import Shards
-from mcis.models.grids import Grid, Grids
+from mcis.models.grids import Grid, Grids, pixel_grids
 
 
 def _field(name: str, kind: pa.DataType, about: str | None = None, *, nullable: bool = False) -> pa.Field:
@@ -27,6 +27,18 @@ MAPS_SCHEMA = pa.schema(
         _field("map", pa.list_(pa.float16()), "class activations, row by row"),
     ]
 )
+IMPORTED_MAPS_SCHEMA = pa.schema(
+    [
+        _field("image_id", pa.string()),
+        _field("class", pa.uint16(), "a tag of the image, index from 0"),
+        _field("height", pa.int32(), "rows of the map, which divide the image into equal parts"),
+        _field("width", pa.int32(), "columns of the map, which divide the image into equal parts"),
+        _field("map", pa.list_(pa.float32()), "scores in [0, 1], row by row"),
+        _field("is_in_file", pa.bool_(), "false: the file has no map of the class; it is 0 everywhere"),
+        _field("other_classes", pa.list_(pa.uint16()), "classes in the file that are no tags of the image; left out"),
+    ]
+)
+"""Maps of another program (`localize.maps`). They have any size, and keep their precision."""
 MASKS_SCHEMA = pa.schema(
     [
         _field("image_id", pa.string()),
@@ -37,6 +49,10 @@ MASKS_SCHEMA = pa.schema(
         _field("cue", pa.string(), "background cue: saliency, crf, affinity"),
     ]
 )
+IMPORTED_MASKS_SCHEMA = MASKS_SCHEMA.append(
+    _field("other_classes", pa.list_(pa.uint16()), "classes in the mask that are no tags of the image")
+)
+"""Pseudo masks of another program (`pseudo_masks.masks`)."""
 LABELS_SCHEMA = pa.schema(
     [
         _field("image_id", pa.string()),
@@ -127,12 +143,17 @@ def labels_bytes(height: float) -> int:
 
 
 def image_maps(shards: Shards, image_id: str, position: int | None = None) -> ImageMaps:
-    """Reads the maps of one image from a table with MAPS_SCHEMA. For arguments and errors see `Shards.rows`."""
+    """Reads the maps of one image from a table with MAPS_SCHEMA or IMPORTED_MAPS_SCHEMA.
+
+    For arguments and errors see `Shards.rows`.
+    """
     rows = shards.rows(image_id, position)
     values = rows["map"].combine_chunks().flatten().to_numpy(zero_copy_only=False).astype(np.float32)
-    height, width, first, step = (rows[name][0].as_py() for name in ("height", "width", "first", "step"))
+    height, width = (rows[name][0].as_py() for name in ("height", "width"))
+    grids = pixel_grids(height, width)
+    if "first" in rows.column_names:
+        first, step = (rows[name][0].as_py() for name in ("first", "step"))
+        grids = Grids(Grid(first, step, height), Grid(first, step, width))
     return ImageMaps(
-        classes=rows["class"].to_numpy().astype(np.int64),
-        maps=values.reshape(len(rows), height, width),
-        grids=Grids(Grid(first, step, height), Grid(first, step, width)),
+        classes=rows["class"].to_numpy().astype(np.int64), maps=values.reshape(len(rows), height, width), grids=grids
     )

@@ -64,12 +64,12 @@ def explorer_data(
         return None
 
     bins = config.evaluate.thresholds
-    curve = _curve(config.localize.related, scores, curves)
+    curve = _curve(config.localize.related_of_maps, scores, curves)
     image_ids = relations.rows["image_id"].to_pylist() if relations else []
     row_of = {image_id: row for row, image_id in enumerate(image_ids)}
     images = []
     for panel in explored:
-        image = _image_data(panel, config.maps.scale, bins)
+        image = _image_data(panel, config.map_scale, bins)
         image["related"] = []
         image["attention"] = None
         if relations:
@@ -91,7 +91,7 @@ def explorer_data(
     }
 
 
-def _curve(related: int, scores: Sequence[Score], curves: Mapping[str, Curve]) -> dict[str, Any] | None:
+def _curve(related: int | None, scores: Sequence[Score], curves: Mapping[str, Curve]) -> dict[str, Any] | None:
     """mIoU of all scored training images at each threshold, and its best value; None if the maps are not scored."""
     for score in scores:
         if score.what == "localization_maps" and score.related == related and math.isfinite(score.miou):

@@ -100,7 +100,7 @@ def size_run(
 
 def _process_bytes(config: Config) -> int:
     """Returns about how much memory a process takes that maps images with the classifier on a CPU."""
-    if config.supervision == "full" or config.compute.gpu:
+    if not config.trains_classifier or config.compute.gpu:
         return _PROCESS_BYTES
     batch = BATCH_ON_CPU if config.classifier.trains_on_features else config.localize.batch
     batch = min(batch, config.compute.shard_rows)

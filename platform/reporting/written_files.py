@@ -147,6 +147,10 @@ def _classifier_parts(config: Config, images: ImageCounts) -> list[Part]:
 def _localization_parts(config: Config, images: ImageCounts) -> list[Part]:
     """Maps, and the intermediate results for maps with related images."""
     localize = config.localize
+    if localize.is_imported:
+        height = round(images.file_height)
+        size = 2 * images.maps * map_bytes(height, 4 * height // 3)  # float32, of the size of photographs
+        return [Part("localize", "localization maps", size, "kept", "smaller maps in localize.maps")]
     shape = features_shape(config.classifier)
     channels, height, width = shape
     maps = images.maps * map_bytes(height, width)

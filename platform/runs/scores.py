@@ -194,10 +194,12 @@ class Score:
         confusion: confusion matrix in pixels, a row per true label and a column per predicted label, background first.
             Everything above except for boundary IoU follows from it.
         threshold: background threshold of localization maps, in [0, 1].
+        held_out_miou: for maps of another program, mIoU in percent if each half of the images is scored at the best
+            threshold for the other half.
         background_cue: what separates background from foreground.
-        map_scale: how activations were scaled to [0, 1] (`maps.scale`).
+        map_scale: how activations were scaled to [0, 1] (`maps.scale`); `given` for maps of another program.
         related: number of related images per map.
-        method: description of how maps were made from related images or refined.
+        method: description of how maps were made from related images or refined, or that an output is imported.
         scales: scales at which images were segmented.
         hflip: whether images were also segmented flipped horizontally.
         crf: whether the dense CRF refined the segmentation.
@@ -205,8 +207,8 @@ class Score:
         trained_on: what the segmentation network was trained on if not on pseudo masks that come from tags alone:
             `ground truth`, or pseudo masks that used saliency maps.
         seed: seed of the configuration.
-        recipe: recipe of the configuration.
-        weights: file or source of the weights that training started from.
+        recipe: recipe of the configuration; empty for an output of another program.
+        weights: file or source of the weights that training started from; empty for an output of another program.
         git: commit of the code; None outside a checkout.
         code: digest of the code (`version.code_digest`).
     """
@@ -224,6 +226,9 @@ class Score:
     boundary_iou: dict[str, float | None] | None = None
     confusion: tuple[tuple[int, ...], ...]
     threshold: float | None = field(default=None, metadata=_heading("threshold", "{:.3g}".format))
+    held_out_miou: float | None = field(
+        default=None, metadata=_heading("mIoU at the threshold of other images", "{:.2f}".format)
+    )
     background_cue: str | None = field(default=None, metadata=_heading("background cue"))
     map_scale: str | None = field(default=None, metadata=_heading("map scale"))
     related: int | None = field(default=None, metadata=_heading("related images", grouped))

@@ -54,6 +54,8 @@ class Stage:
             of the run.
         networks: whether it runs networks, so that its key includes the type of device.
         takes_part: returns whether a run with a given configuration includes this stage.
+        is_imported: returns whether its output is that of another program. It then depends on files alone, and
+            `sections` are not part of its key.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Stage:
     kept: bool = True
     networks: bool = True
     takes_part: Callable[[Config], bool] = lambda _: True
+    is_imported: Callable[[Config], bool] = lambda _: False
 
 
 def run_stage(
@@ -103,7 +106,7 @@ def output_folder(stage: Stage, config: Config, context: RunContext) -> Path:
 def key_parts(stage: Stage, config: Config, context: RunContext) -> dict[str, Any]:
     """Everything that the output of a stage depends on; the stage key is its fingerprint."""
     configuration: dict[str, Any] = {}
-    for name in stage.sections:
+    for name in () if stage.is_imported(config) else stage.sections:
         value = getattr(config, name)
         configuration[name] = value.model_dump(mode="json") if isinstance(value, Section) else value
 

@@ -8,22 +8,26 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import Picture, encode_labels
+from mcis.datasets.images.label_masks import read_label_mask
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.index import Listing, shown
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.networks.predictor import Photo, Prediction, Predictor
 from mcis.platform.networks.trained_segmenter import TrainedSegmenter
-from mcis.platform.outputs.read_index import split_rows
+from mcis.platform.outputs.given_files import check_any_matches, imported_masks, match_all, unused_note
+from mcis.platform.outputs.read_index import rows_in_split, split_rows
 from mcis.platform.outputs.tables import PREDICTIONS_SCHEMA
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.files import read_table
+from mcis.platform.runs.files import file_stamps, read_table
 from mcis.platform.runs.results import IndexResult, PredictResult
 from mcis.platform.runs.workspace import Workspace
 
+_MASKS_KEY = "predict.masks"
 _MIN_TAGGED = 5
 """Number of images tagged with a class from which a note reports that predictions lack the class."""
 
@@ -43,7 +47,7 @@ class PredictRows:
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         images = rows.select(["image_id", "uri", "height", "width", "content_hash", "tags"]).to_pylist()
-        predictions = list(self.predictor.map(map(self._read, images), _as_row))
+        predictions = list(self.predictor.map(map(self._read, images), _prediction_row))
         return pa.Table.from_pylist(predictions, schema=PREDICTIONS_SCHEMA)
 
     def _read(self, row: dict[str, Any]) -> Photo[dict[str, Any]]:
@@ -53,33 +57,49 @@ class PredictRows:
         return Photo(row, Picture(rgb, row["height"], row["width"]))
 
 
-def _as_row(row: dict[str, Any], prediction: Prediction) -> dict[str, Any]:
+def _prediction_row(row: dict[str, Any], prediction: Prediction) -> dict[str, Any]:
+    """Row of PREDICTIONS_SCHEMA for a prediction of the network."""
+    refined = None if prediction.refined is None else prediction.labels()
+    return _as_row(row, prediction.labels(plain=True), refined)
+
+
+def _as_row(row: dict[str, Any], plain: NDArray[np.uint8], refined: NDArray[np.uint8] | None) -> dict[str, Any]:
     """Row of PREDICTIONS_SCHEMA: labels without and with the CRF as PNG, and the tags that the final labels lack."""
-    plain = prediction.labels(plain=True)
-    labels = plain if prediction.refined is None else prediction.labels()
+    labels = plain if refined is None else refined
     return {
         "image_id": row["image_id"],
         "plain": encode_labels(plain),
-        "crf": None if prediction.refined is None else encode_labels(labels),
+        "crf": None if refined is None else encode_labels(refined),
         "absent_tags": [tag for tag in row["tags"] if not (labels == tag + 1).any()],
     }
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
-    """Raises UserError if the split to predict has no image."""
+    """Raises UserError if the split to predict has no image, or none of the predictions of another program is of it."""
     counts = listing.table["split"].value_counts().to_pylist()
-    _predicted_split(config, {row["values"]: row["counts"] for row in counts})
+    split = _predicted_split(config, {row["values"]: row["counts"] for row in counts})
+    if config.predict.masks is not None:
+        files = imported_masks(config.predict.masks, "prediction", _MASKS_KEY)
+        image_ids = rows_in_split(listing.table, split)["image_id"].to_pylist()
+        check_any_matches(image_ids, files, "prediction", config.predict.masks, f"{_MASKS_KEY} or predict.split")
 
 
-def inputs(config: Config, context: RunContext) -> int | None:
-    """Inputs of the stage key: the longest side to which images are reduced."""
-    return config.data.max_side
+def inputs(config: Config, context: RunContext) -> Any:
+    """Inputs of the stage key: the longest side to which images are reduced, or the stamps of the predictions of
+    another program."""
+    if config.predict.masks is None:
+        return config.data.max_side
+    split = _predicted_split(config, context.result("index", IndexResult).images)
+    return [split, file_stamps(_with_imported(config.predict.masks, split_rows(context, split))["imported"])]
 
 
 def run(config: Config, context: RunContext) -> PredictResult:
     """Predicts every image of a split, averaged over the configured scales and the horizontal flip."""
     split = _predicted_split(config, context.result("index", IndexResult).images)
     rows = split_rows(context, split)
+    if config.predict.masks is not None:
+        return _import_predictions(config, context, rows, split)
+
     map_table(
         rows,
         context.output / "predictions",
@@ -93,6 +113,43 @@ def run(config: Config, context: RunContext) -> PredictResult:
     absent = read_table(context.output / "predictions", ["absent_tags"])["absent_tags"]
     notes = unpredicted_tags(rows["tags"], absent, context.classes, split)
     return PredictResult(split=split, counts={"images": len(rows)}, notes=notes)
+
+
+def _with_imported(folder: Path, rows: pa.Table) -> pa.Table:
+    """Adds the column `imported`: the file of each image's prediction."""
+    files = imported_masks(folder, "prediction", _MASKS_KEY)
+    matched = match_all(rows["image_id"].to_pylist(), files, "prediction", folder, _MASKS_KEY)
+    return rows.append_column("imported", pa.array(matched, pa.string()))
+
+
+def _import_predictions(config: Config, context: RunContext, rows: pa.Table, split: str) -> PredictResult:
+    """Reads the predictions of another program."""
+    folder = config.predict.masks
+    assert folder is not None
+    map_table(
+        _with_imported(folder, rows),
+        context.output / "predictions",
+        worker=functools.partial(import_predictions, len(context.classes)),
+        label="import predictions",
+        compute=config.compute,
+    )
+    num_files = len(imported_masks(folder, "prediction", _MASKS_KEY))
+    notes = unused_note("prediction", folder, num_files, len(rows))
+    return PredictResult(split=split, counts={"images": len(rows)}, notes=tuple(notes))
+
+
+def import_predictions(classes: int, rows: pa.Table) -> pa.Table:
+    """Reads label masks of another program into a table of PREDICTIONS_SCHEMA.
+
+    Args:
+        classes: number of classes K.
+        rows: index rows with the column `imported`.
+    """
+    predictions = []
+    for row in rows.to_pylist():
+        labels = read_label_mask(row["imported"], (row["height"], row["width"]), classes, may_ignore=False)
+        predictions.append(_as_row(row, labels, None))
+    return pa.Table.from_pylist(predictions, schema=PREDICTIONS_SCHEMA)
 
 
 def unpredicted_tags(

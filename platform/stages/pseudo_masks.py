@@ -18,7 +18,8 @@ from PIL import Image
 
 from mcis.datasets.classes import IGNORE
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import decode_labels, encode_labels, fitted_size
+from mcis.datasets.images.decode import decode_labels, encode_labels, fitted_size, resize_labels
+from mcis.datasets.images.label_masks import read_label_mask
 from mcis.datasets.images.masks import read_saliency, tags_of_mask
 from mcis.datasets.index import Listing, shown
 from mcis.datasets.storage.files import stamps
@@ -30,20 +31,24 @@ from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.shard_mapper import Worker
 from mcis.platform.networks.tagged_maps import AffinityWalk, tagged_maps
 from mcis.platform.outputs.corrected_masks import CORRECTED, given_mask, with_corrected
+from mcis.platform.outputs.given_files import check_any_matches, imported_masks, match_all, unused_note
 from mcis.platform.outputs.read_index import rows_in_split, split_rows
-from mcis.platform.outputs.tables import MASKS_SCHEMA, with_maps_position
+from mcis.platform.outputs.tables import IMPORTED_MASKS_SCHEMA, MASKS_SCHEMA, with_maps_position
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import file_stamps, read_table
 from mcis.platform.runs.results import MasksResult
 from mcis.platform.runs.scores import FULL_SUPERVISION, percent
 from mcis.platform.runs.workspace import Workspace
 
+_MASKS_KEY = "pseudo_masks.masks"
 _MIN_SHARE = 0.002
 """Minimum share of foreground pixels, and of background pixels, in all masks from which a network can learn."""
 GROUND_TRUTH = "ground truth"
 """Value of the column `cue` of masks that are copied from the ground truth (full supervision)."""
 NEGATIVE = "negative"
 """Value of the column `cue` of the masks of negatives."""
+IMPORTED = "imported"
+"""Value of the column `cue` of the masks of another program, and name of their rule."""
 
 
 def background_cue(config: Config, rows: pa.Table) -> str:
@@ -164,6 +169,33 @@ def copy_truth(classes: int, max_side: int | None, rows: pa.Table) -> pa.Table:
     return pa.Table.from_pylist(masks, schema=MASKS_SCHEMA)
 
 
+def import_masks(classes: int, max_side: int | None, rows: pa.Table) -> pa.Table:
+    """Reads the masks of another program into a table of pseudo masks (IMPORTED_MASKS_SCHEMA).
+
+    Labels keep the size of the image, at which they are scored; ignored pixels count as background there.
+
+    Args:
+        classes: number of classes K.
+        max_side: longest side, in pixels, to which the masks that are trained on are reduced (nearest neighbor).
+        rows: index rows with the columns `corrected` and `imported`.
+    """
+    masks = []
+    for row in rows.to_pylist():
+        other_classes: list[int] = []
+        if row[CORRECTED]:
+            mask_row = _given_row(row, row[CORRECTED], classes, max_side, CORRECTED)
+        elif row["is_negative"]:
+            mask_row = _negative_row(row, max_side)
+        else:
+            mask = read_label_mask(row[IMPORTED], (row["height"], row["width"]), classes)
+            labels = np.where(mask == IGNORE, 0, mask).astype(np.uint8)
+            trained = resize_labels(mask, *fitted_size(row["height"], row["width"], max_side))
+            mask_row = _mask_row(row, PseudoMask(labels, trained), IMPORTED)
+            other_classes = sorted(set(tags_of_mask(labels, classes, row[IMPORTED])) - set(row["tags"]))
+        masks.append({**mask_row, "other_classes": other_classes})
+    return pa.Table.from_pylist(masks, schema=IMPORTED_MASKS_SCHEMA)
+
+
 def _negative_row(row: dict[str, Any], max_side: int | None) -> dict[str, Any]:
     """Row of MASKS_SCHEMA for a negative: all background, at the size at which the image is read."""
     background = np.zeros(fitted_size(row["height"], row["width"], max_side), np.uint8)
@@ -199,6 +231,9 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
                 "a ground-truth mask for each, because the segmentation network is trained on them",
                 "add the masks, or set supervision=tags",
             )
+    elif config.pseudo_masks.masks is not None:
+        files = imported_masks(config.pseudo_masks.masks, "pseudo mask", _MASKS_KEY)
+        check_any_matches(tagged["image_id"].to_pylist(), files, "pseudo mask", config.pseudo_masks.masks, _MASKS_KEY)
     elif _reads_saliency(config, tagged):
         check_saliency_is_no_truth(tagged)
 
@@ -223,13 +258,15 @@ def check_saliency_is_no_truth(rows: pa.Table) -> None:
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """Inputs of the stage key: the longest side of masks, stamps of the saliency maps or ground-truth masks that are
-    read, and stamps of corrected masks."""
+    """Inputs of the stage key: the longest side of masks, stamps of the saliency maps, ground-truth masks or masks of
+    another program that are read, and stamps of corrected masks."""
     rows = _rows(config, context)
     tagged = _tagged(rows)
     files: Any = None
     if config.supervision == "full":
         files = file_stamps(rows["mask_uri"])
+    elif config.pseudo_masks.masks is not None:
+        files = file_stamps(_with_imported(config.pseudo_masks.masks, rows)[IMPORTED])
     elif _reads_saliency(config, tagged):
         files = file_stamps(tagged["saliency_uri"])
     return config.data.max_side, files, file_stamps(rows[CORRECTED])
@@ -238,6 +275,37 @@ def inputs(config: Config, context: RunContext) -> Any:
 def _rows(config: Config, context: RunContext) -> pa.Table:
     """Tagged training images and negatives, with the file of the corrected mask or null in the column `corrected`."""
     return with_corrected(split_rows(context, "train", tagged=True, negatives=True), config.data.corrected_masks)
+
+
+def _with_imported(folder: Path, rows: pa.Table) -> pa.Table:
+    """Adds the column `imported`: the mask of another program of each tagged image; null for negatives."""
+    tagged_ids = rows.filter(pc.invert(rows["is_negative"]))["image_id"].to_pylist()
+    files = imported_masks(folder, "pseudo mask", _MASKS_KEY)
+    file_of = dict(zip(tagged_ids, match_all(tagged_ids, files, "pseudo mask", folder, _MASKS_KEY), strict=True))
+    paths = [file_of.get(image_id) for image_id in rows["image_id"].to_pylist()]
+    return rows.append_column(IMPORTED, pa.array(paths, pa.string()))
+
+
+def _imported_notes(config: Config, context: RunContext, num_tagged: int, ignored: float) -> list[str]:
+    """Notes on masks of another program: ignored pixels, classes that are no tags, and files that are not read."""
+    folder = config.pseudo_masks.masks
+    if folder is None:
+        return []
+
+    notes = []
+    if ignored:
+        notes.append(
+            f"{percent(ignored)} of the pixels of imported masks are 255: not trained on, and scored as background"
+        )
+    masks = read_table(context.output / "masks", ["image_id", "other_classes"])
+    others = masks.filter(pc.greater(pc.list_value_length(masks["other_classes"]), 0))
+    if len(others):
+        names = []
+        for row in others.to_pylist():
+            names.append(f"{row['image_id']} ({', '.join(context.classes[tag] for tag in row['other_classes'])})")
+        notes.append(f"{len(others)} imported mask(s) contain classes without a tag, kept as they are: {shown(names)}")
+    num_files = len(imported_masks(folder, "pseudo mask", _MASKS_KEY))
+    return notes + unused_note("mask", folder, num_files, num_tagged)
 
 
 def _tagged(rows: pa.Table) -> pa.Table:
@@ -271,6 +339,7 @@ def run(config: Config, context: RunContext) -> MasksResult:
     elif config.pseudo_masks.rule == "auto":
         reasons = {"saliency": "all images have saliency maps", "crf": "there are no saliency maps"}
         notes.append(f"background cue: {cue}, because {reasons.get(cue, 'these images have no saliency map')}")
+    notes += _imported_notes(config, context, len(tagged), ignored)
     if num_ignored:
         notes.append(f"{num_ignored} pseudo mask(s) are ignored entirely, because they have too little foreground")
     if contradictions:
@@ -298,6 +367,9 @@ def _make_masks(config: Config, context: RunContext, rows: pa.Table) -> None:
     make_worker: Callable[[], Worker] | None = None
     if config.supervision == "full":
         worker = functools.partial(copy_truth, len(context.classes), config.data.max_side)
+    elif config.pseudo_masks.masks is not None:
+        rows = _with_imported(config.pseudo_masks.masks, rows)
+        worker = functools.partial(import_masks, len(context.classes), config.data.max_side)
     else:
         maps = Shards(context.inputs["localize"] / "maps")
         affinity_net = context.inputs.get("train_affinity")

@@ -267,7 +267,7 @@ def _predictions(
                 (row,) = shards.rows(image_id).to_pylist()
                 predictions[image_id] = decode_labels(row["crf"] or row["plain"])
         return predictions
-    if not predict:
+    if not predict or "train_segmenter" not in context.inputs:
         return {}
 
     trained = TrainedSegmenter(config, context.inputs["train_segmenter"], context.classes, config.data.max_side)

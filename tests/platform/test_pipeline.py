@@ -541,4 +541,4 @@ def expected_heat(run: pipeline.RunResult, image_id: str, photograph: Any) -> An
 def test_stages_have_the_hooks_that_they_need() -> None:
     """A hook with a misspelled name would be skipped without an error."""
     without = {hook: [s.name for s in pipeline.STAGES if not hasattr(s.module, hook)] for hook in ("check", "inputs")}
-    assert without == {"check": ["index", "localize", "report"], "inputs": ["localize", "report"]}
+    assert without == {"check": ["index", "report"], "inputs": ["report"]}

@@ -128,13 +128,15 @@ def run(config: Config, context: RunContext) -> StageResult:
 
     scores: list[Score] = []
     curves: dict[str, Curve] = {}
-    rows = rows_with_truth(context, "train", notes, tagged=True)
-    rows = rows.filter(pc.invert(pc.is_in(rows["image_id"], corrected_ids)))
     num_scored = {"train": 0}
-    if config.supervision == "tags":
-        num_scored["train"] = len(rows)
-        if len(rows):
-            scores, curves = evaluate_train(config, context, rows)
+    if config.has_maps or config.makes_masks:
+        rows = rows_with_truth(context, "train", notes, tagged=True)
+        rows = rows.filter(pc.invert(pc.is_in(rows["image_id"], corrected_ids)))
+        if config.supervision == "tags":
+            num_scored["train"] = len(rows)
+            if len(rows):
+                scores, curves = evaluate_train(config, context, rows)
+                notes += held_out_note(scores)
 
     if "predict" in context.inputs:
         split = context.result("predict", PredictResult).split
@@ -144,7 +146,7 @@ def run(config: Config, context: RunContext) -> StageResult:
         if len(rows):
             scores += evaluate_predictions(config, context, rows, split)
 
-    if config.supervision == "tags":
+    if config.supervision == "tags" and config.trains_segmenter:
         notes += large_drops(scores, config, context)
     mask_scores = [score for score in scores if score.what in ("pseudo_masks", "segmentation")]
     if mask_scores:
@@ -153,6 +155,18 @@ def run(config: Config, context: RunContext) -> StageResult:
     write_json(context.output / SCORES, [dataclasses.asdict(score) for score in scores])
     write_json(context.output / CURVES, curves)
     return StageResult(notes=tuple(notes), counts={"scored": num_scored})
+
+
+def held_out_note(scores: Sequence[Score]) -> list[str]:
+    """A note on the threshold of maps of another program, if any: chosen on the scored images, and on others."""
+    for score in scores:
+        if score.held_out_miou is not None:
+            return [
+                f"localization maps: mIoU {score.miou:.2f} at the threshold {score.threshold:.3g}, the best for the "
+                f"scored images themselves; {score.held_out_miou:.2f} if each half of the {score.images} images, "
+                "alternating in the order of their ids, is scored at the best threshold for the other half"
+            ]
+    return []
 
 
 def large_drops(scores: Sequence[Score], config: Config, context: RunContext) -> list[str]:

@@ -4,6 +4,7 @@ image, then computes scores from the sums."""
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from mcis.platform.engine.mapping import map_table
 from mcis.platform.outputs.counts import (
     BEST_TAG,
     COUNTS_SCHEMA,
+    IMPORTED,
     PLAIN,
     PREDICTED_IMAGES,
     PSEUDO_MASKS,
@@ -43,6 +45,9 @@ from mcis.platform.runs.files import read_table
 from mcis.platform.runs.results import MasksResult
 from mcis.platform.runs.scores import SALIENCY_SUPERVISION, Curve, Score
 from mcis.platform.runs.version import code_digest, git_revision
+
+_IMPORTED_METHOD = "another program"
+"""Value of `Score.method` of outputs of another program."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +69,16 @@ class Scorer:
     def score(self, what: str, name: str, matrix: NDArray[np.int64], **score_fields: Any) -> Score:
         """Makes a score from a confusion matrix (K + 1, K + 1) and further fields of `Score`."""
         weights = self.config.weights
-        if what == "segmentation":
+        recipe = self.config.recipe
+        if score_fields.get("method") == _IMPORTED_METHOD:
+            origin = ""
+            recipe = ""
+        elif what == "segmentation":
             origin = weights.origin("segmenter")
-        else:
+        elif self.config.trains_classifier:
             origin = weights.classifier or weights.classifier_backbone
+        else:
+            origin = ""
         return Score(
             what=what,
             name=name,
@@ -78,7 +89,7 @@ class Scorer:
             figures={measure: self._by_label(compute(matrix)) for measure, compute in LABEL_SCORES.items()},
             confusion=tuple(map(tuple, matrix.tolist())),
             seed=self.config.seed,
-            recipe=self.config.recipe,
+            recipe=recipe,
             weights=origin,
             git=git_revision(),
             code=code_digest(),
@@ -104,18 +115,19 @@ class Scorer:
         return {label: None if np.isnan(value) else round(value, 2) for label, value in pairs}
 
 
-def count_predictions(classes: int, predictions: Shards, rows: pa.Table) -> pa.Table:
+def count_predictions(classes: int, predictions: Shards, rows: pa.Table, *, plain: str = PLAIN) -> pa.Table:
     """Counts pixels by true and predicted label, in a table of COUNTS_SCHEMA.
 
     Args:
         classes: number of classes K.
         predictions: table of predictions.
         rows: index rows of a split, with their `position` in it.
+        plain: name of the score of predictions without CRF.
     """
     count_rows: list[dict[str, Any]] = []
     for row in rows.to_pylist():
         prediction = predictions.rows(row["image_id"], row["position"])
-        masks = {PLAIN: decode_labels(prediction["plain"][0].as_py())}
+        masks = {plain: decode_labels(prediction["plain"][0].as_py())}
         refined = prediction["crf"][0].as_py()
         if refined is not None:
             masks[WITH_CRF] = decode_labels(refined)
@@ -132,7 +144,16 @@ def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, sp
     """
     classes = len(context.classes)
     counts_folder = context.output / PREDICTED_IMAGES
-    worker = functools.partial(count_predictions, classes, Shards(context.inputs["predict"] / "predictions"))
+    predictions = Shards(context.inputs["predict"] / "predictions")
+    if not config.trains_segmenter:
+        worker = functools.partial(count_predictions, classes, predictions, plain=IMPORTED)
+        map_table(rows, counts_folder, worker=worker, label="score predictions", compute=config.compute)
+        counts = sum_counts(counts_folder, {IMPORTED: (MASK_PARTS, classes + 1, classes + 1)})
+        scorer = Scorer(config=config, classes=context.classes, split=split, images=len(rows))
+        fields = {"crf": False, "method": _IMPORTED_METHOD}
+        return [scorer.mask_score("segmentation", IMPORTED, counts[IMPORTED], **fields)]
+
+    worker = functools.partial(count_predictions, classes, predictions)
     map_table(rows, counts_folder, worker=worker, label="score predictions", compute=config.compute)
 
     names = (PLAIN, WITH_CRF) if config.predict.crf.iterations else (PLAIN,)
@@ -165,6 +186,10 @@ def _trained_on(config: Config, context: RunContext) -> str | None:
     """Text for `Score.trained_on`."""
     if config.supervision == "full":
         return "ground truth"
+    if config.pseudo_masks.rule == "imported":
+        return "pseudo masks of another program"
+    if config.localize.is_imported:
+        return "pseudo masks from maps of another program"
     return f"pseudo masks with saliency maps ({SALIENCY_SUPERVISION})" if uses_saliency(config, context) else None
 
 
@@ -178,10 +203,9 @@ class ScoreTrain:
     Attributes:
         classes: number of classes K.
         bins: number of background thresholds at which maps are counted.
-        scale: scale of the maps (`maps.scale`).
+        scale: scale of the maps (`Config.map_scale`).
         seed: seed of the baseline with a random tag.
-        single: table of single-round maps.
-        related: table of maps with related images.
+        maps: tables of maps, by their value of the column `scored`.
         masks: table of pseudo masks; None if the run stopped before it.
     """
 
@@ -189,15 +213,14 @@ class ScoreTrain:
     bins: int
     scale: str
     seed: int
-    single: Shards
-    related: Shards
+    maps: Mapping[str, Shards]
     masks: Shards | None
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         count_rows: list[dict[str, Any]] = []
         for row in rows.to_pylist():
             truth = truth_of_row(row, self.classes)
-            for name, table in ((SINGLE_ROUND, self.single), (RELATED, self.related)):
+            for name, table in self.maps.items():
                 counts = self._map_counts(table, row, truth)
                 count_rows.append(counts_row(row["image_id"], truth, name, counts))
             count_rows += mask_rows(row["image_id"], truth, dict(self._label_masks(row, truth)), self.classes)
@@ -235,13 +258,13 @@ def evaluate_train(config: Config, context: RunContext, rows: pa.Table) -> tuple
     classes = len(context.classes)
     bins = config.evaluate.thresholds
     has_masks = "pseudo_masks" in context.inputs
+    maps = _tables_of_maps(config, context)
     worker = ScoreTrain(
         classes=classes,
         bins=bins,
-        scale=config.maps.scale,
+        scale=config.map_scale,
         seed=config.seed,
-        single=Shards(context.inputs["localize"] / "single"),
-        related=Shards(context.inputs["localize"] / "maps"),
+        maps={name: Shards(table) for name, table in maps.items()},
         masks=Shards(context.inputs["pseudo_masks"] / "masks") if has_masks else None,
     )
     if not config.pseudo_masks.reads_saliency:  # no stage has validated the saliency maps
@@ -252,20 +275,75 @@ def evaluate_train(config: Config, context: RunContext, rows: pa.Table) -> tuple
     counts_folder = context.output / TRAINING_IMAGES
     map_table(rows, counts_folder, worker=worker, label="score train", compute=config.compute)
 
-    shapes = dict.fromkeys((SINGLE_ROUND, RELATED), (bins, classes + 1, classes + 1))
+    shapes = dict.fromkeys(maps, (bins, classes + 1, classes + 1))
     shapes |= dict.fromkeys((PSEUDO_MASKS, RANDOM_TAG, BEST_TAG), (MASK_PARTS, classes + 1, classes + 1))
     counts = sum_counts(counts_folder, shapes)
     scorer = Scorer(config=config, classes=context.classes, split="train", images=len(rows))
     scores = []
     curves = {}
-    for score, curve in score_localization_maps(scorer, counts):
+    if IMPORTED in maps:
+        score, curve = score_imported_maps(scorer, counts[IMPORTED], counts_folder, rows["image_id"].to_pylist())
         scores.append(score)
         curves[score.name] = curve
+    elif maps:
+        for score, curve in score_localization_maps(scorer, counts):
+            scores.append(score)
+            curves[score.name] = curve
     if has_masks:
         scores.append(score_pseudo_masks(scorer, counts[PSEUDO_MASKS], context, rows))
     if rows["saliency_uri"].null_count == 0:
         scores += score_baselines(scorer, counts)
     return scores, curves
+
+
+def _tables_of_maps(config: Config, context: RunContext) -> dict[str, Path]:
+    """Tables of the maps of the run by their value of the column `scored`; none if it has only imported masks."""
+    folder = context.inputs.get("localize")
+    if folder is None:
+        return {}
+    if config.localize.is_imported:
+        return {IMPORTED: folder / "maps"}
+    return {SINGLE_ROUND: folder / "single", RELATED: folder / "maps"}
+
+
+def score_imported_maps(
+    scorer: Scorer, counts: NDArray[np.int64], folder: Path, image_ids: list[str]
+) -> tuple[Score, Curve]:
+    """Returns the score of maps of another program at their best background threshold, and their curve.
+
+    Args:
+        counts: their counts, (bins, K + 1, K + 1).
+        folder: counts per image.
+        image_ids: the scored images.
+    """
+    bins = scorer.config.evaluate.thresholds
+    thresholds = [i / bins for i in range(bins)]
+    matrices = sweep(counts)
+    mious = [mean(iou(matrix)) for matrix in matrices]
+    best = int(np.argmax(mious))
+    score = scorer.score(
+        "localization_maps",
+        IMPORTED,
+        matrices[best],
+        threshold=thresholds[best],
+        held_out_miou=_held_out_miou(counts, folder, image_ids),
+        background_cue="best threshold",
+        map_scale=scorer.config.map_scale,
+        method=_IMPORTED_METHOD,
+    )
+    return score, Curve(thresholds, [round(miou, 3) for miou in mious])
+
+
+def _held_out_miou(counts: NDArray[np.int64], folder: Path, image_ids: list[str]) -> float | None:
+    """mIoU in percent if each half of the images is scored at the best threshold for the other half; None for a single
+    image. The halves alternate in the order of the ids."""
+    if len(image_ids) < 2:
+        return None
+    half = pa.array(sorted(image_ids)[::2])
+    first = sum_counts(folder, {IMPORTED: counts.shape}, only=half)[IMPORTED]
+    halves = [sweep(first), sweep(counts - first)]
+    best = [int(np.argmax([mean(iou(matrix)) for matrix in matrices])) for matrices in halves]
+    return round(mean(iou(halves[0][best[1]] + halves[1][best[0]])), 2)
 
 
 def score_localization_maps(scorer: Scorer, counts: Mapping[str, NDArray[np.int64]]) -> Iterator[tuple[Score, Curve]]:
@@ -282,7 +360,7 @@ def score_localization_maps(scorer: Scorer, counts: Mapping[str, NDArray[np.int6
             matrices[best],
             threshold=thresholds[best],
             background_cue="best threshold",
-            map_scale=scorer.config.maps.scale,
+            map_scale=scorer.config.map_scale,
             related=related,
             method=_method(scorer.config, related),
         )
@@ -303,21 +381,27 @@ def score_pseudo_masks(scorer: Scorer, counts: NDArray[np.int64], context: RunCo
         counts: their counts, (MASK_PARTS, K + 1, K + 1).
         rows: the scored images.
     """
-    related = scorer.config.localize.related
+    config = scorer.config
     cue = context.result("pseudo_masks", MasksResult).background_cue
-    if uses_saliency(scorer.config, context):
+    if uses_saliency(config, context):
         cue = f"{cue} ({SALIENCY_SUPERVISION})"
     masks = read_table(context.inputs["pseudo_masks"] / "masks", ["image_id", "ignored"])
     masks = masks.filter(pc.is_in(masks["image_id"], rows["image_id"].combine_chunks()))
+    ignored_share = round(float(pc.mean(masks["ignored"]).as_py()), 4)
+    if config.pseudo_masks.rule == "imported":
+        fields = {"method": _IMPORTED_METHOD, "ignored_share": ignored_share}
+        return scorer.mask_score("pseudo_masks", IMPORTED, counts, **fields)
+
+    related = config.localize.related_of_maps
     return scorer.mask_score(
         "pseudo_masks",
-        f"R = {related}",
+        "imported maps" if related is None else f"R = {related}",
         counts,
         background_cue=cue,
-        map_scale=scorer.config.maps.scale,
+        map_scale=config.map_scale,
         related=related,
-        method=_method(scorer.config, related),
-        ignored_share=round(float(pc.mean(masks["ignored"]).as_py()), 4),
+        method=config.localize.description() if related is None else _method(config, related),
+        ignored_share=ignored_share,
     )
 
 

@@ -6,6 +6,9 @@ There are two tables: `single` with single-round maps, and `maps` with maps that
 Each image passes through the backbone once. If maps use related images, its features are written as float16 to files,
 one per shard, which all workers map into memory. Workers therefore share the page cache, and a map costs only its
 attention.
+
+With `localize.maps` the maps are those of another program: the table `maps` has IMPORTED_MAPS_SCHEMA, and there is no
+table `single`.
 """
 
 import functools
@@ -18,6 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.index import Listing
 from mcis.datasets.sampling.related_images import RELATED_IMAGE_RULES, Relations
 from mcis.datasets.storage.folders import copy_folder, names_in, remove
 from mcis.datasets.tags import Tags
@@ -26,10 +30,12 @@ from mcis.platform.config.sections import Config
 from mcis.platform.engine.cache import training_features
 from mcis.platform.engine.mapping import map_table, shards_of
 from mcis.platform.engine.shard_mapper import Worker
-from mcis.platform.outputs.read_index import from_source_domain, split_rows, tagged_among_negatives
+from mcis.platform.outputs.read_index import from_source_domain, rows_in_split, split_rows, tagged_among_negatives
 from mcis.platform.outputs.relations import RELATED, VECTORS, draw_relations, read_vectors
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.results import StageResult
+from mcis.platform.runs.workspace import Workspace
+from mcis.platform.stages.localization.imported import check_map_files, import_maps, map_file_stamps
 from mcis.platform.stages.localization.nearest import MAPS_PER_TASK, find_nearest_images
 from mcis.platform.stages.localization.workers import Embed, Relate, embed_rows, read_images, relate_rows
 
@@ -38,16 +44,32 @@ EMBEDDED = "embedded"
 hops but the last."""
 
 
+def check(config: Config, listing: Listing, workspace: Workspace) -> None:
+    """Raises UserError if maps of another program are wanted, but no file belongs to a training image."""
+    if config.localize.is_imported:
+        rows = rows_in_split(listing.table, "train", tagged=True)
+        check_map_files(config.localize, rows["image_id"].to_pylist())
+
+
+def inputs(config: Config, context: RunContext) -> Any:
+    """Inputs of the stage key: the format and the stamps of the map files of another program."""
+    return map_file_stamps(config.localize, context) if config.localize.is_imported else None
+
+
 def run(config: Config, context: RunContext) -> StageResult:
     """Writes the localization maps of all tagged training images. After a kill only missing shards are computed.
 
     Raises:
-        UserError: no training image has a tag, or features exceed the range of float16.
+        UserError: no training image has a tag, features exceed the range of float16, or maps of another program are
+            missing or refused.
     """
     rows = split_rows(context, "train", tagged=True)
     num_train = len(split_rows(context, "train", columns=["tags"]))
     if not len(rows):
         raise UserError(f"none of {num_train} training images has a tag", "tagged images to localize", "add tags")
+
+    if config.localize.is_imported:
+        return import_maps(config, context)
 
     embedded = context.output / EMBEDDED
     _remove_other_shards(config, embedded, len(rows))

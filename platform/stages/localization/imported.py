@@ -1,0 +1,140 @@
+"""Localization maps of another program (`localize.maps`): files -> IMPORTED_MAPS_SCHEMA, as given."""
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.formats.map_files import find_map_files, read_map_files
+from mcis.datasets.index import shown
+from mcis.datasets.tables.large_tables import table_digest
+from mcis.platform.config.maps import LocalizeConfig
+from mcis.platform.config.sections import Config
+from mcis.platform.engine.mapping import map_table
+from mcis.platform.outputs.given_files import check_any_matches, match_all, unused_note
+from mcis.platform.outputs.read_index import split_rows
+from mcis.platform.outputs.tables import IMPORTED_MAPS_SCHEMA
+from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.files import file_stamps, fingerprint, read_shards, read_table
+from mcis.platform.runs.results import StageResult
+
+_KEY = "localize.maps"
+_SHARD_ROWS = 16
+"""Maximum number of images in a shard. Maps have the size of their image."""
+
+
+def check_map_files(section: LocalizeConfig, image_ids: list[str]) -> None:
+    """Raises UserError if there are no map files, or none belongs to any of the images."""
+    assert section.maps is not None
+    files = find_map_files(section.maps, section.maps_format)
+    check_any_matches(image_ids, files, "map", section.maps, _KEY)
+
+
+def map_file_stamps(section: LocalizeConfig, context: RunContext) -> list[str]:
+    """The format of the maps, and digests of the names and the stamps of their files, for the key of the stage."""
+    paths: list[str] = []
+    for files in _files_of_images(section, split_rows(context, "train", tagged=True, columns=["image_id"])):
+        paths += files
+    names = fingerprint([Path(path).name for path in paths])
+    return [section.maps_format, names, file_stamps(pa.chunked_array([pa.array(paths, pa.string())]))]
+
+
+def _files_of_images(section: LocalizeConfig, rows: pa.Table) -> list[list[str]]:
+    """The map files of each image. Raises UserError if an image has none."""
+    assert section.maps is not None
+    files = find_map_files(section.maps, section.maps_format)
+    return match_all(rows["image_id"].to_pylist(), files, "map", section.maps, _KEY)
+
+
+def import_maps(config: Config, context: RunContext) -> StageResult:
+    """Writes the maps of all tagged training images.
+
+    Raises:
+        UserError: an image has no file, or a file is refused (`read_map_files`).
+    """
+    section = config.localize
+    assert section.maps is not None
+    rows = split_rows(context, "train", tagged=True)
+    files = _files_of_images(section, rows)
+    with_files = rows.select(["image_id", "tags"]).append_column("files", pa.array(files, pa.list_(pa.string())))
+    map_table(
+        with_files,
+        context.output / "maps",
+        worker=functools.partial(read_maps, section.maps_format, len(context.classes)),
+        label="import maps",
+        compute=config.compute,
+        shard_rows=min(config.compute.shard_rows, _SHARD_ROWS),
+    )
+
+    columns = read_table(context.output / "maps", ["image_id", "class", "is_in_file", "other_classes"])
+    num_files = len(find_map_files(section.maps, section.maps_format))
+    return StageResult(
+        counts={"images": len(rows), "maps": int(pc.sum(columns["is_in_file"]).as_py())},
+        notes=(*_content_notes(columns, context.classes), *unused_note("map file", section.maps, num_files, len(rows))),
+        identity=table_digest(read_shards(context.output / "maps")),  # other folders may have the same maps
+    )
+
+
+def read_maps(format: str, classes: int, rows: pa.Table) -> pa.Table:
+    """Reads the map files of images into a table of IMPORTED_MAPS_SCHEMA.
+
+    A tag without a map gets a map of zeros; maps of classes that are no tags are left out.
+
+    Args:
+        format: format of the files.
+        classes: number of classes K.
+        rows: columns `image_id`, `tags` and `files`.
+
+    Raises:
+        UserError: some files are refused; the message names them.
+    """
+    map_rows: list[dict[str, Any]] = []
+    problems: list[UserError] = []
+    for row in rows.to_pylist():
+        try:
+            found = read_map_files(row["files"], format, classes)
+        except UserError as error:
+            problems.append(error)
+            continue
+        by_class = dict(zip(found.classes.tolist(), found.maps, strict=True))
+        height, width = found.maps.shape[1:]
+        for tag in row["tags"]:
+            scores = by_class.get(tag, np.zeros((height, width), np.float32))
+            map_rows.append(
+                {
+                    "image_id": row["image_id"],
+                    "class": tag,
+                    "height": height,
+                    "width": width,
+                    "map": scores.ravel(),
+                    "is_in_file": tag in by_class,
+                    "other_classes": sorted(by_class.keys() - set(row["tags"])),
+                }
+            )
+    if problems:
+        first = problems[0]
+        raise UserError("; ".join(problem.found for problem in problems), first.expected, first.remedy)
+    return pa.Table.from_pylist(map_rows, schema=IMPORTED_MAPS_SCHEMA)
+
+
+def _content_notes(columns: pa.Table, classes: tuple[str, ...]) -> list[str]:
+    """Notes on tags without a map, and on maps of other classes."""
+    notes = []
+    absent = columns.filter(pc.invert(columns["is_in_file"])).select(["image_id", "class"]).to_pylist()
+    if absent:
+        names = [f"{row['image_id']} ({classes[row['class']]})" for row in absent]
+        notes.append(f"{len(absent)} tag(s) have no map in the files, and get one of zeros: {shown(names)}")
+
+    others = {}
+    for row in columns.filter(pc.greater(pc.list_value_length(columns["other_classes"]), 0)).to_pylist():
+        others[row["image_id"]] = ", ".join(classes[index] for index in row["other_classes"])
+    if others:
+        names = [f"{image_id} ({text})" for image_id, text in others.items()]
+        notes.append(
+            f"the files of {len(others)} image(s) have maps of classes without a tag, left out: {shown(names)}"
+        )
+    return notes
