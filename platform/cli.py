@@ -6,6 +6,7 @@ import typer
 
 from mcis.platform.commands.compare import compare
 from mcis.platform.commands.doctor import doctor
+from mcis.platform.commands.evaluate import evaluate
 from mcis.platform.commands.export import export, import_data_set, import_weights
 from mcis.platform.commands.index import index_app
 from mcis.platform.commands.predict import predict, suggest
@@ -58,6 +59,10 @@ app.command(
     epilog="Examples: `mcis compare first second third` · `mcis compare first other/runs/second` · "
     "`mcis compare a-s0,a-s1,a-s2 b-s0,b-s1,b-s2 --html seeds.html`"
 )(compare)
+app.command(
+    epilog="Examples: `mcis evaluate predicted photos.csv --name theirs` · "
+    "`mcis evaluate cams photos.csv --name theirs-maps --as maps --maps-format irn`"
+)(evaluate)
 app.command(
     epilog="Examples: `mcis predict photos --name mine --out predicted` · "
     "`mcis predict a.jpg b.png table.csv --name mine --out predicted predict.crf.iterations=0`"

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
-from PIL import Image
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
@@ -181,55 +180,6 @@ def test_the_example_rule_of_the_extension_page_works() -> None:
 
     assert labels.tolist() == [[5, 0, 0, 10]]
     assert mask.tolist() == [[5, 255, 0, 10]]
-
-
-@pytest.fixture
-def evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The scripts of the evaluation page, in a folder with the truth of two images of one class."""
-    (tmp_path / "truth").mkdir()
-    (tmp_path / "classes.txt").write_text("cat\n")
-    for name in "ab":
-        Image.fromarray(np.array([[0, 0, 1, 255]], np.uint8)).save(tmp_path / "truth" / f"{name}.png")
-    monkeypatch.chdir(tmp_path)
-    return [block for name, block in blocks("python") if name == "evaluate.md"]
-
-
-def test_the_script_for_masks_scores_and_compares_sets(
-    evaluation: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for folder, labels in (("masks", [0, 1, 1, 1]), ("others", [255, 0, 1, 0])):
-        (tmp_path / folder).mkdir()
-        for name in "ab":
-            Image.fromarray(np.array([labels], np.uint8)).save(tmp_path / folder / f"{name}.png")
-    monkeypatch.setattr(sys, "argv", ["score.py", "masks", "others"])
-    exec(evaluation[0], {})
-    assert capsys.readouterr().out.splitlines() == [
-        "masks: 2 masks, mIoU 50.00, boundary mIoU 50.00",
-        "  background    50.0",
-        "  cat           50.0",
-        "others: 2 masks, mIoU 100.00, boundary mIoU 100.00",
-        "  background   100.0",
-        "  cat          100.0",
-        "second minus first: +50.00 [+50.00, +50.00]",
-    ]
-
-    Image.fromarray(np.zeros((1, 3), np.uint8)).save(tmp_path / "masks" / "a.png")
-    with pytest.raises(SystemExit, match=r"a\.png has the shape \(1, 3\); the truth has \(1, 4\)"):
-        exec(evaluation[0], {})
-    monkeypatch.setattr(sys, "argv", ["score.py", "truth/none"])
-    with pytest.raises(SystemExit, match="no PNG in truth/none"):
-        exec(evaluation[0], {})
-
-
-def test_the_script_for_maps_finds_the_best_threshold(
-    evaluation: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "cams").mkdir()
-    for name in "ab":
-        cams = {"keys": np.array([0]), "high_res": np.array([[[0.1, 0.5, 0.9, 1.0]]], np.float32)}
-        np.save(tmp_path / "cams" / f"{name}.npy", np.array(cams))
-    exec(evaluation[1], {})
-    assert capsys.readouterr().out == "mIoU 100.00 at threshold 0.51\n"  # 65/128 is the first above 0.5
 
 
 def test_the_site_builds_without_warnings(tmp_path: Path) -> None:

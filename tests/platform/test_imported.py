@@ -17,12 +17,11 @@ from mcis.datasets.classes import palette
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_labels, encode_labels
 from mcis.datasets.tables.shards import Shards
-from mcis.models.localization import score_maps
 from mcis.platform import pipeline
 from mcis.platform.cli import app
 from mcis.platform.engine.errors import user_error_in
-from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.outputs.tables import image_maps
+from mcis.platform.reporting.export import export
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.results import StageResult
 
@@ -253,16 +252,12 @@ def test_files_of_other_images_are_refused_before_a_run(small: Any, theirs: File
 
 @pytest.fixture(scope="module")
 def reimported(small: Any, tmp_path_factory: pytest.TempPathFactory) -> tuple[pipeline.RunResult, pipeline.RunResult]:
-    """A run with maps of the project, and a run that imports them as scores of the images' pixels."""
+    """A run with maps of the project, and a run that imports what `mcis export maps --format irn` writes."""
     thresholds = ("pseudo_masks.threshold=0.5", "pseudo_masks.background_threshold=0.3")
     overrides = ("maps.scale=maximum", "localize.related=0", "pseudo_masks.rule=crf", *thresholds)
     own = small.run("own-maps", *overrides, until="pseudo_masks")
     folder = tmp_path_factory.mktemp("exported")
-    table = Shards(own.context.inputs["localize"] / "maps")
-    for row in split_rows(own.context, "train", tagged=True).to_pylist():
-        maps = image_maps(table, row["image_id"])
-        scores = score_maps(torch.from_numpy(maps.maps), maps.grids, "maximum", row["height"], row["width"])
-        np.save(folder / row["image_id"], {"keys": torch.from_numpy(maps.classes), "high_res": scores.numpy()})  # type: ignore[arg-type]
+    export(small.workspace, "own-maps", "maps", folder, "irn")
     again = small.run("own-again", *overrides, f"localize.maps={folder}", NO_CLASSIFIER, until="pseudo_masks")
     return own, again
 
