@@ -4,6 +4,8 @@ The docstring of a field gives its meaning, unit and source. pydantic checks val
 contradictions between values, so that all problems of a configuration are reported together.
 """
 
+import functools
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -85,11 +87,13 @@ class Section(BaseModel):
 _S = TypeVar("_S", bound=Section)
 
 
-def with_records(extensions: Mapping[str, Any]) -> Callable[[type[_S]], type[_S]]:
+def with_records(extensions: Mapping[str, Any], *, exclude_defaults: bool = False) -> Callable[[type[_S]], type[_S]]:
     """Returns a decorator that adds a field to a section for each extension with a `record`, under its name.
 
     Args:
         extensions: extensions of one kind, for example a `Registry`. A `record` is a subclass of `Section`.
+        exclude_defaults: whether records that have only default values are left out of keys of outputs, so that a new
+            extension changes no key.
     """
 
     def add(section: type[_S]) -> type[_S]:
@@ -97,7 +101,9 @@ def with_records(extensions: Mapping[str, Any]) -> Callable[[type[_S]], type[_S]
         for name, extension in extensions.items():
             record = extension.record
             if record:
-                fields[name] = (record, Field(default=record(), description=record.__doc__))
+                default = record()
+                exclude_if = functools.partial(operator.eq, default) if exclude_defaults else None
+                fields[name] = (record, Field(default=default, description=record.__doc__, exclude_if=exclude_if))
         if not fields:
             return section
 

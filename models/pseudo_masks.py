@@ -2,8 +2,8 @@
 
 import dataclasses
 import inspect
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +28,18 @@ class PseudoMask(NamedTuple):
     mask: NDArray[np.uint8]
 
 
+class DetectedClasses(NamedTuple):
+    """Detections of an image, at most one at each pixel: the one with the highest score.
+
+    Attributes:
+        labels: class index + 1 of the detection at each pixel, 0 where there is none, (H, W) uint8.
+        scores: score of this detection in [0, 1], (H, W) float32.
+    """
+
+    labels: NDArray[np.uint8]
+    scores: NDArray[np.float32]
+
+
 class TaggedMaps(NamedTuple):
     """Inputs of a rule for pseudo masks: an image and the localization maps of its tags.
 
@@ -37,6 +49,9 @@ class TaggedMaps(NamedTuple):
         read_rgb: function that decodes the image, (H, W, 3) uint8.
         saliency: saliency map, (H, W) uint8; None if the image has none or the rule reads none.
         one_scale: whether the scores of different maps share a scale, which normalization of each map would destroy.
+        segments: segment of each pixel, negative where there is none, (H, W) int32; None if the rule reads none or
+            no files are given.
+        detections: detections of the image; None if the rule reads none.
     """
 
     scores: NDArray[np.float32]
@@ -44,6 +59,8 @@ class TaggedMaps(NamedTuple):
     read_rgb: Callable[[], NDArray[np.uint8]]
     saliency: NDArray[np.uint8] | None = None
     one_scale: bool = False
+    segments: NDArray[np.int32] | None = None
+    detections: DetectedClasses | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -55,13 +72,17 @@ class MaskRule:
             `pseudo_masks` or of the rule's own section, by name.
         record: class of the rule's own section `pseudo_masks.<name of the rule>`, or None.
         reads_saliency: whether each image needs a saliency map.
-        uses_random_walk: whether a random walk over learned affinities is applied to the maps first.
+        uses_random_walk: whether a random walk over learned affinities is applied to the maps first. If the rule's own
+            section has a field `random_walk`, that field decides.
+        reads: files of other programs that the rule reads, which `pseudo_masks.segments.folder` or
+            `pseudo_masks.detections.file` names.
     """
 
     make: Callable[..., PseudoMask]
     record: type[Section] | None = None
     reads_saliency: bool = False
     uses_random_walk: bool = False
+    reads: Literal["segments", "detections"] | None = None
 
     def __call__(self, maps: TaggedMaps, values: Mapping[str, Any]) -> PseudoMask:
         """Makes a pseudo mask.
@@ -161,12 +182,34 @@ def by_crf(maps: TaggedMaps, *, threshold: float, background_threshold: float, c
         background_threshold: background score that no class may exceed at background pixels; at most `threshold`.
         crf: parameters of the CRF.
     """
-    count, height, width = maps.scores.shape
-    highest, index = max_with_index(maps.scores)
+    return refine_winners(maps, winning_maps(maps.scores, threshold, background_threshold), crf)
 
+
+def winning_maps(scores: NDArray[np.float32], *backgrounds: float) -> tuple[NDArray[np.uint8], ...]:
+    """Returns which map has the highest score at each pixel, (H, W) for each background score.
+
+    Args:
+        scores: scores of T maps, (T, H, W).
+        backgrounds: constant scores of the background.
+
+    Returns:
+        0 where the background wins, number of the map + 1 elsewhere.
+    """
+    highest, index = max_with_index(scores)
+    return tuple(np.where(highest > background, index + 1, 0) for background in backgrounds)
+
+
+def refine_winners(maps: TaggedMaps, winners: Sequence[NDArray[np.integer]], crf: CrfParameters) -> PseudoMask:
+    """Refines the winners at two background scores by the dense CRF; pixels that differ between them are ignored.
+
+    Args:
+        maps: the image and its maps.
+        winners: results of `winning_maps` at a high and at a low background score, (H, W) each.
+        crf: parameters of the CRF.
+    """
+    count, height, width = maps.scores.shape
     probabilities = np.full((2, count + 1, height, width), (1 - _CERTAINTY) / count, np.float32)
-    for planes, background in zip(probabilities, (threshold, background_threshold), strict=True):
-        winner = np.where(highest > background, index + 1, 0)
+    for planes, winner in zip(probabilities, winners, strict=True):
         np.put_along_axis(planes, winner[None], _CERTAINTY, axis=0)
 
     refined, refined_low = dense_crf(maps.read_rgb(), probabilities, crf)
@@ -182,6 +225,8 @@ MASK_RULES = Registry[MaskRule](
         "saliency": MaskRule(make=by_saliency, reads_saliency=True),
         "crf": MaskRule(make=by_crf),
         "affinity": MaskRule(make=by_crf, uses_random_walk=True),
+        "segments": "mcis.models.segments:SEGMENTS",
+        "detections": "mcis.models.detections:DETECTIONS",
     },
 )
 """Rules by their names in `pseudo_masks.rule`; packages add to them by entry points of `mcis.mask_rules`."""

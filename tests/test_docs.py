@@ -10,14 +10,18 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import typer
+from PIL import Image
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
+from mcis.datasets.formats.detections import draw_detections, read_detections
 from mcis.models.pseudo_masks import TaggedMaps
 from mcis.platform.cli import app
 from mcis.platform.config.keys import leaves
@@ -180,6 +184,47 @@ def test_the_example_rule_of_the_extension_page_works() -> None:
 
     assert labels.tolist() == [[5, 0, 0, 10]]
     assert mask.tolist() == [[5, 255, 0, 10]]
+
+
+class PromptedModel:
+    """Stands for SAM 3 and its processor, which cannot run here: finds the left half of each image."""
+
+    device = "cpu"
+
+    @classmethod
+    def from_pretrained(cls, name: str) -> "PromptedModel":
+        return cls()
+
+    def to(self, device: str) -> "PromptedModel":
+        return self
+
+    def eval(self) -> "PromptedModel":
+        return self
+
+    def __call__(self, **inputs: Any) -> Any:
+        return SimpleNamespace(to=lambda device: {"prompt": inputs["text"]}) if "text" in inputs else inputs
+
+    def post_process_instance_segmentation(self, outputs: Any, **options: Any) -> list[dict[str, Any]]:
+        ((height, width),) = options["target_sizes"]
+        mask = torch.arange(width).expand(height, width) < width // 2
+        return [{"masks": mask[None], "scores": torch.tensor([0.75])}]
+
+
+def test_the_script_for_sam_3_writes_detections_that_the_rule_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Image.new("RGB", (6, 4)).save(tmp_path / "a.jpg")
+    (tmp_path / "photos.csv").write_text("image,tags\na.jpg,cat;dog\na.jpg,none\n")
+    monkeypatch.chdir(tmp_path)
+    models = SimpleNamespace(Sam3Model=PromptedModel, Sam3Processor=PromptedModel)
+    monkeypatch.setitem(sys.modules, "transformers", models)
+    script, _ = [block for name, block in blocks("python") if name == "foundation-models.md"]
+    exec(script, {})
+
+    detections = read_detections(tmp_path / "detections.json", ("cat", "dog")).by_image["a.jpg"]
+    assert [(detection.label, detection.score) for detection in detections] == [(0, 0.75), (1, 0.75)]
+    labels, _ = draw_detections(detections[:1], 4, 6)
+    assert labels.tolist() == [[1, 1, 1, 0, 0, 0]] * 4
 
 
 def test_the_site_builds_without_warnings(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Optional libraries that read and write the formats of other tools."""
+"""Optional libraries: those of the formats of other tools, and others that an extra installs."""
 
 import importlib
 from typing import Any
@@ -6,8 +6,12 @@ from typing import Any
 from mcis.datasets.errors import UserError
 
 
-def require_module(name: str) -> Any:
-    """Imports a module of a library that the extra `formats` installs.
+def require_module(name: str, extra: str = "formats") -> Any:
+    """Imports a module of an optional library.
+
+    Args:
+        name: Name of the module.
+        extra: The extra that installs the library.
 
     Raises:
         UserError: The library is not installed.
@@ -16,5 +20,5 @@ def require_module(name: str) -> Any:
         return importlib.import_module(name)
     except ImportError:
         library = name.partition(".")[0]
-        expected = f"`{library}` is required for this format"
-        raise UserError(f"no library {library}", expected, "pip install '.[formats]' in the clone of mcis") from None
+        expected = f"`{library}`, which the extra `{extra}` installs"
+        raise UserError(f"no library {library}", expected, f"pip install '.[{extra}]' in the clone of mcis") from None

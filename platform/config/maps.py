@@ -1,7 +1,7 @@
 """Configuration of localization maps: how they are made, how they are scaled, and the pseudo masks made from them."""
 
 from collections.abc import Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
@@ -164,7 +164,7 @@ class WalkConfig(Section):
     maps upscaled again."""
 
 
-@with_records(MASK_RULES)
+@with_records(MASK_RULES, exclude_defaults=True)
 class PseudoMasksConfig(Section):
     """Pseudo masks from localization maps and a background cue.
 
@@ -174,8 +174,10 @@ class PseudoMasksConfig(Section):
     rule: Annotated[str, AfterValidator(MASK_RULES.choice("auto", "imported"))] = "auto"
     """How masks are made and background is found. `saliency`: saliency maps, required for every tagged training image;
     `crf`: thresholds refined by the dense CRF; `affinity`: like crf, after a random walk over the affinities of
-    `affinity_net`; `auto`: saliency for images with a saliency map, crf for the others; `imported`: the masks of
-    another program (`pseudo_masks.masks`); or a rule of an installed package (`models/pseudo_masks.py`)."""
+    `affinity_net`; `auto`: saliency for images with a saliency map, crf for the others; `segments`: like affinity, with
+    one class in each segment of the image; `detections`: like affinity, from maps fused with masks of another program;
+    `imported`: the masks of another program (`pseudo_masks.masks`); or a rule of an installed package
+    (`models/pseudo_masks.py`)."""
     masks: LocalPath | None = Field(default=None, exclude=True)  # the output depends on the files in it
     """Rule imported: folder with a mask <id>.png for each tagged training image: 0 = background, k = the k-th class,
     255 = ignored in training and background in scores. Gray, palette, or RGB in PASCAL's colors."""
@@ -191,16 +193,16 @@ class PseudoMasksConfig(Section):
     min_foreground_fraction: Fraction = 0.01
     """Rule saliency: ignore images with a smaller fraction of foreground (paper-vs-code, "Pseudo masks")."""
     threshold: Fraction = 0.3
-    """Rules crf and affinity: background score against which foreground has to win. The best value depends on the
+    """All rules but saliency: background score against which foreground has to win. The best value depends on the
     maps: more confident classifiers need a higher one. With `maps.scale=logarithm` 0.5 is activation 0 and 0.66 is
     8."""
     background_threshold: Fraction = 0.1
-    """Rules crf and affinity: background score with which background has to win to be certain, at most `threshold`;
+    """All rules but saliency: background score with which background has to win to be certain, at most `threshold`;
     pixels in between are ignored. With `maps.scale=logarithm` 0.55 is activation 1."""
     crf: PseudoMasksCrf = PseudoMasksCrf()
-    """Rules crf and affinity: dense CRF that refines object boundaries."""
+    """All rules but saliency: dense CRF that refines object boundaries."""
     walk: WalkConfig = WalkConfig()
-    """Rule affinity: random walk. After it, each map is divided by its maximum."""
+    """Rules affinity, segments and detections: random walk. After it, each map is divided by its maximum."""
 
     @property
     def reads_saliency(self) -> bool:
@@ -212,10 +214,31 @@ class PseudoMasksConfig(Section):
     @property
     def uses_random_walk(self) -> bool:
         """Whether maps are first refined by a random walk over learned affinities."""
-        return self.rule not in ("auto", "imported") and MASK_RULES[self.rule].uses_random_walk
+        if self.rule not in MASK_RULES:
+            return False
+        return bool(self.rule_values(self.rule).get("random_walk", MASK_RULES[self.rule].uses_random_walk))
+
+    @property
+    def regions(self) -> Literal["segments", "detections"] | None:
+        """What the rule reads from files of other programs; None if it reads none, or computes superpixels."""
+        reads = MASK_RULES[self.rule].reads if self.rule in MASK_RULES else None
+        if reads == "segments" and self.section_of("segments").folder is None:
+            return None
+        return reads
+
+    def section_of(self, rule: str) -> Any:
+        """The section of a rule, `pseudo_masks.<rule>`."""
+        return getattr(self, rule)
+
+    def rule_values(self, rule: str) -> dict[str, Any]:
+        """Values that a rule takes by name: those of this section, and those of its own section if it has one."""
+        values = dict(self)
+        if MASK_RULES[rule].record:
+            values.update(self.section_of(rule))
+        return values
 
     def problems(self) -> Iterator[str]:
-        """The threshold for certain background must not exceed the one for foreground; masks need their rule."""
+        """Problems of the rule's own section, files that the rule does not read, and thresholds in the wrong order."""
         if self.rule == "imported" and self.masks is None:
             yield "pseudo_masks.rule is imported but pseudo_masks.masks is not set; set it to the folder of the masks"
         if self.rule != "imported" and self.masks is not None:
@@ -223,6 +246,15 @@ class PseudoMasksConfig(Section):
                 f"pseudo_masks.masks is set but pseudo_masks.rule is {self.rule}, which makes masks; set "
                 "pseudo_masks.rule=imported, or leave pseudo_masks.masks out"
             )
+        if self.rule in MASK_RULES and MASK_RULES[self.rule].record:
+            yield from self.section_of(self.rule).problems()
+        for rule, location in (("segments", "folder"), ("detections", "file")):
+            if getattr(self.section_of(rule), location) is not None and self.regions != rule:
+                key = f"pseudo_masks.{rule}.{location}"
+                yield (
+                    f"{key} is set but pseudo_masks.rule is {self.rule}, which does not read it; set "
+                    f"pseudo_masks.rule={rule}, or leave {key} out"
+                )
         if self.background_threshold > self.threshold:
             yield (
                 f"pseudo_masks.background_threshold {self.background_threshold} is above threshold {self.threshold}; "

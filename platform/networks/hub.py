@@ -27,7 +27,7 @@ from mcis.platform.networks.weights_files import SAFETENSORS, load_weights, weig
 from mcis.platform.outputs.provenance import license_counts
 from mcis.platform.outputs.read_index import open_index, rows_in_split
 from mcis.platform.runs.files import atomic_write, read_record_of, write_json, write_text
-from mcis.platform.runs.scores import SALIENCY_SUPERVISION, Score, read_scores
+from mcis.platform.runs.scores import REGIONS_SUPERVISION, SALIENCY_SUPERVISION, Score, read_scores
 from mcis.platform.runs.workspace import Workspace
 
 _CONFIG = "config.json"
@@ -171,12 +171,14 @@ def _supervision(config: Config, has_saliency: bool) -> str:
     if config.localize.is_imported:
         return "image-level tags, and localization maps of another program"
     if config.supervision == "tags":
-        saliency = ""
+        others = ""
         if has_saliency and config.pseudo_masks.reads_saliency:
-            saliency = f" and saliency maps ({SALIENCY_SUPERVISION})"
+            others = f" and saliency maps ({SALIENCY_SUPERVISION})"
+        if config.pseudo_masks.regions:
+            others = f" and {config.pseudo_masks.regions} ({REGIONS_SUPERVISION})"
         if config.data.corrected_masks:
-            return f"image-level tags{saliency}, some with corrected masks"
-        return f"image-level tags{saliency}" if saliency else "image-level tags only"
+            return f"image-level tags{others}, some with corrected masks"
+        return f"image-level tags{others}" if others else "image-level tags only"
     return "ground-truth masks (supervision=full), an upper bound of what tags reach"
 
 

@@ -21,6 +21,8 @@ CURVES = "curves.json"
 """File in the output of the stage `evaluate`: curves by the name of their score."""
 SALIENCY_SUPERVISION = "salient object detectors are trained on masks of other images"
 """Part of every score that depends on saliency maps."""
+REGIONS_SUPERVISION = "the program that made them may have been trained on masks"
+"""Part of every score that depends on segments or detections of another program."""
 FULL_SUPERVISION = (
     "supervision is full: the segmentation network was trained on the masks of the data set; if these are the ground "
     "truth, its scores are an upper bound for training with tags"

@@ -5,8 +5,9 @@ A negative, which shows none of the classes, has no localization map. Its mask i
 
 import collections
 import functools
+import importlib.metadata
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from PIL import Image
 
 from mcis.datasets.classes import IGNORE
 from mcis.datasets.errors import UserError
+from mcis.datasets.formats.libraries import require_module
 from mcis.datasets.images.decode import decode_labels, encode_labels, fitted_size, resize_labels
 from mcis.datasets.images.label_masks import read_label_mask
 from mcis.datasets.images.masks import read_saliency, tags_of_mask
@@ -33,6 +35,7 @@ from mcis.platform.networks.tagged_maps import AffinityWalk, tagged_maps
 from mcis.platform.outputs.corrected_masks import CORRECTED, given_mask, with_corrected
 from mcis.platform.outputs.given_files import check_any_matches, imported_masks, match_all, unused_note
 from mcis.platform.outputs.read_index import rows_in_split, split_rows
+from mcis.platform.outputs.regions import RowsWithRegions, add_regions, regions_digest, with_regions
 from mcis.platform.outputs.tables import IMPORTED_MASKS_SCHEMA, MASKS_SCHEMA, with_maps_position
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import file_stamps, read_table
@@ -124,13 +127,10 @@ class MakeMasks:
         if rule_name == "auto":
             rule_name = "saliency" if row["saliency_uri"] is not None else "crf"
         rule = MASK_RULES[rule_name]
-        values = dict(section)
-        if rule.record:  # the rule has a section of its own, pseudo_masks.<rule>
-            values.update(getattr(section, rule_name))
-
         saliency = self._saliency(row) if rule.reads_saliency else None
         maps = tagged_maps(row, self.maps, self.config, saliency=saliency, walk=self.walk)
-        return _mask_row(row, rule(maps, values), rule_name)
+        maps = add_regions(maps, row, section)
+        return _mask_row(row, rule(maps, section.rule_values(rule_name)), rule_name)
 
     def _saliency(self, row: dict[str, Any]) -> NDArray[np.uint8]:
         """Reads the saliency map of an image, resized bilinearly to the size of its mask, (H, W)."""
@@ -214,7 +214,8 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
 
     Raises:
         UserError: a required saliency map is missing or is the ground-truth mask; with full supervision, a
-            ground-truth mask is missing; or the corrected masks do not match the images.
+            ground-truth mask is missing; the corrected masks do not match the images; or files of segments or
+            detections are missing or damaged.
     """
     rows = rows_in_split(listing.table, "train", tagged=True, negatives=True)
     rows = with_corrected(rows, config.data.corrected_masks)
@@ -236,6 +237,10 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
         check_any_matches(tagged["image_id"].to_pylist(), files, "pseudo mask", config.pseudo_masks.masks, _MASKS_KEY)
     elif _reads_saliency(config, tagged):
         check_saliency_is_no_truth(tagged)
+    elif config.pseudo_masks.regions:
+        _with_regions(config, rows, listing.classes)
+    elif config.pseudo_masks.rule == "segments":
+        require_module("skimage.segmentation", extra="segments")
 
 
 def check_saliency_is_no_truth(rows: pa.Table) -> None:
@@ -258,8 +263,8 @@ def check_saliency_is_no_truth(rows: pa.Table) -> None:
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """Inputs of the stage key: the longest side of masks, stamps of the saliency maps, ground-truth masks or masks of
-    another program that are read, and stamps of corrected masks."""
+    """Inputs of the stage key: the longest side of masks, stamps of the saliency maps, ground-truth masks, segments or
+    masks of another program that are read or the content of the detections, and stamps of corrected masks."""
     rows = _rows(config, context)
     tagged = _tagged(rows)
     files: Any = None
@@ -269,6 +274,11 @@ def inputs(config: Config, context: RunContext) -> Any:
         files = file_stamps(_with_imported(config.pseudo_masks.masks, rows)[IMPORTED])
     elif _reads_saliency(config, tagged):
         files = file_stamps(tagged["saliency_uri"])
+    elif config.pseudo_masks.regions:
+        image_ids = rows.filter(_made_by_rule(rows))["image_id"].to_pylist()
+        files = regions_digest(image_ids, config.pseudo_masks)
+    elif config.pseudo_masks.rule == "segments":
+        files = f"scikit-image {importlib.metadata.version('scikit-image')}"  # its superpixels
     return config.data.max_side, files, file_stamps(rows[CORRECTED])
 
 
@@ -308,6 +318,16 @@ def _imported_notes(config: Config, context: RunContext, num_tagged: int, ignore
     return notes + unused_note("mask", folder, num_files, num_tagged)
 
 
+def _with_regions(config: Config, rows: pa.Table, classes: Sequence[str]) -> RowsWithRegions:
+    """Adds the segments or detections of the images whose masks the rule makes."""
+    return with_regions(rows, _made_by_rule(rows).to_pylist(), config.pseudo_masks, classes)
+
+
+def _made_by_rule(rows: pa.Table) -> pa.ChunkedArray:
+    """Whether the mask of an image is made by the rule: not for negatives and images with a corrected mask."""
+    return pc.and_(pc.invert(rows["is_negative"]), rows[CORRECTED].is_null())
+
+
 def _tagged(rows: pa.Table) -> pa.Table:
     """Tagged images among tagged images and negatives: those whose masks are made from maps and background cues."""
     return rows.select(["image_id", "domain", "saliency_uri", "mask_uri"]).filter(pc.invert(rows["is_negative"]))
@@ -323,6 +343,10 @@ def run(config: Config, context: RunContext) -> MasksResult:
     tagged = _tagged(rows)
     is_full = config.supervision == "full"
     cue = GROUND_TRUTH if is_full else background_cue(config, tagged)
+    notes: list[str] = []
+    if config.pseudo_masks.regions and not is_full:
+        rows, region_notes = _with_regions(config, rows, context.classes)
+        notes += region_notes
     _make_masks(config, context, rows)
 
     masks = read_table(context.output / "masks", ["ignored", "foreground", "cue"])
@@ -333,7 +357,6 @@ def run(config: Config, context: RunContext) -> MasksResult:
     corrected_counts, contradictions = _compare_corrected_masks(context, rows)
     cues = collections.Counter(zip(rows["domain"].to_pylist(), masks["cue"].to_pylist(), strict=True))
 
-    notes = []
     if is_full:
         notes.append(FULL_SUPERVISION)
     elif config.pseudo_masks.rule == "auto":

@@ -678,5 +678,5 @@ def test_absent_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(UserError, match="no library yaml") as caught:
         import_data_set("yolo", tmp_path, tmp_path / "out")
-    assert caught.value.expected == "`yaml` is required for this format"
+    assert caught.value.expected == "`yaml`, which the extra `formats` installs"
     assert ".[formats]" in caught.value.remedy

@@ -28,9 +28,17 @@ from mcis.platform.outputs.read_index import rows_in_split, split_rows, truth_of
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import file_stamps, write_json
 from mcis.platform.runs.results import PredictResult, StageResult
-from mcis.platform.runs.scores import CURVES, FULL_SUPERVISION, SALIENCY_SUPERVISION, SCORES, Curve, Score
+from mcis.platform.runs.scores import (
+    CURVES,
+    FULL_SUPERVISION,
+    REGIONS_SUPERVISION,
+    SALIENCY_SUPERVISION,
+    SCORES,
+    Curve,
+    Score,
+)
 from mcis.platform.runs.workspace import Workspace
-from mcis.platform.stages.evaluation.scoring import evaluate_predictions, evaluate_train, uses_saliency
+from mcis.platform.stages.evaluation.scoring import evaluate_predictions, evaluate_train, used_regions, uses_saliency
 
 _MAX_CHECKED = 16
 """Maximum number of ground-truth masks, and of corrected masks, that `check` reads."""
@@ -120,6 +128,9 @@ def run(config: Config, context: RunContext) -> StageResult:
         notes.append(FULL_SUPERVISION)
     if uses_saliency(config, context):
         notes.append(f"the pseudo masks use saliency maps, and {SALIENCY_SUPERVISION}: scores are not from tags alone")
+    regions = used_regions(config, context)
+    if regions:
+        notes.append(f"the pseudo masks use {regions}, and {REGIONS_SUPERVISION}: scores are then not from tags alone")
     corrected_ids = pa.array([], pa.string())
     if config.data.corrected_masks:
         rows = _with_corrected(config, context)

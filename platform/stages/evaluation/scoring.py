@@ -43,7 +43,7 @@ from mcis.platform.outputs.tables import image_maps
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.results import MasksResult
-from mcis.platform.runs.scores import SALIENCY_SUPERVISION, Curve, Score
+from mcis.platform.runs.scores import REGIONS_SUPERVISION, SALIENCY_SUPERVISION, Curve, Score
 from mcis.platform.runs.version import code_digest, git_revision
 
 _IMPORTED_METHOD = "another program"
@@ -182,15 +182,25 @@ def uses_saliency(config: Config, context: RunContext) -> bool:
     return config.pseudo_masks.reads_saliency and cue != "crf"  # the rule auto, if no image has a saliency map
 
 
+def used_regions(config: Config, context: RunContext) -> str | None:
+    """What the pseudo masks of the run take from files of another program: segments, detections, or None."""
+    if config.supervision == "full" or "pseudo_masks" not in context.inputs:
+        return None
+    return config.pseudo_masks.regions
+
+
 def _trained_on(config: Config, context: RunContext) -> str | None:
     """Text for `Score.trained_on`."""
     if config.supervision == "full":
         return "ground truth"
     if config.pseudo_masks.rule == "imported":
         return "pseudo masks of another program"
-    if config.localize.is_imported:
-        return "pseudo masks from maps of another program"
-    return f"pseudo masks with saliency maps ({SALIENCY_SUPERVISION})" if uses_saliency(config, context) else None
+    if uses_saliency(config, context):
+        return f"pseudo masks with saliency maps ({SALIENCY_SUPERVISION})"
+    regions = used_regions(config, context)
+    if regions:
+        return f"pseudo masks with {regions} ({REGIONS_SUPERVISION})"
+    return "pseudo masks from maps of another program" if config.localize.is_imported else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -385,6 +395,8 @@ def score_pseudo_masks(scorer: Scorer, counts: NDArray[np.int64], context: RunCo
     cue = context.result("pseudo_masks", MasksResult).background_cue
     if uses_saliency(config, context):
         cue = f"{cue} ({SALIENCY_SUPERVISION})"
+    if used_regions(config, context):
+        cue = f"{cue} ({REGIONS_SUPERVISION})"
     masks = read_table(context.inputs["pseudo_masks"] / "masks", ["image_id", "ignored"])
     masks = masks.filter(pc.is_in(masks["image_id"], rows["image_id"].combine_chunks()))
     ignored_share = round(float(pc.mean(masks["ignored"]).as_py()), 4)

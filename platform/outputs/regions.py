@@ -1,0 +1,185 @@
+"""Finds and reads what a rule for pseudo masks takes from files of other programs: segments or detections of images."""
+
+import json
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+from PIL import Image
+
+from mcis.datasets.errors import UserError
+from mcis.datasets.formats.detections import EXPECTED, Detection, Detections, draw_detections, read_detections
+from mcis.datasets.formats.segment_files import find_segment_files, read_segments
+from mcis.datasets.images.decode import resize_labels
+from mcis.datasets.index import shown
+from mcis.models.pseudo_masks import DetectedClasses, TaggedMaps
+from mcis.platform.config.maps import PseudoMasksConfig
+from mcis.platform.outputs.given_files import match_all, match_files
+from mcis.platform.runs.files import content_digest, file_stamps
+
+REGIONS = "regions"
+"""Column of index rows: the file of an image's segments, or its detections as JSON; null for images without."""
+
+
+class RowsWithRegions(NamedTuple):
+    """Rows of images with the column REGIONS.
+
+    Attributes:
+        rows: The rows.
+        notes: Sentences for the user on what was left out.
+    """
+
+    rows: pa.Table
+    notes: tuple[str, ...] = ()
+
+
+def with_regions(
+    rows: pa.Table, needed: Sequence[bool], section: PseudoMasksConfig, classes: Sequence[str]
+) -> RowsWithRegions:
+    """Adds the column REGIONS to rows of an index or a listing.
+
+    Args:
+        rows: Rows with the columns `image_id` and `tags`.
+        needed: Whether the mask of an image is made by the rule.
+        section: The section `pseudo_masks`, with a rule that reads regions.
+        classes: The K class names.
+
+    Raises:
+        UserError: A file is missing, or cannot be read.
+    """
+    is_needed = np.asarray(needed, bool)
+    images = rows.select(["image_id", "tags"]).filter(pa.array(is_needed))
+    notes: tuple[str, ...] = ()
+    if section.regions == "segments":
+        found = find_segments(images["image_id"].to_pylist(), section)
+    else:
+        found, notes = _find_detections(images, section, classes)
+
+    column = np.full(len(rows), None, object)
+    column[is_needed] = found
+    return RowsWithRegions(rows.append_column(REGIONS, pa.array(column, pa.string())), notes)
+
+
+def find_segments(image_ids: Sequence[str], section: PseudoMasksConfig) -> list[str]:
+    """Returns the file of segments of each image.
+
+    Raises:
+        UserError: An image has none, or the folder is missing.
+    """
+    folder = section.section_of("segments").folder
+    files = find_segment_files(folder)
+    return match_all(image_ids, files, "file of segments", folder, "pseudo_masks.segments.folder")
+
+
+def regions_digest(image_ids: Sequence[str], section: PseudoMasksConfig) -> str:
+    """Returns what the regions of images depend on: stamps of the files of segments, or the content of the detections.
+
+    Args:
+        image_ids: Ids of the images whose masks are made by the rule.
+        section: The section `pseudo_masks`, with a rule that reads regions.
+    """
+    if section.regions == "segments":
+        return file_stamps(pa.chunked_array([find_segments(image_ids, section)], pa.string()))
+    return content_digest(section.section_of("detections").file)
+
+
+def add_regions(maps: TaggedMaps, row: Mapping[str, Any], section: PseudoMasksConfig) -> TaggedMaps:
+    """Returns the input of a rule with the segments or detections of its image, resized by nearest neighbor.
+
+    Args:
+        maps: The image and its maps.
+        row: The image's row of the index, with the column REGIONS.
+        section: The section `pseudo_masks`.
+
+    Raises:
+        UserError: The regions cannot be read or are of another size than the image.
+    """
+    size = maps.scores.shape[1:]
+    if section.regions == "segments":
+        segments = read_segments(row[REGIONS], row["height"], row["width"])
+        return maps._replace(segments=_resized(segments, size))
+    if section.regions == "detections":
+        detections = [Detection(*values) for values in json.loads(row[REGIONS])]
+        try:
+            labels, scores = draw_detections(detections, row["height"], row["width"])
+        except (ValueError, LookupError, TypeError) as error:
+            raise UserError(
+                f"a detection in {row['image_id']} cannot be drawn: {str(error)[:200]}",
+                "outlines of the image at its full size, with its EXIF orientation applied",
+                "write the file again, or correct pseudo_masks.detections.file",
+            ) from None
+        return maps._replace(detections=DetectedClasses(resize_labels(labels, *size), _resized(scores, size)))
+    return maps
+
+
+def _resized(values: NDArray[Any], size: tuple[int, ...]) -> NDArray[Any]:
+    """Resizes numbers (H, W) int32 or float32 by nearest neighbor."""
+    height, width = size
+    return np.array(Image.fromarray(values).resize((width, height), Image.Resampling.NEAREST))
+
+
+def _find_detections(
+    images: pa.Table, section: PseudoMasksConfig, classes: Sequence[str]
+) -> tuple[list[str], tuple[str, ...]]:
+    """Returns the detections of each image that the rule uses, as JSON, and notes on those that it does not use."""
+    values = section.section_of("detections")
+    detections = read_detections(values.file, classes)
+    image_ids = images["image_id"].to_pylist()
+    matched = _match_images(image_ids, detections.by_image)
+    if not any(matched):
+        raise UserError(
+            f"{values.file} has no detection of one of the {len(image_ids)} tagged training images: it has detections "
+            f"of the classes {shown(_classes_in(detections, classes))} in images such as "
+            f"{shown(list(detections.by_image)[:3])}",
+            f"{EXPECTED}; of the classes {shown(list(classes))} in images such as {shown(image_ids[:3])}",
+            "write the names of the run's images and classes, or correct pseudo_masks.detections.file",
+        )
+
+    texts: list[str] = []
+    left_out: Counter[str] = Counter()
+    num_without = 0
+    num_used = 0
+    for tags, of_image in zip(images["tags"].to_pylist(), matched, strict=True):
+        used = []
+        for detection in of_image or ():
+            if detection.score < values.min_score:
+                left_out["below pseudo_masks.detections.min_score"] += 1
+            elif values.tagged_only and detection.label not in tags:
+                left_out["of classes without a tag of their image"] += 1
+            else:
+                used.append(detection)
+        texts.append(json.dumps(used))
+        num_without += not {detection.label for detection in used}.intersection(tags)
+        num_used += len(used)
+
+    num_matched = num_used + left_out.total()
+    left_out["in other images"] = sum(map(len, detections.by_image.values())) - num_matched
+    left_out[f"of other classes ({shown(list(detections.other_classes))})"] = detections.other_classes.total()
+    left_out["without an outline"] = detections.without_outline
+    reasons = [f"{count} {reason}" for reason, count in left_out.items() if count]
+    notes = [f"{num_used} detections are used" + (f"; left out: {', '.join(reasons)}" if reasons else "")]
+    if num_without:
+        notes.append(f"{num_without} of {len(texts)} images have no detection of their tags")
+    return texts, tuple(notes)
+
+
+def _match_images(image_ids: Sequence[str], by_image: Mapping[str, list[Detection]]) -> list[list[Detection] | None]:
+    """Returns the detections of each image. An image `000000000139.jpg` is also number 139, as in COCO."""
+    matched = match_files(image_ids, by_image)
+    for position, image_id in enumerate(image_ids):
+        stem = PurePosixPath(image_id).stem
+        if matched[position] is None and stem.isdecimal():
+            matched[position] = by_image.get(str(int(stem)))
+    return matched
+
+
+def _classes_in(detections: Detections, classes: Sequence[str]) -> list[str]:
+    """Returns the names of all classes that a file has."""
+    labels: set[int] = set()
+    for of_image in detections.by_image.values():
+        labels.update(detection.label for detection in of_image)
+    return [*(classes[label] for label in sorted(labels)), *detections.other_classes]
