@@ -70,6 +70,7 @@ OPTIONS = {
     "gpu_mapping": "--images 64 --rounds 1",
     "index": "--images 20 --rounds 1",
     "localization": "--images 8 --rounds 1",
+    "mask_rules": f"--images 16 --superpixels 40 --set affinity_net.min_steps=1 --set affinity_net.min_epochs=0 {SETS}",
     "nearest_images": "--images 2000 --classes 4 --sample 32 --max_candidates 128 --cell_images 16",
     "negatives": f"--recipe photos_fast --train-images 24 {SETS}",
     "orchestration": SETS,
