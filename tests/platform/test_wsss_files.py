@@ -13,6 +13,7 @@ from PIL import Image
 from typer.testing import CliRunner
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.formats.map_files import find_map_files, read_map_files
 from mcis.datasets.images.decode import encode_labels
 from mcis.datasets.index import INDEX_SCHEMA
 from mcis.models.grids import Grid, Grids, pixel_grid
@@ -159,6 +160,19 @@ def test_l2g_reads_maps(workspace: Workspace, tmp_path: Path) -> None:
             att = np.asarray(Image.open(tmp_path / f"{image_id}_{k}.png").convert("L")) / 255.0
             assert np.abs(att - expected).max() <= 0.5 / 255 + 1e-6
     assert len(list(tmp_path.glob("*.png"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("format", "tolerance"), [("irn", 0.0), ("psa", 0.0), ("clip-es", 2**-11), ("png", 0.5 / 255 + 1e-6)]
+)
+def test_exported_maps_are_imported_again(workspace: Workspace, tmp_path: Path, format: str, tolerance: float) -> None:
+    export(workspace, "made", "maps", tmp_path, format)
+    files = find_map_files(tmp_path, format)
+    assert set(files) == set(SIZES)
+    for image_id, size in SIZES.items():
+        read = read_map_files(files[image_id], format, len(CLASSES))
+        assert read.classes.tolist() == TAGS[image_id]
+        np.testing.assert_allclose(read.maps, expected_scores(image_id, *size), rtol=0, atol=tolerance)
 
 
 @pytest.mark.parametrize("format", ["irn", "psa", "clip-es"])
