@@ -102,12 +102,13 @@ def relations_of_run(config: Config, context: RunContext) -> MapRelations | None
 
     rows = split_rows(context, "train", tagged=True)
     tags = Tags.from_index(rows["tags"], len(context.classes))
-    localized = context.inputs["localize"]
     vectors = None
     related_images = None
-    if path_exists(localized / RELATED):
-        related_images = read_related(localized / RELATED, len(tags.values), config.localize.related)
-    elif RELATED_IMAGE_RULES[config.localize.related_by].needs_vectors:
-        vectors = read_vectors(localized / VECTORS)
+    if RELATED_IMAGE_RULES[config.localize.related_by].needs_vectors:
+        localized = context.inputs["localize"]
+        if path_exists(localized / RELATED):
+            related_images = read_related(localized / RELATED, len(tags.values), config.localize.related)
+        else:
+            vectors = read_vectors(localized / VECTORS)
     source = from_source_domain(rows)
     return MapRelations(rows, draw_relations(config.localize, config.seed, tags, source, vectors, related_images))
