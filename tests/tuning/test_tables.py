@@ -134,10 +134,10 @@ def test_a_difference_without_an_interval_has_only_its_mean() -> None:
 
 def test_the_csv_has_a_row_per_case_and_seed_with_all_values() -> None:
     lines = cases_csv(EFFECT, PAPER).splitlines()
-    columns = f'case,group,sources,inference,related,until,"{PAPER}",seed,pseudo masks,"segmentation, CRF",found'
-    assert lines[0] == columns
-    assert lines[1] == "none-single,none,voc,method of none-single,0,evaluate,61.7,0,10.0,,12.0"
-    assert lines[4] == "co-itself,co,voc,method of co-itself,1,evaluate,,1,20.0,33.0,"
+    columns = "case,group,method,data_set,recipe,sources,inference,related,until"
+    assert lines[0] == f'{columns},"{PAPER}",seed,pseudo masks,"segmentation, CRF",found'
+    assert lines[1] == "none-single,none,,,paper,voc,method of none-single,0,evaluate,61.7,0,10.0,,12.0"
+    assert lines[4] == "co-itself,co,,,paper,voc,method of co-itself,1,evaluate,,1,20.0,33.0,"
 
 
 def test_the_table_of_seeds_is_a_data_frame_with_types() -> None:
