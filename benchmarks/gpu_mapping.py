@@ -1,9 +1,9 @@
 """Images per second of a mapping on a GPU whose files are read on the CPUs of another node.
 
-The cluster consists of raylets on this machine: one with a GPU, of which Ray is only told, and one CPU, and one with
-four CPUs. Reading an image and its forward pass are waits, of 20 and 5 ms, so that the cores of this machine do not
-limit them. Three ways map the same images in turn, and must write the same shards: `map_table` whose actor reads the
-files itself, `map_table` with `read`, and Ray Data with a pool of actors.
+The cluster has two Ray nodes on this machine: one with a logical GPU and one CPU, and one with four CPUs. Reading an
+image is a sleep of 20 ms and its forward pass one of 5 ms, so that the cores of this machine do not limit them. Three
+ways map the same images in turn, and must write the same shards: `map_table` whose actor reads the files itself,
+`map_table` with `read`, and Ray Data with a pool of actors.
 """
 
 import contextlib

@@ -18,6 +18,8 @@ from numpy.typing import NDArray
 
 _MAX_OPERATIONS = 100_000
 """Maximum number of operations in a pickle. A dictionary of the maps of 100 classes has about 2,000."""
+_MAX_STORAGE_OPERATIONS = 100
+"""The same for the pickles in a storage of torch, which are plain values. They have about 20."""
 _MAX_ENCODED = 2**28
 """Maximum number of bytes that a pickle makes from texts. A short one could make many from the same text."""
 _DTYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
@@ -61,7 +63,7 @@ def read_pickled_arrays(data: bytes) -> dict[str | int, Any]:
         shape, _, dtype = read_header(stream)
         if not dtype.hasobject:
             raise RejectedPickle(f"an array of {dtype} with the shape {shape}; expected a pickled dictionary")
-        array = _run(stream)
+        array = _run(stream, _FUNCTIONS, _MAX_OPERATIONS)
         (content,) = array.objects
         if not isinstance(content, dict):
             raise RejectedPickle(f"a pickled {type(content).__name__}; expected a dictionary")
@@ -73,7 +75,7 @@ def read_pickled_arrays(data: bytes) -> dict[str | int, Any]:
 
 
 def _finished(value: Any) -> Any:
-    """Returns the array of a value that stands for one; other values as they are."""
+    """Returns the NumPy array of an `_Array`. Other values are returned unchanged."""
     if isinstance(value, _Array):
         if value.array is None:
             raise RejectedPickle("an array of objects; expected numbers")
@@ -180,11 +182,12 @@ def _tensor(stored: _Stored, offset: int, shape: Any, steps: Any, *_: Any) -> ND
 def _storage(content: bytes) -> _Stored:
     """Reads a storage in torch's format: four small pickles, the list of keys, the number of values, the values."""
     stream = io.BytesIO(content)
-    magic, _, _ = _run(stream), _run(stream), _run(stream)
+    # The second and third pickle are the version of the format and the byte order of the writing machine.
+    magic, _, _, description, keys = (_run(stream, {}, _MAX_STORAGE_OPERATIONS) for _ in range(5))
     if magic != _TORCH_MAGIC:
         raise RejectedPickle("a tensor in an unknown format")
-    kind, name, key, _, count, *_ = _run(stream)
-    if kind != "storage" or not isinstance(name, _Name) or _run(stream) != [key]:
+    kind, name, key, _, count, *_ = description
+    if kind != "storage" or not isinstance(name, _Name) or keys != [key]:
         raise RejectedPickle("a tensor in an unknown format")
     code = _STORAGES.get(name.text.removeprefix("torch."))
     if code is None:
@@ -216,10 +219,15 @@ _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": (
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 
-def _run(stream: io.BytesIO) -> Any:
-    """Interprets the pickle that begins at the position of a stream; returns its value.
+def _run(stream: io.BytesIO, functions: Mapping[str, Callable[..., Any]], max_operations: int) -> Any:
+    """Interprets the pickle that begins at the position of a stream. Returns its value.
 
     Arrays share the bytes of the file, so the memory that it needs is bounded.
+
+    Args:
+        stream: The bytes. Afterwards, its position is the end of the pickle.
+        functions: What the pickle may call, by name.
+        max_operations: Maximum number of operations.
     """
     encoded = 0
     stack: list[Any] = []
@@ -233,8 +241,8 @@ def _run(stream: io.BytesIO) -> Any:
         return items
 
     for number, (operation, argument, _) in enumerate(pickletools.genops(stream)):
-        if number >= _MAX_OPERATIONS:
-            raise RejectedPickle(f"a pickle with more than {_MAX_OPERATIONS} operations")
+        if number >= max_operations:
+            raise RejectedPickle(f"a pickle with more than {max_operations} operations")
 
         match operation.name:
             case "PROTO" | "FRAME":
@@ -280,7 +288,7 @@ def _run(stream: io.BytesIO) -> Any:
             case "REDUCE":
                 arguments = stack.pop()
                 called = stack.pop()
-                made = _call(called, arguments)
+                made = _call(called, arguments, functions)
                 if isinstance(made, bytes):
                     encoded += len(made)
                     if encoded > _MAX_ENCODED:
@@ -311,11 +319,11 @@ def _key(key: Any) -> str | int:
     return key
 
 
-def _call(called: Any, arguments: Any) -> Any:
+def _call(called: Any, arguments: Any, functions: Mapping[str, Callable[..., Any]]) -> Any:
     """Makes the value of a call in a pickle."""
     if not isinstance(called, _Name):
         raise RejectedPickle("a pickle that calls a value")
-    function = _FUNCTIONS.get(called.text)
+    function = functions.get(called.text)
     if function is None:
         raise RejectedPickle(f"a pickle that calls {called.text}, which could run code; nothing was run")
     return function(*arguments)

@@ -142,6 +142,20 @@ def test_a_hostile_pickle_runs_nothing(tmp_path: Path) -> None:
         read_pickled_arrays(saved(attacks[0], tmp_path / "a.npy").read_bytes())
 
 
+def test_a_storage_contains_plain_values_only() -> None:
+    """Storages in storages could multiply the time that a short file takes."""
+    file = io.BytesIO()
+    nested = pickle.dumps(Calls(torch.storage._load_from_bytes, b""))
+    np.save(file, np.array({"keys": Calls(torch.storage._load_from_bytes, nested)}, object))
+    with pytest.raises(RejectedPickle, match=r"calls torch\.storage\._load_from_bytes"):
+        read_pickled_arrays(file.getvalue())
+
+    file = io.BytesIO()
+    np.save(file, np.array({"keys": Calls(torch.storage._load_from_bytes, pickle.dumps([0] * 1000))}, object))
+    with pytest.raises(RejectedPickle, match="more than 100 operations"):
+        read_pickled_arrays(file.getvalue())
+
+
 def test_a_tensor_beyond_its_storage_is_refused(tmp_path: Path) -> None:
     tensor = torch.zeros(1).expand(1000, 1000)
     file = saved({"keys": tensor}, tmp_path / "a.npy")

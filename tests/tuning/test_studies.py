@@ -270,7 +270,7 @@ def test_the_papers_scores_are_in_every_output(
 
 
 GRID = """
-about = "two methods on two data sets"
+about = "methods on two data sets"
 
 [[data]]
 name = "a"
@@ -288,6 +288,11 @@ name = "one"
 [[method]]
 name = "other"
 set = { "localize.related" = 2 }
+
+[[method]]
+name = "theirs"
+set = { "pseudo_masks.rule" = "imported", "segmenter.init" = "pretrained" }
+on.b = { "pseudo_masks.masks" = "FOLDER/b/SegmentationClassAug" }
 """
 
 
@@ -302,9 +307,10 @@ def test_methods_are_compared_on_each_data_set(
     options: dict[str, Any] = {"overrides": (*TINY, "classifier.epochs=1"), "workspace": tmp_path / "w"}
     result = mcis.study(file, name="study", recipe="scratch", until="pseudo_masks", parallel=2, **options)
 
-    assert [scores.case.name for scores in result.cases] == ["a-one", "a-other", "b-one", "b-other"]
+    assert [scores.case.name for scores in result.cases] == ["a-one", "a-other", "b-one", "b-other", "b-theirs"]
     compared = [(difference.case.name, difference.case.against) for difference in result.differences]
-    assert compared == [("a-other", "a-one"), ("b-other", "b-one")]
+    assert compared == [("a-other", "a-one"), ("b-other", "b-one"), ("b-theirs", "b-one")]
+    assert result.cases[-1].miou["pseudo masks"] == [100.0], "the masks of the other program are the ground truth"
     assert all("pseudo masks" in difference.intervals for difference in result.differences)
     assert " rank " in capsys.readouterr().out
 
@@ -315,7 +321,7 @@ def test_methods_are_compared_on_each_data_set(
     assert "b-other" in page
     assert "a-other" not in page
     labels = [(run.data.params["method"], run.data.params["data"]) for run in tracked_trials(tmp_path / "w", "study")]
-    assert sorted(labels) == [("one", "a"), ("one", "b"), ("other", "a"), ("other", "b")]
+    assert sorted(labels) == [("one", "a"), ("one", "b"), ("other", "a"), ("other", "b"), ("theirs", "b")]
 
 
 def tracked_trials(workspace: Path, study: str) -> list[Run]:
