@@ -27,6 +27,7 @@ from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.runtime import ray_session
 from mcis.platform.outputs.relations import RELATED, VECTORS, read_related
 from mcis.platform.runs.files import write_table
+from mcis.platform.runs.progress import console
 from mcis.platform.stages.localization.nearest import find_nearest_images
 
 WIDTH = 472
@@ -64,6 +65,7 @@ def draw_tags(images: int, classes: int) -> Tags:
 def search(folder: Path, tags: Tags, sizes: dict[str, int]) -> None:
     """Finds the related images of all maps. Prints the wall seconds and this process's peak memory in GiB."""
     compute = ComputeConfig(object_store_gb=1)
+    console.stderr = True  # stdout is for the result
     with ray_session(compute):
         start = time.perf_counter()
         related = find_nearest_images(tags, SEED, R, folder, compute, **sizes)
