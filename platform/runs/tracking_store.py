@@ -62,14 +62,27 @@ def _holds_credentials(uri: str) -> bool:
 
 
 def client_of(uri: str) -> "MlflowClient":
-    """MLflow client for a store. Log messages below warnings are turned off."""
+    """MLflow client for a store. Log messages below warnings are turned off.
+
+    Raises:
+        Exception: any error of MLflow or of the store's file; see `tracking_errors.store_errors`.
+    """
     from mlflow.tracking import MlflowClient
 
+    if uri.startswith("sqlite:///"):
+        _create_file(Path(uri.removeprefix("sqlite:///")))
     for logger in ("alembic", "mlflow"):  # after the import, which sets the levels
         logging.getLogger(logger).setLevel(logging.WARNING)
     for logger in ("mlflow.store.db", "mlflow.system_metrics"):  # their errors are also raised, or printed as notes
         logging.getLogger(logger).setLevel(logging.CRITICAL)
     return MlflowClient(tracking_uri=uri)
+
+
+def _create_file(store: Path) -> None:
+    """Creates the file of a SQLite store if it is absent. MLflow would retry for 100 seconds where it cannot."""
+    store.parent.mkdir(parents=True, exist_ok=True)
+    if not store.exists():
+        store.touch()
 
 
 def experiment_of(client: "MlflowClient", workspace: Workspace) -> str:

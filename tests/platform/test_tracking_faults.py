@@ -121,7 +121,6 @@ def test_a_faulty_store_stops_no_run_and_the_next_call_uploads_it(
         check_upload(run(workspace))
 
 
-@pytest.mark.slow  # MLflow tries for minutes to create a store in a read-only folder
 def test_a_read_only_store_stops_no_run_and_the_next_call_uploads_it(
     workspace: Workspace,
     mlflow_store: Path,
