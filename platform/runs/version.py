@@ -95,6 +95,7 @@ def code_digest() -> str:
     return hashlib.sha256(" ".join(map(code_of, names)).encode()).hexdigest()[:16]
 
 
+@functools.cache
 def _file(module: str) -> Path | None:
     """Source file of a module of mcis; None for other names and for packages without code."""
     package, *names = module.split(".")
