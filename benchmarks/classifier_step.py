@@ -34,7 +34,7 @@ MAX_GRADIENT_DIFFERENCE = 1e-4
 Measured = dict[str, float]
 
 
-def measure(recipe: str, side: str, batch: int, steps: int, bf16: bool, gradients: Path | None) -> Measured:
+def measure(recipe: str, side: str, options: argparse.Namespace, gradients: Path | None) -> Measured:
     """Measures one side: seconds per step, peak memory in bytes, and on a GPU floating point operations per second.
 
     Args:
@@ -42,18 +42,18 @@ def measure(recipe: str, side: str, batch: int, steps: int, bf16: bool, gradient
         gradients: File for the gradients of the first step. None: do not write them.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    config = resolve("voc", recipe).config.classifier
+    config = resolve("voc", recipe, {}, options.overrides).config.classifier
     torch.manual_seed(0)
     model: Any = build_classifier(config, CLASSES)
     model.to(device, memory_format=torch.channels_last)
     optimizer = build_optimizer(model, config.optimizer)
 
     generator = torch.Generator().manual_seed(1)
-    shape = (batch, 3, config.input_size, config.input_size)
+    shape = (options.batch, 3, config.input_size, config.input_size)
     images_m = torch.randn(shape, generator=generator).to(device, memory_format=torch.channels_last)
     images_n = torch.randn(shape, generator=generator).to(device, memory_format=torch.channels_last)
-    tags_m = (torch.rand(batch, CLASSES, generator=generator) < 0.1).float().to(device)
-    tags_n = (torch.rand(batch, CLASSES, generator=generator) < 0.1).float().to(device)
+    tags_m = (torch.rand(options.batch, CLASSES, generator=generator) < 0.1).float().to(device)
+    tags_n = (torch.rand(options.batch, CLASSES, generator=generator) < 0.1).float().to(device)
 
     def losses(scores: PairScores, partner_tags: Tensor) -> Iterable[Tensor]:
         no_features = torch.empty(0)  # these losses do not read them
@@ -61,7 +61,7 @@ def measure(recipe: str, side: str, batch: int, steps: int, bf16: bool, gradient
         return weighted_losses(inputs, config.loss_values, epoch=config.epochs).values()
 
     def backward() -> None:
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+        with torch.autocast(device.type, torch.bfloat16, enabled=options.bf16):
             if side == "direct":
                 pairs, self_pairs = direct_classifier.forward(model, images_m, images_n, config.self_pairs)
             else:
@@ -71,12 +71,12 @@ def measure(recipe: str, side: str, batch: int, steps: int, bf16: bool, gradient
         for scores in self_pairs:
             values += losses(scores, tags_m)
         optimizer.zero_grad(set_to_none=True)
-        torch.stack([value / batch for value in values]).sum().backward()
+        torch.stack([value / options.batch for value in values]).sum().backward()
 
     backward()
     if gradients:
         torch.save({name: p.grad.cpu() for name, p in model.named_parameters()}, gradients)
-    seconds = seconds_per_step(backward, optimizer, steps)
+    seconds = seconds_per_step(backward, optimizer, options.steps)
     measured = {"seconds": seconds, "memory": peak_memory(device)}
     if device.type == "cuda":
         measured["rate"] = count_operations(backward) / seconds
@@ -122,6 +122,7 @@ def gradient_difference(path: Path, reference: Path) -> float:
 def compare(recipe: str, options: argparse.Namespace) -> str:
     """Measures both sides in turn, prints what they take, and returns the line with the ratio."""
     common = [f"--batch={options.batch}", f"--steps={options.steps}", "--bf16" if options.bf16 else "--no-bf16"]
+    common += [f"--set={override}" for override in options.overrides]
     results: dict[str, list[Measured]] = {"mcis": [], "direct": []}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -158,12 +159,13 @@ def main() -> None:
     gpu = torch.cuda.is_available()
     parser = harness.option_parser(__doc__, batch=5 if gpu else 2, steps=20 if gpu else 1, rounds=2)
     parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=gpu)
+    harness.add_overrides(parser)
     parser.add_argument("--one", nargs=3, metavar=("RECIPE", "SIDE", "GRADIENTS"), help="measure one side, print JSON")
     options = parser.parse_args()
     if options.one:
         recipe, side, gradients = options.one
         path = None if gradients == "none" else Path(gradients)
-        print(json.dumps(measure(recipe, side, options.batch, options.steps, options.bf16, path)))
+        print(json.dumps(measure(recipe, side, options, path)))
         return
 
     print(harness.describe_machine())

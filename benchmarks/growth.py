@@ -210,7 +210,7 @@ def main() -> None:
     parser.add_argument("--train-list", default="train", help="list of training images of the devkit [train]")
     parser.add_argument("--folder", type=Path, help="folder that keeps photographs and runs [a temporary one]")
     parser.add_argument("--recipe", default="photos_fast")
-    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
+    harness.add_overrides(parser)
     options = parser.parse_args()
     print(harness.describe_machine())
     if options.folder:

@@ -25,6 +25,12 @@ def option_parser(description: str | None, **defaults: int) -> argparse.Argument
     return parser
 
 
+def add_overrides(parser: argparse.ArgumentParser) -> None:
+    """Adds the option `--set KEY=VALUE`, whose values are in the attribute `overrides`."""
+    help_text = "a value to set, as in `mcis run --set`"
+    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE", help=help_text)
+
+
 def measure_in_turn(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
     """Measures all sides one after the other in each round, and returns the measurements of each side."""
     measured: dict[str, list[float]] = {side: [] for side in sides}

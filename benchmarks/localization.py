@@ -6,6 +6,7 @@ position, and all maps of an image share their queries. The other side runs the 
 released code. Both aggregations are measured.
 """
 
+import argparse
 import tempfile
 import time
 from pathlib import Path
@@ -146,10 +147,10 @@ class PairwiseLocalization:
         return resample(transformed_maps, source, target, "bicubic").clamp(0, 1)
 
 
-def compare(recipe: str, folder: Path, rows: pa.Table, tags: Tags, rounds: int) -> str:
+def compare(recipe: str, options: argparse.Namespace, folder: Path, rows: pa.Table, tags: Tags) -> str:
     """Measures both sides in turn, prints what they take, and returns the line with the ratio."""
     gpu = torch.cuda.is_available()
-    overrides = [f"localize.batch={32 if gpu else len(rows)}", f"compute.gpu={str(gpu).lower()}"]
+    overrides = [f"localize.batch={32 if gpu else len(rows)}", f"compute.gpu={str(gpu).lower()}", *options.overrides]
     config = resolve("voc", recipe, {}, overrides).config
     torch.manual_seed(0)
     model = build_classifier(config.classifier, CLASSES).eval()
@@ -157,7 +158,7 @@ def compare(recipe: str, folder: Path, rows: pa.Table, tags: Tags, rounds: int) 
     device = torch.device("cuda" if gpu else "cpu")
     pairwise = PairwiseLocalization(config, model.to(device), device)
     measured: dict[str, list[float]] = {"stage": [], "pairs": []}
-    for _ in range(rounds):
+    for _ in range(options.rounds):
         seconds, maps = stage_maps(config, folder, rows, tags)
         measured["stage"].append(seconds)
         seconds, expected = pairwise.maps(rows, tags)
@@ -180,13 +181,15 @@ def compare(recipe: str, folder: Path, rows: pa.Table, tags: Tags, rounds: int) 
 def main() -> None:
     """Compares both sides for both aggregations and prints the ratios of their medians."""
     images = 512 if torch.cuda.is_available() else 8
-    options = harness.option_parser(__doc__, images=images, rounds=2).parse_args()
+    parser = harness.option_parser(__doc__, images=images, rounds=2)
+    harness.add_overrides(parser)
+    options = parser.parse_args()
     print(harness.describe_machine())
     torch.set_num_threads(harness.available_cores())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         rows, tags = index_rows(jpeg_files.write_jpegs(folder / "images", options.images))
-        ratios = [compare(recipe, folder, rows, tags, options.rounds) for recipe in TARGETS]
+        ratios = [compare(recipe, options, folder, rows, tags) for recipe in TARGETS]
     print("\n".join(ratios))
 
 

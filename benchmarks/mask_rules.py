@@ -215,7 +215,7 @@ def main() -> None:
     parser.add_argument("--runs", nargs="+", default=[], help="runs of the workspace with maps, one per seed [painted]")
     parser.add_argument("--superpixels", type=int, nargs="+", default=[100, 300], help="numbers of superpixels")
     parser.add_argument("--weight", type=float, default=0.5, help="weight of fused detections")
-    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
+    harness.add_overrides(parser)
     options = parser.parse_args()
     if options.runs and not options.workspace:
         parser.error("--runs needs --workspace")

@@ -168,7 +168,7 @@ def main() -> None:
     parser.add_argument("--train-images", type=int, help="number of training images, evenly spaced [all]")
     parser.add_argument("--workspace", type=Path, help="folder that keeps the runs [a temporary one]")
     parser.add_argument("--recipe", default="photos")
-    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
+    harness.add_overrides(parser)
     options = parser.parse_args()
     if options.workspace:
         options.workspace.mkdir(parents=True, exist_ok=True)

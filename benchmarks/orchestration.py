@@ -280,9 +280,9 @@ def print_pair(pair: Pair) -> None:
 def main() -> None:
     """Runs both sides in turn and prints the medians of the pairs' ratios."""
     parser = harness.option_parser(__doc__, repeats=1)
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="as in `mcis demo --set`")
+    harness.add_overrides(parser)
     options = parser.parse_args()
-    overrides = ["classifier.val_every=0", *options.set]  # the plain loop does not validate
+    overrides = ["classifier.val_every=0", *options.overrides]  # the plain loop does not validate
     print(harness.describe_machine())
     pairs = []
     for _ in range(options.repeats):

@@ -30,10 +30,10 @@ IMAGE_SIDE = 256
 SHARD_ROWS = 8
 
 
-def run_command(workspace: Path, voc: Path, weights: Path, *words: str) -> float:
+def run_command(workspace: Path, voc: Path, weights: Path, overrides: list[str], *words: str) -> float:
     """Runs a command of mcis and returns its seconds."""
     command = [*words, "--recipe", "paper", "--workspace", str(workspace), "--voc", str(voc)]
-    overrides = (
+    settings = (
         f"data.classes={voc / 'classes.txt'}",
         f"weights.classifier={weights}",
         "weights.classifier_backbone=none",
@@ -41,9 +41,10 @@ def run_command(workspace: Path, voc: Path, weights: Path, *words: str) -> float
         "report.panels=0",
         "compute.gpu=false",
         f"compute.shard_rows={SHARD_ROWS}",
+        *overrides,
     )
-    for override in overrides:
-        command += ["--set", override]
+    for setting in settings:
+        command += ["--set", setting]
     start = time.perf_counter()
     harness.run_mcis(*command)
     return time.perf_counter() - start
@@ -56,7 +57,9 @@ def read_maps(workspace: Path, run: str) -> pa.Table:
 
 def main() -> None:
     """Runs both sides in turn and prints the ratio of their medians."""
-    options = harness.option_parser(__doc__, images=96, repeats=1).parse_args()
+    parser = harness.option_parser(__doc__, images=96, repeats=1)
+    harness.add_overrides(parser)
+    options = parser.parse_args()
     print(harness.describe_machine())
     one_seconds = []
     six_seconds = []
@@ -68,7 +71,9 @@ def main() -> None:
         torch.manual_seed(0)
         save_weights(build_classifier(resolve("voc", "paper").config.classifier, CLASSES), weights, {})
         prepared = folder / "prepared"
-        run_command(prepared, voc, weights, "run", "voc", "--name", "prepared", "--until", "train_classifier")
+        run_command(
+            prepared, voc, weights, options.overrides, "run", "voc", "--name", "prepared", "--until", "train_classifier"
+        )
 
         run = ("run", "voc", "--name", "one", "--until", "pseudo_masks", "--set", "localize.related=5")
         study = ("study", "run", "table5", "voc", "--name", "six", "--until", "pseudo_masks")
@@ -77,8 +82,8 @@ def main() -> None:
             six = folder / f"six-{repeat}"
             shutil.copytree(prepared, one)
             shutil.copytree(prepared, six)
-            one_seconds.append(run_command(one, voc, weights, *run))
-            six_seconds.append(run_command(six, voc, weights, *study))
+            one_seconds.append(run_command(one, voc, weights, options.overrides, *run))
+            six_seconds.append(run_command(six, voc, weights, options.overrides, *study))
             print(f"R = 5 alone: {one_seconds[-1]:.1f} s, R = 0 to 5: {six_seconds[-1]:.1f} s", flush=True)
             if not read_maps(one, "one").equals(read_maps(six, "six-r5-s0")):
                 sys.exit("the maps for R = 5 differ between the two sides")

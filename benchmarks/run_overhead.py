@@ -39,7 +39,9 @@ def unavoidable_seconds(loop: PlainLoop) -> dict[str, float]:
 
 def main() -> None:
     """Measures both sides and prints their ratio."""
-    options = harness.option_parser(__doc__, train=1688, val=245, steps=200).parse_args()
+    parser = harness.option_parser(__doc__, train=1688, val=245, steps=200)
+    harness.add_overrides(parser)
+    options = parser.parse_args()
     print(harness.describe_machine())
     torch.set_num_threads(harness.available_cores())
     with tempfile.TemporaryDirectory() as name:
@@ -54,12 +56,12 @@ def main() -> None:
             "classifier.val_every": 0,
         }
         (folder / "plain").mkdir()
-        loop = PlainLoop.index(resolve("voc", "photos_fast", values).config, folder / "plain")
+        loop = PlainLoop.index(resolve("voc", "photos_fast", values, options.overrides).config, folder / "plain")
         plain = unavoidable_seconds(loop)
 
         words = ["run", "voc", "--recipe", "photos_fast", "--name", "whole", "--workspace", str(folder / "workspace")]
-        for key, value in values.items():
-            words += ["--set", f"{key}={value}"]
+        for setting in (*(f"{key}={value}" for key, value in values.items()), *options.overrides):
+            words += ["--set", setting]
         start = time.perf_counter()
         harness.run_mcis(*words)
         wall = time.perf_counter() - start

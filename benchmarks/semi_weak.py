@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--workspace", type=Path, required=True)
     parser.add_argument("--counts", type=int, nargs="+", default=[20, 50, 100], help="numbers of corrected masks")
     parser.add_argument("--recipe", default="photos_fast")
-    parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE")
+    harness.add_overrides(parser)
     options = parser.parse_args()
     experiment = Experiment(options)
     mious = [experiment.run_seed(seed) for seed in range(options.seeds)]

@@ -126,6 +126,15 @@ def ray_head() -> Callable[..., contextlib.AbstractContextManager[dict[str, str]
     return head
 
 
+@pytest.fixture
+def few_scenes(tmp_path: Path) -> Path:
+    """A value of `data.train_list` for 16 of the scenes that the demo draws. Their tags are not those of the scenes."""
+    scenes = [f"train_{number:06}" for number in range(16)]
+    (tmp_path / "few.txt").write_text("\n".join(scenes))
+    (tmp_path / "few_cls.txt").write_text("\n".join(f"{scene} {number % 8}" for number, scene in enumerate(scenes)))
+    return tmp_path / "few"
+
+
 @pytest.fixture(scope="session")
 def mlflow_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Creates an empty SQLite store of MLflow. Tests copy it, because creating one takes seconds."""

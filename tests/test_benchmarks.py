@@ -2,9 +2,12 @@
 
 import json
 import re
+import socket
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,21 +49,28 @@ QUICK = (
     "classifier.min_steps=1",
     "classifier.epochs=1",
     "localize.related=1",
+    "affinity_net.crop=64",
+    "affinity_net.min_epochs=0",
+    "affinity_net.min_steps=1",
+    "pseudo_masks.crf.iterations=1",
     "segmenter.crop=64",
     "segmenter.min_epochs=0",
     "segmenter.min_steps=2",
     "predict.scales=[0.5]",
     "predict.hflip=false",
+    "predict.crf.iterations=1",
+    "report.panels=2",
     "compute.stop_if_not_learning=false",
 )
 """Overrides that make a run short; its masks are useless."""
+SMALL_INPUT = "--set classifier.input_size=96"
 SETS = " ".join(f"--set {override}" for override in QUICK)
 OPTIONS = {
     "added_rows": "--images 12",
     "allocator": "--steps 1 --rounds 1",
     "bucket_index": "--images 40",
     "cached_features": "--steps 1",
-    "classifier_step": "--batch 1 --steps 1 --rounds 1",
+    "classifier_step": f"--batch 1 --steps 1 --rounds 1 {SMALL_INPUT}",
     "crf": "--images 4 --rounds 1",
     "data_loading": "--images 240 --rounds 1",
     "decode_tasks": "--rows 1000 --cpus 2 --steps 40 --rounds 1",
@@ -69,23 +79,34 @@ OPTIONS = {
     "growth": f"--sizes 8,16 {SETS}",
     "gpu_mapping": "--images 64 --rounds 1",
     "index": "--images 20 --rounds 1",
-    "localization": "--images 8 --rounds 1",
-    "mask_rules": f"--images 16 --superpixels 40 --set affinity_net.min_steps=1 --set affinity_net.min_epochs=0 {SETS}",
+    "localization": f"--images 8 --rounds 1 {SMALL_INPUT}",
+    "mask_rules": f"--images 16 --superpixels 40 {SETS}",
     "nearest_images": "--images 2000 --classes 4 --sample 32 --max_candidates 128 --cell_images 16",
     "negatives": f"--recipe photos_fast --train-images 24 {SETS}",
-    "orchestration": SETS,
+    "orchestration": f"{SETS} --set data.train_list={{few_scenes}}",
     "pair_sampling": "--images 1000",
     "prediction": "--images 4 --rounds 1",
     "random_walk": "",
-    "related_images": "--images 4",
-    "run_overhead": "--train 8 --val 2 --steps 1",
+    "related_images": f"--images 4 {SMALL_INPUT}",
+    "run_overhead": f"--train 8 --val 2 --steps 2 {SETS}",
     "score_agreement": "--images 8",
     "stream_training": "--images 16 --steps 2 --rounds 1",
     "ten_million": "--rows 5000",
     "training_throughput": "--seconds 1 --rounds 1",
     "wrong_tags": f"--recipe photos_fast {SETS}",
 }
-"""Options that make each benchmark small."""
+"""Options that make each benchmark small. `{few_scenes}` is a list of 16 scenes of the demo."""
+WHOLE_RUNS = (
+    "added_rows",
+    "growth",
+    "mask_rules",
+    "negatives",
+    "orchestration",
+    "related_images",
+    "run_overhead",
+    "wrong_tags",
+)
+"""Benchmarks that call `mcis run`; their commands share a Ray."""
 NEEDS_MASKS = ("semi_weak",)
 """Scripts that need a table of photographs with masks."""
 TESTED_ELSEWHERE = ("quality", "run_all", "saliency")
@@ -96,10 +117,22 @@ def test_every_benchmark_has_a_small_size() -> None:
     assert scripts == {*OPTIONS, *NEEDS_MASKS, *TESTED_ELSEWHERE}
 
 
+@pytest.fixture(scope="module")
+def cluster(ray_head: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The environment of a Ray that the commands of several benchmarks share, because starting one takes seconds."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    log = tmp_path_factory.mktemp("ray") / "head.log"
+    with ray_head(log, port, "--num-cpus=2", "--include-dashboard=false") as environment:
+        yield environment
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_benchmark_runs_at_a_small_size(name: str, tmp_path: Path) -> None:
-    command = [sys.executable, str(FOLDER / f"{name}.py"), *OPTIONS[name].split()]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+def test_a_benchmark_runs_at_a_small_size(name: str, tmp_path: Path, cluster: dict[str, str], few_scenes: Path) -> None:
+    command = [sys.executable, str(FOLDER / f"{name}.py"), *OPTIONS[name].format(few_scenes=few_scenes).split()]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=cluster if name in WHOLE_RUNS else None, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.fullmatch(r"ratio \S+ target (at most )?[\d.]+(: .+)?", done.stdout.splitlines()[-1]), done.stdout

@@ -57,8 +57,10 @@ def test_a_fresh_environment_has_a_working_command(environment: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_a_fresh_environment_runs_the_demo_and_indexes_a_table(environment: Path, tmp_path: Path) -> None:
-    printed = run(environment, tmp_path, "demo", *QUICK)
+def test_a_fresh_environment_runs_the_demo_and_indexes_a_table(
+    environment: Path, tmp_path: Path, few_scenes: Path
+) -> None:
+    printed = run(environment, tmp_path, "demo", *QUICK, f"data.train_list={few_scenes}")
     assert "report:" in printed
     assert (tmp_path / "mcis-workspace" / "runs" / "demo" / "report.html").is_file()
 
