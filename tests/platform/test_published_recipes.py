@@ -116,7 +116,6 @@ def example_of(module: Any, row: dict[str, Any]) -> Any:
     ("recipe", "sources"),
     [
         ("paper", "voc"),
-        pytest.param("released", "voc", marks=pytest.mark.slow),
         pytest.param("paper", "voc+single", marks=pytest.mark.slow),
         pytest.param("released", "voc+single+web", marks=pytest.mark.slow),
     ],

@@ -141,7 +141,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 TINY = (
-    "classifier.epochs=40",
+    "classifier.epochs=20",
     "classifier.channels=24",
     "classifier.input_size=64",
     "classifier.batch=8",
@@ -153,7 +153,7 @@ TINY = (
     "pseudo_masks.min_foreground_fraction=0",
     "pseudo_masks.rule=crf",
     "compute.threads=1",
-    "compute.shard_rows=2",
+    "compute.shard_rows=4",
     "compute.checkpoint_steps=10",
     "compute.stop_if_not_learning=false",
     "tracking.model=false",
@@ -246,39 +246,16 @@ def _labels(shards: Shards, image_id: str, column: str) -> NDArray[np.uint8]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, root: Path) -> dict[int, Path]:
-    """Workspaces of runs on one node, by number of training workers."""
+def undisturbed(tmp_path_factory: pytest.TempPathFactory, root: Path) -> Path:
+    """The workspace of a run with two training workers on one node."""
     folder = tmp_path_factory.mktemp("undisturbed")
     env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-    for workers in (1, 2):
-        finish(command(root, folder / str(workers), f"compute.workers={workers}"), env, folder)
-    return {workers: folder / str(workers) for workers in (1, 2)}
+    finish(command(root, folder / "workspace", "compute.workers=2"), env, folder)
+    return folder / "workspace"
 
 
 APART = ("compute.workers=2", "compute.worker_cpus=1.6")
 """Two training workers that do not fit on one node with 3 CPUs."""
-
-
-@pytest.mark.slow
-def test_a_run_on_several_nodes_equals_one_on_one_node(
-    nodes: Nodes, root: Path, tmp_path: Path, undisturbed: dict[int, Path]
-) -> None:
-    """Two nodes with a training worker each, and images decoded in tasks, against one node with two workers or one.
-
-    Two workers add the same gradients wherever they are, so results are identical. One worker adds them in another
-    order. After 120 and 20 steps, the measured differences are 3e-5 in the classifier's weights, 4e-3 in the
-    segmentation network's, 0.008 in a map and 6 of 100,000 pixels of the pseudo masks; predictions and scores agree.
-    """
-    for name in ("a", "b"):
-        nodes.add(name, num_cpus=3)
-
-    finish(command(root, tmp_path / "several", *APART), nodes.env, nodes.folder)
-    differ = differences(tmp_path / "several", undisturbed[2])
-    assert not any(differ.values()), differ
-
-    to_one_worker = differences(tmp_path / "several", undisturbed[1])
-    within = {"train_classifier": 1e-3, "train_segmenter": 0.05, "maps": 0.1, "scores": 0.2}
-    assert all(value < within.get(name, 1e-3) for name, value in to_one_worker.items()), to_one_worker
 
 
 @contextlib.contextmanager
@@ -300,10 +277,14 @@ def wait_for(condition: Callable[[], Any], process: "subprocess.Popen[str]") -> 
 
 
 @pytest.mark.slow
-def test_nodes_lost_during_training_do_not_change_results(
-    nodes: Nodes, root: Path, tmp_path: Path, undisturbed: dict[int, Path]
+def test_a_run_on_nodes_of_which_some_are_lost_equals_one_on_one_node(
+    nodes: Nodes, root: Path, tmp_path: Path, undisturbed: Path
 ) -> None:
-    """The first node is not replaced: the run fails and continues when repeated. The second is replaced."""
+    """Two nodes with a training worker each, of which two are lost, against one node with two workers.
+
+    The first lost node is not replaced: the run fails, and continues when it is repeated. The second is replaced. Two
+    workers add the same gradients wherever they are, so results are identical.
+    """
     for name in ("a", "b"):
         nodes.add(name, num_cpus=3)
     workspace = tmp_path / "workspace"
@@ -318,12 +299,12 @@ def test_nodes_lost_during_training_do_not_change_results(
 
     call = command(root, workspace, *APART)
     before = 0
-    with running([*call, "compute.wait_minutes=0.2"], nodes.env, nodes.folder) as run:
+    with running([*call, "compute.wait_minutes=0.1"], nodes.env, nodes.folder) as run:
         wait_for(writes_another, run)
         nodes.remove("b")
         printed, _ = run.communicate(timeout=900)
     assert run.returncode == 1, printed[-5000:]
-    assert "after 0.2 minutes the cluster lacks 1 x (1.6 CPU)" in " ".join(printed.split())
+    assert "after 0.1 minutes the cluster lacks 1 x (1.6 CPU)" in " ".join(printed.split())
     assert "Traceback" not in printed
 
     nodes.add("c", num_cpus=3)
@@ -336,7 +317,7 @@ def test_nodes_lost_during_training_do_not_change_results(
     assert run.returncode == 0, printed[-5000:]
     assert "continues from its last checkpoint; failure 1 of at most 3" in " ".join(printed.split())
 
-    differ = differences(workspace, undisturbed[2])
+    differ = differences(workspace, undisturbed)
     assert not any(differ.values()), differ
 
 
@@ -470,11 +451,11 @@ def test_a_mapping_without_nodes_ends_with_an_error_and_continues_when_repeated(
     """At first there is no node; then the only one is lost."""
     table = tmp_path / "table"
     node = {"num_cpus": 1, "num_gpus": gpu}
-    call = [sys.executable, "-c", MAPPING, str(table), str(gpu), "0.2"]
+    call = [sys.executable, "-c", MAPPING, str(table), str(gpu), "0.1"]
     needs = f"1 x (1 {'GPU' if gpu else 'CPU'})"
     with running(call, nodes.env, nodes.folder) as run:
         printed, _ = run.communicate(timeout=300)
-    assert f"the mapping `x` needs {needs}; after 0.2 minutes the cluster lacks {needs}" in " ".join(printed.split())
+    assert f"the mapping `x` needs {needs}; after 0.1 minutes the cluster lacks {needs}" in " ".join(printed.split())
 
     nodes.add("a", **node)
     with running(call, nodes.env, nodes.folder) as run:
@@ -482,7 +463,7 @@ def test_a_mapping_without_nodes_ends_with_an_error_and_continues_when_repeated(
         nodes.remove("a")
         printed, _ = run.communicate(timeout=300)
     assert f"waiting for nodes of the cluster: the mapping `x` needs {needs} more" in " ".join(printed.split())
-    assert f"after 0.2 minutes the cluster lacks {needs}" in " ".join(printed.split())
+    assert f"after 0.1 minutes the cluster lacks {needs}" in " ".join(printed.split())
     assert 0 < len(mapped(table)) < 24
 
     nodes.add("b", **node)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from mlflow.tracking import MlflowClient
 
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.runs.locks import run_holder
@@ -31,9 +32,9 @@ AXES = ("classifier.optimizer.learning_rate=loguniform(1e-4,1e-2)", "localize.re
 
 
 def search_command(root: Path, workspace: Path) -> list[str]:
-    """The command of a search with three trials."""
+    """The command of a search with two trials."""
     command = [sys.executable, "-m", "mcis.platform.cli", "study", "search", "voc", "--name", "wide"]
-    command += ["--recipe", "scratch", "--voc", str(root), "--workspace", str(workspace), "--trials", "3"]
+    command += ["--recipe", "scratch", "--voc", str(root), "--workspace", str(workspace), "--trials", "2"]
     command += [f"--set={value}" for value in (*VALUES, f"data.classes={root / 'classes.txt'}")]
     command += [f"--axis={axis}" for axis in AXES]
     return command
@@ -86,6 +87,16 @@ def ended_trials(workspace: Path) -> list[dict[str, Any]]:
     return [{key: trial[key] for key in ("number", "values", "state", "objective")} for trial in trials]
 
 
+def tracked_runs(workspace: Path) -> dict[str, Any]:
+    """The MLflow runs of a workspace by name."""
+    client = MlflowClient(f"sqlite:///{workspace / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("mcis")
+    assert experiment is not None
+    runs = client.search_runs([experiment.experiment_id])
+    assert len({run.info.run_name for run in runs}) == len(runs)
+    return {str(run.info.run_name): run for run in runs}
+
+
 @pytest.mark.slow
 def test_a_search_that_is_interrupted_and_killed_ends_as_one_that_is_not(tmp_path: Path) -> None:
     root = tmp_path / "VOC2012"
@@ -94,16 +105,26 @@ def test_a_search_that_is_interrupted_and_killed_ends_as_one_that_is_not(tmp_pat
 
     workspace = tmp_path / "disturbed"
     command = search_command(root, workspace)
-    interrupted = send_signal_during(command, workspace, "wide-t001", signal.SIGINT)
+    interrupted = send_signal_during(command, workspace, "wide-t000", signal.SIGINT)
     assert interrupted.returncode == 130, interrupted.stdout + interrupted.stderr
     assert "interrupted: finished work is kept" in interrupted.stderr
     assert "Traceback" not in interrupted.stdout + interrupted.stderr
-    killed = send_signal_during(command, workspace, "wide-t002", signal.SIGKILL)
+    killed = send_signal_during(command, workspace, "wide-t001", signal.SIGKILL)
     assert killed.returncode == -signal.SIGKILL
+    before = tracked_runs(workspace)
+    assert set(before) == {"wide", "wide-t000", "wide-t001"}
 
     run_to_the_end(command)
     assert ended_trials(workspace) == ended_trials(tmp_path / "undisturbed")
-    assert len(ended_trials(workspace)) == 3
+    assert len(ended_trials(workspace)) == 2
+    after = tracked_runs(workspace)
+    assert {name: run.info.run_id for name, run in after.items()} == {
+        name: run.info.run_id for name, run in before.items()
+    }
+    assert {run.info.status for run in after.values()} == {"FINISHED"}
+    parents = {name: run.data.tags.get("mlflow.parentRunId") for name, run in after.items()}
+    study = after["wide"].info.run_id
+    assert parents == {"wide": None, "wide-t000": study, "wide-t001": study}
 
 
 @pytest.mark.slow
