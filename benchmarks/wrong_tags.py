@@ -4,6 +4,9 @@ The classifier is trained on the images of a VOC devkit, whose tags stay, and on
 get the tag of another class. Without --voc, both are painted scenes. With --swap 0, the tags are left as they are, and
 the share of listed tags is printed alone. With --maps, the localization maps of the devkit's images are scored too:
 with all tags right, with the wrong tags, and without the images that the suggestion lists.
+
+With --reference, no tag is swapped, and a network that was trained on masks decides which tags are wrong: those whose
+class covers less than a hundredth of what it predicts. Its own errors are measured on the split val of the devkit.
 """
 
 import argparse
@@ -14,6 +17,7 @@ from typing import NamedTuple
 
 import harness
 import numpy as np
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from mcis.datasets.classes import read_classes
@@ -21,12 +25,16 @@ from mcis.datasets.index import Listing
 from mcis.datasets.sources.class_folders import list_single_label, list_web
 from mcis.datasets.sources.voc import list_voc
 from mcis.datasets.synthetic import devkit
+from mcis.datasets.tags import Tags
 from mcis.platform.api import scores
+from mcis.platform.networks.predictor import Predictor
 from mcis.platform.reporting.tag_suggestions import DEFAULT_RANK, LEAVE_OUT, rank_tags, write_tag_suggestions
 from mcis.platform.runs.workspace import Workspace
 
 RANKS = (0.05, 0.1, 0.25, 0.5)
 """Ranks from which tags are listed."""
+MIN_SHARE = 0.01
+"""Share of an image that a class of the reference covers at least."""
 TARGET = 0.5
 """Minimum precision of the list at the default rank."""
 
@@ -73,6 +81,34 @@ def draw_scenes(workspace: Path) -> tuple[Path, Path]:
     return root, folder
 
 
+class Reference:
+    """A segmentation network that was trained on masks, and decides which classes an image has.
+
+    Args:
+        run: Folder of its run.
+        num_classes: Number of classes K.
+    """
+
+    def __init__(self, run: Path, num_classes: int):
+        self.predictor = Predictor.load(run)
+        self.num_classes = num_classes
+
+    def classes(self, uri: str) -> NDArray[np.bool_]:
+        """Returns which classes (K,) cover at least `MIN_SHARE` of the pixels that it predicts."""
+        labels = self.predictor(uri)
+        pixels = np.bincount(labels.reshape(-1), minlength=self.num_classes + 1)
+        shares: NDArray[np.float64] = pixels[1:] / labels.size
+        return shares >= MIN_SHARE
+
+    def print_errors(self, val: Listing) -> None:
+        """Prints how often it errs on the images of the split val, whose tags are known."""
+        rows = val.table.filter(pc.field("split") == "val")
+        predicted = np.stack([self.classes(uri) for uri in rows["uri"].to_pylist()])
+        tagged = Tags.from_index(rows["tags"], self.num_classes).matrix(np.arange(len(rows)))
+        print(f"reference on val: {(tagged & ~predicted).sum() / tagged.sum():.3f} of the tags are not predicted")
+        print(f"reference on val: {(predicted & ~tagged).sum() / predicted.sum():.3f} of the predictions are no tags")
+
+
 def list_extra(options: argparse.Namespace, folder: Path, names: tuple[str, ...]) -> Listing:
     """Lists the images of class folders."""
     lister = list_web if options.kind == "web" else list_single_label
@@ -108,7 +144,8 @@ def measure(options: argparse.Namespace, workspace: Path) -> None:
     names = read_classes(options.classes or root / "classes.txt")
     table = list_extra(options, folder, names).table
     classes = np.array([tags[0] for tags in table["tags"].to_pylist()])
-    extra = Extra(table["uri"].to_pylist(), classes, swapped(classes, options.swap, options.seed))
+    fraction = 0 if options.reference else options.swap
+    extra = Extra(table["uri"].to_pylist(), classes, swapped(classes, fraction, options.seed))
 
     wrong_table = write_table(extra, extra.tags, names, workspace / f"swapped-{options.seed}.jsonl")
     run(options, workspace, root, wrong_table, "swapped")
@@ -117,10 +154,14 @@ def measure(options: argparse.Namespace, workspace: Path) -> None:
     position = {uri: n for n, uri in enumerate(extra.uris)}
     positions = np.array([position[uri] for uri in ranked.rows["uri"].to_pylist()])
     rank = np.nanmax(ranked.ranks, axis=1)
-    is_wrong = (extra.tags != extra.classes)[positions]
-
     print(harness.describe_machine())
-    print(f"{len(rank)} {options.kind} images, {is_wrong.sum()} with a swapped tag")
+    is_wrong = (extra.tags != extra.classes)[positions]
+    if options.reference:
+        reference = Reference(options.reference, len(names))
+        reference.print_errors(list_voc(root, classes=options.classes or root / "classes.txt"))
+        tags = extra.tags[positions].tolist()
+        is_wrong = np.array([not reference.classes(extra.uris[n])[tag] for n, tag in zip(positions, tags, strict=True)])
+    print(f"{len(rank)} {options.kind} images, {is_wrong.sum()} with a wrong tag")
     print("rank >=   listed  precision  recall")
     precision = float("nan")
     for least in sorted({*RANKS, DEFAULT_RANK}):
@@ -132,8 +173,9 @@ def measure(options: argparse.Namespace, workspace: Path) -> None:
         precision = precision_of_rank if least == DEFAULT_RANK else precision
     if options.maps:
         compare_maps(options, workspace, root, extra, names)
-    if options.swap:
-        print(f"ratio {precision:.2f} target {TARGET}: precision of listed tags, a fraction of {options.swap} wrong")
+    if is_wrong.any():
+        subject = f"precision of listed tags, a fraction of {is_wrong.mean():.2f} wrong"
+        print(f"ratio {precision:.2f} target {TARGET}: {subject}")
 
 
 def compare_maps(
@@ -162,6 +204,7 @@ def main() -> None:
     parser.add_argument("--extra-classes", type=Path, help="file of lines <folder> <class name> [names of the folders]")
     parser.add_argument("--kind", choices=("single", "web"), default="single")
     parser.add_argument("--swap", type=float, default=0.25, help="fraction of wrong tags [0.25]")
+    parser.add_argument("--reference", type=Path, help="folder of a run with a network that was trained on masks")
     parser.add_argument("--maps", action="store_true", help="score localization maps too")
     parser.add_argument("--workspace", type=Path, help="folder that keeps the runs [a temporary one]")
     parser.add_argument("--recipe", default="photos")
