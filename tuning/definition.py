@@ -312,7 +312,7 @@ def adapted_to_sources(definition: StudyDefinition, config: Config) -> StudyDefi
             f"{first} with further sources: {', '.join(f'{first}+{name}' for name in sources)}",
             f"run the study with {'+'.join([first, *sources])} and {', '.join(f'--{name} PATH' for name in sources)}",
         )
-    return definition.model_copy(update={"cases": tuple(cases), "axes": {}})
+    return definition.model_copy(update={"cases": tuple(cases), "axes": {}, "methods": ()})
 
 
 def check_sources(definition: StudyDefinition, config: Config) -> None:

@@ -1,6 +1,6 @@
 """Runs a study: each case is run with several seeds, and each of these trials is a run of the pipeline."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean
@@ -23,7 +23,6 @@ from mcis.platform.reporting.comparison_tables import Table
 from mcis.platform.reporting.terminal import print_descriptions, print_table
 from mcis.platform.reporting.voc_archive import write_voc_archive
 from mcis.platform.runs.files import atomic_write, fingerprint, read_json, write_json
-from mcis.platform.runs.listing import listing
 from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.scores import Score, metric_name
@@ -52,6 +51,8 @@ from mcis.tuning.definition import (
 from mcis.tuning.tables import cases_table, differences_table, plot_cases, seeds_table
 from mcis.tuning.trials import Outcome, Sweep, Trial, run_trials, short_names, study_session
 
+_MAP_FILE_KEYS = ("localize.maps", "localize.maps_format")
+"""Keys of map files of other programs, which are looked for before a trial starts."""
 _PAGE_IMAGES = 8
 """Number of images of each kind on the page of a study."""
 _TEST_LIST = "test"
@@ -241,7 +242,7 @@ def _check_study(study: Study, case_keys: set[str]) -> None:
         case_keys: keys that every case sets.
 
     Raises:
-        UserError: the last stage has no score, the user sets a key that every case sets, or there is no ground truth.
+        UserError: the last stage has no score, or the user sets a key that every case sets.
     """
     if study.until not in LAST_STAGES:
         raise UserError(
@@ -254,17 +255,6 @@ def _check_study(study: Study, case_keys: set[str]) -> None:
     if overridden:
         raise UserError(
             f"{' and '.join(overridden)} on the command line", "keys that the cases do not set", "leave them out"
-        )
-
-    has_predictions = LAST_STAGES.index(study.until) >= LAST_STAGES.index("predict")
-    images = listing(study.resolved.config).table.select(["split", "mask_uri", "tags"])
-    if not has_predictions:
-        images = rows_in_split(images, "train", tagged=True)
-    masks = images["mask_uri"]
-    if masks.null_count == len(masks):
-        kind = "image" if has_predictions else "training image"
-        raise UserError(
-            f"no {kind} has a ground-truth mask", "masks of some images, for the scores", "set data.truth_masks"
         )
 
 
@@ -285,12 +275,15 @@ def _check_test(study: Study) -> None:
 
 def _make_plan(study: Study, cases: Sequence[StudyCase], paper_column: str | None) -> _Plan:
     """Makes the trials of a study, all cases with the first seed first."""
-    trials = []
+    trials: list[Trial] = []
+    scored_names: set[str] = set()
     for seed in study.seeds:
-        trials += [_make_trial(study, case, seed, paper_column) for case in cases]
+        scored_trials = [_make_trial(study, case, seed, paper_column) for case in cases]
+        scored_names.update(trial.name for trial in scored_trials)
+        trials += scored_trials
         if study.predicts_test:
-            trials += [_make_test_trial(study, case, seed) for case in cases if _has_predictions(case)]
-    configs = _check_trials(study, trials)
+            trials += [_make_test_trial(study, case, seed) for case in cases if _has_predictions(case.until)]
+    configs = _check_trials(study, trials, scored_names)
     console.print(f"study:   {len(trials)} trials; a stage with the same settings in several trials is computed once")
 
     trial_values = [dict(leaves(config)) for config in configs]
@@ -331,8 +324,9 @@ def _changed_values(study: Study, case: StudyCase, values: Values) -> Values:
     return configured(study.resolved, case.values | values, case.sources, case.recipe).changed()
 
 
-def _has_predictions(case: StudyCase) -> bool:
-    return LAST_STAGES.index(case.until) >= LAST_STAGES.index("predict")
+def _has_predictions(until: str) -> bool:
+    """Whether trials with this last stage make predictions."""
+    return LAST_STAGES.index(until) >= LAST_STAGES.index("predict")
 
 
 def _varied_keys(trial_values: Sequence[Values]) -> list[str]:
@@ -346,10 +340,18 @@ def _varied_keys(trial_values: Sequence[Values]) -> list[str]:
     return varied_keys
 
 
-def _check_trials(study: Study, trials: Sequence[Trial]) -> list[Config]:
+def _check_trials(study: Study, trials: Sequence[Trial], scored_names: Set[str]) -> list[Config]:
     """Checks all trials before the first one is trained, and returns their configurations.
 
     Trials that differ only in their seed and in how maps are inferred have the same requirements and are checked once.
+
+    Args:
+        study: the study.
+        trials: its trials.
+        scored_names: names of the trials with scores, which need ground truth.
+
+    Raises:
+        UserError: a trial is not possible, or has no ground truth.
     """
     configs = [resolve(trial.sources, trial.recipe, trial.values).config for trial in trials]
     checked = set()
@@ -357,13 +359,34 @@ def _check_trials(study: Study, trials: Sequence[Trial]) -> list[Config]:
         values = [
             (key, value)
             for key, value in sorted(trial.values.items())
-            if key != "seed" and not key.startswith("localize.")
+            if key != "seed" and (key in _MAP_FILE_KEYS or not key.startswith("localize."))
         ]
         requirements = str([trial.sources, trial.recipe, trial.until, values])
         if requirements not in checked:
-            pipeline.check(config, study.workspace, trial.name, until=trial.until)
+            sources = pipeline.check(config, study.workspace, trial.name, until=trial.until)
+            if trial.name in scored_names:
+                _check_truth(trial, sources.listing().table)
         checked.add(requirements)
     return configs
+
+
+def _check_truth(trial: Trial, images: pa.Table) -> None:
+    """Raises UserError if no image that the trial may score has a ground-truth mask.
+
+    Args:
+        trial: the trial.
+        images: table of the listing of its sources.
+    """
+    has_predictions = _has_predictions(trial.until)
+    if not has_predictions:
+        images = rows_in_split(images, "train", tagged=True)
+    if images["mask_uri"].null_count == len(images):
+        kind = "image" if has_predictions else "training image"
+        raise UserError(
+            f"no {kind} of the trial {trial.name} has a ground-truth mask",
+            "masks of some images of each trial, for its scores",
+            "name the masks: data.truth_masks, or the column mask of the table; or leave the case out",
+        )
 
 
 def _collect_result(

@@ -210,6 +210,16 @@ def test_the_study_of_domains_needs_further_sources() -> None:
     assert "run the study with voc+single+web and --single PATH, --web PATH" in caught.value.remedy
 
 
+def test_a_study_of_methods_may_adapt_to_its_sources(tmp_path: Path) -> None:
+    file = tmp_path / "methods.toml"
+    methods = "".join(f'[[method]]\nname = "{name}"\n' for name in ("one", "other"))
+    file.write_text(f'about = "methods"\nadapts_to_sources = true\n{methods}')
+    resolved = resolve("voc+web", "photos", {"data.web.root": "/web"})
+    definition = adapted_to_sources(read_definition(str(file)), resolved.config)
+    cases = cases_of(definition, resolved, "localize")
+    assert [(case.name, case.against) for case in cases] == [("one", None), ("other", "one")]
+
+
 def test_a_trial_has_only_the_locations_of_its_sources() -> None:
     resolved = resolve("voc+single+web", "paper", LOCATIONS)
     assert trial_values(resolved, {}, "voc") == {"data.voc": "/voc"}

@@ -62,7 +62,7 @@ def make_study(resolved: Resolved, workspace: Path, kind: str = "table5", **opti
         ),
         ("effect", ("weights.classifier=FILE",), "pseudo_masks", "does not fit this configuration"),
         ("effect", ("pseudo_masks.rule=saliency", "data.saliency=absent"), "pseudo_masks", "16 of 16 tagged training"),
-        ("effect", ("data.truth_masks=absent",), "pseudo_masks", "no training image has a ground-truth mask"),
+        ("effect", ("data.truth_masks=absent",), "pseudo_masks", "no training image of the trial study-none-s"),
         ("table1", (), "evaluate", "no images of single and web are given"),
     ],
 )
@@ -75,6 +75,56 @@ def test_an_impossible_study_is_refused_before_its_first_trial(
     impossible = make_study(small_voc(*overrides), tmp_path / "w", study, until=until)
     with pytest.raises(UserError, match=found):
         run_study(impossible, read_definition(study))
+    assert not list((tmp_path / "w" / "runs").iterdir())
+
+
+TWO_DATA_SETS = """
+about = "two data sets"
+
+[[data]]
+name = "a"
+source = "voc"
+set = { "data.voc" = "FOLDER", "data.classes" = "FOLDER/classes.txt" }
+
+[[data]]
+name = "b"
+source = "voc"
+set = { "data.voc" = "FOLDER", "data.classes" = "FOLDER/classes.txt", "data.truth_masks" = "absent" }
+
+[[method]]
+name = "one"
+"""
+TWO_MAPS = """
+about = "maps of two programs"
+
+[[method]]
+name = "one"
+set = { "localize.maps" = "FOLDER/one", "pseudo_masks.rule" = "crf", "segmenter.init" = "pretrained" }
+
+[[method]]
+name = "other"
+set = { "localize.maps" = "FOLDER/other", "pseudo_masks.rule" = "crf", "segmenter.init" = "pretrained" }
+"""
+
+
+def test_each_data_set_needs_ground_truth_before_the_first_trial(tmp_path: Path, small_voc: SmallVoc) -> None:
+    small_voc()
+    file = tmp_path / "two.toml"
+    file.write_text(TWO_DATA_SETS.replace("FOLDER", str(tmp_path / "VOC2012")))
+    with pytest.raises(UserError, match="no image of the trial study-b-one-s0 has a ground-truth mask"):
+        mcis.study(file, name="study", recipe="scratch", overrides=TINY, workspace=tmp_path / "w")
+    assert not list((tmp_path / "w" / "runs").iterdir())
+
+
+def test_the_maps_of_all_methods_are_found_before_the_first_trial(tmp_path: Path, small_voc: SmallVoc) -> None:
+    resolved = small_voc()
+    file = tmp_path / "maps.toml"
+    file.write_text(TWO_MAPS.replace("FOLDER", str(tmp_path)))
+    (tmp_path / "one").mkdir()
+    for path in (tmp_path / "VOC2012" / "SaliencyMaps").iterdir():
+        (tmp_path / "one" / f"{path.stem}.npy").touch()
+    with pytest.raises(UserError, match="no folder .*/other"):
+        run_study(make_study(resolved, tmp_path / "w", str(file)), read_definition(str(file)))
     assert not list((tmp_path / "w" / "runs").iterdir())
 
 
