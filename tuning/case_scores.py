@@ -56,12 +56,14 @@ class PairedDifference:
         seeds: seeds that both cases have.
         miou: differences in percentage points by column, one value per seed.
         intervals: lower and upper end of the interval of the mean difference by column, see `with_intervals`.
+        left_out: why there is no difference, by column, for scores of the two cases that cannot be compared.
     """
 
     case: StudyCase
     seeds: list[int]
     miou: dict[str, list[float]]
     intervals: dict[str, list[float]] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The difference in study.json."""
@@ -70,13 +72,20 @@ class PairedDifference:
             "seeds": self.seeds,
             "miou": self.miou,
             "intervals": self.intervals,
+            "left_out": self.left_out,
         }
 
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Self:
         """The difference that `as_json` returned."""
         case = StudyCase(**entry["of"])
-        return cls(case=case, seeds=entry["seeds"], miou=entry["miou"], intervals=entry["intervals"])
+        return cls(
+            case=case,
+            seeds=entry["seeds"],
+            miou=entry["miou"],
+            intervals=entry["intervals"],
+            left_out=entry.get("left_out", {}),  # earlier versions have none
+        )
 
 
 def scores_by_column(scores: Sequence[Score], related: int | None) -> dict[str, Score]:
@@ -180,8 +189,8 @@ def with_intervals(
 ) -> PairedDifference:
     """Adds the intervals that `mcis compare` computes for the same runs.
 
-    A column has no interval if its scores are of different images in the two cases, for example training images of
-    different sources. If the runs cannot be compared at all, a note is printed.
+    Columns whose scores cannot be compared, for example because they are of different images, are left out, and a note
+    states the reason.
 
     Args:
         difference: the difference.
@@ -196,17 +205,24 @@ def with_intervals(
         groups = open_run_groups(workspace.root, runs)
         compared_scores = compare(groups, BootstrapSettings()).scores
     except UserError as error:
-        console.print(f"note: no intervals of {control} and {name}: {error.found}")
-        return difference
+        console.print(f"note: {name} and {control} are not compared: {error.found}")
+        return replace(difference, miou={}, left_out=dict.fromkeys(difference.miou, error.found))
 
     intervals: dict[str, list[float]] = {}
+    left_out: dict[str, str] = {}
     for compared in compared_scores:
         column = column_of(groups[0].scores(compared.title)[0])
+        if column not in difference.miou:
+            continue
         interval = _miou_interval(compared)
-        if column in difference.miou and interval:
+        if interval:
             intervals[column] = interval
+        for reason in compared.left_out.values():
+            left_out[column] = reason
+            console.print(f"note: {name} and {control} are not compared by {column}: {reason}")
 
-    return replace(difference, intervals=intervals)
+    miou = {column: values for column, values in difference.miou.items() if column not in left_out}
+    return replace(difference, miou=miou, intervals=intervals, left_out=left_out)
 
 
 def _miou_interval(compared: ComparedScore) -> list[float] | None:

@@ -217,7 +217,7 @@ def run_study(study: Study, definition: StudyDefinition) -> StudyResult:
 
         seeds = ", ".join(map(str, study.seeds))
         title = f"{definition.about}: mIoU %, seeds {seeds}, {study.name}"
-        tables = [cases_table(result.cases, title, result.paper_column)]
+        tables = [cases_table(result.cases, title, result.paper_column, result.differences)]
         if result.differences:
             tables.append(differences_table(result.differences))
         if result.archives:
@@ -496,7 +496,7 @@ def _write_page(study: Study, result: StudyResult, page: Path) -> bool:
     Returns:
         Whether there is a page. If the cases cannot be compared, a note is printed.
     """
-    tables = [cases_table(result.cases, "Cases of the study, mIoU %", result.paper_column)]
+    tables = [cases_table(result.cases, "Cases of the study, mIoU %", result.paper_column, result.differences)]
     if result.differences:
         controls = differences_table(result.differences)
         tables.append(controls._replace(title="Controls and differences of mIoU % to them, over the same seeds"))

@@ -34,17 +34,23 @@ _GROUP_GAP = 0.7
 """Space between the bars of two groups of cases, in bars."""
 
 
-def cases_table(case_scores: Sequence[CaseScores], title: str, paper_column: str | None = None) -> Table:
+def cases_table(
+    case_scores: Sequence[CaseScores],
+    title: str,
+    paper_column: str | None = None,
+    differences: Sequence[PairedDifference] = (),
+) -> Table:
     """The scores of the cases: mean and standard deviation of mIoU, means of the further percentages, the paper's mIoU.
 
     Args:
         case_scores: scores of the cases.
         title: title of the table.
         paper_column: heading of the column with the paper's mIoU; None for no such column.
+        differences: differences between the cases, which state the scores that cannot be compared.
     """
     score_columns = used_columns(case_scores)
     share_columns = list(dict.fromkeys(name for scores in case_scores for name in scores.shares))
-    ranks = ranks_of_methods(case_scores)
+    ranks = ranks_of_methods(case_scores, differences)
 
     rows = []
     for scores in case_scores:
@@ -69,20 +75,30 @@ def cases_table(case_scores: Sequence[CaseScores], title: str, paper_column: str
     )
 
 
-def ranks_of_methods(case_scores: Sequence[CaseScores]) -> dict[str, str]:
+def ranks_of_methods(case_scores: Sequence[CaseScores], differences: Sequence[PairedDifference] = ()) -> dict[str, str]:
     """The ranks of the methods of a study on each data set, by case: `1` is the highest mean mIoU.
 
-    Methods are ranked by the last score of the pipeline that all of them have on the data set. Without one, ranks are
-    empty. Studies without methods have no ranks.
+    Methods are ranked by the last score of the pipeline that all of them have on the data set. Ranks are empty without
+    such a score, and for methods whose score cannot be compared with that of the first method. Studies without methods
+    have no ranks.
+
+    Args:
+        case_scores: scores of the cases.
+        differences: differences between the cases, which state the scores that cannot be compared.
     """
+    left_out = {difference.case.name: difference.left_out for difference in differences}
     ranks: dict[str, str] = {}
     for data_set in dict.fromkeys(scores.case.data_set for scores in case_scores if scores.case.method):
         of_data_set = [scores for scores in case_scores if scores.case.data_set == data_set]
         common = [column for column in used_columns(of_data_set) if all(column in s.miou for s in of_data_set)]
-        means = {scores.case.name: mean(scores.miou[common[-1]]) for scores in of_data_set} if common else {}
+        means = {}
+        for scores in of_data_set:
+            if common and common[-1] not in left_out.get(scores.case.name, {}):
+                means[scores.case.name] = mean(scores.miou[common[-1]])
         for scores in of_data_set:
             name = scores.case.name
-            ranks[name] = str(1 + sum(value > means[name] for value in means.values())) if means else ""
+            is_ranked = name in means and len(means) > 1
+            ranks[name] = str(1 + sum(value > means[name] for value in means.values())) if is_ranked else ""
     return ranks
 
 
@@ -151,7 +167,7 @@ def written_tables(
 
     seeds = sorted({seed for scores in case_scores for seed in scores.seeds})
     title = f"Mean and standard deviation over seeds {', '.join(map(str, seeds))}"
-    scored = cases_table(case_scores, title, paper_column)
+    scored = cases_table(case_scores, title, paper_column, differences)
     tables = [_with_headings(scored, paper_headings | score_headings | share_headings)]
     if differences:
         term, explanation = INTERVAL_NOTE

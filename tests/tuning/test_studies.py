@@ -18,7 +18,7 @@ from PIL import Image
 
 import mcis
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import decode_labels
+from mcis.datasets.images.decode import decode_labels, encode_labels
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.networks.build import build_classifier
@@ -31,7 +31,7 @@ from mcis.platform.runs.workspace import Workspace
 from mcis.tuning.case_scores import CaseScores
 from mcis.tuning.definition import CaseDefinition, StudyDefinition, read_definition, select_cases
 from mcis.tuning.studies import Study, StudyResult, run_study
-from mcis.tuning.tables import cases_csv
+from mcis.tuning.tables import cases_csv, ranks_of_methods
 
 from .conftest import TINY
 
@@ -123,7 +123,7 @@ def test_the_maps_of_all_methods_are_found_before_the_first_trial(tmp_path: Path
     (tmp_path / "one").mkdir()
     for path in (tmp_path / "VOC2012" / "SaliencyMaps").iterdir():
         (tmp_path / "one" / f"{path.stem}.npy").touch()
-    with pytest.raises(UserError, match="no folder .*/other"):
+    with pytest.raises(UserError, match=r"no folder .*/other"):
         run_study(make_study(resolved, tmp_path / "w", str(file)), read_definition(str(file)))
     assert not list((tmp_path / "w" / "runs").iterdir())
 
@@ -374,6 +374,63 @@ def test_methods_are_compared_on_each_data_set(
     assert "a-other" not in page
     labels = [(run.data.params["method"], run.data.params["data"]) for run in tracked_trials(tmp_path / "w", "study")]
     assert sorted(labels) == [("one", "a"), ("one", "b"), ("other", "a"), ("other", "b"), ("theirs", "b")]
+
+
+OTHER_IMAGES = """
+about = "masks of two programs, and of one that lacks an image"
+
+[[method]]
+name = "one"
+
+[method.set]
+"segmenter.init" = "pretrained"
+"pseudo_masks.rule" = "imported"
+"pseudo_masks.masks" = "FOLDER/SegmentationClassAug"
+
+[[method]]
+name = "other"
+
+[method.set]
+"segmenter.init" = "pretrained"
+"pseudo_masks.rule" = "imported"
+"pseudo_masks.masks" = "FOLDER/other"
+
+[[method]]
+name = "fewer"
+
+[method.set]
+"segmenter.init" = "pretrained"
+"pseudo_masks.rule" = "imported"
+"pseudo_masks.masks" = "FOLDER/SegmentationClassAug"
+"data.leave_out" = "FOLDER/left_out.txt"
+"""
+
+
+@pytest.mark.slow
+def test_scores_of_other_images_are_not_compared(
+    ray_local: None, tmp_path: Path, small_voc: SmallVoc, capsys: pytest.CaptureFixture[str]
+) -> None:
+    resolved = small_voc()
+    root = tmp_path / "VOC2012"
+    (root / "left_out.txt").write_text("train_000003\n")
+    (root / "other").mkdir()
+    for path in (root / "SegmentationClassAug").glob("train*.png"):
+        labels = decode_labels(path.read_bytes())
+        labels[: len(labels) // 2] = 0
+        (root / "other" / path.name).write_bytes(encode_labels(labels))
+    file = tmp_path / "other.toml"
+    file.write_text(OTHER_IMAGES.replace("FOLDER", str(root)))
+    result = run_study(make_study(resolved, tmp_path / "w", str(file)), read_definition(str(file)))
+
+    other, fewer = result.differences
+    assert (other.case.name, list(other.miou), other.left_out) == ("other", ["pseudo masks"], {})
+    assert (fewer.case.name, fewer.miou, fewer.intervals) == ("fewer", {}, {})
+    reason = "scored on 15 images of train, study-one-s0 on 16: 1 only in study-one-s0 (train_000003)"
+    assert fewer.left_out == {"pseudo masks": reason}
+    assert ranks_of_methods(result.cases, result.differences) == {"one": "1", "other": "2", "fewer": ""}
+    shown = " ".join(capsys.readouterr().out.split())
+    assert f"note: fewer and one are not compared by pseudo masks: {reason}" in shown
+    assert StudyResult.read(Workspace(tmp_path / "w").run("study")).differences == result.differences
 
 
 def tracked_trials(workspace: Path, study: str) -> list[Run]:

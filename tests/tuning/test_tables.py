@@ -71,6 +71,17 @@ def test_methods_are_ranked_on_each_data_set() -> None:
     assert ranks_of_methods(EFFECT) == {}
 
 
+def test_methods_that_are_scored_on_other_images_have_no_rank() -> None:
+    mious = {"a": 10.0, "b": 90.0, "c": 20.0}
+    methods = [case_scores("x", name, {MASKS: [miou]}, method=name, data_set="x") for name, miou in mious.items()]
+    left_out = PairedDifference(case=methods[1].case, seeds=[0], miou={}, left_out={MASKS: "scored on other images"})
+    compared = PairedDifference(case=methods[2].case, seeds=[0], miou={MASKS: [10.0]})
+    assert ranks_of_methods(methods, [left_out, compared]) == {"a": "2", "b": "", "c": "1"}
+    assert ranks_of_methods(methods[:2], [left_out]) == {"a": "", "b": ""}
+    assert [row[2] for row in cases_table(methods, "title", None, [left_out, compared]).rows] == ["2", "", "1"]
+    assert [row[1] for row in differences_table([left_out, compared]).rows] == ["-", "+10.00"]
+
+
 def test_the_table_of_cases_has_no_column_without_values() -> None:
     assert cases_table(EFFECT[1:], "title").columns == ("case", "masks", "+CRF", "maps by")
 
