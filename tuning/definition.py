@@ -27,6 +27,8 @@ _PARTNER_TEXTS = {"partner": "", "itself": ", trained alone", "wrong_class": ", 
 """Description of the images that attend to each other in training, by `classifier.attention_partner`."""
 _PAPER_DATA = {"voc": "VOC 2012", "lid": "LID"}
 """Data sets on which the paper reports mIoU, by the source that reads them."""
+_IMAGE_KEYS = ("classes", "train_list", "val_list")
+"""Values of the section `data` that select the images and classes of these data sets."""
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 _MAX_NAME_LENGTH = 64
 
@@ -425,10 +427,12 @@ def _study_case(definition: CaseDefinition, paper_data: str, resolved: Resolved,
 
 
 def _scores_network_on(source: str, config: Config, last_stage: str) -> bool:
-    """Whether a run scores the segmentation network on the val images of a source that defines classes."""
+    """Whether a run scores the segmentation network on all val images of a source that defines classes."""
     has_predictions = pipeline.STAGE_NAMES.index(last_stage) >= pipeline.STAGE_NAMES.index("predict")
     is_val = config.predict.split in ("auto", "val")
-    return has_predictions and is_val and sources_of(config.sources)[0] == source
+    default = Config().data
+    has_all_images = all(getattr(config.data, key) == getattr(default, key) for key in _IMAGE_KEYS)
+    return has_predictions and is_val and has_all_images and sources_of(config.sources)[0] == source
 
 
 def _describe_inference(config: Config) -> str:

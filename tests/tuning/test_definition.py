@@ -139,10 +139,18 @@ def test_the_papers_column_names_data_and_score() -> None:
         (resolve("voc", "scratch"), "pseudo_masks"),  # scores maps and masks
         (resolve("tags", "photos"), "evaluate"),  # scores other images
         (resolve("voc", "scratch", overrides=["predict.split=train"]), "evaluate"),
+        (resolve("voc", "paper", overrides=["data.classes=two.txt"]), "evaluate"),
+        (resolve("voc", "paper", overrides=["data.val_list=train"]), "evaluate"),
+        (resolve("voc", "paper", overrides=["data.train_list=train"]), "evaluate"),
     ],
 )
 def test_other_scores_have_no_figure_of_the_paper(resolved: Resolved, until: str) -> None:
     assert {paper for _, paper in rows("table5", resolved, until)} == {None}
+
+
+def test_the_papers_figures_do_not_depend_on_where_the_images_are() -> None:
+    resolved = resolve("voc", "paper", {"data.voc": "/voc", "data.sbd": "/sbd"})
+    assert rows("table5", resolved)[3] == ("r3", 66.2)
 
 
 def test_missing_sources_are_named_together() -> None:

@@ -290,7 +290,7 @@ def test_the_papers_scores_are_in_every_output(
     monkeypatch.setenv("COLUMNS", "200")
     workspace = tmp_path / "workspace"
     definition = select_cases(read_definition("table5"), ["r0", "r3"])
-    study = make_study(small_voc(*TINY_NETWORK), workspace, until="evaluate")
+    study = make_study(small_voc(*TINY_NETWORK, "data.classes=None"), workspace, until="evaluate")
     result = run_study(study, definition)
 
     assert result.paper_column == PAPER
@@ -310,9 +310,8 @@ def test_the_papers_scores_are_in_every_output(
 
     # From Python, with the same trainings.
     values = (*TINY, "classifier.epochs=1", *TINY_NETWORK)
-    locations: dict[str, Any] = {"voc": tmp_path / "VOC2012", "data.classes": tmp_path / "VOC2012" / "classes.txt"}
     options: dict[str, Any] = {"recipe": "scratch", "overrides": values, "workspace": workspace}
-    result = mcis.study("fully-supervised", "voc", name="full", parallel=2, **options, **locations)
+    result = mcis.study("fully-supervised", "voc", name="full", parallel=2, voc=tmp_path / "VOC2012", **options)
     (row,) = result.table().to_pylist()
     assert row[PAPER] == 76.3
     folder = replace(study, name="full").folder
