@@ -20,11 +20,12 @@ COLUMNS = tuple(variant.study_column for variant in VARIANTS)
 INTERVAL_NOTE = (
     "in brackets",
     "95 % interval over 2000 resamples of the images, and over the seeds by Student's t; none = the "
-    "interval contains 0. With one seed, it does not include the variation between seeds. On average, 5 % of such "
-    "intervals do not contain the true difference.",
+    "interval contains 0. With one seed, it does not include the variation between seeds. Outputs of another program "
+    "are one run of that program, whatever the number of seeds: neither ± nor the interval includes how it varies. On "
+    "average, 5 % of such intervals do not contain the true difference.",
 )
 """A term of the tables and its explanation."""
-_CASE_HEADINGS = {"threshold", "related images", "ignored share", "seed"}
+_CASE_HEADINGS = {"threshold", "mIoU at the threshold of other images", "related images", "ignored share", "seed"}
 """Headings of a score's meaning that differ between cases and therefore do not describe a column."""
 
 

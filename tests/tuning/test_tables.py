@@ -171,6 +171,10 @@ def test_markdown_has_units_the_papers_scores_and_intervals() -> None:
     assert lines[-1] == "| co-r3 - co-itself | +1.50 ±0.71 (+0.2 to +2.8) | other images |"
 
 
+def test_the_tables_state_what_intervals_do_not_include() -> None:
+    assert "neither ± nor the interval includes how it varies" in WRITTEN[-1].title
+
+
 def test_latex_escapes_special_characters() -> None:
     text = latex([Table("50 % of a_b & c", ("case", "mIoU %"), [("x#1", "1.0 ±0.5")], numbers=("mIoU %",))])
     assert r"\caption{50 \% of a\_b \& c}" in text
