@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import shown
-from mcis.platform.reporting.files import file_names
+from mcis.datasets.sources.lists import map_paths
+from mcis.platform.outputs.given_files import match_files
 
 
 class OtherMethod(NamedTuple):
@@ -28,7 +29,7 @@ class MethodMasks(NamedTuple):
         method: the method.
         files: its masks by image id.
         missing: ids of the images without a mask.
-        unused: names of its files that belong to no such image.
+        unused: names of its files that belong to no such image, without suffix.
     """
 
     method: OtherMethod
@@ -83,31 +84,30 @@ def parse_methods(arguments: Sequence[str], run_labels: Sequence[str]) -> list[O
 
 
 def find_masks(method: OtherMethod, image_ids: Sequence[str]) -> MethodMasks:
-    """Finds the masks of a method. They are named as `mcis export predictions` names them.
+    """Finds the masks of a method. They are named as `match_files` says.
 
     Args:
         method: the method.
         image_ids: the images that all compared runs predict.
 
     Raises:
-        UserError: the folder has no mask of any of them.
+        UserError: the folder has no mask of any of them, or something in it would be left out (`map_paths`).
     """
-    names = file_names(image_ids, method.folder)
-    found = {path.relative_to(method.folder).as_posix(): path for path in sorted(method.folder.rglob("*.png"))}
+    masks = map_paths(method.folder, f"mask of {method.name}")
     files = {}
     missing = []
-    for image_id in image_ids:
-        file = found.pop(f"{names[image_id]}.png", None)
-        if file:
-            files[image_id] = file
-        else:
+    for image_id, file in zip(image_ids, match_files(image_ids, masks), strict=True):
+        if file is None:
             missing.append(image_id)
+        else:
+            files[image_id] = Path(file)
 
     if not files:
-        expected = shown([f"{names[image_id]}.png" for image_id in image_ids])
         raise UserError(
-            f"{method.folder} has no mask of an image that all runs predict; it has {shown(list(found)) or 'no PNG'}",
-            f"label masks such as {expected}",
+            f"{method.folder} has no mask of an image that all runs predict; it has {shown(list(masks)) or 'no PNG'}",
+            f"label masks <id>.png, named after images such as {shown(list(image_ids)[:3])}",
             f"rename the masks, or correct the folder of --with {method.name}=FOLDER",
         )
-    return MethodMasks(method, files, missing, list(found))
+    used = set(files.values())
+    unused = [name for name, file in masks.items() if Path(file) not in used]
+    return MethodMasks(method, files, missing, unused)

@@ -68,6 +68,17 @@ def test_one_run_is_enough_next_to_a_method(folder: Path, parsed: Callable[..., 
     assert invoke(folder, "a").exit_code != 0
 
 
+def test_masks_are_named_like_imported_files(tmp_path: Path) -> None:
+    names = ["a.PNG", "b.jpg.png", "cafe\u0301.png", "d.png"]
+    for name in names:
+        (tmp_path / name).write_bytes(encode_labels(square_of(0)))
+    image_ids = ["photos/a.jpg", "photos/b.jpg", "photos/caf\u00e9.jpg", "photos/e.jpg"]
+    found = find_masks(OtherMethod("PSA", tmp_path), image_ids)
+    assert list(found.files) == image_ids[:3]
+    assert [path.name for path in found.files.values()] == names[:3]
+    assert (found.missing, found.unused) == (["photos/e.jpg"], ["d"])
+
+
 def test_ignored_pixels_are_shown_without_a_score(folder: Path, tmp_path: Path, parsed: Callable[..., Any]) -> None:
     mask = square_of(0)
     mask[30:] = 255
@@ -76,7 +87,7 @@ def test_ignored_pixels_are_shown_without_a_score(folder: Path, tmp_path: Path, 
     done = invoke(folder, "a", "--with", f"OAA+={tmp_path}")
     assert done.exit_code == 0, done.output
     assert "OAA+ has no mask of 7 of 8 images" in done.output
-    assert "1 masks of OAA+ belong to no predicted image: 2007_000001.png" in done.output
+    assert "1 masks of OAA+ belong to no predicted image: 2007_000001" in done.output
     page = parsed(folder / "page.html")
     assert "OAA+mIoU here" not in page.text
 
