@@ -93,7 +93,7 @@ def find_masks(method: OtherMethod, image_ids: Sequence[str]) -> MethodMasks:
     Raises:
         UserError: the folder has no mask of any of them, or something in it would be left out (`map_paths`).
     """
-    masks = map_paths(method.folder, f"mask of {method.name}")
+    masks = map_paths(method.folder, "mask")
     files = {}
     missing = []
     for image_id, file in zip(image_ids, match_files(image_ids, masks), strict=True):
