@@ -365,26 +365,32 @@ def _check_trials(study: Study, trials: Sequence[Trial], scored_names: Set[str])
         if requirements not in checked:
             sources = pipeline.check(config, study.workspace, trial.name, until=trial.until)
             if trial.name in scored_names:
-                _check_truth(trial, sources.listing().table)
+                _check_truth(trial, config, sources.listing().table.select(["split", "tags", "mask_uri"]))
         checked.add(requirements)
     return configs
 
 
-def _check_truth(trial: Trial, images: pa.Table) -> None:
-    """Raises UserError if no image that the trial may score has a ground-truth mask.
+def _check_truth(trial: Trial, config: Config, images: pa.Table) -> None:
+    """Raises UserError if no image that a trial scores has a ground-truth mask.
 
     Args:
         trial: the trial.
+        config: its configuration.
         images: table of the listing of its sources.
     """
-    has_predictions = _has_predictions(trial.until)
-    if not has_predictions:
-        images = rows_in_split(images, "train", tagged=True)
-    if images["mask_uri"].null_count == len(images):
-        kind = "image" if has_predictions else "training image"
+    scored = []
+    if config.supervision == "tags" and (config.has_maps or config.makes_masks):
+        scored.append(rows_in_split(images, "train", tagged=True))
+    if _has_predictions(trial.until):
+        split = config.predict.split
+        if split == "auto":
+            split = "val" if len(rows_in_split(images, "val")) else "train"
+        scored.append(rows_in_split(images, split))
+
+    if all(rows["mask_uri"].null_count == len(rows) for rows in scored):
         raise UserError(
-            f"no {kind} of the trial {trial.name} has a ground-truth mask",
-            "masks of some images of each trial, for its scores",
+            f"the trial {trial.name} has no score: no image that it scores has a ground-truth mask",
+            "masks of some images of each trial",
             "name the masks: data.truth_masks, or the column mask of the table; or leave the case out",
         )
 

@@ -62,7 +62,7 @@ def make_study(resolved: Resolved, workspace: Path, kind: str = "table5", **opti
         ),
         ("effect", ("weights.classifier=FILE",), "pseudo_masks", "does not fit this configuration"),
         ("effect", ("pseudo_masks.rule=saliency", "data.saliency=absent"), "pseudo_masks", "16 of 16 tagged training"),
-        ("effect", ("data.truth_masks=absent",), "pseudo_masks", "no training image of the trial study-none-s"),
+        ("effect", ("data.truth_masks=absent",), "pseudo_masks", "the trial study-none-single-s0 has no score"),
         ("table1", (), "evaluate", "no images of single and web are given"),
     ],
 )
@@ -111,7 +111,7 @@ def test_each_data_set_needs_ground_truth_before_the_first_trial(tmp_path: Path,
     small_voc()
     file = tmp_path / "two.toml"
     file.write_text(TWO_DATA_SETS.replace("FOLDER", str(tmp_path / "VOC2012")))
-    with pytest.raises(UserError, match="no image of the trial study-b-one-s0 has a ground-truth mask"):
+    with pytest.raises(UserError, match="the trial study-b-one-s0 has no score: no image"):
         mcis.study(file, name="study", recipe="scratch", overrides=TINY, workspace=tmp_path / "w")
     assert not list((tmp_path / "w" / "runs").iterdir())
 
