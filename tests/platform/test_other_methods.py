@@ -105,7 +105,7 @@ def test_two_columns_have_different_names(folder: Path) -> None:
 
 
 def test_masks_of_other_images_sizes_or_labels_are_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"has no mask of an image that all runs predict; it has val0.png"):
+    with pytest.raises(UserError, match=r"has no mask of an image that all runs predict; it has val0"):
         find_masks(OtherMethod("PSA", folder / "psa"), ["train0", "train1"])
     file = tmp_path / "val0.png"
     file.write_bytes(encode_labels(square_of(1)))
