@@ -19,7 +19,7 @@ from mcis.datasets.index import shown
 from mcis.models.pseudo_masks import DetectedClasses, TaggedMaps
 from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.outputs.given_files import match_all, match_files
-from mcis.platform.runs.files import content_digest, file_stamps
+from mcis.platform.runs.files import content_digest, contents_digest
 
 REGIONS = "regions"
 """Column of index rows: the file of an image's segments, or its detections as JSON; null for images without."""
@@ -76,14 +76,14 @@ def find_segments(image_ids: Sequence[str], section: PseudoMasksConfig) -> list[
 
 
 def regions_digest(image_ids: Sequence[str], section: PseudoMasksConfig) -> str:
-    """Returns what the regions of images depend on: stamps of the files of segments, or the content of the detections.
+    """Returns a digest of the files that the regions of images depend on: their segments, or all detections.
 
     Args:
         image_ids: Ids of the images whose masks are made by the rule.
         section: The section `pseudo_masks`, with a rule that reads regions.
     """
     if section.regions == "segments":
-        return file_stamps(pa.chunked_array([find_segments(image_ids, section)], pa.string()))
+        return contents_digest(find_segments(image_ids, section))
     return content_digest(section.section_of("detections").file)
 
 

@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -19,13 +19,16 @@ from pydantic import TypeAdapter, ValidationError
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage import folders
-from mcis.datasets.storage.files import stamp, stamps_of_column, sync
+from mcis.datasets.storage.files import read_bytes, stamp, stamps_of_column, sync
 from mcis.datasets.storage.folders import describe_length, fetch_file, files_below, names_in, read_file
 from mcis.datasets.storage.object_lists import Stamp
+from mcis.datasets.storage.threads import map_in_threads
 from mcis.datasets.tables.large_tables import in_shards, table_digest
 from mcis.datasets.tables.shards import read_parquet
 
 _Record = TypeVar("_Record")
+_NUM_THREADS = 8
+"""Number of threads that read files for `contents_digest`."""
 
 
 def fingerprint(*parts: Any) -> str:
@@ -58,6 +61,28 @@ def _content_digest(file: Path, _: Stamp | None) -> str:
     """Digest of a file, cached until its stamp changes."""
     with file.open("rb") as content:
         return hashlib.file_digest(content, "sha256").hexdigest()[:16]
+
+
+def contents_digest(files: Sequence[str | None]) -> str:
+    """Digest of the contents of files and of their positions.
+
+    It does not depend on where the files are. Use it for files of other programs: archives often give all files one
+    modification time, so files with different contents may have the same stamp.
+
+    Args:
+        files: paths; None for no file.
+    """
+    return fingerprint(list(map_in_threads(_digest_of_bytes, files, threads=_NUM_THREADS)))
+
+
+def _digest_of_bytes(file: str | None) -> str | None:
+    """SHA-256 of a file; None for a file that cannot be read, which its reader reports."""
+    if file is None:
+        return None
+    try:
+        return hashlib.sha256(read_bytes(file)).hexdigest()
+    except OSError:
+        return None
 
 
 def files_in(folder: Path) -> dict[str, int]:

@@ -23,7 +23,7 @@ from mcis.platform.outputs.given_files import check_any_matches, imported_masks,
 from mcis.platform.outputs.read_index import rows_in_split, split_rows
 from mcis.platform.outputs.tables import PREDICTIONS_SCHEMA
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.files import file_stamps, read_table
+from mcis.platform.runs.files import contents_digest, read_table
 from mcis.platform.runs.results import IndexResult, PredictResult
 from mcis.platform.runs.workspace import Workspace
 
@@ -85,12 +85,13 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """Inputs of the stage key: the longest side to which images are reduced, or the stamps of the predictions of
-    another program."""
+    """Inputs of the stage key: the longest side to which images are reduced, or the contents of the predictions
+    of another program."""
     if config.predict.masks is None:
         return config.data.max_side
     split = _predicted_split(config, context.result("index", IndexResult).images)
-    return [split, file_stamps(_with_imported(config.predict.masks, split_rows(context, split))["imported"])]
+    rows = _with_imported(config.predict.masks, split_rows(context, split))
+    return [split, contents_digest(rows["imported"].to_pylist())]
 
 
 def run(config: Config, context: RunContext) -> PredictResult:

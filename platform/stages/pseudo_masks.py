@@ -38,7 +38,7 @@ from mcis.platform.outputs.read_index import rows_in_split, split_rows
 from mcis.platform.outputs.regions import RowsWithRegions, add_regions, regions_digest, with_regions
 from mcis.platform.outputs.tables import IMPORTED_MASKS_SCHEMA, MASKS_SCHEMA, with_maps_position
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.files import file_stamps, read_table
+from mcis.platform.runs.files import contents_digest, file_stamps, read_table
 from mcis.platform.runs.results import MasksResult
 from mcis.platform.runs.scores import FULL_SUPERVISION, percent
 from mcis.platform.runs.workspace import Workspace
@@ -263,15 +263,15 @@ def check_saliency_is_no_truth(rows: pa.Table) -> None:
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """Inputs of the stage key: the longest side of masks, stamps of the saliency maps, ground-truth masks, segments or
-    masks of another program that are read or the content of the detections, and stamps of corrected masks."""
+    """Inputs of the stage key: the longest side of masks, stamps of the saliency maps or ground-truth masks that are
+    read or the contents of the files of other programs, and stamps of corrected masks."""
     rows = _rows(config, context)
     tagged = _tagged(rows)
     files: Any = None
     if config.supervision == "full":
         files = file_stamps(rows["mask_uri"])
     elif config.pseudo_masks.masks is not None:
-        files = file_stamps(_with_imported(config.pseudo_masks.masks, rows)[IMPORTED])
+        files = contents_digest(_with_imported(config.pseudo_masks.masks, rows)[IMPORTED].to_pylist())
     elif _reads_saliency(config, tagged):
         files = file_stamps(tagged["saliency_uri"])
     elif config.pseudo_masks.regions:

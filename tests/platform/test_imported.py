@@ -1,5 +1,6 @@
 """Maps, masks and predictions of other programs: runs without trainings, with the scores that other tools compute."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -143,6 +144,54 @@ def test_predictions_in_colors_have_the_same_scores(
     Image.new("RGB", (8, 8), (1, 2, 3)).save(tmp_path / path.name)
     with pytest.raises(Exception, match="colors that are not those of PASCAL VOC's labels"):
         small.run("their-colors", f"predict.masks={tmp_path}", until="predict")
+
+
+def write_labels(file: Path, labels: NDArray[np.uint8]) -> None:
+    Image.fromarray(labels).save(file.with_suffix(".png"), compress_level=0)
+
+
+def write_maps(file: Path, labels: NDArray[np.uint8]) -> None:
+    maps = {index: (labels == index + 1).astype(np.float32) for index in range(CLASSES)}
+    np.save(file, maps)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("key", "overrides", "until", "write"),
+    [
+        ("predict.masks", (), "predict", write_labels),
+        ("pseudo_masks.masks", ("pseudo_masks.rule=imported", NO_CLASSIFIER), "pseudo_masks", write_labels),
+        ("localize.maps", ("localize.maps_format=psa", "pseudo_masks.rule=crf", NO_CLASSIFIER), "localize", write_maps),
+    ],
+)
+def test_files_of_equal_size_and_time_have_their_own_scores(
+    small: Any,
+    theirs: Files,
+    tmp_path: Path,
+    key: str,
+    overrides: tuple[str, ...],
+    until: str,
+    write: Callable[[Path, NDArray[np.uint8]], None],
+) -> None:
+    for image_id, truth in theirs.truth.items():
+        right = np.where(truth == 255, 0, truth).astype(np.uint8)
+        for name, labels in (("right", right), ("background", np.zeros_like(right))):
+            (tmp_path / name).mkdir(exist_ok=True)
+            write(tmp_path / name / image_id, labels)
+    for file in tmp_path.glob("*/*"):
+        os.utime(file, (0, 0))
+    sizes = []
+    for name in ("right", "background"):
+        sizes.append([file.stat().st_size for file in sorted((tmp_path / name).iterdir())])
+    assert sizes[0] == sizes[1]
+
+    mious = {}
+    for name in ("right", "background"):
+        files = f"{key}={tmp_path / name}"
+        run = small.run(f"{name}-{until}", files, *overrides, "compute.stop_if_not_learning=false", until=until)
+        (score,) = run.scores
+        mious[name] = score.miou
+    assert mious["right"] == 100
+    assert mious["background"] < 50
 
 
 def test_masks_are_pseudo_masks_with_unsure_pixels_as_background(small: Any, theirs: Files) -> None:

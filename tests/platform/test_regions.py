@@ -130,7 +130,11 @@ def test_a_changed_file_changes_the_key_and_a_moved_folder_does_not(
     there = make_masks("there", *SEGMENTS, f"pseudo_masks.segments.folder={moved}")
     assert there.context.inputs["pseudo_masks"] == first.context.inputs["pseudo_masks"]
 
-    os.utime(next(moved.iterdir()))
+    file = next(moved.iterdir())
+    stamp = file.stat()
+    np.save(file, np.zeros_like(np.load(file)))
+    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
+    assert file.stat().st_size == stamp.st_size, "only its content is another"
     changed = make_masks("there", *SEGMENTS, f"pseudo_masks.segments.folder={moved}")
     assert changed.context.inputs["pseudo_masks"] != first.context.inputs["pseudo_masks"]
 

@@ -1,7 +1,6 @@
 """Localization maps of another program (`localize.maps`): files -> IMPORTED_MAPS_SCHEMA, as given."""
 
 import functools
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -35,12 +34,15 @@ def check_map_files(section: LocalizeConfig, image_ids: list[str]) -> None:
 
 
 def map_file_stamps(section: LocalizeConfig, context: RunContext) -> list[str]:
-    """The format of the maps, and digests of the names and the stamps of their files, for the key of the stage."""
+    """The format of the maps, and digests of the paths and the stamps of their files, for the key of the stage.
+
+    Files in different folders may have the same stamps, so the paths are absolute.
+    """
     paths: list[str] = []
     for files in _files_of_images(section, split_rows(context, "train", tagged=True, columns=["image_id"])):
         paths += files
-    names = fingerprint([Path(path).name for path in paths])
-    return [section.maps_format, names, file_stamps(pa.chunked_array([pa.array(paths, pa.string())]))]
+    stamps = file_stamps(pa.chunked_array([pa.array(paths, pa.string())]))
+    return [section.maps_format, fingerprint(paths), stamps]
 
 
 def _files_of_images(section: LocalizeConfig, rows: pa.Table) -> list[list[str]]:
