@@ -8,14 +8,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 from PIL import Image
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.formats.detections import EXPECTED, Detection, Detections, draw_detections, read_detections
 from mcis.datasets.formats.segment_files import find_segment_files, read_segments
-from mcis.datasets.images.decode import resize_labels
+from mcis.datasets.images.decode import decode_picture, resize_labels
 from mcis.datasets.index import shown
+from mcis.datasets.storage.files import read_bytes
 from mcis.models.pseudo_masks import DetectedClasses, TaggedMaps
 from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.outputs.given_files import match_all, match_files
@@ -23,6 +25,9 @@ from mcis.platform.runs.files import content_digest, contents_digest
 
 REGIONS = "regions"
 """Column of index rows: the file of an image's segments, or its detections as JSON; null for images without."""
+_MAX_CHECKED = 16
+"""Maximum number of images whose regions `check_regions` reads."""
+_NO_DETECTIONS = json.dumps([])
 
 
 class RowsWithRegions(NamedTuple):
@@ -87,6 +92,31 @@ def regions_digest(image_ids: Sequence[str], section: PseudoMasksConfig) -> str:
     return content_digest(section.section_of("detections").file)
 
 
+def check_regions(rows: pa.Table, section: PseudoMasksConfig) -> None:
+    """Reads the regions of some images, to find files that cannot be used before any training.
+
+    Args:
+        rows: Rows of a listing with the column REGIONS.
+        section: The section `pseudo_masks`, with a rule that reads regions.
+
+    Raises:
+        UserError: Regions cannot be read or are of another size than their image.
+    """
+    rows = rows.filter(pc.not_equal(rows[REGIONS], _NO_DETECTIONS))
+    stride = len(rows) // _MAX_CHECKED + 1
+    for row in rows[::stride].to_pylist():
+        try:
+            picture = decode_picture(read_bytes(row["uri"]), min_side=1, max_side=1)
+        except (OSError, ValueError):  # the index rejects images that cannot be read
+            continue
+        row["height"] = picture.height
+        row["width"] = picture.width
+        if section.regions == "segments":
+            read_segments(row[REGIONS], row["height"], row["width"])
+        else:
+            _draw_detections(row)
+
+
 def add_regions(maps: TaggedMaps, row: Mapping[str, Any], section: PseudoMasksConfig) -> TaggedMaps:
     """Returns the input of a rule with the segments or detections of its image, resized by nearest neighbor.
 
@@ -103,17 +133,22 @@ def add_regions(maps: TaggedMaps, row: Mapping[str, Any], section: PseudoMasksCo
         segments = read_segments(row[REGIONS], row["height"], row["width"])
         return maps._replace(segments=_resized(segments, size))
     if section.regions == "detections":
-        detections = [Detection(*values) for values in json.loads(row[REGIONS])]
-        try:
-            labels, scores = draw_detections(detections, row["height"], row["width"])
-        except (ValueError, LookupError, TypeError) as error:
-            raise UserError(
-                f"a detection in {row['image_id']} cannot be drawn: {str(error)[:200]}",
-                "outlines of the image at its full size, with its EXIF orientation applied",
-                "write the file again, or correct pseudo_masks.detections.file",
-            ) from None
+        labels, scores = _draw_detections(row)
         return maps._replace(detections=DetectedClasses(resize_labels(labels, *size), _resized(scores, size)))
     return maps
+
+
+def _draw_detections(row: Mapping[str, Any]) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
+    """Draws the detections of an image at its full size, see `draw_detections`."""
+    detections = [Detection(*values) for values in json.loads(row[REGIONS])]
+    try:
+        return draw_detections(detections, row["height"], row["width"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise UserError(
+            f"a detection in {row['image_id']} cannot be drawn: {str(error)[:200]}",
+            "outlines of the image at its full size, with its EXIF orientation applied",
+            "write the file again, or correct pseudo_masks.detections.file",
+        ) from None
 
 
 def _resized(values: NDArray[Any], size: tuple[int, ...]) -> NDArray[Any]:

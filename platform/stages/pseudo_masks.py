@@ -35,7 +35,7 @@ from mcis.platform.networks.tagged_maps import AffinityWalk, tagged_maps
 from mcis.platform.outputs.corrected_masks import CORRECTED, given_mask, with_corrected
 from mcis.platform.outputs.given_files import check_any_matches, imported_masks, match_all, unused_note
 from mcis.platform.outputs.read_index import rows_in_split, split_rows
-from mcis.platform.outputs.regions import RowsWithRegions, add_regions, regions_digest, with_regions
+from mcis.platform.outputs.regions import RowsWithRegions, add_regions, check_regions, regions_digest, with_regions
 from mcis.platform.outputs.tables import IMPORTED_MASKS_SCHEMA, MASKS_SCHEMA, with_maps_position
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import contents_digest, file_stamps, read_table
@@ -238,7 +238,7 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     elif _reads_saliency(config, tagged):
         check_saliency_is_no_truth(tagged)
     elif config.pseudo_masks.regions:
-        _with_regions(config, rows, listing.classes)
+        check_regions(_with_regions(config, rows, listing.classes).rows, config.pseudo_masks)
     elif config.pseudo_masks.rule == "segments":
         require_module("skimage.segmentation", extra="segments")
 

@@ -20,7 +20,7 @@ from mcis.datasets.images.decode import decode_labels
 from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.config.resolve import resolve
 from mcis.platform.outputs.read_index import open_index
-from mcis.platform.pipeline import RunResult
+from mcis.platform.pipeline import RunResult, check
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.results import MasksResult
 
@@ -209,13 +209,27 @@ def test_detections_of_no_image_or_class_of_the_run_are_refused(
         detections_run(make_masks, tmp_path, unknown)
 
 
-def test_outlines_of_another_size_name_the_image(
-    make_masks: Callable[..., RunResult], images: Images, tmp_path: Path
+def test_regions_of_another_size_are_found_before_a_run(
+    small: Any, quarters: Path, images: Images, tmp_path: Path
 ) -> None:
     items = images.detections()
     items[0]["segmentation"] = {"size": [4, 5], "counts": [0, 20]}
+    file = tmp_path / "detections.json"
+    file.write_text(json.dumps(items))
+    config = small.settings(*DETECTIONS, f"pseudo_masks.detections.file={file}").config
     with pytest.raises(UserError, match=rf"a detection in {items[0]['image_id']} cannot be drawn: run lengths are of"):
-        detections_run(make_masks, tmp_path, items)
+        check(config, small.workspace, "any", until="pseudo_masks")
+
+    folder = tmp_path / "segments"
+    shutil.copytree(quarters, folder)
+    config = small.settings(*SEGMENTS, f"pseudo_masks.segments.folder={folder}").config
+    check(config, small.workspace, "any", until="pseudo_masks")
+    image_id = images.rows[0]["image_id"]
+    np.save(folder / f"{image_id}.npy", np.zeros((4, 5), int))
+    with pytest.raises(
+        UserError, match=rf"{image_id}.npy cannot be read \(ValueError: an array of int64 with the shape"
+    ):
+        check(config, small.workspace, "any", until="pseudo_masks")
 
 
 def test_new_rules_leave_the_keys_of_other_runs_as_they_are() -> None:
