@@ -36,7 +36,14 @@ Counts: TypeAlias = Mapping[str, Union[float, "Counts"]]
 
 _TILES = tuple(what for what, output in SCORED_OUTPUTS.items() if output.stage)
 """The outputs that have a tile at the top of the page."""
-_NUMBER_HEADINGS = {"images", "threshold", "related images", "ignored share", "seed"}
+_NUMBER_HEADINGS = {
+    "images",
+    "threshold",
+    "mIoU at the threshold of other images",
+    "related images",
+    "ignored share",
+    "seed",
+}
 """Headings of right-aligned columns."""
 _PICTURE_NAME = re.compile(r"(iou|losses|thresholds|training-\w+)\.png")
 

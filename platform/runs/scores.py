@@ -196,8 +196,8 @@ class Score:
         confusion: confusion matrix in pixels, a row per true label and a column per predicted label, background first.
             Everything above except for boundary IoU follows from it.
         threshold: background threshold of localization maps, in [0, 1].
-        held_out_miou: for maps of another program, mIoU in percent if each half of the images is scored at the best
-            threshold for the other half.
+        held_out_miou: mIoU in percent of localization maps if each half of the images is scored at the best threshold
+            for the other half.
         background_cue: what separates background from foreground.
         map_scale: how activations were scaled to [0, 1] (`maps.scale`); `given` for maps of another program.
         related: number of related images per map.

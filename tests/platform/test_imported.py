@@ -319,7 +319,8 @@ def test_maps_of_the_project_give_the_same_scores_when_imported(
     assert [score.what for score in again.scores] == ["localization_maps", "pseudo_masks"]
     for before, after in zip(own.scores, again.scores, strict=True):
         assert (after.miou, after.iou, after.confusion) == (before.miou, before.iou, before.confusion)
-        assert after.threshold == before.threshold
+        assert (after.threshold, after.held_out_miou) == (before.threshold, before.held_out_miou)
+    assert own.scores[0].held_out_miou is not None
 
 
 def test_maps_of_the_project_give_the_same_masks_when_imported(

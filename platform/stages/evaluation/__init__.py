@@ -24,6 +24,7 @@ from mcis.datasets.index import Listing, shown
 from mcis.datasets.storage.files import read_bytes, stamp, stamps
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.corrected_masks import CORRECTED, with_corrected
+from mcis.platform.outputs.counts import IMPORTED
 from mcis.platform.outputs.read_index import rows_in_split, split_rows, truth_of_row
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import file_stamps, write_json
@@ -171,7 +172,7 @@ def run(config: Config, context: RunContext) -> StageResult:
 def held_out_note(scores: Sequence[Score]) -> list[str]:
     """A note on the threshold of maps of another program, if any: chosen on the scored images, and on others."""
     for score in scores:
-        if score.held_out_miou is not None:
+        if score.name == IMPORTED and score.held_out_miou is not None:
             return [
                 f"localization maps: mIoU {score.miou:.2f} at the threshold {score.threshold:.3g}, the best for the "
                 f"scored images themselves; {score.held_out_miou:.2f} if each half of the {score.images} images, "

@@ -291,12 +291,9 @@ def evaluate_train(config: Config, context: RunContext, rows: pa.Table) -> tuple
     scorer = Scorer(config=config, classes=context.classes, split="train", images=len(rows))
     scores = []
     curves = {}
-    if IMPORTED in maps:
-        score, curve = score_imported_maps(scorer, counts[IMPORTED], counts_folder, rows["image_id"].to_pylist())
-        scores.append(score)
-        curves[score.name] = curve
-    elif maps:
-        for score, curve in score_localization_maps(scorer, counts):
+    if maps:
+        first_half = _counts_of_half(counts_folder, {name: shapes[name] for name in maps}, rows["image_id"].to_pylist())
+        for score, curve in score_localization_maps(scorer, counts, first_half):
             scores.append(score)
             curves[score.name] = curve
     if has_masks:
@@ -316,15 +313,51 @@ def _tables_of_maps(config: Config, context: RunContext) -> dict[str, Path]:
     return {SINGLE_ROUND: folder / "single", RELATED: folder / "maps"}
 
 
-def score_imported_maps(
-    scorer: Scorer, counts: NDArray[np.int64], folder: Path, image_ids: list[str]
-) -> tuple[Score, Curve]:
-    """Returns the score of maps of another program at their best background threshold, and their curve.
+def _counts_of_half(
+    folder: Path, shapes: Mapping[str, tuple[int, int, int]], image_ids: list[str]
+) -> dict[str, NDArray[np.int64]]:
+    """The sums of counts over every second image, in the order of the ids; none for a single image.
 
     Args:
-        counts: their counts, (bins, K + 1, K + 1).
         folder: counts per image.
+        shapes: see `sum_counts`.
         image_ids: the scored images.
+    """
+    if len(image_ids) < 2:
+        return {}
+    return sum_counts(folder, shapes, only=pa.array(sorted(image_ids)[::2]))
+
+
+def score_localization_maps(
+    scorer: Scorer, counts: Mapping[str, NDArray[np.int64]], first_half: Mapping[str, NDArray[np.int64]]
+) -> Iterator[tuple[Score, Curve]]:
+    """Yields the scores of the maps and their curves: those of another program, or single-round, then related images.
+
+    Args:
+        counts: counts of each kind of maps, (bins, K + 1, K + 1).
+        first_half: counts of half of the images, see `_score_maps`; empty for a single image.
+    """
+    config = scorer.config
+    if config.localize.is_imported:
+        yield _score_maps(scorer, IMPORTED, counts[IMPORTED], first_half.get(IMPORTED), method=_IMPORTED_METHOD)
+        return
+    for related in dict.fromkeys((0, config.localize.related)):
+        scored = RELATED if related else SINGLE_ROUND
+        name = f"R = {related}" if related else "single round"
+        method = _method(config, related)
+        yield _score_maps(scorer, name, counts[scored], first_half.get(scored), related=related, method=method)
+
+
+def _score_maps(
+    scorer: Scorer, name: str, counts: NDArray[np.int64], first_half: NDArray[np.int64] | None, **score_fields: Any
+) -> tuple[Score, Curve]:
+    """Returns the score of maps at their best background threshold, and their curve.
+
+    Args:
+        name: name of the score.
+        counts: counts of the maps, (bins, K + 1, K + 1).
+        first_half: counts of every second image, in the order of the ids; None for a single image.
+        score_fields: further fields of `Score`.
     """
     bins = scorer.config.evaluate.thresholds
     thresholds = [i / bins for i in range(bins)]
@@ -333,48 +366,22 @@ def score_imported_maps(
     best = int(np.argmax(mious))
     score = scorer.score(
         "localization_maps",
-        IMPORTED,
+        name,
         matrices[best],
         threshold=thresholds[best],
-        held_out_miou=_held_out_miou(counts, folder, image_ids),
+        held_out_miou=None if first_half is None else _held_out_miou(first_half, counts - first_half),
         background_cue="best threshold",
         map_scale=scorer.config.map_scale,
-        method=_IMPORTED_METHOD,
+        **score_fields,
     )
     return score, Curve(thresholds, [round(miou, 3) for miou in mious])
 
 
-def _held_out_miou(counts: NDArray[np.int64], folder: Path, image_ids: list[str]) -> float | None:
-    """mIoU in percent if each half of the images is scored at the best threshold for the other half; None for a single
-    image. The halves alternate in the order of the ids."""
-    if len(image_ids) < 2:
-        return None
-    half = pa.array(sorted(image_ids)[::2])
-    first = sum_counts(folder, {IMPORTED: counts.shape}, only=half)[IMPORTED]
-    halves = [sweep(first), sweep(counts - first)]
+def _held_out_miou(*half_counts: NDArray[np.int64]) -> float:
+    """mIoU in percent if each half of the images is scored at the best threshold for the other half."""
+    halves = [sweep(counts) for counts in half_counts]
     best = [int(np.argmax([mean(iou(matrix)) for matrix in matrices])) for matrices in halves]
     return round(mean(iou(halves[0][best[1]] + halves[1][best[0]])), 2)
-
-
-def score_localization_maps(scorer: Scorer, counts: Mapping[str, NDArray[np.int64]]) -> Iterator[tuple[Score, Curve]]:
-    """Yields the scores of the maps at their best background threshold: single-round, then with related images."""
-    bins = scorer.config.evaluate.thresholds
-    thresholds = [i / bins for i in range(bins)]
-    for related in dict.fromkeys((0, scorer.config.localize.related)):
-        matrices = sweep(counts[RELATED if related else SINGLE_ROUND])
-        mious = [mean(iou(matrix)) for matrix in matrices]
-        best = int(np.argmax(mious))
-        score = scorer.score(
-            "localization_maps",
-            f"R = {related}" if related else "single round",
-            matrices[best],
-            threshold=thresholds[best],
-            background_cue="best threshold",
-            map_scale=scorer.config.map_scale,
-            related=related,
-            method=_method(scorer.config, related),
-        )
-        yield score, Curve(thresholds, [round(miou, 3) for miou in mious])
 
 
 def _method(config: Config, related: int) -> str | None:
