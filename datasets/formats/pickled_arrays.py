@@ -22,6 +22,10 @@ _MAX_STORAGE_OPERATIONS = 100
 """The same for the pickles in a storage of torch, which are plain values. They have about 20."""
 _MAX_ENCODED = 2**28
 """Maximum number of bytes that a pickle makes from texts. A short one could make many from the same text."""
+_MAX_NAME = 200
+"""Maximum length of a name that a pickle imports, with its module, characters. Those of arrays have at most 35."""
+_MAX_DIMENSIONS = 64
+"""Maximum number of dimensions of an array in NumPy 2."""
 _DTYPES = ("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 _OBJECT = "O8"
 _STORAGES = {
@@ -55,6 +59,7 @@ def read_pickled_arrays(data: bytes) -> dict[str | int, Any]:
 
     Raises:
         RejectedPickle: The file is no such file, is damaged, or contains anything but arrays, tensors and plain values.
+        MemoryError: Not enough memory. No content raises any other exception.
     """
     try:
         stream = io.BytesIO(data)
@@ -68,7 +73,7 @@ def read_pickled_arrays(data: bytes) -> dict[str | int, Any]:
         if not isinstance(content, dict):
             raise RejectedPickle(f"a pickled {type(content).__name__}; expected a dictionary")
         return {key: _finished(value) for key, value in content.items()}
-    except RejectedPickle:
+    except (RejectedPickle, MemoryError):
         raise
     except Exception as error:  # hostile bytes can raise any error
         raise RejectedPickle(f"not a pickled dictionary of arrays ({type(error).__name__})") from None
@@ -85,9 +90,13 @@ def _finished(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class _Name:
-    """A name that a pickle imports, `module.name`."""
+    """A name that a pickle imports, `module.name`, of at most _MAX_NAME characters."""
 
     text: str
+
+    def __post_init__(self) -> None:
+        if len(self.text) > _MAX_NAME:
+            raise RejectedPickle(f"a pickle that imports a name of more than {_MAX_NAME} characters")
 
 
 class _DType:
@@ -143,7 +152,9 @@ class _Stored:
 
 def _sides(shape: Any) -> tuple[int, ...]:
     """Checks the shape of an array, or the steps in a storage."""
-    if not isinstance(shape, tuple) or not all(isinstance(side, int) and side >= 0 for side in shape):
+    if not isinstance(shape, tuple) or len(shape) > _MAX_DIMENSIONS:
+        raise RejectedPickle("an array with an invalid shape")
+    if not all(isinstance(side, int) and side >= 0 for side in shape):
         raise RejectedPickle("an array with an invalid shape")
     return shape
 
@@ -187,7 +198,12 @@ def _storage(content: bytes) -> _Stored:
     if magic != _TORCH_MAGIC:
         raise RejectedPickle("a tensor in an unknown format")
     kind, name, key, _, count, *_ = description
-    if kind != "storage" or not isinstance(name, _Name) or keys != [key]:
+    if kind != "storage" or not isinstance(name, _Name):
+        raise RejectedPickle("a tensor in an unknown format")
+    # Texts only: a short pickle can make nested tuples that take years to compare.
+    if not isinstance(key, str) or not isinstance(keys, list) or len(keys) != 1 or not isinstance(keys[0], str):
+        raise RejectedPickle("a tensor in an unknown format")
+    if keys[0] != key:
         raise RejectedPickle("a tensor in an unknown format")
     code = _STORAGES.get(name.text.removeprefix("torch."))
     if code is None:
@@ -284,7 +300,7 @@ def _run(stream: io.BytesIO, functions: Mapping[str, Callable[..., Any]], max_op
             case "STACK_GLOBAL":
                 name_part = stack.pop()
                 module = stack.pop()
-                stack.append(_Name(f"{module}.{name_part}"))
+                stack.append(_imported(module, name_part))
             case "REDUCE":
                 arguments = stack.pop()
                 called = stack.pop()
@@ -308,6 +324,13 @@ def _run(stream: io.BytesIO, functions: Mapping[str, Callable[..., Any]], max_op
             case name:
                 raise RejectedPickle(f"a pickle with the operation {name}, which dictionaries of arrays do not need")
     raise RejectedPickle("a pickle without an end")
+
+
+def _imported(module: Any, name: Any) -> _Name:
+    """Returns the name that a pickle imports. Values other than texts are not formatted, because they may be huge."""
+    if not isinstance(module, str) or not isinstance(name, str):
+        raise RejectedPickle("a pickle that imports a name that is no text")
+    return _Name(f"{module}.{name}")
 
 
 def _key(key: Any) -> str | int:

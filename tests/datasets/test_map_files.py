@@ -156,6 +156,55 @@ def test_a_storage_contains_plain_values_only() -> None:
         read_pickled_arrays(file.getvalue())
 
 
+def doubled(levels: int) -> bytes:
+    """Operations of a pickle that make a tuple of two tuples of two tuples, and so on."""
+    return b"K\x00" + b"q\x00h\x00\x86" * levels
+
+
+def object_array(pickled: bytes) -> bytes:
+    """A file of `numpy.save` with an array of objects."""
+    stream = io.BytesIO()
+    np.lib.format.write_array_header_1_0(stream, {"descr": "|O", "fortran_order": False, "shape": ()})
+    return stream.getvalue() + pickled
+
+
+@pytest.mark.parametrize(
+    ("pickled", "message"),
+    [
+        (doubled(60) + b"\x8c\x01a\x93.", "imports a name that is no text"),
+        (b"\x8c\x01a" + doubled(60) + b"\x93.", "imports a name that is no text"),
+        (b"\x8c\x01a\x8c\xff" + b"b" * 255 + b"\x93.", "imports a name of more than 200 characters"),
+        (b"c" + b"a" * 100_000 + b"\nb\n.", "imports a name of more than 200 characters"),
+    ],
+    ids=["module", "name", "long text", "long line"],
+)
+def test_names_are_short_texts(pickled: bytes, message: str) -> None:
+    """The text of a nested tuple doubles with each level: a file of 300 bytes would need exabytes."""
+    with pytest.raises(RejectedPickle, match=message):
+        read_pickled_arrays(object_array(b"\x80\x04" + pickled))
+
+
+def test_keys_of_a_storage_are_one_text(tmp_path: Path) -> None:
+    """The comparison of nested tuples takes twice as long with each level."""
+    header = [pickle.dumps(value, 2) for value in (0x1950A86A20F9469CFC6C, 1001, {})]
+    description = b"\x80\x02(\x8c\x07storagectorch\nFloatStorage\n" + doubled(30) + b"\x8c\x03cpuK\x01t."
+    keys = b"\x80\x02]" + doubled(30) + b"a."
+    storage = b"".join([*header, description, keys])
+    np.save(tmp_path / "a.npy", {"keys": Calls(torch.storage._load_from_bytes, storage)})  # type: ignore[arg-type]
+    with pytest.raises(RejectedPickle, match="a tensor in an unknown format"):
+        read_pickled_arrays((tmp_path / "a.npy").read_bytes())
+
+
+def test_shapes_have_as_many_sides_as_numpy_allows() -> None:
+    """The product of many large integers takes hours."""
+    shape = b"(" + b"K\x02" * 65 + b"t"
+    reconstruct = b"cnumpy.core.multiarray\n_reconstruct\n)R"
+    dtype = b"cnumpy\ndtype\n\x8c\x02f4\x85R"
+    pickled = b"\x80\x04" + reconstruct + b"(K\x01" + shape + dtype + b"\x89C\x04\x00\x00\x00\x00tb."
+    with pytest.raises(RejectedPickle, match="an array with an invalid shape"):
+        read_pickled_arrays(object_array(pickled))
+
+
 def test_a_tensor_beyond_its_storage_is_refused(tmp_path: Path) -> None:
     tensor = torch.zeros(1).expand(1000, 1000)
     file = saved({"keys": tensor}, tmp_path / "a.npy")
