@@ -295,28 +295,61 @@ def decode_labels(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
         return np.array(image)
 
 
-def decode_colored_labels(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """Decodes a label mask of another program, (H, W) uint8: as `decode_labels`, or RGB in the colors of PASCAL VOC.
+def decode_colored_labels(data: bytes, height: int, width: int) -> np.ndarray:
+    """Decodes a label mask of another program, (H, W) uint8: as `decode_labels`, or in the colors of PASCAL VOC.
+
+    Colors are read from RGB, and from a palette if all of its used colors are those of labels (`classes.palette`).
+    Editors and converters to a palette number colors in an order of their own.
+
+    Args:
+        height: Height that the mask must have, pixels; checked before decoding.
+        width: Width that the mask must have, pixels.
 
     Raises:
-        RejectedImage: See `decode_labels`; or an RGB picture has a color that is no label's (`classes.palette`).
+        RejectedImage: See `decode_labels`; or the size is another, or an RGB picture has a color that is no label's.
     """
-    with _opened(data, ("PNG",), 1, max_pixels) as image:
+    with _opened(data, ("PNG",), 1, PILLOW_MAX_PIXELS) as image:
+        if image.size != (width, height):
+            raise RejectedImage(f"unsupported: a mask of {image.height}x{image.width} pixels")
         if image.mode == "RGB":
             return _labels_of_colors(np.array(image))
-    return decode_labels(data, max_pixels=max_pixels)
+        if image.mode == "P":
+            return _labels_of_palette(image)
+    return decode_labels(data, max_pixels=PILLOW_MAX_PIXELS)
+
+
+def _labels_of_palette(image: Image.Image) -> np.ndarray:
+    """Returns the labels of a palette picture: those of its colors if all are labels' and not gray, else its indices.
+
+    A palette in which index i has the gray (i, i, i) is that of a gray picture.
+    """
+    indices = np.array(image)
+    used = np.unique(indices)
+    colors = np.reshape(image.getpalette() or [], (-1, 3)).astype(np.uint8)
+    if used[-1] >= len(colors) or (colors[used] == used[:, None]).all():
+        return indices
+
+    label_of_index = np.zeros(256, np.uint8)
+    try:
+        label_of_index[used] = _labels_of_colors(colors[None, used])[0]
+    except RejectedImage:
+        return indices
+    return label_of_index[indices]
 
 
 def _labels_of_colors(rgb: np.ndarray) -> np.ndarray:
-    """Returns the labels of colors (H, W, 3)."""
+    """Returns the labels of colors (H, W, 3). Works row by row, because it takes about 40 bytes per color."""
     weights = np.array([1 << 16, 1 << 8, 1])
     known = palette().astype(np.int64) @ weights
     order = np.argsort(known)
-    colors = rgb.astype(np.int64) @ weights
-    positions = np.searchsorted(known, colors, sorter=order).clip(max=len(order) - 1)
-    labels = order[positions].astype(np.uint8)
-    if (known[labels] != colors).any():
-        raise RejectedImage("unsupported: a mask in RGB with colors that are not those of PASCAL VOC's labels")
+    labels = np.empty(rgb.shape[:2], np.uint8)
+
+    for row, row_labels in zip(rgb, labels, strict=True):
+        colors = row.astype(np.int64) @ weights
+        positions = np.searchsorted(known, colors, sorter=order).clip(max=len(order) - 1)
+        row_labels[:] = order[positions]
+        if (known[row_labels] != colors).any():
+            raise RejectedImage("unsupported: a mask in RGB with colors that are not those of PASCAL VOC's labels")
     return labels
 
 

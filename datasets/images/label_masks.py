@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from mcis.datasets.classes import IGNORE
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import PILLOW_MAX_PIXELS, decode_colored_labels
+from mcis.datasets.images.decode import decode_colored_labels
 from mcis.datasets.storage.faults import error_text
 from mcis.datasets.storage.files import read_decoded
 
@@ -16,7 +16,7 @@ def read_label_mask(file: str, shape: tuple[int, int], classes: int, *, may_igno
     """Reads a label mask, (H, W) uint8.
 
     Args:
-        file: A palette or 8-bit gray PNG, or RGB in the colors of PASCAL VOC.
+        file: A palette or 8-bit gray PNG, or one in the colors of PASCAL VOC, see `decode_colored_labels`.
         shape: Height and width of its image, pixels.
         classes: K; labels are 0..K, and 255 for ignored pixels.
         may_ignore: Whether pixels may be ignored.
@@ -25,15 +25,17 @@ def read_label_mask(file: str, shape: tuple[int, int], classes: int, *, may_igno
         UserError: The file is unreadable, has another size than its image, a label above K, or ignored pixels that it
             may not have.
     """
+    height, width = shape
     remedy = "replace the file, or remove it from the folder"
     try:
-        labels = read_decoded(file, functools.partial(decode_colored_labels, max_pixels=PILLOW_MAX_PIXELS))
+        labels = read_decoded(file, functools.partial(decode_colored_labels, height=height, width=width))
     except (OSError, ValueError) as error:
-        raise UserError(f"the mask {file} cannot be read ({error_text(error)})", "a label PNG", remedy) from None
+        raise UserError(
+            f"the mask {file} cannot be read ({error_text(error)})",
+            f"a label PNG of {height}x{width} pixels (height x width), the size of its image",
+            remedy,
+        ) from None
 
-    if labels.shape != shape:
-        found = f"the mask {file} has {labels.shape[0]}x{labels.shape[1]} pixels (height x width)"
-        raise UserError(found, f"{shape[0]}x{shape[1]}, the size of its image", remedy)
     unknown = labels[(labels > classes) & (labels != IGNORE)]
     if unknown.size:
         found = f"the mask {file} has label {int(unknown.max())}"

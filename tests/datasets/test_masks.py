@@ -1,6 +1,8 @@
 """Masks and saliency maps: labels of any color, gray of any kind, and each way in which a file can be wrong."""
 
 import itertools
+import tracemalloc
+import zlib
 from io import BytesIO
 from pathlib import Path
 
@@ -16,12 +18,14 @@ from mcis.datasets.classes import palette
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import (
     RejectedImage,
+    decode_colored_labels,
     decode_labels,
     decode_picture,
     decode_saliency,
     encode_labels,
     resize_labels,
 )
+from mcis.datasets.images.label_masks import read_label_mask
 from mcis.datasets.images.masks import read_saliency, read_truth, tags_of_mask
 
 H = 40
@@ -90,6 +94,79 @@ def test_masks_without_labels_and_maps_with_color_or_alpha_are_rejected(decode, 
 @given(arrays(np.uint8, array_shapes(min_dims=2, max_dims=2, max_side=40)))
 def test_labels_survive_the_round_trip(labels: np.ndarray):
     np.testing.assert_array_equal(decode_labels(encode_labels(labels)), labels)
+
+
+def with_palette(indices: np.ndarray, colors: np.ndarray) -> bytes:
+    """A palette PNG."""
+    image = Image.fromarray(indices)
+    image.putpalette(colors.astype(np.uint8).tobytes())
+    return encoded(image)
+
+
+def test_colors_of_pascal_are_labels_in_every_kind_of_picture():
+    labels = random_labels()
+    reordered = np.array([1, 255, 0, 7])
+    indices = np.argsort(reordered)[np.searchsorted(np.sort(reordered), labels)].astype(np.uint8)
+    adaptive = Image.fromarray(palette()[labels]).convert("P", palette=Image.Palette.ADAPTIVE, colors=16)
+    assert (np.array(adaptive) != labels).any()
+
+    for data in (
+        encode_labels(labels),
+        encoded(labels),
+        encoded(palette()[labels]),
+        encoded(adaptive),
+        with_palette(indices, palette()[reordered]),
+    ):
+        np.testing.assert_array_equal(decode_colored_labels(data, 30, 20), labels)
+
+
+GRAYS = np.repeat(np.arange(256)[:, None], 3, axis=1)
+
+
+@pytest.mark.parametrize(
+    ("used", "colors"),
+    [
+        ([0, 64, 128, 192], GRAYS),  # also the colors of labels 0, 56, 7 and 63
+        ([0, 1, 2], np.array([[0, 0, 0], [128, 0, 0], [255, 255, 255]])),
+        ([0, 1, 2], np.full((256, 3), 90)),
+    ],
+    ids=["grays", "an unknown color", "equal colors"],
+)
+def test_indices_of_other_palettes_are_labels(used: list[int], colors: np.ndarray):
+    labels = np.random.default_rng(0).choice(np.array(used, np.uint8), (30, 20))
+    np.testing.assert_array_equal(decode_colored_labels(with_palette(labels, colors), 30, 20), labels)
+
+
+def test_colors_are_read_with_little_memory():
+    labels = np.random.default_rng(0).integers(0, 21, (1000, 1000), dtype=np.uint8)
+    data = encoded(palette()[labels])
+
+    tracemalloc.start()
+    decoded = decode_colored_labels(data, 1000, 1000)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    np.testing.assert_array_equal(decoded, labels)
+    assert peak < 8_000_000  # twice the 3 MB of colors, while Pillow's picture is copied
+
+
+def bomb(side: int) -> bytes:
+    """A gray PNG whose header states side x side pixels."""
+    header = b"IHDR" + side.to_bytes(4, "big") * 2 + bytes([8, 0, 0, 0, 0])
+    checksum = zlib.crc32(header).to_bytes(4, "big")
+    return b"\x89PNG\r\n\x1a\n" + (13).to_bytes(4, "big") + header + checksum + encoded(GRAY)[33:]
+
+
+def test_the_size_of_a_mask_is_checked_before_it_is_decoded(tmp_path: Path):
+    (tmp_path / "a.png").write_bytes(bomb(13_377))
+    tracemalloc.start()
+    with pytest.raises(UserError, match=r"the mask .*a\.png cannot be read \(.* of 13377x13377 pixels\)") as caught:
+        read_label_mask(str(tmp_path / "a.png"), (30, 20), 20)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+
+    assert caught.value.expected == "a label PNG of 30x20 pixels (height x width), the size of its image"
+    assert peak < 10_000_000
 
 
 @pytest.fixture

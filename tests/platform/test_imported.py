@@ -141,7 +141,7 @@ def test_predictions_in_colors_have_the_same_scores(
     run = small.run("their-colors", f"predict.masks={tmp_path}", until="predict")
     assert run.scores == predicted.scores
 
-    Image.new("RGB", (8, 8), (1, 2, 3)).save(tmp_path / path.name)
+    Image.new("RGB", Image.open(path).size, (1, 2, 3)).save(tmp_path / path.name)
     with pytest.raises(Exception, match="colors that are not those of PASCAL VOC's labels"):
         small.run("their-colors", f"predict.masks={tmp_path}", until="predict")
 
