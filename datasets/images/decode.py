@@ -319,9 +319,9 @@ def decode_colored_labels(data: bytes, height: int, width: int) -> np.ndarray:
 
 
 def _labels_of_palette(image: Image.Image) -> np.ndarray:
-    """Returns the labels of a palette picture: those of its colors if all are labels' and not gray, else its indices.
+    """Returns the labels of a palette picture: of its colors if all of them are colors of labels, else its indices.
 
-    A palette in which index i has the gray (i, i, i) is that of a gray picture.
+    If index i has the gray (i, i, i), the picture was a gray one, and its labels are the indices.
     """
     indices = np.array(image)
     used = np.unique(indices)

@@ -203,12 +203,18 @@ def _find_detections(
 
 
 def _match_images(image_ids: Sequence[str], by_image: Mapping[str, list[Detection]]) -> list[list[Detection] | None]:
-    """Returns the detections of each image. An image `000000000139.jpg` is also number 139, as in COCO."""
+    """Returns the detections of each image. An image `000000000139.jpg` is also number 139, as in COCO.
+
+    Numbers that several images have, such as those of `cat/001.jpg` and `dog/001.jpg`, name none of them.
+    """
     matched = match_files(image_ids, by_image)
-    for position, image_id in enumerate(image_ids):
-        stem = PurePosixPath(image_id).stem
-        if matched[position] is None and stem.isdecimal():
-            matched[position] = by_image.get(str(int(stem)))
+    stems = [PurePosixPath(image_id).stem for image_id in image_ids]
+    numbers = [str(int(stem)) if stem.isdecimal() else None for stem in stems]
+    images_by_number = Counter(numbers)
+
+    for position, number in enumerate(numbers):
+        if matched[position] is None and number is not None and images_by_number[number] == 1:
+            matched[position] = by_image.get(number)
     return matched
 
 

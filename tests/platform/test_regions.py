@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from mcis.datasets.images.decode import decode_labels
 from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.config.resolve import resolve
 from mcis.platform.outputs.read_index import open_index
+from mcis.platform.outputs.regions import REGIONS, with_regions
 from mcis.platform.pipeline import RunResult, check
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.results import MasksResult
@@ -207,6 +209,25 @@ def test_detections_of_no_image_or_class_of_the_run_are_refused(
     unknown = [item | {"category_name": "unicorn"} for item in images.detections()]
     with pytest.raises(UserError, match="detections of the classes unicorn in images"):
         detections_run(make_masks, tmp_path, unknown)
+
+
+def test_numbers_name_images_that_no_other_image_shares(tmp_path: Path) -> None:
+    """A detection is never used in two images."""
+    image_ids = ["cats/001.jpg", "dogs/001.jpg", "dogs/002.jpg", "3.jpg", "03.jpg"]
+    outline = {"size": [2, 2], "counts": [0, 4]}
+    items = [{"image_id": number, "category_name": "cat", "segmentation": outline} for number in (1, 2, 3)]
+    (tmp_path / "a.json").write_text(json.dumps(items))
+    rows = pa.table({"image_id": image_ids, "tags": [[0]] * 5})
+    file = f"pseudo_masks.detections.file={tmp_path / 'a.json'}"
+    section = resolve("photos.csv", None, {}, [*DETECTIONS, file]).config.pseudo_masks
+
+    found = with_regions(rows, [True] * 5, section, ["cat"])
+    counts = [len(json.loads(text)) for text in found.rows[REGIONS].to_pylist()]
+    assert counts == [0, 0, 1, 1, 0]  # 3.jpg is named 3
+    assert found.notes == (
+        "2 detections are used; left out: 1 in other images",
+        "3 of 5 images have no detection of their tags",
+    )
 
 
 def test_regions_of_another_size_are_found_before_a_run(
