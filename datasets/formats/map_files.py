@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mcis.datasets.classes import MAX_CLASSES
 from mcis.datasets.errors import UserError
 from mcis.datasets.formats.pickled_arrays import read_pickled_arrays
 from mcis.datasets.images.decode import PILLOW_MAX_PIXELS, decode_saliency
@@ -62,7 +63,8 @@ def find_map_files(folder: Path, format: str) -> dict[str, list[str]]:
         Paths by the name of their image: the relative path without suffix, in the Unicode form NFC.
 
     Raises:
-        UserError: The folder is missing or has no such file, or something in it would be left out.
+        UserError: The folder is missing or has no such file, something in it would be left out, or an image has two
+            files in a format with one.
     """
     map_format = MAP_FORMATS[format]
     names = f"<image id>{'_<class index>' if map_format.is_per_map else ''}{map_format.suffix}"
@@ -79,6 +81,8 @@ def find_map_files(folder: Path, format: str) -> dict[str, list[str]]:
             name, _, number = name.rpartition("_")
             if not number.isdecimal():
                 continue
+        elif name in found:
+            raise UserError(f"two map files of {name}: {found[name][0]} and {root}/{file}", "one", "remove one")
         found.setdefault(name, []).append(f"{root}/{file}")
 
     if left_out.total():
@@ -117,7 +121,7 @@ def _checked(class_indices: Any, maps: Any, num_classes: int) -> FileMaps:
     """Checks classes and maps. Raises ValueError if they are no maps of these classes with scores in [0, 1]."""
     indices = np.asarray(class_indices)
     scores = np.asarray(maps)
-    if indices.size == 0:
+    if indices.size == 0 and scores.size == 0:
         return FileMaps(np.zeros(0, np.int64), np.zeros((0, 1, 1), np.float32))
     if indices.ndim != 1 or indices.dtype.kind not in "iu":
         raise ValueError(f"class indices of type {indices.dtype} with the shape {indices.shape}")
@@ -164,33 +168,42 @@ def _keyed(
     indices = _value(record, [keys])
     scores = _value(record, maps)
     if isinstance(indices, list) and all(isinstance(index, int | np.integer) for index in indices):
-        indices = np.array(indices, np.int64)
-    if not isinstance(indices, np.ndarray) or not isinstance(scores, np.ndarray):
+        indices = _index_array(indices)
+    if not isinstance(indices, np.ndarray) or not isinstance(scores, np.ndarray) or scores.ndim == 0:
         raise ValueError(f"the values of {keys} or {maps[0]} are no arrays")
     return indices, scores[1:] if has_background else scores
+
+
+def _index_array(indices: Sequence[int | np.integer[Any]]) -> NDArray[np.int64]:
+    """Converts class indices, which may be too large for an array. Raises ValueError if they are no class indices."""
+    others = [str(index) for index in indices if not 0 <= index < MAX_CLASSES]
+    if others:
+        raise ValueError(f"class indices {shown(others)}")
+    return np.array(indices, np.int64)
 
 
 def _by_class(files: Sequence[str]) -> tuple[Any, Any]:
     """Reads a dictionary from class indices to maps."""
     record = _record(files)
-    if any(not isinstance(key, int) for key in record):
+    indices = [key for key in record if isinstance(key, int)]
+    if len(indices) < len(record):
         raise ValueError(f"the keys {shown([str(key) for key in record])}, which are no class indices")
     maps = list(record.values())
     if any(not isinstance(one_map, np.ndarray) or one_map.ndim != 2 for one_map in maps):
         raise ValueError("values that are no maps (H, W)")
     if len({one_map.shape for one_map in maps}) > 1:
         raise ValueError("maps of different sizes")
-    return np.array(list(record), np.int64), np.stack(maps) if maps else np.zeros((0, 1, 1))
+    return _index_array(indices), np.stack(maps) if maps else np.zeros((0, 1, 1))
 
 
 def _gray(files: Sequence[str]) -> tuple[Any, Any]:
     """Reads gray pictures `<id>_<class index>.png`."""
-    indices = [int(Path(file).stem.rpartition("_")[2]) for file in files]
+    indices = _index_array([int(Path(file).stem.rpartition("_")[2]) for file in files])
     maps = [decode_saliency(read_bytes(file), max_pixels=PILLOW_MAX_PIXELS) for file in files]
     if len({one_map.shape for one_map in maps}) > 1:
         raise ValueError("maps of different sizes")
     order = np.argsort(indices)
-    return np.array(indices, np.int64)[order], np.stack(maps)[order].astype(np.float32) / 255
+    return indices[order], np.stack(maps)[order].astype(np.float32) / 255
 
 
 def _irn(files: Sequence[str]) -> tuple[Any, Any]:

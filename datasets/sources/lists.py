@@ -245,7 +245,7 @@ def map_paths(folder: Path | None, kind: str) -> dict[str, str]:
         kind: Name of such a map, such as "saliency map"; used in messages.
 
     Raises:
-        UserError: The folder is missing, or something in it would be left out (`scan`).
+        UserError: The folder is missing, something in it would be left out (`scan`), or two maps have the same name.
     """
     if folder is None:
         return {}
@@ -255,8 +255,12 @@ def map_paths(folder: Path | None, kind: str) -> dict[str, str]:
     left_out = LeftOut()
     paths: dict[str, str] = {}
     for name in files_below(root, left_out):
-        if name.lower().endswith(".png"):
-            paths[unicodedata.normalize("NFC", name[:-4])] = f"{root}/{name}"
+        if not name.lower().endswith(".png"):
+            continue
+        stem = unicodedata.normalize("NFC", name[:-4])
+        if stem in paths:
+            raise UserError(f"two {kind}s of {stem}: {paths[stem]} and {root}/{name}", "one", "remove one")
+        paths[stem] = f"{root}/{name}"
 
     if left_out.total():
         found = "; ".join(left_out_notes(str(root), left_out))

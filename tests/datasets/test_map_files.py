@@ -221,6 +221,10 @@ def test_a_tensor_beyond_its_storage_is_refused(tmp_path: Path) -> None:
         ({"high_res": MAPS[:1]}, "2 class indices and maps of type float32 with the shape \\(1, 5, 7\\)"),
         ({"high_res": np.array(["a", "b"])}, "another type than numbers"),
         ({"keys": np.array([1, 20])}, "class indices 1 to 20"),
+        ({"keys": [1, 2**70]}, f"class indices {2**70}\n"),
+        ({"keys": [1, -1]}, "class indices -1\n"),
+        ({"keys": np.zeros(0, int)}, "0 class indices and maps of type float32 with the shape \\(2, 5, 7\\)"),
+        ({"high_res": np.array(0.5)}, "the values of keys or high_res are no arrays"),
         ({"keys": np.array([4, 4])}, "occurs twice"),
         ({"keys": np.array([0.0, 1.0])}, "class indices of type float64"),
         ({"keys": "ab"}, "no arrays"),
@@ -230,6 +234,29 @@ def test_what_is_no_map_is_refused(changed: dict[str, Any], message: str, tmp_pa
     file = saved({"keys": np.array(CLASSES), "high_res": MAPS} | changed, tmp_path / "a.npy")
     with pytest.raises(UserError, match=message):
         read_map_files([str(file)], "irn", 20)
+
+
+def test_what_is_no_map_is_refused_in_every_format(tmp_path: Path) -> None:
+    file = saved({"keys": np.array(CLASSES), "high_res": np.array(0.5)}, tmp_path / "a.npy")
+    with pytest.raises(UserError, match=r"a\.npy cannot be read: the values of keys or high_res are no arrays"):
+        read_map_files([str(file)], "amn", 20)
+    file = saved({1: MAPS[0], 2**70: MAPS[1]}, tmp_path / "a.npy")
+    with pytest.raises(UserError, match=rf"a\.npy cannot be read: class indices {2**70}"):
+        read_map_files([str(file)], "psa", 20)
+    picture = tmp_path / f"a_{2**70}.png"
+    Image.fromarray(np.zeros((2, 2), np.uint8)).save(picture)
+    with pytest.raises(UserError, match=rf"\.png cannot be read: class indices {2**70}"):
+        read_map_files([str(picture)], "png", 20)
+
+
+@pytest.mark.parametrize("names", [("x.npy", "x.NPY"), ("caf\u00e9.npy", "cafe\u0301.npy")])
+def test_two_files_of_an_image_are_named(names: tuple[str, str], tmp_path: Path) -> None:
+    for name in names:
+        saved(DICTIONARIES["psa"], tmp_path / "a.npy").rename(tmp_path / name)
+    with pytest.raises(UserError, match=rf"two map files of {names[0][:-4]}: ") as caught:
+        find_map_files(tmp_path, "psa")
+    for name in names:
+        assert f"{tmp_path}/{name}" in caught.value.found
 
 
 def test_another_format_is_named(tmp_path: Path) -> None:

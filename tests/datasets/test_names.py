@@ -14,7 +14,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.formats import import_data_set
 from mcis.datasets.index import Listing, check_images, merge
 from mcis.datasets.sources.class_folders import list_web
-from mcis.datasets.sources.lists import listing_table
+from mcis.datasets.sources.lists import listing_table, map_paths
 from mcis.datasets.sources.tagged import list_tagged
 from mcis.datasets.storage.folders import TEMPORARY_NAME, atomic_write
 from mcis.platform.cli import app
@@ -235,3 +235,13 @@ def test_an_import_refuses_a_name_whose_mask_would_be_too_long(tmp_path: Path) -
     with pytest.raises(UserError, match="the longest has 254 bytes") as caught:
         import_data_set("coco", write_coco(tmp_path, {name: "cat"}), tmp_path / "out", images=tmp_path)
     assert "at most 251 bytes" in caught.value.expected
+
+
+@pytest.mark.parametrize("names", [("x.png", "x.PNG"), (f"{LION_NFC}.png", f"{LION_NFD}.png")])
+def test_two_masks_of_an_image_are_named(names: tuple[str, str], tmp_path: Path) -> None:
+    for name in names:
+        draw(tmp_path / name)
+    with pytest.raises(UserError, match=f"two predictions of {names[0][:-4]}: ") as caught:
+        map_paths(tmp_path, "prediction")
+    for name in names:
+        assert f"{tmp_path}/{name}" in caught.value.found
