@@ -23,6 +23,8 @@ from mcis.datasets.storage.files import read_bytes
 
 _MAX_BYTES = 2**30
 """Maximum size of a file, 1 GiB."""
+_MAX_VALUES = 2**28
+"""Maximum number of values in the maps of an image, 1 GiB as float32."""
 _TOLERANCE = 1e-3
 """How far a value may be outside of [0, 1] by rounding. It is then clipped."""
 
@@ -102,7 +104,7 @@ def read_map_files(files: Sequence[str], format: str, classes: int) -> FileMaps:
 
     Raises:
         UserError: A file cannot be read, is in another format, or contains anything but arrays; a class index is not in
-            0..K - 1 or occurs twice; or a value is not a number in [0, 1].
+            0..K - 1 or occurs twice; a value is not a number in [0, 1]; or there are more than _MAX_VALUES values.
     """
     try:
         class_indices, maps = MAP_FORMATS[format].read(files)
@@ -127,6 +129,7 @@ def _checked(class_indices: Any, maps: Any, num_classes: int) -> FileMaps:
         raise ValueError(f"class indices of type {indices.dtype} with the shape {indices.shape}")
     if scores.ndim != 3 or scores.dtype.kind not in "fiub" or len(scores) != len(indices) or not scores.size:
         raise ValueError(f"{len(indices)} class indices and maps of type {scores.dtype} with the shape {scores.shape}")
+    _check_count(scores.size)
     if len(np.unique(indices)) < len(indices):
         raise ValueError("a class index occurs twice")
     if indices.min() < 0 or indices.max() >= num_classes:
@@ -138,6 +141,12 @@ def _checked(class_indices: Any, maps: Any, num_classes: int) -> FileMaps:
     if scores.min() < -_TOLERANCE or scores.max() > 1 + _TOLERANCE:
         raise ValueError(f"values from {scores.min():g} to {scores.max():g}")
     return FileMaps(indices.astype(np.int64), scores.clip(0, 1))
+
+
+def _check_count(values: int) -> None:
+    """Raises ValueError if the maps of an image have too many values."""
+    if values > _MAX_VALUES:
+        raise ValueError(f"{values} values, more than {_MAX_VALUES}")
 
 
 def _record(files: Sequence[str]) -> Mapping[str | int, Any]:
@@ -193,13 +202,15 @@ def _by_class(files: Sequence[str]) -> tuple[Any, Any]:
         raise ValueError("values that are no maps (H, W)")
     if len({one_map.shape for one_map in maps}) > 1:
         raise ValueError("maps of different sizes")
+    _check_count(sum(one_map.size for one_map in maps))  # a short file can have the same map many times
     return _index_array(indices), np.stack(maps) if maps else np.zeros((0, 1, 1))
 
 
 def _gray(files: Sequence[str]) -> tuple[Any, Any]:
     """Reads gray pictures `<id>_<class index>.png`."""
     indices = _index_array([int(Path(file).stem.rpartition("_")[2]) for file in files])
-    maps = [decode_saliency(read_bytes(file), max_pixels=PILLOW_MAX_PIXELS) for file in files]
+    max_pixels = min(PILLOW_MAX_PIXELS, _MAX_VALUES // len(files))
+    maps = [decode_saliency(read_bytes(file), max_pixels=max_pixels) for file in files]
     if len({one_map.shape for one_map in maps}) > 1:
         raise ValueError("maps of different sizes")
     order = np.argsort(indices)

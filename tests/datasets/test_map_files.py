@@ -4,6 +4,7 @@ import contextlib
 import io
 import os
 import pickle
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -247,6 +248,23 @@ def test_what_is_no_map_is_refused_in_every_format(tmp_path: Path) -> None:
     Image.fromarray(np.zeros((2, 2), np.uint8)).save(picture)
     with pytest.raises(UserError, match=rf"\.png cannot be read: class indices {2**70}"):
         read_map_files([str(picture)], "png", 20)
+
+
+def test_large_maps_are_refused_before_they_take_memory(tmp_path: Path) -> None:
+    one_map = np.zeros((512, 1024), bool)
+    file = saved(dict.fromkeys(range(600), one_map), tmp_path / "a.npy")  # the file has the map once
+    assert file.stat().st_size < 600_000
+    with pytest.raises(UserError, match=r"a\.npy cannot be read: 314572800 values, more than 268435456"):
+        read_map_files([str(file)], "psa", 20)
+
+    header = b"IHDR" + (12_000).to_bytes(4, "big") * 2 + bytes([8, 0, 0, 0, 0])
+    picture = b"\x89PNG\r\n\x1a\n\0\0\0\x0d" + header + zlib.crc32(header).to_bytes(4, "big")
+    for number in range(2):
+        (tmp_path / f"a_{number}.png").write_bytes(
+            picture + bytes(4) + b"IDAT" + zlib.crc32(b"IDAT").to_bytes(4, "big")
+        )
+    with pytest.raises(UserError, match="too large: 12000x12000 pixels, more than 134217728"):
+        read_map_files([f"{tmp_path}/a_0.png", f"{tmp_path}/a_1.png"], "png", 20)
 
 
 @pytest.mark.parametrize("names", [("x.npy", "x.NPY"), ("caf\u00e9.npy", "cafe\u0301.npy")])
