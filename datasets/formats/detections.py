@@ -2,7 +2,6 @@
 
 import json
 import math
-import operator
 import unicodedata
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -144,6 +143,9 @@ def draw_detections(
 ) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Draws detections, those with higher scores on top.
 
+    Of equal scores, the smaller one is on top; of equal areas, too, the one of the higher class index. Any order of the
+    detections gives the same result.
+
     Args:
         detections: The detections of an image.
         height: Height of the image, pixels.
@@ -155,10 +157,16 @@ def draw_detections(
     Raises:
         ValueError: An outline is damaged or of another size than the image.
     """
-    labels = np.zeros((height, width), np.uint8)
-    scores = np.zeros((height, width), np.float32)
-    for label, score, outline in sorted(detections, key=operator.attrgetter("score")):
-        pixels = coco_pixels(outline, (height, width), height, width)
+    size = (height, width)
+
+    def order(detection: Detection) -> tuple[float, int, int]:
+        area = int(np.count_nonzero(coco_pixels(detection.outline, size, height, width)))
+        return detection.score, -area, detection.label
+
+    labels = np.zeros(size, np.uint8)
+    scores = np.zeros(size, np.float32)
+    for label, score, outline in sorted(detections, key=order):  # one drawn outline at a time is in memory
+        pixels = coco_pixels(outline, size, height, width)
         labels[pixels] = label + 1
         scores[pixels] = score
     return labels, scores

@@ -131,6 +131,22 @@ def test_detections_with_higher_scores_are_on_top(compressed: bool) -> None:
     assert (labels.dtype, scores.dtype) == (np.uint8, np.float32)
 
 
+def test_of_equal_scores_the_smaller_detection_is_on_top_in_any_order() -> None:
+    """COCO data sets have no scores."""
+    whole = np.ones((6, 8), bool)
+    part = np.zeros((6, 8), bool)
+    part[1:5, 3:7] = True
+    same_area = np.zeros((6, 8), bool)
+    same_area[1:5, 4:8] = True
+    areas = {2: part, 0: whole, 1: same_area}
+    items = [Detection(label, 1.0, run_lengths(pixels, compressed=False)) for label, pixels in areas.items()]
+
+    expected = np.where(part, 3, np.where(same_area, 2, 1))
+    for ordered in itertools.permutations(items):
+        labels, _ = draw_detections(ordered, 6, 8)
+        np.testing.assert_array_equal(labels, expected)
+
+
 def test_polygons_are_drawn_as_coco_draws_them() -> None:
     labels, _ = draw_detections([Detection(0, 0.5, POLYGON)], 6, 8)
     assert labels[:4, :4].all()
