@@ -67,11 +67,12 @@ def read_segments(file: str, height: int, width: int) -> NDArray[np.int32]:
 
     Raises:
         UserError: The file cannot be read, is in another format, or its segments are of another size.
+        MemoryError: Not enough memory.
     """
     read = _read_masks if file.lower().endswith(".json") else _read_array
     try:
         return read(read_bytes(file), height, width)
-    except UserError:
+    except (UserError, MemoryError):
         raise
     except Exception as error:  # a file of another program may contain anything
         reason = error_text(error) if isinstance(error, OSError) else f"{type(error).__name__}: {unquoted(error)[:200]}"
@@ -99,13 +100,20 @@ def _read_array(content: bytes, height: int, width: int) -> NDArray[np.int32]:
 
 
 def _read_masks(content: bytes, height: int, width: int) -> NDArray[np.int32]:
-    """Reads masks and draws them from the largest to the smallest, so that parts are on top of the whole."""
+    """Reads masks and draws them from the largest to the smallest, so that parts are on top of the whole.
+
+    Of equal areas, the later one is on top. One drawn mask at a time is in memory.
+    """
     masks: Any = json.loads(content)
     if isinstance(masks, dict):  # the files of SA-1B
         masks = masks["annotations"]
     size = (height, width)
-    drawn = [coco_pixels(mask["segmentation"], size, height, width) for mask in masks]
+    outlines = [mask["segmentation"] for mask in masks]
+    areas = [np.count_nonzero(coco_pixels(outline, size, height, width)) for outline in outlines]
+
     segments = np.full(size, -1, np.int32)
-    for number, pixels in enumerate(sorted(drawn, key=np.count_nonzero, reverse=True)):
+    largest_first = np.argsort(np.negative(areas), kind="stable")
+    for number, position in enumerate(largest_first.tolist()):
+        pixels = coco_pixels(outlines[position], size, height, width)
         segments[pixels] = number
     return segments

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,38 @@ def test_smaller_masks_are_on_top_of_larger_ones(tmp_path: Path, is_sa1b: bool) 
     expected[whole] = 0
     expected[part] = 1
     np.testing.assert_array_equal(read_segments(str(tmp_path / "a.json"), 8, 10), expected)
+
+
+def test_of_equal_areas_the_later_mask_is_on_top(tmp_path: Path) -> None:
+    masks = np.zeros((3, 4, 6), bool)
+    masks[0, :2, :2] = True
+    masks[1, :2, 1:3] = True
+    masks[2, :1, 2:3] = True
+    (tmp_path / "a.json").write_text(json.dumps([{"segmentation": run_lengths(pixels)} for pixels in masks]))
+    expected = np.full((4, 6), -1)
+    for number, pixels in enumerate(masks):
+        expected[pixels] = number
+    np.testing.assert_array_equal(read_segments(str(tmp_path / "a.json"), 4, 6), expected)
+
+
+def test_one_mask_at_a_time_is_in_memory(tmp_path: Path) -> None:
+    """Mask n of 200 has all columns but the last n."""
+    masks = [{"size": [200, 300], "counts": [0, 200 * (300 - n), 200 * n]} for n in range(200)]
+    (tmp_path / "a.json").write_text(json.dumps([{"segmentation": mask} for mask in masks]))
+    read_segments(str(tmp_path / "a.json"), 200, 300)
+
+    tracemalloc.start()
+    segments = read_segments(str(tmp_path / "a.json"), 200, 300)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert segments[7].tolist() == [199] * 100 + list(range(199, -1, -1))
+    assert peak < 2_000_000  # all masks at once take 12 MB
+
+
+def test_a_lack_of_memory_is_no_damage_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("[]")
+    with pytest.raises(MemoryError):
+        read_segments(str(tmp_path / "a.json"), 2**30, 2**28)
 
 
 class Hostile:
