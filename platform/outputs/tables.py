@@ -80,11 +80,18 @@ class ImageMaps(NamedTuple):
         classes: Class indices, (T,).
         maps: Activations, (T, H, W) float32.
         grids: Positions of their rows and columns along the image's height and width.
+        is_imported: Whether they are maps of another program, which are scores in [0, 1].
     """
 
     classes: NDArray[np.int64]
     maps: NDArray[np.float32]
     grids: Grids
+    is_imported: bool = False
+
+    @property
+    def export_scale(self) -> str:
+        """The scale by which they are exported, regardless of `maps.scale`."""
+        return "given" if self.is_imported else "maximum"
 
 
 def map_rows(image_ids: Sequence[str], classes: Sequence[int], maps: NDArray[np.floating], grid: Grid) -> pa.Table:
@@ -151,9 +158,13 @@ def image_maps(shards: Shards, image_id: str, position: int | None = None) -> Im
     values = rows["map"].combine_chunks().flatten().to_numpy(zero_copy_only=False).astype(np.float32)
     height, width = (rows[name][0].as_py() for name in ("height", "width"))
     grids = pixel_grids(height, width)
-    if "first" in rows.column_names:
+    is_imported = "first" not in rows.column_names
+    if not is_imported:
         first, step = (rows[name][0].as_py() for name in ("first", "step"))
         grids = Grids(Grid(first, step, height), Grid(first, step, width))
     return ImageMaps(
-        classes=rows["class"].to_numpy().astype(np.int64), maps=values.reshape(len(rows), height, width), grids=grids
+        classes=rows["class"].to_numpy().astype(np.int64),
+        maps=values.reshape(len(rows), height, width),
+        grids=grids,
+        is_imported=is_imported,
     )

@@ -136,6 +136,8 @@ def export_objects(
 def export_maps(workspace: Workspace, name: str, out: Path) -> str:
     """Writes localization maps, each clipped at 0 and divided by its maximum, regardless of `maps.scale`.
 
+    Maps of another program are written as given.
+
         <id>/<class>.png            8-bit gray at the image's size
         <id>/<class>.overlay.jpg    in color over the image
 
@@ -162,7 +164,7 @@ def _write_maps(
     """Writes the maps of an image; returns their number."""
     image_map = image_maps(shards, row["image_id"])
     activations = torch.from_numpy(image_map.maps)
-    maps = score_maps(activations, image_map.grids, "maximum", row["height"], row["width"]).numpy()
+    maps = score_maps(activations, image_map.grids, image_map.export_scale, row["height"], row["width"]).numpy()
     for class_index, heat in zip(image_map.classes.tolist(), maps, strict=True):
         name = class_names[class_index]
         gray = Image.fromarray((heat * 255).round().astype(np.uint8))

@@ -57,12 +57,13 @@ class SizedMaps(NamedTuple):
     def scores(self, stride: int = 1) -> NDArray[np.float32]:
         """Returns the maps at the pixels of the image, or at every `stride`-th, (C, H, W).
 
-        Each map is clipped at 0 and divided by its maximum, regardless of `maps.scale`.
+        Each map is clipped at 0 and divided by its maximum, regardless of `maps.scale`. Maps of another program are as
+        given, clipped to [0, 1].
         """
         height = -(-self.height // stride)
         width = -(-self.width // stride)
         activations = torch.from_numpy(self.maps.maps)
-        return np.asarray(score_maps(activations, self.maps.grids, "maximum", height, width).numpy())
+        return np.asarray(score_maps(activations, self.maps.grids, self.maps.export_scale, height, width).numpy())
 
 
 Files: TypeAlias = Mapping[str, bytes]

@@ -24,6 +24,7 @@ from mcis.platform.reporting.export import export
 from mcis.platform.runs.files import write_table
 from mcis.platform.runs.results import IndexResult, StageResult, write_result
 from mcis.platform.runs.workspace import Workspace
+from mcis.platform.stages.localization.imported import read_maps
 
 SIZES = {"2007_000032": (24, 24), "2007_000039": (30, 45)}
 """Height and width of the images."""
@@ -173,6 +174,51 @@ def test_exported_maps_are_imported_again(workspace: Workspace, tmp_path: Path, 
         read = read_map_files(files[image_id], format, len(CLASSES))
         assert read.classes.tolist() == TAGS[image_id]
         np.testing.assert_allclose(read.maps, expected_scores(image_id, *size), rtol=0, atol=tolerance)
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, dict[str, NDArray[np.float32]]]:
+    """A run with maps of another program, and these maps by image. Their maximum is 0.5."""
+    folder = tmp_path_factory.mktemp("imported")
+    workspace = make_run(folder, {image_id: image_id for image_id in SIZES})
+    given: dict[str, NDArray[np.float32]] = {}
+    rows: list[dict[str, Any]] = []
+    for image_id, size in SIZES.items():
+        maps = np.random.default_rng(3).random((len(TAGS[image_id]), *size), np.float32) / 2
+        maps[:, 0, 0] = 0.5
+        np.save(folder / image_id, {"keys": np.array(TAGS[image_id]), "high_res": maps})  # type: ignore[arg-type]
+        rows.append({"image_id": image_id, "tags": TAGS[image_id], "files": [f"{folder}/{image_id}.npy"]})
+        given[image_id] = maps
+
+    (shard,) = (workspace.outputs("made")["localize"] / "maps").iterdir()
+    write_table(shard, read_maps("irn", len(CLASSES), pa.Table.from_pylist(rows)))
+    return workspace, given
+
+
+@pytest.mark.parametrize(
+    ("format", "tolerance"), [("irn", 0.0), ("psa", 0.0), ("clip-es", 2**-12), ("png", 0.5 / 255 + 1e-6)]
+)
+def test_maps_of_another_program_are_exported_as_given(
+    imported: tuple[Workspace, dict[str, NDArray[np.float32]]], tmp_path: Path, format: str, tolerance: float
+) -> None:
+    workspace, given = imported
+    export(workspace, "made", "maps", tmp_path, format)
+    files = find_map_files(tmp_path, format)
+    for image_id, maps in given.items():
+        read = read_map_files(files[image_id], format, len(CLASSES))
+        assert read.classes.tolist() == TAGS[image_id]
+        np.testing.assert_allclose(read.maps, maps, rtol=0, atol=tolerance)
+
+
+def test_pictures_of_maps_of_another_program_are_as_given(
+    imported: tuple[Workspace, dict[str, NDArray[np.float32]]], tmp_path: Path
+) -> None:
+    workspace, given = imported
+    export(workspace, "made", "maps", tmp_path)
+    for image_id, maps in given.items():
+        for tag, scores in zip(TAGS[image_id], maps, strict=True):
+            picture = np.array(Image.open(tmp_path / image_id / f"{CLASSES[tag]}.png"))
+            np.testing.assert_array_equal(picture, (scores * 255).round())
 
 
 @pytest.mark.parametrize("format", ["irn", "psa", "clip-es"])
