@@ -187,7 +187,8 @@ def test_names_are_short_texts(pickled: bytes, message: str) -> None:
 
 def test_keys_of_a_storage_are_one_text(tmp_path: Path) -> None:
     """The comparison of nested tuples takes twice as long with each level."""
-    header = [pickle.dumps(value, 2) for value in (0x1950A86A20F9469CFC6C, 1001, {})]
+    values: list[Any] = [0x1950A86A20F9469CFC6C, 1001, {}]
+    header = [pickle.dumps(value, 2) for value in values]
     description = b"\x80\x02(\x8c\x07storagectorch\nFloatStorage\n" + doubled(30) + b"\x8c\x03cpuK\x01t."
     keys = b"\x80\x02]" + doubled(30) + b"a."
     storage = b"".join([*header, description, keys])

@@ -184,7 +184,7 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, dict[
     given: dict[str, NDArray[np.float32]] = {}
     rows: list[dict[str, Any]] = []
     for image_id, size in SIZES.items():
-        maps = np.random.default_rng(3).random((len(TAGS[image_id]), *size), np.float32) / 2
+        maps = (np.random.default_rng(3).random((len(TAGS[image_id]), *size)) / 2).astype(np.float32)
         maps[:, 0, 0] = 0.5
         np.save(folder / image_id, {"keys": np.array(TAGS[image_id]), "high_res": maps})  # type: ignore[arg-type]
         rows.append({"image_id": image_id, "tags": TAGS[image_id], "files": [f"{folder}/{image_id}.npy"]})
