@@ -35,7 +35,7 @@ test: lint
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow"
 
 test-all: lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder --durations=60
 
 bench: $(TOOLS)
 	$(BIN)/python benchmarks/run_all.py $(ONLY)
