@@ -256,10 +256,11 @@ def memory_note(sizing: Sizing) -> str:
 
 
 def needs_text(sizing: Sizing) -> str:
-    """Returns what a run needs and what is free, as text."""
+    """Returns what a run needs and what is free, as text. The disks are named if there are several."""
     texts = []
     for disk in sizing.disks:
-        texts.append(f"{decimal(disk.needed)} of {decimal(disk.free)} free disk in {disk.folder}")
+        folder = f" in {disk.folder}" if len(sizing.disks) > 1 else ""
+        texts.append(f"{decimal(disk.needed)} of {decimal(disk.free)} free disk{folder}")
     free_memory = decimal(sizing.free_memory)
     texts.append(f"{sizing.processes} processes of {decimal(sizing.process_bytes)} each in {free_memory} free memory")
     return "; ".join(texts)

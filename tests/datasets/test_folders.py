@@ -140,7 +140,7 @@ def test_rows_are_read_from_a_bucket(bucket: pafs.FileSystem, tmp_path: Path, mo
     for number in range(3):
         ids = [f"{number}-{n}" for n in range(2)]
         rows = pa.table({"image_id": ids, "noise": [os.urandom(2**20) for _ in ids]})
-        write_table(folder / f"part-{number}.parquet", rows)
+        write_table(folder / f"part-{2 * number:08d}-{2 * number + 2:08d}.parquet", rows)
     monkeypatch.setenv(folders.COPIES_VARIABLE, str(tmp_path / "other"))
     folder = folder_of(bucket) / "store/maps"
     rows = Shards(folder).rows("2-1")
