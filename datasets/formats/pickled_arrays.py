@@ -193,11 +193,12 @@ def _tensor(stored: _Stored, offset: int, shape: Any, steps: Any, *_: Any) -> ND
 def _storage(content: bytes) -> _Stored:
     """Reads a storage in torch's format: four small pickles, the list of keys, the number of values, the values."""
     stream = io.BytesIO(content)
-    # The second and third pickle are the version of the format and the byte order of the writing machine.
-    magic, _, _, description, keys = (_run(stream, {}, _MAX_STORAGE_OPERATIONS) for _ in range(5))
-    if magic != _TORCH_MAGIC:
+    # A constant, the version of the format, the byte order of the writing machine, the storage, and its keys.
+    pickles = [_run(stream, {}, _MAX_STORAGE_OPERATIONS) for _ in range(5)]
+    if pickles[0] != _TORCH_MAGIC:
         raise RejectedPickle("a tensor in an unknown format")
-    kind, name, key, _, count, *_ = description
+    kind, name, key, _, count, *_ = pickles[3]
+    keys = pickles[4]
     if kind != "storage" or not isinstance(name, _Name):
         raise RejectedPickle("a tensor in an unknown format")
     # Texts only: a short pickle can make nested tuples that take years to compare.

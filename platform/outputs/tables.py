@@ -90,7 +90,7 @@ class ImageMaps(NamedTuple):
 
     @property
     def export_scale(self) -> str:
-        """The scale by which they are exported, regardless of `maps.scale`."""
+        """Scale of exported maps, whatever `maps.scale` is: `given` or `maximum`."""
         return "given" if self.is_imported else "maximum"
 
 

@@ -57,7 +57,7 @@ class SizedMaps(NamedTuple):
     def scores(self, stride: int = 1) -> NDArray[np.float32]:
         """Returns the maps at the pixels of the image, or at every `stride`-th, (C, H, W).
 
-        Each map is clipped at 0 and divided by its maximum, regardless of `maps.scale`. Maps of another program are as
+        Each map is clipped at 0 and divided by its maximum. `maps.scale` is not used. Maps of another program are as
         given, clipped to [0, 1].
         """
         height = -(-self.height // stride)
