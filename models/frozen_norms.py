@@ -6,6 +6,7 @@ forward pass.
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -63,7 +64,51 @@ class _ReadCounter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-class _ConvAndNorm(NamedTuple):
+class FoldedPair(NamedTuple):
+    """Names of a convolution in a network and of the frozen norm that is the only reader of its output."""
+
+    conv: str
+    norm: str
+
+
+def fold_frozen_norms(network: nn.Module) -> None:
+    """Folds, in place, each frozen batch norm that is the only reader of a convolution's output.
+
+    The names of tensors stay the same. Weights may be loaded afterwards, because they are folded in each forward pass.
+
+    Args:
+        network: Maps images (B, 3, H, W) to any output. Norms that are already folded and other norms stay as they are.
+    """
+    fold_pairs(network, find_pairs(network))
+
+
+def fold_pairs(network: nn.Module, pairs: Iterable[FoldedPair]) -> None:
+    """Folds, in place, the norms of pairs that `find_pairs` found in a network of the same structure."""
+    for names in pairs:
+        conv = network.get_submodule(names.conv)
+        norm = network.get_submodule(names.norm)
+        conv.__class__ = _NormedConv2d
+        norm.__class__ = _FOLDED[type(norm)]
+        assert isinstance(conv, _NormedConv2d)
+        conv.norm = (norm,)
+
+
+def find_pairs(network: nn.Module) -> tuple[FoldedPair, ...]:
+    """Finds the convolutions and frozen norms that can be folded, in a forward pass on the meta device.
+
+    Args:
+        network: Maps images (B, 3, H, W) to any output. Its parameters may be on any device.
+    """
+    if not any(type(layer) in _FOLDED for layer in network.modules()):
+        return ()  # other networks, such as transformers, may not accept the size of the image below
+
+    reads = _ReadCounter()
+    names = {layer: name for name, layer in network.named_modules()}
+    traced = _trace_pairs(network, list(names), reads)
+    return tuple(FoldedPair(names[conv], names[norm]) for conv, norm, output in traced if reads.count[output] == 1)
+
+
+class _TracedPair(NamedTuple):
     """A convolution, the norm that reads its output, and the output's id."""
 
     conv: nn.Conv2d
@@ -71,30 +116,7 @@ class _ConvAndNorm(NamedTuple):
     output_id: int
 
 
-def fold_frozen_norms(network: nn.Module) -> None:
-    """Folds, in place, each frozen batch norm that is the only reader of a convolution's output.
-
-    The names of tensors stay the same. The pairs are found in a forward pass on the meta device. Weights may be loaded
-    afterwards, because they are folded in each forward pass.
-
-    Args:
-        network: Maps images (B, 3, H, W) to any output. Norms that are already folded and other norms stay as they are.
-    """
-    layers = list(network.modules())
-    if not any(type(layer) in _FOLDED for layer in layers):
-        return  # other networks, such as transformers, may not accept the size of the image below
-
-    reads = _ReadCounter()
-    for conv, norm, output_id in _trace_pairs(network, layers, reads):
-        if reads.count[output_id] > 1:
-            continue
-        conv.__class__ = _NormedConv2d
-        norm.__class__ = _FOLDED[type(norm)]
-        assert isinstance(conv, _NormedConv2d)
-        conv.norm = (norm,)
-
-
-def _trace_pairs(network: nn.Module, layers: list[nn.Module], reads: _ReadCounter) -> list[_ConvAndNorm]:
+def _trace_pairs(network: nn.Module, layers: list[nn.Module], reads: _ReadCounter) -> list[_TracedPair]:
     """Runs the network on the meta device and returns each convolution whose output goes to a frozen norm.
 
     Args:
@@ -102,7 +124,7 @@ def _trace_pairs(network: nn.Module, layers: list[nn.Module], reads: _ReadCounte
         reads: Receives the number of reads of each tensor.
     """
     outputs: dict[int, tuple[nn.Conv2d, Tensor]] = {}  # holds the tensors, so that their ids are not reused
-    pairs: list[_ConvAndNorm] = []
+    pairs: list[_TracedPair] = []
 
     def keep_output(conv: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         assert isinstance(conv, nn.Conv2d)
@@ -113,7 +135,7 @@ def _trace_pairs(network: nn.Module, layers: list[nn.Module], reads: _ReadCounte
         input_id = id(inputs[0])
         if input_id in outputs:
             conv, _ = outputs[input_id]
-            pairs.append(_ConvAndNorm(conv, norm, input_id))
+            pairs.append(_TracedPair(conv, norm, input_id))
 
     handles = [layer.register_forward_hook(keep_output) for layer in layers if type(layer) is nn.Conv2d]
     handles += [layer.register_forward_pre_hook(add_pair) for layer in layers if type(layer) in _FOLDED]

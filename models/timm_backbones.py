@@ -19,7 +19,7 @@ from timm.layers.pool2d_same import MaxPool2dSame  # isort: skip
 
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import Backbone, Layer, Normalization
-from mcis.models.frozen_norms import fold_frozen_norms
+from mcis.models.frozen_norms import FoldedPair, find_pairs, fold_pairs
 from mcis.models.grids import Layout
 
 _DEFAULT_STRIDE = 16
@@ -96,6 +96,7 @@ def build_timm_backbone(name: str, *, stride: int | None = None) -> Backbone:
     """
     structure = _measure_structure(name, stride)
     network, patch = _build_network(name, stride)
+    fold_pairs(network, structure.folded_pairs)
     head = {}
     if isinstance(network, timm.models.EfficientNet):
         head = {layer: network.get_submodule(layer) for layer in _EFFICIENTNET_HEAD}
@@ -166,6 +167,7 @@ class _Structure(NamedTuple):
     stages: tuple[str, ...]
     unused_weights: tuple[str, ...]
     levels: tuple[Layer, ...]
+    folded_pairs: tuple[FoldedPair, ...]
 
 
 @functools.cache
@@ -173,6 +175,7 @@ def _measure_structure(name: str, stride: int | None) -> _Structure:
     """Measures a network's structure in a forward pass on the meta device. For errors see `build_timm_backbone`."""
     with torch.device("meta"):
         network, patch = _build_network(name, stride)
+    folded_pairs = find_pairs(network)
     side = _MEASURED_SIDE if patch is None else 16 * patch
     try:
         outputs, offsets = _measure_stages(network, side)
@@ -209,6 +212,7 @@ def _measure_structure(name: str, stride: int | None) -> _Structure:
         stages=_first_parameters(network, names),
         unused_weights=tuple(sorted(tensors_before - set(network.state_dict()))),
         levels=levels,
+        folded_pairs=folded_pairs,
     )
 
 
@@ -267,7 +271,6 @@ def _build_network(name: str, stride: int | None) -> tuple[nn.Module, int | None
         elif isinstance(module, timm.layers.DropPath):
             module.drop_prob = 0.0
     _pad_symmetrically(network)
-    fold_frozen_norms(network)
 
     patch = network.patch_embed.patch_size[0] if "dynamic_img_size" in options else None
     return network, patch
