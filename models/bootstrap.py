@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import sparse, stats
+from scipy import sparse, special
 
 from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
 from mcis.models.counts import Overlaps
@@ -189,8 +189,8 @@ def seed_weights(seeds: int, resamples: NDArray[np.int64], seed: int, *, turn: i
         return np.ones((len(resamples), 1))
 
     draws = _draws(DrawPurpose.BOOTSTRAP_SEEDS, seeds + 1, resamples, seed, turn).clip(min=1e-12)
-    normal = stats.norm.ppf(draws[:, :-1])
-    chi_squared = stats.chi2.ppf(draws[:, -1:], seeds - 1)
+    normal = special.ndtri(draws[:, :-1])
+    chi_squared = 2 * special.gammaincinv((seeds - 1) / 2, draws[:, -1:])
     deviations = (normal - normal.mean(axis=1, keepdims=True)) / np.sqrt(seeds * chi_squared)
     return np.asarray(1 / seeds + deviations)
 
