@@ -40,7 +40,7 @@ def make_affinities() -> Tensor:
     return affinities
 
 
-def dense_walk(maps: Tensor, affinities: Tensor) -> Tensor:
+def dense_walk(maps: Tensor, affinities: Tensor, steps: int) -> Tensor:
     """Computes the walk with the matrix of all pairs of positions."""
     count = HEIGHT * WIDTH
     index = np.arange(count).reshape(HEIGHT, WIDTH)
@@ -55,12 +55,12 @@ def dense_walk(maps: Tensor, affinities: Tensor) -> Tensor:
     matrix /= matrix.sum(dim=1, keepdim=True)
 
     values = maps.flatten(1).T
-    for _ in range(STEPS):
+    for _ in range(steps):
         values = matrix @ values
     return values.T.reshape(maps.shape)
 
 
-def run_side(side: str, file: Path) -> None:
+def run_side(side: str, steps: int, file: Path) -> None:
     """Runs the walk of a side, writes the maps to a file, and prints the growth of memory and the seconds as JSON."""
     maps = torch.rand(MAPS, HEIGHT, WIDTH, generator=torch.Generator().manual_seed(1))
     affinities = make_affinities()
@@ -70,9 +70,9 @@ def run_side(side: str, file: Path) -> None:
     memory_before = process_memory("VmRSS")
     start = time.perf_counter()
     if side == "dense":
-        result = dense_walk(maps, affinities)
+        result = dense_walk(maps, affinities, steps)
     else:
-        result = random_walk(maps, affinities, radius=RADIUS, beta=BETA, steps=STEPS)
+        result = random_walk(maps, affinities, radius=RADIUS, beta=BETA, steps=steps)
     seconds = time.perf_counter() - start
     growth = process_memory("VmHWM") - memory_before
     np.save(file, result.numpy())
@@ -90,11 +90,12 @@ def process_memory(field: str) -> int:
 def main() -> None:
     """Runs both sides, compares their maps and prints the ratio of their memory."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=STEPS, help=f"steps of the walk [{STEPS}]")
     parser.add_argument("--one", nargs=2, metavar=("SIDE", "FILE"), help="run one side in this process, print JSON")
     options = parser.parse_args()
     if options.one:
         side, file = options.one
-        run_side(side, Path(file))
+        run_side(side, options.steps, Path(file))
         return
 
     print(harness.describe_machine())
@@ -103,7 +104,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for side in ("sparse", "dense"):
             path = Path(folder) / f"{side}.npy"
-            measured = harness.run_script(__file__, "--one", side, str(path))
+            measured = harness.run_script(__file__, "--steps", str(options.steps), "--one", side, str(path))
             growth[side] = measured["bytes"]
             maps[side] = np.load(path)
             print(f"{side}: {growth[side] / 2**20:.0f} MiB, {measured['seconds']:.2f} s")

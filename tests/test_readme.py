@@ -12,7 +12,7 @@ from mcis.datasets.synthetic.scenes import draw_scene
 
 ROOT = Path(__file__).resolve().parent.parent
 README = (ROOT / "README.md").read_text()
-SHORTER = "classifier.min_steps=100 segmenter.min_steps=20"
+SHORTER = "classifier.min_steps=10 segmenter.min_steps=2 compute.stop_if_not_learning=false"
 """Settings that shorten the trainings of the quickstart, which take minutes."""
 CLASSES = ("cat", "dog", "horse")
 

@@ -123,48 +123,48 @@ def of_code(scores: str) -> str:
 
 
 @pytest.mark.slow
-def test_a_run_in_a_bucket_has_the_same_scores_and_is_found_by_another_machine(
+def test_a_killed_run_continues_on_another_machine_with_the_same_scores(
     bucket: dict[str, str], on_disk: str, tmp_path: Path
 ) -> None:
-    workspace = "s3://bucket/one"
-    said(run_in(workspace), bucket | {"MCIS_COPIES": str(tmp_path / "first")}, tmp_path)
-    assert scores_in(bucket, workspace) == on_disk
+    """It is killed in the classifier's training; the other machine continues from its checkpoint. A third exports."""
+    workspace = "s3://bucket/killed"
+    kill_in_training(run_in(workspace, "compute.checkpoint_steps=1"), bucket, tmp_path)
     other = bucket | {"MCIS_COPIES": str(tmp_path / "other")}
-    out = said(run_in(workspace), other, tmp_path)
+    out = said(run_in(workspace, "compute.checkpoint_steps=1"), other, tmp_path)
+    assert "index: already computed" in out
+    assert scores_in(bucket, workspace) == on_disk
+
+    third = bucket | {"MCIS_COPIES": str(tmp_path / "third")}
+    out = said(run_in(workspace), third, tmp_path)
     assert out.count("already computed") == 7, out
-    assert "finished" in said(mcis("runs", "--workspace", workspace), other, tmp_path)
+    assert "finished" in said(mcis("runs", "--workspace", workspace), third, tmp_path)
     exported = tmp_path / "masks"
-    said(mcis("export", "masks", "--name", "a", "--workspace", workspace, "--out", str(exported)), other, tmp_path)
+    said(mcis("export", "masks", "--name", "a", "--workspace", workspace, "--out", str(exported)), third, tmp_path)
     assert len(list(exported.rglob("*.png"))) == 20
-    assert "nothing" in said(mcis("gc", "--workspace", workspace), other, tmp_path)
-    said(mcis("gc", "--run", "a", "--delete", "--workspace", workspace), other, tmp_path)
+
+    said(mcis("gc", "--run", "a", "--delete", "--workspace", workspace), third, tmp_path)
     system = pafs.S3FileSystem(endpoint_override=bucket["AWS_ENDPOINT_URL"].removeprefix("http://"), scheme="http")
-    left = system.get_file_info(pafs.FileSelector("bucket/one", recursive=True, allow_not_found=True))
+    left = system.get_file_info(pafs.FileSelector("bucket/killed", recursive=True, allow_not_found=True))
     assert [info.path for info in left if info.type == pafs.FileType.File] == []
 
 
-@pytest.mark.slow
-def test_a_killed_run_continues_on_another_machine(bucket: dict[str, str], on_disk: str, tmp_path: Path) -> None:
-    """It is killed in the classifier's training, and the other machine continues from its checkpoint."""
-    workspace, first = "s3://bucket/killed", tmp_path / "first"
-    slow = "compute.checkpoint_steps=1"
+def kill_in_training(command: list[str], bucket: dict[str, str], folder: Path) -> None:
+    """Starts a command on a machine of its own and kills its processes when it has written a checkpoint."""
+    copies = folder / "first"
     with subprocess.Popen(
-        run_in(workspace, slow),
-        env=bucket | {"MCIS_COPIES": str(first)},
+        command,
+        env=bucket | {"MCIS_COPIES": str(copies)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        cwd=tmp_path,
+        cwd=folder,
         start_new_session=True,
     ) as running:
         until = time.monotonic() + 300
-        while not any(first.glob("s3/bucket/killed/store/train_classifier-*/checkpoint.pt")):
+        while not any(copies.glob("s3/bucket/killed/store/train_classifier-*/checkpoint.pt")):
             assert running.poll() is None
             assert time.monotonic() < until
             time.sleep(0.05)
         os.killpg(running.pid, signal.SIGKILL)
-    out = said(run_in(workspace, slow), bucket | {"MCIS_COPIES": str(tmp_path / "other")}, tmp_path)
-    assert "index: already computed" in out
-    assert scores_in(bucket, workspace) == on_disk
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Interruptions, kills and full disks leave finished outputs intact, and the same command ends with the same scores."""
 
 import contextlib
-import functools
 import json
 import shutil
 import signal
@@ -116,9 +115,17 @@ def half_written(workspace: Path) -> list[str]:
     return sorted(str(path.relative_to(workspace)) for path in found)
 
 
+STAGES = ("index", "train_classifier", "localize", "pseudo_masks", "train_segmenter", "predict", "evaluate")
+
+
 @pytest.mark.slow
-def test_an_interrupted_run_continues_from_its_last_checkpoint(root: Path, workspace: Path, undisturbed: Any) -> None:
-    """First by Ctrl-C, then by SIGTERM, which schedulers send before SIGKILL."""
+def test_a_run_that_is_interrupted_and_killed_continues_and_ends_the_same(
+    root: Path, workspace: Path, undisturbed: Any
+) -> None:
+    """By Ctrl-C and by SIGTERM, which schedulers send first, in a training; by SIGKILL in a mapping and in the report.
+
+    Those are stages of each kind. The same command is repeated each time.
+    """
     call = command(root, workspace, *QUICK, "compute.checkpoint_steps=50")
     done = 0
     for number in (signal.SIGINT, signal.SIGTERM):
@@ -128,10 +135,19 @@ def test_an_interrupted_run_continues_from_its_last_checkpoint(root: Path, works
     (listed,) = json.loads(subprocess.run(listing, capture_output=True, check=True).stdout)
     assert listed["state"] == "interrupted"
 
-    run_to_the_end(call)
+    kill_when(call, lambda: list((workspace / "store").glob("localize-*/**/*.parquet")))
     (fitted,) = (workspace / "store").glob("train_classifier-*/fit.json")
     assert json.loads(fitted.read_text())["steps"] == 400 - done
+
+    kill_when(call, lambda: list((workspace / "store").glob("evaluate-*/summary.json")))
+    assert not (workspace / "runs" / "run" / "report.html").exists()
+    finished = [path for path in (workspace / "store").iterdir() if (path / "summary.json").exists()]
+    assert [find_missing_files(path) for path in finished] == [None] * len(STAGES)
+
+    last = run_to_the_end(call)
+    assert last.stdout.count("already computed") == len(STAGES)
     assert scores(workspace) == undisturbed
+    subprocess.run([*call[:3], "gc", "--delete", "--workspace", str(workspace)], check=True, capture_output=True)
     assert half_written(workspace) == []
 
 
@@ -153,38 +169,11 @@ def interrupted_at(call: list[str], workspace: Path, number: signal.Signals, *, 
     return done
 
 
-STAGES = ("index", "train_classifier", "localize", "pseudo_masks", "train_segmenter", "predict", "evaluate")
-KILLED = ("train_classifier", "localize", "evaluate")
-"""One stage of each kind: a training, a mapping and the scores."""
-
-
-def files_of(workspace: Path, stage: str) -> list[Path]:
-    """Returns the files that a stage has written, finished or not."""
-    return [path for path in (workspace / "store").glob(f"{stage}-*/**/*") if path.is_file()]
-
-
-@pytest.mark.slow
-def test_a_run_that_is_killed_in_each_kind_of_stage_ends_the_same(
-    root: Path, workspace: Path, undisturbed: Any
-) -> None:
-    """The command is killed when a stage has written its first file, and repeated; the last time during the report."""
-    call = command(root, workspace, *QUICK)
-    for stage in KILLED:
-        with running(call, functools.partial(files_of, workspace, stage)) as run:
-            run.kill()
-            assert run.wait() == -signal.SIGKILL
-    with running(call, lambda: list((workspace / "store").glob("evaluate-*/summary.json"))) as run:
+def kill_when(call: list[str], condition: Callable[[], Any]) -> None:
+    """Starts a command and kills it when a condition holds."""
+    with running(call, condition) as run:
         run.kill()
         assert run.wait() == -signal.SIGKILL
-    assert not (workspace / "runs" / "run" / "report.html").exists()
-    finished = [path for path in (workspace / "store").iterdir() if (path / "summary.json").exists()]
-    assert len(finished) == len(STAGES)
-    assert [find_missing_files(path) for path in finished] == [None] * len(STAGES)
-    last = run_to_the_end(call)
-    assert last.stdout.count("already computed") == len(STAGES)
-    assert scores(workspace) == undisturbed
-    subprocess.run([*call[:3], "gc", "--delete", "--workspace", str(workspace)], check=True, capture_output=True)
-    assert half_written(workspace) == []
 
 
 @pytest.mark.slow
