@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +20,7 @@ from mcis.datasets.classes import palette
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_labels, encode_labels
 from mcis.datasets.tables.shards import Shards
-from mcis.platform import pipeline
+from mcis.platform import api, pipeline
 from mcis.platform.cli import app
 from mcis.platform.engine.errors import user_error_in
 from mcis.platform.outputs.tables import image_maps
@@ -359,6 +361,44 @@ def test_evaluate_and_compare_are_two_plain_commands(
     assert done.exit_code == 0, done.output
     assert "worse" in done.output
     assert "6 of the 6 images that all runs have" in parsed(page).text
+
+
+PROGRAMS = Path(__file__).resolve().parents[1] / "other_programs"
+
+
+def run_program(name: str, small: Any, *arguments: str | Path) -> None:
+    """Runs a program that does not use mcis on the images and tags of the small devkit."""
+    tags = small.root / "ImageSets/Segmentation/train_aug_cls.txt"
+    command = [sys.executable, str(PROGRAMS / name), str(small.root / "JPEGImages"), str(tags), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_maps_and_masks_of_independent_programs_are_compared_with_a_run(
+    small: Any, tmp_path: Path, parsed: Callable[..., Any]
+) -> None:
+    """Grad-CAM in two formats, and superpixels with tags, next to the recipe; see docs/howto/compare-methods.md."""
+    small.first  # noqa: B018  (computes the run)
+    run_program("grad_cam.py", small, tmp_path / "cams", "256")
+    run_program("superpixel_masks.py", small, tmp_path / "masks")
+    source = ["voc", "--voc", str(small.root), f"data.classes={small.root / 'classes.txt'}", "--recipe", "scratch"]
+    source += ["data.min_side=16", NO_CLASSIFIER, "pseudo_masks.rule=crf"]
+    maps = {form: ["--maps", str(tmp_path / "cams" / form), "--maps-format", form] for form in ("irn", "psa")}
+    commands = [["run", *source, "--name", name, "--until", "pseudo_masks", *maps[name]] for name in maps]
+    commands.append(["evaluate", str(tmp_path / "masks"), *source[:-1], "--name", "superpixels", "--as", "masks"])
+    for command in commands:
+        done = invoke(small, *command)
+        assert done.exit_code == 0, done.output
+
+    page = tmp_path / "page.html"
+    done = invoke(small, "compare", "first", "irn", "superpixels", "--html", str(page))
+    assert done.exit_code == 0, done.output
+    assert "pseudo masks" in done.output
+    assert "of the 24 images that all runs have" in parsed(page).text
+    of_maps, of_masks = zip(*(api.scores(small.workspace.root / "runs" / name) for name in maps), strict=True)
+    assert of_maps[0].miou == of_maps[1].miou
+    assert of_masks[0].miou == of_masks[1].miou > 20
 
 
 @pytest.mark.parametrize(
