@@ -235,14 +235,15 @@ def files_below(root: Path, left_out: LeftOut, excluded: Path | None = None) -> 
                 waiting.append(f"{below}{name}/")
 
 
-def map_paths(folder: Path | None, kind: str) -> dict[str, str]:
-    """Returns the PNGs below a folder: relative path without suffix, which is that of the image -> absolute path.
+def map_paths(folder: Path | None, kind: str, suffixes: Sequence[str] = (".png",)) -> dict[str, str]:
+    """Returns the files below a folder: relative path without suffix, which is that of the image -> absolute path.
 
     The relative paths are in the Unicode form NFC.
 
     Args:
         folder: None: no maps.
         kind: Name of such a map, such as "saliency map"; used in messages.
+        suffixes: Suffixes of the files, in lower case and with four characters. Other files are left out.
 
     Raises:
         UserError: The folder is missing, something in it would be left out (`scan`), or two maps have the same name.
@@ -250,12 +251,12 @@ def map_paths(folder: Path | None, kind: str) -> dict[str, str]:
     if folder is None:
         return {}
 
-    expected = f"a folder of {kind}s, <path of the image>.png"
+    expected = f"a folder of {kind}s, <path of the image>{' or '.join(suffixes)}"
     root = source_folder(folder, expected, f"name the folder of the {kind}s, or leave the setting empty")
     left_out = LeftOut()
     paths: dict[str, str] = {}
     for name in files_below(root, left_out):
-        if not name.lower().endswith(".png"):
+        if not name.lower().endswith(tuple(suffixes)):
             continue
         stem = unicodedata.normalize("NFC", name[:-4])
         if stem in paths:

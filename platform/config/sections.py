@@ -44,7 +44,8 @@ class PredictConfig(Section):
     """Dense CRF applied to the probabilities; plain and refined predictions are both stored and scored."""
     masks: LocalPath | None = Field(default=None, exclude=True)  # the output depends on the files in it
     """Folder of predictions of another program: a label PNG <id>.png for each image of the split, 0 = background, k =
-    the k-th class. No segmentation network is trained then. None = the run makes the predictions."""
+    the k-th class; or logits <id>.npy. No segmentation network is trained then. None = the run makes the
+    predictions."""
 
 
 class EvaluateConfig(Section):

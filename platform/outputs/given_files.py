@@ -39,19 +39,21 @@ def match_files(image_ids: Sequence[str], files: Mapping[str, _T]) -> list[_T | 
     return matched
 
 
-def imported_masks(folder: Path, kind: str, key: str) -> dict[str, str]:
+def imported_masks(folder: Path, kind: str, key: str, suffixes: Sequence[str] = (".png",)) -> dict[str, str]:
     """Finds the masks of another program: paths by the name of their image.
 
     Args:
         kind: What they are, for messages.
         key: Configuration key of the folder, for messages.
+        suffixes: Suffixes of the files.
 
     Raises:
         UserError: The folder is missing or empty, or something in it would be left out.
     """
-    files = map_paths(folder, kind)
+    files = map_paths(folder, kind, suffixes)
     if not files:
-        raise UserError(f"no PNG in {folder}", f"{kind}s, <image id>.png", f"set {key} to their folder")
+        names = " or ".join(suffixes)
+        raise UserError(f"no {names} in {folder}", f"{kind}s, <image id>{names}", f"set {key} to their folder")
     return files
 
 

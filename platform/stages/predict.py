@@ -11,6 +11,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.formats.logit_files import SUFFIX as LOGITS_SUFFIX
+from mcis.datasets.formats.logit_files import read_logit_labels
 from mcis.datasets.images.decode import Picture, encode_labels
 from mcis.datasets.images.label_masks import read_label_mask
 from mcis.datasets.images.squares import read_rgb
@@ -79,7 +81,7 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     counts = listing.table["split"].value_counts().to_pylist()
     split = _predicted_split(config, {row["values"]: row["counts"] for row in counts})
     if config.predict.masks is not None:
-        files = imported_masks(config.predict.masks, "prediction", _MASKS_KEY)
+        files = _prediction_files(config.predict.masks)
         image_ids = rows_in_split(listing.table, split)["image_id"].to_pylist()
         check_any_matches(image_ids, files, "prediction", config.predict.masks, f"{_MASKS_KEY} or predict.split")
 
@@ -116,9 +118,14 @@ def run(config: Config, context: RunContext) -> PredictResult:
     return PredictResult(split=split, counts={"images": len(rows)}, notes=notes)
 
 
+def _prediction_files(folder: Path) -> dict[str, str]:
+    """Finds the predictions of another program, label masks or logits: paths by the name of their image."""
+    return imported_masks(folder, "prediction", _MASKS_KEY, (".png", LOGITS_SUFFIX))
+
+
 def _with_imported(folder: Path, rows: pa.Table) -> pa.Table:
     """Adds the column `imported`: the file of each image's prediction."""
-    files = imported_masks(folder, "prediction", _MASKS_KEY)
+    files = _prediction_files(folder)
     matched = match_all(rows["image_id"].to_pylist(), files, "prediction", folder, _MASKS_KEY)
     return rows.append_column("imported", pa.array(matched, pa.string()))
 
@@ -134,13 +141,13 @@ def _import_predictions(config: Config, context: RunContext, rows: pa.Table, spl
         label="import predictions",
         compute=config.compute,
     )
-    num_files = len(imported_masks(folder, "prediction", _MASKS_KEY))
+    num_files = len(_prediction_files(folder))
     notes = unused_note("prediction", folder, num_files, len(rows))
     return PredictResult(split=split, counts={"images": len(rows)}, notes=tuple(notes))
 
 
 def import_predictions(classes: int, rows: pa.Table) -> pa.Table:
-    """Reads label masks of another program into a table of PREDICTIONS_SCHEMA.
+    """Reads label masks or logits of another program into a table of PREDICTIONS_SCHEMA.
 
     Args:
         classes: number of classes K.
@@ -148,7 +155,11 @@ def import_predictions(classes: int, rows: pa.Table) -> pa.Table:
     """
     predictions = []
     for row in rows.to_pylist():
-        labels = read_label_mask(row["imported"], (row["height"], row["width"]), classes, may_ignore=False)
+        file, shape = row["imported"], (row["height"], row["width"])
+        if file.lower().endswith(LOGITS_SUFFIX):
+            labels = read_logit_labels(file, shape, classes)
+        else:
+            labels = read_label_mask(file, shape, classes, may_ignore=False)
         predictions.append(_as_row(row, labels, None))
     return pa.Table.from_pylist(predictions, schema=PREDICTIONS_SCHEMA)
 

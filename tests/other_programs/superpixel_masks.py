@@ -21,14 +21,14 @@ from skimage.segmentation import slic
 SUPERPIXELS = 150
 
 
-def foreground(path: Path) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.bool_]]:
+def foreground(path: Path) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """Superpixels (H, W), their mean colors (S, 3) in CIELAB, and which of them are foreground (S,)."""
     with Image.open(path) as image:
         colors = rgb2lab(np.asarray(image.convert("RGB")))
     segments = slic(colors, SUPERPIXELS, convert2lab=False, start_label=0)
     counts = np.bincount(segments.ravel())
-    means = np.stack([np.bincount(segments.ravel(), channel.ravel()) for channel in np.moveaxis(colors, 2, 0)], 1)
-    means /= counts[:, None]
+    sums = [np.bincount(segments.ravel(), channel.ravel()) for channel in np.moveaxis(colors, 2, 0)]
+    means = np.stack(sums, axis=1) / counts[:, None]
 
     edge = np.unique(np.concatenate([segments[0], segments[-1], segments[:, 0], segments[:, -1]]))
     distances = np.linalg.norm(means[:, None] - means[edge], axis=2)

@@ -148,6 +148,16 @@ def test_predictions_in_colors_have_the_same_scores(
         small.run("their-colors", f"predict.masks={tmp_path}", until="predict")
 
 
+def test_predictions_as_logits_have_the_same_scores(
+    small: Any, theirs: Files, predicted: pipeline.RunResult, tmp_path: Path
+) -> None:
+    for path in theirs.predictions.glob("*.png"):
+        logits = np.moveaxis(np.eye(CLASSES + 1, dtype=np.float32)[decode_labels(path.read_bytes())], 2, 0)
+        np.save(tmp_path / path.stem, {"msc_seg": logits[None]})  # type: ignore[arg-type]
+    logits_run = small.run("their-logits", f"predict.masks={tmp_path}")
+    assert [score.confusion for score in logits_run.scores] == [score.confusion for score in predicted.scores]
+
+
 def write_labels(file: Path, labels: NDArray[np.uint8]) -> None:
     Image.fromarray(labels).save(file.with_suffix(".png"), compress_level=0)
 
