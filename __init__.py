@@ -15,12 +15,12 @@ Importing this module is cheap: torch and Ray are loaded when a function is firs
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mcis.platform.api import Predictor, UserError, compare, index, panel, run, scores
+    from mcis.platform.api import Predictor, UserError, compare, evaluate, index, panel, run, scores
     from mcis.tuning.api import study
 
     __version__: str
 
-__all__ = ["Predictor", "UserError", "__version__", "compare", "index", "panel", "run", "scores", "study"]
+__all__ = ["Predictor", "UserError", "__version__", "compare", "evaluate", "index", "panel", "run", "scores", "study"]
 
 
 def __getattr__(name: str) -> Any:

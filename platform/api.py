@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import pyarrow.compute as pc
 
@@ -24,7 +24,47 @@ from mcis.platform.runs.scores import Score, read_scores
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages.report import panels_of
 
-__all__ = ["Predictor", "UserError", "compare", "index", "panel", "relocate", "run", "run_resolved", "scores"]
+__all__ = [
+    "Predictor",
+    "UserError",
+    "compare",
+    "evaluate",
+    "index",
+    "panel",
+    "relocate",
+    "run",
+    "run_resolved",
+    "scores",
+]
+
+
+class Imported(NamedTuple):
+    """What the files of another program replace in a run.
+
+    Attributes:
+        values: Configuration values by dotted key, without the folder.
+        folder: Key of the folder.
+        until: Last stage of the run. None: all.
+    """
+
+    values: dict[str, Any]
+    folder: str
+    until: str | None
+
+    def values_of(self, folder: Path | str) -> dict[str, Any]:
+        """Returns the values of a run that trains nothing and scores the files of a folder."""
+        scored = {"compute.gpu": False, "compute.stop_if_not_learning": False}  # poor masks are scored like others
+        return {**self.values, **scored, self.folder: str(folder)}
+
+
+_NO_CLASSIFIER = {"segmenter.init": "pretrained"}
+"""Values of runs that end before a segmentation network, which could start from a classifier."""
+IMPORTED = {
+    "predictions": Imported({}, "predict.masks", None),
+    "masks": Imported(_NO_CLASSIFIER | {"pseudo_masks.rule": "imported"}, "pseudo_masks.masks", "pseudo_masks"),
+    "maps": Imported(_NO_CLASSIFIER, "localize.maps", "localize"),
+}
+"""Kinds of files of another program that `evaluate` scores."""
 
 
 def run(
@@ -91,6 +131,35 @@ def run_resolved(
 
     with ray_session(resolved.config.compute, verbose=verbose):
         return pipeline.run(resolved, opened, name, until=until, start=start, sources=sources)
+
+
+def evaluate(
+    folder: Path | str,
+    source: str | Path | None = None,
+    *,
+    name: str,
+    kind: Literal["predictions", "masks", "maps"] = "predictions",
+    overrides: Overrides = (),
+    recipe: str | None = None,
+    config: Path | str | None = None,
+    workspace: Path | str | None = None,
+    verbose: bool = False,
+    **locations: Path | str | Sequence[Path | str],
+) -> RunResult:
+    """Scores predictions, pseudo masks or localization maps of another program, as a run of its own.
+
+    Nothing is trained. Other arguments, the result and errors are those of `run`.
+
+    Args:
+        folder: Files of the other program, named after the images.
+        kind: What they are: predictions of the split val (the value `predict.split` selects another), pseudo masks of
+            train, or localization maps of train (the value `localize.maps_format` is their format).
+    """
+    imported = IMPORTED[kind]
+    values = location_values(locations) | imported.values_of(folder)
+    file = None if config is None else Path(config)
+    resolved = resolve(None if source is None else str(source), recipe, values, overrides, file=file)
+    return run_resolved(resolved, name, workspace=workspace, until=imported.until, verbose=verbose)
 
 
 def index(

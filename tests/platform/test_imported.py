@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pytest
@@ -16,6 +16,7 @@ from PIL import Image
 from sklearn.metrics import jaccard_score  # type: ignore[import-untyped]
 from typer.testing import CliRunner
 
+import mcis
 from mcis.datasets.classes import palette
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_labels, encode_labels
@@ -409,6 +410,16 @@ def test_maps_and_masks_of_independent_programs_are_compared_with_a_run(
     of_maps, of_masks = zip(*(api.scores(small.workspace.root / "runs" / name) for name in maps), strict=True)
     assert of_maps[0].miou == of_maps[1].miou
     assert of_masks[0].miou == of_masks[1].miou > 20
+
+
+@pytest.mark.parametrize(("kind", "scored"), [("masks", "pseudo_masks"), ("maps", "localization_maps")])
+def test_files_are_scored_from_python(
+    kind: Literal["masks", "maps"], scored: str, small: Any, theirs: Files, tmp_path: Path
+) -> None:
+    values = {"data.classes": str(small.root / "classes.txt"), "data.min_side": 16}
+    options: dict[str, Any] = {"recipe": "scratch", "overrides": values, "workspace": small.workspace.root}
+    result = mcis.evaluate(getattr(theirs, kind), "voc", name=f"python-{kind}", kind=kind, voc=small.root, **options)
+    assert (scored, 24) in {(score.what, score.images) for score in result.scores}
 
 
 @pytest.mark.parametrize(
