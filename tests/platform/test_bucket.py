@@ -189,19 +189,20 @@ def nodes(bucket: dict[str, str], tmp_path: Path) -> Iterator[dict[str, str]]:
     processes: list[subprocess.Popen[bytes]] = []
     try:
         for command in commands:
-            with (tmp_path / f"node{len(processes)}.log").open("wb") as log:
-                node = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+            log = tmp_path / f"node{len(processes)}.log"
+            with log.open("wb") as out:
+                node = subprocess.Popen(command, env=environment, stdout=out, stderr=out, start_new_session=True)
                 processes.append(node)
-            time.sleep(10)
+            while "Ray runtime started" not in log.read_text():
+                assert node.poll() is None, log.read_text()
+                time.sleep(0.1)
         yield environment | {"RAY_ADDRESS": f"127.0.0.1:{RAY_PORT}"}
     finally:
         for process in reversed(processes):
-            process.terminate()
-        for process in processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(30)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        subprocess.run(["pkill", "-9", "-f", session], check=False)  # processes that Ray started in groups of their own
         shutil.rmtree(session, ignore_errors=True)
 
 

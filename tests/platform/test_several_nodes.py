@@ -141,7 +141,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 TINY = (
-    "classifier.epochs=20",
+    "classifier.epochs=100",
     "classifier.channels=24",
     "classifier.input_size=64",
     "classifier.batch=8",
