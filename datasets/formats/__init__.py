@@ -1,6 +1,4 @@
-"""Reads data sets of other tools as a table for the source `tags`, and writes label masks for these tools."""
+"""Files of other programs: data sets for the source `tags`, label masks for labeling tools, maps and logits.
 
-from mcis.datasets.formats.exporting import EXPORT_FORMATS, export_data_set
-from mcis.datasets.formats.importing import FORMATS, import_data_set
-
-__all__ = ["EXPORT_FORMATS", "FORMATS", "export_data_set", "import_data_set"]
+Import the modules: each loads only the libraries of its format, and `map_files` is imported by every command.
+"""

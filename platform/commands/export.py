@@ -78,7 +78,7 @@ def import_data_set(
 ) -> None:
     """Convert a data set of another tool to a table of tags, and masks for scores; then `mcis run OUT/photos.csv`."""
     with plain_errors():
-        from mcis.datasets.formats import import_data_set
+        from mcis.datasets.formats.importing import import_data_set
         from mcis.platform.runs.progress import counted
 
         def show_progress(names: Sequence[str]) -> Iterable[str]:

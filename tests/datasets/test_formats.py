@@ -16,8 +16,8 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.formats import import_data_set
 from mcis.datasets.formats.hugging_face import _tags
+from mcis.datasets.formats.importing import import_data_set
 from mcis.datasets.formats.libraries import require_module
 from mcis.datasets.formats.outlines import compressed_run_pixels
 from mcis.datasets.images.decode import decode_labels

@@ -8,8 +8,8 @@ import pytest
 from PIL import Image
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.formats import import_data_set
 from mcis.datasets.formats.image_files import find_files
+from mcis.datasets.formats.importing import import_data_set
 from mcis.datasets.sources.tagged import list_tagged
 
 

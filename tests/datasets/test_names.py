@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from mcis.datasets.classes import read_classes, split_names
 from mcis.datasets.errors import UserError
-from mcis.datasets.formats import import_data_set
+from mcis.datasets.formats.importing import import_data_set
 from mcis.datasets.index import Listing, check_images, merge
 from mcis.datasets.sources.class_folders import list_web
 from mcis.datasets.sources.lists import listing_table, map_paths

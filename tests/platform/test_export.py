@@ -21,7 +21,7 @@ from scipy import ndimage
 from typer.testing import CliRunner
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.formats import import_data_set
+from mcis.datasets.formats.importing import import_data_set
 from mcis.datasets.images.decode import decode_labels, encode_labels
 from mcis.datasets.index import INDEX_SCHEMA
 from mcis.datasets.sources.tagged import list_tagged

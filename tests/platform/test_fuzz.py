@@ -107,7 +107,7 @@ def lists(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
 
 def data_sets(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
     """Files that `mcis import` reads. Their image is img.png."""
-    from mcis.datasets.formats import import_data_set
+    from mcis.datasets.formats.importing import import_data_set
 
     (folder / "img.png").write_bytes(images_module().saved(images_module().GREY, "PNG"))
     square = [8.0, 8.0, 30.0, 8.0, 30.0, 30.0, 8.0, 30.0]
