@@ -221,7 +221,7 @@ print(mcis.__version__)
 print(*dir(mcis))
 print(mcis.run.__module__, mcis.Predictor.__name__)
 """
-OFFERED = ["Predictor", "UserError", "__version__", "compare", "index", "panel", "run", "scores", "study"]
+OFFERED = ["Predictor", "UserError", "__version__", "compare", "evaluate", "index", "panel", "run", "scores", "study"]
 
 
 def check_import(python: list[str], folder: Path) -> None:
