@@ -1,7 +1,7 @@
 """What the command line does, as functions. `import mcis` offers them: `mcis.run`, `mcis.index`, `mcis.scores`, ..."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -156,9 +156,7 @@ def evaluate(
             train, or localization maps of train (the value `localize.maps_format` is their format).
     """
     imported = IMPORTED[kind]
-    values = location_values(locations) | imported.values_of(folder)
-    file = None if config is None else Path(config)
-    resolved = resolve(None if source is None else str(source), recipe, values, overrides, file=file)
+    resolved = _resolve(source, overrides, recipe, config, locations, imported.values_of(folder))
     return run_resolved(resolved, name, workspace=workspace, until=imported.until, verbose=verbose)
 
 
@@ -285,10 +283,11 @@ def _resolve(
     recipe: str | None,
     config: Path | str | None,
     locations: dict[str, Any],
+    values: Mapping[str, Any] | None = None,
 ) -> Resolved:
     sources = None if source is None else str(source)
     file = None if config is None else Path(config)
-    return resolve(sources, recipe, location_values(locations), overrides, file=file)
+    return resolve(sources, recipe, {**location_values(locations), **(values or {})}, overrides, file=file)
 
 
 def _open_workspace(workspace: Path | str | None, *, create: bool = True) -> Workspace:

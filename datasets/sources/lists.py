@@ -243,7 +243,7 @@ def map_paths(folder: Path | None, kind: str, suffixes: Sequence[str] = (".png",
     Args:
         folder: None: no maps.
         kind: Name of such a map, such as "saliency map"; used in messages.
-        suffixes: Suffixes of the files, in lower case and with four characters. Other files are left out.
+        suffixes: Suffixes of the files, in lower case. Other files are left out.
 
     Raises:
         UserError: The folder is missing, something in it would be left out (`scan`), or two maps have the same name.
@@ -256,9 +256,10 @@ def map_paths(folder: Path | None, kind: str, suffixes: Sequence[str] = (".png",
     left_out = LeftOut()
     paths: dict[str, str] = {}
     for name in files_below(root, left_out):
-        if not name.lower().endswith(tuple(suffixes)):
+        stem, suffix = os.path.splitext(name)
+        if suffix.lower() not in suffixes:
             continue
-        stem = unicodedata.normalize("NFC", name[:-4])
+        stem = unicodedata.normalize("NFC", stem)
         if stem in paths:
             raise UserError(f"two {kind}s of {stem}: {paths[stem]} and {root}/{name}", "one", "remove one")
         paths[stem] = f"{root}/{name}"

@@ -155,7 +155,8 @@ def import_predictions(classes: int, rows: pa.Table) -> pa.Table:
     """
     predictions = []
     for row in rows.to_pylist():
-        file, shape = row["imported"], (row["height"], row["width"])
+        file = row["imported"]
+        shape = (row["height"], row["width"])
         if file.lower().endswith(LOGITS_SUFFIX):
             labels = read_logit_labels(file, shape, classes)
         else:

@@ -390,7 +390,7 @@ def test_maps_and_masks_of_independent_programs_are_compared_with_a_run(
     small: Any, tmp_path: Path, parsed: Callable[..., Any]
 ) -> None:
     """Grad-CAM in two formats, and superpixels with tags, next to the recipe; see docs/howto/compare-methods.md."""
-    small.first  # noqa: B018  (computes the run)
+    assert small.first.scores
     run_program("grad_cam.py", small, tmp_path / "cams", "256")
     run_program("superpixel_masks.py", small, tmp_path / "masks")
     source = ["voc", "--voc", str(small.root), f"data.classes={small.root / 'classes.txt'}", "--recipe", "scratch"]
