@@ -77,6 +77,7 @@ class StudyCase(CaseDefinition):
         recipe: recipe.
         until: last stage.
         paper: as above; None if the trials of the case do not score the segmentation network on that data set's val.
+        paper_test: as above; None where `paper` is.
         inference: description of how its maps are inferred.
         related: number of related images R; None for maps of another program.
     """
@@ -415,11 +416,13 @@ def _study_case(definition: CaseDefinition, paper_data: str, resolved: Resolved,
 
     config = configured(resolved, definition.values, definition.sources, definition.recipe).config
     last_stage = min(definition.until or until, until, key=pipeline.STAGE_NAMES.index)
+    is_comparable = _scores_network_on(paper_data, config, last_stage)
     derived = {
         "sources": config.sources,
         "recipe": config.recipe,
         "until": last_stage,
-        "paper": definition.paper if _scores_network_on(paper_data, config, last_stage) else None,
+        "paper": definition.paper if is_comparable else None,
+        "paper_test": definition.paper_test if is_comparable else None,
         "inference": _describe_inference(config),
         "related": config.localize.related_of_maps,
     }
