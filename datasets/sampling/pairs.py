@@ -1,13 +1,14 @@
 """Samples pairs of images, most with a common class (section 3.2), as a function of (seed, epoch, image).
 
-By default, each tagged image is image m once per epoch. One of its classes is drawn, then a partner n with it. Images
-without tags are in no pair, unless they are negatives, which show none of the classes. A negative is image m once per
-epoch too, and its partner is any tagged image. Such a pair has no common class: only the losses that need none use it
-(`models.classifier_losses`). So every pair has a tagged image, even if nearly all images are negatives.
+By default, each image is image m once per epoch. One of its classes is drawn, then a partner n with it. An image
+without tags is a negative: it shows none of the classes, and its partner is any tagged image. Such a pair has no common
+class: only the losses that need none use it (`models.classifier_losses`). So every pair has a tagged image, even if
+nearly all images are negatives.
 
 Epochs follow each other without a gap: with E pairs per epoch and B per batch, row i of the endless stream of pairs is
 position i mod E of epoch i div E, and batch t holds rows t B .. (t + 1) B - 1. So no epoch ends in a partial batch, and
-no pair is dropped. A row is computed directly from its number, at a cost that does not depend on the number of images.
+no pair is dropped. A row is computed directly from its number, at a cost that does not depend on the number of images,
+except for the control `wrong_class`.
 
 Besides the images of the data set (domain `target`, which includes web images) there may be single-label images (domain
 `source`, end of section 3.2). Pairs are then of three kinds.
@@ -69,6 +70,18 @@ class _HalfPairs(NamedTuple):
     choice: NDArray[np.float64]
 
 
+class _Candidates(NamedTuple):
+    """Images from which a partner is picked.
+
+    Attributes:
+        images: positions of the images; with a target share, those of the data set first.
+        num_targets: number of images of the data set; without a target share, of all.
+    """
+
+    images: Positions | NDArray[np.int64]
+    num_targets: int
+
+
 class PairSampler:
     """Samples pairs from the tags of N images.
 
@@ -77,13 +90,12 @@ class PairSampler:
     and n of the domain `target`, they are swapped, so that the pair is TARGET_SOURCE.
 
     Args:
-        tags: tags of the N images. At least one image has a tag.
+        tags: tags of the N images. At least one image has a tag; those without are negatives.
         seed: seed of all random numbers.
-        negatives: whether images without tags are negatives.
         partner_may_be_itself: whether an image may be drawn as its own partner (paper-vs-code, "Classifier").
         wrong_class: whether to draw partners that lack the class, as a control for the effect of partners.
         source: (N,), which images are of the domain `source`; None if there are none.
-        epoch_pairs: E, pairs per epoch; None = the number of tagged images and negatives.
+        epoch_pairs: E, pairs per epoch; None = the number of images.
         class_balanced_fraction: fraction of the pairs, in [0, 1], for which a class is drawn uniformly, then m from its
             images; this class is the one that the pair shares. 1 is class-balanced sampling. Pairs of negatives stay.
         target_share: fraction of the images of pairs, in (0, 1], that are of the data set. None = its share of the
@@ -96,7 +108,6 @@ class PairSampler:
         tags: Tags,
         *,
         seed: int,
-        negatives: bool = False,
         partner_may_be_itself: bool = False,
         wrong_class: bool = False,
         source: NDArray[np.bool_] | None = None,
@@ -111,13 +122,13 @@ class PairSampler:
         self.class_balanced_fraction = class_balanced_fraction
         self.wrong_class = wrong_class
         self._source = source if source is not None and source.any() else None
-        self._tagged = None if tags.num_tagged == len(tags) else _tagged_positions(tags)
-        self._share = _TargetShare.from_images(target_share, extra, tags, negatives=negatives)
+        self._share = _TargetShare.from_images(target_share, extra)
         self.members = ClassMembers.from_tags(tags, self._share.extra if self._share else source)
-        drawn = None if negatives else self._tagged
-        self._turns = drawn if self._source is None else _targets_first(drawn, self._source)
-        self._num_turns = len(tags) if negatives else tags.num_tagged
-        self._pairs = epoch_pairs or self._num_turns
+        has_negatives = tags.num_tagged < len(tags)
+        self._tagged = self._candidates(_tagged_positions(tags)) if has_negatives else None
+        all_images = np.arange(len(tags), dtype=np.uint32)
+        self._turns = None if self._source is None else _targets_first(all_images, self._source)
+        self._pairs = epoch_pairs or len(tags)
 
     def __len__(self) -> int:
         """E, pairs per epoch."""
@@ -149,8 +160,9 @@ class PairSampler:
 
     def _take_turns(self, number: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns image m of some rows and the turn in which it is m, (B,) each."""
-        turn, position = np.divmod(number, self._num_turns)
-        m = permuted(OrderPurpose.IMAGES, self.seed, turn, self._num_turns, position)
+        num_images = len(self.tags)
+        turn, position = np.divmod(number, num_images)
+        m = permuted(OrderPurpose.IMAGES, self.seed, turn, num_images, position)
         if self._turns is not None:
             m = self._turns[m].astype(np.int64)
         return m, turn
@@ -194,17 +206,24 @@ class PairSampler:
         n[is_negative] = self._pick(self._tagged, half_pairs.choice[is_negative])
         return n
 
-    def _pick(self, images: Positions | NDArray[np.int64], choice: NDArray[np.float64]) -> NDArray[np.int64]:
-        """Picks one of `images` by each number in [0, 1), with the target share."""
+    def _candidates(self, images: Positions | NDArray[np.int64]) -> _Candidates:
+        """Returns images as candidates. The time is linear in their number."""
+        if self._share is None:
+            return _Candidates(images, len(images))
+        num_extra = int(np.count_nonzero(self._share.extra[images]))
+        return _Candidates(_targets_first(images, self._share.extra), len(images) - num_extra)
+
+    def _pick(self, candidates: _Candidates, choice: NDArray[np.float64]) -> NDArray[np.int64]:
+        """Picks one of the candidates by each number in [0, 1), with the target share."""
+        images, num_targets = candidates
         if self._share is None:
             return images[(choice * len(images)).astype(np.int64)].astype(np.int64)
 
-        sorted_images = _targets_first(images, self._share.extra)
-        num_targets = len(images) - np.count_nonzero(self._share.extra[images])
-        is_extra, choice = self._share.draw(choice, np.array(num_targets), np.array(len(images) - num_targets))
-        size = np.where(is_extra, len(images) - num_targets, num_targets)
+        num_extra = len(images) - num_targets
+        is_extra, choice = self._share.draw(choice, np.array(num_targets), np.array(num_extra))
+        size = np.where(is_extra, num_extra, num_targets)
         first = np.where(is_extra, num_targets, 0)
-        return sorted_images[first + (choice * size).astype(np.int64)].astype(np.int64)
+        return images[first + (choice * size).astype(np.int64)].astype(np.int64)
 
     def _class_ranges(
         self, classes: NDArray[np.int64], choice: NDArray[np.float64], m: NDArray[np.int64] | None = None
@@ -264,7 +283,7 @@ class PairSampler:
             candidates = np.delete(all_images, self.members.images[begin:end])
             if not len(candidates):
                 candidates = all_images
-            n[rows] = self._pick(candidates, half_pairs.choice[rows])
+            n[rows] = self._pick(self._candidates(candidates), half_pairs.choice[rows])
         return n
 
 
@@ -274,7 +293,7 @@ class _TargetShare(NamedTuple):
     Attributes:
         parts: target share, in parts of `_SHARE_PARTS`.
         extra: (N,) which images are not of the data set.
-        targets, others: images of each group that take turns as m.
+        targets, others: images of each group.
     """
 
     parts: int
@@ -283,18 +302,15 @@ class _TargetShare(NamedTuple):
     others: Positions
 
     @classmethod
-    def from_images(
-        cls, share: float | None, extra: NDArray[np.bool_] | None, tags: Tags, *, negatives: bool
-    ) -> "_TargetShare | None":
+    def from_images(cls, share: float | None, extra: NDArray[np.bool_] | None) -> "_TargetShare | None":
         """Returns the share of images; None if there is none, or if one of the groups is empty.
 
         The arguments are those of `PairSampler`.
         """
         if share is None or extra is None:
             return None
-        drawn = np.arange(len(tags), dtype=np.uint32) if negatives else _tagged_positions(tags)
-        targets = drawn[~extra[drawn]]
-        others = drawn[extra[drawn]]
+        targets = np.flatnonzero(~extra).astype(np.uint32)
+        others = np.flatnonzero(extra).astype(np.uint32)
         if not (len(targets) and len(others)):
             return None
         return cls(max(1, round(share * _SHARE_PARTS)), extra, targets, others)
@@ -341,10 +357,8 @@ def _tagged_positions(tags: Tags) -> Positions:
     return np.flatnonzero(tags.start[1:] > tags.start[:-1]).astype(np.uint32)
 
 
-def _targets_first(positions: NDArray[Any] | None, source: NDArray[np.bool_]) -> NDArray[Any]:
-    """Sorts positions of images, None for all, by domain: `target` before `source`."""
-    if positions is None:
-        positions = np.arange(len(source), dtype=np.uint32)
+def _targets_first(positions: NDArray[Any], source: NDArray[np.bool_]) -> NDArray[Any]:
+    """Sorts positions of images by domain: `target` before `source`."""
     return np.concatenate([positions[~source[positions]], positions[source[positions]]])
 
 

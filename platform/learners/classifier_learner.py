@@ -103,7 +103,6 @@ class ClassifierLearner:
         sampler = PairSampler(
             self.tags,
             seed=self.seed,
-            negatives=True,
             partner_may_be_itself=c.partner_may_be_itself,
             wrong_class=c.attention_partner == "wrong_class",
             source=self.source,

@@ -16,8 +16,8 @@ from mcis.datasets.tags import Tags
 
 Matrix = NDArray[np.bool_]
 
-TAGS = np.zeros((7, 4), bool)
-for tag, members in enumerate(([0, 1, 2, 4], [1, 4, 6], [5], [2, 5, 6])):  # image 3 has no tag
+TAGS = np.zeros((6, 4), bool)
+for tag, members in enumerate(([0, 1, 2, 3], [1, 3, 5], [4], [2, 4, 5])):
     TAGS[members, tag] = True
 
 
@@ -46,11 +46,8 @@ def matrices(draw: st.DrawFn) -> Matrix:
 def cases(draw: st.DrawFn) -> Case:
     tags = draw(matrices())
     options: dict[str, Any] = {"seed": draw(st.integers(0, 9)), "partner_may_be_itself": draw(st.booleans())}
-    options["negatives"] = draw(st.booleans())
     if draw(st.booleans()):
-        options["source"] = draw(arrays(bool, len(tags)))
-        if options["negatives"]:
-            options["source"] &= tags.any(axis=1)
+        options["source"] = draw(arrays(bool, len(tags))) & tags.any(axis=1)
     options["wrong_class"] = draw(st.sampled_from([False, False, True]))
     options["epoch_pairs"] = draw(st.sampled_from([None, None, 1, 5, 30]))
     options["class_balanced_fraction"] = draw(st.sampled_from([0.0, 0.0, 0.4, 1.0]))
@@ -77,10 +74,9 @@ def slow_row(case: Case, row: int) -> tuple[int, int, int, int]:
     is_source = [bool(source is not None and source[i]) for i in range(len(tags))]
     targets_first = sorted(range(len(tags)), key=lambda i: is_source[i])
     tagged = [i for i in range(len(tags)) if tags[i].any()]
-    images = [i for i in targets_first if tags[i].any() or case.options["negatives"]]
-    epoch, position = divmod(row, case.options["epoch_pairs"] or len(images))
-    turn, within = divmod(row, len(images))
-    m = images[int(permuted(OrderPurpose.IMAGES, seed, turn, len(images), np.array([within]))[0])]
+    epoch, position = divmod(row, case.options["epoch_pairs"] or len(tags))
+    turn, within = divmod(row, len(tags))
+    m = targets_first[int(permuted(OrderPurpose.IMAGES, seed, turn, len(tags), np.array([within]))[0])]
     of_class, of_partner = uniforms(DrawPurpose.PARTNER, seed, turn, np.array([m]), count=2)[0]
     if not tags[m].any():
         n = pick(tagged, of_partner)
@@ -129,30 +125,17 @@ def test_rows_match_a_slow_reference(case: Case) -> None:
 
 
 @given(matrices(), st.integers(0, 9))
-def test_each_tagged_image_is_m_once_per_epoch(tags: Matrix, seed: int) -> None:
+def test_each_image_is_m_once_per_epoch(tags: Matrix, seed: int) -> None:
     sampler = PairSampler(Tags.from_matrix(tags), seed=seed)
-    tagged = [i for i in range(len(tags)) if tags[i].any()]
+    size = len(tags)
 
-    assert len(sampler) == len(tagged)
+    assert len(sampler) == size
     for epoch in range(4):
-        rows = sampler.rows(epoch * len(tagged), (epoch + 1) * len(tagged))
-        assert sorted(rows.m) == tagged
+        rows = sampler.rows(epoch * size, (epoch + 1) * size)
+        assert sorted(rows.m) == list(range(size))
+        assert tags[rows.n].any(axis=1).all(), "the partner has a tag"
         assert (rows.epoch == epoch).all()
         assert (rows.kind == TARGET_TARGET).all()
-
-
-@given(matrices(), st.integers(0, 9))
-def test_each_negative_is_m_once_per_epoch_and_nothing_changes_without_negatives(tags: Matrix, seed: int) -> None:
-    sampler = PairSampler(Tags.from_matrix(tags), seed=seed, negatives=True)
-    assert len(sampler) == len(tags)
-    rows = sampler.rows(0, len(tags))
-    assert sorted(rows.m) == list(range(len(tags)))
-    assert tags[rows.n].any(axis=1).all(), "the partner has a tag"
-
-    tagged = Tags.from_matrix(tags[tags.any(axis=1)])
-    same = PairSampler(tagged, seed=seed).rows(0, 50)
-    for column, other in zip(PairSampler(tagged, seed=seed, negatives=True).rows(0, 50), same, strict=True):
-        np.testing.assert_array_equal(column, other)
 
 
 @given(cases(), st.lists(st.integers(0, 60), max_size=6))
@@ -171,7 +154,7 @@ def test_rows_far_ahead_are_computed_directly() -> None:
     sampler = PairSampler(Tags.from_matrix(TAGS), seed=0)
     rows = sampler.rows(6 * 10**9, 6 * 10**9 + 6)
     assert (rows.epoch == 10**9).all()
-    assert sorted(rows.m) == [0, 1, 2, 4, 5, 6]
+    assert sorted(rows.m) == [0, 1, 2, 3, 4, 5]
 
 
 def test_epochs_and_seeds_have_different_orders() -> None:
@@ -319,7 +302,7 @@ def test_negatives_and_wrong_partners_have_the_target_share() -> None:
     tags[:100, 0] = True
     tags[200:, :] = np.eye(2, dtype=bool)[np.arange(200) % 2]  # images 100 to 199 are negatives
     extra = np.arange(400) >= 200
-    options: dict[str, Any] = {"seed": 0, "negatives": True, "target_share": 0.7, "extra": extra}
+    options: dict[str, Any] = {"seed": 0, "target_share": 0.7, "extra": extra}
     rows = PairSampler(Tags.from_matrix(tags), **options).rows(0, 30_000)
     partners = rows.n[(rows.m >= 100) & (rows.m < 200)]
     assert tags[partners].any(axis=1).all()
@@ -331,7 +314,7 @@ def test_negatives_and_wrong_partners_have_the_target_share() -> None:
     assert abs((~extra[rows.n[first]]).mean() - 0.7) < 0.02
 
 
-@pytest.mark.parametrize("extra", [None, np.zeros(7, bool), np.ones(7, bool)])
+@pytest.mark.parametrize("extra", [None, np.zeros(6, bool), np.ones(6, bool)])
 def test_the_target_share_of_one_group_changes_nothing(extra: NDArray[np.bool_] | None) -> None:
     plain = PairSampler(Tags.from_matrix(TAGS), seed=0).rows(0, 50)
     sampler = PairSampler(Tags.from_matrix(TAGS), seed=0, target_share=0.3, extra=extra)
