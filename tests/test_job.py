@@ -24,7 +24,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.cli import app
 from mcis.platform.commands.submit import job_command
-from mcis.platform.engine.jobs import run_job
+from mcis.platform.engine.jobs import copy_code, run_job
 
 COMMANDS: Any = typer.main.get_command(app)
 NAMED = ["--name", "x", "--workspace", "/workspace"]
@@ -202,6 +202,18 @@ def test_relative_and_missing_paths_are_errors(tmp_path: Path, wrong: list[str])
     named = NAMED[: 2 if "--workspace=w" in wrong else None]
     with pytest.raises(Exception, match=said):
         job_command(COMMANDS, [*wrong, *named], tmp_path / "files")
+
+
+def test_a_job_uses_its_own_code_even_if_the_node_has_an_installed_mcis(tmp_path: Path) -> None:
+    installed = tmp_path / "site-packages" / "mcis"
+    installed.mkdir(parents=True)
+    (installed / "__init__.py").touch()
+    package = copy_code(tmp_path / "job")
+
+    paths = [str(package.parent), str(installed.parent)]
+    code = f"import sys; sys.path[:0] = {paths}; import mcis, mcis.datasets.errors; print(mcis.__file__)"
+    done = subprocess.run([sys.executable, "-S", "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.strip() == str(package / "__init__.py"), done.stderr
 
 
 def test_a_job_shows_its_workers_on_request(tmp_path: Path) -> None:

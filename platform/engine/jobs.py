@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mcis.datasets.errors import UserError, one_line, printable
 from mcis.datasets.storage.faults import REMOTE_TIMEOUT, with_timeout
@@ -30,14 +30,6 @@ _NAME = re.compile(r"\s(?:--name|-n)[\s=](\S+)")
 _WORKSPACE = re.compile(r"\s(?:--workspace|-w)[\s=](\S+)")
 
 
-class _Refusal(NamedTuple):
-    """The error of requests that a cluster does not answer: the three parts of a `UserError`."""
-
-    found: str
-    expected: str
-    remedy: str
-
-
 def run_job(address: str, run: str, command: Sequence[str], folder: Path, *, minutes: float) -> int:
     """Submits a job, or finds the running job of the same run, and prints its log until it ends.
 
@@ -56,14 +48,14 @@ def run_job(address: str, run: str, command: Sequence[str], folder: Path, *, min
     """
     from ray.job_submission import JobSubmissionClient
 
-    refusal = _Refusal(
+    refusal = UserError(
         f"the cluster at {address} accepts no job",
         "the dashboard of a running cluster, and a token if it asks for one",
         "check that `ray job list` works there (RAY_AUTH_MODE=token, RAY_AUTH_TOKEN_PATH), and repeat",
     )
     entrypoint = shlex.join(command)
     environment: dict[str, Any] = {
-        "py_modules": [str(_copy_code(folder))],
+        "py_modules": [str(copy_code(folder))],
         "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": _STOP_SECONDS},
     }
     if any((folder / "files").iterdir()):  # otherwise the job runs in the folder in which the node's Ray was started
@@ -124,7 +116,7 @@ def _is_running(job: "JobDetails") -> bool:
 
 def _follow(client: "JobSubmissionClient", job_id: str, address: str, minutes: float) -> "JobDetails":
     """Prints the log of a job as it grows, until the job ends. Returns the ended job."""
-    refusal = _Refusal(
+    refusal = UserError(
         f"the cluster at {address} no longer answers questions about job {job_id}",
         "a head that stays up, and a connection to its dashboard, until the job has ended",
         "repeat the command: it shows the job again if that still runs, and otherwise continues the run",
@@ -145,7 +137,7 @@ def _follow(client: "JobSubmissionClient", job_id: str, address: str, minutes: f
 
 
 def _repeat(
-    request: Callable[[], _Result], minutes: float, refusal: _Refusal, *, timeout: float | None = REMOTE_TIMEOUT
+    request: Callable[[], _Result], minutes: float, refusal: UserError, *, timeout: float | None = REMOTE_TIMEOUT
 ) -> _Result:
     """Repeats a request while the cluster does not answer, or has no agent yet that accepts jobs.
 
@@ -184,10 +176,15 @@ def _may_pass(error: Exception) -> bool:
     return bool(re.search("No available agent|status code 50[234]", str(error)))
 
 
-def _copy_code(folder: Path) -> Path:
+def copy_code(folder: Path) -> Path:
     """Copies the code of this program below `folder` as a package, however it is installed. Returns the package."""
     package = folder / "mcis"
     for name in _PACKAGES:
         source = Path(next(iter(importlib.import_module(f"mcis.{name}").__path__)))
         shutil.copytree(source, package / name, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True)
+
+    # Without an `__init__.py`, Python would prefer an mcis that is installed on the node.
+    init = importlib.import_module("mcis").__file__
+    assert init is not None
+    shutil.copyfile(init, package / "__init__.py")
     return package
