@@ -26,7 +26,7 @@ class GpuMapping:
     They are actors, because Ray ends a process after a task with a GPU. There are as many as the GPUs of the cluster
     hold, and enough for `compute.workers`, so that a cluster starts nodes. An actor gets its first shard when it has a
     GPU, so GPUs are used as soon as another run frees them or new nodes are up. If the memory of a GPU runs out, one
-    actor ends and the others continue.
+    actor ends and the others continue. The last one is started once more, because others may have held the memory.
 
     If the cluster has several nodes, tasks on any CPUs read the files of the next shards meanwhile (`read` of
     `map_table`). The actors of a single machine read them: there is one for each core.
@@ -37,6 +37,7 @@ class GpuMapping:
         unfinished: Number of shards that are not written.
         actors: Number of actors that are starting or working.
         dropped: Number of actors that ended because memory ran out, and are not replaced.
+        last_was_restarted: Whether the last actor was started again after memory had run out.
         failed: The shards whose actor died once.
         rows: Name of a waiting shard -> future of its rows with what was read for them.
     """
@@ -60,6 +61,7 @@ class GpuMapping:
         self.unfinished = len(shards)
         self.actors = 0
         self.dropped = 0
+        self.last_was_restarted = False
         self.failed: set[str] = set()
         self.rows: dict[str, Any] = {}
 
@@ -77,8 +79,8 @@ class GpuMapping:
 
     def _start_actors(self, nodes: Sequence[Bundle]) -> None:
         gpus = max(self.compute.workers, int(sum(node.get("GPU", 0) for node in nodes) / self.compute.gpu_share))
-        free = gpus * self.actors_per_gpu - self.dropped - self.actors
-        for _ in range(min(len(self.waiting), free)):
+        capacity = max(1, gpus * self.actors_per_gpu - self.dropped)
+        for _ in range(min(len(self.waiting), capacity - self.actors)):
             actor = self.actor_class.remote()
             self.running[actor.wait_until_started.remote()] = actor, None
             self.actors += 1
@@ -96,7 +98,7 @@ class GpuMapping:
             The number of rows of the shard that it wrote, or 0.
 
         Raises:
-            MemoryRanOut: Memory ran out in the last actor.
+            MemoryRanOut: Memory ran out in an actor that had no others next to it.
             UserError: A shard ended two actors, or an actor cannot start.
         """
         import ray
@@ -109,11 +111,14 @@ class GpuMapping:
                 count = value
                 self.unfinished -= 1
         except MemoryRanOut:
-            if self.actors == 1:
+            if self.actors > 1:
+                if not self.dropped:
+                    console.print(f"note: {self.work.label}: a GPU's memory ran out; fewer processes share it")
+                self.dropped += 1
+            elif self.dropped and not self.last_was_restarted:
+                self.last_was_restarted = True
+            else:
                 raise
-            if not self.dropped:
-                console.print(f"note: {self.work.label}: a GPU's memory ran out; fewer processes share it")
-            self.dropped += 1
             self._end_actor(name)
             return 0
         except ray.exceptions.ActorUnavailableError:
