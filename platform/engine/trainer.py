@@ -73,14 +73,14 @@ class FitResult(NamedTuple):
     """The result of a training.
 
     Attributes:
-        steps: Number of steps since the last restart.
+        steps_since_restart: Number of steps since the last restart.
         oom_micro_batch: Micro-batch size after memory ran out with a larger one. None: it did not.
         precision: Precision of the network's arithmetic.
         val_ap: Average precision of each class at the last validation, percent, (K,), None for a class that no image
             has. None: there was no validation.
     """
 
-    steps: int
+    steps_since_restart: int
     oom_micro_batch: int | None
     precision: str
     val_ap: list[float | None] | None
@@ -303,7 +303,7 @@ class Trainer(Generic[AnyBatch]):
         }
         if validates and self.job.validation:
             self.val_ap = self.job.validation.average_precisions(
-                self.network, self.shard, self._autocast, self.device, self.threads
+                self.network, self.shard, self._autocast, self.device, self.threads, self.micro_batch
             )
             record["val_map"] = float(np.nanmean(self.val_ap))
 

@@ -16,7 +16,7 @@ from mcis.datasets.storage.folders import file_system, files_below, path_exists,
 from mcis.datasets.storage.threads import run_in_background
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.checkpoint import CHECKPOINT, remove_damaged
-from mcis.platform.engine.errors import IMAGE_AT_FAULT, MemoryRanOut, causes_of, death_text, death_types, user_error_in
+from mcis.platform.engine.errors import IMAGE_AT_FAULT, MemoryRanOut, death_in, death_text, user_error_in
 from mcis.platform.engine.learner import Learner, TrainingSchedule
 from mcis.platform.engine.nodes import Bundle, NodeWatch, wait_for_nodes
 from mcis.platform.engine.runtime import give_memory_back, is_one_node, placement, reserved_resources
@@ -132,7 +132,7 @@ def _oom_micro_batch(job: TrainingJob[Any]) -> int | None:
     """Returns half the current micro-batch size. None: it is 1, or the configuration sets it."""
     if job.compute.micro_batch:
         return None
-    micro_batch = job.oom_micro_batch or math.ceil(job.learner.schedule.batch / job.compute.least_workers)
+    micro_batch = job.oom_micro_batch or math.ceil(job.learner.schedule.batch / job.compute.workers)
     return None if micro_batch == 1 else math.ceil(micro_batch / 2)
 
 
@@ -158,7 +158,7 @@ def _required_bundles(compute: ComputeConfig, *, decodes_images: bool) -> list[B
     may_have_several_nodes = compute.min_workers is None and "RAY_ADDRESS" in os.environ
     if compute.decode == "auto" and may_have_several_nodes and decodes_images:
         return [*[worker] * compute.least_workers, decoder]
-    return [*[worker] * compute.least_workers]
+    return [worker] * compute.least_workers
 
 
 def _read_result(folder: Path) -> FitResult:
@@ -186,7 +186,7 @@ def _put_decoder(learner: Learner[Any]) -> Any:
 
 def _death_error(job: TrainingJob[Any], error: Exception) -> UserError | None:
     """Returns the error of a training whose processes died. None: `error` has another cause."""
-    death = next((cause for cause in causes_of(error) if isinstance(cause, death_types())), None)
+    death = death_in(error)
     if death is None:
         return None
     return UserError(

@@ -16,8 +16,8 @@ from mcis.datasets.tables.memory_mapped import Features
 from mcis.datasets.tags import Tags
 from mcis.models.metrics import average_precision
 
-_BATCH = 32
-"""Images that are scored at a time."""
+_MAX_BATCH = 32
+"""Maximum number of images that are scored at a time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +42,13 @@ class Validation:
         return done == steps or int(done / interval) > int((done - 1) / interval)
 
     def average_precisions(
-        self, model: nn.Module, shard: WorkerShard, autocast: Callable[[], Any], device: torch.device, threads: int
+        self,
+        model: nn.Module,
+        shard: WorkerShard,
+        autocast: Callable[[], Any],
+        device: torch.device,
+        threads: int,
+        micro_batch: int | None,
     ) -> NDArray[np.float64]:
         """Computes the average precision of each class. All workers call it, and all get the same result.
 
@@ -54,13 +60,15 @@ class Validation:
             autocast: Makes a context manager that sets the precision of the arithmetic.
             device: The device of the network.
             threads: Number of threads that read images.
+            micro_batch: Maximum number of samples that the training computes at a time. None: all of a worker's.
 
         Returns:
             (K,) in percent, NaN for a class that no image has.
         """
         scores = torch.zeros(len(self.tags), self.tags.classes, device=device)
         positions = shard.positions(len(self.tags))
-        batches = [positions[first : first + _BATCH] for first in range(0, len(positions), _BATCH)]
+        size = min(_MAX_BATCH, micro_batch or _MAX_BATCH)
+        batches = [positions[first : first + size] for first in range(0, len(positions), size)]
         read_images: Callable[[NDArray[np.int64]], NDArray[Any]] = self.images
 
         model.eval()

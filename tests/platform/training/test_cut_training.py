@@ -130,7 +130,7 @@ def test_a_training_whose_worker_is_killed_ends_in_the_same_bits(
     tracker = tracker_of("killed")
     result = fit(learner, tmp_path, compute, tracker, label="classifier")
 
-    assert result.steps == 12
+    assert result.steps_since_restart == 12
     assert not (tmp_path / CHECKPOINT).exists(), "a finished training needs no checkpoint"
     assert fit(learner, tmp_path, compute, tracker, label="classifier") == result, "the training had ended"
     check_continued(tmp_path, undisturbed)
