@@ -10,7 +10,6 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -147,9 +146,19 @@ def features_cache(
     kind = f"features-{network_key}"
     make_worker = functools.partial(MakeFeatures, c, pretrained, compute.gpu, views, value_range)
     row_shape = (views, *shape)
-    read = functools.partial(add_squares, c.input_size, value_range)
-    options: dict[str, Any] = {"label": "features", "network": True, "read": read}
-    folder = _cached(kind, rows, max_images, np.float16, row_shape, make_worker, context, compute, **options)
+    folder = _cached(
+        kind,
+        rows,
+        max_images,
+        np.float16,
+        row_shape,
+        make_worker,
+        context,
+        compute,
+        label="features",
+        network=True,
+        read=functools.partial(add_squares, c.input_size, value_range),
+    )
     if folder is None:
         return None
 
@@ -178,7 +187,10 @@ def _cached(
     make_worker: Callable[[], Worker],
     context: RunContext,
     compute: ComputeConfig,
-    **options: Any,
+    *,
+    label: str,
+    network: bool = False,
+    read: Worker | None = None,
 ) -> Path | None:
     """Returns a folder of the cache, which `map_table` writes now if it does not exist.
 
@@ -192,7 +204,9 @@ def _cached(
         make_worker: See `map_table`.
         context: The context of the run.
         compute: The section `compute` of the configuration.
-        options: Further arguments of `map_table`.
+        label: See `map_table`.
+        network: See `map_table`.
+        read: See `map_table`.
 
     Returns:
         None if not a single image fits, or if the nodes share no disk.
@@ -223,14 +237,23 @@ def _cached(
         with workspace.lock("cache", "size"):
             _evict(workspace, cache_limit(compute, workspace) - size, part)
             part.mkdir(exist_ok=True)
-            others = [path for path in workspace.cache.glob(f"{kind}-*") if path.suffix != ".part"]
-            others.sort()
+            caches = sorted(workspace.cache.glob(f"{kind}-*"))
+            others = [path for path in caches if path.suffix != ".part" and path != folder]
             kept = find_rows(others, kept)
         if num_found(kept):
             make_worker = functools.partial(ReuseRows, make_worker, shape, others)
-            options["read"] = None  # copied rows need no images
-            console.print(f"{options['label']}: {num_found(kept)} of {len(kept)} images are copied from earlier caches")
-        map_table(kept, part, make_worker=make_worker, compute=compute, suffix="arrow", **options)
+            read = None  # copied rows need no images
+            console.print(f"{label}: {num_found(kept)} of {len(kept)} images are copied from earlier caches")
+        map_table(
+            kept,
+            part,
+            make_worker=make_worker,
+            read=read,
+            label=label,
+            compute=compute,
+            network=network,
+            suffix="arrow",
+        )
         record_images(part, kept)
         if part != folder:
             with workspace.lock("cache", "size"):  # no folder is renamed while another run adds up sizes
