@@ -40,10 +40,9 @@ process starts. Every process that Ray starts has them, unless the user configur
 
 
 def allocator_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns ALLOCATOR, or nothing if the environment configures or replaces glibc's allocator."""
-    if any(name.startswith(("MALLOC_", "LD_PRELOAD")) for name in environment):
-        return {}
-    return dict(ALLOCATOR)
+    """Returns ALLOCATOR, or nothing if the environment configures or replaces glibc's allocator in another way."""
+    configured = {name: value for name, value in environment.items() if name.startswith(("MALLOC_", "LD_PRELOAD"))}
+    return dict(ALLOCATOR) if configured in ({}, ALLOCATOR) else {}
 
 
 @contextlib.contextmanager
@@ -77,6 +76,7 @@ def ray_session(compute: ComputeConfig, *, shared: bool = False, verbose: bool =
 
     logs: Any = {"log_to_driver": verbose, "logging_level": logging.INFO if verbose else logging.ERROR}
     with contextlib.ExitStack() as blocks:
+        blocks.enter_context(_sigterm_handler_restored())
         blocks.callback(loading.join)  # an error must not end the process during an import
         if on_cluster:
             check_cluster()
@@ -162,16 +162,31 @@ def _start_local(compute: ComputeConfig, folder: str, logs: Mapping[str, Any]) -
     except Exception as error:  # Ray raises errors of many types
         raise UserError(
             f"Ray did not start: {error}",
-            "memory for compute.object_store_gb, and a free core: Ray's processes have half a minute to start",
-            "lower compute.object_store_gb, or repeat the command when less runs",
+            "enough shared memory for compute.object_store_gb, and CPU time for Ray's processes to start within 30 s",
+            "lower compute.object_store_gb, or repeat the command when the machine is less busy",
         ) from error
 
 
 @contextlib.contextmanager
-def _termination_interrupts() -> Iterator[None]:
-    """Makes SIGTERM raise KeyboardInterrupt in the main thread, once: what follows is not interrupted again.
+def _sigterm_handler_restored() -> Iterator[None]:
+    """Restores the handler of SIGTERM after the block. In other threads than the main thread, it does nothing."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
-    Ray, when it starts, installs a handler of its own, which ends the process immediately.
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler or signal.SIG_DFL)
+
+
+@contextlib.contextmanager
+def _termination_interrupts() -> Iterator[None]:
+    """Makes the first SIGTERM raise KeyboardInterrupt in the main thread. Later ones are ignored.
+
+    Enter it after `ray.init`, which installs a handler that calls `sys.exit`. The handler stays after the block, so
+    that the shutdown of Ray is not interrupted.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -184,13 +199,11 @@ def _termination_interrupts() -> Iterator[None]:
         received.append(number)
         raise KeyboardInterrupt
 
-    previous_handler = signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGTERM, interrupt)
     try:
         yield
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt(*received) from error  # Ray's functions raise a KeyboardInterrupt without the number
-    finally:
-        signal.signal(signal.SIGTERM, previous_handler or signal.SIG_DFL)
 
 
 def _quiet_libraries(*, verbose: bool) -> None:

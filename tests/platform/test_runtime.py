@@ -26,6 +26,7 @@ with ray_session(ComputeConfig(cpus=1, object_store_gb=0.1)):
 
 def test_an_allocator_that_the_user_sets_is_kept() -> None:
     assert allocator_variables({"HOME": "/"}) == ALLOCATOR
+    assert allocator_variables({"HOME": "/", **ALLOCATOR}) == ALLOCATOR, "a second session of the process"
     assert allocator_variables({"MALLOC_ARENA_MAX": "2"}) == {}
     assert allocator_variables({"LD_PRELOAD": "libjemalloc.so"}) == {}
 
