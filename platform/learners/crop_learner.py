@@ -23,20 +23,22 @@ class CropLearner:
     Attributes:
         config: The section of the network in the configuration.
         seed: Seed of the initial weights and of all draws.
-        masked: The training images and their masks.
+        masked: The training images and their masks. An image may be repeated.
         pretrained: File of the backbone's pretrained weights. None: it is trained from scratch.
+        num_images: Number of different images, which determines the length of the training. None: none is repeated.
     """
 
     config: AffinityNetConfig | SegmenterConfig
     seed: int
     masked: MaskedImages
     pretrained: Path | None
+    num_images: int | None = None
 
     @property
     def schedule(self) -> TrainingSchedule:
         c = self.config
         images = len(self.masked.uris)
-        steps = c.num_steps(images)
+        steps = c.num_steps(self.num_images or images)
         return TrainingSchedule(
             batch=c.batch,
             images_per_sample=1,

@@ -46,8 +46,6 @@ def crop_learner_arguments(
         masks: The table of their label masks.
         mask_ids: The column `image_id` of that table.
     """
-    section = getattr(config, network)
-    steps = section.num_steps(pc.count_distinct(rows["image_id"]).as_py())
     masked = MaskedImages(
         Texts(rows["image_id"]),
         Texts(rows["uri"]),
@@ -58,9 +56,10 @@ def crop_learner_arguments(
         pc.index_in(rows["image_id"], mask_ids.combine_chunks()).to_numpy().astype(np.int64),
     )
     return {
-        "config": section.model_copy(update={"min_steps": steps, "min_epochs": 0.0, "max_epochs": None}),
+        "config": getattr(config, network),
         "seed": config.seed,
         "masked": masked,
+        "num_images": pc.count_distinct(rows["image_id"]).as_py(),
         "pretrained": downstream_weights(config, network, context.workspace),
     }
 
