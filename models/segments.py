@@ -19,7 +19,7 @@ class SegmentsConfig(Section):
     folder: LocalPath | None = Field(default=None, exclude=True)  # the output depends on the files in it
     """Folder with the segments of each tagged training image: `<id>.npy`, integers (H, W), negative for pixels of no
     segment; or `<id>.json`, masks in COCO's run lengths as SAM's automatic mask generator writes them, of which smaller
-    ones are on top. None = superpixels of each image (SLIC), which need `pip install '.[segments]'`."""
+    ones are on top. None = superpixels of each image (SLIC), which need scikit-image (extra `segments`)."""
     superpixels: Positive = 300
     """Number of superpixels of an image, if `folder` is None."""
     compactness: Rate = 10.0

@@ -34,7 +34,7 @@ class DrawPurpose(enum.IntEnum):
     AUGMENT_N = 3
     """Augmentation of image n of a pair: (row of the stream of pairs, n)."""
     SEGMENTER_CROP = 4
-    """Scale, flip and window of a crop for training the segmentation network: (epoch, image)."""
+    """Scale, flip and window of a crop for training the segmentation or the affinity network: (epoch, image)."""
     SEGMENTER_JITTER = 5
     """Color jitter of a crop for training the segmentation network: (epoch, image)."""
     RANDOM_TAG = 6

@@ -1,9 +1,9 @@
 """Finds, for each image of a class, the images of the class that are nearest to it by their vectors.
 
-A class of up to MAX_CANDIDATES images is searched completely. In a larger class, each image is compared with as many:
-the class is divided into cells of images that are near the same of some randomly chosen images, the centers, and
-the images of a cell are compared with those of the cells whose centers are nearest to the cell's own. The time is then
-linear in the number of images.
+A class of up to MAX_CANDIDATES images is searched completely. In a larger class, each image is compared with
+MAX_CANDIDATES images. Randomly chosen images are the centers of cells, and each image belongs to the cell of its
+nearest center. The images of a cell are compared with each other and with those of the cells whose centers are nearest.
+The time is then linear in the number of images.
 
 Vectors are rounded (`rounded_unit_vectors`), so that their products are exact. The result is a function of the vectors,
 the tags and the seed, on every machine, whatever the number of images that are searched at a time.

@@ -196,7 +196,7 @@ def _draw_without_replacement(draws: NDArray[np.float64], size: NDArray[np.int64
 
     Args:
         draws: numbers in [0, 1), (B, R).
-        size: (B,); if it is 0 or less, all choices of the row are 0 or less.
+        size: (B,), at least 0; if it is 0, all choices of the row are 0.
 
     Returns:
         (B, R).

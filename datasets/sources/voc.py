@@ -307,7 +307,8 @@ def _saliency_uris(root: Path, saliency: str | None, image_list: _ImageList) -> 
             f"saliency map in {folder}",
             absent,
             "<id>.png for each of them",
-            f"make them by `mcis saliency voc {root} --out {folder}`, or use none: data.saliency=None",
+            f"make them by `mcis saliency voc {root} --out {folder}` with the run's values of data.*, or use none: "
+            "data.saliency=None",
         )
     return [str(folder / f"{image_id}.png") if f"{image_id}.png" in names else None for image_id in image_list.ids]
 

@@ -191,7 +191,7 @@ def photos(backbone: str = "timm/tf_efficientnet_lite2") -> Config:
 
     Command: `mcis run tags --tags photos.csv --name NAME`; it is the default recipe of the source tags. Hours: 0.42 for
     1,700 photographs of 400 pixels on two cores. Expected mIoU: 77 for pseudo masks and 74 to 78 for the segmentation
-    network on photographs of six animals, 69 to 72 if classes are uneven (docs/results.md).
+    network on photographs of six classes, 69 to 72 if classes are uneven (docs/results.md).
     """
     crf = PseudoMasksCrf(iterations=5, bilateral_std=30.0, color_std=8.0, max_side=200)
     return Config(
@@ -266,7 +266,7 @@ def photos_fast() -> Config:
 
     Command: `mcis run tags --tags photos.csv --name NAME --recipe photos_fast`. Hours: 0.14 for 1,700 photographs of
     400 pixels on two cores. Expected mIoU: 66 to 68 for pseudo masks and 59 to 65 for the segmentation network, 3 more
-    with its dense CRF, on photographs of six animals (docs/results.md).
+    with its dense CRF, on photographs of six classes (docs/results.md).
     """
     config = photos("timm/tf_efficientnet_lite0")
     return config.model_copy(

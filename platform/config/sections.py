@@ -95,7 +95,7 @@ class Config(Section):
     maps: MapsConfig = MapsConfig()
     """Scale of localization maps in the stages pseudo_masks and evaluate."""
     affinity_net: AffinityNetConfig = AffinityNetConfig()
-    """Stage train_affinity, which runs if `pseudo_masks.rule` is affinity."""
+    """Stage train_affinity, which runs if the rule of `pseudo_masks` has a random walk."""
     pseudo_masks: PseudoMasksConfig = PseudoMasksConfig()
     """Stage pseudo_masks."""
     segmenter: SegmenterConfig = SegmenterConfig()

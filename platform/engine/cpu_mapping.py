@@ -30,7 +30,7 @@ class _Piece(NamedTuple):
 class CpuMapping:
     """The tasks of a mapping on CPUs, and the state of its shards.
 
-    A shard whose processes died is mapped row by row, if that is asked for, while other shards continue.
+    A shard whose processes died is mapped row by row, if `reject` is given, while other shards continue.
 
     If the caller stops early, submitted tasks still finish. Ray would cancel a task by an interrupt, and a process that
     is interrupted while it imports pandas can never import it again, whatever task it gets next.

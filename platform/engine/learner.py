@@ -55,7 +55,7 @@ class TrainingSchedule:
 class Learner(Protocol[AnyBatch]):
     """A network with its data and its losses, as the training loop uses them.
 
-    An instance is pickled and sent to the workers, so it holds plain values only.
+    An instance is pickled and sent to the workers, so it holds no network, device or open file.
     """
 
     @property
@@ -74,7 +74,7 @@ class Learner(Protocol[AnyBatch]):
         """Builds the network with its initial weights."""
 
     def decoder(self, shard: WorkerShard) -> Decode[AnyBatch]:
-        """Returns a function that decodes the worker's rows. It is a dataclass, one of whose fields is `shard`."""
+        """Returns a function that decodes the worker's rows of some steps: a dataclass with a field `shard`."""
 
     def loss_sums(self, model: Network, batch: AnyBatch, step: int, device: torch.device) -> dict[str, Tensor]:
         """Computes the terms of the loss, float32, each a sum over the samples of a batch or of a part of it.
@@ -83,7 +83,7 @@ class Learner(Protocol[AnyBatch]):
         """
 
     def count(self, batch: AnyBatch) -> int:
-        """Returns the number of items that a batch's loss is averaged over: pairs, or labeled pixels."""
+        """Returns the number of items that a batch's loss is averaged over: pairs, crops, or labeled pixels."""
 
     def image_uris(self, batch: AnyBatch) -> list[str]:
         """Returns the images of a batch, for messages."""

@@ -128,11 +128,11 @@ class NodeWatch:
         after = f"after {self.minutes:g} minutes " if self.minutes else ""
         return UserError(
             f"{self.task} needs {_bundle_text(self.bundles)}; {after}the cluster lacks {_bundle_text(self.missing)}",
-            "nodes that have these resources, or that the autoscaler can start; training workers need a free CPU next "
-            "to them for decoding",
-            "ask for less (compute.workers, compute.worker_cpus, compute.gpu=false, --parallel of a study), or have "
-            "more (compute.cpus of a Ray of this machine); `ray status` on the head of a cluster shows why nodes do "
-            "not start (quota, max_workers, no such node type); compute.wait_minutes waits longer for them",
+            "nodes with these resources, running or startable by the autoscaler; a training whose images are decoded "
+            "by tasks needs one more CPU",
+            "lower compute.workers, compute.worker_cpus or --parallel of the study, or set compute.gpu=false; on one "
+            "machine, raise compute.cpus; on a cluster, run `ray status` on the head to see why nodes do not start "
+            "(quota, max_workers, no such node type), or raise compute.wait_minutes",
         )
 
 

@@ -63,7 +63,7 @@ def build_optimizer(model: nn.Module, settings: Optimizer) -> torch.optim.Optimi
 
 
 def _pretrained_parameters(model: nn.Module) -> set[str]:
-    """Returns the names of the parameters for which there are pretrained weights: backbones without new layers."""
+    """Returns the names of all backbone parameters but those of layers without pretrained weights (`new_layers`)."""
     names = set()
     for module_name, module in model.named_modules():
         if not isinstance(module, Backbone):

@@ -138,6 +138,5 @@ def loss_trend(folder: Path, term: str) -> LossTrend | None:
     return LossTrend(
         fell,
         f"the mean loss was {first:.4g} over the first {count} of {len(values)} records and {last:.4g} over the last "
-        f"{count}: it {'fell' if fell else 'did not fall'} by more than twice the standard error of "
-        f"{standard_error:.2g}, or steadily",
+        f"{count}: {'a' if fell else 'no'} significant decrease (standard error {standard_error:.2g})",
     )

@@ -64,8 +64,8 @@ def run(config: Config, context: RunContext) -> StageResult:
     no_useful_mask = UserError(
         f"all {len(tagged)} pseudo masks of tagged images are ignored entirely",
         "masks with foreground",
-        "look at the localization maps in the report; train the classifier longer, or lower "
-        "pseudo_masks.min_foreground_fraction",
+        "look at the localization maps in the report; train the classifier longer, or lower pseudo_masks.threshold "
+        "(rule saliency: pseudo_masks.min_foreground_fraction)",
     )
     rows_with_masks(tagged, useful, no_useful_mask)  # negatives alone teach no class
     rows = rows_with_masks(images, useful, no_useful_mask)
