@@ -21,4 +21,6 @@ def require_module(name: str, extra: str = "formats") -> Any:
     except ImportError:
         library = name.partition(".")[0]
         expected = f"`{library}`, which the extra `{extra}` installs"
-        raise UserError(f"no library {library}", expected, f"pip install '.[{extra}]' in the clone of mcis") from None
+        raise UserError(
+            f"no library {library}", expected, f"pip install -c constraints.txt -e '.[{extra}]' in the clone of mcis"
+        ) from None

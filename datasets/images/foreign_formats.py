@@ -42,7 +42,7 @@ def _is_svg(start: bytes) -> bool:
 FORMATS: tuple[ForeignFormat, ...] = (
     ForeignFormat(
         "an HEIC photograph",
-        "pip install '.[heif]', or: heif-convert FILE FILE.jpg",
+        "pip install -c constraints.txt -e '.[heif]', or: heif-convert FILE FILE.jpg",
         _brand(b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1"),
     ),
     ForeignFormat("a raw photograph (Canon CR3)", _RAW, _brand(b"crx ")),

@@ -73,7 +73,7 @@ def export_onnx(workspace: Workspace, name: str, out: Path) -> str:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        remedy = "pip install '.[onnx]' in the clone of mcis"
+        remedy = "pip install -c constraints.txt -e '.[onnx]' in the clone of mcis"
         raise UserError(str(error), "the packages that write ONNX", remedy) from None
 
     program, about = _program(workspace, name)

@@ -153,7 +153,9 @@ def _load(file: Path) -> Any:
         import onnxruntime
     except ImportError:
         raise UserError(
-            "no library onnxruntime", "`onnxruntime`, which runs the network", "pip install '.[saliency]' in the clone"
+            "no library onnxruntime",
+            "`onnxruntime`, which runs the network",
+            "pip install -c constraints.txt -e '.[saliency]' in the clone",
         ) from None
     if not file.is_file():
         raise UserError(f"no file {file}", _EXPECTED, "correct the path of --model")

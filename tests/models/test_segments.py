@@ -72,7 +72,7 @@ def test_superpixels_follow_the_edges_of_an_image() -> None:
 
 def test_superpixels_need_a_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "skimage.segmentation", None)
-    with pytest.raises(UserError, match=r"(?s)no library skimage.*pip install '\.\[segments\]'"):
+    with pytest.raises(UserError, match=r"(?s)no library skimage.*pip install -c constraints.txt -e '\.\[segments\]'"):
         slic_superpixels(np.zeros((8, 8, 3), np.uint8), 4, 10.0)
 
 

@@ -499,7 +499,7 @@ def test_an_onnx_network_gives_the_exported_ones_labels_at_any_size(
 
 def test_onnx_without_its_packages_says_how_to_install_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
-    with pytest.raises(UserError, match=r"pip install '\.\[onnx\]'"):
+    with pytest.raises(UserError, match=r"pip install -c constraints.txt -e '\.\[onnx\]'"):
         export(Workspace(tmp_path), "any", "onnx", tmp_path / "network.onnx")
 
 

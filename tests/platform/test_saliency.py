@@ -151,7 +151,7 @@ def test_missing_packages_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         patch.setitem(sys.modules, "onnxruntime", None)
         with pytest.raises(UserError, match="no library onnxruntime") as caught:
             Detector(network)
-        assert "pip install '.[saliency]'" in caught.value.remedy
+        assert "pip install -c constraints.txt -e '.[saliency]'" in caught.value.remedy
 
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     with pytest.raises(UserError, match="U2-Net-p is not installed") as caught:
