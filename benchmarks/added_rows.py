@@ -4,12 +4,14 @@ Recipe `photos`. The classifier is trained for one step, so the time is that of 
 index, is not counted. The trainings and all stages after them depend on every photograph and are computed again.
 """
 
-import json
-import tempfile
 from pathlib import Path
 
 import harness
 import jpeg_files
+
+from mcis.platform import api
+from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine.runtime import ray_session
 
 TARGET = 0.2
 ADDED = 10
@@ -21,8 +23,7 @@ def main() -> None:
     """Runs the classifier on the smaller table and on the whole one, and on the whole one in an empty workspace."""
     options = harness.option_parser(__doc__, images=300).parse_args()
     print(harness.describe_machine())
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
+    with harness.working_folder(None) as root, ray_session(ComputeConfig()):
         names = [Path(path).name for path in jpeg_files.write_jpegs(root, options.images)]
         for table, count in (("before", len(names) - ADDED), ("after", len(names))):
             rows = "".join(f"{name},{'ab'[number % 2]}\n" for number, name in enumerate(names[:count]))
@@ -39,10 +40,9 @@ def main() -> None:
 
 def seconds_of_stage(table: Path, workspace: Path) -> float:
     """Runs the classifier on a table and returns the seconds of its stage."""
-    words = ["run", str(table), "--name", table.stem, "--workspace", str(workspace), "--until", "train_classifier"]
-    harness.run_mcis(*words, "compute.stop_if_not_learning=false", *SHORT)
-    scores = json.loads((workspace / "runs" / table.stem / "scores.json").read_text())
-    return float(scores["seconds"]["train_classifier"])
+    settings = ["compute.stop_if_not_learning=false", *SHORT]
+    api.run(table, name=table.stem, overrides=settings, workspace=workspace, until="train_classifier")
+    return harness.stage_seconds(workspace / "runs" / table.stem)["train_classifier"]
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,24 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
     """Adds the option `--set KEY=VALUE`, whose values are in the attribute `overrides`."""
     help_text = "a value to set, as in `mcis run --set`"
     parser.add_argument("--set", action="append", default=[], dest="overrides", metavar="KEY=VALUE", help=help_text)
+
+
+def add_devkit(parser: argparse.ArgumentParser) -> None:
+    """Adds the options `--voc`, `--classes` and `--train-list`."""
+    parser.add_argument("--voc", type=Path, help="VOC devkit [painted scenes]")
+    parser.add_argument("--classes", type=Path, help="file of class names [classes.txt of the devkit]")
+    parser.add_argument("--train-list", default="train", help="list of training images of the devkit [train]")
+
+
+@contextlib.contextmanager
+def working_folder(folder: Path | None) -> Iterator[Path]:
+    """Yields the absolute path of a folder, which is made if it is missing. None: a temporary folder."""
+    if folder:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder.resolve()
+    else:
+        with tempfile.TemporaryDirectory() as name:
+            yield Path(name)
 
 
 def measure_in_turn(sides: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:

@@ -7,10 +7,8 @@ dilated by 2 % of the image's diagonal. They are used with tags and without, alo
 """
 
 import argparse
-import contextlib
 import json
 import statistics
-import tempfile
 import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -219,11 +217,8 @@ def main() -> None:
     options = parser.parse_args()
     if options.runs and not options.workspace:
         parser.error("--runs needs --workspace")
-    with contextlib.ExitStack() as blocks:
-        workspace = options.workspace or Path(blocks.enter_context(tempfile.TemporaryDirectory()))
-        workspace.mkdir(parents=True, exist_ok=True)
-        blocks.enter_context(ray_session(ComputeConfig()))
-        measure(options, workspace.resolve())
+    with harness.working_folder(options.workspace) as workspace, ray_session(ComputeConfig()):
+        measure(options, workspace)
 
 
 if __name__ == "__main__":

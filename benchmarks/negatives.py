@@ -8,7 +8,6 @@ for images without it, and its masks have no other label. Without --tags, the im
 import argparse
 import csv
 import statistics
-import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +19,9 @@ from mcis.datasets.images.decode import decode_labels, encode_labels
 from mcis.datasets.sources.tagged import list_tagged
 from mcis.datasets.sources.voc import list_voc
 from mcis.datasets.synthetic import devkit
-from mcis.platform.api import scores
+from mcis.platform import api
+from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine.runtime import ray_session
 
 DRAWN_SETTINGS = (
     "classifier.input_size=256",
@@ -113,14 +114,12 @@ def write_tables(photos: list[Photo], classes: list[str], name: str, workspace: 
 
 def run_ious(options: argparse.Namespace, workspace: Path, table: Path, run: str, seed: int, name: str) -> list[float]:
     """Runs the pipeline on a table; returns the IoU of a class in percent, of pseudo masks and of predictions."""
-    words = ["run", "tags", "--tags", str(table), "--recipe", options.recipe, "--name", run]
     drawn_settings = () if options.tags else DRAWN_SETTINGS
-    for setting in (f"seed={seed}", "data.tags.allow_absolute=true", *drawn_settings, *options.overrides):
-        words += ["--set", setting]
-    harness.run_mcis(*words, "--workspace", str(workspace))
+    settings = [f"seed={seed}", "data.tags.allow_absolute=true", *drawn_settings, *options.overrides]
+    result = api.run(table, name=run, recipe=options.recipe, overrides=settings, workspace=workspace)
 
     ious = {}
-    for score in scores(workspace / "runs" / run):
+    for score in result.scores:
         if score.what in ("pseudo_masks", "segmentation"):
             ious[score.what] = score.iou[name] or 0.0  # the last score of predictions is with the CRF, if it is on
     return [ious["pseudo_masks"], ious["segmentation"]]
@@ -170,12 +169,8 @@ def main() -> None:
     parser.add_argument("--recipe", default="photos")
     harness.add_overrides(parser)
     options = parser.parse_args()
-    if options.workspace:
-        options.workspace.mkdir(parents=True, exist_ok=True)
-        measure(options, options.workspace.resolve())
-    else:
-        with tempfile.TemporaryDirectory() as workspace:
-            measure(options, Path(workspace))
+    with harness.working_folder(options.workspace) as workspace, ray_session(ComputeConfig()):
+        measure(options, workspace)
 
 
 if __name__ == "__main__":

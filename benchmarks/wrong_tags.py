@@ -11,7 +11,6 @@ class covers less than a hundredth of what it predicts. Its own errors are measu
 
 import argparse
 import json
-import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,7 +25,9 @@ from mcis.datasets.sources.class_folders import list_single_label, list_web
 from mcis.datasets.sources.voc import list_voc
 from mcis.datasets.synthetic import devkit
 from mcis.datasets.tags import Tags
-from mcis.platform.api import scores
+from mcis.platform import api
+from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine.runtime import ray_session
 from mcis.platform.networks.predictor import Predictor
 from mcis.platform.reporting.tag_suggestions import DEFAULT_RANK, LEAVE_OUT, rank_tags, write_tag_suggestions
 from mcis.platform.runs.workspace import Workspace
@@ -124,14 +125,17 @@ def write_table(extra: Extra, tags: NDArray[np.int64], names: tuple[str, ...], p
 
 def run(options: argparse.Namespace, workspace: Path, root: Path, table: Path, name: str, *settings: str) -> None:
     """Runs the pipeline until the classifier, or the maps."""
-    until = "localize" if options.maps else "train_classifier"
-    words = ["run", f"voc+{options.kind}", "--voc", str(root), f"--{options.kind}", str(table), "--name", name]
-    words += ["--recipe", options.recipe, "--until", until, "--workspace", str(workspace)]
     classes = options.classes or root / "classes.txt"
-    fixed = (f"seed={options.seed}", f"data.classes={classes}", f"data.train_list={options.train_list}")
-    for setting in (*fixed, "data.tags.allow_absolute=true", *options.overrides, *settings):
-        words += ["--set", setting]
-    harness.run_mcis(*words)
+    fixed = [f"seed={options.seed}", f"data.classes={classes}", f"data.train_list={options.train_list}"]
+    fixed += [f"data.voc={root}", f"data.{options.kind}.root={table}", "data.tags.allow_absolute=true"]
+    api.run(
+        f"voc+{options.kind}",
+        name=name,
+        recipe=options.recipe,
+        overrides=[*fixed, *options.overrides, *settings],
+        workspace=workspace,
+        until="localize" if options.maps else "train_classifier",
+    )
 
 
 def measure(options: argparse.Namespace, workspace: Path) -> None:
@@ -189,7 +193,7 @@ def compare_maps(
     right_table = write_table(extra, extra.classes, names, workspace / f"right-{options.seed}.jsonl")
     run(options, workspace, root, right_table, "right")
     for name in ("right", "swapped", "left-out"):
-        for score in scores(workspace / "runs" / name):
+        for score in api.scores(workspace / "runs" / name):
             if score.what == "localization_maps":
                 print(f"{name:10}{score.name:16}{score.miou:6.2f} mIoU of maps")
 
@@ -197,9 +201,7 @@ def compare_maps(
 def main() -> None:
     """Measures in a given workspace, or in a temporary one."""
     parser = harness.option_parser(__doc__, seed=0)
-    parser.add_argument("--voc", type=Path, help="VOC devkit [painted scenes]")
-    parser.add_argument("--classes", type=Path, help="file of class names [classes.txt of the devkit]")
-    parser.add_argument("--train-list", default="train", help="list of training images of the devkit [train]")
+    harness.add_devkit(parser)
     parser.add_argument("--extra", type=Path, help="folder of class folders")
     parser.add_argument("--extra-classes", type=Path, help="file of lines <folder> <class name> [names of the folders]")
     parser.add_argument("--kind", choices=("single", "web"), default="single")
@@ -210,12 +212,8 @@ def main() -> None:
     parser.add_argument("--recipe", default="photos")
     harness.add_overrides(parser)
     options = parser.parse_args()
-    if options.workspace:
-        options.workspace.mkdir(parents=True, exist_ok=True)
-        measure(options, options.workspace.resolve())
-    else:
-        with tempfile.TemporaryDirectory() as workspace:
-            measure(options, Path(workspace))
+    with harness.working_folder(options.workspace) as workspace, ray_session(ComputeConfig()):
+        measure(options, workspace)
 
 
 if __name__ == "__main__":

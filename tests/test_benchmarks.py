@@ -93,6 +93,7 @@ OPTIONS = {
     "stream_training": "--images 16 --steps 2 --rounds 1",
     "ten_million": "--rows 1000",
     "training_throughput": "--seconds 1 --rounds 1",
+    "updates": f"--copies 1 --bounds 2 {SETS}",
     "wrong_tags": f"--recipe photos_fast {SETS}",
 }
 """Options that make each benchmark small. `{few_scenes}` is a list of 16 scenes of the demo."""
@@ -104,9 +105,10 @@ WHOLE_RUNS = (
     "orchestration",
     "related_images",
     "run_overhead",
+    "updates",
     "wrong_tags",
 )
-"""Benchmarks that call `mcis run`; their commands share a Ray."""
+"""Benchmarks that run the pipeline; they share a Ray."""
 NEEDS_MASKS = ("semi_weak",)
 """Scripts that need a table of photographs with masks."""
 TESTED_ELSEWHERE = ("quality", "run_all", "saliency")

@@ -1,0 +1,119 @@
+"""mIoU of localization maps by the number of updates of the classifier, for few and for many photographs.
+
+The classifier of a recipe trains on a third of the photographs of a VOC devkit, on all of them, and on all with changed
+copies of each: crops, mirror images, other colors. For each set, `classifier.max_steps` bounds the updates; `all` means
+the recipe's epochs without a bound. Copies have no ground truth, so the maps of the photographs themselves are scored.
+Without --voc, the photographs are painted scenes.
+
+The last line compares the score with the largest bound to that without a bound, on photographs and copies.
+"""
+
+import argparse
+import statistics
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import harness
+from growth import changed
+from PIL import Image
+
+from mcis.datasets.sources.voc import list_voc
+from mcis.datasets.synthetic import devkit
+from mcis.platform import api
+from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine.runtime import ray_session
+
+BOUNDS = "800,2000,5000"
+ALL = "all"
+TARGET = 0.995
+
+
+def sets_of_photographs(options: argparse.Namespace, folder: Path) -> Iterator[tuple[str, Path]]:
+    """Writes the tables of the three sets, and yields their names and tables."""
+    classes = options.classes or options.voc / "classes.txt"
+    listed = list_voc(options.voc, classes=classes, train_list=options.train_list)
+    photographs = []
+    for row in listed.table.to_pylist():
+        if row["split"] == "train" and row["tags"] and row["mask_uri"]:
+            tags = ";".join(listed.classes[k] for k in row["tags"])
+            photographs.append({"image": Path(row["uri"]), "tags": tags, "mask": Path(row["mask_uri"])})
+
+    yield "third", write_table(photographs[::3], folder / "third.csv")
+    yield "whole", write_table(photographs, folder / "whole.csv")
+    copies = [copy for number in range(options.copies) for copy in write_copies(photographs, number, folder / "copies")]
+    yield "copies", write_table([*photographs, *copies], folder / "copies.csv")
+
+
+def write_copies(photographs: list[dict[str, Any]], number: int, folder: Path) -> Iterator[dict[str, Any]]:
+    """Writes a changed copy of each photograph, unless it exists, and yields the rows of the copies."""
+    folder.mkdir(exist_ok=True)
+    for position, row in enumerate(photographs):
+        path = folder / f"{position:06d}-{number}.jpg"
+        if not path.exists():
+            with Image.open(row["image"]) as photograph:
+                changed(photograph.convert("RGB"), number * len(photographs) + position).save(path, quality=90)
+        yield {"image": path, "tags": row["tags"], "mask": ""}
+
+
+def write_table(rows: list[dict[str, Any]], table: Path) -> Path:
+    """Writes a table of training photographs."""
+    lines = ["image,tags,split,mask", *(f"{row['image']},{row['tags']},train,{row['mask']}" for row in rows)]
+    table.write_text("\n".join([*lines, ""]))
+    return table
+
+
+def score_of_maps(options: argparse.Namespace, table: Path, bound: str, seed: int, workspace: Path) -> float:
+    """Returns the mIoU of the maps of a run with at most this number of updates, percent."""
+    settings = [f"seed={seed}", "data.tags.allow_absolute=true", *options.overrides]
+    settings.append(f"classifier.max_steps={'None' if bound == ALL else bound}")
+    result = api.run(
+        table,
+        name=f"{table.stem}-{bound}-s{seed}",
+        recipe=options.recipe,
+        overrides=settings,
+        workspace=workspace,
+        until="localize",
+    )
+    (score,) = (score for score in result.scores if score.what == "localization_maps")
+    return score.miou
+
+
+def compare(options: argparse.Namespace, folder: Path) -> None:
+    """Measures all sets in a folder and prints the scores."""
+    if not options.voc:
+        options.voc = folder / "VOC2012"
+        options.train_list = "train_aug"
+        devkit.draw(options.voc, train=24, val=4, size=96, classes=3)
+
+    bounds = [*options.bounds.split(","), ALL]
+    print(harness.describe_machine())
+    print(f"{'photographs':14}" + "".join(f"{bound:>10}" for bound in bounds))
+    means: dict[str, float] = {}
+    for name, table in sets_of_photographs(options, folder):
+        means = {}
+        for bound in bounds:
+            of_seeds = [score_of_maps(options, table, bound, seed, folder) for seed in range(options.seeds)]
+            means[bound] = statistics.mean(of_seeds)
+        num_images = len(table.read_text().splitlines()) - 1
+        row = f"{name} {num_images}"
+        print(f"{row:14}" + "".join(f"{means[bound]:10.2f}" for bound in bounds), flush=True)
+    subject = f"mIoU of maps after {bounds[-2]} updates, relative to all updates, photographs and copies"
+    print(f"ratio {means[bounds[-2]] / means[ALL]:.3f} target {TARGET:g}: {subject}")
+
+
+def main() -> None:
+    """Measures in a given folder, or in a temporary one."""
+    parser = harness.option_parser(__doc__, copies=11, seeds=1)
+    parser.add_argument("--bounds", default=BOUNDS, help=f"values of classifier.max_steps, ascending [{BOUNDS}]")
+    harness.add_devkit(parser)
+    parser.add_argument("--folder", type=Path, help="folder that keeps copies and runs [a temporary one]")
+    parser.add_argument("--recipe", default="photos_fast")
+    harness.add_overrides(parser)
+    options = parser.parse_args()
+    with harness.working_folder(options.folder) as folder, ray_session(ComputeConfig()):
+        compare(options, folder)
+
+
+if __name__ == "__main__":
+    main()
