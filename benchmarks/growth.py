@@ -3,24 +3,29 @@
 Recipe `photos_fast` runs on 500, 2,000, 8,000 and 20,000 different JPEGs: crops, mirror images and color changes of the
 training photographs of a VOC devkit, written to disk once. The val photographs stay as they are. Processor seconds are
 those of all processes of the run, on which other programs have little influence. The driver's memory is resident, the
-workers' is that of the largest one. Without --voc, the photographs are painted scenes.
+workers' is that of the largest one. Without --voc, the photographs are painted scenes. With --folder, photographs and
+costs are kept, and a size that was measured before is not measured again; other settings need another folder. With
+--plot, the costs are plotted.
 
 The last line compares the processor seconds per photograph of the whole run at the largest size with those at the
 second one; the lines before it do so for each stage.
 """
 
 import argparse
+import dataclasses
+import json
 import re
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeAlias
 
 import harness
+import matplotlib.pyplot as plt
 import numpy as np
 import psutil
 from PIL import Image, ImageEnhance
@@ -55,6 +60,10 @@ class Cost:
     driver_gib: float = 0.0
     worker_gib: float = 0.0
     disk_gib: float = 0.0
+
+
+Costs: TypeAlias = Mapping[str, Cost]
+"""The cost of each stage."""
 
 
 @dataclass
@@ -166,7 +175,7 @@ def changed(photograph: Image.Image, number: int) -> Image.Image:
     return crop
 
 
-def measure(table: Path, name: str, options: argparse.Namespace, workspace: Path) -> Mapping[str, Cost]:
+def measure(table: Path, name: str, options: argparse.Namespace, workspace: Path) -> Costs:
     """Runs the recipe on a table and returns the cost of each stage."""
     words = [sys.executable, "-m", "mcis.platform.cli", "run", str(table), "--name", name, "--recipe", options.recipe]
     words += ["--workspace", str(workspace), *options.overrides]
@@ -201,23 +210,58 @@ def folder_gib(folder: Path) -> float:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) / 2**30
 
 
+def costs_of_size(options: argparse.Namespace, classes: Path, size: int, folder: Path) -> Costs:
+    """Measures a size, unless the folder has its costs."""
+    kept = folder / f"costs-{size}.json"
+    if kept.exists():
+        return {stage: Cost(**cost) for stage, cost in json.loads(kept.read_text()).items()}
+
+    table = write_photographs(options.voc, classes, options.train_list, size, folder / f"photographs-{size}")
+    costs = measure(table, f"growth-{size}", options, folder / f"workspace-{size}")
+    kept.write_text(json.dumps({stage: dataclasses.asdict(cost) for stage, cost in costs.items()}, indent=2))
+    return costs
+
+
+def plot(costs: Mapping[int, Costs], path: Path) -> None:
+    """Plots processor seconds per photograph by stage, and memory, against the number of photographs."""
+    sizes = list(costs)
+    figure, (time_axes, memory_axes) = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
+    for stage in costs[sizes[-1]]:
+        seconds = [costs[size][stage].processor / size for size in sizes]
+        if min(seconds) > 0:
+            time_axes.plot(sizes, seconds, marker="o", label=stage)
+    time_axes.set_ylabel("processor seconds per photograph")
+    time_axes.set_yscale("log")
+
+    for label in ("driver", "worker"):
+        gib = [max(getattr(cost, f"{label}_gib") for cost in costs[size].values()) for size in sizes]
+        memory_axes.plot(sizes, gib, marker="o", label=f"largest {label}" if label == "worker" else label)
+    memory_axes.set_ylabel("peak memory, GiB")
+    memory_axes.set_ylim(bottom=0)
+
+    for axes in (time_axes, memory_axes):
+        axes.set_xlabel("training photographs")
+        axes.set_xscale("log")
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axes.minorticks_off()
+        axes.grid(alpha=0.3)
+        axes.legend()
+    figure.savefig(path, dpi=120)
+
+
 def main() -> None:
     """Measures all sizes, prints tables, and compares the costs per photograph."""
     parser = harness.option_parser(__doc__)
     parser.add_argument("--sizes", default=SIZES, help=f"numbers of training photographs, ascending [{SIZES}]")
-    parser.add_argument("--voc", type=Path, help="VOC devkit [painted scenes]")
-    parser.add_argument("--classes", type=Path, help="file of class names [classes.txt of the devkit]")
-    parser.add_argument("--train-list", default="train", help="list of training images of the devkit [train]")
+    harness.add_devkit(parser)
     parser.add_argument("--folder", type=Path, help="folder that keeps photographs and runs [a temporary one]")
+    parser.add_argument("--plot", type=Path, metavar="PNG", help="file of a plot [none]")
     parser.add_argument("--recipe", default="photos_fast")
     harness.add_overrides(parser)
     options = parser.parse_args()
     print(harness.describe_machine())
-    if options.folder:
-        compare(options, options.folder.resolve())
-    else:
-        with tempfile.TemporaryDirectory() as folder:
-            compare(options, Path(folder))
+    with harness.working_folder(options.folder) as folder:
+        compare(options, folder)
 
 
 def compare(options: argparse.Namespace, folder: Path) -> None:
@@ -229,21 +273,23 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
     classes = options.classes or options.voc / "classes.txt"
 
     sizes = [int(size) for size in options.sizes.split(",")]
-    costs = {}
+    costs: dict[int, Costs] = {}
     for size in sizes:
-        table = write_photographs(options.voc, classes, options.train_list, size, folder / f"photographs-{size}")
-        costs[size] = measure(table, f"growth-{size}", options, folder / f"workspace-{size}")
+        costs[size] = costs_of_size(options, classes, size, folder)
         print(f"\n{size} photographs    wall s  processor s  driver GiB  worker GiB  disk GiB")
         for stage, cost in costs[size].items():
             memory = f"{cost.driver_gib:10.2f}  {cost.worker_gib:10.2f}"
             print(f"{stage:18}{cost.wall:8.1f}  {cost.processor:11.1f}  {memory}  {cost.disk_gib:8.2f}", flush=True)
 
+    if options.plot:
+        plot(costs, options.plot)
     small = sizes[1] if len(sizes) > 2 else sizes[0]
     large = sizes[-1]
     print(f"\nprocessor seconds per photograph, {large} photographs against {small}")
-    for stage in costs[large]:
-        growth = costs[large][stage].processor / large / (costs[small][stage].processor / small)
-        print(f"{stage:18}{growth:6.2f}")
+    for stage, cost in costs[small].items():
+        if cost.processor > 0:
+            growth = costs[large][stage].processor / large / (cost.processor / small)
+            print(f"{stage:18}{growth:6.2f}")
     totals = {size: sum(cost.processor for cost in costs[size].values()) / size for size in (small, large)}
     subject = f"processor seconds per photograph of a run on {large} photographs against {small}"
     print(f"ratio {totals[large] / totals[small]:.2f} target at most {TARGET:g}: {subject}")
