@@ -75,8 +75,8 @@ def score_of_maps(options: argparse.Namespace, table: Path, bound: str, seed: in
         workspace=workspace,
         until="localize",
     )
-    (score,) = (score for score in result.scores if score.what == "localization_maps")
-    return score.miou
+    maps = [score for score in result.scores if score.what == "localization_maps"]
+    return maps[-1].miou  # those with related images, after the single-round maps
 
 
 def compare(options: argparse.Namespace, folder: Path) -> None:
@@ -87,8 +87,7 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
         devkit.draw(options.voc, train=24, val=4, size=96, classes=3)
 
     bounds = [*options.bounds.split(","), ALL]
-    print(harness.describe_machine())
-    print(f"{'photographs':14}" + "".join(f"{bound:>10}" for bound in bounds))
+    lines = [f"{'photographs':14}" + "".join(f"{bound:>10}" for bound in bounds)]
     means: dict[str, float] = {}
     for name, table in sets_of_photographs(options, folder):
         means = {}
@@ -97,7 +96,8 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
             means[bound] = statistics.mean(of_seeds)
         num_images = len(table.read_text().splitlines()) - 1
         row = f"{name} {num_images}"
-        print(f"{row:14}" + "".join(f"{means[bound]:10.2f}" for bound in bounds), flush=True)
+        lines.append(f"{row:14}" + "".join(f"{means[bound]:10.2f}" for bound in bounds))
+    print(harness.describe_machine(), *lines, sep="\n")
     subject = f"mIoU of maps after {bounds[-2]} updates, relative to all updates, photographs and copies"
     print(f"ratio {means[bounds[-2]] / means[ALL]:.3f} target {TARGET:g}: {subject}")
 
