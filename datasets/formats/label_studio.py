@@ -5,7 +5,7 @@ import json
 import re
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 from xml.sax.saxutils import quoteattr
 
 import numpy as np
@@ -60,7 +60,8 @@ def _image_name(location: str, folder: Path) -> str:
     Without such a file, it returns the path of the task, for `find_files`.
     """
     url = urlsplit(location)
-    path = unquote(url.query.partition("d=")[2] or url.path).lstrip("/")
+    local_path = parse_qs(url.query).get("d", [""])[0]
+    path = (local_path or unquote(url.path)).lstrip("/")
     parts = path.split("/")
     original_name = re.sub("^[0-9a-f]{8}-", "", parts[-1])
     candidates = ["/".join(parts[start:]) for start in range(len(parts))]

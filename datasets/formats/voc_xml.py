@@ -1,5 +1,7 @@
 """Reads data sets in the XML format of Pascal VOC, a file for each image, as LabelImg and others write it."""
 
+import glob
+from pathlib import Path
 from xml.etree import ElementTree
 
 from mcis.datasets.formats.data_set import AnnotatedObject, DataSet, Format, ImportRequest, Photos, annotation_files
@@ -20,8 +22,10 @@ def read_voc_xml(request: ImportRequest) -> DataSet:
             raise ValueError(f"{file} is no annotation of Pascal VOC: its root is <{root.tag}>")
 
         image = root.findtext("filename", "").strip().replace("\\", "/").rpartition("/")[2]
-        renamed = file.stem + image[image.rfind(".") :]  # images are often renamed together with their XML file
-        found = image if (images / subfolder / image).is_file() else renamed
+        found = image
+        if not image or not (images / subfolder / image).is_file():
+            suffix = Path(image).suffix or _suffix_of_image(images / subfolder, file.stem)
+            found = file.stem + suffix  # images are often renamed together with their XML file
         name = (subfolder / found).as_posix()
         if name in photos:
             raise ValueError(f"two files are of {name}")
@@ -35,6 +39,12 @@ def read_voc_xml(request: ImportRequest) -> DataSet:
                 photos[name].append(AnnotatedObject(item.findtext("name", "").strip()))
 
     return DataSet(images.resolve(), photos)
+
+
+def _suffix_of_image(folder: Path, stem: str) -> str:
+    """Returns the suffix of the only other file with a name, for annotations that do not state it; or nothing."""
+    suffixes = [path.suffix for path in folder.glob(f"{glob.escape(stem)}.*") if path.suffix.lower() != ".xml"]
+    return suffixes[0] if len(suffixes) == 1 else ""
 
 
 VOC_XML = Format(

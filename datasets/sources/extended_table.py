@@ -42,7 +42,8 @@ def _extended_csv(table: Path, column: str, values: Sequence[str]) -> bytes:
 
 
 def _extended_jsonl(table: Path, column: str, values: Sequence[str]) -> bytes:
-    lines = [line for line in table.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+    # Only line feeds end a row: `splitlines` would also split at characters that texts in JSON may contain.
+    lines = [line for line in table.read_text(encoding="utf-8-sig").split("\n") if line.strip()]
     extended: list[str] = []
     for line, value in zip(lines, values, strict=True):
         extended.append(json.dumps(json.loads(line) | {column: value or None}, ensure_ascii=False) + "\n")

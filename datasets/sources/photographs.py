@@ -9,7 +9,7 @@ from typing import NamedTuple
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import check_name_lengths, shown
 from mcis.datasets.sources.lists import LeftOut, files_below, is_utf8, left_out_notes, path_inside, relative_name
-from mcis.datasets.sources.user_table import READERS, in_existing_spellings, read_user_table
+from mcis.datasets.sources.user_table import in_existing_spellings, is_table, read_user_table
 from mcis.datasets.storage.uris import credentials_refused, holds_credentials, is_remote, without_credentials
 
 
@@ -86,13 +86,14 @@ def _files(item: str, excluded: Path, left_out: LeftOut, allow_absolute: bool) -
 
     if not is_remote(item) and path.is_dir():
         yield from _files_of_folder(path.resolve(), excluded, left_out)
-    elif item.lower().endswith(tuple(READERS)):
+    elif is_table(item):
         yield from _files_of_table(item, allow_absolute)
     elif not is_remote(item) and not path.exists():
         raise UserError(f"no file or folder {item}", "photographs, folders of them, or tables", "correct the path")
     else:
         uri = item if is_remote(item) else os.path.abspath(path)
-        yield uri, uri.rpartition("/")[2]
+        path_of_uri = uri.partition("?")[0] if is_remote(item) else uri
+        yield uri, path_of_uri.rpartition("/")[2]
 
 
 def _files_of_folder(root: Path, excluded: Path, left_out: LeftOut) -> Iterator[tuple[str, str]]:

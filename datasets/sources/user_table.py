@@ -40,7 +40,7 @@ _PLACEHOLDER = "\ue000"
 """Private-use character that takes the place of a cell in a URI."""
 _COMMON_NAMES = {
     "image": ("file_name", "filename", "file", "path", "image_path", "uri"),
-    "tags": ("labels", "label", "tag", "classes", "class"),
+    "tags": ("labels", "label", "tag", "classes", "class", "class_name", "categories", "category"),
     "mask": ("mask_path",),
     "split": ("subset",),
 }

@@ -28,13 +28,13 @@ def test_csv_keeps_its_cells_and_separator(tmp_path: Path, separator: str) -> No
 def test_jsonl_keeps_its_values(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"image": "ä.jpg", "tags": ["cat"], "n": 12345678901234567890},
-        {"image": "b.jpg", "tags": [], "x": None},
+        {"image": "b.jpg", "tags": [], "x": "two\u2028lines"},
     ]
-    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row) + "\n\n" for row in rows))
+    (tmp_path / "t.jsonl").write_text("".join(json.dumps(row, ensure_ascii=False) + "\n\n" for row in rows))
 
     content = extended_table(tmp_path / "t.jsonl", "saliency", ["a.png", ""]).decode()
 
-    read = [json.loads(line) for line in content.splitlines()]
+    read = [json.loads(line) for line in content.strip().split("\n")]
     assert read == [rows[0] | {"saliency": "a.png"}, rows[1] | {"saliency": None}]
 
 

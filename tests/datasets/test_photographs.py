@@ -45,6 +45,12 @@ def test_names_are_paths_below_the_given_folder(root: Path) -> None:
     }
 
 
+def test_parameters_of_a_uri_are_no_part_of_the_name() -> None:
+    uri = "s3://bucket/photos/a.jpg?endpoint_override=storage.example.org:9000&scheme=http"
+    photographs, _ = list_photographs([uri], excluded=Path("out"))
+    assert photographs == [Photograph(uri, "a")]
+
+
 def test_photographs_of_one_name_keep_their_suffix(root: Path) -> None:
     (root / "photos" / "a.png").write_bytes(b"")
     assert names_of(root, "photos/a.jpg", "photos/a.png") == {"photos/a.jpg": "a.jpg", "photos/a.png": "a.png"}
