@@ -1,5 +1,6 @@
 """Reads data sets of the library `datasets` of Hugging Face."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,10 +38,44 @@ def read_hugging_face(request: ImportRequest) -> DataSet:
 def _load_split(source: Path, split: str) -> Any:
     load = require_module("datasets.load")
     saved = (source / "state.json").exists() or (source / "dataset_dict.json").exists()
+    if not saved:
+        _refuse_other_places(source)
     data = load.load_from_disk(str(source)) if saved else load.load_dataset(str(source))
     if not isinstance(data, dict):
         return data
     return data["validation" if split == "val" and "validation" in data else split]
+
+
+def _refuse_other_places(source: Path) -> None:
+    """Raises ValueError if the description of a data set names files outside of its folder, which would be loaded."""
+    yaml = require_module("yaml")
+    descriptions = []
+    for name in ("README.md", ".huggingface.yaml"):
+        text = (source / name).read_text(encoding="utf-8") if (source / name).exists() else ""
+        if name == "README.md":  # YAML between two lines of dashes, then text
+            text = text.split("---", 2)[1] if text.startswith("---") else ""
+        try:
+            descriptions.append(yaml.safe_load(text))
+        except yaml.YAMLError as error:
+            raise ValueError(f"{name} is not valid YAML: {error}") from None
+
+    for description in descriptions:
+        configs = description.get("configs") if isinstance(description, dict) else None
+        for config in configs if isinstance(configs, list) else []:
+            places = [config.get("data_files"), config.get("data_dir")] if isinstance(config, dict) else []
+            for place in _texts(places, set()):
+                if place.startswith(("/", "~")) or "://" in place or "::" in place or ".." in Path(place).parts:
+                    raise ValueError(f"its description names {place!r}, which is outside of the data set")
+
+
+def _texts(value: Any, seen: set[int]) -> Iterator[str]:
+    """Yields the texts in nested lists and dictionaries, which may contain each other several times."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | dict) and id(value) not in seen:
+        seen.add(id(value))
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _texts(item, seen)
 
 
 def _tags(cell: Any, label_type: Any) -> list[str | None]:

@@ -437,6 +437,12 @@ def test_hugging_face_labels_tell_none_from_unknown() -> None:
     assert [_tags(cell, names) for cell in (None, -1, [None])] == [[None]] * 3
 
 
+def test_voc_xml_without_the_suffix_of_its_image_finds_it(photographs: Path, tmp_path: Path) -> None:
+    (photographs / "a.xml").write_text(VOC.replace("a.png", "a"))
+    import_data_set("vocxml", photographs, tmp_path / "out")
+    assert tag_cells(tmp_path / "out") == {"a.png": "cat;dog"}
+
+
 def test_voc_xml_image_with_difficult_objects_only_is_no_negative(photographs: Path, tmp_path: Path) -> None:
     (photographs / "a.xml").write_text(VOC)
     difficult = "<annotation><filename>b.png</filename><object><name>cow</name><difficult>1</difficult></object>"
@@ -583,6 +589,13 @@ def test_label_studio_finds_images_of_local_storage_and_uploads(photographs: Pat
     assert tags_of(tmp_path / "out") == {"train/a.png": ["dog"], "train/b.png": ["cat", "dog"]}
 
 
+def test_label_studio_ignores_parameters_of_signed_urls(photographs: Path, tmp_path: Path) -> None:
+    location = "https://bucket.example.org/a.png?GoogleAccessId=me&Signature=abc%2Fd"
+    source = write_tasks(tmp_path / "tasks.json", {"data": {"image": location}, "annotations": [choices("dog")]})
+    import_data_set("labelstudio", source, tmp_path / "out", images=photographs)
+    assert tags_of(tmp_path / "out") == {"train/a.png": ["dog"]}
+
+
 def test_label_studio_uses_the_last_annotation_that_was_not_cancelled(photographs: Path, tmp_path: Path) -> None:
     relation = {"type": "relation", "from_id": "x", "to_id": "y"}
     last = {"result": [*choices("cat", "dog")["result"], relation]}
@@ -638,6 +651,15 @@ def test_hugging_face_becomes_tags(
         import_data_set("huggingface", tmp_path / "saved", tmp_path / "out", split=split)
 
     assert list(tags_of(tmp_path / "out").values()) == expected + expected
+
+
+@pytest.mark.parametrize("place", ["/etc/*.csv", "../other/*.csv", "http://192.0.2.1/x.csv", "zip://x.csv::y.zip"])
+def test_hugging_face_data_outside_of_the_folder_is_refused(tmp_path: Path, place: str) -> None:
+    (tmp_path / "set").mkdir()
+    card = f"---\nconfigs:\n- config_name: default\n  data_files:\n  - split: train\n    path: {place}\n---\n# Data\n"
+    (tmp_path / "set/README.md").write_text(card)
+    with pytest.raises(UserError, match="outside of the data set"):
+        import_data_set("huggingface", tmp_path / "set", tmp_path / "out")
 
 
 # --- yolo
