@@ -49,17 +49,16 @@ def study(
     definition = read_definition(str(study))
     sources = None if source is None else str(source)
     file = None if config is None else Path(config)
-    values = location_values(locations)
+    definition.refuse_source(sources)
     if sources is None and file is None:
-        sources, first_values = definition.first_data
-        values = {**first_values, **values}
+        sources = definition.first_source
     if cases:
         definition = select_cases(definition, cases)
     folder = workspace or os.environ.get("MCIS_WORKSPACE", "mcis-workspace")
     requested = Study(
         kind=str(study),
         name=name,
-        resolved=resolve(sources, recipe, values, overrides, file=file),
+        resolved=resolve(sources, recipe, location_values(locations), overrides, file=file),
         workspace=Workspace(local_path(str(folder))),
         num_seeds=seeds,
         until=until,

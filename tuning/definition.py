@@ -19,6 +19,7 @@ from mcis.platform import pipeline
 from mcis.platform.config.keys import Values, value_of
 from mcis.platform.config.resolve import Resolved, resolve, with_table
 from mcis.platform.config.sections import Config, sources_of
+from mcis.platform.runs.files import fingerprint
 
 LIBRARY = Path(__file__).parent / "library"
 LAST_STAGES = pipeline.STAGE_NAMES[pipeline.STAGE_NAMES.index("localize") : -1]
@@ -31,6 +32,8 @@ _IMAGE_KEYS = ("classes", "train_list", "val_list")
 """Values of the section `data` that select the images and classes of these data sets."""
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 _MAX_NAME_LENGTH = 64
+_DIGEST_LENGTH = 8
+"""Number of digits that tell cases of axes apart whose names are too long."""
 
 
 class _StrictModel(BaseModel):
@@ -160,14 +163,23 @@ class StudyDefinition(_StrictModel):
         return f"paper ({_PAPER_DATA[self.paper_data]} test, network)"
 
     @property
-    def first_data(self) -> tuple[str | None, Values]:
-        """Source and values of the first data set, for commands without SOURCE. (None, {}) if there is none."""
-        return (self.data_sets[0].source, self.data_sets[0].values) if self.data_sets else (None, {})
+    def first_source(self) -> str | None:
+        """Source of the first data set, for commands without SOURCE. None: the study has no data sets."""
+        return self.data_sets[0].source if self.data_sets else None
 
     @property
     def data_keys(self) -> set[str]:
-        """Keys that the data sets set, for example the location of a table."""
-        return {key for data_set in self.data_sets for key in data_set.located()[1]}
+        """Keys that the data sets set, except the location of a table."""
+        return {key for data_set in self.data_sets for key in data_set.values}
+
+    def refuse_source(self, source: str | None) -> None:
+        """Raises UserError if a command names a source, but the study has data sets of its own."""
+        if source is not None and self.data_sets:
+            raise UserError(
+                f"{source}, for a study with data sets of its own: {', '.join(data.name for data in self.data_sets)}",
+                "no source in the command",
+                "leave it out, or add it to the study as [[data]]",
+            )
 
     def all_cases(self) -> Iterator[CaseDefinition]:
         """Yields the cases, the combinations of the axes, then the methods on each data set."""
@@ -214,8 +226,11 @@ def _case_name(values: dict[str, Any]) -> str:
         text = value if isinstance(value, str) else json.dumps(value, default=str)
         texts.append(f"{key.rpartition('.')[2]}-{text}")
 
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(texts))
-    return name.strip("-.")[:_MAX_NAME_LENGTH]
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", "-".join(texts)).strip("-.")
+    if len(name) <= _MAX_NAME_LENGTH:
+        return name
+    digest = fingerprint(values)[:_DIGEST_LENGTH]
+    return f"{name[: _MAX_NAME_LENGTH - _DIGEST_LENGTH - 1]}-{digest}"
 
 
 def library() -> list[str]:
@@ -375,12 +390,14 @@ def trial_values(resolved: Resolved, values: Values, sources: str | None = None)
     left_out = [f"data.{source}" for source in unused_sources]
     method = config.localize.method.name
     if values.get("localize.method.name", method) != method:
-        left_out.append("localize.method.")
+        left_out.append("localize.method")
     if values.get("localize.related") == 0:
         left_out.append("localize.method.contrastive")
 
-    changed = {key: value for key, value in resolved.changed().items() if not key.startswith(tuple(left_out))}
-    return changed | values
+    def is_left_out(key: str) -> bool:
+        return any(key == name or key.startswith(f"{name}.") for name in left_out)
+
+    return {key: value for key, value in resolved.changed().items() if not is_left_out(key)} | values
 
 
 def configured(resolved: Resolved, values: Values, sources: str | None = None, recipe: str | None = None) -> Resolved:

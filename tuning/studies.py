@@ -13,7 +13,7 @@ from pydantic_core import to_jsonable_python
 from mcis.datasets.errors import UserError
 from mcis.platform import pipeline
 from mcis.platform.config.keys import Values, leaves
-from mcis.platform.config.resolve import COMMAND_LINE, OVERRIDE, resolve
+from mcis.platform.config.resolve import COMMAND_LINE, OVERRIDE, resolve, with_table
 from mcis.platform.config.sections import Config, sources_of
 from mcis.platform.outputs.read_index import rows_in_split
 from mcis.platform.reporting.compared_runs import open_run_groups
@@ -202,7 +202,8 @@ def run_study(study: Study, definition: StudyDefinition) -> StudyResult:
     check_sources(definition, study.resolved.config)
     cases = cases_of(definition, study.resolved, study.until)
     keys_of_all_cases = set.intersection(*(set(case.values) for case in cases))
-    _check_study(study, keys_of_all_cases - definition.data_keys)
+    location_of_first = with_table(definition.first_source, {})[1]
+    _check_study(study, (keys_of_all_cases | definition.data_keys) - set(location_of_first))
     refuse_if_running(study.workspace, study.name)
     plan = _make_plan(study, cases, definition.paper_column)
 
@@ -239,10 +240,10 @@ def _check_study(study: Study, case_keys: set[str]) -> None:
 
     Args:
         study: the study.
-        case_keys: keys that every case sets.
+        case_keys: keys that every case or a data set sets.
 
     Raises:
-        UserError: the last stage has no score, or the user sets a key that every case sets.
+        UserError: the last stage has no score, or the user sets one of the keys.
     """
     if study.until not in LAST_STAGES:
         raise UserError(

@@ -168,27 +168,29 @@ class Configuration:
     seed: Seed = None
     gpu: Gpu = False
 
+    @property
+    def named_source(self) -> str | None:
+        """SOURCE. None: there is none, and the first word of the command is an override."""
+        from mcis.platform.config.resolve import is_assignment
+
+        return None if self.source is None or is_assignment(self.source) else self.source
+
     def resolve(
-        self,
-        overrides: Overrides,
-        *,
-        default: tuple[str | None, Mapping[str, Any]] = (None, {}),
-        options: Mapping[str, Any] | None = None,
+        self, overrides: Overrides, *, default_source: str | None = None, options: Mapping[str, Any] | None = None
     ) -> "Resolved":
         """Returns the configuration. Errors are those of `config.resolve.resolve`.
 
         Args:
             overrides: Values that win over recipe and file.
-            default: SOURCE, and values by dotted key, of a command that names neither a source nor a file.
+            default_source: SOURCE of a command that names neither a source nor a file.
             options: Values of further options of the command, by dotted key.
         """
-        from mcis.platform.config.resolve import is_assignment, location_values, resolve
+        from mcis.platform.config.resolve import location_values, resolve
 
-        source = self.source
+        source = self.named_source
         texts = overrides.texts(seed=self.seed, gpu=self.gpu)
-        if source is not None and is_assignment(source):  # the first word of a command without a source
-            texts = [source, *texts]
-            source = None
+        if source != self.source:
+            texts = [str(self.source), *texts]
         locations = {name: getattr(self, name) or None for name in SOURCES}
         files = {
             "data.corrected_masks": self.corrected_masks,
@@ -197,8 +199,7 @@ class Configuration:
         }
         values = {**location_values(locations | files), **(options or {})}
         if source is None and self.config is None:
-            source, default_values = default
-            values = {**default_values, **values}
+            source = default_source
         return resolve(source, self.recipe, values, texts, file=self.config)
 
 

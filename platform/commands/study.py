@@ -92,7 +92,8 @@ def run_study(
         from mcis.tuning.tables import cases_csv
 
         definition = read_definition(study)
-        resolved = configuration.resolve(overrides, default=definition.first_data)
+        definition.refuse_source(configuration.named_source)
+        resolved = configuration.resolve(overrides, default_source=definition.first_source)
         if cases:
             definition = select_cases(definition, cases)
         result = run(

@@ -47,12 +47,19 @@ class Resolved(NamedTuple):
     origins: dict[str, str]
 
     def changed(self) -> Values:
-        """Returns the values that do not come from defaults, recipe or sources, by dotted key."""
+        """Returns the values that the user changed, by dotted key: those of options and overrides, and those of a file
+        that differ from its recipe and sources. A saved file has all values."""
         unchanged = ("default", f"recipe {self.config.recipe}", f"sources {self.config.sources}")
+        candidates = {key: value for key, value in leaves(self.config) if self.origins[key] not in unchanged}
+        if not {self.origins[key] for key in candidates} <= {COMMAND_LINE, OVERRIDE}:
+            original = dict(leaves(resolve(self.config.sources, self.config.recipe).config))
+            for key, value in list(candidates.items()):
+                if self.origins[key] not in (COMMAND_LINE, OVERRIDE) and value == original.get(key):
+                    del candidates[key]
         return {
             key: value if isinstance(value, int | float | str | list | tuple | None) else str(value)
-            for key, value in leaves(self.config)
-            if self.origins[key] not in unchanged and key not in _NAMES
+            for key, value in candidates.items()
+            if key not in _NAMES
         }
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from mcis.datasets.errors import UserError
+from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.config.sections import Config
@@ -309,8 +310,7 @@ def test_methods_run_on_each_data_set_and_are_compared_with_the_first(tmp_path: 
     file = tmp_path / "grid.toml"
     file.write_text(GRID)
     definition = read_definition(str(file))
-    source, values = definition.first_data
-    resolved = resolve(source, "photos", values, ["seed=3"])
+    resolved = resolve(definition.first_source, "photos", overrides=["seed=3"])
     check_sources(definition, resolved.config)
 
     cases = cases_of(definition, resolved, "evaluate")
@@ -328,6 +328,54 @@ def test_methods_run_on_each_data_set_and_are_compared_with_the_first(tmp_path: 
     assert all(config.seed == 3 for config in configs)
     assert [str(dict(leaves(config))["data.tags.table"])[-9:] for config in configs[:2]] == ["birds.csv"] * 2
     assert all(str(config.data.voc) == "/voc" for config in configs[2:])
+
+
+def test_values_of_the_first_data_set_are_not_those_of_others(tmp_path: Path) -> None:
+    file = tmp_path / "grid.toml"
+    values = 'set = { "data.max_side" = 256, "classifier.epochs" = 5 }'
+    file.write_text(GRID.replace('source = "birds.csv"', f'source = "birds.csv"\n{values}'))
+    definition = read_definition(str(file))
+    resolved = resolve(definition.first_source, "photos", overrides=["data.tags_from=xml"])
+
+    cases = {case.name: case for case in cases_of(definition, resolved, "evaluate")}
+    birds, voc = (
+        configured(resolved, case.values, case.sources, case.recipe).config
+        for case in (cases["birds-ours"], cases["voc-ours"])
+    )
+    assert (birds.data.max_side, birds.classifier.epochs) == (256, 5)
+    assert (voc.data.max_side, voc.classifier.epochs) == (400, 8)
+    assert voc.data.tags_from == "xml"
+
+
+def test_a_source_is_refused_if_the_study_has_data_sets(tmp_path: Path) -> None:
+    file = tmp_path / "grid.toml"
+    file.write_text(GRID)
+    with pytest.raises(UserError, match=r"photos.csv, for a study with data sets of its own: birds, voc"):
+        read_definition(str(file)).refuse_source("photos.csv")
+    read_definition(str(file)).refuse_source(None)
+    read_definition("table5").refuse_source("voc")
+
+
+def test_a_saved_configuration_does_not_override_the_recipes_of_cases(tmp_path: Path) -> None:
+    saved = resolve("tags", "photos", overrides=["classifier.epochs=5"])
+    file = tmp_path / "saved.toml"
+    file.write_text(experiment_text(saved.config, saved.origins))
+    resolved = resolve(file=file)
+    assert resolved.changed() == {"classifier.epochs": 5}
+
+    fast = configured(resolved, {}, recipe="photos_fast").config
+    expected = resolve("tags", "photos_fast", overrides=["classifier.epochs=5"]).config
+    assert fast == expected
+
+
+def test_long_combinations_of_axes_have_different_names(tmp_path: Path) -> None:
+    file = tmp_path / "axes.toml"
+    keys = ("pseudo_masks.background_threshold", "classifier.optimizer.learning_rate", "localize.related")
+    axes = ", ".join(f'"{key}" = [0, 1]' for key in (*keys, "affinity_net.background_threshold"))
+    file.write_text(f'about = "x"\naxes = {{ {axes} }}\n')
+    names = [case.name for case in read_definition(str(file)).all_cases()]
+    assert len(set(names)) == 16
+    assert all(len(name) == 64 for name in names)
 
 
 def test_an_unknown_study_is_refused_with_the_names_of_the_library() -> None:
