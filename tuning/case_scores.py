@@ -1,5 +1,6 @@
 """Scores of the cases of a study by column and seed: what they mean, and paired differences with intervals."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
@@ -229,7 +230,7 @@ def with_intervals(
 def _miou_interval(compared: ComparedScore) -> list[float] | None:
     """Lower and upper end of the interval of the difference of mIoU; None if there is none."""
     intervals = [[found.low, found.high] for found in compared.differences if found.measure == "miou"]
-    return intervals[-1] if intervals else None
+    return intervals[-1] if intervals and all(map(math.isfinite, intervals[-1])) else None
 
 
 def used_columns(rows: Sequence[CaseScores] | Sequence[PairedDifference]) -> list[str]:

@@ -42,6 +42,8 @@ def cases_table(
 ) -> Table:
     """The scores of the cases: mean and standard deviation of mIoU, means of the further percentages, the paper's mIoU.
 
+    A case with fewer finished seeds than others says so after its name.
+
     Args:
         case_scores: scores of the cases.
         title: title of the table.
@@ -51,15 +53,17 @@ def cases_table(
     score_columns = used_columns(case_scores)
     share_columns = list(dict.fromkeys(name for scores in case_scores for name in scores.shares))
     ranks = ranks_of_methods(case_scores, differences)
+    num_seeds = max((len(scores.seeds) for scores in case_scores), default=0)
 
     rows = []
     for scores in case_scores:
-        cells = [scores.case.name]
+        missing = num_seeds - len(scores.seeds)
+        cells = [f"{scores.case.name} ({len(scores.seeds)} of {num_seeds} seeds)" if missing else scores.case.name]
         cells += [_mean_text(scores.miou.get(column)) for column in score_columns]
         if paper_column:
             cells.append("" if scores.case.paper is None else f"{scores.case.paper:.1f}")
         cells += [f"{mean(scores.shares[name]):.1f}" if name in scores.shares else "-" for name in share_columns]
-        cells += [ranks[scores.case.name]] if ranks else []
+        cells += [ranks.get(scores.case.name, "")] if ranks else []
         cells.append(scores.case.inference)
         rows.append(tuple(cells))
 
@@ -79,8 +83,8 @@ def ranks_of_methods(case_scores: Sequence[CaseScores], differences: Sequence[Pa
     """The ranks of the methods of a study on each data set, by case: `1` is the highest mean mIoU.
 
     Methods are ranked by the last score of the pipeline that all of them have on the data set. Ranks are empty without
-    such a score, and for methods whose score cannot be compared with that of the first method. Studies without methods
-    have no ranks.
+    such a score, if the first method has no score, for methods whose score cannot be compared with that of the first
+    method, and for methods with fewer finished seeds than others. Studies without methods have no ranks.
 
     Args:
         case_scores: scores of the cases.
@@ -89,12 +93,18 @@ def ranks_of_methods(case_scores: Sequence[CaseScores], differences: Sequence[Pa
     left_out = {difference.case.name: difference.left_out for difference in differences}
     ranks: dict[str, str] = {}
     for data_set in dict.fromkeys(scores.case.data_set for scores in case_scores if scores.case.method):
-        of_data_set = [scores for scores in case_scores if scores.case.data_set == data_set]
+        of_data_set = [scores for scores in case_scores if scores.case.method and scores.case.data_set == data_set]
         common = [column for column in used_columns(of_data_set) if all(column in s.miou for s in of_data_set)]
+        has_control = any(scores.case.against is None for scores in of_data_set)
+        num_seeds = max(len(scores.seeds) for scores in of_data_set)
+
         means = {}
         for scores in of_data_set:
-            if common and common[-1] not in left_out.get(scores.case.name, {}):
-                means[scores.case.name] = mean(scores.miou[common[-1]])
+            is_comparable = common and common[-1] not in left_out.get(scores.case.name, {})
+            if has_control and is_comparable and len(scores.seeds) == num_seeds:
+                value = mean(scores.miou[common[-1]])
+                if not isnan(value):
+                    means[scores.case.name] = value
         for scores in of_data_set:
             name = scores.case.name
             is_ranked = name in means and len(means) > 1

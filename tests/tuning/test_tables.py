@@ -82,6 +82,17 @@ def test_methods_that_are_scored_on_other_images_have_no_rank() -> None:
     assert [row[1] for row in differences_table([left_out, compared]).rows] == ["-", "+10.00"]
 
 
+def test_methods_with_fewer_seeds_say_so_and_have_no_rank() -> None:
+    methods = [
+        case_scores("x", "a", {MASKS: [10.0, 12.0, 11.0]}, method="a", data_set="x"),
+        case_scores("x", "b", {MASKS: [90.0, 90.0]}, method="b", data_set="x", against="a"),
+        case_scores("x", "c", {MASKS: [1.0, 1.0, 1.0]}, method="c", data_set="x", against="a"),
+    ]
+    assert ranks_of_methods(methods) == {"a": "1", "b": "", "c": "2"}
+    assert [row[0] for row in cases_table(methods, "title").rows] == ["a", "b (2 of 3 seeds)", "c"]
+    assert ranks_of_methods(methods[1:]) == {"b": "", "c": ""}, "the first method has no score"
+
+
 def test_the_table_of_cases_has_no_column_without_values() -> None:
     assert cases_table(EFFECT[1:], "title").columns == ("case", "masks", "+CRF", "maps by")
 
