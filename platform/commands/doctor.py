@@ -48,6 +48,8 @@ def doctor(
     from mcis.platform.reporting.terminal import make_table
     from mcis.platform.runs.progress import console
 
+    if source is not None and bench:
+        raise typer.BadParameter("--for and --bench are checks of their own: call them one after the other")
     title = "Does mcis work on this machine?"
     sizing = None
     if source is not None:

@@ -144,14 +144,15 @@ def suggest(
         bool, typer.Option("--tags", help="Instead of masks: list images whose tag is probably wrong.")
     ] = False,
     rank: Annotated[
-        float,
+        float | None,
         typer.Option(
             min=0,
             max=1,
             help="With --tags: list a tag if the classifier scores at least this fraction of the images without it "
             "higher.",
+            show_default="0.25",
         ),
-    ] = 0.25,
+    ] = None,
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
 ) -> None:
     """Choose the training images whose masks to correct first: network and pseudo masks disagree most on them.
@@ -161,16 +162,21 @@ def suggest(
     with another tool, by --format, are imported by `mcis import ... --labels OUT/labels.csv`.
 
     With --tags, OUT/doubtful_tags.html and .csv list the tags that the classifier ranks lowest, and OUT/leave_out.txt
-    the images, for data.leave_out. In runs with single-label or web images, only the tags of these are listed.
+    all their images, for data.leave_out. In runs with single-label or web images, only the tags of these are listed.
     """
+    if tags and (format is not None or min_area != 1):
+        raise typer.BadParameter("--format and --min-area are for masks: leave them out with --tags")
+    if rank is not None and not tags:
+        raise typer.BadParameter("--rank is for tags: add --tags")
     with plain_errors(resumes=False):
         from mcis.platform.runs.workspace import Workspace
 
         opened = Workspace(workspace, create=False)
         if tags:
-            from mcis.platform.reporting.tag_suggestions import write_tag_suggestions
+            from mcis.platform.reporting.tag_suggestions import DEFAULT_RANK, write_tag_suggestions
 
-            typer.echo(write_tag_suggestions(opened, name, out, min_rank=rank, count=count))
+            min_rank = DEFAULT_RANK if rank is None else rank
+            typer.echo(write_tag_suggestions(opened, name, out, min_rank=min_rank, count=count))
             return
 
         from mcis.platform.networks.predictor import Predictor

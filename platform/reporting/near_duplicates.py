@@ -87,17 +87,22 @@ def similar_pairs(vectors: NDArray[np.float32], min_similarity: float, most: int
 
     Args:
         vectors: vectors of any length, (N, C).
-        most: maximum number of pairs to return. Memory holds one block of similarities and these pairs.
+        most: maximum number of pairs to return. Memory holds these pairs and one block of similarities, whose pairs are
+            sorted only if they are among its most similar ones.
     """
     vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-6)
     best = SimilarPairs(0, np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros(0, np.float32))
     for start in range(0, len(vectors), _BLOCK):
         similarities = np.minimum(vectors[start : start + _BLOCK] @ vectors[start:].T, 1)
-        rows, columns = np.nonzero(np.triu(similarities >= min_similarity, 1))
+        is_similar = np.triu(similarities >= min_similarity, 1)
+        num_similar = int(np.count_nonzero(is_similar))
+        if num_similar > most:
+            is_similar &= similarities >= np.partition(similarities[is_similar], -most)[-most]
+        rows, columns = np.nonzero(is_similar)
 
         first = np.concatenate([best.first, start + rows])
         second = np.concatenate([best.second, start + columns])
         similarity = np.concatenate([best.similarity, similarities[rows, columns]])
         order = np.lexsort((second, first, -similarity))[:most]
-        best = SimilarPairs(best.total + len(rows), first[order], second[order], similarity[order])
+        best = SimilarPairs(best.total + num_similar, first[order], second[order], similarity[order])
     return best

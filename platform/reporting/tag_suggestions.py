@@ -127,8 +127,8 @@ def write_tag_suggestions(workspace: Workspace, name: str, out: Path, *, min_ran
     """Writes the tags that are probably wrong.
 
         doubtful_tags.csv   tags with a rank of at least `min_rank`, the highest first
-        doubtful_tags.html  page with the first `count` images
-        leave_out.txt       ids of these images, for `data.leave_out`
+        doubtful_tags.html  page with the first `count` of them
+        leave_out.txt       ids of the images of all these tags, for `data.leave_out`
 
     Returns:
         A description of what was written.

@@ -16,6 +16,11 @@ from mcis.platform.commands.checks import Check, Finding, run_checks
 from mcis.platform.commands.doctor import check_machine
 
 
+def test_sizes_and_speed_are_not_checked_together(tmp_path: Path) -> None:
+    words = ["doctor", "--for", "photos.csv", "--bench", "--workspace", str(tmp_path)]
+    assert CliRunner().invoke(app, words).exit_code == 2
+
+
 def test_a_disk_that_is_too_small_is_reported_without_creating_a_workspace(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -105,6 +105,12 @@ def test_a_run_without_a_classifier_ranks_no_tags(tmp_path: Path) -> None:
     assert "run 'none' has no trained classifier" in done.output
 
 
+@pytest.mark.parametrize("options", [["--tags", "--format", "coco"], ["--tags", "--min-area", "50"], ["--rank", "0.1"]])
+def test_options_that_would_have_no_effect_are_refused(tmp_path: Path, options: list[str]) -> None:
+    words = ["suggest", *options, "--name", "none", "--out", str(tmp_path / "out"), "--workspace", str(tmp_path)]
+    assert CliRunner().invoke(app, words).exit_code == 2
+
+
 def test_pairs_of_similar_vectors_are_found() -> None:
     rng = np.random.default_rng(0)
     vectors = rng.normal(size=(5000, 32)).astype(np.float32)
