@@ -9,7 +9,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -19,7 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage import folders
-from mcis.datasets.storage.files import read_bytes, stamp, stamps_of_column, sync
+from mcis.datasets.storage.files import read_opened, stamp, stamps_of_column, sync
 from mcis.datasets.storage.folders import describe_length, fetch_file, files_below, names_in, read_file
 from mcis.datasets.storage.object_lists import Stamp
 from mcis.datasets.storage.threads import map_in_threads
@@ -29,6 +29,8 @@ from mcis.datasets.tables.shards import read_parquet
 _Record = TypeVar("_Record")
 _NUM_THREADS = 8
 """Number of threads that read files for `contents_digest`."""
+_MAX_DIGESTED = 2**30
+"""Maximum size in bytes of a file of another program. No reader accepts a larger one."""
 
 
 def fingerprint(*parts: Any) -> str:
@@ -72,17 +74,25 @@ def contents_digest(files: Sequence[str | None]) -> str:
     Args:
         files: paths; None for no file.
     """
-    return fingerprint(list(map_in_threads(_digest_of_bytes, files, threads=_NUM_THREADS)))
+    return fingerprint(list(map_in_threads(_digest_of_file, files, threads=_NUM_THREADS)))
 
 
-def _digest_of_bytes(file: str | None) -> str | None:
+def _digest_of_file(file: str | None) -> str | None:
     """SHA-256 of a file; None for a file that cannot be read, which its reader reports."""
     if file is None:
         return None
     try:
-        return hashlib.sha256(read_bytes(file)).hexdigest()
+        return read_opened(file, _sha256, _MAX_DIGESTED)
     except OSError:
         return None
+
+
+def _sha256(content: BinaryIO) -> str:
+    """SHA-256 of an open file, which is read in parts."""
+    digest = hashlib.sha256()
+    for part in iter(functools.partial(content.read, 2**20), b""):
+        digest.update(part)
+    return digest.hexdigest()
 
 
 def files_in(folder: Path) -> dict[str, int]:

@@ -26,7 +26,7 @@ from mcis.platform.cli import app
 from mcis.platform.engine.errors import user_error_in
 from mcis.platform.outputs.tables import image_maps
 from mcis.platform.reporting.export import export
-from mcis.platform.runs.files import read_table
+from mcis.platform.runs.files import contents_digest, read_table
 from mcis.platform.runs.results import StageResult
 
 CLASSES = 3
@@ -229,6 +229,34 @@ def test_masks_are_pseudo_masks_with_unsure_pixels_as_background(small: Any, the
 def mapped(small: Any, theirs: Files) -> pipeline.RunResult:
     overrides = (f"localize.maps={theirs.maps}", "pseudo_masks.rule=crf", NO_CLASSIFIER)
     return small.run("their-maps", *overrides, until="localize")
+
+
+def test_maps_that_are_replaced_are_imported_again_even_with_equal_size_and_time(
+    small: Any, theirs: Files, tmp_path: Path
+) -> None:
+    folder = tmp_path / "maps"
+    shutil.copytree(theirs.maps, folder)
+    overrides = (f"localize.maps={folder}", "pseudo_masks.rule=crf", NO_CLASSIFIER)
+    before = small.run("replaced-maps", *overrides, until="localize")
+    for path in folder.iterdir():
+        stat = path.stat()
+        record = np.load(path, allow_pickle=True).item()
+        np.save(path, record | {"high_res": 1 - record["high_res"]})
+        assert path.stat().st_size == stat.st_size
+        os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    after = small.run("replaced-maps", *overrides, until="localize")
+    assert after.scores[0].miou < before.scores[0].miou
+
+
+def test_large_files_are_recognized_by_their_content(tmp_path: Path) -> None:
+    files = [str(tmp_path / name) for name in "ab"]
+    for path, last in zip(files, (b"1", b"2"), strict=True):
+        with open(path, "wb") as file:
+            file.seek(2**28)
+            file.write(last)
+    digests = {contents_digest([path]) for path in files}
+    assert len(digests) == 2
+    assert contents_digest([None]) not in digests
 
 
 def test_maps_are_scored_as_given(mapped: pipeline.RunResult, theirs: Files) -> None:

@@ -35,7 +35,7 @@ from mcis.platform.outputs.relations import RELATED, VECTORS, draw_relations, re
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.workspace import Workspace
-from mcis.platform.stages.localization.imported import check_map_files, import_maps, map_file_stamps
+from mcis.platform.stages.localization.imported import check_map_files, import_maps, map_file_contents
 from mcis.platform.stages.localization.nearest import MAPS_PER_TASK, find_nearest_images
 from mcis.platform.stages.localization.workers import Embed, Relate, embed_rows, read_images, relate_rows
 
@@ -52,8 +52,8 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """Inputs of the stage key: the format and the stamps of the map files of another program."""
-    return map_file_stamps(config.localize, context) if config.localize.is_imported else None
+    """Inputs of the stage key: the format and the contents of the map files of another program."""
+    return map_file_contents(config.localize, context) if config.localize.is_imported else None
 
 
 def run(config: Config, context: RunContext) -> StageResult:

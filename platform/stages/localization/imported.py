@@ -1,6 +1,7 @@
 """Localization maps of another program (`localize.maps`): files -> IMPORTED_MAPS_SCHEMA, as given."""
 
 import functools
+import os
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from mcis.platform.outputs.given_files import check_any_matches, match_all, unus
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.outputs.tables import IMPORTED_MAPS_SCHEMA
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.files import file_stamps, fingerprint, read_shards, read_table
+from mcis.platform.runs.files import contents_digest, fingerprint, read_shards, read_table
 from mcis.platform.runs.results import StageResult
 
 _KEY = "localize.maps"
@@ -33,16 +34,14 @@ def check_map_files(section: LocalizeConfig, image_ids: list[str]) -> None:
     check_any_matches(image_ids, files, "map", section.maps, _KEY)
 
 
-def map_file_stamps(section: LocalizeConfig, context: RunContext) -> list[str]:
-    """The format of the maps, and digests of the paths and the stamps of their files, for the key of the stage.
-
-    Files in different folders may have the same stamps, so the paths are absolute.
-    """
+def map_file_contents(section: LocalizeConfig, context: RunContext) -> list[str]:
+    """The format of the maps, and digests of the names and contents of their files, for the key of the stage."""
+    assert section.maps is not None
     paths: list[str] = []
     for files in _files_of_images(section, split_rows(context, "train", tagged=True, columns=["image_id"])):
         paths += files
-    stamps = file_stamps(pa.chunked_array([pa.array(paths, pa.string())]))
-    return [section.maps_format, fingerprint(paths), stamps]
+    names = [os.path.relpath(path, section.maps) for path in paths]
+    return [section.maps_format, fingerprint(names), contents_digest(paths)]
 
 
 def _files_of_images(section: LocalizeConfig, rows: pa.Table) -> list[list[str]]:
