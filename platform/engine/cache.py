@@ -8,8 +8,9 @@ import contextlib
 import functools
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -127,50 +128,101 @@ def features_cache(
         None if the backbone starts without pretrained weights, if no image fits `compute.cache_gb`, or if the nodes
         share no disk.
     """
-    c = config.classifier
     compute = config.compute
-    value_range = config.data.value_range
-    pretrained = classifier_weights(config, context.workspace)
-    if pretrained is None:
+    extraction = _Extraction.of_classifier(config, context, views)
+    if extraction is None:
         return None
 
-    shape = features_shape(c)
-    max_views = cache_limit(compute, context.workspace) // features_bytes(shape) - reserved_views
+    max_views = cache_limit(compute, context.workspace) // features_bytes(extraction.shape) - reserved_views
     max_images = max(0, max_views // views)
     if all_or_none and max_images < len(rows):
         return None
 
-    network = (views, c.backbone, c.channels, c.stride, c.input_size, content_digest(pretrained))
-    decoding = (DECODER_VERSION, value_range)
-    network_key = fingerprint(network, made_with(MakeFeatures.__module__, compute.device), decoding)
-    kind = f"features-{network_key}"
-    make_worker = functools.partial(MakeFeatures, c, pretrained, compute.gpu, views, value_range)
-    row_shape = (views, *shape)
     folder = _cached(
-        kind,
+        extraction.kind,
         rows,
         max_images,
         np.float16,
-        row_shape,
-        make_worker,
+        (views, *extraction.shape),
+        extraction.make_worker,
         context,
         compute,
         label="features",
         network=True,
-        read=functools.partial(add_squares, c.input_size, value_range),
+        read=extraction.read,
     )
     if folder is None:
         return None
 
-    features = Features(Texts(rows["uri"]), folder, shape, views)
+    features = Features(Texts(rows["uri"]), folder, extraction.shape, views)
     num_cached = int(features.holds(np.arange(len(rows))).sum())
     if num_cached < len(rows):
-        needed_gb = views * len(rows) * features_bytes(shape) / 2**30
+        needed_gb = views * len(rows) * features_bytes(extraction.shape) / 2**30
         _print_once(
             f"note: the backbone's features of {len(rows)} images take {needed_gb:.3g} GiB; those of {num_cached} are "
             "cached (compute.cache_gb), the others are computed each time they are used"
         )
     return features
+
+
+@contextlib.contextmanager
+def temporary_features(rows: pa.Table, config: Config, context: RunContext) -> Iterator[Features]:
+    """Yields the features of images, without flips, which are computed in the output of the stage and removed then.
+
+    Args:
+        rows: Rows of the index.
+        config: The configuration. The classifier's backbone has pretrained weights.
+        context: The context of the run.
+    """
+    extraction = _Extraction.of_classifier(config, context, views=1)
+    assert extraction is not None
+    folder = context.output / "features"
+    map_table(
+        rows,
+        folder,
+        make_worker=extraction.make_worker,
+        read=extraction.read,
+        label="features",
+        compute=config.compute,
+        network=True,
+        suffix="arrow",
+    )
+    yield Features(Texts(rows["uri"]), folder, extraction.shape, views=1)
+    remove(folder)
+
+
+class _Extraction(NamedTuple):
+    """How the features of images are computed.
+
+    Attributes:
+        kind: Name of their caches, which depends on everything but the images.
+        shape: (C, H, W).
+        make_worker: See `map_table`.
+        read: See `map_table`.
+    """
+
+    kind: str
+    shape: tuple[int, int, int]
+    make_worker: Callable[[], Worker]
+    read: Worker
+
+    @classmethod
+    def of_classifier(cls, config: Config, context: RunContext, views: int) -> "_Extraction | None":
+        """Returns the extraction by the classifier's backbone, or None if it starts without pretrained weights."""
+        c = config.classifier
+        value_range = config.data.value_range
+        pretrained = classifier_weights(config, context.workspace)
+        if pretrained is None:
+            return None
+
+        network = (views, c.backbone, c.channels, c.stride, c.input_size, content_digest(pretrained))
+        computed_with = made_with(MakeFeatures.__module__, config.compute.device)
+        return cls(
+            kind=f"features-{fingerprint(network, computed_with, (DECODER_VERSION, value_range))}",
+            shape=features_shape(c),
+            make_worker=functools.partial(MakeFeatures, c, pretrained, config.compute.gpu, views, value_range),
+            read=functools.partial(add_squares, c.input_size, value_range),
+        )
 
 
 def _content(rows: pa.Table) -> str:

@@ -20,6 +20,7 @@ from mcis.platform.engine.cache import (
     cache_limit,
     decoded_cache,
     features_cache,
+    temporary_features,
     training_features,
 )
 from mcis.platform.engine.step_log import loss_trend
@@ -178,23 +179,16 @@ def _squares(config: Config, rows: pa.Table, cache: Path | None = None) -> Squar
 
 
 def _statistics(config: Config, context: RunContext, rows: pa.Table, images: Squares | Features) -> Statistics:
-    """Mean and deviation of the backbone's channels before training, over a sample of the training images.
-
-    Raises:
-        UserError: the features of the sample exceed the cache.
-    """
+    """Mean and deviation of the backbone's channels before training, over a sample of the training images."""
     num_images = min(NUM_STATISTICS_IMAGES, len(rows))
     sample = np.sort(permuted(OrderPurpose.STATISTICS, config.seed, 0, len(rows), np.arange(num_images)))
     if isinstance(images, Features) and images.holds(sample).all():
         return images.statistics(sample)
     features = features_cache(rows.take(sample), config, context, views=1, all_or_none=True)
-    if features is None:
-        raise UserError(
-            f"features of {num_images} images exceed the cache (compute.cache_gb)",
-            "space for the features from which channel statistics are computed",
-            "raise compute.cache_gb",
-        )
-    return features.statistics(np.arange(num_images))
+    if features is not None:
+        return features.statistics(np.arange(num_images))
+    with temporary_features(rows.take(sample), config, context) as features:
+        return features.statistics(np.arange(num_images))
 
 
 def _validation(config: Config, context: RunContext, learner: ClassifierLearner) -> Validation | None:
