@@ -166,20 +166,21 @@ def _supervision(config: Config, has_saliency: bool) -> str:
         config: configuration of the run.
         has_saliency: whether any tagged training image has a saliency map.
     """
+    if config.supervision == "full":
+        return "ground-truth masks (supervision=full), an upper bound of what tags reach"
+
+    used = ["image-level tags"]
     if config.pseudo_masks.rule == "imported":
-        return "image-level tags, and pseudo masks of another program"
-    if config.localize.is_imported:
-        return "image-level tags, and localization maps of another program"
-    if config.supervision == "tags":
-        others = ""
-        if has_saliency and config.pseudo_masks.reads_saliency:
-            others = f" and saliency maps ({SALIENCY_SUPERVISION})"
-        if config.pseudo_masks.regions:
-            others = f" and {config.pseudo_masks.regions} ({REGIONS_SUPERVISION})"
-        if config.data.corrected_masks:
-            return f"image-level tags{others}, some with corrected masks"
-        return f"image-level tags{others}" if others else "image-level tags only"
-    return "ground-truth masks (supervision=full), an upper bound of what tags reach"
+        used.append("pseudo masks of another program")
+    elif config.localize.is_imported:
+        used.append("localization maps of another program")
+    if has_saliency and config.pseudo_masks.reads_saliency:
+        used.append(f"saliency maps ({SALIENCY_SUPERVISION})")
+    if config.pseudo_masks.regions:
+        used.append(f"{config.pseudo_masks.regions} ({REGIONS_SUPERVISION})")
+    if config.data.corrected_masks:
+        used.append("corrected masks of some images")
+    return " and ".join(used) if len(used) > 1 else "image-level tags only"
 
 
 def _initial_weights(config: Config) -> str:

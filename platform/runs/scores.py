@@ -207,7 +207,7 @@ class Score:
         crf: whether the dense CRF refined the segmentation.
         ignored_share: mean share, in [0, 1], of a pseudo mask's pixels that training ignores. They are scored.
         trained_on: what the segmentation network was trained on if not on pseudo masks that come from tags alone:
-            `ground truth`, or pseudo masks that used saliency maps.
+            `ground truth`, or pseudo masks of another program or with saliency maps, regions or corrected masks.
         seed: seed of the configuration.
         recipe: recipe of the configuration; empty for an output of another program.
         weights: file or source of the weights that training started from; empty for an output of another program.

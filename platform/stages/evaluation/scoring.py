@@ -193,14 +193,24 @@ def _trained_on(config: Config, context: RunContext) -> str | None:
     """Text for `Score.trained_on`."""
     if config.supervision == "full":
         return "ground truth"
+
+    origin = ""
     if config.pseudo_masks.rule == "imported":
-        return "pseudo masks of another program"
+        origin = " of another program"
+    elif config.localize.is_imported:
+        origin = " from maps of another program"
+
+    used = []
     if uses_saliency(config, context):
-        return f"pseudo masks with saliency maps ({SALIENCY_SUPERVISION})"
+        used.append(f"saliency maps ({SALIENCY_SUPERVISION})")
     regions = used_regions(config, context)
     if regions:
-        return f"pseudo masks with {regions} ({REGIONS_SUPERVISION})"
-    return "pseudo masks from maps of another program" if config.localize.is_imported else None
+        used.append(f"{regions} ({REGIONS_SUPERVISION})")
+    if config.data.corrected_masks:
+        used.append("corrected masks")
+    if not origin and not used:
+        return None
+    return f"pseudo masks{origin}" + (f" with {' and '.join(used)}" if used else "")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -257,7 +267,7 @@ class ScoreTrain:
 def evaluate_train(config: Config, context: RunContext, rows: pa.Table) -> tuple[list[Score], dict[str, Curve]]:
     """Scores maps, pseudo masks and baselines of training images.
 
-    Baselines are scored if all images have saliency maps and the configured rule for pseudo masks reads them.
+    Baselines are scored if all images have saliency maps and pseudo masks were made from them.
 
     Args:
         rows: tagged training images with ground truth, and their `position` among the tagged training images.
@@ -277,7 +287,7 @@ def evaluate_train(config: Config, context: RunContext, rows: pa.Table) -> tuple
         maps={name: Shards(table) for name, table in maps.items()},
         masks=Shards(context.inputs["pseudo_masks"] / "masks") if has_masks else None,
     )
-    if not config.pseudo_masks.reads_saliency:  # no stage has validated the saliency maps
+    if not uses_saliency(config, context):  # no stage has validated the saliency maps
         position = rows.schema.get_field_index("saliency_uri")
         rows = rows.set_column(position, "saliency_uri", pa.nulls(len(rows), pa.string()))
     mask_positions = np.flatnonzero(tagged_among_negatives(context))
