@@ -19,6 +19,7 @@ from io import BytesIO
 from typing import NamedTuple
 
 import numpy as np
+import PIL
 from PIL import Image, UnidentifiedImageError
 
 from mcis.datasets.classes import palette
@@ -56,13 +57,13 @@ _SEQUENTIAL_FRAMES = (0xC0, 0xC1)
 _START_OF_SCAN = 0xDA
 _TEMPORARY = 0x01  # the only marker matched by _MARKER that no length follows
 
-DECODER_VERSION = 3
-"""Version of the decoders. Raise it when the same bytes give other pixels, so that decoded images and features that an
-earlier version cached are not used."""
+DECODER_VERSION = f"3-{PIL.__version__}"
+"""Version of the decoders, with that of Pillow. Raise it when the same bytes give other pixels, so that decoded images
+and features that an earlier version cached are not used."""
 
-CHECKS_VERSION = "5-heif" if READS_HEIF else "5"
-"""Version of the verdicts on files. Raise it when the same bytes give another verdict. It depends on the optional
-decoder, so that a rejected HEIC photograph is read as soon as the decoder is installed."""
+CHECKS_VERSION = f"5-{PIL.__version__}" + ("-heif" if READS_HEIF else "")
+"""Version of the verdicts on files, with that of Pillow. Raise it when the same bytes give another verdict.
+It depends on the optional decoder, so that a rejected HEIC photograph is read as soon as the decoder is installed."""
 
 MAX_REASON = 400
 """Maximum length of the reason of a rejection, characters."""
@@ -197,11 +198,11 @@ def decode_picture(
         fitted_height, fitted_width = fitted_size(height, width, max_side)
 
         if (fitted_height, fitted_width) == (height, width):
-            rgb = _rgb(_upright(image), value_range)
+            rgb = to_rgb(_upright(image), value_range)
             return Picture(rgb, *rgb.shape[:2])
 
         image.draft(None, (fitted_width, fitted_height))  # changes nothing for formats other than JPEG
-        rgb = _rgb(_upright(image), value_range)
+        rgb = to_rgb(_upright(image), value_range)
         if image.getexif().get(_ORIENTATION) in _SIDEWAYS:
             return Picture(_resized(rgb, fitted_width, fitted_height), width, height)
         return Picture(_resized(rgb, fitted_height, fitted_width), height, width)
@@ -219,7 +220,7 @@ def check_picture(data: bytes, *, min_side: int = 32, max_pixels: int = MAX_PIXE
             values = _finite_values(image)
             return PictureCheck(image.height, image.width, _gray_kind(image), float(values.min()), float(values.max()))
 
-        rgb = _rgb(image)
+        rgb = to_rgb(image)
         if image.has_transparency_data and _is_mostly_transparent(image):
             return PictureCheck(image.height, image.width, "transparent")
         if has_deep_color:  # Pillow keeps the upper 8 of 16 bits
@@ -269,7 +270,7 @@ def decode_square(
         image.draft(None, (size, size))  # changes nothing for formats other than JPEG
         image = _upright(image)
         if image.mode != "RGB" or image.has_transparency_data:
-            image = Image.fromarray(_rgb(image, value_range))
+            image = Image.fromarray(to_rgb(image, value_range))
         return np.array(image.resize((size, size), Image.Resampling.BILINEAR))
 
 
@@ -375,7 +376,7 @@ def decode_saliency(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
             if range_problem(_gray_kind(image), float(values.min()), float(values.max()), None):
                 found = f"values from {values.min():g} to {values.max():g}"
                 raise RejectedImage(f"unsupported: a saliency map with {found}; expected gray of 1, 8 or 16 bits")
-        rgb = _rgb(image)
+        rgb = to_rgb(image)
         spread = int(np.ptp(rgb, axis=-1).max())
         if spread > _GRAY_TOLERANCE:
             raise RejectedImage(f"unsupported: a saliency map in color, channels differ by {spread}; expected gray")
@@ -531,8 +532,12 @@ def _is_mostly_transparent(image: Image.Image) -> bool:
     return bool(np.mean(alpha < 128) > 0.5)
 
 
-def _rgb(image: Image.Image, value_range: ValueRange | None = None) -> np.ndarray:
-    """Converts a decoded picture of any mode to (H, W, 3) uint8."""
+def to_rgb(image: Image.Image, value_range: ValueRange | None = None) -> np.ndarray:
+    """Converts a decoded picture of any mode to (H, W, 3) uint8. Transparent pixels become white.
+
+    Raises:
+        RejectedImage: The picture has gray pixels of more than 8 bits whose range is not known.
+    """
     if _is_deep_gray(image):
         return np.repeat(_eight_bits(image, value_range)[..., None], 3, axis=-1)
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import Picture, RejectedImage, fit_picture
+from mcis.datasets.images.decode import Picture, RejectedImage, fit_picture, to_rgb
 from mcis.datasets.images.squares import read_picture
 from mcis.datasets.index import shown
 from mcis.datasets.storage.threads import map_in_threads
@@ -191,13 +191,13 @@ class Predictor:
 
     def _picture(self, image: Path | str | NDArray[np.uint8] | Image) -> Picture:
         """Reads or converts the image that `__call__` was given."""
-        if isinstance(image, Image):
-            image = np.array(image.convert("RGB"))
-        if isinstance(image, np.ndarray):
-            return fit_picture(np.ascontiguousarray(image), self.max_side)
-        if not isinstance(image, str | Path):
+        if not isinstance(image, str | Path | Image | np.ndarray):
             raise TypeError(f"an image of type {type(image).__name__}: give a path, a URI, an array or Pillow's image")
         try:
+            if isinstance(image, Image):
+                image = to_rgb(image, self.value_range)
+            if isinstance(image, np.ndarray):
+                return fit_picture(np.ascontiguousarray(image), self.max_side)
             return self.read(str(image))
         except RejectedImage as error:
             raise UserError(f"{image}: {error.reason}", "an image", "name another file") from None

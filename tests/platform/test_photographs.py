@@ -128,6 +128,16 @@ def tagged(trained: Callable[..., Path], photos: Path) -> tuple[Path, Predictor,
     return run, predictor, tag
 
 
+def test_pictures_of_pillow_are_predicted_like_files(trained: Callable[..., Path], tmp_path: Path) -> None:
+    """Transparent pixels are white, whatever their hidden color."""
+    pixels = np.random.default_rng(0).integers(0, 256, (48, 64, 4), np.uint8)
+    pixels[:, 16:, 3] = 255
+    pixels[:, :16, 3] = 0
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    predictor = Predictor.load(trained(3))
+    np.testing.assert_array_equal(predictor(Image.open(tmp_path / "a.png")), predictor(tmp_path / "a.png"))
+
+
 def test_a_table_of_tags_restricts_predictions(
     tagged: tuple[Path, Predictor, int], photos: Path, tmp_path: Path
 ) -> None:
