@@ -11,13 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from mcis.datasets.errors import UserError
 from mcis.datasets.section import Section
-from mcis.datasets.storage.folders import path_exists, remove
+from mcis.datasets.storage.folders import names_in, path_exists, remove
 from mcis.platform.config.sections import Config
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import disk_errors, fingerprint
 from mcis.platform.runs.lifecycle import reference_output
-from mcis.platform.runs.locks import hold_stage
+from mcis.platform.runs.locks import hold_stage, run_holder
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.results import StageResult, find_missing_files, write_result
 from mcis.platform.runs.version import made_with
@@ -122,6 +123,20 @@ def key_parts(stage: Stage, config: Config, context: RunContext) -> dict[str, An
     }
 
 
+def _refuse_if_used(context: RunContext, output: str) -> None:
+    """Raises UserError if another run that is in progress uses an output, which must not be removed then."""
+    for name in names_in(context.workspace.runs):
+        if name == context.name or not run_holder(context.workspace, name):
+            continue
+        record = context.workspace.record(name)
+        if record and output in record.current.values():
+            raise UserError(
+                f"run {name}, which is in progress, uses {output}",
+                "an output that no other run reads while it is computed again",
+                "wait until that run has ended, and repeat the command",
+            )
+
+
 def _compute(stage: Stage, config: Config, context: RunContext, folder: Path, *, recompute: bool) -> bool:
     """Computes a stage if its output is missing or incomplete, or with `recompute`; returns whether it did."""
     if not recompute and find_missing_files(folder) is None:
@@ -130,6 +145,7 @@ def _compute(stage: Stage, config: Config, context: RunContext, folder: Path, *,
     key = folder.name.removeprefix(f"{stage.name}-")
     with hold_stage(context.workspace, stage.name, key, run=context.name):
         if recompute:
+            _refuse_if_used(context, folder.name)
             remove(folder)
         missing = find_missing_files(folder)
         if missing is None:  # another run has computed it meanwhile

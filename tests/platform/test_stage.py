@@ -11,9 +11,11 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
+from mcis.datasets.errors import UserError
 from mcis.platform.config.sections import Config
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_table, write_json, write_table, write_text
+from mcis.platform.runs.locks import hold_run
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.stage import Stage, run_stage
 from mcis.platform.runs.workspace import SUMMARY, Workspace
@@ -87,6 +89,17 @@ def test_an_output_that_lost_a_file_is_computed_again_and_says_which(
     assert f"note: {folder.name} is computed again: " in shown
     assert found in shown
     work.go(workspace)
+    assert work.calls == 2
+
+
+def test_an_output_that_another_run_uses_is_not_computed_again(tmp_path: Path) -> None:
+    work, workspace = Tables(), Workspace(tmp_path)
+    folder = work.go(workspace)
+    with hold_run(workspace, "other"):
+        workspace.update_record("other", current={"work": folder.name})
+        with pytest.raises(UserError, match=f"run other, which is in progress, uses {folder.name}"):
+            work.go(workspace, recompute=True)
+    assert work.go(workspace, recompute=True) == folder
     assert work.calls == 2
 
 
