@@ -84,7 +84,7 @@ def carry_verdicts(workspace: Workspace, name: str, listing: pa.Table) -> None:
     files = image_files(uris)
     _raise_for_files(uris, pc.equal(files["size"], -1), "missing")
 
-    stored, rows = _stored_verdicts(workspace, opened.index["uri"])
+    stored, rows = _stored_verdicts(workspace, opened.index["uri"], opened.index["content_hash"])
     is_stored = rows >= 0
     stored = take_rows(stored, rows[is_stored])
     differs = np.zeros(len(uris), bool)
@@ -126,13 +126,26 @@ def _raise_for_files(uris: pa.ChunkedArray, wrong: pa.ChunkedArray, what: str) -
         )
 
 
-def _stored_verdicts(workspace: Workspace, uris: pa.ChunkedArray) -> tuple[pa.Table, NDArray[np.int64]]:
-    """Returns stored verdicts (VERDICT_SCHEMA) and, for each file, the row of its latest one, (N,); -1 for none."""
+def _stored_verdicts(
+    workspace: Workspace, uris: pa.ChunkedArray, hashes: pa.ChunkedArray
+) -> tuple[pa.Table, NDArray[np.int64]]:
+    """Returns stored verdicts (VERDICT_SCHEMA) and, for each file, the row of the latest one on its content, (N,).
+
+    Args:
+        workspace: The workspace.
+        uris: The files.
+        hashes: Their contents in the index of the run. They may have changed since.
+
+    Returns:
+        The row is -1 if there is no verdict.
+    """
     parts = [VERDICT_SCHEMA.empty_table()]
     for table in shards_in(workspace.image_checks):
         with contextlib.suppress(BadFile):
             for part in read_parts(table, VERDICT_SCHEMA.names):
                 parts.append(part.filter(pc.is_in(part["uri"], uris.combine_chunks())).cast(VERDICT_SCHEMA))
     stored = pa.concat_tables(parts)
-    row_of_uri = {uri: row for row, uri in enumerate(stored["uri"].to_pylist())}
-    return stored, np.array([row_of_uri.get(uri, -1) for uri in uris.to_pylist()], np.int64)
+    contents = zip(stored["uri"].to_pylist(), stored["content_hash"].to_pylist(), strict=True)
+    row_of_content = {content: row for row, content in enumerate(contents)}
+    wanted = zip(uris.to_pylist(), hashes.to_pylist(), strict=True)
+    return stored, np.array([row_of_content.get(content, -1) for content in wanted], np.int64)

@@ -41,11 +41,10 @@ def tag_run(workspace: Workspace, name: str, tags: Mapping[str, str]) -> dict[st
     Raises:
         UserError: there is no such run, it is in progress, or MLflow's store does not answer.
     """
-    record = workspace.record(name)
-    if record is None:
-        raise UserError(f"no run {name} in {workspace.root}", "the name of a run", "list them with `mcis runs`")
-
     with hold_run(workspace, name):
+        record = workspace.record(name)
+        if record is None:
+            raise UserError(f"no run {name} in {workspace.root}", "the name of a run", "list them with `mcis runs`")
         kept = {key: value for key, value in (record.tags | dict(tags)).items() if value}
         workspace.update_record(name, tags=kept)
         set_tags(workspace, name, tags)

@@ -162,8 +162,12 @@ def _package_files(package: str) -> list[Path]:
     spec = importlib.util.find_spec(package)
     if spec is None:
         return []
+    locations = list(spec.submodule_search_locations or ())
+    if spec.origin and spec.has_location:  # a package without `__init__.py` has none
+        locations.append(spec.origin)
+
     files: set[Path] = set()
-    for location in (*(spec.submodule_search_locations or ()), spec.origin or ""):
+    for location in locations:
         path = Path(location)
         files.update(file for file in (path, *path.rglob("*.py")) if file.is_file())
     return sorted(files)

@@ -221,6 +221,8 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     rows = with_corrected(rows, config.data.corrected_masks)
     tagged = _tagged(rows)
     if config.supervision == "full":
+        if not len(tagged):
+            raise UserError("no training image has a tag", "tagged images, which training needs", "add tags")
         needs_mask = rows.filter(pc.or_(rows["mask_uri"].is_valid(), pc.invert(rows["is_negative"])))
         mask_stamps = stamps([uri or "" for uri in needs_mask["mask_uri"].to_pylist()])
         has_mask = [mask_stamp is not None for mask_stamp in mask_stamps]
