@@ -137,7 +137,7 @@ def test_a_run_that_is_interrupted_and_killed_continues_and_ends_the_same(
 
     kill_when(call, lambda: list((workspace / "store").glob("localize-*/**/*.parquet")))
     (fitted,) = (workspace / "store").glob("train_classifier-*/fit.json")
-    assert json.loads(fitted.read_text())["steps"] == 400 - done
+    assert json.loads(fitted.read_text())["steps_since_restart"] == 400 - done
 
     kill_when(call, lambda: list((workspace / "store").glob("evaluate-*/summary.json")))
     assert not (workspace / "runs" / "run" / "report.html").exists()
@@ -152,9 +152,12 @@ def test_a_run_that_is_interrupted_and_killed_continues_and_ends_the_same(
 
 
 def interrupted_at(call: list[str], workspace: Path, number: signal.Signals, *, last: int) -> int:
-    """Interrupts a run while its classifier is trained, and returns the steps of the checkpoint, more than `last`."""
+    """Interrupts a run while its classifier is trained, and returns the steps of the checkpoint, more than `last`.
+
+    Each epoch of two steps has a line in the log, so there is a new checkpoint after 30 lines.
+    """
     logged = steps_logged(workspace)
-    with running(call, lambda: steps_logged(workspace) > logged + 15) as run:
+    with running(call, lambda: steps_logged(workspace) > logged + 30) as run:
         began = time.monotonic()
         run.send_signal(number)
         shown, _ = run.communicate(timeout=60)
@@ -198,7 +201,7 @@ def test_a_run_ends_soon_when_its_cluster_restarts_and_repeated_ends_the_same(
                 repeated = subprocess.run(call, env=environment, capture_output=True, text=True, timeout=600)
     assert repeated.returncode == 0, repeated.stdout + repeated.stderr
     (fitted,) = (workspace / "store").glob("train_classifier-*/fit.json")
-    assert json.loads(fitted.read_text())["steps"] < 400, "it continued from a checkpoint"
+    assert json.loads(fitted.read_text())["steps_since_restart"] < 400, "it continued from a checkpoint"
     assert scores(workspace) == undisturbed
     assert half_written(workspace) == []
 

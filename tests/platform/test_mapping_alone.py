@@ -103,7 +103,7 @@ def make_large(most):
         return rows
     return work
 
-for most, ends in ((-1, False), (3, True), (4, False), (4, True)):  # the last one repeats one that all processes left
+for most, ends in ((-1, False), (4, True), (5, False), (5, True)):  # of four processes, the last one starts again
     try:
         make_worker = functools.partial(make_large, most)
         folder = out / f"large {most}"

@@ -425,44 +425,6 @@ def test_a_process_that_dies_while_it_reads_for_a_gpu_is_reported(nodes: Nodes, 
     assert "shard part-00000007-00000008.parquet cannot be mapped: its process was ended by a signal" in printed
 
 
-FULL_GPU = """
-import os, sys, time
-from pathlib import Path
-import pyarrow as pa
-import ray
-from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.engine.mapping import map_table
-
-processes = Path(sys.argv[2])
-
-def work(table):
-    (processes / str(os.getpid())).touch()
-    while len(list(processes.iterdir())) < 3:
-        time.sleep(0.05)
-    if len(list(processes.iterdir())) == 3:
-        raise RuntimeError("CUDA out of memory")
-    return table
-
-ray.init(log_to_driver=False)
-compute = ComputeConfig(gpu=True, shard_rows=1)
-table = pa.table({"x": list(range(6))})
-print(map_table(table, Path(sys.argv[1]), worker=work, label="x", compute=compute, network=True))
-ray.shutdown()
-"""
-"""Three processes share a GPU, and each runs out of memory while the others hold theirs."""
-
-
-@pytest.mark.slow
-def test_a_gpu_whose_memory_runs_out_in_all_processes_at_once_continues_with_one(nodes: Nodes, tmp_path: Path) -> None:
-    processes = tmp_path / "processes"
-    processes.mkdir()
-    nodes.add("a", num_cpus=3, num_gpus=1)
-    call = [sys.executable, "-c", FULL_GPU, str(tmp_path / "table"), str(processes)]
-    printed = finish(call, nodes.env, nodes.folder)
-    assert "note: x: a GPU's memory ran out; fewer processes share it" in printed
-    assert len(list(processes.iterdir())) == 4
-
-
 @pytest.mark.slow
 def test_cpus_added_during_a_mapping_are_used_and_asked_for(nodes: Nodes, tmp_path: Path) -> None:
     """At first there is one CPU, then three. Tasks that wait are the demand for which an autoscaler starts nodes."""
