@@ -135,6 +135,9 @@ def test_other_saliency_maps_give_other_baselines(small: Any, tmp_path: Path) ->
     baselines_after = [score.miou for score in after.scores if score.what == "baseline"]
     assert all(whole < salient for salient, whole in zip(baselines_before, baselines_after, strict=True))
 
+    without = small.run("baselines", "pseudo_masks.rule=crf", root=root, until="localize")
+    assert {score.what for score in without.scores} == {"localization_maps"}
+
 
 @pytest.mark.slow
 def test_invalid_saliency_maps_are_not_read_if_no_mask_needs_them(small: Any, tmp_path: Path) -> None:

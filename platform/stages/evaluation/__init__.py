@@ -99,15 +99,17 @@ def _check_masks(rows: pa.Table, classes: Sequence[str], *, corrected: bool = Fa
 
 
 def inputs(config: Config, context: RunContext) -> Any:
-    """Inputs of the stage key: stamps of the ground-truth masks, of the saliency maps of training images (for the
-    baselines), and of the corrected masks (whose images are not scored)."""
+    """Inputs of the stage key: stamps of the ground-truth masks, of the saliency maps of training images if the rule
+    for pseudo masks reads them (for the baselines), and of the corrected masks (whose images are not scored)."""
     splits = ["train"]
     if "predict" in context.inputs:
         splits.append(context.result("predict", PredictResult).split)
     masks = []
     for split in dict.fromkeys(splits):
         masks.append(file_stamps(split_rows(context, split, columns=["mask_uri"])["mask_uri"]))
-    saliency = file_stamps(split_rows(context, "train", columns=["saliency_uri"])["saliency_uri"])
+    saliency = None
+    if config.pseudo_masks.reads_saliency:
+        saliency = file_stamps(split_rows(context, "train", columns=["saliency_uri"])["saliency_uri"])
     corrected = file_stamps(_with_corrected(config, context)[CORRECTED]) if config.data.corrected_masks else None
     return [*masks, saliency, corrected]
 

@@ -267,7 +267,7 @@ class ScoreTrain:
 def evaluate_train(config: Config, context: RunContext, rows: pa.Table) -> tuple[list[Score], dict[str, Curve]]:
     """Scores maps, pseudo masks and baselines of training images.
 
-    Baselines are scored if all images have saliency maps and pseudo masks were made from them.
+    Baselines are scored if all images have saliency maps and the configured rule for pseudo masks reads them.
 
     Args:
         rows: tagged training images with ground truth, and their `position` among the tagged training images.
@@ -287,7 +287,7 @@ def evaluate_train(config: Config, context: RunContext, rows: pa.Table) -> tuple
         maps={name: Shards(table) for name, table in maps.items()},
         masks=Shards(context.inputs["pseudo_masks"] / "masks") if has_masks else None,
     )
-    if not uses_saliency(config, context):  # no stage has validated the saliency maps
+    if not config.pseudo_masks.reads_saliency:  # no stage has validated the saliency maps
         position = rows.schema.get_field_index("saliency_uri")
         rows = rows.set_column(position, "saliency_uri", pa.nulls(len(rows), pa.string()))
     mask_positions = np.flatnonzero(tagged_among_negatives(context))
