@@ -233,9 +233,10 @@ def plot(costs: Mapping[int, Costs], path: Path) -> None:
     time_axes.set_ylabel("processor seconds per photograph")
     time_axes.set_yscale("log")
 
-    for label in ("driver", "worker"):
-        gib = [max(getattr(cost, f"{label}_gib") for cost in costs[size].values()) for size in sizes]
-        memory_axes.plot(sizes, gib, marker="o", label=f"largest {label}" if label == "worker" else label)
+    driver_gib = [max(cost.driver_gib for cost in costs[size].values()) for size in sizes]
+    worker_gib = [max(cost.worker_gib for cost in costs[size].values()) for size in sizes]
+    memory_axes.plot(sizes, driver_gib, marker="o", label="driver")
+    memory_axes.plot(sizes, worker_gib, marker="o", label="largest worker")
     memory_axes.set_ylabel("peak memory, GiB")
     memory_axes.set_ylim(bottom=0)
 

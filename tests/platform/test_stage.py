@@ -93,7 +93,8 @@ def test_an_output_that_lost_a_file_is_computed_again_and_says_which(
 
 
 def test_an_output_that_another_run_uses_is_not_computed_again(tmp_path: Path) -> None:
-    work, workspace = Tables(), Workspace(tmp_path)
+    work = Tables()
+    workspace = Workspace(tmp_path)
     folder = work.go(workspace)
     with hold_run(workspace, "other"):
         workspace.update_record("other", current={"work": folder.name})
