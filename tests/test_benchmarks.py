@@ -76,7 +76,7 @@ OPTIONS = {
     "decode_tasks": "--rows 200 --cpus 2 --steps 10 --rounds 1",
     "distributed_step": "--rounds 1",
     "evaluation": "--images 8 --rounds 1",
-    "growth": f"--sizes 8 {SETS}",
+    "growth": f"--sizes 8 --plot growth.png {SETS}",
     "gpu_mapping": "--images 64 --rounds 1",
     "index": "--images 20 --rounds 1",
     "localization": f"--images 8 --rounds 1 {SMALL_INPUT}",

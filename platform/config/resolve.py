@@ -50,17 +50,16 @@ class Resolved(NamedTuple):
         """Returns the values that the user changed, by dotted key: those of options and overrides, and those of a file
         that differ from its recipe and sources. A saved file has all values."""
         unchanged = ("default", f"recipe {self.config.recipe}", f"sources {self.config.sources}")
-        candidates = {key: value for key, value in leaves(self.config) if self.origins[key] not in unchanged}
-        if not {self.origins[key] for key in candidates} <= {COMMAND_LINE, OVERRIDE}:
-            original = dict(leaves(resolve(self.config.sources, self.config.recipe).config))
-            for key, value in list(candidates.items()):
-                if self.origins[key] not in (COMMAND_LINE, OVERRIDE) and value == original.get(key):
-                    del candidates[key]
-        return {
-            key: value if isinstance(value, int | float | str | list | tuple | None) else str(value)
-            for key, value in candidates.items()
-            if key not in _NAMES
-        }
+        has_file = not set(self.origins.values()) <= {*unchanged, COMMAND_LINE, OVERRIDE}
+        original = dict(leaves(resolve(self.config.sources, self.config.recipe).config)) if has_file else {}
+        changed: dict[str, Any] = {}
+        for key, value in leaves(self.config):
+            origin = self.origins[key]
+            is_original = origin not in (COMMAND_LINE, OVERRIDE) and value == original.get(key)
+            if origin in unchanged or is_original or key in _NAMES:
+                continue
+            changed[key] = value if isinstance(value, int | float | str | list | tuple | None) else str(value)
+        return changed
 
 
 def resolve(
