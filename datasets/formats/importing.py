@@ -83,6 +83,11 @@ class _Output(NamedTuple):
         """Link to the folder of the images, or folder of copies."""
         return self.folder / "images" / self.split
 
+    @property
+    def masks(self) -> Path:
+        """Folder of the masks."""
+        return self.folder / "masks" / self.split
+
 
 class _Selection(NamedTuple):
     """Classes of a table.
@@ -148,14 +153,15 @@ def import_data_set(
 
     data_set, notes = _read_data_set(format, ImportRequest(source, images, output.images, split, left_out))
     _remove_negative_tags(data_set.photos, negatives, left_out)
-    other_rows = _read_other_rows(output)
+    earlier_rows, other_rows = _read_earlier_rows(output)
     if data_set.folder != output.images and output.images.is_dir() and not output.images.is_symlink():
         raise UserError(f"{output.images} is a folder of images", "a link, or nothing", "name another --out")
 
     exported = _read_exported_classes(labels) if labels else []
     selection = _select_classes(source, data_set.photos, classes, exported, other_rows, output, left_out)
 
-    if not other_rows:  # masks of an earlier import may have other labels
+    _remove_masks(earlier_rows, output)
+    if not other_rows:
         output.table.unlink(missing_ok=True)
         output.classes.unlink(missing_ok=True)
     if data_set.folder != output.images:
@@ -294,8 +300,8 @@ def _is_valid_name(name: str) -> bool:
     return path_inside(name) == name and is_line(name)
 
 
-def _read_other_rows(output: _Output) -> list[Row]:
-    """Returns the rows of other splits from the existing table; none if there is no table.
+def _read_earlier_rows(output: _Output) -> tuple[list[Row], list[Row]]:
+    """Returns the rows of the imported split and those of other splits in the existing table; none without a table.
 
     Raises:
         UserError: The table or the file of class names was not written by an import.
@@ -311,7 +317,21 @@ def _read_other_rows(output: _Output) -> list[Row]:
     if has_table != output.classes.exists():
         found = f"{output.folder} holds photos.csv or classes.txt that no import wrote"
         raise UserError(found, "a folder for imports only", "name another --out")
-    return [row for row in rows if row["split"] != output.split]
+    of_split = [row for row in rows if row["split"] == output.split]
+    return of_split, [row for row in rows if row["split"] != output.split]
+
+
+def _remove_masks(rows: Sequence[Row], output: _Output) -> None:
+    """Removes the masks that an earlier import of the split wrote. They may have other labels, or no object any more.
+
+    Args:
+        rows: Rows of the earlier import. Files that they do not name are kept.
+        output: The files of the import.
+    """
+    for row in rows:
+        mask = (output.folder / row["mask"]).resolve()
+        if row["mask"] and mask.is_relative_to(output.masks.resolve()):
+            mask.unlink(missing_ok=True)
 
 
 def _read_exported_classes(labels: Path) -> list[str]:
@@ -440,7 +460,7 @@ def _write_masks(
                 problems.append(f"{name}: {unquoted(error)}")
             else:
                 mask = f"masks/{output.split}/{name}.png"
-                with atomic_write(output.folder / mask, durable=False) as temporary:
+                with atomic_write(output.masks / f"{name}.png", durable=False) as temporary:
                     temporary.write_bytes(labels)
 
         tags = [_NEGATIVE] if name in negatives else sorted({item.tag for item in objects if item.tag})

@@ -249,6 +249,18 @@ def test_corrected_data_set_replaces_the_split(coco: Path) -> None:
         assert photograph.mask.max() > 0
 
 
+def test_masks_of_an_earlier_import_are_removed(coco: Path) -> None:
+    """Its folder may be used as corrected masks, whether the table names a mask or not."""
+    masks = coco.parent / "out/masks/train"
+    import_data_set("coco", coco, coco.parent / "out")
+    (masks / "other.png").write_bytes(b"of somebody else")
+    assert {path.name for path in masks.iterdir()} == {"a.png.png", "b.png.png", "other.png"}
+
+    change(coco, "annotations", 3, "segmentation", [])
+    import_data_set("coco", coco, coco.parent / "out")
+    assert {path.name for path in masks.iterdir()} == {"a.png.png", "other.png"}
+
+
 @every_invalid_outline
 def test_data_set_without_any_mask_is_an_error(coco: Path, part: str, key: str, value: Any, message: str) -> None:
     change(coco, part, 0, key, value)
