@@ -1,5 +1,6 @@
 """The whole pipeline on one screen: its stages, what each needs, and the loop that runs them."""
 
+from pathlib import Path
 from typing import NamedTuple
 
 from mcis.datasets.errors import UserError
@@ -180,8 +181,6 @@ def run(
                 f"--from {start} --until {until}", "a first stage that is not after the last", "change one of them"
             )
         recompute = STAGE_NAMES[_index_of(start) :]
-    if last > 0:  # the index needs no network
-        check_gpus(config.compute)
 
     problem: UserError | None = None
     runs_all_stages = last >= STAGE_NAMES.index("evaluate")
@@ -202,7 +201,11 @@ def run(
             origins=resolved.origins,
             sources=sources or Sources(config),
         )
-        folders = check_sizes(STAGES[: last + 1], config, context, recompute) if last > 0 else {}
+        folders: dict[str, Path] = {}
+        if last > 0:  # the index needs neither much disk nor networks
+            folders, remaining = check_sizes(STAGES[: last + 1], config, context, recompute)
+            if any(stage.networks for stage in remaining):
+                check_gpus(config.compute)
         for position, stage in enumerate(STAGES):
             is_included = position <= last and problem is None
             if not is_included and not set(stage.runs_once_reached).intersection(context.inputs):

@@ -3,7 +3,7 @@
 import contextlib
 import hashlib
 import os
-from pathlib import Path
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -37,29 +37,44 @@ def moved_values(config: Config, old: str, new: str) -> Values:
     Raises:
         UserError: No value names a file in `old`.
     """
-    old_place = _absolute(old)
-    new_place = _absolute(new)
+    old_places = _spellings(old)
+    new_place = _spellings(new)[0]
     values: Values = {}
     places: list[str] = []
     for key, value in leaves(config):
-        text = str(value) if isinstance(value, str | Path) else ""
-        if not text.startswith("/") and not is_remote(text):
-            continue
-        places.append(text)
-        if text == old_place or text.startswith(f"{old_place}/"):
-            values[key] = new_place + text.removeprefix(old_place)
+        parts = [str(part) for part in (value if isinstance(value, tuple) else (value,))]
+        places += filter(_is_place, parts)
+        moved = [_moved(part, old_places, new_place) for part in parts]
+        if moved != parts:
+            values[key] = moved if isinstance(value, tuple) else moved[0]
     if not values:
         raise UserError(
-            f"the run reads nothing below {old_place}",
+            f"the run reads nothing below {old_places[0]}",
             f"a folder of {shown(places)}",
-            "name the folder that was moved, as the run's command named it",
+            "name the folder that was moved, as config.toml of the run names it",
         )
     return values
 
 
-def _absolute(place: str) -> str:
-    """Returns a URI without a slash at its end, or an absolute path."""
-    return place.rstrip("/") if is_remote(place) else os.path.abspath(os.path.expanduser(place))
+def _is_place(text: str) -> bool:
+    """Whether a value is an absolute path or a URI."""
+    return text.startswith("/") or is_remote(text)
+
+
+def _moved(place: str, old_places: Sequence[str], new_place: str) -> str:
+    """Returns a path or URI with a new start if it is in a folder that was moved, else unchanged."""
+    for old_place in old_places:
+        if place == old_place or place.startswith(f"{old_place}/"):
+            return new_place + place.removeprefix(old_place)
+    return place
+
+
+def _spellings(place: str) -> list[str]:
+    """Returns a URI without a slash at its end, or an absolute path as given, then without symbolic links."""
+    if is_remote(place):
+        return [place.rstrip("/")]
+    path = os.path.abspath(os.path.expanduser(place))
+    return list(dict.fromkeys([path, os.path.realpath(path)]))  # configurations have paths without links
 
 
 def carry_verdicts(workspace: Workspace, name: str, listing: pa.Table) -> None:

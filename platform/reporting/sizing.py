@@ -179,7 +179,7 @@ def _largest_temporary(parts: list[Part]) -> int:
 
 def check_sizes(
     stages: Sequence[Stage], config: Config, context: RunContext, recompute: Collection[str]
-) -> dict[str, Path]:
+) -> tuple[dict[str, Path], list[Stage]]:
     """Prints what the stages of a run need. Stages whose outputs are finished need nothing.
 
     Args:
@@ -189,7 +189,8 @@ def check_sizes(
         recompute: Names of the stages that are computed even if their outputs are finished.
 
     Returns:
-        The folders of the finished outputs and of the first unfinished one, by stage.
+        The folders of the finished outputs and of the first unfinished one, by stage; and the stages that are still to
+        be computed.
 
     Raises:
         UserError: A disk is too small for the run, unless `compute.check_disk` is false.
@@ -218,7 +219,7 @@ def check_sizes(
             console.print(f"note: {note}")
         if config.compute.check_disk:
             check_disks(sizing)
-    return folders
+    return folders, computed
 
 
 def check_disks(sizing: Sizing) -> None:

@@ -16,7 +16,7 @@ from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import fingerprint, write_json, write_text
 from mcis.platform.runs.locks import hold_run
 from mcis.platform.runs.results import IndexResult
-from mcis.platform.runs.tracking import LogModel, OnRecords, Tracker
+from mcis.platform.runs.tracking import LogModel, OnRecords, Tracked, Tracker
 from mcis.platform.runs.workspace import RunRecord, Workspace, now
 
 
@@ -48,7 +48,13 @@ def run_record(
                     f"the name of a {kind}, or a new name",
                     "choose another --name",
                 )
-            record = dataclasses.replace(record, reached=earlier.reached, outputs=earlier.outputs, tags=earlier.tags)
+            record = dataclasses.replace(
+                record,
+                study=study or earlier.study,
+                reached=earlier.reached,
+                outputs=earlier.outputs,
+                tags=earlier.tags,
+            )
         write_json(workspace.run(name).record, dataclasses.asdict(record))
 
         try:
@@ -131,7 +137,11 @@ def run_lifecycle(
     config = resolved.config
     folder = workspace.run(name, create=False)
     parameters = dict(leaves(config))
-    parent = study.parent if study else None
+    if study:
+        parent = study.parent
+    else:  # of a trial that is run again by itself, for example after its files were moved
+        earlier = Tracked.read(folder)
+        parent = earlier.parent if earlier else None
 
     with run_record(workspace, name, runs_all_stages=runs_all_stages, study=study.name if study else None):
         if not workspace.outputs(name):
@@ -153,9 +163,9 @@ def run_lifecycle(
         with tracker.running():
             tags = {"sources": config.sources, "recipe": config.recipe, "seed": str(config.seed)}
             record = workspace.record(name)
-            tags |= record.tags if record else {}
+            if record:
+                tags |= record.tags | ({"study": record.study} if record.study else {})
             if study:
-                tags["study"] = study.name
                 parameters.update(study.varied)
             tracker.describe(parameters, tags)
             if study:
