@@ -152,6 +152,8 @@ def study_session(sweep: Sweep, *, identity: str, varied: Collection[str]) -> It
         with tracker.running():
             parameters = {key: value for key, value in leaves(config) if key not in varied}
             tags = {"sources": config.sources, "recipe": config.recipe, "study": sweep.name, "study.kind": sweep.kind}
+            record = sweep.workspace.record(sweep.name)
+            tags |= record.tags if record else {}
             tracker.describe(parameters, tags)
             write_text(sweep.folder.config, experiment_text(config, sweep.resolved.origins))
             yield tracker

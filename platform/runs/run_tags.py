@@ -35,17 +35,32 @@ def parse_tags(texts: Sequence[str]) -> dict[str, str]:
 def tag_run(workspace: Workspace, name: str, tags: Mapping[str, str]) -> dict[str, str]:
     """Sets tags of a run or study. A tag with an empty value is removed.
 
+    Args:
+        workspace: the workspace.
+        name: name of the run or study.
+        tags: tags to set. Without any, nothing is changed.
+
     Returns:
         All tags of the run.
 
     Raises:
-        UserError: there is no such run, it is in progress, or MLflow's store does not answer.
+        UserError: there is no such run; or, if there are tags to set, the run is in progress, or MLflow's store does
+            not answer.
     """
+    present = _tags_of(workspace, name)
+    if not tags:
+        return present
     with hold_run(workspace, name):
-        record = workspace.record(name)
-        if record is None:
-            raise UserError(f"no run {name} in {workspace.root}", "the name of a run", "list them with `mcis runs`")
-        kept = {key: value for key, value in (record.tags | dict(tags)).items() if value}
+        kept = {key: value for key, value in (_tags_of(workspace, name) | dict(tags)).items() if value}
         workspace.update_record(name, tags=kept)
         set_tags(workspace, name, tags)
     return kept
+
+
+def _tags_of(workspace: Workspace, name: str) -> dict[str, str]:
+    """Returns the tags of a run or study, or raises a UserError if there is none of this name."""
+    workspace.run(name, create=False)  # raises an error for a name that cannot be one
+    record = workspace.record(name)
+    if record is None:
+        raise UserError(f"no run {name} in {workspace.root}", "the name of a run", "list them with `mcis runs`")
+    return record.tags

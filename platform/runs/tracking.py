@@ -31,6 +31,8 @@ OnRecords = Callable[[str, Sequence[Mapping[str, Any]]], None]
 """Function that is called with the name of a network in training and the new records of its step log."""
 LogModel = Callable[["MlflowClient", str, str, RunFolder], None]
 """Function that logs the trained network of a run, given the client, experiment id, MLflow run id and run folder."""
+_PARENT = "mlflow.parentRunId"
+"""MLflow tag that makes a run the child of another one."""
 
 
 class Tracked(BaseModel):
@@ -65,6 +67,11 @@ class Tracked(BaseModel):
     logs: dict[str, str] = {}
     files: list[str] = []
     model: bool = False
+
+    @property
+    def parent(self) -> str | None:
+        """Id of the MLflow run of the study that the run belongs to; None if there is none."""
+        return self.origin.get(_PARENT)
 
     @classmethod
     def read(cls, folder: RunFolder) -> "Tracked | None":
@@ -416,7 +423,7 @@ def _origin(parent: str | None) -> dict[str, str]:
     with contextlib.suppress(OSError, KeyError, ImportError):  # the user id may have no name
         tags["mlflow.user"] = getpass.getuser()
     if parent:
-        tags["mlflow.parentRunId"] = parent
+        tags[_PARENT] = parent
     commit = git_commit()
     if commit:
         tags["mlflow.source.git.commit"] = commit.name
@@ -425,12 +432,19 @@ def _origin(parent: str | None) -> dict[str, str]:
 
 
 def set_tags(workspace: Workspace, name: str, tags: Mapping[str, str]) -> None:
-    """Sets tags of the MLflow run, if any, of a run; an empty value removes a tag. For errors see `store_errors`."""
+    """Sets tags of the MLflow run, if any, of a run; an empty value removes a tag. For errors see `store_errors`.
+
+    An MLflow run that was deleted keeps its tags.
+    """
     tracked = Tracked.read(workspace.run(name, create=False))
     if tracked is None or not tracked.run_id:
         return
     with store_errors(tracked.uri):
         client = client_of(tracked.uri)
+        experiment_id = experiment_of(client, workspace)
+        if not tracked.exists_in(client, experiment_id):
+            console.print(f"note: the MLflow run of {name} was deleted, so only the workspace has the tags")
+            return
         present = client.get_run(tracked.run_id).data.tags
         for key, value in tags.items():
             if value:
