@@ -38,9 +38,8 @@ class CaseScores:
         case: the case.
         seeds: seeds of the finished runs.
         miou: mIoU in percent by column, one value per seed.
-        shares: further percentages by heading, one value per seed. `found`: share of the pixels of objects that the
-            maps cover at their best threshold; `exact`: share of the pixels of the maps that are on an object; both
-            regardless of the class. `mAP`: mean average precision of the tags on val.
+        shares: further percentages by heading, one value per seed. `recall` and `precision`: those of the foreground of
+            the maps at their best threshold, regardless of the class. `mAP`: mean average precision of the tags on val.
     """
 
     case: StudyCase
@@ -132,24 +131,24 @@ def score_case(
 
     maps = COLUMNS[0]
     confusions = [np.array(trial[maps].confusion) for trial in trials if maps in trial]
-    precisions = [val_map.get(seed) for seed in scores]
+    average_precisions = [val_map.get(seed) for seed in scores]
     shares = {
-        "found": [_found_share(confusion) for confusion in confusions],
-        "exact": [_exact_share(confusion) for confusion in confusions],
-        "mAP": [precision for precision in precisions if precision is not None],
+        "recall": [_foreground_recall(confusion) for confusion in confusions],
+        "precision": [_foreground_precision(confusion) for confusion in confusions],
+        "mAP": [precision for precision in average_precisions if precision is not None],
     }
     return CaseScores(
         case=case, seeds=list(scores), miou=miou, shares={name: values for name, values in shares.items() if values}
     )
 
 
-def _found_share(confusion: np.ndarray) -> float:
-    """Percentage of the pixels of objects that maps cover, from a confusion matrix (K + 1, K + 1) of truth by map."""
+def _foreground_recall(confusion: np.ndarray) -> float:
+    """Percentage of the object pixels that maps cover, from a confusion matrix (K + 1, K + 1) of truth by map."""
     return 100 * float(confusion[1:, 1:].sum() / max(confusion[1:].sum(), 1))
 
 
-def _exact_share(confusion: np.ndarray) -> float:
-    """Percentage of the pixels that maps cover that are on an object, from a confusion matrix (K + 1, K + 1)."""
+def _foreground_precision(confusion: np.ndarray) -> float:
+    """Percentage of the pixels of maps that are on objects, from a confusion matrix (K + 1, K + 1) of truth by map."""
     return 100 * float(confusion[1:, 1:].sum() / max(confusion[:, 1:].sum(), 1))
 
 

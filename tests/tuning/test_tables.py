@@ -40,14 +40,14 @@ def case_scores(group: str, name: str, miou: dict[str, list[float]], related: in
 
 
 EFFECT = [
-    replace(case_scores("none", "none-single", {MASKS: [10.0, 12.0]}, paper=61.7), shares={"found": [12.0, 13.0]}),
+    replace(case_scores("none", "none-single", {MASKS: [10.0, 12.0]}, paper=61.7), shares={"recall": [12.0, 13.0]}),
     case_scores("co", "co-itself", {MASKS: [20.0, 20.0], CRF: [30.0, 33.0]}, related=1),
 ]
 
 
 def test_the_table_of_cases_has_the_columns_that_any_case_has() -> None:
     table = cases_table(EFFECT, "title", PAPER)
-    assert table.columns == ("case", "masks", "+CRF", PAPER, "found", "maps by")
+    assert table.columns == ("case", "masks", "+CRF", PAPER, "recall", "maps by")
     assert table.rows == [
         ("none-single", "11.00 ±1.41", "-", "61.7", "12.5", "method of none-single"),
         ("co-itself", "20.00 ±0.00", "31.50 ±2.12", "", "-", "method of co-itself"),
@@ -114,7 +114,7 @@ def printed(monkeypatch: pytest.MonkeyPatch, table: Table, width: int) -> str:
 def full_table() -> Table:
     miou = {MAPS: [58.0, 59.0], MASKS: [67.0, 68.0], "segmentation, no CRF": [60.0, 62.0], CRF: [61.0, 63.0]}
     scores = case_scores("co", "co-contrastive-alone-related", miou, paper=66.2)
-    all_scores = replace(scores, shares={name: [50.0, 51.0] for name in ("found", "exact", "mAP")})
+    all_scores = replace(scores, shares={name: [50.0, 51.0] for name in ("recall", "precision", "mAP")})
     return cases_table([all_scores], "title", PAPER)
 
 
@@ -157,7 +157,7 @@ def test_a_difference_without_an_interval_has_only_its_mean() -> None:
 def test_the_csv_has_a_row_per_case_and_seed_with_all_values() -> None:
     lines = cases_csv(EFFECT, PAPER).splitlines()
     columns = "case,group,method,data_set,recipe,sources,inference,related,until"
-    assert lines[0] == f'{columns},"{PAPER}",seed,pseudo masks,"segmentation, CRF",found'
+    assert lines[0] == f'{columns},"{PAPER}",seed,pseudo masks,"segmentation, CRF",recall'
     assert lines[1] == "none-single,none,,,paper,voc,method of none-single,0,evaluate,61.7,0,10.0,,12.0"
     assert lines[4] == "co-itself,co,,,paper,voc,method of co-itself,1,evaluate,,1,20.0,33.0,"
 
@@ -166,7 +166,7 @@ def test_the_table_of_seeds_is_a_data_frame_with_types() -> None:
     frame = seeds_table(EFFECT, PAPER).to_pandas()
     assert list(frame["seed"]) == [0, 1, 0, 1]
     assert frame.groupby("case")[MASKS].mean().to_dict() == {"co-itself": 20.0, "none-single": 11.0}
-    assert frame[PAPER].dtype == frame["found"].dtype == "float64"
+    assert frame[PAPER].dtype == frame["recall"].dtype == "float64"
     assert seeds_table([]).num_rows == 0
 
 
@@ -175,7 +175,7 @@ WRITTEN = written_tables(EFFECT, [difference({MASKS: [1.0, 2.0]}, {MASKS: [0.25,
 
 def test_markdown_has_units_the_papers_scores_and_intervals() -> None:
     lines = markdown(WRITTEN).splitlines()
-    assert lines[2] == f"| case | masks, mIoU % | +CRF, mIoU % | {PAPER}, mIoU % | found % | maps by |"
+    assert lines[2] == f"| case | masks, mIoU % | +CRF, mIoU % | {PAPER}, mIoU % | recall % | maps by |"
     assert lines[3] == "| --- | ---: | ---: | --- | ---: | --- |"
     assert lines[4] == "| none-single | 11.00 ±1.41 | - | 61.7 | 12.5 | method of none-single |"
     assert lines[-3] == "| case - control | masks, points of mIoU | shows |"
