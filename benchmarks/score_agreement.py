@@ -109,7 +109,10 @@ def compute_score(confusion: np.ndarray, boundary: np.ndarray) -> dict[str, Any]
         "boundary_miou": mean(boundary_iou),
         "iou": by_name(iou),
         "boundary_iou": by_name(boundary_iou),
-        "figures": {"precision": by_name(percentages(hits, predictions)), "recall": by_name(percentages(hits, truths))},
+        "label_scores": {
+            "precision": by_name(percentages(hits, predictions)),
+            "recall": by_name(percentages(hits, truths)),
+        },
         "confusion": confusion.tolist(),
     }
 

@@ -52,7 +52,7 @@ def _make_step(score: Score, previous: Score | None) -> Step:
     rows: list[tuple[str, list[float | None]]] = []
     for label, name in enumerate(score.iou):
         boundary = score.boundary_iou[name] if score.boundary_iou else None
-        registered = [by_label.get(name) for by_label in score.figures.values()]
+        registered = [by_label.get(name) for by_label in score.label_scores.values()]
         label_losses = [None if np.isnan(part[label]) else float(part[label]) for part in lost]
         rows.append((name, [score.iou[name], boundary, *registered, *label_losses]))
 
@@ -66,6 +66,6 @@ def _make_step(score: Score, previous: Score | None) -> Step:
         miou=score.miou,
         lost=[mean(part) for part in lost],
         gain=gain,
-        measures=["IoU", "boundary IoU", *score.figures, *LOST],
+        measures=["IoU", "boundary IoU", *score.label_scores, *LOST],
         labels=rows,
     )

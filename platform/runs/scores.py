@@ -188,8 +188,7 @@ class Score:
         images: number of scored images.
         miou: mean IoU in percent over the labels that occur in truth or prediction; NaN if no pixel was scored.
         iou: IoU in percent by the name of the label, background first; None if the label occurs in neither.
-        figures: further measures, by their names in `metrics.LABEL_SCORES`: for each, percent or None by the name of
-            the label.
+        label_scores: percent or None by label name, for each name in `metrics.LABEL_SCORES`.
         boundary_miou: like `miou`, over boundary regions (`metrics.boundary_iou`); None for localization maps, which
             have no contours before a threshold is chosen.
         boundary_iou: like `iou`, over boundary regions; None for localization maps.
@@ -223,7 +222,7 @@ class Score:
     images: int
     miou: float
     iou: dict[str, float | None]
-    figures: dict[str, dict[str, float | None]]
+    label_scores: dict[str, dict[str, float | None]]
     boundary_miou: float | None = None
     boundary_iou: dict[str, float | None] | None = None
     confusion: tuple[tuple[int, ...], ...]
@@ -272,7 +271,7 @@ class Score:
         if self.boundary_miou is not None:
             values["boundary_miou"] = self.boundary_miou
 
-        for name, by_label in self.figures.items():
+        for name, by_label in self.label_scores.items():
             present = [value for value in by_label.values() if value is not None]
             if present:
                 values[f"mean_{name}"] = round(fmean(present), 2)

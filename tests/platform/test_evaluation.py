@@ -106,8 +106,8 @@ def test_classes_with_much_worse_predictions_than_masks_are_named(first: RunCont
     assert "try segmenter.class_balance_exponent=1, more" in note
     assert "class_balance" not in large_drops([masks, low], balanced, first)[0], "what is set is no remedy"
     assert large_drops([low], config, first) == [], "a run on the truth has no pseudo masks"
-    there = dataclasses.replace(low, figures={"recall": at})
-    unseen = dataclasses.replace(low, figures={"recall": at | {far: None}})
+    there = dataclasses.replace(low, label_scores={"recall": at})
+    unseen = dataclasses.replace(low, label_scores={"recall": at | {far: None}})
     assert len(large_drops([masks, there], config, first)) == 1
     assert large_drops([masks, unseen], config, first) == [], "no true mask has the class"
     (note,) = counted_as_zero(dataclasses.replace(unseen, miou=57.1, iou=at | {far: 0.0, near: None}))

@@ -74,7 +74,7 @@ def page_of(folder: Path, images: list[Panel], scale: str, classes: tuple[str, .
         images=2,
         miou=40.0,
         iou={},
-        figures={},
+        label_scores={},
         confusion=(),
         threshold=9 / BINS,
         related=3,

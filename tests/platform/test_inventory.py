@@ -46,7 +46,7 @@ def score(workspace: Workspace, name: str) -> None:
         ("segmentation", 51.25, False),
         ("segmentation", float("nan"), True),
     ]
-    same: Any = {"name": "any", "split": "val", "images": 6, "iou": {}, "figures": {}, "confusion": ()}
+    same: Any = {"name": "any", "split": "val", "images": 6, "iou": {}, "label_scores": {}, "confusion": ()}
     same |= {"seed": 0, "recipe": "scratch", "weights": "none", "git": None}
     scores = [asdict(Score(what=what, miou=miou, crf=crf, **same)) for what, miou, crf in values]
     write_json(workspace.outputs(name)["evaluate"] / SCORES, scores)

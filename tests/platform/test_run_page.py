@@ -27,7 +27,7 @@ Parsed = Callable[..., Any]
 def score(what: str, miou: float, **meaning: Any) -> Score:
     origin: dict[str, Any] = {"seed": 0, "recipe": "scratch", "weights": "none", "git": None}
     images: dict[str, Any] = {"name": "any", "split": "val", "images": 6, "iou": {}}
-    images |= {"figures": {}, "confusion": ()}
+    images |= {"label_scores": {}, "confusion": ()}
     return Score(what=what, miou=miou, **origin | images | meaning)
 
 
@@ -149,14 +149,15 @@ def test_losses_are_shown_for_each_step(tmp_path: Path, parsed: Parsed) -> None:
     hits = {"background": 80 / 95, "square": 45 / 80, "star": 30 / 50}
     iou = {"background": 100 * hits["background"], "circle": None, "square": 56.25, "star": 60.0}
     miou = 100 * sum(hits.values()) / 3
-    figures: dict[str, Any] = {"iou": iou, "figures": {"precision": iou, "recall": iou}, "confusion": confusion}
+    label_scores = {"precision": iou, "recall": iou}
+    fields: dict[str, Any] = {"iou": iou, "label_scores": label_scores, "confusion": confusion}
     edges: dict[str, Any] = {"boundary_miou": 40.0, "boundary_iou": iou}
 
     scores = [
-        score("localization_maps", miou - 5, name="R = 3", split="train", images=480, **figures),
-        score("pseudo_masks", miou, name="R = 3", split="train", images=480, **figures | edges),
-        score("baseline", 50.0, name="a random tag", split="train", images=480, **figures | edges),
-        score("segmentation", miou, name="plain", **figures | edges),
+        score("localization_maps", miou - 5, name="R = 3", split="train", images=480, **fields),
+        score("pseudo_masks", miou, name="R = 3", split="train", images=480, **fields | edges),
+        score("baseline", 50.0, name="a random tag", split="train", images=480, **fields | edges),
+        score("segmentation", miou, name="plain", **fields | edges),
     ]
     page = parsed(write_report(bare(scores=scores), RunFolder(tmp_path)))
     rows = page.rows["losses"]

@@ -34,7 +34,7 @@ def test_scores_are_printed_with_their_settings_and_paths_without_markup(printed
         images=9,
         miou=50.125,
         iou={},
-        figures={},
+        label_scores={},
         confusion=(),
         threshold=0.5,
         related=3,

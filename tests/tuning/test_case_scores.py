@@ -25,7 +25,7 @@ def make_score(what: str, miou: float, **settings: Any) -> Score:
         "split": "train",
         "images": 9,
         "iou": {},
-        "figures": {},
+        "label_scores": {},
         "confusion": (),
         "seed": 0,
         "recipe": "scratch",

@@ -196,7 +196,7 @@ def large_drops(scores: Sequence[Score], config: Config, context: RunContext) ->
     for tag, name in enumerate(context.classes):
         mask_iou = masks[0].iou[name]
         prediction_iou = predictions[-1].iou[name]
-        is_in_truth = predictions[-1].figures["recall"][name] is not None
+        is_in_truth = predictions[-1].label_scores["recall"][name] is not None
         if not is_in_truth or mask_iou is None or prediction_iou is None:
             continue
         if mask_iou - prediction_iou > _LARGE_DROP:
@@ -214,7 +214,7 @@ def large_drops(scores: Sequence[Score], config: Config, context: RunContext) ->
 
 def counted_as_zero(score: Score) -> list[str]:
     """A note on labels that are predicted but are in no ground-truth mask, if any. Their IoU is 0 in the mean."""
-    recalls = score.figures["recall"]
+    recalls = score.label_scores["recall"]
     absent = [name for name, value in score.iou.items() if value is not None and recalls[name] is None]
     if not absent:
         return []

@@ -86,7 +86,7 @@ class Scorer:
             images=self.images,
             miou=round(mean(iou(matrix)), 2),
             iou=self._by_label(iou(matrix)),
-            figures={measure: self._by_label(compute(matrix)) for measure, compute in LABEL_SCORES.items()},
+            label_scores={measure: self._by_label(compute(matrix)) for measure, compute in LABEL_SCORES.items()},
             confusion=tuple(map(tuple, matrix.tolist())),
             seed=self.config.seed,
             recipe=recipe,
