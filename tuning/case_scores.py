@@ -50,7 +50,7 @@ class CaseScores:
 
 @dataclass(frozen=True, kw_only=True)
 class PairedDifference:
-    """Differences of mIoU between a case and the case that it is compared with.
+    """Differences of mIoU between a case and its baseline.
 
     Attributes:
         case: the case.
@@ -153,34 +153,34 @@ def _foreground_precision(confusion: np.ndarray) -> float:
 
 
 def paired_differences(case_scores: Sequence[CaseScores]) -> Iterator[PairedDifference]:
-    """Yields the differences between each case and the case that it is `against`.
+    """Yields the differences between each case and its baseline.
 
     Differences are computed seed by seed, so that variation that the seeds share cancels out. Cases without a common
     seed and column are left out.
     """
     by_name = {scores.case.name: scores for scores in case_scores}
     for scores in case_scores:
-        control = by_name.get(scores.case.against or "")
-        if control is None:
+        baseline = by_name.get(scores.case.baseline or "")
+        if baseline is None:
             continue
 
-        seeds = [seed for seed in scores.seeds if seed in control.seeds]
+        seeds = [seed for seed in scores.seeds if seed in baseline.seeds]
         miou = {
-            column: _differences(scores, control, column, seeds)
+            column: _differences(scores, baseline, column, seeds)
             for column in COLUMNS
-            if column in scores.miou and column in control.miou
+            if column in scores.miou and column in baseline.miou
         }
         if seeds and miou:
             yield PairedDifference(case=scores.case, seeds=seeds, miou=miou)
 
 
-def _differences(scores: CaseScores, control: CaseScores, column: str, seeds: Sequence[int]) -> list[float]:
+def _differences(scores: CaseScores, baseline: CaseScores, column: str, seeds: Sequence[int]) -> list[float]:
     """The differences of one column for each of the seeds."""
     differences = []
     for seed in seeds:
         value = scores.miou[column][scores.seeds.index(seed)]
-        control_value = control.miou[column][control.seeds.index(seed)]
-        differences.append(value - control_value)
+        baseline_value = baseline.miou[column][baseline.seeds.index(seed)]
+        differences.append(value - baseline_value)
 
     return differences
 
@@ -198,15 +198,15 @@ def with_intervals(
         trial_name: returns the name of the run of a case and a seed.
         workspace: workspace of the runs.
     """
-    control = str(difference.case.against)
+    baseline = str(difference.case.baseline)
     name = difference.case.name
 
-    runs = [",".join(trial_name(case, seed) for seed in difference.seeds) for case in (control, name)]
+    runs = [",".join(trial_name(case, seed) for seed in difference.seeds) for case in (baseline, name)]
     try:
         groups = open_run_groups(workspace.root, runs)
         compared_scores = compare(groups, BootstrapSettings()).scores
     except UserError as error:
-        console.print(f"note: {name} and {control} are not compared: {error.found}")
+        console.print(f"note: {name} and {baseline} are not compared: {error.found}")
         return replace(difference, miou={}, left_out=dict.fromkeys(difference.miou, error.found))
 
     intervals: dict[str, list[float]] = {}
@@ -220,7 +220,7 @@ def with_intervals(
             intervals[column] = interval
         for reason in compared.left_out.values():
             left_out[column] = reason
-            console.print(f"note: {name} and {control} are not compared by {column}: {reason}")
+            console.print(f"note: {name} and {baseline} are not compared by {column}: {reason}")
 
     miou = {column: values for column, values in difference.miou.items() if column not in left_out}
     return replace(difference, miou=miou, intervals=intervals, left_out=left_out)

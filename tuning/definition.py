@@ -1,4 +1,4 @@
-"""Definitions of studies: cases with values of their own, the cases that they are compared with, the paper's results.
+"""Definitions of studies: cases with values of their own, their baselines, and the paper's results.
 
 Definitions are TOML files, see docs/howto/studies.md.
 """
@@ -54,8 +54,8 @@ class CaseDefinition(_StrictModel):
         until: last stage, if it comes before the last stage of the study; None = the last stage of the study.
         paper: the paper's mIoU of the segmentation network on val of `StudyDefinition.paper_data`, in percent.
         paper_test: the same on test.
-        against: name of the case that it is compared with.
-        shows: what the difference from that case shows.
+        baseline: name of the case that it is compared with.
+        description: what the difference to the baseline shows.
     """
 
     name: str = Field(pattern=_NAME)
@@ -68,8 +68,8 @@ class CaseDefinition(_StrictModel):
     until: str | None = None
     paper: float | None = None
     paper_test: float | None = None
-    against: str | None = None
-    shows: str = ""
+    baseline: str | None = None
+    description: str = ""
 
 
 class StudyCase(CaseDefinition):
@@ -214,7 +214,7 @@ class StudyDefinition(_StrictModel):
                 method=method.name,
                 data_set=data_set.name if data_set else "",
                 set=values,
-                against=first,
+                baseline=first,
             )
             first = first or name
 
@@ -286,7 +286,7 @@ def read_definition(study: str) -> StudyDefinition:
 def _check_names(path: Path, definition: StudyDefinition, names: list[str]) -> None:
     """Raises a `UserError` if there are no cases, two of one name, or comparisons with cases that do not exist."""
     repeated = sorted({name for name in names if names.count(name) > 1})
-    unknown = sorted({case.against for case in definition.cases if case.against} - set(names))
+    unknown = sorted({case.baseline for case in definition.cases if case.baseline} - set(names))
     data_sets = {data_set.name for data_set in definition.data_sets}
     unknown_data = sorted({name for method in definition.methods for name in method.values_on} - data_sets)
 
@@ -300,7 +300,7 @@ def _check_names(path: Path, definition: StudyDefinition, names: list[str]) -> N
         raise UserError(f"{path} has two cases {', '.join(repeated)}", "cases of different names", "rename one of them")
     if unknown:
         raise UserError(
-            f"{path} has no case {', '.join(unknown)}", "names of cases after `against`", "correct the name"
+            f"{path} has no case {', '.join(unknown)}", "names of cases after `baseline`", "correct the name"
         )
 
 

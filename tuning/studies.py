@@ -505,8 +505,9 @@ def _write_page(study: Study, result: StudyResult, page: Path) -> bool:
     """
     tables = [cases_table(result.cases, "Cases of the study, mIoU %", result.paper_column, result.differences)]
     if result.differences:
-        controls = differences_table(result.differences)
-        tables.append(controls._replace(title="Controls and differences of mIoU % to them, over the same seeds"))
+        differences = differences_table(result.differences)
+        title = "Baselines and differences of mIoU % to them, over the same seeds"
+        tables.append(differences._replace(title=title))
 
     runs = list(_runs_of_cases(study, result.cases))
     try:

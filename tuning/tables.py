@@ -18,7 +18,7 @@ from mcis.tuning.case_scores import INTERVAL_NOTE, CaseScores, PairedDifference,
 
 _HEADINGS = {variant.study_column: variant.heading for variant in VARIANTS}
 """Short headings of the columns."""
-_DESCRIPTION = (
+_CASE_FIELDS = (
     pa.field("case", pa.string()),
     pa.field("group", pa.string()),
     pa.field("method", pa.string()),
@@ -95,13 +95,13 @@ def ranks_of_methods(case_scores: Sequence[CaseScores], differences: Sequence[Pa
     for data_set in dict.fromkeys(scores.case.data_set for scores in case_scores if scores.case.method):
         of_data_set = [scores for scores in case_scores if scores.case.method and scores.case.data_set == data_set]
         common = [column for column in used_columns(of_data_set) if all(column in s.miou for s in of_data_set)]
-        has_control = any(scores.case.against is None for scores in of_data_set)
+        has_baseline = any(scores.case.baseline is None for scores in of_data_set)
         num_seeds = max(len(scores.seeds) for scores in of_data_set)
 
         means = {}
         for scores in of_data_set:
             is_comparable = common and common[-1] not in left_out.get(scores.case.name, {})
-            if has_control and is_comparable and len(scores.seeds) == num_seeds:
+            if has_baseline and is_comparable and len(scores.seeds) == num_seeds:
                 value = mean(scores.miou[common[-1]])
                 if not isnan(value):
                     means[scores.case.name] = value
@@ -120,17 +120,17 @@ def differences_table(differences: Sequence[PairedDifference]) -> Table:
     score_columns = used_columns(differences)
     rows = []
     for difference in differences:
-        cells = [f"{difference.case.name} - {difference.case.against}"]
+        cells = [f"{difference.case.name} - {difference.case.baseline}"]
         for column in score_columns:
             text = _mean_text(difference.miou.get(column), sign="+")
             interval = difference.intervals.get(column)
             cells.append(f"{text} {_interval_text(interval)}".rstrip() if interval else text)
-        cells.append(difference.case.shows)
+        cells.append(difference.case.description)
         rows.append(tuple(cells))
 
-    columns = ("case - control", *(_HEADINGS[column] for column in score_columns), "shows")
+    columns = ("case - baseline", *(_HEADINGS[column] for column in score_columns), "description")
     title = "differences of mIoU %, over the same seeds"
-    return Table(title, columns, rows, optional=("shows",))
+    return Table(title, columns, rows, optional=("description",))
 
 
 def seeds_table(case_scores: Sequence[CaseScores], paper_column: str | None = None) -> pa.Table:
@@ -147,13 +147,13 @@ def seeds_table(case_scores: Sequence[CaseScores], paper_column: str | None = No
     rows = []
     for scores in case_scores:
         case = scores.case
-        description = {"case": case.name} | case.model_dump(include={field.name for field in _DESCRIPTION})
+        case_values = {"case": case.name} | case.model_dump(include={field.name for field in _CASE_FIELDS})
         for position, seed in enumerate(scores.seeds):
             values = {column: _value_at(scores.miou.get(column), position) for column in score_columns}
             values |= {column: _value_at(scores.shares.get(column), position) for column in share_columns}
-            rows.append(description | dict.fromkeys(paper_columns, case.paper) | {"seed": seed} | values)
+            rows.append(case_values | dict.fromkeys(paper_columns, case.paper) | {"seed": seed} | values)
 
-    fields = [*_DESCRIPTION]
+    fields = [*_CASE_FIELDS]
     fields += [pa.field(name, pa.float64()) for name in paper_columns]
     fields += [pa.field("seed", pa.int64())]
     fields += [pa.field(name, pa.float64()) for name in (*score_columns, *share_columns)]
@@ -181,7 +181,7 @@ def written_tables(
     tables = [_with_headings(scored, paper_headings | score_headings | share_headings)]
     if differences:
         term, explanation = INTERVAL_NOTE
-        compared = differences_table(differences)._replace(title=f"Differences to controls; {term}: {explanation}")
+        compared = differences_table(differences)._replace(title=f"Differences to the baselines; {term}: {explanation}")
         points = {heading: f"{heading}, points of mIoU" for heading in _HEADINGS.values()}
         tables.append(_with_headings(compared, points))
     return tables
@@ -215,7 +215,7 @@ def summary_csv(
             row[f"{name} %"] = mean(scores.shares[name]) if name in scores.shares else None
 
         difference = differences_by_case.get(scores.case.name)
-        row["control"] = difference.case.against if difference else None
+        row["baseline"] = difference.case.baseline if difference else None
         for column in compared_columns:
             points = difference.miou.get(column, []) if difference else []
             low, high = difference.intervals.get(column, (nan, nan)) if difference else (nan, nan)

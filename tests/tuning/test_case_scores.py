@@ -74,7 +74,7 @@ def test_descriptions_of_columns_leave_out_methods_that_differ_by_row() -> None:
     assert column_descriptions(meanings) == {MASKS: "split train, images 9"}
 
 
-def make_case(name: str, against: str | None = None) -> StudyCase:
+def make_case(name: str, baseline: str | None = None) -> StudyCase:
     return StudyCase(
         name=name,
         group="co",
@@ -83,7 +83,7 @@ def make_case(name: str, against: str | None = None) -> StudyCase:
         inference="co-attention",
         related=3,
         until="evaluate",
-        against=against,
+        baseline=baseline,
     )
 
 
@@ -100,15 +100,15 @@ def test_a_case_has_the_scores_of_its_finished_seeds() -> None:
 
 
 def test_differences_are_of_the_same_seeds_and_columns() -> None:
-    case = make_case("a", against="b")
+    case = make_case("a", baseline="b")
     scores = CaseScores(case=case, seeds=[0, 1, 2], miou={MAPS: [10.0, 20.0, 30.0], MASKS: [1.0, 1.0, 1.0]})
-    control = CaseScores(case=make_case("b"), seeds=[2, 0], miou={MAPS: [25.0, 9.0]})
+    baseline = CaseScores(case=make_case("b"), seeds=[2, 0], miou={MAPS: [25.0, 9.0]})
     expected = PairedDifference(case=case, seeds=[0, 2], miou={MAPS: [1.0, 5.0]})
-    assert list(paired_differences([scores, control])) == [expected]
+    assert list(paired_differences([scores, baseline])) == [expected]
 
 
-def test_there_is_no_difference_without_a_common_seed_or_a_control() -> None:
-    control = CaseScores(case=make_case("c"), seeds=[3], miou={MAPS: [25.0]})
-    other_seed = CaseScores(case=make_case("a", against="c"), seeds=[0], miou={MAPS: [25.0]})
-    no_control = CaseScores(case=make_case("b", against="d"), seeds=[0], miou={MAPS: [25.0]})
-    assert list(paired_differences([control, other_seed, no_control])) == []
+def test_there_is_no_difference_without_a_common_seed_or_a_baseline() -> None:
+    baseline = CaseScores(case=make_case("c"), seeds=[3], miou={MAPS: [25.0]})
+    other_seed = CaseScores(case=make_case("a", baseline="c"), seeds=[0], miou={MAPS: [25.0]})
+    no_baseline = CaseScores(case=make_case("b", baseline="d"), seeds=[0], miou={MAPS: [25.0]})
+    assert list(paired_differences([baseline, other_seed, no_baseline])) == []

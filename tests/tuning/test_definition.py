@@ -61,7 +61,7 @@ def test_studies_of_the_library_have_different_cases_with_each_recipe(study: str
     cases = cases_of(definition, resolve(sources, recipe, overrides=overrides), "evaluate")
     names = [case.name for case in cases]
     assert len(cases) == len(definition.cases) == len({f"{case.sources} {case.values}" for case in cases})
-    assert all(case.against in names for case in cases if case.against)
+    assert all(case.baseline in names for case in cases if case.baseline)
 
 
 LOCATIONS = {"data.voc": "/voc", "data.single.root": "/single", "data.web.root": "/web"}
@@ -210,7 +210,7 @@ def test_the_study_of_domains_has_the_cases_of_its_sources(sources: str, names: 
     assert [case.name for case in cases] == names
     assert cases[0].sources == first
     assert {case.sources for case in cases} <= {first, *(f"{first}+{name}" for name in others), sources}
-    assert all(case.against in names for case in cases[1:])
+    assert all(case.baseline in names for case in cases[1:])
     configs = {case.name: configured(resolved, case.values, case.sources).config for case in cases}
     if "single" in others:
         affinities = [configs[name].classifier.num_domain_affinities for name in names[:4]]
@@ -231,7 +231,7 @@ def test_a_study_of_methods_may_adapt_to_its_sources(tmp_path: Path) -> None:
     resolved = resolve("voc+web", "photos", {"data.web.root": "/web"})
     definition = adapted_to_sources(read_definition(str(file)), resolved.config)
     cases = cases_of(definition, resolved, "localize")
-    assert [(case.name, case.against) for case in cases] == [("one", None), ("other", "one")]
+    assert [(case.name, case.baseline) for case in cases] == [("one", None), ("other", "one")]
 
 
 def test_a_trial_has_only_the_locations_of_its_sources() -> None:
@@ -262,7 +262,7 @@ def test_axes_of_a_file_are_cases_of_all_combinations(tmp_path: Path) -> None:
         ('about = "x"\n[[case]]\nname = "../a"\n', "case.0.name"),
         ('about = "x"\n[[case]]\nname = "a"\nsett = {}\n', "case.0.sett"),
         ('about = "x"\n[[case]]\nname = "a"\n[[case]]\nname = "a"\n', "two cases a"),
-        ('about = "x"\n[[case]]\nname = "a"\nagainst = "b"\n', "no case b"),
+        ('about = "x"\n[[case]]\nname = "a"\nbaseline = "b"\n', "no case b"),
         ('about = "x"\n[[method]]\nname = "a"\non.b = {}\n', "no data set b"),
         ("about = \n", "is not valid TOML"),
         ('about = "x"\naxes = { "_x" = [1] }\n', "does not define a study"),
@@ -314,7 +314,7 @@ def test_methods_run_on_each_data_set_and_are_compared_with_the_first(tmp_path: 
     check_sources(definition, resolved.config)
 
     cases = cases_of(definition, resolved, "evaluate")
-    described = [(case.name, case.data_set, case.method, case.sources, case.recipe, case.against) for case in cases]
+    described = [(case.name, case.data_set, case.method, case.sources, case.recipe, case.baseline) for case in cases]
     assert described == [
         ("birds-ours", "birds", "ours", "tags", "photos", None),
         ("birds-fewer", "birds", "fewer", "tags", "photos_fast", "birds-ours"),

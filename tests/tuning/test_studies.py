@@ -1,4 +1,4 @@
-"""Studies on Ray Tune: refused studies, cases with controls, shared stages, failing trials, and printed results."""
+"""Studies on Ray Tune: refused studies, cases with baselines, shared stages, failing trials, and printed results."""
 
 import csv
 import io
@@ -142,7 +142,7 @@ CASES_WITHOUT_CONTRAST = [
 
 
 @pytest.mark.slow
-def test_the_study_effect_compares_cases_with_their_controls(
+def test_the_study_effect_compares_cases_with_their_baselines(
     ray_local: None, tmp_path: Path, small_voc: SmallVoc
 ) -> None:
     workspace = tmp_path / "workspace"
@@ -192,10 +192,10 @@ def check_files(workspace: Path, cases: Sequence[CaseScores]) -> None:
 def check_difference(workspace: Path, cases: Sequence[CaseScores]) -> None:
     """Checks a difference in study.json against the scores and against `mcis compare`."""
     content = json.loads((workspace / "runs" / "study" / "study.json").read_text())
-    differences = {(entry["of"]["name"], entry["of"]["against"]): entry for entry in content["differences"]}
+    differences = {(entry["of"]["name"], entry["of"]["baseline"]): entry for entry in content["differences"]}
     difference = differences["co-related", "co-alone-related"]
     miou = {scores.case.name: scores.miou["pseudo masks"] for scores in cases}
-    expected = [value - control for value, control in zip(miou["co-related"], miou["co-alone-related"], strict=True)]
+    expected = [value - baseline for value, baseline in zip(miou["co-related"], miou["co-alone-related"], strict=True)]
     assert difference["seeds"] == [4, 5]
     assert difference["miou"]["pseudo masks"] == expected
 
@@ -306,7 +306,7 @@ def test_the_papers_scores_are_in_every_output(
     page = study.folder.study_page.read_text()
     assert f">{PAPER}<" in page
     assert 'id="cases"' in page
-    assert 'id="controls"' in page
+    assert 'id="baselines"' in page
     assert ">64.7<" in page
     assert json.loads(study.folder.study.read_text())["paper"] == PAPER
     metrics = {run.data.params["case"]: run.data.metrics for run in tracked_trials(workspace, "study")}
@@ -363,7 +363,7 @@ def test_methods_are_compared_on_each_data_set(
     result = mcis.study(file, name="study", recipe="scratch", until="pseudo_masks", parallel=2, **options)
 
     assert [scores.case.name for scores in result.cases] == ["a-one", "a-other", "b-one", "b-other", "b-theirs"]
-    compared = [(difference.case.name, difference.case.against) for difference in result.differences]
+    compared = [(difference.case.name, difference.case.baseline) for difference in result.differences]
     assert compared == [("a-other", "a-one"), ("b-other", "b-one"), ("b-theirs", "b-one")]
     assert result.cases[-1].miou["pseudo masks"] == [100.0], "the masks of the other program are the ground truth"
     assert all("pseudo masks" in difference.intervals for difference in result.differences)

@@ -91,7 +91,7 @@ def test_a_search_as_json_has_its_axes_trials_and_best_trial(search: Search) -> 
 
 CASE: dict[str, Any] = {"name": "a", "group": "", "sources": "tags", "values": {}, "until": "localize", "paper": None}
 CASE |= {"recipe": "photos", "method": "", "data_set": ""}
-CASE |= {"paper_test": None, "against": None, "shows": "", "inference": "single round", "related": 0}
+CASE |= {"paper_test": None, "baseline": None, "description": "", "inference": "single round", "related": 0}
 RESULT_FILE: dict[str, Any] = {
     "study": "mine.toml",
     "sources": "tags",

@@ -85,8 +85,8 @@ def test_methods_that_are_scored_on_other_images_have_no_rank() -> None:
 def test_methods_with_fewer_seeds_say_so_and_have_no_rank() -> None:
     methods = [
         case_scores("x", "a", {MASKS: [10.0, 12.0, 11.0]}, method="a", data_set="x"),
-        case_scores("x", "b", {MASKS: [90.0, 90.0]}, method="b", data_set="x", against="a"),
-        case_scores("x", "c", {MASKS: [1.0, 1.0, 1.0]}, method="c", data_set="x", against="a"),
+        case_scores("x", "b", {MASKS: [90.0, 90.0]}, method="b", data_set="x", baseline="a"),
+        case_scores("x", "c", {MASKS: [1.0, 1.0, 1.0]}, method="c", data_set="x", baseline="a"),
     ]
     assert ranks_of_methods(methods) == {"a": "1", "b": "", "c": "2"}
     assert [row[0] for row in cases_table(methods, "title").rows] == ["a", "b (2 of 3 seeds)", "c"]
@@ -133,13 +133,13 @@ def test_a_wide_terminal_shows_every_column(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def difference(miou: dict[str, list[float]], intervals: dict[str, list[float]]) -> PairedDifference:
-    case = case_scores("co", "co-r3", {}, against="co-itself", shows="other images").case
+    case = case_scores("co", "co-r3", {}, baseline="co-itself", description="other images").case
     return PairedDifference(case=case, seeds=[0, 1], miou=miou, intervals=intervals)
 
 
 def test_differences_have_a_sign_their_own_deviation_and_an_interval() -> None:
     table = differences_table([difference({MASKS: [1.0, 2.0]}, {MASKS: [0.25, 2.75]})])
-    assert table.columns == ("case - control", "masks", "shows")
+    assert table.columns == ("case - baseline", "masks", "description")
     assert table.rows == [("co-r3 - co-itself", "+1.50 ±0.71 (+0.2 to +2.8)", "other images")]
 
 
@@ -178,7 +178,7 @@ def test_markdown_has_units_the_papers_scores_and_intervals() -> None:
     assert lines[2] == f"| case | masks, mIoU % | +CRF, mIoU % | {PAPER}, mIoU % | recall % | maps by |"
     assert lines[3] == "| --- | ---: | ---: | --- | ---: | --- |"
     assert lines[4] == "| none-single | 11.00 ±1.41 | - | 61.7 | 12.5 | method of none-single |"
-    assert lines[-3] == "| case - control | masks, points of mIoU | shows |"
+    assert lines[-3] == "| case - baseline | masks, points of mIoU | description |"
     assert lines[-1] == "| co-r3 - co-itself | +1.50 ±0.71 (+0.2 to +2.8) | other images |"
 
 
