@@ -69,7 +69,7 @@ class PairedDifference:
     def as_json(self) -> dict[str, Any]:
         """The difference in study.json."""
         return {
-            "of": to_jsonable_python(self.case, by_alias=False),
+            "case": to_jsonable_python(self.case, by_alias=False),
             "seeds": self.seeds,
             "miou": self.miou,
             "intervals": self.intervals,
@@ -79,13 +79,13 @@ class PairedDifference:
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Self:
         """The difference that `as_json` returned."""
-        case = StudyCase(**entry["of"])
+        case = StudyCase(**entry["case"])
         return cls(
             case=case,
             seeds=entry["seeds"],
             miou=entry["miou"],
             intervals=entry["intervals"],
-            left_out=entry.get("left_out", {}),  # earlier versions have none
+            left_out=entry["left_out"],
         )
 
 

@@ -157,8 +157,8 @@ class StudyResult:
                 about=about,
                 cases=cases,
                 differences=differences,
-                meanings=content["means"],
-                paper_column=content["paper"],
+                meanings=content["meanings"],
+                paper_column=content["paper_column"],
                 archives=archives,
             )
         except (KeyError, TypeError, ValidationError) as error:
@@ -170,8 +170,8 @@ class StudyResult:
         """The content of study.json."""
         return {
             **self.about,
-            "means": self.meanings,
-            "paper": self.paper_column,
+            "meanings": self.meanings,
+            "paper_column": self.paper_column,
             "cases": to_jsonable_python(self.cases, by_alias=False),
             "differences": [difference.as_json() for difference in self.differences],
             "test_archives": [archive._asdict() for archive in self.archives],

@@ -185,14 +185,14 @@ def check_files(workspace: Path, cases: Sequence[CaseScores]) -> None:
     assert (content["study"], content["recipe"], content["changed"]["compute.threads"]) == ("effect", "scratch", 1)
     assert [case["miou"] for case in content["cases"]] == [scores.miou for scores in cases]
     assert content["cases"][1]["case"]["values"] == cases[1].case.values
-    methods = content["means"]["localization maps"]["method"].split(" or ")
+    methods = content["meanings"]["localization maps"]["method"].split(" or ")
     assert set(methods) == {scores.case.inference.partition(", trained")[0] for scores in cases if scores.case.related}
 
 
 def check_difference(workspace: Path, cases: Sequence[CaseScores]) -> None:
     """Checks a difference in study.json against the scores and against `mcis compare`."""
     content = json.loads((workspace / "runs" / "study" / "study.json").read_text())
-    differences = {(entry["of"]["name"], entry["of"]["baseline"]): entry for entry in content["differences"]}
+    differences = {(entry["case"]["name"], entry["case"]["baseline"]): entry for entry in content["differences"]}
     difference = differences["co-related", "co-alone-related"]
     miou = {scores.case.name: scores.miou["pseudo masks"] for scores in cases}
     expected = [value - baseline for value, baseline in zip(miou["co-related"], miou["co-alone-related"], strict=True)]
@@ -308,7 +308,7 @@ def test_the_papers_scores_are_in_every_output(
     assert 'id="cases"' in page
     assert 'id="baselines"' in page
     assert ">64.7<" in page
-    assert json.loads(study.folder.study.read_text())["paper"] == PAPER
+    assert json.loads(study.folder.study.read_text())["paper_column"] == PAPER
     metrics = {run.data.params["case"]: run.data.metrics for run in tracked_trials(workspace, "study")}
     assert {case: values["paper VOC 2012 val network"] for case, values in metrics.items()} == {"r0": 64.7, "r3": 66.2}
 
