@@ -24,7 +24,11 @@ from mcis.platform.runs.files import fingerprint
 LIBRARY = Path(__file__).parent / "library"
 LAST_STAGES = pipeline.STAGE_NAMES[pipeline.STAGE_NAMES.index("localize") : -1]
 """Stages that may be the last stage of a trial: each has a score."""
-_PARTNER_TEXTS = {"partner": "", "itself": ", trained alone", "wrong_class": ", trained with partners of wrong classes"}
+_PARTNER_TEXTS = {
+    "partner": "",
+    "itself": ", trained with itself as the partner",
+    "wrong_class": ", trained with partners of wrong classes",
+}
 """Description of the images that attend to each other in training, by `classifier.attention_partner`."""
 _PAPER_DATA = {"voc": "VOC 2012", "lid": "LID"}
 """Data sets on which the paper reports mIoU, by the source that reads them."""

@@ -28,7 +28,7 @@ def configs(resolved: Resolved, cases: dict[str, StudyCase]) -> dict[str, Config
 
 
 def test_each_training_has_cases_and_controls(cases: dict[str, StudyCase]) -> None:
-    of_trainings_with_attention = ["single", "related", "alone-single", "alone-related", "wrong-single"]
+    of_trainings_with_attention = ["single", "related", "itself-single", "itself-related", "wrong-class-single"]
     of_contrastive_training = [*of_trainings_with_attention, "identity", "itself", "wrong-class"]
     expected = ["none-single", "none-related", "none-itself", "none-wrong-class"]
     expected += [f"co-{name}" for name in of_trainings_with_attention]
@@ -47,9 +47,9 @@ def test_names_of_cases_say_how_they_are_trained(cases: dict[str, StudyCase], co
         assert cases[name].group == attention
 
         partner = "partner"
-        if "-alone-" in name:
+        if "-itself-" in name:
             partner = "itself"
-        elif "-wrong-single" in name:
+        elif "-wrong-class-" in name:
             partner = "wrong_class"
         assert config.classifier.attention_partner == partner
 
@@ -76,8 +76,8 @@ def test_cases_describe_how_maps_are_inferred(cases: dict[str, StudyCase]) -> No
         "co-contrastive-itself": "co-attention (target n) with itself",
         "none-related": "co-attention (W_P = I)",
         "co-single": "single round",
-        "co-alone-single": "single round, trained alone",
-        "co-wrong-single": "single round, trained with partners of wrong classes",
+        "co-itself-single": "single round, trained with itself as the partner",
+        "co-wrong-class-single": "single round, trained with partners of wrong classes",
     }
     assert {name: cases[name].inference for name in expected} == expected
 

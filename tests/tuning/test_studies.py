@@ -133,9 +133,9 @@ CASES_WITHOUT_CONTRAST = [
     "none-related",
     "none-itself",
     "none-wrong-class",
-    "co-alone-single",
-    "co-alone-related",
-    "co-wrong-single",
+    "co-itself-single",
+    "co-itself-related",
+    "co-wrong-class-single",
     "co-single",
     "co-related",
 ]
@@ -193,13 +193,13 @@ def check_difference(workspace: Path, cases: Sequence[CaseScores]) -> None:
     """Checks a difference in study.json against the scores and against `mcis compare`."""
     content = json.loads((workspace / "runs" / "study" / "study.json").read_text())
     differences = {(entry["case"]["name"], entry["case"]["baseline"]): entry for entry in content["differences"]}
-    difference = differences["co-related", "co-alone-related"]
+    difference = differences["co-related", "co-itself-related"]
     miou = {scores.case.name: scores.miou["pseudo masks"] for scores in cases}
-    expected = [value - baseline for value, baseline in zip(miou["co-related"], miou["co-alone-related"], strict=True)]
+    expected = [value - baseline for value, baseline in zip(miou["co-related"], miou["co-itself-related"], strict=True)]
     assert difference["seeds"] == [4, 5]
     assert difference["miou"]["pseudo masks"] == expected
 
-    runs = [f"study-{case}-s4,study-{case}-s5" for case in ("co-alone-related", "co-related")]
+    runs = [f"study-{case}-s4,study-{case}-s5" for case in ("co-itself-related", "co-related")]
     comparison = compare(open_run_groups(workspace, runs), BootstrapSettings())
     (compared,) = (entry for entry in comparison.scores[1].differences if entry.measure == "miou")
     low, high = difference["intervals"]["pseudo masks"]
