@@ -11,7 +11,7 @@ import pyarrow as pa
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from mcis.platform.reporting.comparison_tables import Table
+from mcis.platform.reporting.comparison_tables import Table, mean_text
 from mcis.platform.reporting.files import csv_table
 from mcis.platform.runs.scores import VARIANTS
 from mcis.tuning.case_scores import INTERVAL_NOTE, CaseScores, PairedDifference, used_columns
@@ -59,7 +59,7 @@ def cases_table(
     for scores in case_scores:
         missing = num_seeds - len(scores.seeds)
         cells = [f"{scores.case.name} ({len(scores.seeds)} of {num_seeds} seeds)" if missing else scores.case.name]
-        cells += [_mean_text(scores.miou.get(column)) for column in score_columns]
+        cells += [mean_text(scores.miou.get(column, [])) for column in score_columns]
         if paper_column:
             cells.append("" if scores.case.paper is None else f"{scores.case.paper:.1f}")
         cells += [f"{mean(scores.shares[name]):.1f}" if name in scores.shares else "-" for name in share_columns]
@@ -122,7 +122,7 @@ def differences_table(differences: Sequence[PairedDifference]) -> Table:
     for difference in differences:
         cells = [f"{difference.case.name} - {difference.case.baseline}"]
         for column in score_columns:
-            text = _mean_text(difference.miou.get(column), sign="+")
+            text = mean_text(difference.miou.get(column, []), sign="+")
             interval = difference.intervals.get(column)
             cells.append(f"{text} {_interval_text(interval)}".rstrip() if interval else text)
         cells.append(difference.case.description)
@@ -229,14 +229,6 @@ def summary_csv(
 def _value_at(values: Sequence[float] | None, position: int) -> float | None:
     """The value of a seed; None if not every seed has one."""
     return values[position] if values and position < len(values) else None
-
-
-def _mean_text(values: Sequence[float] | None, sign: str = "") -> str:
-    """Mean and, if there are several values, standard deviation: `61.20 ±0.35`; a dash without values."""
-    if not values:
-        return "-"
-    text = f"{mean(values):{sign}.2f}"
-    return f"{text} ±{stdev(values):.2f}" if len(values) > 1 else text
 
 
 def _interval_text(interval: Sequence[float]) -> str:

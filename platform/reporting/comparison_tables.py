@@ -121,7 +121,7 @@ def _classifier_precision(group: RunGroup) -> str:
             precision = read_result(run.outputs["train_classifier"], StageResult).counts.get(VAL_MAP)
             if precision is not None:
                 precisions.append(precision)
-    return _mean_text(precisions) if len(precisions) == len(group.runs) else "-"
+    return mean_text(precisions) if len(precisions) == len(group.runs) else "-"
 
 
 def _scores_table(comparison: Comparison) -> Table:
@@ -138,7 +138,7 @@ def _scores_table(comparison: Comparison) -> Table:
                 values = joined_once(settings[heading] for settings in all_settings if heading in settings)
                 texts.append(f"{heading} {values}")
             variants = joined_once(run_score.name for run_score in scores)
-            means = [_mean_text(_values(group, score.title, measure)) for measure in measures]
+            means = [mean_text(_values(group, score.title, measure)) for measure in measures]
             rows.append((score.title, group.label, variants, scores[0].split, ", ".join(texts), *means))
 
     headings = tuple(f"{measure_heading(measure)} %" for measure in measures)
@@ -175,8 +175,8 @@ def _group_table(comparison: Comparison, group: RunGroup) -> Table:
 
         further_values = []
         for measure in further:
-            before = _mean_text(_values(baseline, row.title, measure))
-            after = _mean_text(_values(group, row.title, measure))
+            before = mean_text(_values(baseline, row.title, measure))
+            after = mean_text(_values(group, row.title, measure))
             text = f"{before} → {after}"
             interval = intervals[row.title].get((group.label, measure))
             if interval is not None and interval.verdict != "unknown":
@@ -195,6 +195,19 @@ def _group_table(comparison: Comparison, group: RunGroup) -> Table:
     optional = (*further_headings[::-1], *deviation_headings, "images", "split")
     title = f"{group.label} compared with {baseline.label}"
     return Table(title, (*columns, *deviation_headings, *further_headings), rows, numbers, optional)
+
+
+def mean_text(values: Sequence[float], sign: str = "") -> str:
+    """Mean and, if there are several values, their standard deviation: `61.20 ± 0.35`; `-` without values.
+
+    Args:
+        values: the values, for example of several seeds.
+        sign: `+` to print the sign of positive means, too.
+    """
+    if not values:
+        return "-"
+    deviation = f" ± {_deviation_text(values)}" if len(values) > 1 else ""
+    return f"{fmean(values):{sign}.2f}{deviation}"
 
 
 def score_settings(comparison: Comparison) -> list[tuple[str, str]]:
@@ -332,14 +345,6 @@ def _values(group: RunGroup, title: str, measure: str) -> list[float]:
     """A measure of a score for the runs of a group that have it, in percent."""
     by_run = [score.measures() for score in group.scores(title)]
     return [measures[measure] for measures in by_run if measure in measures]
-
-
-def _mean_text(values: Sequence[float]) -> str:
-    """Mean, with the standard deviation over several seeds; `-` if there is no value."""
-    if not values:
-        return "-"
-    deviation = f" ± {_deviation_text(values)}" if len(values) > 1 else ""
-    return f"{fmean(values):.2f}{deviation}"
 
 
 def _deviation_text(values: Sequence[float]) -> str:

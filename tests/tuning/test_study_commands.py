@@ -115,7 +115,7 @@ def finished_study(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("form", "found"),
-    [("markdown", "| a | 51.00 ±1.41 |"), ("latex", r"a & 51.00 $\pm$1.41 &"), ("csv", "a,2,single round,51.0,")],
+    [("markdown", "| a | 51.00 ± 1.41 |"), ("latex", r"a & 51.00 $\pm$ 1.41 &"), ("csv", "a,2,single round,51.0,")],
 )
 def test_the_table_of_a_study_is_printed(finished_study: Path, form: str, found: str) -> None:
     result = CliRunner().invoke(app, ["study", "table", "mine", "--format", form, "--workspace", str(finished_study)])

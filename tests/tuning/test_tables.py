@@ -49,8 +49,8 @@ def test_the_table_of_cases_has_the_columns_that_any_case_has() -> None:
     table = cases_table(EFFECT, "title", PAPER)
     assert table.columns == ("case", "masks", "+CRF", PAPER, "recall", "maps by")
     assert table.rows == [
-        ("none-single", "11.00 ±1.41", "-", "61.7", "12.5", "method of none-single"),
-        ("co-itself", "20.00 ±0.00", "31.50 ±2.12", "", "-", "method of co-itself"),
+        ("none-single", "11.00 ± 1.41", "-", "61.7", "12.5", "method of none-single"),
+        ("co-itself", "20.00 ± 0.00", "31.50 ± 2.12", "", "-", "method of co-itself"),
     ]
 
 
@@ -67,7 +67,7 @@ def test_methods_are_ranked_on_each_data_set() -> None:
     assert ranks_of_methods(grid) == {"x-a": "2", "x-b": "1", "y-a": "1", "y-b": "1", "y-c": "3"}
     table = cases_table(grid, "title")
     assert table.columns == ("case", "masks", "+CRF", "rank", "maps by")
-    assert table.rows[0] == ("x-a", "11.00 ±1.41", "51.00 ±1.41", "2", "method of x-a")
+    assert table.rows[0] == ("x-a", "11.00 ± 1.41", "51.00 ± 1.41", "2", "method of x-a")
     assert ranks_of_methods(EFFECT) == {}
 
 
@@ -121,7 +121,7 @@ def full_table() -> Table:
 def test_a_terminal_of_80_columns_shows_every_miou(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = printed(monkeypatch, full_table(), 80)
     assert max(map(len, shown.splitlines())) <= 80
-    for text in ("58.50 ±0.71", "67.50 ±0.71", "61.00 ±1.41", "62.00 ±1.41", "66.2", "network)"):
+    for text in ("58.50 ± 0.71", "67.50 ± 0.71", "61.00 ± 1.41", "62.00 ± 1.41", "66.2", "network)"):
         assert text in shown
     assert "maps by" not in shown
 
@@ -140,12 +140,12 @@ def difference(miou: dict[str, list[float]], intervals: dict[str, list[float]]) 
 def test_differences_have_a_sign_their_own_deviation_and_an_interval() -> None:
     table = differences_table([difference({MASKS: [1.0, 2.0]}, {MASKS: [0.25, 2.75]})])
     assert table.columns == ("case - baseline", "masks", "description")
-    assert table.rows == [("co-r3 - co-itself", "+1.50 ±0.71 (+0.2 to +2.8)", "other images")]
+    assert table.rows == [("co-r3 - co-itself", "+1.50 ± 0.71 (+0.2 to +2.8)", "other images")]
 
 
 def test_an_interval_that_contains_0_says_none() -> None:
     table = differences_table([difference({MAPS: [0.5, 0.5]}, {MAPS: [-0.5, 1.5]})])
-    assert table.rows[0][1] == "+0.50 ±0.00 (none: -0.5 to +1.5)"
+    assert table.rows[0][1] == "+0.50 ± 0.00 (none: -0.5 to +1.5)"
 
 
 def test_a_difference_without_an_interval_has_only_its_mean() -> None:
@@ -177,9 +177,9 @@ def test_markdown_has_units_the_papers_scores_and_intervals() -> None:
     lines = markdown(WRITTEN).splitlines()
     assert lines[2] == f"| case | masks, mIoU % | +CRF, mIoU % | {PAPER}, mIoU % | recall % | maps by |"
     assert lines[3] == "| --- | ---: | ---: | --- | ---: | --- |"
-    assert lines[4] == "| none-single | 11.00 ±1.41 | - | 61.7 | 12.5 | method of none-single |"
+    assert lines[4] == "| none-single | 11.00 ± 1.41 | - | 61.7 | 12.5 | method of none-single |"
     assert lines[-3] == "| case - baseline | masks, points of mIoU | description |"
-    assert lines[-1] == "| co-r3 - co-itself | +1.50 ±0.71 (+0.2 to +2.8) | other images |"
+    assert lines[-1] == "| co-r3 - co-itself | +1.50 ± 0.71 (+0.2 to +2.8) | other images |"
 
 
 def test_the_tables_state_what_intervals_do_not_include() -> None:
@@ -187,10 +187,10 @@ def test_the_tables_state_what_intervals_do_not_include() -> None:
 
 
 def test_latex_escapes_special_characters() -> None:
-    text = latex([Table("50 % of a_b & c", ("case", "mIoU %"), [("x#1", "1.0 ±0.5")], numbers=("mIoU %",))])
+    text = latex([Table("50 % of a_b & c", ("case", "mIoU %"), [("x#1", "1.0 ± 0.5")], numbers=("mIoU %",))])
     assert r"\caption{50 \% of a\_b \& c}" in text
     assert r"\begin{tabular}{lr}" in text
-    assert "x\\#1 & 1.0 $\\pm$0.5 \\\\\n" in text
+    assert "x\\#1 & 1.0 $\\pm$ 0.5 \\\\\n" in text
     assert latex(WRITTEN).count(r"\end{tabular}") == 2
 
 
