@@ -1,4 +1,4 @@
-"""Trials of a study on Ray Tune. Each trial is a whole run of the pipeline in a process of its own."""
+"""Trials of a study or search on Ray Tune. Each trial is a whole run of the pipeline in a process of its own."""
 
 import itertools
 import os
@@ -52,7 +52,7 @@ class Trial(NamedTuple):
         recipe: recipe.
         values: values that differ from the recipe, by dotted key.
         until: last stage.
-        varied: values that differ between the trials of the study, by short name.
+        varied: values that differ between the trials of the study or search, by short name.
         metrics: metrics of the trial's MLflow run that do not depend on its outputs.
     """
 
@@ -98,7 +98,7 @@ class Sweep:
 
     @property
     def folder(self) -> RunFolder:
-        """Files of the study's run."""
+        """Files of the run of the study or search."""
         return self.workspace.run(self.name)
 
 
@@ -131,13 +131,13 @@ class Outcome(NamedTuple):
 
 @contextmanager
 def study_session(sweep: Sweep, *, identity: str, varied: Collection[str]) -> Iterator[Tracker]:
-    """Holds the name of a study, connects to Ray, and opens the MLflow run that is the parent of the trials' runs.
+    """Holds the name of a study or search, connects to Ray, and opens the parent MLflow run of the trials' runs.
 
     The parent run is created before any trial starts, because several processes must not create MLflow's store at once.
 
     Args:
-        sweep: the study.
-        identity: fingerprint of the study. A study with another identity gets a new MLflow run.
+        sweep: the study or search.
+        identity: its fingerprint. A study or search with another identity gets a new MLflow run.
         varied: configuration keys whose values differ between the trials.
     """
     config = sweep.resolved.config
@@ -180,12 +180,12 @@ def run_trials(sweep: Sweep, trials: Sequence[Trial], parent: str) -> Outcome:
     A trial that an earlier call has finished only looks up its stages.
 
     Args:
-        sweep: the study.
-        trials: trials of the study.
-        parent: id of the study's MLflow run.
+        sweep: the study or search.
+        trials: its trials.
+        parent: id of its MLflow run.
 
     Raises:
-        KeyboardInterrupt: the user interrupted the study. Tune handles the signal itself and returns early.
+        KeyboardInterrupt: the user interrupted the trials. Tune handles the signal itself and returns early.
     """
     tune_config = tune.TuneConfig(
         max_concurrent_trials=sweep.parallel,
@@ -238,8 +238,8 @@ def fit(
     """Runs trials with a Ray Tune `Tuner` and shows a progress bar.
 
     Args:
-        sweep: the study.
-        parent: id of the study's MLflow run.
+        sweep: the study or search.
+        parent: id of its MLflow run.
         tune_config: Tune's search algorithm, scheduler and budget.
         param_space: Tune's parameters. Their entry `trial` has the fields of a `Trial`; a search algorithm may add it.
         total: number of trials, for the progress bar.

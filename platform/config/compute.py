@@ -22,7 +22,7 @@ class ComputeConfig(Section):
     less memory. None = the worker's whole share of the batch; it is halved each time memory runs out, and training
     continues from the last checkpoint."""
     gpu: bool = False
-    """Run networks on GPUs. Set explicitly: the device is part of the cache key."""
+    """Run networks on GPUs. Set explicitly: the device is part of the key of each stage that runs networks."""
     gpu_share: float = Field(default=1.0, gt=0, le=1)
     """Fraction of a GPU that one training worker reserves. In stages without training, such as localize, all processes
     on a GPU share this fraction. Values below 1 let trials of a study or other runs share a GPU and its memory."""

@@ -37,7 +37,7 @@ class Variant(NamedTuple):
         title: name in tables and messages.
         heading: abbreviated title, for tables with a column per score.
         study_column: name in `study.json` and in the MLflow metrics of studies.
-        objective: name of the objective of `mcis search` that maximizes this score.
+        objective: name of the objective of `mcis study search` that maximizes this score.
         crf: value of `Score.crf` of these scores; None if the CRF does not apply to the output.
     """
 
