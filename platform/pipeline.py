@@ -170,7 +170,8 @@ def run(
 
     Raises:
         UserError: another process is running under this name; GPUs are requested but missing; or a stage reports that
-            later stages cannot learn from its output. In the last case, outputs so far are scored and reported first.
+            later stages of the run cannot learn from its output. In the last case, outputs so far are scored and
+            reported first.
     """
     config = resolved.config
     last = _index_of(until)
@@ -183,6 +184,7 @@ def run(
         recompute = STAGE_NAMES[_index_of(start) :]
 
     problem: UserError | None = None
+    is_stopped = False
     runs_all_stages = last >= STAGE_NAMES.index("evaluate")
     with run_lifecycle(
         resolved,
@@ -207,10 +209,11 @@ def run(
             if any(stage.networks for stage in remaining):
                 check_gpus(config.compute)
         for position, stage in enumerate(STAGES):
+            if not stage.takes_part(config):
+                continue
             is_included = position <= last and problem is None
             if not is_included and not set(stage.runs_once_reached).intersection(context.inputs):
-                continue
-            if not stage.takes_part(config):
+                is_stopped = is_stopped or position <= last
                 continue
 
             folder = folders.get(stage.name)
@@ -221,7 +224,7 @@ def run(
                 tracker.follow("classifier", read_records(context.inputs[stage.name] / STEPS))
             problem = problem or _learning_problem(stage, config, context)
 
-        if problem:
+        if problem and is_stopped:
             raise problem
     return RunResult(context, read_scores(context.inputs))
 
