@@ -28,6 +28,7 @@ INTERVAL_NOTE = (
 """A term of the tables and its explanation."""
 _CASE_HEADINGS = {"threshold", "mIoU at the threshold of other images", "related images", "ignored share", "seed"}
 """Headings of a score's meaning that differ between cases and therefore do not describe a column."""
+_BEST_THRESHOLD = "of each run the one with the highest mIoU on these images"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,15 +245,18 @@ def meaning_of_columns(trials: Sequence[Mapping[str, Score]]) -> dict[str, dict[
         trials: scores by column of each trial.
 
     Returns:
-        Texts by column and heading. Where trials differ, all their texts, joined by `or`.
+        Texts by column and heading. Where trials differ, all their texts, joined by `or`, with `-` for trials to which
+        the heading does not apply.
     """
     columns: dict[str, dict[str, str]] = {}
     for column in COLUMNS:
         meanings = [trial[column].settings() for trial in trials if column in trial]
         texts: dict[str, str] = {}
         for heading in headings_of(meanings, without=_CASE_HEADINGS):
-            different_texts = dict.fromkeys(meaning[heading] for meaning in meanings if heading in meaning)
+            different_texts = dict.fromkeys(meaning.get(heading, "-") for meaning in meanings)
             texts[heading] = " or ".join(different_texts)
+        if any("threshold" in meaning for meaning in meanings):
+            texts["threshold"] = _BEST_THRESHOLD
         if texts:
             columns[column] = texts
 

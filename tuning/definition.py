@@ -294,6 +294,19 @@ def _check_names(path: Path, definition: StudyDefinition, names: list[str]) -> N
     data_sets = {data_set.name for data_set in definition.data_sets}
     unknown_data = sorted({name for method in definition.methods for name in method.values_on} - data_sets)
 
+    if data_sets and (definition.cases or definition.axes):
+        raise UserError(
+            f"{path} has data sets together with cases or axes",
+            "data sets for methods only",
+            "write the cases as [[method]], or leave out [[data]] and name the sources in the command",
+        )
+    unused_data = sorted(data_sets - {case.data_set for case in definition.all_cases()})
+    if unused_data and definition.methods:
+        raise UserError(
+            f"no method of {path} runs on {', '.join(unused_data)}",
+            "a method on each data set",
+            "add it to `on` of a method, or leave it out",
+        )
     if not names:
         raise UserError(f"{path} has no case", "cases, axes or methods", "add a [[case]]")
     if unknown_data:

@@ -55,6 +55,8 @@ _MAP_FILE_KEYS = ("localize.maps", "localize.maps_format")
 """Keys of map files of other programs, which are looked for before a trial starts."""
 _PAGE_IMAGES = 8
 """Number of images of each kind on the page of a study."""
+_CASE_LABELS = ("case", "method", "data")
+"""Parameters of a trial's MLflow run that name its case, the method and the data set."""
 _TEST_LIST = "test"
 """Name of VOC's list of test images."""
 
@@ -289,7 +291,7 @@ def _make_plan(study: Study, cases: Sequence[StudyCase], paper_column: str | Non
 
     trial_values = [dict(leaves(config)) for config in configs]
     varied_keys = _varied_keys(trial_values)
-    short = short_names(varied_keys)
+    short = short_names(varied_keys, taken=_CASE_LABELS)
     named_trials = []
     for trial, values in zip(trials, trial_values, strict=True):
         varied = {short[key]: values[key] for key in varied_keys if key in values}
@@ -313,7 +315,7 @@ def _make_test_trial(study: Study, case: StudyCase, seed: int) -> Trial:
 def _trial_of_case(
     study: Study, case: StudyCase, name: str, until: str, values: Values, metrics: dict[str, float]
 ) -> Trial:
-    labels = {"case": case.name, "method": case.method, "data": case.data_set}
+    labels = dict(zip(_CASE_LABELS, (case.name, case.method, case.data_set), strict=True))
     varied = {label: text for label, text in labels.items() if text}
     return Trial(name, case.sources, case.recipe, _changed_values(study, case, values), until, varied, metrics)
 

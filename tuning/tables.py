@@ -53,7 +53,7 @@ def cases_table(
     score_columns = used_columns(case_scores)
     share_columns = list(dict.fromkeys(name for scores in case_scores for name in scores.shares))
     ranks = ranks_of_methods(case_scores, differences)
-    num_seeds = max((len(scores.seeds) for scores in case_scores), default=0)
+    num_seeds = len(_all_seeds(case_scores))
 
     rows = []
     for scores in case_scores:
@@ -79,12 +79,17 @@ def cases_table(
     )
 
 
+def _all_seeds(case_scores: Sequence[CaseScores]) -> list[int]:
+    """The seeds that any of the cases has finished."""
+    return sorted({seed for scores in case_scores for seed in scores.seeds})
+
+
 def ranks_of_methods(case_scores: Sequence[CaseScores], differences: Sequence[PairedDifference] = ()) -> dict[str, str]:
     """The ranks of the methods of a study on each data set, by case: `1` is the highest mean mIoU.
 
     Methods are ranked by the last score of the pipeline that all of them have on the data set. Ranks are empty without
     such a score, if the first method has no score, for methods whose score cannot be compared with that of the first
-    method, and for methods with fewer finished seeds than others. Studies without methods have no ranks.
+    method, and for methods without a seed that others have finished. Studies without methods have no ranks.
 
     Args:
         case_scores: scores of the cases.
@@ -96,12 +101,12 @@ def ranks_of_methods(case_scores: Sequence[CaseScores], differences: Sequence[Pa
         of_data_set = [scores for scores in case_scores if scores.case.method and scores.case.data_set == data_set]
         common = [column for column in used_columns(of_data_set) if all(column in s.miou for s in of_data_set)]
         has_baseline = any(scores.case.baseline is None for scores in of_data_set)
-        num_seeds = max(len(scores.seeds) for scores in of_data_set)
+        seeds = _all_seeds(of_data_set)
 
         means = {}
         for scores in of_data_set:
             is_comparable = common and common[-1] not in left_out.get(scores.case.name, {})
-            if has_baseline and is_comparable and len(scores.seeds) == num_seeds:
+            if has_baseline and is_comparable and sorted(scores.seeds) == seeds:
                 value = mean(scores.miou[common[-1]])
                 if not isnan(value):
                     means[scores.case.name] = value
@@ -167,16 +172,32 @@ def cases_csv(case_scores: Sequence[CaseScores], paper_column: str | None = None
 
 
 def written_tables(
-    case_scores: Sequence[CaseScores], differences: Sequence[PairedDifference], paper_column: str | None = None
+    case_scores: Sequence[CaseScores],
+    differences: Sequence[PairedDifference],
+    paper_column: str | None = None,
+    descriptions: Mapping[str, str] | None = None,
 ) -> list[Table]:
-    """The tables of a study for a document: `cases_table` and `differences_table` with units in the headings."""
+    """The tables of a study for a document: `cases_table` and `differences_table` with units in the headings.
+
+    Args:
+        case_scores: scores of the cases.
+        differences: differences between the cases.
+        paper_column: heading of the column with the paper's mIoU; None for no such column.
+        descriptions: descriptions of the columns, which the title of the first table includes.
+    """
     paper_headings = {paper_column: f"{paper_column}, mIoU %"} if paper_column else {}
     score_headings = {heading: f"{heading}, mIoU %" for heading in _HEADINGS.values()}
     share_names = dict.fromkeys(name for scores in case_scores for name in scores.shares)
     share_headings = {name: f"{name} %" for name in share_names}
 
-    seeds = sorted({seed for scores in case_scores for seed in scores.seeds})
-    title = f"Mean and standard deviation over seeds {', '.join(map(str, seeds))}"
+    title = f"Mean and standard deviation over seeds {', '.join(map(str, _all_seeds(case_scores)))}"
+    notes = [f"{_HEADINGS[column]}: {text}" for column, text in (descriptions or {}).items()]
+    notes += [
+        f"{difference.case.name} and {difference.case.baseline} are not compared by {column}: {reason}"
+        for difference in differences
+        for column, reason in difference.left_out.items()
+    ]
+    title = ". ".join([title, *notes])
     scored = cases_table(case_scores, title, paper_column, differences)
     tables = [_with_headings(scored, paper_headings | score_headings | share_headings)]
     if differences:
@@ -195,9 +216,17 @@ def _with_headings(table: Table, headings: Mapping[str, str]) -> Table:
 
 
 def summary_csv(
-    case_scores: Sequence[CaseScores], differences: Sequence[PairedDifference], paper_column: str | None = None
+    case_scores: Sequence[CaseScores],
+    differences: Sequence[PairedDifference],
+    paper_column: str | None = None,
+    descriptions: Mapping[str, str] | None = None,
 ) -> str:
-    """The tables of a study as one CSV: a row per case, with units in the headings and numbers in full precision."""
+    """The tables of a study as one CSV: a row per case, with units in the headings and numbers in full precision.
+
+    For arguments see `written_tables`.
+    """
+    ranks = ranks_of_methods(case_scores, differences)
+    columns_left_out = [column for column in _HEADINGS if any(column in item.left_out for item in differences)]
     differences_by_case = {difference.case.name: difference for difference in differences}
     share_names = list(dict.fromkeys(name for scores in case_scores for name in scores.shares))
     compared_columns = used_columns(differences)
@@ -209,6 +238,8 @@ def summary_csv(
             values = scores.miou.get(column, [])
             row[f"{column}, mIoU %"] = mean(values) if values else None
             row[f"{column}, standard deviation"] = stdev(values) if len(values) > 1 else None
+            if descriptions:
+                row[f"{column}, settings"] = descriptions.get(column)
         if paper_column:
             row[f"{paper_column}, mIoU %"] = scores.case.paper
         for name in share_names:
@@ -222,6 +253,10 @@ def summary_csv(
             row[f"{column}, difference, points of mIoU"] = mean(points) if points else None
             row[f"{column}, 95 % interval, low"] = None if isnan(low) else low
             row[f"{column}, 95 % interval, high"] = None if isnan(high) else high
+        for column in columns_left_out:
+            row[f"{column}, not compared because"] = difference.left_out.get(column) if difference else None
+        if ranks:
+            row["rank"] = ranks[scores.case.name]
         rows.append(row)
     return csv_table(list(rows[0]) if rows else ["case"], [list(row.values()) for row in rows]).decode()
 
@@ -277,7 +312,7 @@ def plot_cases(
         subplots[0].set_yticks(positions, [scores.case.name for scores in case_scores], fontsize=7)
         subplots[0].invert_yaxis()
 
-    num_seeds = max((len(scores.seeds) for scores in case_scores), default=0)
+    num_seeds = len(_all_seeds(case_scores))
     subtitle = f"{title}: mean and standard deviation of {num_seeds} seed(s); dots: single seeds"
     figure.suptitle(subtitle, x=0.01, ha="left", fontsize=9)
     note = "; ".join(f"{column}: {description}" for column, description in descriptions.items())
@@ -295,6 +330,7 @@ def _plot_column(
     """Plots the bars of a column. They start near the smallest value, since differences are small."""
     axes.set_title(column, fontsize=9)
     axes.tick_params(axis="x", labelsize=7)
+    values_by_case = [[value for value in values if not isnan(value)] for values in values_by_case]
     all_values = [value for values in values_by_case for value in values]
     if not all_values:
         axes.set_xlabel("no values", fontsize=8)

@@ -65,14 +65,18 @@ class Trial(NamedTuple):
     metrics: dict[str, float]
 
 
-def short_names(keys: Sequence[str]) -> dict[str, str]:
+def short_names(keys: Sequence[str], taken: Sequence[str] = ()) -> dict[str, str]:
     """Shortens dotted keys for column headings.
 
+    Args:
+        keys: dotted keys.
+        taken: names that stand for something else.
+
     Returns:
-        The last part of each key, without a final `.name`; the whole key if its last part is ambiguous.
+        The last part of each key, without a final `.name`; the whole key if its last part is ambiguous or taken.
     """
     last_parts = {key: key.removesuffix(".name").rpartition(".")[2] for key in keys}
-    counted_parts = list(last_parts.values())
+    counted_parts = [*last_parts.values(), *taken]
     return {key: part if counted_parts.count(part) == 1 else key for key, part in last_parts.items()}
 
 

@@ -205,12 +205,13 @@ def write_table(
     """Print the tables of a study for a document: scores, the paper's results, differences with intervals, units."""
     with plain_errors(resumes=False):
         from mcis.platform.runs.workspace import Workspace
+        from mcis.tuning.case_scores import column_descriptions
         from mcis.tuning.studies import StudyResult
         from mcis.tuning.table_formats import latex, markdown
         from mcis.tuning.tables import summary_csv, written_tables
 
         result = StudyResult.read(Workspace(workspace, create=False).run(name, create=False))
-        parts = (result.cases, result.differences, result.paper_column)
+        parts = (result.cases, result.differences, result.paper_column, column_descriptions(result.meanings))
         if form == "csv":
             text = summary_csv(*parts)
         elif form == "latex":
