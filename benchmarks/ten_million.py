@@ -130,13 +130,13 @@ def compute_keys(folder: Path, rows: int) -> None:
     file_stamps(table["uri"])
 
 
-def store_checks(folder: Path, rows: int) -> None:
+def store_and_find_checks(folder: Path, rows: int) -> None:
     """Stores checks of synthetic files, as many at a time as the index does, and finds all of them."""
     from mcis.datasets.tables.large_tables import take_rows
-    from mcis.platform.runs.image_checks import VERDICT_SCHEMA, StoredVerdicts, store_verdicts
+    from mcis.platform.runs.image_checks import STORED_CHECK_SCHEMA, StoredChecks, store_checks
     from mcis.platform.runs.workspace import Workspace
 
-    workspace = Workspace(folder / "verdicts")
+    workspace = Workspace(folder / "checks")
     file_parts = []
     for numbers in chunks(rows):
         count = len(numbers)
@@ -149,16 +149,16 @@ def store_checks(folder: Path, rows: int) -> None:
             "content_hash": pa.array([content_hash(n) for n in numbers.tolist()]),
             "reason": pa.nulls(count, pa.string()),
         }
-        for field in VERDICT_SCHEMA:
+        for field in STORED_CHECK_SCHEMA:
             columns.setdefault(field.name, pa.nulls(count, field.type))
-        checks = pa.table(columns, schema=VERDICT_SCHEMA)
-        store_verdicts(workspace, checks)
+        checks = pa.table(columns, schema=STORED_CHECK_SCHEMA)
+        store_checks(workspace, checks)
         file_parts.append(checks.select(["uri", "size", "changed"]))
 
-    stored = StoredVerdicts(workspace)
+    stored = StoredChecks(workspace)
     positions = stored.find(pa.concat_tables(file_parts))
     step = max(1, rows // 1000)
-    found = take_rows(stored.verdicts, positions[::step])["content_hash"].to_pylist()
+    found = take_rows(stored.checks, positions[::step])["content_hash"].to_pylist()
     assert sorted(found) == [content_hash(number) for number in range(0, rows, step)]
 
 
@@ -198,7 +198,7 @@ def draw_relations(folder: Path, rows: int) -> None:
 PARTS: dict[str, Callable[[Path, int], None]] = {
     "list": list_rows,
     "keys": compute_keys,
-    "checks": store_checks,
+    "checks": store_and_find_checks,
     "pairs": draw_pairs,
     "relations": draw_relations,
 }

@@ -14,7 +14,7 @@ from mcis.platform.config.resolve import Overrides, Resolved, location_values, r
 from mcis.platform.engine.runtime import ray_session
 from mcis.platform.networks.predictor import Predictor
 from mcis.platform.outputs.read_index import OpenedIndex, open_index
-from mcis.platform.outputs.relocation import carry_verdicts, moved_values
+from mcis.platform.outputs.relocation import copy_checks, moved_values
 from mcis.platform.pipeline import RunResult
 from mcis.platform.reporting.compared_runs import open_run_groups
 from mcis.platform.reporting.comparison import BootstrapSettings, Comparison
@@ -210,7 +210,7 @@ def relocate(
     reached = [stage.name for stage in pipeline.STAGES if stage.name in outputs and stage.name != "evaluate"]
     until = None if "predict" in reached else reached[-1]
     sources = pipeline.check(moved.config, opened, name, until=until)
-    carry_verdicts(opened, name, sources.listing().table)
+    copy_checks(opened, name, sources.listing().table)
     with ray_session(moved.config.compute, verbose=verbose):
         return pipeline.run(moved, opened, name, until=until, sources=sources)
 

@@ -62,7 +62,7 @@ DECODER_VERSION = f"3-{PIL.__version__}"
 and features that an earlier version cached are not used."""
 
 CHECKS_VERSION = f"5-{PIL.__version__}" + ("-heif" if READS_HEIF else "")
-"""Version of the verdicts on files, with that of Pillow. Raise it when the same bytes give another verdict.
+"""Version of the image checks, with that of Pillow. Raise it when the check of the same bytes gives another result.
 It depends on the optional decoder, so that a rejected HEIC photograph is read as soon as the decoder is installed."""
 
 MAX_REASON = 400

@@ -19,7 +19,7 @@ from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.read_index import open_index
 from mcis.platform.runs.files import read_parts, shards_in
-from mcis.platform.runs.image_checks import VERDICT_SCHEMA, image_files, store_verdicts
+from mcis.platform.runs.image_checks import STORED_CHECK_SCHEMA, image_files, store_checks
 from mcis.platform.runs.workspace import Workspace
 
 _SAMPLE = 64
@@ -77,8 +77,8 @@ def _spellings(place: str) -> list[str]:
     return list(dict.fromkeys([path, os.path.realpath(path)]))  # configurations have paths without links
 
 
-def carry_verdicts(workspace: Workspace, name: str, listing: pa.Table) -> None:
-    """Stores the verdicts on the images of a run for the files that a listing names, so that none is opened again.
+def copy_checks(workspace: Workspace, name: str, listing: pa.Table) -> None:
+    """Copies the stored checks of a run's images to the files that a listing names, so that none is opened again.
 
     Compared are the ids of all images, the sizes of all files, and the content of a sample.
 
@@ -99,7 +99,7 @@ def carry_verdicts(workspace: Workspace, name: str, listing: pa.Table) -> None:
     files = image_files(uris)
     _raise_for_files(uris, pc.equal(files["size"], -1), "missing")
 
-    stored, rows = _stored_verdicts(workspace, opened.index["uri"], opened.index["content_hash"])
+    stored, rows = _stored_checks(workspace, opened.index["uri"], opened.index["content_hash"])
     is_stored = rows >= 0
     stored = take_rows(stored, rows[is_stored])
     differs = np.zeros(len(uris), bool)
@@ -110,10 +110,10 @@ def carry_verdicts(workspace: Workspace, name: str, listing: pa.Table) -> None:
         differs[row] |= hashlib.sha256(content).hexdigest() != opened.index["content_hash"][row].as_py()
     _raise_for_files(uris, pa.chunked_array([pa.array(differs)]), "other than those of the run")
 
-    verdicts = files.filter(pa.array(is_stored))
+    checks = files.filter(pa.array(is_stored))
     for field in CHECK_SCHEMA:
-        verdicts = verdicts.append_column(field, stored[field.name])
-    store_verdicts(workspace, verdicts.select(VERDICT_SCHEMA.names))
+        checks = checks.append_column(field, stored[field.name])
+    store_checks(workspace, checks.select(STORED_CHECK_SCHEMA.names))
 
 
 def _raise_for_ids(known: pa.ChunkedArray, listed: pa.ChunkedArray) -> None:
@@ -141,10 +141,10 @@ def _raise_for_files(uris: pa.ChunkedArray, wrong: pa.ChunkedArray, what: str) -
         )
 
 
-def _stored_verdicts(
+def _stored_checks(
     workspace: Workspace, uris: pa.ChunkedArray, hashes: pa.ChunkedArray
 ) -> tuple[pa.Table, NDArray[np.int64]]:
-    """Returns stored verdicts (VERDICT_SCHEMA) and, for each file, the row of the latest one on its content, (N,).
+    """Returns stored checks (STORED_CHECK_SCHEMA) and, for each file, the row of the latest one of its content, (N,).
 
     Args:
         workspace: The workspace.
@@ -152,13 +152,13 @@ def _stored_verdicts(
         hashes: Their contents in the index of the run. They may have changed since.
 
     Returns:
-        The row is -1 if there is no verdict.
+        The row is -1 if there is no check.
     """
-    parts = [VERDICT_SCHEMA.empty_table()]
+    parts = [STORED_CHECK_SCHEMA.empty_table()]
     for table in shards_in(workspace.image_checks):
         with contextlib.suppress(BadFile):
-            for part in read_parts(table, VERDICT_SCHEMA.names):
-                parts.append(part.filter(pc.is_in(part["uri"], uris.combine_chunks())).cast(VERDICT_SCHEMA))
+            for part in read_parts(table, STORED_CHECK_SCHEMA.names):
+                parts.append(part.filter(pc.is_in(part["uri"], uris.combine_chunks())).cast(STORED_CHECK_SCHEMA))
     stored = pa.concat_tables(parts)
     contents = zip(stored["uri"].to_pylist(), stored["content_hash"].to_pylist(), strict=True)
     row_of_content = {content: row for row, content in enumerate(contents)}

@@ -25,7 +25,16 @@ from mcis.platform.config.renamed import current_values
 from mcis.platform.runs.files import bytes_in, disk_errors, read_json
 from mcis.platform.runs.locks import Holder, run_holder
 from mcis.platform.runs.scores import read_scores
-from mcis.platform.runs.workspace import CACHE, OUTPUT, SUMMARY, VERDICTS, RunFolder, RunRecord, Workspace, read_record
+from mcis.platform.runs.workspace import (
+    CACHE,
+    IMAGE_CHECKS,
+    OUTPUT,
+    SUMMARY,
+    RunFolder,
+    RunRecord,
+    Workspace,
+    read_record,
+)
 
 State = Literal["running", "finished", "failed", "interrupted", "killed", "damaged", "foreign"]
 """State of a run after its last call. killed: the process ended without recording how. foreign: not written by mcis."""
@@ -320,7 +329,7 @@ def _unused_caches(workspace: Workspace, used_outputs: set[str], notes: list[str
         match = CACHE.fullmatch(name)
         if match and match["name"] not in used:
             garbage.append(_garbage(workspace.cache / name, "no remaining output was computed from it"))
-        elif name.startswith(VERDICTS) and name != workspace.image_checks.name:
+        elif name.startswith(IMAGE_CHECKS) and name != workspace.image_checks.name:
             garbage.append(_garbage(workspace.cache / name, "image checks of another version"))
     return garbage
 

@@ -41,7 +41,7 @@ OUTPUT = re.compile(r"[a-z_]+-[0-9a-f]{16}")
 """Names of outputs in store/: <stage>-<key>."""
 CACHE = re.compile(r"(?P<name>[a-z]+\d*(-[0-9a-f]{16}){1,2})(\.part)?")
 """Names of finished and unfinished caches in cache/."""
-VERDICTS = "verdicts-"
+IMAGE_CHECKS = "verdicts-"
 """Beginning of the names of folders in cache/ with the results of image checks."""
 
 
@@ -182,7 +182,7 @@ class Workspace:
         self.weights = self.root / "weights"
         self.comparisons = self.root / "comparisons"
         self.cache = self.root / "cache"
-        self.image_checks = self.cache / f"{VERDICTS}{CHECKS_VERSION}"
+        self.image_checks = self.cache / f"{IMAGE_CHECKS}{CHECKS_VERSION}"
         self.tracking_store = self.root / "mlflow.db"
         self.tracking_artifacts = self.root / "mlflow"
 

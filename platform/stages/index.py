@@ -1,6 +1,6 @@
 """Stage 1: lists and images of the sources -> index.parquet (INDEX_SCHEMA), rejects.parquet (REJECTS_SCHEMA).
 
-The workspace stores the result of checking each file, its verdict. The stage opens only images that are new or changed.
+The workspace stores the result of checking each file. The stage opens only images that are new or changed.
 """
 
 import collections
@@ -43,12 +43,12 @@ from mcis.platform.outputs.provenance import license_counts, write_provenance
 from mcis.platform.outputs.read_index import rows_in_split
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import file_stamps, fingerprint, read_parts, read_table, write_batches, write_table
-from mcis.platform.runs.image_checks import StoredVerdicts, image_files, store_verdicts
+from mcis.platform.runs.image_checks import StoredChecks, image_files, store_checks
 from mcis.platform.runs.results import IndexResult
 
 _SHARD_ROWS = 256  # about 0.2 s of work for one core
 _BLOCK_ROWS = 2**20
-"""Number of consecutive rows of a listing that are checked before their verdicts are stored. It bounds the memory."""
+"""Number of consecutive rows of a listing that are checked before the results are stored. It bounds the memory."""
 _CHECK_COLUMNS = ["uri", *ImageCheck._fields]
 _IDENTITY_COLUMNS = [name for name in INDEX_SCHEMA.names if name not in ("uri", "mask_uri", "saliency_uri")]
 """Columns that later stages depend on. Stages that read masks or saliency maps add these files to their own keys."""
@@ -155,12 +155,12 @@ def _accepted_images(
 
 
 def open_images(max_pixels: int, rows: pa.Table) -> pa.Table:
-    """Checks the images of a listing and returns their URIs and verdicts. Images above `max_pixels` are not decoded."""
+    """Checks the images of a listing. Returns URIs and results; images above `max_pixels` are not decoded."""
     return check_images(rows, min_side=1, max_pixels=max_pixels).select(_CHECK_COLUMNS)
 
 
 class _Checked(NamedTuple):
-    """The images of a listing with their verdicts.
+    """The images of a listing with the results of their checks.
 
     Attributes:
         shards: iterator over shards of CHECKED_SCHEMA, each made on demand.
@@ -174,42 +174,42 @@ class _Checked(NamedTuple):
 
 
 def _check_images(table: pa.Table, config: Config, context: RunContext) -> _Checked:
-    """Checks the images of a listing, except for files whose verdicts are stored in the workspace.
+    """Checks the images of a listing, except for files whose results are stored in the workspace.
 
     Raises:
         UserError: files changed during the check.
     """
     files = image_files(table["uri"])
-    stored = StoredVerdicts(context.workspace)
-    verdicts = stored.verdicts
-    verdict_rows = stored.find(files)
+    stored = StoredChecks(context.workspace)
+    checks = stored.checks
+    check_rows = stored.find(files)
 
-    unchecked = np.flatnonzero(verdict_rows < 0)
+    unchecked = np.flatnonzero(check_rows < 0)
     if len(unchecked):
         block_starts = np.flatnonzero(np.diff(unchecked // _BLOCK_ROWS)) + 1
         for block in np.split(unchecked, block_starts):
-            new_verdicts = _open_and_store(take_rows(table, block), take_rows(files, block), config, context)
-            verdict_rows[block] = len(verdicts) + np.arange(len(block))
-            verdicts = pa.concat_tables([verdicts, new_verdicts])
-    copies = None if config.data.keep_copies else _find_copies(table, verdict_rows, verdicts)
-    return _Checked(_shards(table, verdict_rows, verdicts, copies, config), len(unchecked), copies)
+            new_checks = _open_and_store(take_rows(table, block), take_rows(files, block), config, context)
+            check_rows[block] = len(checks) + np.arange(len(block))
+            checks = pa.concat_tables([checks, new_checks])
+    copies = None if config.data.keep_copies else _find_copies(table, check_rows, checks)
+    return _Checked(_shards(table, check_rows, checks, copies, config), len(unchecked), copies)
 
 
-def _find_copies(table: pa.Table, verdict_rows: NDArray[np.int64], verdicts: pa.Table) -> TrainingCopies:
+def _find_copies(table: pa.Table, check_rows: NDArray[np.int64], checks: pa.Table) -> TrainingCopies:
     """Finds copies in a listing; for the arguments see `_shards`."""
-    hashes = take_rows(verdicts.select(["content_hash"]), verdict_rows)["content_hash"]
+    hashes = take_rows(checks.select(["content_hash"]), check_rows)["content_hash"]
     return find_training_copies(table, hashes)
 
 
 def _open_and_store(table: pa.Table, files: pa.Table, config: Config, context: RunContext) -> pa.Table:
-    """Opens the images of a listing, stores the verdicts in the workspace, and returns them (CHECK_SCHEMA).
+    """Opens the images of a listing, stores the results in the workspace, and returns them (CHECK_SCHEMA).
 
     Args:
         table: rows of the listing.
         files: `image_files` of these rows.
 
     Raises:
-        UserError: files changed during the check; their verdicts are not stored.
+        UserError: files changed during the check; their results are not stored.
     """
     # Shards are named after row numbers. The digest in the folder's name identifies the files of these rows.
     folder = context.output / f"verified-{table_digest([files])}"
@@ -225,12 +225,12 @@ def _open_and_store(table: pa.Table, files: pa.Table, config: Config, context: R
     opened = read_table(folder)
     assert opened["uri"].equals(files["uri"])
 
-    verdicts = opened.select(CHECK_SCHEMA.names).cast(CHECK_SCHEMA)
+    checks = opened.select(CHECK_SCHEMA.names).cast(CHECK_SCHEMA)
     changed = pa.array(_has_changed(files))
-    stamped_verdicts = files
+    stamped_checks = files
     for name in CHECK_SCHEMA.names:
-        stamped_verdicts = stamped_verdicts.append_column(name, verdicts[name])
-    store_verdicts(context.workspace, stamped_verdicts.filter(pc.invert(changed)))
+        stamped_checks = stamped_checks.append_column(name, checks[name])
+    store_checks(context.workspace, stamped_checks.filter(pc.invert(changed)))
     remove(folder)
 
     changed_uris = sorted(files["uri"].filter(changed).unique().to_pylist())
@@ -240,28 +240,28 @@ def _open_and_store(table: pa.Table, files: pa.Table, config: Config, context: R
             "files that do not change while the index is made",
             "repeat the command once they are complete; it opens only these files again",
         )
-    return verdicts
+    return checks
 
 
 def _shards(
-    table: pa.Table, verdict_rows: NDArray[np.int64], verdicts: pa.Table, copies: TrainingCopies | None, config: Config
+    table: pa.Table, check_rows: NDArray[np.int64], checks: pa.Table, copies: TrainingCopies | None, config: Config
 ) -> Iterator[pa.Table]:
-    """Yields a listing with the verdict on each image, in shards (CHECKED_SCHEMA).
+    """Yields a listing with the check of each image, in shards (CHECKED_SCHEMA).
 
     Args:
         table: the listing, N rows.
-        verdict_rows: for each image, the row number of its verdict, (N,).
-        verdicts: all verdicts (CHECK_SCHEMA).
+        check_rows: for each image, the row number of its check, (N,).
+        checks: results of all checks (CHECK_SCHEMA).
         copies: copies that are rejected.
     """
     start = 0
     for shard in in_shards([table]):
-        shard_verdicts = take_rows(verdicts, verdict_rows[start : start + len(shard)])
-        verdicts_here = reject_out_of_bounds(shard_verdicts, config.data.min_side, config.data.max_pixels)
-        verdicts_here = reject_unknown_ranges(verdicts_here, config.data.value_range)
+        shard_checks = take_rows(checks, check_rows[start : start + len(shard)])
+        shard_checks = reject_out_of_bounds(shard_checks, config.data.min_side, config.data.max_pixels)
+        shard_checks = reject_unknown_ranges(shard_checks, config.data.value_range)
         if copies:
-            verdicts_here = reject_copies(verdicts_here, copies, start)
-        yield with_check_columns(shard, verdicts_here)
+            shard_checks = reject_copies(shard_checks, copies, start)
+        yield with_check_columns(shard, shard_checks)
         start += len(shard)
 
 
@@ -274,9 +274,9 @@ def _has_changed(opened: pa.Table) -> NDArray[np.bool_]:
 
 
 def _reject_crashing_image(row: pa.Table, cause: str) -> pa.Table:
-    """Verdict on an image that ends every process that opens it; used instead of the result of `open_images`.
+    """The check of an image that ends every process that opens it; used instead of the result of `open_images`.
 
-    The verdict has no content hash, so it is not stored: the image may be valid, and the machine out of memory.
+    The result has no content hash, so it is not stored: the image may be valid, and the machine out of memory.
     """
     return with_checks(row, [ImageCheck(0, 0, "", f"kills the decoder: {cause}")]).select(_CHECK_COLUMNS)
 

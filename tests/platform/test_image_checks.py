@@ -12,7 +12,7 @@ import pytest
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import CHECK_SCHEMA, ImageCheck, reject_out_of_bounds
-from mcis.platform.runs.image_checks import VERDICT_SCHEMA, StoredVerdicts, image_files, store_verdicts
+from mcis.platform.runs.image_checks import STORED_CHECK_SCHEMA, StoredChecks, image_files, store_checks
 from mcis.platform.runs.workspace import Workspace
 
 SOUND = ImageCheck(40, 50, "abc", None)
@@ -29,15 +29,15 @@ class ImageFile(NamedTuple):
 
 def keep(workspace: Workspace, checks: dict[ImageFile, ImageCheck]) -> None:
     rows = [file._asdict() | check._asdict() for file, check in checks.items()]
-    store_verdicts(workspace, pa.Table.from_pylist(rows, VERDICT_SCHEMA))
+    store_checks(workspace, pa.Table.from_pylist(rows, STORED_CHECK_SCHEMA))
 
 
 def found(workspace: Workspace, *files: ImageFile) -> list[ImageCheck | None]:
     """The kept check of each file, or None."""
-    kept = StoredVerdicts(workspace)
+    kept = StoredChecks(workspace)
     file_rows = [file._asdict() for file in files]
-    rows = kept.find(pa.Table.from_pylist(file_rows, pa.schema(list(VERDICT_SCHEMA)[:3])))
-    checks = [ImageCheck(**row) for row in kept.verdicts.to_pylist()]
+    rows = kept.find(pa.Table.from_pylist(file_rows, pa.schema(list(STORED_CHECK_SCHEMA)[:3])))
+    checks = [ImageCheck(**row) for row in kept.checks.to_pylist()]
     return [checks[row] if row >= 0 else None for row in rows.tolist()]
 
 

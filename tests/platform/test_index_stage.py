@@ -18,7 +18,7 @@ from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.read_index import open_index
 from mcis.platform.runs.files import read_table
-from mcis.platform.runs.image_checks import StoredVerdicts
+from mcis.platform.runs.image_checks import StoredChecks
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.results import IndexResult, read_result
 from mcis.platform.runs.workspace import Workspace
@@ -136,7 +136,7 @@ def test_checks_in_blocks_give_the_same_index(photos: Path, ray_local: None, mon
         workspace = Workspace(photos.parent / "workspace")
         folder = workspace.outputs("index-tags")["index"]
         stages.append((read_result(folder, IndexResult).identity, read_table(folder / "index.parquet")))
-        assert len(StoredVerdicts(workspace).verdicts) == IMAGES - 1, "all but that on the absent file"
+        assert len(StoredChecks(workspace).checks) == IMAGES - 1, "all but that of the absent file"
         shutil.rmtree(folder)
         shutil.rmtree(workspace.image_checks)
     assert found[0] == found[1]
@@ -190,7 +190,7 @@ def test_unclear_pixels_are_noted_once_with_their_number(photos: Path, ray_local
     ]
     assert sum("1 image(s) are transparent in most of their pixels, which are read as white: 4.png" in n for n in notes)
     assert sum("1 image(s) are almost black, with no value above 31 of 255: 5.png" in note for note in notes) == 1
-    assert opened == 0, "the values are stored with the verdicts"
+    assert opened == 0, "the values are stored with the checks"
     assert noted.value_range == (0, 4095)
     assert [note for note in noted.notes if "data.value_range" in note] == [
         "3 gray image(s) have more than 8 bits and values from 0 to 4095; 0 is read as black and 4095 as white "
