@@ -1,6 +1,7 @@
 """Errors that a user can act on: what was found, what was expected, what to do."""
 
 import re
+from collections.abc import Sequence
 
 _QUOTED = re.compile(r"""b?'[^']*'|b?"[^"]*\"""")
 """Matches content that errors of decoders and parsers quote."""
@@ -57,6 +58,17 @@ def _printable_char(char: str) -> str:
     if char.isprintable():
         return char
     return " " if char.isspace() else "?"
+
+
+def join_shortened(names: Sequence[str], max_names: int = 5) -> str:
+    """Joins the first `max_names` names with commas and appends how many more there are, for a message."""
+    more = f" and {len(names) - max_names} more" if len(names) > max_names else ""
+    return ", ".join(names[:max_names]) + more
+
+
+def join_shortened_quoted(names: Sequence[str], max_names: int = 5) -> str:
+    """Works like `join_shortened`, with quotes around names that contain a comma."""
+    return join_shortened([f'"{name}"' if "," in name else name for name in names], max_names)
 
 
 class BadFile(UserError):

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mcis.datasets.errors import UserError, one_line
+from mcis.datasets.errors import UserError, join_shortened, one_line
 from mcis.datasets.images.decode import MAX_PIXELS, MAX_REASON, RejectedImage, check_picture, size_problem
 from mcis.datasets.images.value_range import ValueRange, range_problem
 from mcis.datasets.storage.faults import access_refused, error_text, retry_io
@@ -112,7 +112,7 @@ def merge(first: Listing, *others: Listing) -> Listing:
         repeated = repeated_texts(table["image_id"])
         if repeated:
             raise UserError(
-                f"{len(repeated)} image(s) in two sources: {shown(repeated)}",
+                f"{len(repeated)} image(s) in two sources: {join_shortened(repeated)}",
                 "each image in one source",
                 "remove them from one of the sources",
             )
@@ -368,14 +368,3 @@ def find_duplicates(read: Callable[[list[str]], Iterable[pa.Table]]) -> list[lis
 def _hash_columns(table: pa.Table) -> NDArray[np.int64]:
     """Returns hashes of the content and the split of each row, (2, N), valid in this process only."""
     return np.stack([text_hashes(table["content_hash"]), text_hashes(table["split"])])
-
-
-def shown_quoted(names: Sequence[str], max_names: int = 5) -> str:
-    """Works like `shown`, with quotes around names that contain a comma."""
-    return shown([f'"{name}"' if "," in name else name for name in names], max_names)
-
-
-def shown(names: Sequence[str], max_names: int = 5) -> str:
-    """Returns the first `max_names` names, and how many more there are, for a message."""
-    more = f" and {len(names) - max_names} more" if len(names) > max_names else ""
-    return ", ".join(names[:max_names]) + more

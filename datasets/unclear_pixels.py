@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from mcis.datasets.errors import join_shortened
 from mcis.datasets.images.value_range import WHOLE_RANGE, ValueRange, likely_range, range_text
-from mcis.datasets.index import shown
 
 _MOST_EXAMPLES = 6
 """Number of image ids that are kept for each note; notes show five of them."""
@@ -31,8 +31,8 @@ class _Group:
             self.low = min(self.low, pc.min(rows["low"]).as_py())
             self.high = max(self.high, pc.max(rows["high"]).as_py())
 
-    def shown(self) -> str:
-        names = shown(self.image_ids[:5])
+    def examples(self) -> str:
+        names = join_shortened(self.image_ids[:5])
         return f"{names} and {self.count - 5} more" if self.count > 5 else names
 
 
@@ -63,7 +63,7 @@ class UnclearPixels:
                 notes.append(_deep_color_note(group))
             else:
                 found, remedy = _NOTES[kind]
-                notes.append(f"{group.count} image(s) {found}: {group.shown()}. {remedy}")
+                notes.append(f"{group.count} image(s) {found}: {group.examples()}. {remedy}")
         return notes
 
     def _gray_note(self, kind: str, group: _Group) -> str:
@@ -71,7 +71,7 @@ class UnclearPixels:
         pixels = "more than 8 bits" if kind == "integers" else "floating-point pixels"
         note = (
             f"{group.count} gray image(s) have {pixels} and values from {group.low:g} to {group.high:g}; {black:g} is "
-            f"read as black and {white:g} as white (data.value_range): {group.shown()}"
+            f"read as black and {white:g} as white (data.value_range): {group.examples()}"
         )
         if min(group.high, white) - max(group.low, black) >= _SMALL_PART * (white - black):
             return note
@@ -80,7 +80,7 @@ class UnclearPixels:
 
 
 def _deep_color_note(group: _Group) -> str:
-    note = f"{group.count} color image(s) have 16 bits per channel, of which the upper 8 are used: {group.shown()}"
+    note = f"{group.count} color image(s) have 16 bits per channel, of which the upper 8 are used: {group.examples()}"
     if group.high >= _SMALL_PART * WHOLE_RANGE[1]:
         return note
     _, white = likely_range("integers", 0, group.high)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.formats.data_set import (
     AnnotatedObject,
     DataSet,
@@ -21,7 +21,6 @@ from mcis.datasets.formats.data_set import (
 from mcis.datasets.formats.libraries import require_module
 from mcis.datasets.formats.outlines import coco_pixels
 from mcis.datasets.formats.regions import connected_regions
-from mcis.datasets.index import shown
 
 _EXPECTED = "a JSON file of COCO's images, annotations and categories, next to its images, or with the folder --images"
 _WITHOUT_ANNOTATIONS = {"info", "licenses", "images", "categories"}
@@ -39,7 +38,7 @@ def read_coco(request: ImportRequest) -> DataSet:
     if not len(photos) == len(images) == len(content["images"]):
         counts = Counter(image["file_name"] for image in content["images"])
         repeated = [name for name, count in counts.items() if count > 1]
-        raise ValueError(f"an image id or a file_name occurs twice: {shown(repeated)}")
+        raise ValueError(f"an image id or a file_name occurs twice: {join_shortened(repeated)}")
 
     for annotation in content.get("annotations", []):
         image = images.get(_id_text(annotation["image_id"]))

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcis.datasets.classes import IGNORE, MAY_BE_NEGATIVE_TAGS, NEGATIVE_TAGS, check_classes, read_classes, split_names
-from mcis.datasets.errors import UserError, unquoted
+from mcis.datasets.errors import UserError, join_shortened, join_shortened_quoted, unquoted
 from mcis.datasets.formats.class_folders import FOLDERS
 from mcis.datasets.formats.coco import COCO
 from mcis.datasets.formats.cvat import CVAT
@@ -26,7 +26,7 @@ from mcis.datasets.formats.labelme import LABELME
 from mcis.datasets.formats.voc_xml import VOC_XML
 from mcis.datasets.formats.yolo import YOLO
 from mcis.datasets.images.decode import decode_picture, encode_labels
-from mcis.datasets.index import check_name_lengths, shown, shown_quoted
+from mcis.datasets.index import check_name_lengths
 from mcis.datasets.sources.annotations import recognize_annotations
 from mcis.datasets.sources.lists import LeftOut, did_you_mean, is_line, left_out_notes, path_inside
 from mcis.datasets.sources.tagged import SPLITS, join_tags, split_tags
@@ -175,7 +175,7 @@ def import_data_set(
     shows_none = f"{negative_count} that show none of the classes, " if negative_count else ""
     summary = f"{len(rows)} photographs of split {split}, {tagged} with tags, {shows_none}{masks} with a mask"
     return [
-        f"{output.table}: {summary}; classes {shown_quoted(selection.classes, len(selection.classes))}",
+        f"{output.table}: {summary}; classes {join_shortened_quoted(selection.classes, len(selection.classes))}",
         *notes,
         *_doubtful_class_notes(selection.classes),
         *left_out_notes(str(source), left_out),
@@ -230,7 +230,7 @@ def _read_data_set(format: str, request: ImportRequest) -> tuple[DataSet, list[s
         f"image(s) that several files in {folder} fit, or whose file fits several images": found_files.ambiguous,
     }
     for reason, names in reasons.items():
-        request.left_out[f"{reason}: {shown(names, _MAX_SHOWN)}"] = len(names)
+        request.left_out[f"{reason}: {join_shortened(names, _MAX_SHOWN)}"] = len(names)
 
     file_of_name = found_files.file_of_name
     if not file_of_name:
@@ -254,7 +254,7 @@ def _check_file_names(source: Path, files: list[str]) -> None:
     if invalid_names:
         raise UserError(
             f"{len(invalid_names)} of {len(files)} images of {source} have names that a table cannot hold: "
-            f"{shown(invalid_names)}",
+            f"{join_shortened(invalid_names)}",
             "names without line breaks, control characters, and spaces at the start or end",
             "rename the files",
         )
@@ -271,7 +271,7 @@ def _notes_on_files(file_of_name: Mapping[str, str]) -> list[str]:
     differing = [f"{name} -> {file}" for name, file in file_of_name.items() if name != file]
     if not differing:
         return []
-    return [f"note: {len(differing)} image(s) were found under another path or spelling: {shown(differing)}"]
+    return [f"note: {len(differing)} image(s) were found under another path or spelling: {join_shortened(differing)}"]
 
 
 def _remove_negative_tags(photos: Photos, further: Sequence[str], left_out: LeftOut) -> None:
@@ -420,10 +420,10 @@ def _check_names(source: Path, names: Sequence[str], wrong: Set[str], occurring:
         correct = sorted(occurring - set(invalid))
         found = "no object of any class"
         if invalid:
-            found = f"{len(invalid)} class(es) cannot be imported: {shown_quoted(invalid)}"
+            found = f"{len(invalid)} class(es) cannot be imported: {join_shortened_quoted(invalid)}"
         raise UserError(
             f"{source}: {found}",
-            f"names of classes that occur ({shown_quoted(correct, 20)}), the same as in other splits",
+            f"names of classes that occur ({join_shortened_quoted(correct, 20)}), the same as in other splits",
             f"{did_you_mean(invalid, correct)}rename them, choose by --classes, or import the split that has all "
             "classes first",
         )
@@ -470,7 +470,7 @@ def _write_masks(
     if problems and len(problems) == len(drawable):
         found = f"{folder}/{problems[0]}"
         raise UserError(found, "a picture, and outlines that fit it", "correct the file or remove it")
-    reason = f"mask(s), because the image is damaged or its outlines do not fit: {shown(problems)}"
+    reason = f"mask(s), because the image is damaged or its outlines do not fit: {join_shortened(problems)}"
     left_out[reason] = len(problems)
 
 

@@ -8,9 +8,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.formats.pickled_arrays import read_pickled_arrays
-from mcis.datasets.index import shown
 from mcis.datasets.storage.faults import error_text
 from mcis.datasets.storage.files import read_bytes
 
@@ -57,7 +56,7 @@ def _checked(content: dict[str | int, object], classes: int) -> NDArray[np.float
     """Returns the logits (K + 1, h, w) of a file. Raises ValueError if it has none of these classes."""
     names = [name for name in LOGIT_KEYS if name in content]
     if not names:
-        raise ValueError(f"the keys {shown([str(key) for key in content])}")
+        raise ValueError(f"the keys {join_shortened([str(key) for key in content])}")
     logits = content[names[0]]
     if not isinstance(logits, np.ndarray) or logits.dtype.kind != "f":
         raise ValueError(f"{names[0]} is no array of floating-point numbers")

@@ -13,10 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mcis.datasets.classes import MAX_CLASSES
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.formats.pickled_arrays import read_pickled_arrays
 from mcis.datasets.images.decode import PILLOW_MAX_PIXELS, decode_saliency
-from mcis.datasets.index import shown
 from mcis.datasets.sources.lists import LeftOut, files_below, left_out_notes, source_folder
 from mcis.datasets.storage.faults import error_text
 from mcis.datasets.storage.files import read_bytes
@@ -111,7 +110,7 @@ def read_map_files(files: Sequence[str], format: str, classes: int) -> FileMaps:
         return _checked(class_indices, maps, classes)
     except (OSError, ValueError) as error:  # RejectedPickle and RejectedImage are ValueErrors
         raise UserError(
-            f"the maps {shown(list(files))} cannot be read: {error_text(error)}",
+            f"the maps {join_shortened(list(files))} cannot be read: {error_text(error)}",
             f"maps in the format {format}: {MAP_FORMATS[format].content}; class indices from 0 to {classes - 1} and "
             "scores in [0, 1]",
             "write the file again, for scores with each map divided by its maximum; or choose another format by "
@@ -160,7 +159,7 @@ def _value(record: Mapping[str | int, Any], names: Sequence[str]) -> Any:
     for name in names:
         if name in record:
             return record[name]
-    raise ValueError(f"the keys {shown([str(key) for key in record])}, without {' or '.join(names)}")
+    raise ValueError(f"the keys {join_shortened([str(key) for key in record])}, without {' or '.join(names)}")
 
 
 def _keyed(
@@ -187,7 +186,7 @@ def _index_array(indices: Sequence[int | np.integer[Any]]) -> NDArray[np.int64]:
     """Converts class indices, which may be too large for an array. Raises ValueError if they are no class indices."""
     others = [str(index) for index in indices if not 0 <= index < MAX_CLASSES]
     if others:
-        raise ValueError(f"class indices {shown(others)}")
+        raise ValueError(f"class indices {join_shortened(others)}")
     return np.array(indices, np.int64)
 
 
@@ -196,7 +195,7 @@ def _by_class(files: Sequence[str]) -> tuple[Any, Any]:
     record = _record(files)
     indices = [key for key in record if isinstance(key, int)]
     if len(indices) < len(record):
-        raise ValueError(f"the keys {shown([str(key) for key in record])}, which are no class indices")
+        raise ValueError(f"the keys {join_shortened([str(key) for key in record])}, which are no class indices")
     maps = list(record.values())
     if any(not isinstance(one_map, np.ndarray) or one_map.ndim != 2 for one_map in maps):
         raise ValueError("values that are no maps (H, W)")

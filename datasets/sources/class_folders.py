@@ -20,8 +20,8 @@ import pyarrow as pa
 from pydantic import BeforeValidator, Field
 
 from mcis.datasets.classes import VOC_CLASSES
-from mcis.datasets.errors import UserError
-from mcis.datasets.index import PROVENANCE_SCHEMA, Listing, shown
+from mcis.datasets.errors import UserError, join_shortened
+from mcis.datasets.index import PROVENANCE_SCHEMA, Listing
 from mcis.datasets.section import LocalPath, Section, absolute_location, absolute_path
 from mcis.datasets.sources.class_names import ClassNames, voc_folders
 from mcis.datasets.sources.lists import (
@@ -217,11 +217,15 @@ class _Listed:
         other_folders = [folder for folder in content.folders if folder not in class_of_folder]
         if other_folders:
             count = len(other_folders)
-            self.notes.append(f"{where}: left out {count} folder(s) that match no class: {shown(other_folders)}")
+            self.notes.append(
+                f"{where}: left out {count} folder(s) that match no class: {join_shortened(other_folders)}"
+            )
         renamed = [folder for folder in class_of_folder if not self.classes.is_exact(folder)]
         if renamed:
             pairs = [f"{folder} = {self.classes.names[class_of_folder[folder]]}" for folder in renamed]
-            self.notes.append(f"{where}: folders whose names are not those of classes: {shown(pairs, len(pairs))}")
+            self.notes.append(
+                f"{where}: folders whose names are not those of classes: {join_shortened(pairs, len(pairs))}"
+            )
         self.add(base, images)
         return True
 
@@ -302,7 +306,7 @@ class _Listed:
         present = set(itertools.chain.from_iterable(image.tags for image in self.images))
         absent = [name for k, name in enumerate(names) if k not in present]
         if absent:
-            self.notes.append(f"{where}: no image of class {shown(absent, len(absent))}")
+            self.notes.append(f"{where}: no image of class {join_shortened(absent, len(absent))}")
 
         saliency_uris, saliency_notes = _saliency_uris(self.images, saliency, where)
         rows = listing_table(
@@ -345,14 +349,14 @@ class _Listed:
         of_other_folders = [text for text in missing if text not in absent]
         if absent:
             raise UserError(
-                f"{path} names {len(absent)} image(s) that are not in the folders of {where}: {shown(absent)}",
+                f"{path} names {len(absent)} image(s) that are not in the folders of {where}: {join_shortened(absent)}",
                 expected,
                 "add the images or remove them from the list",
             )
         if of_other_folders:
             count = len(of_other_folders)
             self.notes.append(
-                f"{path} names {count} image(s) in folders that match no class: {shown(of_other_folders)}"
+                f"{path} names {count} image(s) in folders that match no class: {join_shortened(of_other_folders)}"
             )
         self.notes.append(f"{where}: {len(kept)} of {len(self.images)} images are in {path}, the others are left out")
         self.images = kept
@@ -377,7 +381,7 @@ class _Listed:
         if limited:
             self.notes.append(
                 f"{where}: {is_kept.count(False)} image(s) are left out, because the number per class is limited to "
-                f"{max_per_class}: {shown(limited, len(limited))}"
+                f"{max_per_class}: {join_shortened(limited, len(limited))}"
             )
         self.images = list(itertools.compress(self.images, is_kept))
 
@@ -438,9 +442,10 @@ def _add_single_label(listed: _Listed, location: Path) -> None:
         names = listed.classes.names
         raise UserError(
             f"no folder with images in {root} matches one of the {len(names)} classes; there are "
-            f"{shown(scan(root, root).folders) or 'none'}",
+            f"{join_shortened(scan(root, root).folders) or 'none'}",
             "folders like n02084071 (ImageNet), here or in train, CLS-LOC/train or Data/CLS-LOC/train; like 056.dog "
-            f"(Caltech-256), here or in 256_ObjectCategories; or named after the classes ({shown(names)}), with images",
+            "(Caltech-256), here or in 256_ObjectCategories; or named after the classes "
+            f"({join_shortened(names)}), with images",
             "name by --single the folder that holds them, or by data.single.classes a file of their classes",
         )
 
@@ -493,7 +498,7 @@ def list_web(
             continue
         base = source_folder(Path(location), "a folder of crawled images, <class>/<file>", remedy)
         if not (listed.add_folder(base) or listed.add_numbered(base)):
-            folders = shown(scan(base, base).folders) or "none"
+            folders = join_shortened(scan(base, base).folders) or "none"
             raise UserError(
                 f"no folder in {base} that is named as a class holds an image; there are {folders}",
                 f"folders named {', '.join(names)}",
@@ -520,7 +525,7 @@ def _absent_folder_notes(listed: _Listed, class_file: Path) -> list[str]:
     if not folders or not absent:
         return []
     where = " and ".join(map(str, folders))
-    return [f"{class_file} names {len(absent)} folder(s) that are not in {where}: {shown(absent)}"]
+    return [f"{class_file} names {len(absent)} folder(s) that are not in {where}: {join_shortened(absent)}"]
 
 
 def _saliency_uris(images: Sequence[_Image], saliency: Path | None, where: str) -> tuple[list[str | None], list[str]]:
@@ -578,7 +583,8 @@ def _read_class_file(path: Path, names: tuple[str, ...], key: str) -> dict[str, 
     unknown = sorted(set(class_of.values()) - set(names))
     if unknown:
         remedy = f"{did_you_mean(unknown, names)}correct {path.name}, or remove those folders from it"
-        raise UserError(f"{path} names unknown classes: {shown(unknown)}", f"some of {', '.join(names)}", remedy)
+        found = f"{path} names unknown classes: {join_shortened(unknown)}"
+        raise UserError(found, f"some of {', '.join(names)}", remedy)
     return class_of
 
 

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
 
-from mcis.datasets.errors import UserError, unquoted
-from mcis.datasets.index import LISTING_SCHEMA, shown
+from mcis.datasets.errors import UserError, join_shortened, unquoted
+from mcis.datasets.index import LISTING_SCHEMA
 from mcis.datasets.tables.large_tables import SHARD_ROWS
 
 _IMAGE_SUFFIXES = {
@@ -96,7 +96,7 @@ def read_tag_list(
 
         unknown = [index for index in indices if index not in index_of_text]
         if unknown:
-            raise UserError(f"{where}: class index {shown(unknown)} of image {text}", expected, class_remedy)
+            raise UserError(f"{where}: class index {join_shortened(unknown)} of image {text}", expected, class_remedy)
         tags[image] = sorted({index_of_text[index] for index in indices})
 
     return tags
@@ -274,7 +274,7 @@ def check_present(listed: Path, absent: Sequence[str], folder: Path, expected: s
     """Raises a UserError if a list names images that are absent from a folder."""
     if absent:
         raise UserError(
-            f"{listed} names {len(absent)} image(s) that are not in {folder}: {shown(absent)}",
+            f"{listed} names {len(absent)} image(s) that are not in {folder}: {join_shortened(absent)}",
             expected,
             "add the images or remove them from the list",
         )
@@ -316,7 +316,7 @@ def did_you_mean(names: Iterable[str], choices: Sequence[str]) -> str:
     matches: dict[str, None] = {}
     for name in names:
         matches |= dict.fromkeys(difflib.get_close_matches(name, choices, 1))
-    return f"did you mean {shown(list(matches))}? " if matches else ""
+    return f"did you mean {join_shortened(list(matches))}? " if matches else ""
 
 
 Column: TypeAlias = Sequence[Any] | pa.ChunkedArray

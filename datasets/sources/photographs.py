@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from mcis.datasets.errors import UserError
-from mcis.datasets.index import check_name_lengths, shown
+from mcis.datasets.errors import UserError, join_shortened
+from mcis.datasets.index import check_name_lengths
 from mcis.datasets.sources.lists import LeftOut, files_below, is_utf8, left_out_notes, path_inside, relative_name
 from mcis.datasets.sources.user_table import in_existing_spellings, is_table, read_user_table
 from mcis.datasets.storage.uris import credentials_refused, holds_credentials, is_remote, without_credentials
@@ -73,7 +73,7 @@ def list_photographs(
 
     if not names:
         expected = f"at least one photograph that is not in {excluded}"
-        raise UserError(f"no file in {shown(list(items))}", expected, "name files, folders or tables")
+        raise UserError(f"no file in {join_shortened(list(items))}", expected, "name files, folders or tables")
 
     photographs = [Photograph(uri, name) for uri, name in _distinct_names(names).items()]
     check_name_lengths(photograph.name for photograph in photographs)
@@ -138,7 +138,7 @@ def _distinct_names(names: dict[str, _Names]) -> dict[str, str]:
         chosen |= {uri: getattr(names[uri], level) for uri in ambiguous}
 
     raise UserError(
-        f"photographs whose paths cannot be distinguished: {shown(ambiguous)}",
+        f"photographs whose paths cannot be distinguished: {join_shortened(ambiguous)}",
         "paths that differ in more than case or scheme",
         "rename one of them",
     )

@@ -3,8 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from mcis.datasets.errors import UserError
-from mcis.datasets.index import shown
+from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.sources.class_names import ClassNames
 from mcis.datasets.sources.lists import relative_name
 from mcis.datasets.sources.tagged import split_tags, tag_cells
@@ -51,7 +50,7 @@ def read_tag_table(table: str, classes: ClassNames, *, trusted: bool) -> tuple[l
     names = rows.names(uris)
     repeated = repeated_texts(names)
     if repeated:
-        found = f"{rows.path}: {len(repeated)} image(s) are listed more than once: {shown(repeated)}"
+        found = f"{rows.path}: {len(repeated)} image(s) are listed more than once: {join_shortened(repeated)}"
         raise UserError(found, "one row per image, with all its tags", "merge the rows")
 
     tags, other_tags = _class_indices(rows, classes)
@@ -62,18 +61,18 @@ def read_tag_table(table: str, classes: ClassNames, *, trusted: bool) -> tuple[l
             images.append(TableImage(relative_name(name) or name, uri, classes_of_row, *optional))
     if not images:
         raise UserError(
-            f"{rows.path}: no image has a tag that is a class; there are {shown(other_tags) or 'no tags'}",
+            f"{rows.path}: no image has a tag that is a class; there are {join_shortened(other_tags) or 'no tags'}",
             f"some of {', '.join(classes.names)}",
             "correct the tags",
         )
 
     notes = []
     if other_tags:
-        notes.append(f"{rows.path}: left out tags that match no class: {shown(other_tags)}")
+        notes.append(f"{rows.path}: left out tags that match no class: {join_shortened(other_tags)}")
     if len(images) < len(tags):
         notes.append(f"{rows.path}: left out {len(tags) - len(images)} of {len(tags)} images, which have no class")
     if rows.unread:
-        notes.append(f"{rows.path}: columns that are not read: {shown(rows.unread)}")
+        notes.append(f"{rows.path}: columns that are not read: {join_shortened(rows.unread)}")
     return images, notes
 
 

@@ -28,8 +28,8 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from mcis.datasets.classes import MAY_BE_NEGATIVE_TAGS, NEGATIVE_TAGS, check_classes, read_classes
-from mcis.datasets.errors import UserError
-from mcis.datasets.index import Listing, shown
+from mcis.datasets.errors import UserError, join_shortened
+from mcis.datasets.index import Listing
 from mcis.datasets.section import PathOrUri, Section
 from mcis.datasets.sources.lists import constant_column, did_you_mean, listing_table, missing_mask_notes
 from mcis.datasets.sources.source import Source
@@ -122,7 +122,8 @@ def list_tagged(
     if len(respelled):
         differences = "Unicode form NFC or NFD, \\ or %20"
         notes.append(
-            f"{len(respelled)} file(s) are found under another spelling ({differences}): {shown(respelled.to_pylist())}"
+            f"{len(respelled)} file(s) are found under another spelling ({differences}): "
+            f"{join_shortened(respelled.to_pylist())}"
         )
 
     listing = listing_table(
@@ -168,12 +169,14 @@ def photograph_tags(
 
     duplicates = repeated_texts(uris)
     if duplicates:
-        raise UserError(f"{rows.path}: {shown(duplicates)} occur more than once", "each image once", "merge the rows")
+        raise UserError(
+            f"{rows.path}: {join_shortened(duplicates)} occur more than once", "each image once", "merge the rows"
+        )
 
     unknown = sorted(found.difference(classes, none_tags))
     if unknown:
         raise UserError(
-            f"{rows.path}: {len(unknown)} tag(s) are not among the classes: {shown(unknown)}",
+            f"{rows.path}: {len(unknown)} tag(s) are not among the classes: {join_shortened(unknown)}",
             f"the classes of the trained run, {', '.join(classes)}",
             f"{did_you_mean(unknown, classes)}correct the table",
         )
@@ -197,7 +200,7 @@ def _ids(rows: UserTable, uris: pa.ChunkedArray, id_column: str) -> pa.ChunkedAr
     if duplicates:
         raise UserError(
             f"{rows.path}: {len(duplicates)} value(s) of column {rows.columns[role]!r} occur more than once: "
-            f"{shown(duplicates)}",
+            f"{join_shortened(duplicates)}",
             "each image once, under a unique name",
             f"delete or merge the rows, or give each a name in a column {id_column!r}",
         )
@@ -217,7 +220,7 @@ def _splits(rows: UserTable) -> pa.ChunkedArray:
     unknown = sorted(set(names) - set(SPLITS))
     if unknown:
         expected = f"one of {', '.join(SPLITS)}"
-        found = f"{rows.path}: unknown split {shown(unknown)} in column {column!r}"
+        found = f"{rows.path}: unknown split {join_shortened(unknown)} in column {column!r}"
         raise UserError(found, expected, "rename the split")
     if "train" not in names:
         raise UserError(f"{rows.path} has no image of split train", "at least one", f"correct its column {column!r}")
@@ -264,7 +267,7 @@ def _read_tags(
     others = sorted(found.difference(names, none_tags))
     if others and not ignore_others:
         raise UserError(
-            f"{rows.path}: {len(others)} tag(s) are not among the classes: {shown(others)}",
+            f"{rows.path}: {len(others)} tag(s) are not among the classes: {join_shortened(others)}",
             f"the {len(names)} classes of {classes}",
             f"{did_you_mean(others, names)}correct the table or the class file, or set data.tags.ignore_others=true to "
             "leave such tags out",
@@ -281,7 +284,7 @@ def _read_tags(
         left_out = pa.array(others, pa.string())
         count = sum(pc.is_in(_split_cells(chunk).tags, left_out).true_count for chunk in pieces(cells))
         notes.append(
-            f"left out {count} tags, whose {len(others)} names are not among the classes: {shown(others)}; "
+            f"left out {count} tags, whose {len(others)} names are not among the classes: {join_shortened(others)}; "
             f"{pc.sum(has_no_class).as_py()} of {len(indices)} images have no tag"
         )
     else:
@@ -308,7 +311,7 @@ def _none_tags(found: set[str], names: Sequence[str], negative_tags: str) -> set
     contradictions = sorted(further & set(names))
     if contradictions:
         raise UserError(
-            f"{shown(contradictions)} is a class, and in data.tags.negative_tags",
+            f"{join_shortened(contradictions)} is a class, and in data.tags.negative_tags",
             "tags that mean none of the classes",
             "remove the name from the class file (data.classes) or from data.tags.negative_tags",
         )
@@ -346,7 +349,7 @@ def _negatives(
     if contradictions:
         raise UserError(
             f"{rows.path}: {len(contradictions)} image(s) have a class and a tag that means none of the classes "
-            f"({shown(sorted(none_tags))}): {shown(contradictions)}",
+            f"({join_shortened(sorted(none_tags))}): {join_shortened(contradictions)}",
             "either classes, or one tag for none of them",
             "delete one of the tags",
         )
@@ -358,7 +361,7 @@ def _negative_notes(is_negative: pa.ChunkedArray, none_tags: set[str]) -> list[s
     count = pc.sum(is_negative).as_py()
     if not count:
         return []
-    tags = f", by the tag {shown(sorted(none_tags))}" if none_tags else ""
+    tags = f", by the tag {join_shortened(sorted(none_tags))}" if none_tags else ""
     return [f"{count} of {len(is_negative)} images are negatives, which show none of the classes{tags}"]
 
 
@@ -384,14 +387,14 @@ def _check_names(rows: UserTable, names: tuple[str, ...], classes: Path | None) 
 
     quoted = [name for name in names if re.search(r"[\n\r]|^[\[{\"']", name)]
     if quoted:
-        found = f"{rows.path}: tags such as {shown(quoted)}"
+        found = f"{rows.path}: tags such as {join_shortened(quoted)}"
         raise UserError(found, "names without brackets or quotes", "correct the tags")
 
     # "cat dog" where cat and dog are classes of their own
     joined = [name for name in names if " " in name and set(name.split()) <= set(names)]
     if joined and not classes and not rows.flags:
         raise UserError(
-            f"{rows.path}: {shown(joined)} in column {column!r}: tags with spaces between them",
+            f"{rows.path}: {join_shortened(joined)} in column {column!r}: tags with spaces between them",
             "';', ',' or '|' between the tags of an image",
             "write one of these characters; if such a text is a class, name a file of all classes by data.classes",
         )
@@ -540,7 +543,8 @@ def _existing_uris(rows: UserTable, role: str) -> pa.ChunkedArray:
         absent += _absent_files(chunk.drop_null().to_pylist())
     if absent:
         raise UserError(
-            f"{rows.path}: {len(absent)} file(s) of column {rows.columns[role]!r} are missing: {shown(absent)}",
+            f"{rows.path}: {len(absent)} file(s) of column {rows.columns[role]!r} are missing: "
+            f"{join_shortened(absent)}",
             "an existing file, or an empty cell for none",
             "add the files or empty the cells",
         )
@@ -570,7 +574,7 @@ def _table_notes(rows: UserTable, splits: pa.ChunkedArray) -> list[str]:
     if rows.guessed:
         notes.append(f"columns recognized by their names or values: {', '.join(rows.guessed)}")
     if rows.unread:
-        notes.append(f"columns that are not read: {shown(rows.unread)}")
+        notes.append(f"columns that are not read: {join_shortened(rows.unread)}")
     return notes
 
 

@@ -21,8 +21,7 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 
-from mcis.datasets.errors import UserError, unquoted
-from mcis.datasets.index import shown
+from mcis.datasets.errors import UserError, join_shortened, unquoted
 from mcis.datasets.sources.annotations import refuse_annotations
 from mcis.datasets.storage.files import RELOCATE, existing_spelling, path_on_disk, read_opened
 from mcis.datasets.storage.uris import credentials_refused, holds_credentials, is_remote, without_credentials
@@ -119,14 +118,14 @@ class UserTable(NamedTuple):
 
         with_nul = _row_numbers(pc.match_substring(texts, "\0"))
         if with_nul:
-            found = f"{self.path}: NUL bytes in column {column!r}: row {shown(with_nul)}"
+            found = f"{self.path}: NUL bytes in column {column!r}: row {join_shortened(with_nul)}"
             raise UserError(found, "text without NUL bytes", "correct the table")
 
         suspects = texts.filter(pc.match_substring_regex(texts, _MAY_HOLD_CREDENTIALS)).unique().to_pylist()
         secrets = [text for text in suspects if holds_credentials(text)]
         if secrets:
             rows = _row_numbers(pc.is_in(texts, pa.array(secrets, pa.string())))
-            raise credentials_refused(f"column {column!r} of {self.path}: row {shown(rows)}")
+            raise credentials_refused(f"column {column!r} of {self.path}: row {join_shortened(rows)}")
         return texts
 
     def filled(self, role: str) -> pa.ChunkedArray:
@@ -139,7 +138,8 @@ class UserTable(NamedTuple):
         if texts.null_count:
             empty = _row_numbers(texts.is_null())
             raise UserError(
-                f"{self.path}: {len(empty)} empty cell(s) in column {self.columns[role]!r}: row {shown(empty)}",
+                f"{self.path}: {len(empty)} empty cell(s) in column {self.columns[role]!r}: row "
+                f"{join_shortened(empty)}",
                 "a value in each row (rows are counted from 1, without a header)",
                 "fill or delete the rows",
             )
@@ -162,7 +162,7 @@ class UserTable(NamedTuple):
             buckets = "" if is_remote(self.path) else ", or in buckets of the server that the environment names"
             raise UserError(
                 f"{self.path}: {len(outside)} file(s) of column {self.columns[role]!r} are outside of the table's "
-                f"folder or on another server: {shown([without_credentials(uri) for uri in outside])}",
+                f"folder or on another server: {join_shortened([without_credentials(uri) for uri in outside])}",
                 f"files below {folder}/{buckets}",
                 "move the table to a folder above them or, if you trust it, set data.tags.allow_absolute=true",
             )
@@ -404,7 +404,7 @@ def read_user_table(
     if "tags" in columns and columns["tags"] not in file.names:
         flags = _flags(file.content, columns.values())
     if flags:
-        guessed.append(f"{shown(flags)} as a class each, 0 or 1")
+        guessed.append(f"{join_shortened(flags)} as a class each, 0 or 1")
 
     required = {role: column for role, column in columns.items() if not (role == "tags" and flags)}
     _check_columns(path, file.names, required, list(optional), has_column_keys)

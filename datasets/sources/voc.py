@@ -14,8 +14,8 @@ from xml.etree import ElementTree
 import pyarrow as pa
 
 from mcis.datasets.classes import VOC_CLASSES, read_classes
-from mcis.datasets.errors import UserError, unquoted
-from mcis.datasets.index import Listing, shown
+from mcis.datasets.errors import UserError, join_shortened, unquoted
+from mcis.datasets.index import Listing
 from mcis.datasets.sources.lists import (
     check_listed_once,
     check_present,
@@ -80,7 +80,8 @@ class _ImageList(NamedTuple):
     def check_none_absent(self, kind: str, absent: Sequence[str], expected: str, remedy: str) -> None:
         """Raises a UserError if images of the list lack a file of some kind."""
         if absent:
-            found = f"no {kind} for {len(absent)} of {len(self.ids)} images of {self.path.name}: {shown(absent)}"
+            names = join_shortened(absent)
+            found = f"no {kind} for {len(absent)} of {len(self.ids)} images of {self.path.name}: {names}"
             raise UserError(found, expected, remedy)
 
 
@@ -216,7 +217,7 @@ def _tags_from_list(devkit: _Devkit, image_list: _ImageList) -> list[list[int]]:
     untagged = [image_id for image_id in image_list.ids if image_id not in tags]
     if untagged:
         raise UserError(
-            f"{path.name} has no line for {shown(untagged)}",
+            f"{path.name} has no line for {join_shortened(untagged)}",
             f"a line for each of the {len(image_list.ids)} images of {image_list.path.name}",
             "add the missing lines; the line of an image without any class holds its id alone",
         )
@@ -265,13 +266,13 @@ def _read_objects(path: Path, classes: tuple[str, ...]) -> list[_Object]:
     unknown = sorted(set(names) - set(classes))
     if unknown:
         raise UserError(
-            f"{path}: an object of class {shown([repr(name) for name in unknown])}",
+            f"{path}: an object of class {join_shortened([repr(name) for name in unknown])}",
             f"one of the {len(classes)} classes",
             "correct the file, or name the right class file by data.classes",
         )
     invalid = sorted(set(marks) - {"", "0", "1"})
     if invalid:
-        raise UserError(f"{path}: an object with difficult {shown(invalid)}", "0 or 1", "correct the file")
+        raise UserError(f"{path}: an object with difficult {join_shortened(invalid)}", "0 or 1", "correct the file")
     return [_Object(classes.index(name), mark == "1") for name, mark in zip(names, marks, strict=True)]
 
 
@@ -284,7 +285,7 @@ def _check_classes(names: tuple[str, ...], train: _ImageList, tags: Sequence[Seq
     empty = [name for index, name in enumerate(names) if index not in present]
     if empty:
         raise UserError(
-            f"no training image of class {shown(empty)} in {train.path.name}",
+            f"no training image of class {join_shortened(empty)} in {train.path.name}",
             "at least one tagged image for each class",
             "add images, or remove the class from the class file (data.classes)",
         )

@@ -19,8 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mcis.datasets.errors import UserError
-from mcis.datasets.index import shown
+from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.sampling.batch_stream import AnyBatch, WorkerShard, decode_in_tasks, decode_in_threads
 from mcis.datasets.sampling.keyed_random import DrawPurpose, generator_seeds
 from mcis.models.dropout import seed_dropout
@@ -359,7 +358,7 @@ class Trainer(Generic[AnyBatch]):
         owner = f" of worker {self.rank} (or of another worker, a step before)" if self.world_size > 1 else ""
         raise UserError(
             f"training the {label} is not finite at step {failed.step}: {what}, "
-            f"with the images{owner} {shown(failed.image_uris, max_names=64)}",
+            f"with the images{owner} {join_shortened(failed.image_uris, max_names=64)}",
             "a finite loss and finite gradients",
             f"look at these images; lower {label}.optimizer.learning_rate, or raise {label}.optimizer.warm_up",
         )

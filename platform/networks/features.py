@@ -7,10 +7,9 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.images.squares import read_squares
 from mcis.datasets.images.value_range import ValueRange
-from mcis.datasets.index import shown
 from mcis.datasets.tables.memory_mapped import cache_table
 from mcis.models.backbones import to_float_images
 from mcis.platform.config.training import ClassifierConfig
@@ -63,7 +62,7 @@ class MakeFeatures:
         features = torch.cat(batches)
         if not features.isfinite().all():
             raise UserError(
-                f"features beyond float16's range among the images {shown(rows['image_id'].to_pylist())}",
+                f"features beyond float16's range among the images {join_shortened(rows['image_id'].to_pylist())}",
                 "finite features of at most 65,504",
                 "choose another backbone or other weights, or train all of it (classifier.trainable_stages=all)",
             )

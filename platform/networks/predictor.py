@@ -15,10 +15,9 @@ import torch
 from numpy.typing import NDArray
 from PIL.Image import Image
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.images.decode import Picture, RejectedImage, fit_picture, to_rgb
 from mcis.datasets.images.squares import read_picture
-from mcis.datasets.index import shown
 from mcis.datasets.storage.threads import map_in_threads
 from mcis.models.backbones import to_float_images
 from mcis.models.registry import backbone_normalization
@@ -207,7 +206,7 @@ class Predictor:
         unknown = [str(tag) for tag in tags if tag not in self.classes]
         if unknown:
             raise UserError(
-                f"tags {shown(unknown)}",
+                f"tags {join_shortened(unknown)}",
                 f"among the classes {', '.join(self.classes)}",
                 "leave them out, or name classes of the trained run",
             )

@@ -7,9 +7,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.images.decode import fitted_size, resize_labels
-from mcis.datasets.index import shown
 from mcis.datasets.sources.lists import map_paths
 from mcis.platform.outputs.given_files import match_files
 from mcis.platform.outputs.read_index import truth_of_row
@@ -46,7 +45,7 @@ def with_corrected(rows: pa.Table, folder: Path | None) -> pa.Table:
     if unmatched:
         raise UserError(
             f"{len(unmatched)} of {len(files)} masks in {folder} match no training image with a tag, nor a negative: "
-            f"{shown(unmatched)}",
+            f"{join_shortened(unmatched)}",
             "masks named <image id>.png, as by `mcis export masks`, or after the image's file",
             "rename them, or move them out of the folder; tag their images, with none if they show none of the classes",
         )

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-from mcis.datasets.errors import UserError
-from mcis.datasets.index import shown
+from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.sources.lists import map_paths, relative_name, without_image_suffix
 
 _T = TypeVar("_T")
@@ -62,8 +61,8 @@ def check_any_matches(image_ids: Sequence[str], files: Mapping[str, object], kin
     if not any(match_files(image_ids, files)):
         raise UserError(
             f"none of the {len(files)} {kind}s in {folder} belongs to one of the {len(image_ids)} images: "
-            f"{shown(list(files))}",
-            f"files named after the images, such as {shown(list(image_ids)[:3]) or 'none'}",
+            f"{join_shortened(list(files))}",
+            f"files named after the images, such as {join_shortened(list(image_ids)[:3]) or 'none'}",
             f"rename the files, or correct {key}",
         )
 
@@ -78,7 +77,7 @@ def match_all(image_ids: Sequence[str], files: Mapping[str, _T], kind: str, fold
     missing = [image_id for image_id, file in zip(image_ids, matched, strict=True) if file is None]
     if missing:
         raise UserError(
-            f"{len(missing)} of {len(image_ids)} images have no {kind} in {folder}: {shown(missing)}",
+            f"{len(missing)} of {len(image_ids)} images have no {kind} in {folder}: {join_shortened(missing)}",
             f"a {kind} of every image, so that scores can be compared",
             f"add the files, or correct {key}; or leave the images out of all compared runs: data.leave_out=FILE for "
             "training images, predict.split for predictions",

@@ -12,11 +12,10 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from PIL import Image
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.formats.detections import EXPECTED, Detection, Detections, draw_detections, read_detections
 from mcis.datasets.formats.segment_files import find_segment_files, read_segments
 from mcis.datasets.images.decode import decode_picture, resize_labels
-from mcis.datasets.index import shown
 from mcis.datasets.storage.files import read_bytes
 from mcis.models.pseudo_masks import DetectedClasses, TaggedMaps
 from mcis.platform.config.maps import PseudoMasksConfig
@@ -168,9 +167,10 @@ def _find_detections(
     if not any(matched):
         raise UserError(
             f"{values.file} has no detection of one of the {len(image_ids)} tagged training images: it has detections "
-            f"of the classes {shown(_classes_in(detections, classes))} in images such as "
-            f"{shown(list(detections.by_image)[:3])}",
-            f"{EXPECTED}; of the classes {shown(list(classes))} in images such as {shown(image_ids[:3])}",
+            f"of the classes {join_shortened(_classes_in(detections, classes))} in images such as "
+            f"{join_shortened(list(detections.by_image)[:3])}",
+            f"{EXPECTED}; of the classes {join_shortened(list(classes))} in images such as "
+            f"{join_shortened(image_ids[:3])}",
             "write the names of the run's images and classes, or correct pseudo_masks.detections.file",
         )
 
@@ -193,7 +193,7 @@ def _find_detections(
 
     num_matched = num_used + left_out.total()
     left_out["in other images"] = sum(map(len, detections.by_image.values())) - num_matched
-    left_out[f"of other classes ({shown(list(detections.other_classes))})"] = detections.other_classes.total()
+    left_out[f"of other classes ({join_shortened(list(detections.other_classes))})"] = detections.other_classes.total()
     left_out["without an outline"] = detections.without_outline
     reasons = [f"{count} {reason}" for reason, count in left_out.items() if count]
     notes = [f"{num_used} detections are used" + (f"; left out: {', '.join(reasons)}" if reasons else "")]

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mcis.datasets.errors import BadFile, UserError
-from mcis.datasets.index import CHECK_SCHEMA, shown
+from mcis.datasets.errors import BadFile, UserError, join_shortened
+from mcis.datasets.index import CHECK_SCHEMA
 from mcis.datasets.storage.files import read_bytes
 from mcis.datasets.storage.uris import is_remote
 from mcis.datasets.tables.large_tables import take_rows
@@ -50,7 +50,7 @@ def moved_values(config: Config, old: str, new: str) -> Values:
     if not values:
         raise UserError(
             f"the run reads nothing below {old_places[0]}",
-            f"a folder of {shown(places)}",
+            f"a folder of {join_shortened(places)}",
             "name the folder that was moved, as config.toml of the run names it",
         )
     return values
@@ -121,8 +121,8 @@ def _raise_for_ids(known: pa.ChunkedArray, listed: pa.ChunkedArray) -> None:
     absent = known.filter(pc.invert(pc.is_in(known, listed.combine_chunks()))).to_pylist()
     others = listed.filter(pc.invert(pc.is_in(listed, known.combine_chunks()))).to_pylist()
     if absent or others:
-        parts = [f"without {len(absent)} of the run: {shown(absent)}"] if absent else []
-        parts += [f"with {len(others)} others: {shown(others)}"] if others else []
+        parts = [f"without {len(absent)} of the run: {join_shortened(absent)}"] if absent else []
+        parts += [f"with {len(others)} others: {join_shortened(others)}"] if others else []
         raise UserError(
             f"the images in the new place, {' and '.join(parts)}",
             "the images of the run, under the same ids",
@@ -135,7 +135,7 @@ def _raise_for_files(uris: pa.ChunkedArray, wrong: pa.ChunkedArray, what: str) -
     names = uris.filter(wrong).to_pylist()
     if names:
         raise UserError(
-            f"{len(names)} of {len(uris)} files are {what}: {shown(names)}",
+            f"{len(names)} of {len(uris)} files are {what}: {join_shortened(names)}",
             "the files of the run in the new place",
             "copy them there; or repeat the run's command with the new place, which checks every image again",
         )

@@ -5,8 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from mcis.datasets.errors import UserError
-from mcis.datasets.index import shown
+from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.storage.folders import path_exists
 from mcis.platform.config.experiment import read_experiment
 from mcis.platform.config.renamed import current_values
@@ -136,7 +135,8 @@ def _find_run(root: Path, text: str) -> RunFolder:
         raise UserError(
             f"no run {text!r} in {workspace.root}",
             "the name of a run, the path of its folder, or several of them separated by commas",
-            f"start such a run, or name one of: {shown([path.name for path in workspace.run_folders()]) or 'none'}",
+            "start such a run, or name one of: "
+            f"{join_shortened([path.name for path in workspace.run_folders()]) or 'none'}",
         )
     return run
 
@@ -165,7 +165,8 @@ def _open_run(folder: RunFolder, name_is_shared: bool) -> Run:
         raise UserError(f"{name!r} is a study", "a run", f"compare its trials, whose names begin with {name}-")
     if "evaluate" not in outputs or not path_exists(outputs["evaluate"] / SCORES):
         raise UserError(
-            f"run {name!r} has no scores in {workspace.root}; it has reached {shown(list(outputs)[-1:]) or 'no stage'}",
+            f"run {name!r} has no scores in {workspace.root}; it has reached "
+            f"{join_shortened(list(outputs)[-1:]) or 'no stage'}",
             "a run that has finished the stage evaluate",
             "repeat its command, which continues the run",
         )
@@ -209,7 +210,8 @@ def _make_group(runs: Sequence[Run]) -> RunGroup:
     differing = differing_keys([RunGroup(run.name, (run,)) for run in runs])
     other_keys = [key for key in differing if not key.startswith(_MAY_DIFFER)]
     if other_keys:
-        raise UserError(f"{names} differ in {shown(other_keys)}", "runs that differ only in their seed", remedy)
+        found = f"{names} differ in {join_shortened(other_keys)}"
+        raise UserError(found, "runs that differ only in their seed", remedy)
     if len({run.seed for run in runs}) < len(runs):
         seeds = ", ".join(f"{run.name!r} has seed {run.seed}" for run in runs)
         raise UserError(f"two runs of a group have the same seed: {seeds}", "a different seed for each run", remedy)

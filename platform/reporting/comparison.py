@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
-from mcis.datasets.errors import UserError
-from mcis.datasets.index import shown
+from mcis.datasets.errors import UserError, join_shortened
 from mcis.models.bootstrap import bootstrap_differences, bootstrap_score_differences, percentile_interval
 from mcis.models.counts import Overlaps, overlaps
 from mcis.models.metrics import LABEL_SCORES, iou_of, mean
@@ -366,7 +365,7 @@ def _why_runs_differ(reference: Run, other: Run, title: str, by_run: Mapping[str
     if changed:
         raise UserError(
             f"{title}: {len(changed)} of {len(common)} images have different ground truth in the runs {other.name!r} "
-            f"and {reference.name!r}: {shown(changed)}",
+            f"and {reference.name!r}: {join_shortened(changed)}",
             "runs scored against the same ground truth",
             "repeat the command of the run that was scored with the older masks; it is then scored again",
         )
@@ -382,7 +381,7 @@ def _why_runs_differ(reference: Run, other: Run, title: str, by_run: Mapping[str
     for run, own, others in ((reference, truths, other_truths), (other, other_truths, truths)):
         image_ids = sorted(own.keys() - others.keys())
         if image_ids:
-            only_in.append(f"{len(image_ids)} only in {run.name} ({shown(image_ids)})")
+            only_in.append(f"{len(image_ids)} only in {run.name} ({join_shortened(image_ids)})")
     numbers = f"scored on {len(other_truths)} images of {split}, {reference.name} on {len(truths)}"
     return f"{numbers}: {'; '.join(only_in)}"
 

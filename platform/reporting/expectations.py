@@ -4,7 +4,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mcis.datasets.index import Listing, shown
+from mcis.datasets.errors import join_shortened
+from mcis.datasets.index import Listing
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.read_index import rows_in_split
 
@@ -41,7 +42,7 @@ def _rare_classes(tagged: pa.Table, names: tuple[str, ...]) -> list[str]:
     if not rare:
         return []
     problem = f"poor masks of {len(rare)} of {len(names)} classes, with fewer than {_FEW_IMAGES} training images"
-    return [f"{problem}: {shown(rare)}"]
+    return [f"{problem}: {join_shortened(rare)}"]
 
 
 def _missing_scores(config: Config, listing: Listing) -> list[str]:

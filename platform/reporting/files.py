@@ -9,11 +9,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from mcis.datasets.classes import palette
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.formats.photographs import write_photograph
 from mcis.datasets.images.decode import decode_labels, encode_labels, resize_labels
 from mcis.datasets.images.value_range import ValueRange
-from mcis.datasets.index import shown
 from mcis.datasets.sources.lists import is_line, relative_name, without_image_suffix
 from mcis.datasets.storage.folders import MAX_NAME_BYTES
 from mcis.datasets.storage.threads import map_in_threads
@@ -33,7 +32,7 @@ def stage_table(workspace: Workspace, name: str, stage: str, table: str) -> Path
     reached = workspace.outputs(name)
     if stage not in reached:
         raise UserError(
-            f"run {name!r} has no {table}: it has reached {shown(list(reached))}",
+            f"run {name!r} has no {table}: it has reached {join_shortened(list(reached))}",
             f"a run that has finished the stage {stage}",
             f"repeat the run's command with --until {stage}, or without --until",
         )

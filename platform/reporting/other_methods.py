@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from mcis.datasets.errors import UserError
-from mcis.datasets.index import shown
+from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.sources.lists import map_paths
 from mcis.platform.outputs.given_files import match_files
 
@@ -43,11 +42,13 @@ class MethodMasks(NamedTuple):
         if self.missing:
             total = len(self.files) + len(self.missing)
             remarks.append(
-                f"{self.method.name} has no mask of {len(self.missing)} of {total} images: {shown(self.missing)}"
+                f"{self.method.name} has no mask of {len(self.missing)} of {total} images: "
+                f"{join_shortened(self.missing)}"
             )
         if self.unused:
             remarks.append(
-                f"{len(self.unused)} masks of {self.method.name} belong to no predicted image: {shown(self.unused)}"
+                f"{len(self.unused)} masks of {self.method.name} belong to no predicted image: "
+                f"{join_shortened(self.unused)}"
             )
         return remarks
 
@@ -104,8 +105,9 @@ def find_masks(method: OtherMethod, image_ids: Sequence[str]) -> MethodMasks:
 
     if not files:
         raise UserError(
-            f"{method.folder} has no mask of an image that all runs predict; it has {shown(list(masks)) or 'no PNG'}",
-            f"label masks <id>.png, named after images such as {shown(list(image_ids)[:3])}",
+            f"{method.folder} has no mask of an image that all runs predict; it has "
+            f"{join_shortened(list(masks)) or 'no PNG'}",
+            f"label masks <id>.png, named after images such as {join_shortened(list(image_ids)[:3])}",
             f"rename the masks, or correct the folder of --with {method.name}=FOLDER",
         )
     used = set(files.values())

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from mcis.datasets.errors import join_shortened
 from mcis.datasets.formats.data_set import LabeledImage
 from mcis.datasets.images.decode import RejectedImage, almost_uniform, decode_labels, encode_labels, resize_labels
 from mcis.datasets.images.squares import read_picture
-from mcis.datasets.index import shown as shown_names
 from mcis.datasets.sources.photographs import Photograph
 from mcis.datasets.storage.files import read_bytes
 from mcis.platform.networks.predictor import Photo, Prediction, Predictor
@@ -90,8 +90,8 @@ def predict_photographs(
 
     if uniform:
         console.print(
-            f"note: {len(uniform)} photograph(s) are almost black or white: {shown_names(uniform)}. For gray of more "
-            "than 8 bits, set data.value_range"
+            f"note: {len(uniform)} photograph(s) are almost black or white: {join_shortened(uniform)}. For gray of "
+            "more than 8 bits, set data.value_range"
         )
     columns = ["image", "mask", "height", "width", "background", *classes]
     write_bytes(out / "shares.csv", csv_table(columns, rows))

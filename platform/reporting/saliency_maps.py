@@ -11,10 +11,9 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.images.decode import RejectedImage
 from mcis.datasets.images.squares import read_picture
-from mcis.datasets.index import shown
 from mcis.datasets.storage.files import stamps
 from mcis.platform.config.data import DataConfig
 from mcis.platform.config.sections import Config
@@ -177,7 +176,7 @@ def _check_out(out: Path, settings: DetectorSettings, present: list[str]) -> Non
         earlier = read_record_of(out / RECORD, DetectorSettings, expected, remedy)
     except FileNotFoundError:
         if present:
-            found = f"{len(present)} files in {out} that `mcis saliency` did not write: {shown(present)}"
+            found = f"{len(present)} files in {out} that `mcis saliency` did not write: {join_shortened(present)}"
             raise UserError(found, expected, "choose another --out") from None
         return
 
@@ -195,7 +194,7 @@ def _check_images_are_kept(uris: list[str], files: list[str]) -> None:
     overwritten = sorted(set(uris) & set(files))
     if overwritten:
         raise UserError(
-            f"{len(overwritten)} saliency maps would overwrite images: {shown(overwritten)}",
+            f"{len(overwritten)} saliency maps would overwrite images: {join_shortened(overwritten)}",
             "a folder without images",
             "choose another --out",
         )

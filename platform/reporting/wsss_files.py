@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from mcis.datasets.errors import UserError
-from mcis.datasets.index import shown
+from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.tables.shards import Shards
 from mcis.models.localization import score_maps
 from mcis.platform.outputs.read_index import open_index
@@ -191,7 +190,7 @@ def _check_spaces(names: list[str]) -> None:
     spaced = [name for name in names if " " in name]
     if spaced:
         raise UserError(
-            f"{len(spaced)} of {len(names)} image ids have a space: {shown(spaced)}",
+            f"{len(spaced)} of {len(names)} image ids have a space: {join_shortened(spaced)}",
             "ids without spaces, which separate the columns of train_aug.txt",
             "rename the images, or give the table a column `id`; or export --format voc, whose list has one column",
         )

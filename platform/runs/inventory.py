@@ -17,8 +17,7 @@ from typing import Any, Literal, NamedTuple
 
 import psutil
 
-from mcis.datasets.errors import BadFile, UserError
-from mcis.datasets.index import shown
+from mcis.datasets.errors import BadFile, UserError, join_shortened
 from mcis.datasets.storage.folders import TEMPORARY_NAME, host_name, names_in, path_exists, remove
 from mcis.platform.config.experiment import read_experiment
 from mcis.platform.config.renamed import current_values
@@ -243,7 +242,7 @@ def plan_removal(workspace: Workspace, names: Sequence[str] = ()) -> Plan:
             folder = workspace.run(name, create=False).path
             raise UserError(
                 f"--run {name}: {folder} {'was not written by mcis' if folder.exists() else 'does not exist'}",
-                f"a run or study of {workspace.root}: {shown(present)}",
+                f"a run or study of {workspace.root}: {join_shortened(present)}",
                 "list them with `mcis runs`",
             )
 
@@ -320,7 +319,8 @@ def _unused_caches(workspace: Workspace, used_outputs: set[str], notes: list[str
                 unknown.append(name)
     if unknown:
         notes.append(
-            f"cache/ is kept: it is unknown which caches these unfinished or older outputs use: {shown(unknown)}"
+            "cache/ is kept: it is unknown which caches these unfinished or older outputs use: "
+            f"{join_shortened(unknown)}"
         )
         return []
 

@@ -6,8 +6,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mcis.datasets.classes import VOC_CLASSES, read_classes
-from mcis.datasets.errors import UserError
-from mcis.datasets.index import LISTING_SCHEMA, Listing, merge, shown
+from mcis.datasets.errors import UserError, join_shortened
+from mcis.datasets.index import LISTING_SCHEMA, Listing, merge
 from mcis.datasets.sources import SOURCES
 from mcis.datasets.sources.lists import read_lines
 from mcis.platform.config.keys import value_of
@@ -107,7 +107,7 @@ def _check_columns(name: str, listed: Listing) -> None:
             wrong.append(field.name)
     if wrong:
         raise UserError(
-            f"source {name} lists images without a value in column {shown(wrong)}",
+            f"source {name} lists images without a value in column {join_shortened(wrong)}",
             f"a table with the columns {', '.join(LISTING_SCHEMA.names)}",
             "build the table by `mcis.datasets.sources.lists.listing_table`",
         )

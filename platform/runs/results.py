@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mcis.datasets.errors import BadFile
+from mcis.datasets.errors import BadFile, join_shortened
 from mcis.datasets.images.value_range import ValueRange
-from mcis.datasets.index import shown
 from mcis.datasets.storage.files import sync
 from mcis.datasets.storage.folders import TEMPORARY_NAME
 from mcis.platform.runs.files import files_in, read_json, read_record_of, write_json
@@ -130,7 +129,7 @@ def find_missing_files(folder: Path) -> str | None:
     for name, size in listed.items():
         if sizes.get(name, size) != size:
             problems.append(f"{name} has {sizes[name]} of {size} bytes")
-    return shown(problems) if problems else None
+    return join_shortened(problems) if problems else None
 
 
 def read_result(folder: Path, kind: type[Result]) -> Result:

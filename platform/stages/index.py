@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.images.decode import CHECKS_VERSION
 from mcis.datasets.index import (
     CHECK_SCHEMA,
@@ -29,7 +29,6 @@ from mcis.datasets.index import (
     reject_copies,
     reject_out_of_bounds,
     reject_unknown_ranges,
-    shown,
     with_check_columns,
     with_checks,
 )
@@ -236,7 +235,7 @@ def _open_and_store(table: pa.Table, files: pa.Table, config: Config, context: R
     changed_uris = sorted(files["uri"].filter(changed).unique().to_pylist())
     if changed_uris:
         raise UserError(
-            f"{len(changed_uris)} file(s) changed while they were read: {shown(changed_uris)}",
+            f"{len(changed_uris)} file(s) changed while they were read: {join_shortened(changed_uris)}",
             "files that do not change while the index is made",
             "repeat the command once they are complete; it opens only these files again",
         )
@@ -296,7 +295,7 @@ def _raise_for_rejects(config: Config, rejects: pa.Table, num_images: int) -> No
         domains = pa.array([SOURCES[name].domain for name in curated], pa.string())
         allowed = 0
         counted = rejects.filter(pc.is_in(rejects["domain"], domains))
-        description = f" of the curated images of {shown(curated)}"
+        description = f" of the curated images of {join_shortened(curated)}"
     if len(counted) > allowed:
         raise UserError(
             f"{len(counted)} of {num_images} images cannot be read: {_reasons(counted)}",
@@ -325,7 +324,7 @@ def _copy_notes(rejects: pa.Table, other_tags: int) -> list[str]:
 
 def _reasons(rejects: pa.Table) -> str:
     """Ids of some rejected images, with their reasons."""
-    return shown(pc.binary_join_element_wise(rejects["image_id"], rejects["reason"], ": ").to_pylist())
+    return join_shortened(pc.binary_join_element_wise(rejects["image_id"], rejects["reason"], ": ").to_pylist())
 
 
 def _raise_for_classes(config: Config, num_train: int, train_counts: Mapping[str, int], rejects: pa.Table) -> None:
@@ -340,7 +339,7 @@ def _raise_for_classes(config: Config, num_train: int, train_counts: Mapping[str
     empty = [name for name, count in train_counts.items() if count == 0]
     if empty and any(SOURCES[name].curated for name in sources_of(config.sources)):
         raise UserError(
-            f"no readable training image of class {shown(empty)}",
+            f"no readable training image of class {join_shortened(empty)}",
             "at least one training image for each class",
             "replace the rejected images, or remove the class from the class file (data.classes)",
         )
@@ -363,15 +362,18 @@ def _notes(train_counts: Mapping[str, int], num_unlabelled: int, copies: list[li
     notes = []
     empty = [name for name, count in train_counts.items() if count == 0]
     if empty:
-        notes.append(f"{len(empty)} class(es) have no training image and are never predicted: {shown(empty)}")
+        notes.append(f"{len(empty)} class(es) have no training image and are never predicted: {join_shortened(empty)}")
     single = [name for name, count in train_counts.items() if count == 1]
     if single:
         notes.append(
-            f"{len(single)} class(es) have a single training image, which is paired with itself: {shown(single)}"
+            f"{len(single)} class(es) have a single training image, which is paired with itself: "
+            f"{join_shortened(single)}"
         )
     if copies:
         examples = [" = ".join(images) for images in copies]
-        notes.append(f"{len(copies)} image(s) are in more than one split with the same content: {shown(examples)}")
+        notes.append(
+            f"{len(copies)} image(s) are in more than one split with the same content: {join_shortened(examples)}"
+        )
     if num_unlabelled:
         notes.append(
             f"{num_unlabelled} training image(s) have no tag and are not used in training; if they show none of the "

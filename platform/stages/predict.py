@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.formats.logit_files import SUFFIX as LOGITS_SUFFIX
 from mcis.datasets.formats.logit_files import read_logit_labels
 from mcis.datasets.images.decode import Picture, encode_labels
 from mcis.datasets.images.label_masks import read_label_mask
 from mcis.datasets.images.squares import read_rgb
-from mcis.datasets.index import Listing, shown
+from mcis.datasets.index import Listing
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.networks.predictor import Photo, Prediction, Predictor
@@ -184,9 +184,9 @@ def unpredicted_tags(
     if not unpredicted:
         return ()
     return (
-        f"predictions lack these classes in most {split} images tagged with them: {shown(unpredicted)}; try more "
-        "photographs of them, or more segmenter.min_epochs; if tags are known, `mcis predict --tags` excludes other "
-        "classes",
+        f"predictions lack these classes in most {split} images tagged with them: {join_shortened(unpredicted)}; try "
+        "more photographs of them, or more segmenter.min_epochs; if tags are known, `mcis predict --tags` excludes "
+        "other classes",
     )
 
 

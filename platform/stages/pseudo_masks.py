@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mcis.datasets.classes import IGNORE
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.formats.libraries import require_module
 from mcis.datasets.images.decode import decode_labels, encode_labels, fitted_size, resize_labels
 from mcis.datasets.images.label_masks import read_label_mask
 from mcis.datasets.images.masks import read_saliency, tags_of_mask
-from mcis.datasets.index import Listing, shown
+from mcis.datasets.index import Listing
 from mcis.datasets.storage.files import stamps
 from mcis.datasets.tables.shards import Shards
 from mcis.models.pseudo_masks import MASK_RULES, PseudoMask
@@ -83,7 +83,7 @@ def background_cue(config: Config, rows: pa.Table) -> str:
         how = f" by {' and '.join(f'`{command}`' for command in commands)}" if commands else ""
         raise UserError(
             f"pseudo_masks.rule is {section.rule}, but {num_without} of {len(rows)} tagged training images have no "
-            f"saliency map: {shown(lacking['image_id'].to_pylist())}",
+            f"saliency map: {join_shortened(lacking['image_id'].to_pylist())}",
             "a saliency map for each tagged training image",
             f"make the maps{how}; or set pseudo_masks.rule=auto, which uses the dense CRF for images without a "
             "saliency map; or pseudo_masks.rule=crf, which uses no saliency maps",
@@ -230,7 +230,7 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
         if lacking:
             raise UserError(
                 f"supervision is full, but {len(lacking)} of {len(rows)} tagged training images have no ground-truth "
-                f"mask: {shown(lacking)}",
+                f"mask: {join_shortened(lacking)}",
                 "a ground-truth mask for each, because the segmentation network is trained on them",
                 "add the masks, or set supervision=tags",
             )
@@ -258,7 +258,8 @@ def check_saliency_is_no_truth(rows: pa.Table) -> None:
             same.append(row["image_id"])
     if same:
         raise UserError(
-            f"saliency maps of {len(same)} of {len(rows)} training images are their ground-truth masks: {shown(same)}",
+            f"saliency maps of {len(same)} of {len(rows)} training images are their ground-truth masks: "
+            f"{join_shortened(same)}",
             "saliency maps that are not ground truth, which is used for scoring only",
             "use other saliency maps, or none: pseudo_masks.rule=crf",
         )
@@ -315,7 +316,9 @@ def _imported_notes(config: Config, context: RunContext, num_tagged: int, ignore
         names = []
         for row in others.to_pylist():
             names.append(f"{row['image_id']} ({', '.join(context.classes[tag] for tag in row['other_classes'])})")
-        notes.append(f"{len(others)} imported mask(s) contain classes without a tag, kept as they are: {shown(names)}")
+        notes.append(
+            f"{len(others)} imported mask(s) contain classes without a tag, kept as they are: {join_shortened(names)}"
+        )
     num_files = len(imported_masks(folder, "pseudo mask", _MASKS_KEY))
     return notes + unused_note("mask", folder, num_files, num_tagged)
 
@@ -370,7 +373,7 @@ def run(config: Config, context: RunContext) -> MasksResult:
     if contradictions:
         notes.append(
             f"corrected masks contradict the tags, which are not changed, in {len(contradictions)} cases: "
-            f"{shown(contradictions)}"
+            f"{join_shortened(contradictions)}"
         )
     return MasksResult(
         background_cue=cue,

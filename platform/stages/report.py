@@ -10,9 +10,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from mcis.datasets.errors import join_shortened
 from mcis.datasets.images.decode import decode_labels, resize_labels
 from mcis.datasets.images.squares import read_rgb
-from mcis.datasets.index import shown
 from mcis.datasets.storage.files import stamp
 from mcis.datasets.tables.shards import Shards
 from mcis.platform.config.keys import leaves
@@ -72,7 +72,8 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
     notes = [note for result in results.values() for note in result.remarks()]
     rejects = read_table(context.inputs["index"] / "rejects.parquet", ["reason"])["reason"].to_pylist()
     if rejects:
-        reasons = shown([f"{count} x {reason}" for reason, count in collections.Counter(rejects).most_common()])
+        counts = collections.Counter(rejects).most_common()
+        reasons = join_shortened([f"{count} x {reason}" for reason, count in counts])
         notes.append(f"{len(rejects)} images rejected: {reasons}; `mcis index browse --name {context.name}` lists them")
 
     scores = read_scores(context.inputs)

@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from mcis.datasets.errors import UserError, unquoted
+from mcis.datasets.errors import UserError, join_shortened, unquoted
 
 
 def test_errors_are_printable_and_bounded() -> None:
@@ -33,3 +33,9 @@ def test_quotes_of_parsers_are_removed(read, data) -> None:
         read(data)
     assert "hunter2" not in unquoted(caught.value)
     assert unquoted(caught.value)
+
+
+def test_joined_names_end_with_the_number_of_the_others() -> None:
+    assert join_shortened(["a", "b"]) == "a, b"
+    assert join_shortened(list("abcde")) == "a, b, c, d, e"
+    assert join_shortened(list("abcdefg")) == "a, b, c, d, e and 2 more"

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.index import LISTING_SCHEMA, check_images, find_duplicates, find_training_copies, shown
+from mcis.datasets.index import LISTING_SCHEMA, check_images, find_duplicates, find_training_copies
 
 if TYPE_CHECKING:
     from tests.conftest import FaultyS3
@@ -84,12 +84,6 @@ def test_each_broken_file_has_a_reason(tmp_path: Path) -> None:
     digests = dict(zip(found["image_id"].to_pylist(), found["content_hash"].to_pylist(), strict=True))
     assert digests["text"] == hashlib.sha256(contents["text.jpg"]).hexdigest()
     assert digests["gone"] == ""
-
-
-def test_shown_counts_the_remaining_names() -> None:
-    assert shown(["a", "b"]) == "a, b"
-    assert shown(list("abcde")) == "a, b, c, d, e"
-    assert shown(list("abcdefg")) == "a, b, c, d, e and 2 more"
 
 
 def test_duplicates_are_in_several_splits() -> None:

@@ -17,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from mcis.datasets.classes import IGNORE
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.images.decode import decode_picture
 from mcis.datasets.images.masks import tags_of_mask
-from mcis.datasets.index import Listing, shown
+from mcis.datasets.index import Listing
 from mcis.datasets.storage.files import read_bytes, stamp, stamps
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.corrected_masks import CORRECTED, with_corrected
@@ -91,7 +91,7 @@ def _check_masks(rows: pa.Table, classes: Sequence[str], *, corrected: bool = Fa
         kind = "corrected" if corrected else "ground-truth"
         raise UserError(
             f"{len(wrong)} of {len(samples)} {kind} masks contain none of the tags of their images, or other classes: "
-            f"{shown(wrong)}",
+            f"{join_shortened(wrong)}",
             f"label k for pixels of the k-th class of {', '.join(classes)}; {IGNORE} is not scored",
             "correct the masks, set data.classes to the file that lists their classes, or remove them; with "
             "data.untagged=negative, add the tags of images that show a class",
@@ -207,8 +207,8 @@ def large_drops(scores: Sequence[Score], config: Config, context: RunContext) ->
     balance = "" if config.segmenter.class_balance_exponent == 1 else "segmenter.class_balance_exponent=1, "
     return [
         f"predictions are much worse than the pseudo masks for {len(dropped)} of {len(context.classes)} classes: "
-        f"{shown(dropped)}; try {balance}more segmenter.min_epochs, or more photographs of these classes; if the tags "
-        "of photographs are known, use `mcis predict --tags`"
+        f"{join_shortened(dropped)}; try {balance}more segmenter.min_epochs, or more photographs of these "
+        "classes; if the tags of photographs are known, use `mcis predict --tags`"
     ]
 
 
@@ -221,7 +221,7 @@ def counted_as_zero(score: Score) -> list[str]:
     mean_present = fmean(value for name, value in score.iou.items() if value is not None and name not in absent)
     return [
         f"{len(absent)} label(s) of {score.title} are in no ground-truth mask of {score.split} and count as 0 in the "
-        f"mIoU of {score.miou:.1f}; over the other labels it is {mean_present:.1f}: {shown(absent)}"
+        f"mIoU of {score.miou:.1f}; over the other labels it is {mean_present:.1f}: {join_shortened(absent)}"
     ]
 
 
@@ -242,7 +242,8 @@ def rows_with_truth(context: RunContext, split: str, notes: list[str], *, tagged
     missing = with_mask.filter(pc.invert(exists))["mask_uri"].to_pylist()
     if missing:
         notes.append(
-            f"{len(missing)} of {len(with_mask)} ground-truth masks of split {split} no longer exist: {shown(missing)}"
+            f"{len(missing)} of {len(with_mask)} ground-truth masks of split {split} no longer exist: "
+            f"{join_shortened(missing)}"
         )
     if len(missing) == len(with_mask):
         notes.append(f"nothing of split {split} is scored: there are no ground-truth masks")

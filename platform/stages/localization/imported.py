@@ -8,9 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.formats.map_files import find_map_files, read_map_files
-from mcis.datasets.index import shown
 from mcis.datasets.tables.large_tables import table_digest
 from mcis.platform.config.maps import LocalizeConfig
 from mcis.platform.config.sections import Config
@@ -128,7 +127,7 @@ def _content_notes(columns: pa.Table, classes: tuple[str, ...]) -> list[str]:
     absent = columns.filter(pc.invert(columns["is_in_file"])).select(["image_id", "class"]).to_pylist()
     if absent:
         names = [f"{row['image_id']} ({classes[row['class']]})" for row in absent]
-        notes.append(f"{len(absent)} tag(s) have no map in the files, and get one of zeros: {shown(names)}")
+        notes.append(f"{len(absent)} tag(s) have no map in the files, and get one of zeros: {join_shortened(names)}")
 
     others = {}
     for row in columns.filter(pc.greater(pc.list_value_length(columns["other_classes"]), 0)).to_pylist():
@@ -136,6 +135,6 @@ def _content_notes(columns: pa.Table, classes: tuple[str, ...]) -> list[str]:
     if others:
         names = [f"{image_id} ({text})" for image_id, text in others.items()]
         notes.append(
-            f"the files of {len(others)} image(s) have maps of classes without a tag, left out: {shown(names)}"
+            f"the files of {len(others)} image(s) have maps of classes without a tag, left out: {join_shortened(names)}"
         )
     return notes

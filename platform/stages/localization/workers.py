@@ -9,9 +9,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.images.squares import add_squares, read_squares
-from mcis.datasets.index import shown
 from mcis.datasets.sampling.related_images import RELATED_IMAGE_RULES, Relations
 from mcis.datasets.tables.memory_mapped import CachedRows, Features, cache_table
 from mcis.models.backbones import to_float_images
@@ -201,7 +200,7 @@ class Embed:
         if not half.isfinite().all():
             image_ids = rows["image_id"].to_pylist()
             raise UserError(
-                f"features exceed the range of float16 for at least one of the images {shown(image_ids)}",
+                f"features exceed the range of float16 for at least one of the images {join_shortened(image_ids)}",
                 f"finite values of at most {torch.finfo(torch.float16).max:g}",
                 "look at the loss curve of the classifier; train it again with a lower "
                 "classifier.optimizer.learning_rate",
