@@ -17,11 +17,11 @@ import harness
 import jpeg_files
 import torch
 
-from mcis.datasets.images.decode import Picture
+from mcis.datasets.images.decode import DecodedImage
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks.build import build_segmenter
 from mcis.platform.networks.crf_pool import CrfPool
-from mcis.platform.networks.predictor import Photo, Prediction, Predictor
+from mcis.platform.networks.predictor import Prediction, PredictionInput, Predictor
 from mcis.platform.networks.trained_segmenter import TrainedSegmenter
 from mcis.platform.networks.weights_files import WEIGHTS, save_weights
 
@@ -45,16 +45,16 @@ def build_crf(side: int) -> CrfPool:
     return CrfPool(resolve("voc", "scratch", overrides=[f"predict.crf.max_side={side}"]).config.predict.crf)
 
 
-def predict_all(predictor: Predictor, pictures: list[Picture]) -> list[Prediction]:
-    """Predicts all pictures."""
-    photos = (Photo(None, picture) for picture in pictures)
-    return list(predictor.map(photos, lambda _, prediction: prediction))
+def predict_all(predictor: Predictor, images: list[DecodedImage]) -> list[Prediction]:
+    """Predicts all images."""
+    inputs = (PredictionInput(None, image) for image in images)
+    return list(predictor.map(inputs, lambda _, prediction: prediction))
 
 
 def refine_all(crf: CrfPool, predictions: list[Prediction]) -> None:
     """Runs the CRF on all predictions."""
     for prediction in predictions:
-        crf(prediction.picture.rgb, prediction.plain)
+        crf(prediction.image.rgb, prediction.plain)
 
 
 class CrfProcess:
@@ -96,9 +96,9 @@ def measure_seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def choose_side(predictor: Predictor, pictures: list[Picture], predictions: list[Prediction]) -> int:
+def choose_side(predictor: Predictor, images: list[DecodedImage], predictions: list[Prediction]) -> int:
     """Returns the size at which the CRF takes about as long as the network."""
-    network_seconds = measure_seconds(lambda: predict_all(predictor, pictures[:TRIAL_IMAGES]))
+    network_seconds = measure_seconds(lambda: predict_all(predictor, images[:TRIAL_IMAGES]))
     crf_seconds = {}
     for side in SIDES:
         crf_seconds[side] = measure_seconds(partial(refine_all, build_crf(side), predictions[:TRIAL_IMAGES]))
@@ -121,20 +121,20 @@ def main() -> None:
         save_weights(network, folder / WEIGHTS, {})
         without_crf = build_predictor(folder, "predict.crf.iterations=0")
         paths = jpeg_files.write_jpegs(folder / "images", options.images)
-        pictures = [without_crf.read(path) for path in paths]
-        predictions = predict_all(without_crf, pictures)
-        side = choose_side(without_crf, pictures, predictions)
+        images = [without_crf.read(path) for path in paths]
+        predictions = predict_all(without_crf, images)
+        side = choose_side(without_crf, images, predictions)
 
         sequential = build_predictor(folder, f"predict.crf.max_side={side}")
         parallel = build_predictor(folder, f"predict.crf.max_side={side}", processes=1)
-        predict_all(parallel, pictures[:1])  # starts the process
+        predict_all(parallel, images[:1])  # starts the process
         crf_process = CrfProcess(build_crf(side), predictions)
         variants: dict[str, Callable[[], object]] = {
-            "network": lambda: predict_all(without_crf, pictures),
+            "network": lambda: predict_all(without_crf, images),
             "CRF": lambda: refine_all(build_crf(side), predictions),
-            "parallel": lambda: predict_all(parallel, pictures),
-            "limit": lambda: crf_process.run_with(lambda: predict_all(without_crf, pictures)),
-            "sequential": lambda: predict_all(sequential, pictures),
+            "parallel": lambda: predict_all(parallel, images),
+            "limit": lambda: crf_process.run_with(lambda: predict_all(without_crf, images)),
+            "sequential": lambda: predict_all(sequential, images),
         }
         sides = {variant: partial(measure_seconds, work) for variant, work in variants.items()}
         measured = harness.measure_in_turn(sides, options.rounds)

@@ -113,11 +113,11 @@ def fitted_size(height: int, width: int, max_side: int | None) -> tuple[int, int
     return max(1, round(height * max_side / longest)), max(1, round(width * max_side / longest))
 
 
-class Picture(NamedTuple):
-    """A decoded picture, which may have been resized.
+class DecodedImage(NamedTuple):
+    """A decoded image: its pixels as read, and the size of its file.
 
     Attributes:
-        rgb: (h, w, 3) uint8.
+        rgb: (h, w, 3) uint8. It is smaller than the original picture if that was resized.
         height: Height of the original picture, pixels, EXIF orientation applied.
         width: Width of the original picture, pixels, EXIF orientation applied.
     """
@@ -147,7 +147,7 @@ class PictureCheck(NamedTuple):
     high: float | None = None
 
 
-def fit_picture(rgb: np.ndarray, max_side: int | None) -> Picture:
+def fit_picture(rgb: np.ndarray, max_side: int | None) -> DecodedImage:
     """Resizes a picture (H, W, 3) uint8 if its longer side exceeds `max_side` pixels; None: no limit.
 
     Raises:
@@ -160,7 +160,7 @@ def fit_picture(rgb: np.ndarray, max_side: int | None) -> Picture:
     target_size = fitted_size(height, width, max_side)
     if target_size != (height, width):
         rgb = _resized(rgb, *target_size)
-    return Picture(rgb, height, width)
+    return DecodedImage(rgb, height, width)
 
 
 def decode_picture(
@@ -170,7 +170,7 @@ def decode_picture(
     max_pixels: int = MAX_PIXELS,
     max_side: int | None = None,
     value_range: ValueRange | None = None,
-) -> Picture:
+) -> DecodedImage:
     """Decodes a picture to RGB as a person would see it.
 
     EXIF orientation is applied. An animation gives its first frame. Gray, palette and CMYK become RGB (CMYK by the
@@ -199,13 +199,13 @@ def decode_picture(
 
         if (fitted_height, fitted_width) == (height, width):
             rgb = to_rgb(_upright(image), value_range)
-            return Picture(rgb, *rgb.shape[:2])
+            return DecodedImage(rgb, *rgb.shape[:2])
 
         image.draft(None, (fitted_width, fitted_height))  # changes nothing for formats other than JPEG
         rgb = to_rgb(_upright(image), value_range)
         if image.getexif().get(_ORIENTATION) in _SIDEWAYS:
-            return Picture(_resized(rgb, fitted_width, fitted_height), width, height)
-        return Picture(_resized(rgb, fitted_height, fitted_width), height, width)
+            return DecodedImage(_resized(rgb, fitted_width, fitted_height), width, height)
+        return DecodedImage(_resized(rgb, fitted_height, fitted_width), height, width)
 
 
 def check_picture(data: bytes, *, min_side: int = 32, max_pixels: int = MAX_PIXELS) -> PictureCheck:

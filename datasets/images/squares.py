@@ -18,7 +18,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import (
     MAX_PIXELS,
     PILLOW_MAX_PIXELS,
-    Picture,
+    DecodedImage,
     RejectedImage,
     decode_picture,
     decode_square,
@@ -108,7 +108,7 @@ def read_picture(
     max_pixels: int = MAX_PIXELS,
     max_side: int | None = None,
     value_range: ValueRange | None = None,
-) -> Picture:
+) -> DecodedImage:
     """Reads an image that is in no index. Returns it, resized if it is too long, with the size of its file.
 
     Args:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL.Image import Image
 
 from mcis.datasets.errors import UserError, join_shortened
-from mcis.datasets.images.decode import Picture, RejectedImage, fit_picture, to_rgb
+from mcis.datasets.images.decode import DecodedImage, RejectedImage, fit_picture, to_rgb
 from mcis.datasets.images.squares import read_picture
 from mcis.datasets.storage.threads import map_in_threads
 from mcis.models.backbones import to_float_images
@@ -36,33 +36,33 @@ class Prediction(NamedTuple):
     """The prediction for one image.
 
     Attributes:
-        picture: The image as it was read, and the size of its file.
+        image: The image as it was read, and the size of its file.
         plain: Probabilities (K + 1, h, w) at the size at which the image was read.
         refined: Probabilities after the dense CRF, (K + 1, h', w'), at the size at which the CRF runs. None: no CRF.
     """
 
-    picture: Picture
+    image: DecodedImage
     plain: NDArray[np.float32]
     refined: NDArray[np.float32] | None
 
     def labels(self, *, plain: bool = False) -> NDArray[np.uint8]:
         """Returns the labels of the whole image, (H, W), after the CRF if there is one and `plain` is False."""
         probabilities = self.plain if plain or self.refined is None else self.refined
-        labels = upsampled_labels(torch.from_numpy(probabilities), self.picture.height, self.picture.width)
+        labels = upsampled_labels(torch.from_numpy(probabilities), self.image.height, self.image.width)
         return np.asarray(labels.numpy())
 
 
-class Photo(NamedTuple, Generic[Key]):
+class PredictionInput(NamedTuple, Generic[Key]):
     """An image to predict.
 
     Attributes:
         key: Any value, which is passed on with the prediction.
-        picture: The image as it was read.
+        image: The image as it was read, and the size of its file.
         tags: Class indices, from 0, of what is in the image. It gets no other labels. None: not known.
     """
 
     key: Key
-    picture: Picture
+    image: DecodedImage
     tags: Sequence[int] | None = None
 
 
@@ -153,10 +153,10 @@ class Predictor:
         tag_indices = None
         if tags is not None:
             tag_indices = self._class_indices([tags] if isinstance(tags, str) else tags)
-        photo = Photo(None, self._picture(image), tag_indices)
-        return next(self.map([photo], lambda _, prediction: prediction.labels()))
+        item = PredictionInput(None, self._decode(image), tag_indices)
+        return next(self.map([item], lambda _, prediction: prediction.labels()))
 
-    def read(self, uri: str) -> Picture:
+    def read(self, uri: str) -> DecodedImage:
         """Reads an image at the size at which it is predicted. Raises what `read_picture` raises."""
         return read_picture(
             uri,
@@ -166,20 +166,22 @@ class Predictor:
             value_range=self.value_range,
         )
 
-    def map(self, photos: Iterable[Photo[Key]], then: Callable[[Key, Prediction], Output]) -> Iterator[Output]:
-        """Yields `then(key, prediction)` for each photo, in their order.
+    def map(
+        self, inputs: Iterable[PredictionInput[Key]], then: Callable[[Key, Prediction], Output]
+    ) -> Iterator[Output]:
+        """Yields `then(key, prediction)` for each input, in their order.
 
-        With processes, the network predicts a photo while the CRF and `then` handle earlier ones: one for each process
-        and one that waits for them. `then` is called from threads. Without processes, one photo is finished before the
+        With processes, the network predicts an image while the CRF and `then` handle earlier ones: one for each process
+        and one that waits for them. `then` is called from threads. Without processes, one image is finished before the
         next is started.
         """
-        predicted = ((photo, self._probabilities(photo)) for photo in photos)
+        predicted = ((item, self._probabilities(item)) for item in inputs)
         if not self.processes:
-            return (self._finish(photo, plain, then) for photo, plain in predicted)
+            return (self._finish(item, plain, then) for item, plain in predicted)
 
-        def finish(pair: tuple[Photo[Key], NDArray[np.float32]]) -> Output:
-            photo, plain = pair
-            return self._finish(photo, plain, then)
+        def finish(pair: tuple[PredictionInput[Key], NDArray[np.float32]]) -> Output:
+            item, plain = pair
+            return self._finish(item, plain, then)
 
         return map_in_threads(finish, predicted, threads=self.processes + 1, ahead=1)
 
@@ -188,7 +190,7 @@ class Predictor:
         if self.crf is not None:
             self.crf.close()
 
-    def _picture(self, image: Path | str | NDArray[np.uint8] | Image) -> Picture:
+    def _decode(self, image: Path | str | NDArray[np.uint8] | Image) -> DecodedImage:
         """Reads or converts the image that `__call__` was given."""
         if not isinstance(image, str | Path | Image | np.ndarray):
             raise TypeError(f"an image of type {type(image).__name__}: give a path, a URI, an array or Pillow's image")
@@ -212,20 +214,20 @@ class Predictor:
             )
         return [self.classes.index(tag) for tag in tags]
 
-    def _probabilities(self, photo: Photo[Key]) -> NDArray[np.float32]:
+    def _probabilities(self, item: PredictionInput[Key]) -> NDArray[np.float32]:
         """Returns the probabilities (K + 1, H, W) of an image (H, W, 3), before the CRF."""
         c = self.config
-        image = self.normalize(to_float_images(torch.tensor(photo.picture.rgb, device=self.device)[None]))[0]
+        image = self.normalize(to_float_images(torch.tensor(item.image.rgb, device=self.device)[None]))[0]
         probabilities = predict(self.model, image, scales=c.scales, hflip=c.hflip, crop=c.crop)
-        if photo.tags is not None:
-            probabilities = restrict_to_tags(probabilities, photo.tags)
+        if item.tags is not None:
+            probabilities = restrict_to_tags(probabilities, item.tags)
         return np.asarray(probabilities.cpu().numpy())
 
     def _finish(
-        self, photo: Photo[Key], plain: NDArray[np.float32], then: Callable[[Key, Prediction], Output]
+        self, item: PredictionInput[Key], plain: NDArray[np.float32], then: Callable[[Key, Prediction], Output]
     ) -> Output:
         """Applies the CRF, if there is one, and calls `then`."""
-        refined = self.crf(photo.picture.rgb, plain) if self.crf else None
-        if refined is not None and photo.tags is not None:
-            refined = restrict_to_tags(torch.from_numpy(refined), photo.tags).numpy()
-        return then(photo.key, Prediction(photo.picture, plain, refined))
+        refined = self.crf(item.image.rgb, plain) if self.crf else None
+        if refined is not None and item.tags is not None:
+            refined = restrict_to_tags(torch.from_numpy(refined), item.tags).numpy()
+        return then(item.key, Prediction(item.image, plain, refined))

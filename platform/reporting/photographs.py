@@ -14,7 +14,7 @@ from mcis.datasets.images.decode import RejectedImage, almost_uniform, decode_la
 from mcis.datasets.images.squares import read_picture
 from mcis.datasets.sources.photographs import Photograph
 from mcis.datasets.storage.files import read_bytes
-from mcis.platform.networks.predictor import Photo, Prediction, Predictor
+from mcis.platform.networks.predictor import Prediction, PredictionInput, Predictor
 from mcis.platform.networks.trained_segmenter import DEFAULT_MAX_SIDE
 from mcis.platform.reporting.export import export_objects
 from mcis.platform.reporting.files import csv_table, labels_table, write_bytes
@@ -51,11 +51,11 @@ def predict_photographs(
     classes = predictor.classes
     write_bytes(out / "labels.csv", labels_table(classes))
 
-    def read() -> Iterator[Photo[tuple[Photograph, NDArray[np.uint8]]]]:
+    def read() -> Iterator[PredictionInput[tuple[Photograph, NDArray[np.uint8]]]]:
         """Yields the photographs that can be read, each with the image of its overlay."""
         for photograph in photographs:
             try:
-                picture = predictor.read(photograph.uri)
+                image = predictor.read(photograph.uri)
                 shown = read_picture(
                     photograph.uri,
                     max_pixels=predictor.max_pixels,
@@ -67,7 +67,7 @@ def predict_photographs(
                 continue
             if almost_uniform(shown.rgb):
                 uniform.append(photograph.name)
-            yield Photo((photograph, shown.rgb), picture, tags.get(photograph.uri))
+            yield PredictionInput((photograph, shown.rgb), image, tags.get(photograph.uri))
 
     def write(item: tuple[Photograph, NDArray[np.uint8]], prediction: Prediction) -> list[Any]:
         """Writes mask and overlay; returns the row of shares.csv."""

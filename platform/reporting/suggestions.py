@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.formats.data_set import LabeledImage
-from mcis.datasets.images.decode import Picture, decode_labels, resize_labels
+from mcis.datasets.images.decode import DecodedImage, decode_labels, resize_labels
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.sources.photographs import Photograph
 from mcis.datasets.tables.shards import Shards
 from mcis.models.counts import confusion
-from mcis.platform.networks.predictor import Photo, Prediction, Predictor
+from mcis.platform.networks.predictor import Prediction, PredictionInput, Predictor
 from mcis.platform.outputs.corrected_masks import CORRECTED
 from mcis.platform.outputs.read_index import open_index, rows_in_split
 from mcis.platform.reporting.export import check_objects, export_objects
@@ -67,7 +67,7 @@ def suggest_images(workspace: Workspace, name: str, predictor: Predictor, count:
     masks = Shards(table, ["labels"])
     rows = _uncorrected_rows(workspace, name, table)
 
-    def read() -> Iterator[Photo[dict[str, Any]]]:
+    def read() -> Iterator[PredictionInput[dict[str, Any]]]:
         for row in rows:
             rgb = read_rgb(
                 row["uri"],
@@ -75,7 +75,7 @@ def suggest_images(workspace: Workspace, name: str, predictor: Predictor, count:
                 content_hash=row["content_hash"],
                 value_range=predictor.value_range,
             )
-            yield Photo(row, Picture(rgb, row["height"], row["width"]))
+            yield PredictionInput(row, DecodedImage(rgb, row["height"], row["width"]))
 
     def compare(row: dict[str, Any], prediction: Prediction) -> NDArray[np.int64]:
         mask = masks.rows(row["image_id"])

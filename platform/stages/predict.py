@@ -13,13 +13,13 @@ from numpy.typing import NDArray
 from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.formats.logit_files import SUFFIX as LOGITS_SUFFIX
 from mcis.datasets.formats.logit_files import read_logit_labels
-from mcis.datasets.images.decode import Picture, encode_labels
+from mcis.datasets.images.decode import DecodedImage, encode_labels
 from mcis.datasets.images.label_masks import read_label_mask
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.index import Listing
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
-from mcis.platform.networks.predictor import Photo, Prediction, Predictor
+from mcis.platform.networks.predictor import Prediction, PredictionInput, Predictor
 from mcis.platform.networks.trained_segmenter import TrainedSegmenter
 from mcis.platform.outputs.given_files import check_any_matches, imported_masks, match_all, unused_note
 from mcis.platform.outputs.read_index import rows_in_split, split_rows
@@ -52,11 +52,11 @@ class PredictRows:
         predictions = list(self.predictor.map(map(self._read, images), _prediction_row))
         return pa.Table.from_pylist(predictions, schema=PREDICTIONS_SCHEMA)
 
-    def _read(self, row: dict[str, Any]) -> Photo[dict[str, Any]]:
+    def _read(self, row: dict[str, Any]) -> PredictionInput[dict[str, Any]]:
         rgb = read_rgb(
             row["uri"], max_side=self.max_side, content_hash=row["content_hash"], value_range=self.predictor.value_range
         )
-        return Photo(row, Picture(rgb, row["height"], row["width"]))
+        return PredictionInput(row, DecodedImage(rgb, row["height"], row["width"]))
 
 
 def _prediction_row(row: dict[str, Any], prediction: Prediction) -> dict[str, Any]:

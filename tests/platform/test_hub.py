@@ -23,7 +23,7 @@ from mcis.datasets.images.decode import fit_picture
 from mcis.platform.api import Predictor, scores
 from mcis.platform.cli import app
 from mcis.platform.networks.mlflow_model import log_segmenter
-from mcis.platform.networks.predictor import Photo
+from mcis.platform.networks.predictor import PredictionInput
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import RunFolder, Workspace
 
@@ -94,9 +94,9 @@ def test_a_network_in_a_folder_predicts_as_its_run(run: Path, tmp_path: Path, mo
     predictors = [Predictor.load(run), Predictor.from_pretrained(tmp_path / "again")]
     predictors.append(Predictor.from_pretrained("user/mine", revision="abc"))
     image = np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)
-    photo = Photo(None, fit_picture(image, predictors[0].max_side))
-    first, *others = (next(each.map([photo], lambda _, prediction: prediction)) for each in predictors)
-    assert first.picture.rgb.shape == (53, 80, 3)
+    item = PredictionInput(None, fit_picture(image, predictors[0].max_side))
+    first, *others = (next(each.map([item], lambda _, prediction: prediction)) for each in predictors)
+    assert first.image.rgb.shape == (53, 80, 3)
     for other in others:
         np.testing.assert_array_equal(other.plain, first.plain)
         np.testing.assert_array_equal(other.refined, first.refined)

@@ -84,7 +84,7 @@ def test_images_beside_each_other_have_the_labels_of_images_in_turn(monkeypatch:
     trained = predictor.TrainedSegmenter(config, Path("none"), ("a",), max_side=48)
     for processes in (0, 2):
         labeler = predictor.Predictor(trained, gpu=False, processes=processes)
-        numbered = [predictor.Photo(number, fit_picture(image, 48)) for number, image in enumerate(images)]
+        numbered = [predictor.PredictionInput(number, fit_picture(image, 48)) for number, image in enumerate(images)]
         mapped = list(labeler.map(numbered, lambda number, prediction: (number, prediction)))
         assert [number for number, _ in mapped] == list(range(len(images)))
         predicted.append([prediction for _, prediction in mapped])
@@ -120,14 +120,14 @@ def test_few_images_wait_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     labeler = predictor.Predictor(trained, gpu=False, processes=2)
     read = finished = ahead = 0
 
-    def pictures() -> Iterator[predictor.Photo[None]]:
+    def inputs() -> Iterator[predictor.PredictionInput[None]]:
         nonlocal read, ahead
         for _ in range(12):
             read += 1
             ahead = max(ahead, read - finished)
-            yield predictor.Photo(None, fit_picture(np.zeros((8, 8, 3), np.uint8), None))
+            yield predictor.PredictionInput(None, fit_picture(np.zeros((8, 8, 3), np.uint8), None))
 
-    for _ in labeler.map(pictures(), lambda *given: None):
+    for _ in labeler.map(inputs(), lambda *given: None):
         finished += 1
     assert (read, finished) == (12, 12)
     assert ahead == 4
