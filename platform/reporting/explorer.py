@@ -39,7 +39,7 @@ def explorer_data(
     classes: Sequence[str],
     panels: Sequence[Panel],
     relations: MapRelations | None,
-    examine: Callable[[Panel, int], dict[str, Any]] | None = None,
+    pair_data_of: Callable[[Panel, int], dict[str, Any]] | None = None,
     *,
     scores: Sequence[Score],
     curves: Mapping[str, Curve],
@@ -51,8 +51,8 @@ def explorer_data(
         classes: the K class names.
         panels: the gallery; the first training images with maps are used.
         relations: related images of the maps; None for single-round maps.
-        examine: returns maps, attention and gates of an image (`PairData`), given its panel and its position in the
-            rows of the relations; None if they are not shown.
+        pair_data_of: returns maps, attention and gates of an image (`PairData`), given its panel and its position in
+            the rows of the relations; None if they are not shown.
         scores: scores of the run.
         curves: curves of the run; the one of these maps is shown.
 
@@ -75,7 +75,7 @@ def explorer_data(
         if relations:
             row = row_of[panel.image_id]
             image["related"] = list(_related(relations, row, config.data.value_range))
-            image["attention"] = examine(panel, row) if examine else None
+            image["attention"] = pair_data_of(panel, row) if pair_data_of else None
         images.append(image)
 
     start = curve["threshold"] if curve else config.pseudo_masks.threshold

@@ -83,10 +83,10 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
         curves = {name: Curve(*values) for name, values in points.items()}
     panels = _panels_of_run(config, context)
     relations = relations_of_run(config, context) if any(panel.maps for panel in panels) else None
-    examine = None
+    pair_data = None
     if relations:
         classifier = context.inputs["train_classifier"]
-        examine = PairData(config, len(context.classes), classifier, context.inputs["localize"] / "single", relations)
+        pair_data = PairData(config, len(context.classes), classifier, context.inputs["localize"] / "single", relations)
     return ReportData(
         name=context.name,
         sources=config.sources,
@@ -106,7 +106,7 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
         environment=environment(config.compute.device),
         panels=panels,
         worst=_worst_images(config, context, scores),
-        explorer=explorer_data(config, context.classes, panels, relations, examine, scores=scores, curves=curves),
+        explorer=explorer_data(config, context.classes, panels, relations, pair_data, scores=scores, curves=curves),
     )
 
 

@@ -104,11 +104,11 @@ class Examined:
         """The data of an image, as a script reads it."""
         classifier = self.context.inputs["train_classifier"]
         single = self.context.output / "single"
-        examine = PairData(self.config, len(self.context.classes), classifier, single, self.relations)
+        pair_data = PairData(self.config, len(self.context.classes), classifier, single, self.relations)
         image_id = self.relations.rows["image_id"][row].as_py()
         image = np.zeros((4, 4, 3), np.uint8)
         panel = Panel(image_id=image_id, split="train", tags=(), image=image, maps=self.stored(row))
-        return json.loads(json.dumps(examine(panel, row)))
+        return json.loads(json.dumps(pair_data(panel, row)))
 
 
 def points_of(entry: Any, name: str) -> NDArray[np.float64]:
