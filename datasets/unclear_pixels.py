@@ -9,7 +9,7 @@ import pyarrow.compute as pc
 from mcis.datasets.errors import join_shortened
 from mcis.datasets.images.value_range import WHOLE_RANGE, ValueRange, likely_range, range_text
 
-_MOST_EXAMPLES = 6
+_MAX_EXAMPLES = 6
 """Number of image ids that are kept for each note; notes show five of them."""
 _SMALL_PART = 0.5
 """Share of a range below which the values that occur are reported as a small part of it."""
@@ -26,7 +26,7 @@ class _Group:
 
     def add(self, rows: pa.Table) -> None:
         self.count += len(rows)
-        self.image_ids += rows["image_id"].slice(0, max(0, _MOST_EXAMPLES - len(self.image_ids))).to_pylist()
+        self.image_ids += rows["image_id"].slice(0, max(0, _MAX_EXAMPLES - len(self.image_ids))).to_pylist()
         if rows["low"].null_count < len(rows):
             self.low = min(self.low, pc.min(rows["low"]).as_py())
             self.high = max(self.high, pc.max(rows["high"]).as_py())

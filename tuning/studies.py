@@ -513,7 +513,7 @@ def _write_page(study: Study, result: StudyResult, page: Path) -> bool:
 
     runs = list(_runs_of_cases(study, result.cases))
     try:
-        opened = open_run_groups(study.workspace.root, runs, least=1)
+        opened = open_run_groups(study.workspace.root, runs, min_groups=1)
         groups = [group._replace(label=scores.case.name) for group, scores in zip(opened, result.cases, strict=True)]
         comparison = compare(groups, BootstrapSettings())
         galleries = compared_images(comparison, count=_PAGE_IMAGES)

@@ -58,7 +58,7 @@ def compare(
 
         if as_json and as_csv:
             raise UserError("--json and --csv", "one of them", "leave one of them out")
-        groups = open_run_groups(workspace, runs, least=1 if others else 2)
+        groups = open_run_groups(workspace, runs, min_groups=1 if others else 2)
         methods = parse_methods(others or [], [group.label for group in groups])
         page = Path(os.path.expanduser(html)).absolute() if html else comparison_page.default_file(groups)
         if page.suffix != ".html":

@@ -64,13 +64,13 @@ class ComputeConfig(Section):
         return "cuda" if self.gpu else "cpu"
 
     @property
-    def least_workers(self) -> int:
-        """Minimum number of training workers."""
+    def effective_min_workers(self) -> int:
+        """Minimum number of training workers: `min_workers`, or `workers` if it is not set."""
         return self.min_workers or self.workers
 
     def problems(self) -> Iterator[str]:
         """Contradictions between numbers of workers, and workers that would have to share a GPU."""
-        if self.least_workers > self.workers:
+        if self.effective_min_workers > self.workers:
             yield (
                 f"compute.min_workers {self.min_workers} is more than compute.workers {self.workers}; set "
                 f"compute.min_workers={self.workers} or lower, or more compute.workers"

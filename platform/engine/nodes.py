@@ -34,7 +34,7 @@ def check_gpus(compute: ComputeConfig) -> None:
     if gpus and not compute.gpu:
         console.print(f"note: {gpus} GPU(s) are not used; compute.gpu=true uses them")
     if compute.gpu and not os.environ.get("RAY_ADDRESS"):
-        wait_for_nodes([{"GPU": compute.gpu_share}] * compute.least_workers, 0, "compute.gpu=true")
+        wait_for_nodes([{"GPU": compute.gpu_share}] * compute.effective_min_workers, 0, "compute.gpu=true")
 
 
 def wait_for_nodes(bundles: Sequence[Bundle], minutes: float, task: str) -> None:

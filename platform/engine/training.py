@@ -157,8 +157,8 @@ def _required_bundles(compute: ComputeConfig, *, decodes_images: bool) -> list[B
         return [*[worker] * compute.workers, decoder]
     may_have_several_nodes = compute.min_workers is None and "RAY_ADDRESS" in os.environ
     if compute.decode == "auto" and may_have_several_nodes and decodes_images:
-        return [*[worker] * compute.least_workers, decoder]
-    return [worker] * compute.least_workers
+        return [*[worker] * compute.effective_min_workers, decoder]
+    return [worker] * compute.effective_min_workers
 
 
 def _read_result(folder: Path) -> FitResult:

@@ -16,7 +16,7 @@ from mcis.platform.runs.files import read_table, write_table
 NOT_STATED = "not stated"
 """License of an image that has an address alone."""
 _FILE = "provenance.parquet"
-_MOST_SITES = 3
+_MAX_SITES = 3
 """Maximum number of sites that are named for a license."""
 
 
@@ -71,7 +71,7 @@ def license_counts(provenance: pa.Table) -> list[LicenseCount]:
         sites.setdefault(license, collections.Counter()).update([site] if site else [])
     counts = []
     for license, count in images.most_common():
-        counts.append(LicenseCount(license, count, [site for site, _ in sites[license].most_common(_MOST_SITES)]))
+        counts.append(LicenseCount(license, count, [site for site, _ in sites[license].most_common(_MAX_SITES)]))
     return counts
 
 

@@ -63,20 +63,20 @@ class RunGroup(NamedTuple):
         return [run.scores[title] for run in self.runs if title in run.scores]
 
 
-def open_run_groups(root: Path, arguments: Sequence[str], *, least: int = 2) -> list[RunGroup]:
+def open_run_groups(root: Path, arguments: Sequence[str], *, min_groups: int = 2) -> list[RunGroup]:
     """Opens the runs to compare.
 
     Args:
         root: the workspace of runs that are given by name.
         arguments: each is the name of a run or the path of a run's folder in any workspace, or several of these,
             separated by commas, for runs that differ only in their seed.
-        least: minimum number of arguments.
+        min_groups: minimum number of groups, one for each argument.
 
     Raises:
         UserError: there are too few arguments; a run is missing, is given twice, has no scores, or has other
             classes than the first run; or the runs of a group differ in more than their seed.
     """
-    if len(arguments) < least:
+    if len(arguments) < min_groups:
         raise UserError(
             f"{len(arguments)} run to compare", "at least two runs", "name another: `mcis compare FIRST SECOND`"
         )

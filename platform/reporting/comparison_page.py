@@ -34,12 +34,12 @@ from mcis.platform.reporting.comparison_tables import Table, footnotes, page_tab
 from mcis.platform.reporting.html import render
 from mcis.platform.reporting.other_methods import OtherMethod, find_masks
 from mcis.platform.reporting.panels import CELL_HEIGHT, Cell, Label, Panel, cells, labels, legend
-from mcis.platform.reporting.plots import MOST_BARS, THEME, Bars, iou_chart
+from mcis.platform.reporting.plots import MAX_BARS, THEME, Bars, iou_chart
 from mcis.platform.runs.files import fingerprint, read_table, write_text
 from mcis.platform.runs.results import IndexResult, read_result
 from mcis.platform.runs.scores import SCORED_OUTPUTS
 
-_LONGEST_NAME = 120
+_MAX_NAME_BYTES = 120
 """Maximum number of bytes of the runs' names in the name of a page's file."""
 _MAX_SIDE = 480
 """Longer side, in pixels, at which images are read: twice the size on the page."""
@@ -104,7 +104,7 @@ class IouChart(NamedTuple):
         title: what is scored.
         order: names of the labels, those with the largest differences first.
         rows: the values of each group.
-        plot: a bar chart of the first `MOST_BARS` labels.
+        plot: a bar chart of the first `MAX_BARS` labels.
     """
 
     title: str
@@ -322,7 +322,7 @@ def default_file(groups: Sequence[RunGroup]) -> Path:
     """
     runs = [run for group in groups for run in group.runs]
     names = "~".join(",".join(run.folder.path.name for run in group.runs) for group in groups)
-    prefix = names.encode()[:_LONGEST_NAME].decode(errors="ignore")
+    prefix = names.encode()[:_MAX_NAME_BYTES].decode(errors="ignore")
     if prefix != names or len({run.workspace.root for run in runs}) > 1:
         paths = [[str(run.folder.path) for run in group.runs] for group in groups]
         names = f"{prefix}-{fingerprint(paths)}"
@@ -347,7 +347,7 @@ def write_page(
         "tables": [*first_tables, *page_tables(comparison)[::-1]],
         "notes": footnotes(comparison),
         "charts": [_make_chart(score, group_labels) for score in comparison.scores],
-        "most_bars": MOST_BARS,
+        "max_bars": MAX_BARS,
         "label_of": {label.name: label for label in labels(comparison.classes).values()},
         "galleries": galleries,
         "theme": THEME,
@@ -370,7 +370,7 @@ def _make_chart(score: ComparedScore, group_labels: list[str]) -> IouChart:
         return max(present) - min(present) if present else -1.0
 
     order = sorted(rows[0].iou, key=spread, reverse=True)
-    return IouChart(score.title, order, rows, iou_chart(order[:MOST_BARS], rows))
+    return IouChart(score.title, order, rows, iou_chart(order[:MAX_BARS], rows))
 
 
 def _mean_of_present(values: Iterable[float | None]) -> float | None:

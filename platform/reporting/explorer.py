@@ -26,11 +26,11 @@ from mcis.platform.runs.scores import Curve, Score
 
 SIDE = 512
 """Longest side in pixels of an embedded picture and of everything that is computed with it."""
-_MOST_IMAGES = 12
+_MAX_IMAGES = 12
 """Maximum number of images; each takes about 200 kB, and the attention to its related images as much again."""
 _THUMBNAIL_SIDE = 96
 """Longer side of a related image in pixels."""
-_MOST_RELATED = 8
+_MAX_RELATED = 8
 """Maximum number of related images that are shown per map."""
 
 
@@ -59,7 +59,7 @@ def explorer_data(
     Returns:
         The data, or None if no training image has maps.
     """
-    explored = [panel for panel in panels if panel.split == "train" and panel.maps][:_MOST_IMAGES]
+    explored = [panel for panel in panels if panel.split == "train" and panel.maps][:_MAX_IMAGES]
     if not explored:
         return None
 
@@ -110,7 +110,7 @@ def _curve(related: int | None, scores: Sequence[Score], curves: Mapping[str, Cu
 def _related(relations: MapRelations, row: int, value_range: ValueRange | None) -> Iterator[dict[str, Any]]:
     """Yields for each map of an image its label, the number of its related images, and some of them."""
     for tag, related in relations.maps_of(row):
-        shown_rows = list(dict.fromkeys(related))[:_MOST_RELATED]
+        shown_rows = list(dict.fromkeys(related))[:_MAX_RELATED]
         tiles = []
         for image in relations.rows.take(shown_rows).select(["image_id", "uri"]).to_pylist():
             rgb = read_rgb(image["uri"], max_side=_THUMBNAIL_SIDE, value_range=value_range)

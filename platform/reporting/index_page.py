@@ -28,15 +28,15 @@ from mcis.platform.reporting.near_duplicates import MIN_SIMILARITY, NearDuplicat
 from mcis.platform.reporting.panels import labels
 from mcis.platform.reporting.plots import THEME
 
-_MOST_ROWS = 500
+_MAX_ROWS = 500
 """Maximum number of rejects, and of groups of copies, that are listed."""
-_MOST_REASONS = 50
+_MAX_REASONS = 50
 """Maximum number of kinds of reasons that are listed."""
 _SIDE = 96
 """Longer side of a thumbnail in pixels."""
-_MOST_PER_CLASS = 6
+_MAX_PER_CLASS = 6
 """Maximum number of thumbnails per class."""
-_MOST_PICTURES = 1200
+_MAX_THUMBNAILS = 1200
 """Maximum number of thumbnails on a page, about 8 MB."""
 
 
@@ -62,13 +62,13 @@ class ExampleImages(NamedTuple):
     """Example images by class.
 
     Attributes:
-        most: maximum number of thumbnails per class.
+        max_per_class: maximum number of thumbnails per class.
         classes: number of images and thumbnails by class index; index K is for negatives, K + 1 for unlabelled
             images.
         broken: number of the chosen files that cannot be shown.
     """
 
-    most: int
+    max_per_class: int
     classes: dict[int, tuple[int, list[Thumbnail]]]
     broken: int
 
@@ -113,9 +113,9 @@ def browse_page(
         "licenses": license_counts(provenance) if provenance is not None else [],
         "near_duplicates": near_duplicates,
         "min_similarity": MIN_SIMILARITY,
-        "most_rows": _MOST_ROWS,
-        "rejects": rejects.slice(0, _MOST_ROWS).to_pylist(),
-        "most_reasons": _MOST_REASONS,
+        "max_rows": _MAX_ROWS,
+        "rejects": rejects.slice(0, _MAX_ROWS).to_pylist(),
+        "max_reasons": _MAX_REASONS,
         "theme": THEME,
     }
     return render("index_page.html.j2", view)
@@ -136,17 +136,17 @@ def _choose_examples(index: pa.Table, classes: Sequence[str], value_range: Value
     draws = uniforms(DrawPurpose.THUMBNAIL, 0, tags, rows)[:, 0]
     order = np.lexsort((draws, tags))
     present_tags, starts, sizes = np.unique(tags[order], return_index=True, return_counts=True)
-    most = min(_MOST_PER_CLASS, max(1, _MOST_PICTURES // len(present_tags)))
+    max_per_class = min(_MAX_PER_CLASS, max(1, _MAX_THUMBNAILS // len(present_tags)))
     chosen = []
     for start, size in zip(starts, sizes, strict=True):
-        chosen.append(rows[order[start : start + min(most, size)]].tolist())
+        chosen.append(rows[order[start : start + min(max_per_class, size)]].tolist())
 
     thumbnails = _read_thumbnails(index, np.unique(np.concatenate(chosen)).tolist(), classes, value_range)
     by_class = {}
     for tag, size, chosen_rows in zip(present_tags.tolist(), sizes.tolist(), chosen, strict=True):
         by_class[tag] = (size, [thumbnails[row] for row in chosen_rows])
     broken = sum(thumbnail.reason is not None for thumbnail in thumbnails.values())
-    return ExampleImages(most, by_class, broken)
+    return ExampleImages(max_per_class, by_class, broken)
 
 
 def _read_thumbnails(

@@ -2,7 +2,7 @@
 
 For a few training images, the classifier embeds the image and the related images of its maps again, on the CPU, as the
 stage `localize` did. The page then embeds the attention between them at a coarse resolution, in 8 bits, so a
-related image takes 20 to 40 kB, and never more than 120 kB. `_MOST_PAIRS` bounds their number.
+related image takes 20 to 40 kB, and never more than 120 kB. `_MAX_PAIRS` bounds their number.
 """
 
 from collections.abc import Sequence
@@ -34,9 +34,9 @@ SIDE = 16
 """Maximum number of positions and of cells along a side: attention has at most 16^4 entries of one byte."""
 POINTS = 64
 """Number of points along a side at which maps and gates are embedded."""
-_MOST_PAIRS = 8
+_MAX_PAIRS = 8
 """Maximum number of related images of an image for which attention is shown, over all its maps."""
-_MOST_CONTRASTED = 8
+_MAX_CONTRASTED = 8
 """Maximum number of images that a contrastive map is made with here."""
 _PICTURE_SIDE = 256
 """Longer side of a related image in pixels."""
@@ -75,8 +75,8 @@ class PairData:
         maps = panel.maps
         assert maps is not None
         single = image_maps(self.single, panel.image_id)
-        relations = list(self.relations.maps_of(row))[:_MOST_PAIRS]
-        pairs_per_map = max(1, _MOST_PAIRS // len(relations))
+        relations = list(self.relations.maps_of(row))[:_MAX_PAIRS]
+        pairs_per_map = max(1, _MAX_PAIRS // len(relations))
         self.features = {}  # of one image and its related images at a time
 
         entries = []
@@ -107,7 +107,7 @@ class PairData:
         for other_tag, related in relations:
             if other_tag != tag:
                 images += [image for image in related if tag not in tags[image].as_py()]
-        return images[:_MOST_CONTRASTED]
+        return images[:_MAX_CONTRASTED]
 
     def _contrastive_points(self, row: int, tag: int, images: Sequence[int]) -> np.ndarray:
         """The contrastive map of an image (Eq. 6-8), at the points of the page."""

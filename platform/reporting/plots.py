@@ -37,7 +37,7 @@ class Theme(NamedTuple):
 
 
 THEME = Theme()
-MOST_BARS = 40
+MAX_BARS = 40
 """Maximum number of labels in the chart of IoU."""
 _TRAINING_VALUES = ("val_map", "learning_rate", "images_per_second", "waiting")
 _NOT_LOSS_TERMS = ("step", "epoch", "loss", *_TRAINING_VALUES, "time")

@@ -234,7 +234,7 @@ def _view(data: ReportData) -> dict[str, Any]:
         "iou_columns": iou_columns,
         "iou_order": iou_order,
         "images_of": data.counts.get("index", {}).get("tags", {}),
-        "most_bars": plots.MOST_BARS,
+        "max_bars": plots.MAX_BARS,
         "steps": steps(data.scores),
         "lost": list(LOST),
         "label_of": {label.name: label for label in labels(data.classes).values()},
@@ -247,9 +247,9 @@ def _draw_plots(data: ReportData, iou_columns: Sequence[IouColumn], iou_order: l
     """Draws the plots for which there is data; returns them by the stem of their file name."""
     drawn: dict[str, plots.Plot] = {}
     if iou_order:
-        half = plots.MOST_BARS // 2
+        half = plots.MAX_BARS // 2
         names = iou_order
-        if len(names) > plots.MOST_BARS:
+        if len(names) > plots.MAX_BARS:
             names = iou_order[:half] + iou_order[-half:]
         bars = []
         for column in iou_columns:
@@ -338,7 +338,7 @@ def _worst_by_split(data: ReportData) -> list[GallerySplit]:
         gallery = _gallery_split(worst.panels, data.classes, [])
         panels = []
         for position, (panel, note) in enumerate(zip(gallery.panels, worst.notes, strict=True)):
-            panels.append(panel._replace(note=note, only_of_class=position >= worst.least))
+            panels.append(panel._replace(note=note, only_of_class=position >= worst.num_worst))
         title = f"worst of {grouped(worst.ranked)} images, by {worst.criterion}"
         splits.append(gallery._replace(title=title, panels=panels))
     return splits

@@ -18,7 +18,7 @@ from mcis.platform.reporting.files import table_rows
 from mcis.platform.reporting.panels import Panel
 from mcis.platform.runs.scores import Score, percent
 
-_MOST_CLASSES = 24
+_MAX_ADDED_CLASSES = 24
 """Maximum number of classes whose worst image is added to the gallery."""
 
 
@@ -55,14 +55,14 @@ class WorstImages:
         ranked: number of images that were ranked.
         panels: the images, the worst first.
         notes: the value of each, as text.
-        least: how many of them are the worst of all; those after them are each the worst of a class.
+        num_worst: number of images that are the worst of all; those after them are each the worst of a class.
     """
 
     criterion: str
     ranked: int
     panels: Sequence[Panel]
     notes: Sequence[str]
-    least: int
+    num_worst: int
 
 
 def rank_by_miou(evaluate: Path, score: Score) -> Ranking:
@@ -130,7 +130,7 @@ def choose_worst(tags: Sequence[Iterable[int]], count: int) -> list[int]:
     added_classes = 0
     for position in range(len(chosen), len(tags)):
         new = set(tags[position]) - seen
-        if new and added_classes < _MOST_CLASSES:
+        if new and added_classes < _MAX_ADDED_CLASSES:
             chosen.append(position)
             seen |= new
             added_classes += len(new)

@@ -186,7 +186,7 @@ def _worst_images(config: Config, context: RunContext, scores: Sequence[Score]) 
             ranked=len(ranked),
             panels=panels_of(config, context, rows, split, predict=False),
             notes=[ranked[position].note for position in chosen],
-            least=min(count, len(chosen)),
+            num_worst=min(count, len(chosen)),
         )
     return worst
 

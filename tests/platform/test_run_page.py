@@ -263,7 +263,7 @@ def test_the_gallery_shows_both_orders_and_filters_by_class(tmp_path: Path, pars
         ranked=1464,
         panels=[panel("w1"), panel("w2", tags=("circle", "square"))],
         notes=["mIoU 1.5", "mIoU 20.0"],
-        least=1,
+        num_worst=1,
     )
     data = bare(panels=[panel("a"), panel("b", split="val")], worst={"train": worst})
     page = parsed(write_report(data, RunFolder(tmp_path)))  # which has no script
