@@ -92,7 +92,7 @@ def gc(
     """
     with plain_errors():
         from mcis.platform.commands.terminal import show_removal
-        from mcis.platform.runs.inventory import plan_removal, remove_garbage
+        from mcis.platform.runs.garbage import plan_removal, remove_garbage
         from mcis.platform.runs.locks import hold_workspace, runs_in_progress
         from mcis.platform.runs.workspace import Workspace
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from mcis.platform.config.sections import Config
     from mcis.platform.pipeline import RunResult  # imports all stages, which `mcis index show` does not need
     from mcis.platform.reporting.comparison import Comparison
-    from mcis.platform.runs.inventory import Entry, Plan
+    from mcis.platform.runs.garbage import Plan
+    from mcis.platform.runs.inventory import Entry
     from mcis.platform.runs.workspace import Workspace
 
 _INDENT = "    "

@@ -11,7 +11,8 @@ from mcis.datasets.errors import UserError
 from mcis.platform.cli import app
 from mcis.platform.config.renamed import RENAMED_KEYS, current_values
 from mcis.platform.networks.trained_segmenter import open_trained_segmenter
-from mcis.platform.runs.inventory import entries, plan_removal
+from mcis.platform.runs.garbage import plan_removal
+from mcis.platform.runs.inventory import entries
 from mcis.platform.runs.scores import read_scores
 from mcis.platform.runs.workspace import RunFolder, Workspace
 

@@ -16,7 +16,8 @@ from mcis.platform.cli import app
 from mcis.platform.config.resolve import resolve
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import bytes_in, write_json
-from mcis.platform.runs.inventory import entries, plan_removal
+from mcis.platform.runs.garbage import plan_removal
+from mcis.platform.runs.inventory import entries
 from mcis.platform.runs.lifecycle import run_record
 from mcis.platform.runs.locks import hold_run
 from mcis.platform.runs.results import StageResult, find_missing_files
