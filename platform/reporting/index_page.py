@@ -13,11 +13,11 @@ import numpy as np
 import pyarrow as pa
 from PIL import Image
 
+from mcis.datasets.copies import find_duplicates
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import PILLOW_MAX_PIXELS, RejectedImage
 from mcis.datasets.images.squares import read_picture
 from mcis.datasets.images.value_range import ValueRange
-from mcis.datasets.index import find_duplicates
 from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
 from mcis.datasets.storage.threads import map_in_threads
 from mcis.datasets.tags import Tags

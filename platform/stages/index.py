@@ -13,20 +13,22 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mcis.datasets.errors import UserError, join_shortened
-from mcis.datasets.images.decode import CHECKS_VERSION
-from mcis.datasets.index import (
-    CHECK_SCHEMA,
+from mcis.datasets.copies import (
     COPY_OF_VAL,
-    INDEX_SCHEMA,
-    REJECTS_SCHEMA,
-    ImageCheck,
     TrainingCopies,
-    check_images,
     find_duplicates,
     find_training_copies,
     is_copy,
     reject_copies,
+)
+from mcis.datasets.errors import UserError, join_shortened
+from mcis.datasets.images.decode import CHECKS_VERSION
+from mcis.datasets.index import (
+    CHECK_SCHEMA,
+    INDEX_SCHEMA,
+    REJECTS_SCHEMA,
+    ImageCheck,
+    check_images,
     reject_out_of_bounds,
     reject_unknown_ranges,
     with_check_columns,
