@@ -37,7 +37,7 @@ from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages.localization.imported import check_map_files, import_maps, map_file_contents
 from mcis.platform.stages.localization.nearest import MAPS_PER_TASK, find_nearest_images
-from mcis.platform.stages.localization.workers import Embed, Relate, embed_rows, read_images, relate_rows
+from mcis.platform.stages.localization.workers import Embed, Relate, embed_rows, hop_table, read_images, relate_rows
 
 EMBEDDED = "embedded"
 """Temporary folder of intermediate results: single-round maps, features, maps of self pairs, vectors, and maps of all
@@ -139,7 +139,7 @@ def _relate(config: Config, context: RunContext, rows: pa.Table, embedded: Path)
     to_relate = relate_rows(rows, relations, localize.hops)
     for hop in range(1, localize.hops):
         make_worker = functools.partial(make_relater, hop)
-        _run_workers(config, to_relate, make_worker, embedded / f"maps-{hop}", f"localize, hop {hop}")
+        _run_workers(config, to_relate, make_worker, embedded / hop_table(hop), f"localize, hop {hop}")
     make_worker = functools.partial(make_relater, localize.hops)
     _run_workers(config, to_relate, make_worker, context.output / "maps", "localize")
     return relations, tags

@@ -26,6 +26,16 @@ from mcis.platform.outputs.tables import map_rows
 from mcis.platform.runs.files import write_table
 
 
+def hop_table(hop: int) -> str:
+    """Name of the table with the maps of a hop that is not the last (MAPS_SCHEMA)."""
+    return f"maps-{hop}"
+
+
+def hop_activations(hop: int) -> str:
+    """Name of the folder with the activations of a hop's maps, which the next hop maps into memory (`write_rows`)."""
+    return f"hop-{hop}"
+
+
 def embed_rows(rows: pa.Table, cached: NDArray[np.int64] | None = None) -> pa.Table:
     """Makes the input of `Embed` for N images: columns of their rows, their `position`, and `first_map`, the number of
     the image's first map among all maps.
@@ -288,8 +298,8 @@ class Relate:
         is_released = config.localize.method.name == "released"
         self.features = CachedRows(folder / "features", shape)
         self.self_maps = CachedRows(folder / "self_maps", shape[1:]) if is_released else None
-        self.previous_maps = CachedRows(folder / f"hop-{hop - 1}", shape[1:]) if hop > 1 else None
-        self.next_folder = folder / f"hop-{hop}" if hop < config.localize.hops else None
+        self.previous_maps = CachedRows(folder / hop_activations(hop - 1), shape[1:]) if hop > 1 else None
+        self.next_folder = folder / hop_activations(hop) if hop < config.localize.hops else None
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         images = rows.to_pylist()
