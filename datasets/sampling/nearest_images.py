@@ -58,7 +58,9 @@ class ClassMaps:
     cell_images: int = CELL_IMAGES
 
     @classmethod
-    def from_tags(cls, tags: Tags, seed: int, **sizes: int) -> "ClassMaps":
+    def from_tags(
+        cls, tags: Tags, seed: int, *, max_candidates: int = MAX_CANDIDATES, cell_images: int = CELL_IMAGES
+    ) -> "ClassMaps":
         """Orders the maps of all tags; each class is one cell."""
         maps = np.argsort(tags.values, kind="stable")
         images = np.repeat(np.arange(len(tags), dtype=np.uint32), np.diff(tags.start))
@@ -69,7 +71,8 @@ class ClassMaps:
             cells=np.zeros(len(maps), np.int32),
             start=np.concatenate([[0], ends]),
             seed=seed,
-            **sizes,
+            max_candidates=max_candidates,
+            cell_images=cell_images,
         )
 
     @property

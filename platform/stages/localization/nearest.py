@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mcis.datasets.sampling.nearest_images import ClassMaps, rounded_unit_vectors
+from mcis.datasets.sampling.nearest_images import CELL_IMAGES, MAX_CANDIDATES, ClassMaps, rounded_unit_vectors
 from mcis.datasets.storage.folders import fetch_file, path_exists
 from mcis.datasets.tags import Tags
 from mcis.platform.config.compute import ComputeConfig
@@ -25,7 +25,14 @@ _CELLS = "cells"
 
 
 def find_nearest_images(
-    tags: Tags, seed: int, related: int, embedded: Path, compute: ComputeConfig, **sizes: int
+    tags: Tags,
+    seed: int,
+    related: int,
+    embedded: Path,
+    compute: ComputeConfig,
+    *,
+    max_candidates: int = MAX_CANDIDATES,
+    cell_images: int = CELL_IMAGES,
 ) -> NDArray[np.int64]:
     """Returns the nearest images of all maps of N images, (T, R), the same as `nearest` of RELATED_IMAGE_RULES.
 
@@ -37,13 +44,13 @@ def find_nearest_images(
         related: R.
         embedded: folder with the table VECTORS. The table RELATED and intermediate results are written to it.
         compute: the section `compute` of the configuration.
-        sizes: further fields of `ClassMaps`.
+        max_candidates, cell_images: see `ClassMaps`.
     """
     vectors = embedded / _UNIT_VECTORS
     if not path_exists(vectors):
         write_unit_vectors(embedded / VECTORS, vectors, len(tags))
 
-    maps = ClassMaps.from_tags(tags, seed, **sizes)
+    maps = ClassMaps.from_tags(tags, seed, max_candidates=max_candidates, cell_images=cell_images)
     rows = pa.table({"number": np.arange(len(maps.maps))})
     if maps.has_large_class:
         worker = functools.partial(_find_cells, maps, vectors)
