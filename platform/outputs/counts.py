@@ -16,23 +16,19 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from mcis.models.counts import Counts, add_counts, mask_counts
+from mcis.platform.outputs.tables import schema_field
 from mcis.platform.runs.files import read_shards
 from mcis.platform.runs.scores import Score
 
-
-def _field(name: str, kind: pa.DataType, about: str | None = None) -> pa.Field:
-    return pa.field(name, kind, nullable=False, metadata={"about": about} if about else None)
-
-
 COUNTS_SCHEMA = pa.schema(
     [
-        _field("image_id", pa.string()),
-        _field("truth_crc", pa.uint32(), "CRC-32 of the ground truth: size and labels"),
-        _field("scored", pa.string(), "what was compared with the ground truth"),
-        _field("truth", pa.list_(pa.uint8()), "true label; ignored pixels are left out"),
-        _field("predicted", pa.list_(pa.uint8()), "predicted label; for maps, the class with the highest score"),
-        _field("part", pa.list_(pa.uint16()), "see models/counts.py: Counts"),
-        _field("pixels", pa.list_(pa.uint32()), "number of pixels, at least 1"),
+        schema_field("image_id", pa.string()),
+        schema_field("truth_crc", pa.uint32(), "CRC-32 of the ground truth: size and labels"),
+        schema_field("scored", pa.string(), "what was compared with the ground truth"),
+        schema_field("truth", pa.list_(pa.uint8()), "true label; ignored pixels are left out"),
+        schema_field("predicted", pa.list_(pa.uint8()), "predicted label; for maps, the class with the highest score"),
+        schema_field("part", pa.list_(pa.uint16()), "see models/counts.py: Counts"),
+        schema_field("pixels", pa.list_(pa.uint32()), "number of pixels, at least 1"),
     ]
 )
 SINGLE_ROUND = "single round"

@@ -12,60 +12,63 @@ from mcis.datasets.tables.shards import Shards
 from mcis.models.grids import Grid, Grids, pixel_grids
 
 
-def _field(name: str, kind: pa.DataType, about: str | None = None, *, nullable: bool = False) -> pa.Field:
-    return pa.field(name, kind, nullable=nullable, metadata={"about": about} if about else None)
+def schema_field(name: str, data_type: pa.DataType, about: str | None = None, *, nullable: bool = False) -> pa.Field:
+    """Makes the field of a schema. Its metadata has the description `about`."""
+    return pa.field(name, data_type, nullable=nullable, metadata={"about": about} if about else None)
 
 
 MAPS_SCHEMA = pa.schema(
     [
-        _field("image_id", pa.string()),
-        _field("class", pa.uint16(), "a tag of the image, index from 0"),
-        _field("height", pa.int32(), "rows of the map"),
-        _field("width", pa.int32(), "columns of the map"),
-        _field("first", pa.float64(), "center of row 0 and of column 0, as a fraction of the side"),
-        _field("step", pa.float64(), "distance of two rows or columns, as a fraction of the side"),
-        _field("map", pa.list_(pa.float16()), "class activations, row by row"),
+        schema_field("image_id", pa.string()),
+        schema_field("class", pa.uint16(), "a tag of the image, index from 0"),
+        schema_field("height", pa.int32(), "rows of the map"),
+        schema_field("width", pa.int32(), "columns of the map"),
+        schema_field("first", pa.float64(), "center of row 0 and of column 0, as a fraction of the side"),
+        schema_field("step", pa.float64(), "distance of two rows or columns, as a fraction of the side"),
+        schema_field("map", pa.list_(pa.float16()), "class activations, row by row"),
     ]
 )
 IMPORTED_MAPS_SCHEMA = pa.schema(
     [
-        _field("image_id", pa.string()),
-        _field("class", pa.uint16(), "a tag of the image, index from 0"),
-        _field("height", pa.int32(), "rows of the map, which divide the image into equal parts"),
-        _field("width", pa.int32(), "columns of the map, which divide the image into equal parts"),
-        _field("map", pa.list_(pa.float32()), "scores in [0, 1], row by row"),
-        _field("is_in_file", pa.bool_(), "false: the file has no map of the class; it is 0 everywhere"),
-        _field("other_classes", pa.list_(pa.uint16()), "classes in the file that are no tags of the image; left out"),
+        schema_field("image_id", pa.string()),
+        schema_field("class", pa.uint16(), "a tag of the image, index from 0"),
+        schema_field("height", pa.int32(), "rows of the map, which divide the image into equal parts"),
+        schema_field("width", pa.int32(), "columns of the map, which divide the image into equal parts"),
+        schema_field("map", pa.list_(pa.float32()), "scores in [0, 1], row by row"),
+        schema_field("is_in_file", pa.bool_(), "false: the file has no map of the class; it is 0 everywhere"),
+        schema_field(
+            "other_classes", pa.list_(pa.uint16()), "classes in the file that are no tags of the image; left out"
+        ),
     ]
 )
 """Maps of another program (`localize.maps`). They have any size, and keep their precision."""
 MASKS_SCHEMA = pa.schema(
     [
-        _field("image_id", pa.string()),
-        _field("labels", pa.binary(), "PNG, the label of every pixel; this is scored"),
-        _field("mask", pa.binary(), "PNG, 255 = ignore; this is trained on"),
-        _field("ignored", pa.float32(), "fraction of ignored pixels"),
-        _field("foreground", pa.float32(), "fraction of pixels with a class"),
-        _field("cue", pa.string(), "background cue: saliency, crf, affinity"),
+        schema_field("image_id", pa.string()),
+        schema_field("labels", pa.binary(), "PNG, the label of every pixel; this is scored"),
+        schema_field("mask", pa.binary(), "PNG, 255 = ignore; this is trained on"),
+        schema_field("ignored", pa.float32(), "fraction of ignored pixels"),
+        schema_field("foreground", pa.float32(), "fraction of pixels with a class"),
+        schema_field("cue", pa.string(), "background cue: saliency, crf, affinity"),
     ]
 )
 IMPORTED_MASKS_SCHEMA = MASKS_SCHEMA.append(
-    _field("other_classes", pa.list_(pa.uint16()), "classes in the mask that are no tags of the image")
+    schema_field("other_classes", pa.list_(pa.uint16()), "classes in the mask that are no tags of the image")
 )
 """Pseudo masks of another program (`pseudo_masks.masks`)."""
 LABELS_SCHEMA = pa.schema(
     [
-        _field("image_id", pa.string()),
-        _field("mask", pa.binary(), "PNG, confident labels, 255 elsewhere"),
-        _field("confident", pa.float32(), "fraction of pixels with a label"),
+        schema_field("image_id", pa.string()),
+        schema_field("mask", pa.binary(), "PNG, confident labels, 255 elsewhere"),
+        schema_field("confident", pa.float32(), "fraction of pixels with a label"),
     ]
 )
 PREDICTIONS_SCHEMA = pa.schema(
     [
-        _field("image_id", pa.string()),
-        _field("plain", pa.binary(), "PNG, labels without CRF"),
-        _field("crf", pa.binary(), "PNG, labels after the CRF, or null", nullable=True),
-        _field("absent_tags", pa.list_(pa.uint16()), "tags of the image that are not predicted", nullable=True),
+        schema_field("image_id", pa.string()),
+        schema_field("plain", pa.binary(), "PNG, labels without CRF"),
+        schema_field("crf", pa.binary(), "PNG, labels after the CRF, or null", nullable=True),
+        schema_field("absent_tags", pa.list_(pa.uint16()), "tags of the image that are not predicted", nullable=True),
     ]
 )
 MAPS_POSITION = "maps_position"
