@@ -142,7 +142,7 @@ def check(config: Config, workspace: Workspace, name: str, *, until: str | None 
     workspace.run(name, create=False)
     refuse_if_running(workspace, name)
     sources = Sources(config)
-    reached = set(STAGE_NAMES[: _index_of(until) + 1])
+    reached = set(STAGE_NAMES[: _last_position(until) + 1])
     for stage in STAGES:
         runs = stage.name in reached or reached.intersection(stage.runs_once_reached)
         if runs and stage.takes_part(config) and hasattr(stage.module, "check"):
@@ -174,14 +174,15 @@ def run(
             reported first.
     """
     config = resolved.config
-    last = _index_of(until)
+    last = _last_position(until)
     recompute: tuple[str, ...] = ()
     if start:
-        if _index_of(start) > last:
+        first = STAGE_NAMES.index(start)
+        if first > last:
             raise UserError(
                 f"--from {start} --until {until}", "a first stage that is not after the last", "change one of them"
             )
-        recompute = STAGE_NAMES[_index_of(start) :]
+        recompute = STAGE_NAMES[first:]
 
     problem: UserError | None = None
     is_stopped = False
@@ -244,6 +245,6 @@ def _learning_problem(stage: Stage, config: Config, context: RunContext) -> User
     )
 
 
-def _index_of(stage: str | None) -> int:
-    """Position of a stage in `STAGES`; the number of stages for None."""
-    return len(STAGES) if stage is None else STAGE_NAMES.index(stage)
+def _last_position(until: str | None) -> int:
+    """Position in `STAGES` of the last stage to run: `until`, or the last of all stages for None."""
+    return len(STAGES) - 1 if until is None else STAGE_NAMES.index(until)
