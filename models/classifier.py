@@ -168,28 +168,28 @@ class CoAttentionClassifier(nn.Module):
         layer = self.common_head if self.own_head else self.phi
         return layer.weight, layer.bias
 
-    def affinity_weights(self, kind: Tensor | None) -> Tensor | None:
+    def affinity_weights(self, pair_domains: Tensor | None) -> Tensor | None:
         """Returns W_P: one for all pairs, (C, C), or one per pair, (B, C, C); None for the identity.
 
         Args:
-            kind: kinds of the pairs, (B,), see `pair_kinds`; only read if there are three W_P.
+            pair_domains: domains of the pairs, (B,), see `coattention.pair_domains`; only read if there are three W_P.
 
         Raises:
-            ValueError: there are three W_P, but `kind` is None.
+            ValueError: there are three W_P, but `pair_domains` is None.
         """
         if self.affinity.w_p == "identity":
             return None
         if self.w_p.ndim == 2:
             return self.w_p
-        if kind is None:
-            raise ValueError("a classifier with three W_P needs the kind of each pair")
-        return self.w_p[kind]
+        if pair_domains is None:
+            raise ValueError("a classifier with three W_P needs the domains of each pair")
+        return self.w_p[pair_domains]
 
     def pair_scores(
         self,
         m: Tensor,
         n: Tensor,
-        kind: Tensor | None = None,
+        pair_domains: Tensor | None = None,
         *,
         attend: bool = True,
         attention_partner: AttentionPartner = "partner",
@@ -203,7 +203,7 @@ class CoAttentionClassifier(nn.Module):
 
         Args:
             m, n: features of the images, (B, C, H, W) each.
-            kind: kinds of the pairs, (B,), if there are three W_P.
+            pair_domains: domains of the pairs, (B,), if there are three W_P.
             attend: whether to compute common scores, if the classifier has co-attention.
             attention_partner: what the images of a pair attend to: each other, or, as a control, themselves.
             contrastive: whether to compute exclusive scores, too, if the classifier has contrastive co-attention.
@@ -222,7 +222,7 @@ class CoAttentionClassifier(nn.Module):
         values_m = torch.bmm(layers, m.flatten(2)).unflatten(2, m.shape[2:])
         values_n = torch.bmm(layers, n.flatten(2)).unflatten(2, n.shape[2:])
 
-        w_p = self.affinity_weights(kind)
+        w_p = self.affinity_weights(pair_domains)
         compared_m, compared_n = compared or (m, n)
         if attention_partner == "partner":
             common = self._coattend(compared_m, compared_n, w_p, values_m, values_n)
@@ -252,13 +252,18 @@ class CoAttentionClassifier(nn.Module):
         return coattend(values_m, values_n, affinity(m, n, w_p, form=form, scale=scale))
 
     def query(
-        self, target: Tensor, *, kind: Tensor | None = None, target_is_n: bool | Tensor = False, identity: bool = False
+        self,
+        target: Tensor,
+        *,
+        pair_domains: Tensor | None = None,
+        target_is_n: bool | Tensor = False,
+        identity: bool = False,
     ) -> Tensor:
         """Computes the target's factor of the affinity, F_n^T W_P (Eq. 2), which all related images share.
 
         Args:
             target: features of the image whose maps are computed, (C, H, W).
-            kind: kinds of the R pairs of target and related image, (R,), if there are three W_P.
+            pair_domains: domains of the R pairs of target and related image, (R,), if there are three W_P.
             target_is_n: whether the target is image n of a pair, for all pairs or for each, (R,). The factor is then
                 F_n^T W_P^T.
             identity: whether to use the identity instead of the learned W_P.
@@ -266,7 +271,7 @@ class CoAttentionClassifier(nn.Module):
         Returns:
             (HW, C), or (R, HW, C) if the R pairs have a W_P each.
         """
-        w_p = None if identity else self.affinity_weights(kind)
+        w_p = None if identity else self.affinity_weights(pair_domains)
         if w_p is not None:
             if isinstance(target_is_n, Tensor):
                 w_p = torch.where(target_is_n[:, None, None], w_p.mT, w_p)
@@ -322,7 +327,7 @@ class CoAttentionClassifier(nn.Module):
         images_m: Tensor,
         images_n: Tensor,
         self_transforms: tuple[str, ...] = (),
-        kind: Tensor | None = None,
+        pair_domains: Tensor | None = None,
         plain_m: Tensor | None = None,
         *,
         embedded: bool = False,
@@ -337,7 +342,7 @@ class CoAttentionClassifier(nn.Module):
             images_m, images_n: normalized images, (B, 3, H, W), or outputs of the backbone, see `embedded`.
             self_transforms: names of transformations tau from SELF_TRANSFORMS. Self pairs reuse the features of m and
                 have no exclusive scores.
-            kind: kinds of the pairs, (B,), if there are three W_P.
+            pair_domains: domains of the pairs, (B,), if there are three W_P.
             plain_m: images m without color jitter, to which tau is applied (paper-vs-code, "Classifier"); None =
                 `images_m`.
             embedded: whether `images_m` and `images_n` are outputs of the backbone, (B, C, H, W).
@@ -360,10 +365,12 @@ class CoAttentionClassifier(nn.Module):
         m, n = features.chunk(2)
         # A second split sums the affinity's gradient separately, which fixes the order of summation.
         compared = features.chunk(2)
-        pairs = self.pair_scores(m, n, kind, attend=attend, attention_partner=attention_partner, compared=compared)
+        pairs = self.pair_scores(
+            m, n, pair_domains, attend=attend, attention_partner=attention_partner, compared=compared
+        )
 
-        # Only pairs of kind 1 have m in the source domain. A self pair is of kind 1 if m is, else of kind 0.
-        self_kind = None if kind is None else (kind == 1).long()
+        # Only source-source pairs (1) have m in the source domain. Self pairs are source-source or target-target (0).
+        self_pair_domains = None if pair_domains is None else (pair_domains == 1).long()
         selves = []
         pair_features = [(m, n)]
         for name in self_transforms:
@@ -371,7 +378,7 @@ class CoAttentionClassifier(nn.Module):
             scores = self.pair_scores(
                 m,
                 tau,
-                self_kind,
+                self_pair_domains,
                 attend=attend,
                 attention_partner=attention_partner,
                 contrastive=False,

@@ -29,13 +29,13 @@ class CoAttentive(NamedTuple):
     n: Tensor
 
 
-def pair_kinds(source_m: Tensor, source_n: Tensor) -> Tensor:
-    """Returns the kinds of pairs, (B,): 0 = target-target, 1 = source-source, 2 = one image of each domain.
+def pair_domains(m_is_source: Tensor, n_is_source: Tensor) -> Tensor:
+    """Returns the domains of pairs, (B,): 0 = target-target, 1 = source-source, 2 = one image of each domain.
 
     Args:
-        source_m, source_n: whether the images belong to the source domain, (B,) bool.
+        m_is_source, n_is_source: whether the images belong to the source domain, (B,) bool.
     """
-    return torch.where(source_m == source_n, source_m.long(), 2)
+    return torch.where(m_is_source == n_is_source, m_is_source.long(), 2)
 
 
 def target_is_image_n(source: Tensor, related_source: Tensor, position: Literal["m", "n"]) -> Tensor:

@@ -27,7 +27,7 @@ class PairBatch(Batch):
         images_m, images_n: (N, S, S, 3) uint8 images, or their features from a frozen backbone, (N, C, H, W) float16;
             0 for images whose features are not cached.
         m, n: positions of the images in the index, (N,).
-        epoch, kind: epoch and kind of each pair (see `PairRows`), (N,).
+        epoch, pair_domains: epoch and domains of each pair (see `PairRows`), (N,).
         row: number of each pair in the endless stream, (N,). Random numbers for a pair are keyed by it, since an image
             may occur in several pairs of an epoch.
         unshared_m: whether any image m of the whole batch, over all workers, has a tag that its partner lacks, (N,)
@@ -42,7 +42,7 @@ class PairBatch(Batch):
     m: NDArray[np.int64]
     n: NDArray[np.int64]
     epoch: NDArray[np.int64]
-    kind: NDArray[np.uint8]
+    pair_domains: NDArray[np.uint8]
     row: NDArray[np.int64]
     unshared_m: NDArray[np.bool_]
     unshared_n: NDArray[np.bool_]
@@ -109,7 +109,7 @@ class PairDecoder:
             m=m,
             n=n,
             epoch=np.concatenate([rows.epoch[worker_positions] for rows in batches]),
-            kind=np.concatenate([rows.kind[worker_positions] for rows in batches]),
+            pair_domains=np.concatenate([rows.pair_domains[worker_positions] for rows in batches]),
             row=row,
             unshared_m=unshared[:, 0],
             unshared_n=unshared[:, 1],

@@ -11,7 +11,7 @@ no pair is dropped. A row is computed directly from its number, at a cost that d
 except for the control `wrong_class`.
 
 Besides the images of the data set (domain `target`, which includes web images) there may be single-label images (domain
-`source`, end of section 3.2). Pairs are then of three kinds.
+`source`, end of section 3.2). The images of a pair are then of one domain, or of both.
 
 Single-label and web images may outnumber those of the data set many times. With a target share S, a fraction S of the
 images m are of the data set: row i is one if floor((i + 1) S) > floor(i S), and both groups take turns of their own.
@@ -29,9 +29,9 @@ from mcis.datasets.tags import ClassMembers, Positions, Tags
 TARGET_TARGET = 0
 SOURCE_SOURCE = 1
 TARGET_SOURCE = 2
-"""Kinds of pairs by the domains of m and n. Each kind has its own W_P (end of section 3.2)."""
-_KIND_BY_NUM_SOURCES = np.array([TARGET_TARGET, TARGET_SOURCE, SOURCE_SOURCE], np.uint8)
-"""Kind of a pair by the number of its images in the domain `source`: 0, 1 or 2."""
+"""Domains of the images of a pair. Each of the three values has its own W_P (end of section 3.2)."""
+_PAIR_DOMAINS_BY_NUM_SOURCES = np.array([TARGET_TARGET, TARGET_SOURCE, SOURCE_SOURCE], np.uint8)
+"""Domains of a pair by the number of its images in the domain `source`: 0, 1 or 2."""
 
 _SHARE_PARTS = 2**20
 """Denominator of the target share, which is rounded so that the rows of both groups are counted by integers."""
@@ -44,16 +44,16 @@ class PairRows(NamedTuple):
     """Pairs of images.
 
     Attributes:
-        m, n: positions of the images in the index, (N,). If the kind is TARGET_SOURCE, m is of the domain `target` and
-            n of the domain `source`.
+        m, n: positions of the images in the index, (N,). If the domains are TARGET_SOURCE, m is of the domain
+            `target` and n of the domain `source`.
         epoch: epoch of each pair, (N,).
-        kind: kind of each pair, (N,).
+        pair_domains: domains of each pair, (N,).
     """
 
     m: NDArray[np.int64]
     n: NDArray[np.int64]
     epoch: NDArray[np.int64]
-    kind: NDArray[np.uint8]
+    pair_domains: NDArray[np.uint8]
 
 
 class _HalfPairs(NamedTuple):
@@ -155,7 +155,7 @@ class PairSampler:
             m=np.where(swapped, n, m),
             n=np.where(swapped, m, n),
             epoch=epoch,
-            kind=_KIND_BY_NUM_SOURCES[m_is_source.astype(np.intp) + n_is_source],
+            pair_domains=_PAIR_DOMAINS_BY_NUM_SOURCES[m_is_source.astype(np.intp) + n_is_source],
         )
 
     def _take_turns(self, number: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

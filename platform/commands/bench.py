@@ -333,7 +333,7 @@ def _classifier_learner(config: Config) -> tuple[Learner[Any], Any]:
         n=index + classifier.batch,
         epoch=np.zeros_like(index),
         row=index,
-        kind=index.astype(np.uint8),
+        pair_domains=index.astype(np.uint8),
         unshared_m=all_true,
         unshared_n=all_true,
     )

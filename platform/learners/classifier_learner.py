@@ -161,10 +161,12 @@ class ClassifierLearner:
     ) -> BatchScores:
         """Passes a batch of images, or of features of a frozen backbone, through the network."""
         config = self.config
-        kind = torch.from_numpy(batch.kind.astype(np.int64)).to(device) if config.num_domain_affinities > 1 else None
+        pair_domains = None
+        if config.num_domain_affinities > 1:
+            pair_domains = torch.from_numpy(batch.pair_domains.astype(np.int64)).to(device)
         partner: AttentionPartner = "itself" if config.attention_partner == "itself" else "partner"
         options: dict[str, Any] = {
-            "kind": kind,
+            "pair_domains": pair_domains,
             "attend": self.schedule.epoch(step) >= config.attention_start_epoch,
             "attention_partner": partner,
         }

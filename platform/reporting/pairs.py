@@ -18,7 +18,7 @@ from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.sampling.related_images import RELATED_IMAGE_RULES
 from mcis.datasets.tables.shards import Shards
 from mcis.models.backbones import to_float_images
-from mcis.models.coattention import pair_kinds, target_is_image_n
+from mcis.models.coattention import pair_domains, target_is_image_n
 from mcis.models.grids import Grid, Grids, pixel_grids
 from mcis.models.localization import embed, score_maps
 from mcis.models.pair_attention import attention_weights, coarse_attention, shared_gate
@@ -82,17 +82,17 @@ class PairData:
         entries = []
         for number, (tag, related) in enumerate(relations):
             shown = list(dict.fromkeys(related))[:pairs_per_map]
-            kinds = {
+            points_by_kind = {
                 "single round": _map_points(torch.from_numpy(single.maps[number]), single.grids),
                 "with related images": _map_points(torch.from_numpy(maps.maps[number]), maps.grids),
             }
             contrasted = self._images_without(tag, relations)
             if self.can_contrast and contrasted:
-                kinds["contrastive"] = self._contrastive_points(row, tag, contrasted)
+                points_by_kind["contrastive"] = self._contrastive_points(row, tag, contrasted)
             entries.append(
                 {
                     "label": tag + 1,
-                    "kinds": [{"name": name, "points": packed(points)} for name, points in kinds.items()],
+                    "kinds": [{"name": name, "points": packed(points)} for name, points in points_by_kind.items()],
                     "related": len(related),
                     "contrasted": len(contrasted),
                     "pairs": [self._pair(row, other) for other in shown],
@@ -164,7 +164,7 @@ class PairData:
         target_is_n = target_is_image_n(is_source, other_is_source, method.target)
         query = self.model.query(
             self._embedding(row if target_first else other),
-            kind=pair_kinds(is_source, other_is_source),
+            pair_domains=pair_domains(is_source, other_is_source),
             target_is_n=target_is_n if target_first else ~target_is_n,
             identity=method.w_p == "identity",
         )

@@ -66,7 +66,7 @@ def replace_itself(members: list[int], m: int) -> list[int]:
 
 
 def slow_row(case: Case, row: int) -> tuple[int, int, int, int]:
-    """Returns (m, n, epoch, kind) of a row, computed with lists."""
+    """Returns (m, n, epoch, pair_domains) of a row, computed with lists."""
     tags = case.tags
     seed = case.options["seed"]
     itself = case.options["partner_may_be_itself"]
@@ -98,8 +98,8 @@ def slow_row(case: Case, row: int) -> tuple[int, int, int, int]:
         n = pick([i for i in range(len(tags)) if not tags[i, tag]] or list(range(len(tags))), of_partner)
     if is_source[m] and not is_source[n]:
         return n, m, epoch, TARGET_SOURCE
-    kinds_of_domains = {(False, False): TARGET_TARGET, (True, True): SOURCE_SOURCE, (False, True): TARGET_SOURCE}
-    return m, n, epoch, kinds_of_domains[is_source[m], is_source[n]]
+    pair_domains = {(False, False): TARGET_TARGET, (True, True): SOURCE_SOURCE, (False, True): TARGET_SOURCE}
+    return m, n, epoch, pair_domains[is_source[m], is_source[n]]
 
 
 @settings(max_examples=150)
@@ -135,7 +135,7 @@ def test_each_image_is_m_once_per_epoch(tags: Matrix, seed: int) -> None:
         assert sorted(rows.m) == list(range(size))
         assert tags[rows.n].any(axis=1).all(), "the partner has a tag"
         assert (rows.epoch == epoch).all()
-        assert (rows.kind == TARGET_TARGET).all()
+        assert (rows.pair_domains == TARGET_TARGET).all()
 
 
 @given(cases(), st.lists(st.integers(0, 60), max_size=6))
@@ -200,7 +200,7 @@ def test_each_epoch_is_a_permutation() -> None:
     assert image[:7].tolist() != image[7:14].tolist()
 
 
-# --- kinds
+# --- domains
 
 
 def test_domains_only_decide_which_image_is_m() -> None:
@@ -210,8 +210,8 @@ def test_domains_only_decide_which_image_is_m() -> None:
     sampler = PairSampler(Tags.from_matrix(tags), seed=0, source=source)
     rows = sampler.rows(0, 90_000)
 
-    np.testing.assert_array_equal(source[rows.m], rows.kind == SOURCE_SOURCE)
-    np.testing.assert_array_equal(source[rows.n], rows.kind != TARGET_TARGET)
+    np.testing.assert_array_equal(source[rows.m], rows.pair_domains == SOURCE_SOURCE)
+    np.testing.assert_array_equal(source[rows.n], rows.pair_domains != TARGET_TARGET)
 
     together = np.bincount(np.minimum(rows.m, rows.n) * 9 + np.maximum(rows.m, rows.n), minlength=81)
     # 35 degrees of freedom: the probability of 85 is below 1e-5.

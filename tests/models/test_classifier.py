@@ -140,19 +140,20 @@ def domain_classifier(**options: Any) -> CoAttentionClassifier:
     return model
 
 
-def test_each_kind_of_pair_has_its_own_affinity() -> None:
+def test_pairs_of_other_domains_have_another_affinity() -> None:
     three = domain_classifier()
     one = classifier()
     f_m = features(1, 4, 2, 3)
     f_n = features(2, 4, 3, 2)
-    kind = torch.tensor([2, 0, 1, 2])
-    got = present(three.pair_scores(f_m, f_n, kind))
+    pair_domains = torch.tensor([2, 0, 1, 2])
+    got = present(three.pair_scores(f_m, f_n, pair_domains))
     for b in range(4):
-        one.load_state_dict({**three.state_dict(), "w_p": three.w_p[kind[b]]})
+        one.load_state_dict({**three.state_dict(), "w_p": three.w_p[pair_domains[b]]})
         for name, scores in present(one.pair_scores(f_m[b : b + 1], f_n[b : b + 1])).items():
             torch.testing.assert_close(got[name][b : b + 1], scores)
-    assert not torch.allclose(got["common_m"][0], present(three.pair_scores(f_m, f_n, 2 - kind))["common_m"][0])
-    with pytest.raises(ValueError, match="kind of each pair"):
+    others = present(three.pair_scores(f_m, f_n, 2 - pair_domains))
+    assert not torch.allclose(got["common_m"][0], others["common_m"][0])
+    with pytest.raises(ValueError, match="domains of each pair"):
         three.pair_scores(f_m, f_n)
 
 
@@ -163,8 +164,8 @@ def test_a_self_pair_uses_the_affinity_of_its_own_domain(name: str) -> None:
     m = images(1, 3)
     n = images(2, 3)
     (selves,) = three(m, n, (name,), torch.tensor([0, 1, 2])).selves
-    for b, self_kind in enumerate((0, 1, 0)):
-        one.load_state_dict({**three.state_dict(), "w_p": three.w_p[self_kind]})
+    for b, self_pair_domains in enumerate((0, 1, 0)):
+        one.load_state_dict({**three.state_dict(), "w_p": three.w_p[self_pair_domains]})
         (expected,) = one(m[b : b + 1], n[b : b + 1], (name,)).selves
         torch.testing.assert_close(selves.common_n[b : b + 1], expected.common_n)
 
@@ -303,19 +304,19 @@ def test_maps_are_activations_of_co_attentive_and_contrastive_features(options: 
     model = domain_classifier(**options)
     target = features(5, 1, 2, 3)
     others = features(6, 3, 3, 2)
-    kind = torch.tensor([1, 2, 1])
+    pair_domains = torch.tensor([1, 2, 1])
     target_is_n = torch.tensor([False, True, False])
     with torch.inference_mode():
         head = model.common_head if model.own_head else model.phi
         co = []
         contrastive = []
-        for other, pair_kind, is_n in zip(others, kind, target_is_n, strict=True):
-            w_p = model.w_p[pair_kind].T if is_n else model.w_p[pair_kind]
+        for other, domains, is_n in zip(others, pair_domains, target_is_n, strict=True):
+            w_p = model.w_p[domains].T if is_n else model.w_p[domains]
             p = affinity(target, other[None], w_p, form=model.form, scale=model.affinity.scale)
             common = coattend(target, other[None], p).m
             co.append(head(common)[0, tag])
             contrastive.append(head(unshared(target, model.w_b(common)))[0, tag])
-        query = model.query(target[0], kind=kind, target_is_n=target_is_n)
+        query = model.query(target[0], pair_domains=pair_domains, target_is_n=target_is_n)
         torch.testing.assert_close(model.co_maps(query, target[0], others, tag), torch.stack(co))
         torch.testing.assert_close(model.contrastive_maps(query, target[0], others, tag), torch.stack(contrastive))
 

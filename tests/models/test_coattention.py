@@ -15,7 +15,7 @@ from mcis.models.coattention import (
     affinity,
     coattend,
     coattend_fused,
-    pair_kinds,
+    pair_domains,
     target_is_image_n,
     unshared,
 )
@@ -184,10 +184,10 @@ def test_the_fused_form_keeps_no_affinity_in_memory(width: int) -> None:
 # --- pairs of two domains
 
 
-def test_kinds_of_pairs_by_the_domains_of_their_images() -> None:
+def test_domains_of_pairs() -> None:
     domains = torch.tensor([False, True])
-    assert pair_kinds(torch.tensor(False), domains).tolist() == [0, 2]
-    assert pair_kinds(torch.tensor(True), domains).tolist() == [2, 1]
+    assert pair_domains(torch.tensor(False), domains).tolist() == [0, 2]
+    assert pair_domains(torch.tensor(True), domains).tolist() == [2, 1]
 
 
 @pytest.mark.parametrize(

@@ -75,21 +75,21 @@ class Classifier:
         bias = self.state[f"{name}.bias"]
         return functional.conv2d(x, weight, bias, padding=dilation, dilation=dilation).relu()
 
-    def affinity(self, m: Tensor, n: Tensor, kind: int) -> Tensor:
+    def affinity(self, m: Tensor, n: Tensor, pair_domains: int) -> Tensor:
         """P = F_m^T W_P F_n (Eq. 2), (HW_m, HW_n)."""
         w_p = self.state["w_p"]
         if w_p.ndim == 3:
-            w_p = w_p[kind]
+            w_p = w_p[pair_domains]
         return m.flatten(1).T @ w_p @ n.flatten(1)
 
-    def summary_of_m(self, m: Tensor, n: Tensor, kind: int) -> Tensor:
+    def summary_of_m(self, m: Tensor, n: Tensor, pair_domains: int) -> Tensor:
         """F_m^{m∩n} (Eq. 3, 4), (C, h, w) of m."""
-        attention = self.affinity(m, n, kind).T.softmax(dim=0)
+        attention = self.affinity(m, n, pair_domains).T.softmax(dim=0)
         return (n.flatten(1) @ attention).view(len(m), *m.shape[1:])
 
-    def summary_of_n(self, m: Tensor, n: Tensor, kind: int) -> Tensor:
+    def summary_of_n(self, m: Tensor, n: Tensor, pair_domains: int) -> Tensor:
         """F_n^{m∩n} (Eq. 3, 4), (C, h, w) of n."""
-        attention = self.affinity(m, n, kind).softmax(dim=0)
+        attention = self.affinity(m, n, pair_domains).softmax(dim=0)
         return (m.flatten(1) @ attention).view(len(n), *n.shape[1:])
 
     def activation(self, features: Tensor, tag: int) -> Tensor:
@@ -105,32 +105,32 @@ class Classifier:
         for other in related:
             other_features = self.features(self.pixels(other)).half().float()
             if target.is_source == other.is_source:
-                kind = int(target.is_source)
+                pair_domains = int(target.is_source)
                 target_is_n = not self.released
             else:
-                kind = 2
+                pair_domains = 2
                 target_is_n = target.is_source  # image n is of the source domain
             if target_is_n:
-                summary = self.summary_of_n(other_features, features, kind)
+                summary = self.summary_of_n(other_features, features, pair_domains)
             else:
-                summary = self.summary_of_m(features, other_features, kind)
+                summary = self.summary_of_m(features, other_features, pair_domains)
             activations.append(self.activation(summary, tag))
         return torch.stack(activations).mean(dim=0)
 
     def self_maps(self, target: Example, tag: int) -> Tensor:
         """Sum of the four maps of the pairs of an image and its transformed copies, (h, w)."""
         image = self.pixels(target)
-        kind = int(target.is_source)
+        pair_domains = int(target.is_source)
         m = self.features(image)
         flipped = self.features(image.flip(3))
 
-        total = addend(self.activation(self.summary_of_m(m, flipped, kind), tag), always=True)
-        of_flipped = addend(self.activation(self.summary_of_n(m, flipped, kind), tag))
+        total = addend(self.activation(self.summary_of_m(m, flipped, pair_domains), tag), always=True)
+        of_flipped = addend(self.activation(self.summary_of_n(m, flipped, pair_domains), tag))
         total = total + of_flipped.flip(1)
         for factor in (0.75, 2):
             size = round(image.shape[2] * factor)
             scaled = self.features(functional.interpolate(image, (size, size), mode="bilinear"))
-            of_scaled = addend(self.activation(self.summary_of_n(m, scaled, kind), tag))
+            of_scaled = addend(self.activation(self.summary_of_n(m, scaled, pair_domains), tag))
             total = total + resized(of_scaled, m.shape[1], m.shape[2]).clamp(0, 1)
         return total
 

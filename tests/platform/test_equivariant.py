@@ -57,7 +57,7 @@ def pairs() -> PairBatch:
         m=np.array([0, 2]),
         n=np.array([1, 1]),
         epoch=np.zeros(2, np.int64),
-        kind=np.zeros(2, np.uint8),
+        pair_domains=np.zeros(2, np.uint8),
         row=np.arange(2),
         unshared_m=np.ones(2, bool),
         unshared_n=np.ones(2, bool),

@@ -52,11 +52,11 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
     def attended(image: int, other: int, values: torch.Tensor) -> torch.Tensor:
         target = features(image)
         seen = features(other)
-        kind = [[0, 2], [2, 1]][int(source[image])][int(source[other])]
+        pair_domains = [[0, 2], [2, 1]][int(source[image])][int(source[other])]
         if method.w_p == "identity":
             w_p = torch.eye(24)
         else:
-            w_p = model.w_p if model.w_p.ndim == 2 else model.w_p[kind]
+            w_p = model.w_p if model.w_p.ndim == 2 else model.w_p[pair_domains]
         form, scale = model.form, model.affinity.scale
         # Of two domains, m is the target's.
         if (source[image] and not source[other]) or (source[image] == source[other] and method.target == "n"):

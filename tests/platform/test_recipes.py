@@ -46,7 +46,7 @@ class Recorder:
     def __call__(
         self, m: Tensor, n: Tensor, *, self_transforms: tuple[str, ...], plain_m: Tensor | None, **options: Any
     ) -> BatchScores:
-        assert options == {"kind": None, "attend": True, "attention_partner": "partner"}
+        assert options == {"pair_domains": None, "attend": True, "attention_partner": "partner"}
         self.m = m
         self.n = n
         self.transforms = self_transforms
@@ -66,7 +66,7 @@ def losses(
         m=np.arange(5),
         n=np.arange(1, 6),
         epoch=np.zeros(5, np.int64),
-        kind=np.zeros(5, np.uint8),
+        pair_domains=np.zeros(5, np.uint8),
         row=np.arange(5),
         unshared_m=np.full(5, unshared[0]),
         unshared_n=np.full(5, unshared[1]),

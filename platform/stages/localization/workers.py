@@ -15,7 +15,7 @@ from mcis.datasets.sampling.related_images import RELATED_IMAGE_RULES, Relations
 from mcis.datasets.tables.memory_mapped import CachedRows, Features, cache_table
 from mcis.models.backbones import to_float_images
 from mcis.models.classifier import SELF_TRANSFORMS, transform
-from mcis.models.coattention import pair_kinds, target_is_image_n
+from mcis.models.coattention import pair_domains, target_is_image_n
 from mcis.models.localization import embed, released_map
 from mcis.models.resampling import resample
 from mcis.platform.config.sections import Config
@@ -195,8 +195,8 @@ class Embed:
                 image_maps = self.model.refined(images[n : n + 1], image_maps[None], image_outputs)[0, 1:]
             maps.append(image_maps)
             if self.writes_self_maps:
-                kind = torch.tensor([int(row["domain"] == "source")], device=self.device)
-                self_maps = self._self_maps(images[n], embedding[n], row["tags"], kind)
+                self_pair_domains = torch.tensor([int(row["domain"] == "source")], device=self.device)
+                self_maps = self._self_maps(images[n], embedding[n], row["tags"], self_pair_domains)
                 written["self_maps"].append(self_maps.cpu().numpy())
         return map_rows(ids, tags, torch.cat(maps).cpu().numpy(), backbone.grids(images, embedding).rows)
 
@@ -235,7 +235,7 @@ class Embed:
         views = [self.outputs(positions, np.full(len(positions), flipped)) for flipped in (False, True)]
         return [torch.from_numpy(view).to(self.device).float() for view in views]
 
-    def _self_maps(self, image: Tensor, embedding: Tensor, tags: list[int], kind: Tensor) -> Tensor:
+    def _self_maps(self, image: Tensor, embedding: Tensor, tags: list[int], self_pair_domains: Tensor) -> Tensor:
         """Sum of the four maps of an image's self pairs for each tag, (T, H, W).
 
         See docs/explanation/paper-vs-code.md, section "Localization maps".
@@ -244,7 +244,7 @@ class Embed:
             image: normalized image, (3, S, S).
             embedding: its features, (C, H, W).
             tags: class indices of its T tags.
-            kind: whether the image belongs to the source domain, 0 or 1, (1,).
+            self_pair_domains: domains of its self pairs, 0 = target-target, 1 = source-source, (1,).
         """
         backbone = self.model.backbone
         target_grids = backbone.grids(image, embedding)
@@ -253,7 +253,7 @@ class Embed:
             transformed_image = transform(image[None], name)
             transformed = self.model.features(transformed_image)[0]
             grids = backbone.grids(transformed_image, transformed)
-            query = self.model.query(transformed, kind=kind, target_is_n=True)
+            query = self.model.query(transformed, pair_domains=self_pair_domains, target_is_n=True)
             maps = []
             for tag in tags:
                 activation = self.model.co_maps(query, transformed, embedding[None], tag)[0]
@@ -261,7 +261,7 @@ class Embed:
             transformed_maps = torch.stack(maps)
 
             if name == "hflip":
-                query = self.model.query(embedding, kind=kind)
+                query = self.model.query(embedding, pair_domains=self_pair_domains)
                 maps = []
                 for tag in tags:
                     activation = self.model.co_maps(query, embedding, transformed[None], tag)[0]
@@ -340,9 +340,10 @@ class Relate:
         if method.w_p == "identity":
             return self.model.query(embedding, identity=True)[None]
         is_source = self.is_source[position]
-        kinds = pair_kinds(is_source, self.domains)
         target_is_n = target_is_image_n(is_source, self.domains, method.target)
-        queries = self.model.query(embedding, kind=kinds, target_is_n=target_is_n)
+        queries = self.model.query(
+            embedding, pair_domains=pair_domains(is_source, self.domains), target_is_n=target_is_n
+        )
         return queries if queries.ndim == 3 else queries[None]  # W_P = I has one query for both domains
 
     def _next_hop_map(

@@ -84,7 +84,8 @@ def maps(config: ClassifierConfig, device: torch.device) -> dict[str, torch.Tens
         with model.backbone.capture_outputs(*model.backbone.correlation_layers) as middle:
             known = [model.backbone(images)]
             features = embed(model.backbone, model.standardize, images, extra_scales=(0.75,), hflip=True, outputs=known)
-        single, query = model.activations(features), model.query(features[0], kind=torch.tensor([1], device=device))
+        single = model.activations(features)
+        query = model.query(features[0], pair_domains=torch.tensor([1], device=device))
         attended: Any = query, features[0], features[1:], 1
         made = {"co": model.co_maps(*attended), "contrastive": model.contrastive_maps(*attended), "single": single}
         if config.equivariant.weight:
@@ -101,7 +102,7 @@ def pair_batch() -> PairBatch:
         n=INDEX + 4,
         epoch=INDEX * 0,
         row=INDEX,
-        kind=(INDEX % 3).astype(np.uint8),
+        pair_domains=(INDEX % 3).astype(np.uint8),
         unshared_m=unshared,
         unshared_n=unshared,
     )
