@@ -23,21 +23,21 @@ def pair_scores(
     """Computes all scores of pairs of images, (B, K) each (Eq. 1, 5, 9)."""
     f_m = model.backbone(images_m)
     f_n = model.backbone(images_n)
-    weight, bias = model.common_layer()
+    weight, bias = model.attention_layer()
 
-    def common_scores(features: Tensor) -> Tensor:
+    def attention_scores(features: Tensor) -> Tensor:
         return pool(functional.conv2d(features, weight, bias))
 
     attentive_m, attentive_n = attend(model, f_m, f_n)
     scores = PairScores(
-        pool(model.phi(f_m)), pool(model.phi(f_n)), common_scores(attentive_m), common_scores(attentive_n)
+        pool(model.phi(f_m)), pool(model.phi(f_n)), attention_scores(attentive_m), attention_scores(attentive_n)
     )
     if not contrastive:
         return scores
 
     contrastive_m = unshared(f_m, model.w_b(attentive_m))
     contrastive_n = unshared(f_n, model.w_b(attentive_n))
-    return scores._replace(exclusive_m=common_scores(contrastive_m), exclusive_n=common_scores(contrastive_n))
+    return scores._replace(contrastive_m=attention_scores(contrastive_m), contrastive_n=attention_scores(contrastive_n))
 
 
 def forward(
@@ -51,7 +51,7 @@ def forward(
 def co_maps(model: CoAttentionClassifier, image: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     """Computes the activations (K, h, w) of all classes on both images' co-attentive features."""
     attentive, attentive_other = attend(model, model.backbone(image[None]), model.backbone(other[None]))
-    weight, bias = model.common_layer()
+    weight, bias = model.attention_layer()
     activations = functional.conv2d(attentive, weight, bias)[0]
     activations_other = functional.conv2d(attentive_other, weight, bias)[0]
     return activations, activations_other

@@ -69,7 +69,7 @@ class CoAttentionClassifier(nn.Module):
         backbone: convolutional embedding or vision transformer.
         classes: number of classes K.
         standardized: whether to standardize each channel of the backbone's output, see `set_statistics`.
-        attention: which scores are computed: basic, also common (`co`), or also exclusive (`co+contrastive`).
+        attention: which scores are computed: basic, also co-attention (`co`), or also contrastive (`co+contrastive`).
         head: layer that scores co-attentive and contrastive features. `shared`: phi (paper); `own`: a separate 1x1
             convolution without bias (paper-vs-code, "Classifier").
         affinity: how positions of two images are compared.
@@ -163,7 +163,7 @@ class CoAttentionClassifier(nn.Module):
         scores: Tensor = self.correlation(maps, colors, *layer_outputs)
         return scores
 
-    def common_layer(self) -> tuple[Tensor, Tensor | None]:
+    def attention_layer(self) -> tuple[Tensor, Tensor | None]:
         """Returns weight (K, C, 1, 1) and bias (K,) of the layer that scores co-attentive and contrastive features."""
         layer = self.common_head if self.own_head else self.phi
         return layer.weight, layer.bias
@@ -196,7 +196,7 @@ class CoAttentionClassifier(nn.Module):
         contrastive: bool = True,
         compared: Sequence[Tensor] | None = None,
     ) -> PairScores:
-        """Computes the basic (Eq. 1), common (Eq. 5) and exclusive scores (Eq. 9) of B pairs.
+        """Computes the basic (Eq. 1), co-attention (Eq. 5) and contrastive scores (Eq. 9) of B pairs.
 
         All layers on the features are linear, so they are applied before attention, which then averages K class
         activations and the output of W_B instead of C channels.
@@ -204,9 +204,9 @@ class CoAttentionClassifier(nn.Module):
         Args:
             m, n: features of the images, (B, C, H, W) each.
             pair_domains: domains of the pairs, (B,), if there are three W_P.
-            attend: whether to compute common scores, if the classifier has co-attention.
+            attend: whether to compute co-attention scores, if the classifier has co-attention.
             attention_partner: what the images of a pair attend to: each other, or, as a control, themselves.
-            contrastive: whether to compute exclusive scores, too, if the classifier has contrastive co-attention.
+            contrastive: whether to compute contrastive scores, too, if the classifier has contrastive co-attention.
             compared: the features that the affinity compares, if autograd is to add up their gradient separately;
                 None = m and n.
         """
@@ -214,7 +214,7 @@ class CoAttentionClassifier(nn.Module):
         if self.attention == "none" or not attend:
             return basic
 
-        weight, bias = self.common_layer()
+        weight, bias = self.attention_layer()
         classes = len(weight)
         contrastive = contrastive and self.attention == "co+contrastive"
         weights = torch.cat([weight, self.w_b.weight]) if contrastive else weight
@@ -225,21 +225,23 @@ class CoAttentionClassifier(nn.Module):
         w_p = self.affinity_weights(pair_domains)
         compared_m, compared_n = compared or (m, n)
         if attention_partner == "partner":
-            common = self._coattend(compared_m, compared_n, w_p, values_m, values_n)
+            co_attentive = self._coattend(compared_m, compared_n, w_p, values_m, values_n)
         else:
             itself_m = self._coattend(compared_m, compared_m, w_p, values_m, values_m)
             itself_n = self._coattend(compared_n, compared_n, w_p, values_n, values_n)
-            common = CoAttentive(itself_m.m, itself_n.n)
+            co_attentive = CoAttentive(itself_m.m, itself_n.n)
 
         def scores(activations: Tensor) -> Tensor:
             return pool(activations if bias is None else activations + bias[:, None, None])
 
-        common_scores = basic._replace(common_m=scores(common.m[:, :classes]), common_n=scores(common.n[:, :classes]))
+        co_scores = basic._replace(
+            co_attention_m=scores(co_attentive.m[:, :classes]), co_attention_n=scores(co_attentive.n[:, :classes])
+        )
         if not contrastive:
-            return common_scores
-        return common_scores._replace(
-            exclusive_m=scores(unshared(values_m[:, :classes], common.m[:, classes:])),
-            exclusive_n=scores(unshared(values_n[:, :classes], common.n[:, classes:])),
+            return co_scores
+        return co_scores._replace(
+            contrastive_m=scores(unshared(values_m[:, :classes], co_attentive.m[:, classes:])),
+            contrastive_n=scores(unshared(values_n[:, :classes], co_attentive.n[:, classes:])),
         )
 
     def _coattend(self, m: Tensor, n: Tensor, w_p: Tensor | None, values_m: Tensor, values_n: Tensor) -> CoAttentive:
@@ -299,7 +301,7 @@ class CoAttentionClassifier(nn.Module):
         Returns:
             Activations, (R, H, W).
         """
-        weight, bias = self.common_layer()
+        weight, bias = self.attention_layer()
         class_weight = weight[tag, :, 0, 0]
         class_bias = None if bias is None else bias[tag]
         activations = multi_round(query, related, class_weight, class_bias, form=self.form, related_maps=related_maps)
@@ -315,7 +317,7 @@ class CoAttentionClassifier(nn.Module):
         Returns:
             Activations, (Q, H, W).
         """
-        weight, bias = self.common_layer()
+        weight, bias = self.attention_layer()
         w_b = self.w_b.weight[0, :, 0, 0]
         class_values = weight[tag, :, 0, 0] @ target.flatten(1)
         class_bias = None if bias is None else bias[tag]
@@ -341,7 +343,7 @@ class CoAttentionClassifier(nn.Module):
         Args:
             images_m, images_n: normalized images, (B, 3, H, W), or outputs of the backbone, see `embedded`.
             self_transforms: names of transformations tau from SELF_TRANSFORMS. Self pairs reuse the features of m and
-                have no exclusive scores.
+                have no contrastive scores.
             pair_domains: domains of the pairs, (B,), if there are three W_P.
             plain_m: images m without color jitter, to which tau is applied (paper-vs-code, "Classifier"); None =
                 `images_m`.
@@ -349,7 +351,7 @@ class CoAttentionClassifier(nn.Module):
             not_embedded: if `embedded`, the images whose outputs are missing: their numbers among the 2B images, images
                 m first, (M,); and the normalized images, (M, 3, S, S). Their outputs are computed without a gradient
                 and rounded to float16, as cached outputs are.
-            attend: whether to compute common and exclusive scores, if the classifier has them.
+            attend: whether to compute co-attention and contrastive scores, if the classifier has them.
             attention_partner: see `pair_scores`.
             equivariance: tags of the 2B images, images m first, for equivariant attention, which requires images.
         """

@@ -36,16 +36,16 @@ class PairScores(NamedTuple):
 
     Attributes:
         basic_m, basic_n: s_m and s_n, from an image's own features.
-        common_m, common_n: s_m^{m∩n} and s_n^{m∩n}, from co-attentive features.
-        exclusive_m, exclusive_n: s_m^{m\\n} and s_n^{n\\m}, from contrastive co-attentive features.
+        co_attention_m, co_attention_n: s_m^{m∩n} and s_n^{m∩n}, from co-attentive features.
+        contrastive_m, contrastive_n: s_m^{m\\n} and s_n^{n\\m}, from contrastive co-attentive features.
     """
 
     basic_m: "Tensor"
     basic_n: "Tensor"
-    common_m: "Tensor | None" = None
-    common_n: "Tensor | None" = None
-    exclusive_m: "Tensor | None" = None
-    exclusive_n: "Tensor | None" = None
+    co_attention_m: "Tensor | None" = None
+    co_attention_n: "Tensor | None" = None
+    contrastive_m: "Tensor | None" = None
+    contrastive_n: "Tensor | None" = None
 
 
 class LossInputs(NamedTuple):
@@ -170,18 +170,18 @@ def _cross_entropy(scores: PairScores, inputs: LossInputs) -> "Tensor":
 
 @classifier_loss(record=PaperLossConfig)
 def co_attention(inputs: LossInputs) -> "Tensor | None":
-    """Cross entropy of the common scores of both images with the shared labels l_m ∩ l_n (Eq. 5).
+    """Cross entropy of the co-attention scores of both images with the shared labels l_m ∩ l_n (Eq. 5).
 
     It is 0 for pairs with a negative, which can have no common class.
     """
     from mcis.models.losses import sigmoid_ce
 
     scores = inputs.scores
-    if scores.common_m is None or scores.common_n is None:
+    if scores.co_attention_m is None or scores.co_attention_n is None:
         return None
 
     shared = inputs.tags_m * inputs.tags_n
-    totals = sigmoid_ce(scores.common_m, shared) + sigmoid_ce(scores.common_n, shared)
+    totals = sigmoid_ce(scores.co_attention_m, shared) + sigmoid_ce(scores.co_attention_n, shared)
     # Multiplied by 0, not left out: the weights then have a gradient, which DDP waits for.
     has_tags = inputs.tags_m.any(dim=1) & inputs.tags_n.any(dim=1)
     return (totals * has_tags).sum()
@@ -189,19 +189,19 @@ def co_attention(inputs: LossInputs) -> "Tensor | None":
 
 @classifier_loss(record=ContrastiveLossConfig)
 def contrastive(inputs: LossInputs, *, needs_unshared: bool) -> "Tensor | None":
-    """Cross entropy of the exclusive scores with the unshared labels l_m \\ l_n and l_n \\ l_m (Eq. 9).
+    """Cross entropy of the contrastive scores with the unshared labels l_m \\ l_n and l_n \\ l_m (Eq. 9).
 
     These are all labels of an image whose partner is a negative.
     """
     from mcis.models.losses import sigmoid_ce
 
     scores = inputs.scores
-    if scores.exclusive_m is None or scores.exclusive_n is None:
+    if scores.contrastive_m is None or scores.contrastive_n is None:
         return None
 
     shared = inputs.tags_m * inputs.tags_n
-    total_m = sigmoid_ce(scores.exclusive_m, inputs.tags_m - shared).sum()
-    total_n = sigmoid_ce(scores.exclusive_n, inputs.tags_n - shared).sum()
+    total_m = sigmoid_ce(scores.contrastive_m, inputs.tags_m - shared).sum()
+    total_n = sigmoid_ce(scores.contrastive_n, inputs.tags_n - shared).sum()
 
     # An ignored side is multiplied by 0, not left out: its weights then have a gradient, which DDP waits for.
     if needs_unshared and not inputs.unshared_m:

@@ -71,11 +71,11 @@ def section_3_1(model: CoAttentionClassifier, f_m: Array, f_n: Array) -> dict[st
     a_n = softmax(p.T)
     common_m = f_n @ a_n  # Eq. 4
     common_n = f_m @ a_m
-    scores["common_m"] = head(common_m).mean(axis=1)
-    scores["common_n"] = head(common_n).mean(axis=1)
+    scores["co_attention_m"] = head(common_m).mean(axis=1)
+    scores["co_attention_n"] = head(common_n).mean(axis=1)
     if model.attention == "co":
         return scores
-    for name, f, common in (("exclusive_m", f_m, common_m), ("exclusive_n", f_n, common_n)):
+    for name, f, common in (("contrastive_m", f_m, common_m), ("contrastive_n", f_n, common_n)):
         gate = weights["w_b.weight"][:, :, 0, 0] @ common + weights.get("w_b.bias", 0.0)
         scores[name] = head(f * (1 - 1 / (1 + np.exp(-gate)))).mean(axis=1)  # Eq. 6-8
     return scores
@@ -117,7 +117,7 @@ def test_images_can_attend_to_themselves(options: dict[str, Any]) -> None:
     for name, scores in got.items():
         expected = expected_m if name.endswith("_m") else expected_n
         np.testing.assert_allclose(scores[0].detach(), expected[name], atol=1e-10)
-    assert not torch.allclose(got["common_m"], present(model.pair_scores(f_m, f_n))["common_m"])
+    assert not torch.allclose(got["co_attention_m"], present(model.pair_scores(f_m, f_n))["co_attention_m"])
 
 
 def test_pairs_can_be_scored_without_attention() -> None:
@@ -152,7 +152,7 @@ def test_pairs_of_other_domains_have_another_affinity() -> None:
         for name, scores in present(one.pair_scores(f_m[b : b + 1], f_n[b : b + 1])).items():
             torch.testing.assert_close(got[name][b : b + 1], scores)
     others = present(three.pair_scores(f_m, f_n, 2 - pair_domains))
-    assert not torch.allclose(got["common_m"][0], others["common_m"][0])
+    assert not torch.allclose(got["co_attention_m"][0], others["co_attention_m"][0])
     with pytest.raises(ValueError, match="domains of each pair"):
         three.pair_scores(f_m, f_n)
 
@@ -167,7 +167,7 @@ def test_a_self_pair_uses_the_affinity_of_its_own_domain(name: str) -> None:
     for b, self_pair_domains in enumerate((0, 1, 0)):
         one.load_state_dict({**three.state_dict(), "w_p": three.w_p[self_pair_domains]})
         (expected,) = one(m[b : b + 1], n[b : b + 1], (name,)).selves
-        torch.testing.assert_close(selves.common_n[b : b + 1], expected.common_n)
+        torch.testing.assert_close(selves.co_attention_n[b : b + 1], expected.co_attention_n)
 
 
 @pytest.mark.parametrize("options", FORMS, ids=str)
@@ -183,7 +183,7 @@ def test_forward_scores_pairs_and_self_pairs(options: dict[str, Any]) -> None:
     for name, self_scores in zip(SELF_TRANSFORMS, outputs.selves, strict=True):
         transformed = model.backbone(transform(m, name))
         expected = present(model.pair_scores(model.backbone(m), transformed, contrastive=False))
-        assert not any(name.startswith("exclusive") for name in expected)
+        assert not any(name.startswith("contrastive") for name in expected)
         assert present(self_scores).keys() == expected.keys()
         for key, scores in expected.items():
             torch.testing.assert_close(present(self_scores)[key], scores)
@@ -262,8 +262,8 @@ def test_positions_are_compared_by_standardized_channels_of_the_backbone(w_p: Li
     common = coattend(f_m, f_n, p)
     scores = model.pair_scores(*got.split(1))
     torch.testing.assert_close(scores.basic_m, model.phi(f_m).mean(dim=(2, 3)))
-    torch.testing.assert_close(scores.common_m, model.phi(common.m).mean(dim=(2, 3)))
-    torch.testing.assert_close(scores.common_n, model.phi(common.n).mean(dim=(2, 3)))
+    torch.testing.assert_close(scores.co_attention_m, model.phi(common.m).mean(dim=(2, 3)))
+    torch.testing.assert_close(scores.co_attention_n, model.phi(common.n).mean(dim=(2, 3)))
     torch.testing.assert_close(model.co_maps(model.query(got[0]), got[0], got[1:], 1), model.phi(common.m)[:, 1])
     assert ("w_p" in model.state_dict()) is (w_p == "learned")
     assert {"mean", "deviation"} <= set(model.state_dict())

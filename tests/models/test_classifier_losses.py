@@ -45,21 +45,21 @@ def drawn(seed: int, batch: int, classes: int) -> LossInputs:
 def losses_of_pair(inputs: LossInputs, b: int) -> dict[str, float]:
     """The losses of pair b, computed class by class. Eq. 5 does not count pairs of a negative, which has no label."""
     scores = inputs.scores
-    assert scores.common_m is not None
-    assert scores.common_n is not None
-    assert scores.exclusive_m is not None
-    assert scores.exclusive_n is not None
+    assert scores.co_attention_m is not None
+    assert scores.co_attention_n is not None
+    assert scores.contrastive_m is not None
+    assert scores.contrastive_n is not None
 
     l_m = inputs.tags_m[b].int().tolist()
     l_n = inputs.tags_n[b].int().tolist()
     shared = [int(m == 1 and n == 1) for m, n in zip(l_m, l_n, strict=True)]
     only_m = [int(m == 1 and n == 0) for m, n in zip(l_m, l_n, strict=True)]
     only_n = [int(m == 0 and n == 1) for m, n in zip(l_m, l_n, strict=True)]
-    common = cross_entropy(scores.common_m[b], shared) + cross_entropy(scores.common_n[b], shared)
+    common = cross_entropy(scores.co_attention_m[b], shared) + cross_entropy(scores.co_attention_n[b], shared)
     return {
         "basic": cross_entropy(scores.basic_m[b], l_m) + cross_entropy(scores.basic_n[b], l_n),
         "co_attention": common if any(l_m) and any(l_n) else 0.0,
-        "contrastive": cross_entropy(scores.exclusive_m[b], only_m) + cross_entropy(scores.exclusive_n[b], only_n),
+        "contrastive": cross_entropy(scores.contrastive_m[b], only_m) + cross_entropy(scores.contrastive_n[b], only_n),
     }
 
 
@@ -95,7 +95,7 @@ def test_a_loss_without_scores_is_absent() -> None:
     inputs = drawn(1, 2, 3)
     basic = PairScores(inputs.scores.basic_m, inputs.scores.basic_n)
     assert list(weighted_losses(inputs._replace(scores=basic), VALUES, epoch=0)) == ["basic"]
-    common = inputs.scores._replace(exclusive_m=None, exclusive_n=None)
+    common = inputs.scores._replace(contrastive_m=None, contrastive_n=None)
     assert list(weighted_losses(inputs._replace(scores=common), VALUES, epoch=0)) == ["basic", "co_attention"]
 
 
@@ -136,10 +136,10 @@ def test_a_side_without_unshared_tags_is_ignored_if_configured(unshared_m: bool,
     shared = inputs.tags_m * inputs.tags_n
     expected = 0.0
     for b in range(2):
-        if unshared_m and inputs.scores.exclusive_m is not None:
-            expected += cross_entropy(inputs.scores.exclusive_m[b], (inputs.tags_m - shared)[b].int().tolist())
-        if unshared_n and inputs.scores.exclusive_n is not None:
-            expected += cross_entropy(inputs.scores.exclusive_n[b], (inputs.tags_n - shared)[b].int().tolist())
+        if unshared_m and inputs.scores.contrastive_m is not None:
+            expected += cross_entropy(inputs.scores.contrastive_m[b], (inputs.tags_m - shared)[b].int().tolist())
+        if unshared_n and inputs.scores.contrastive_n is not None:
+            expected += cross_entropy(inputs.scores.contrastive_n[b], (inputs.tags_n - shared)[b].int().tolist())
 
     values = {"contrastive": ContrastiveLossConfig(needs_unshared=True)}
     assert weighted_losses(inputs, values, epoch=0)["contrastive"].item() == pytest.approx(expected)

@@ -64,8 +64,8 @@ def released_scores(checkpoint: dict[str, Tensor], f_m: Tensor, f_n: Tensor) -> 
     common_weight = parameter("extra_gate.weight")[:, :, 0, 0]
     return {
         "basic_m": (class_weight @ flat_m).mean(1) + parameter("vgg.extra_last_conv.bias"),
-        "common_m": (common_weight @ common_m).mean(1),
-        "exclusive_m": (common_weight @ (flat_m * (1 - gate))).mean(1),
+        "co_attention_m": (common_weight @ common_m).mean(1),
+        "contrastive_m": (common_weight @ (flat_m * (1 - gate))).mean(1),
     }
 
 

@@ -124,7 +124,7 @@ def test_attention_is_that_with_which_the_maps_were_made(
     localizable: Any, tmp_path: Path, overrides: tuple[str, ...]
 ) -> None:
     run = Examined(localizable, tmp_path, *overrides)
-    weight, bias = run.direct.model.common_layer()
+    weight, bias = run.direct.model.attention_layer()
     for row in run.rows:
         stored = run.stored(row)
         entries = zip(run.data(row)["maps"], run.relations.maps_of(row), strict=True)
@@ -158,7 +158,7 @@ def test_gates_and_contrastive_maps_are_equations_6_to_8(localizable: Any, tmp_p
     row, single_tag = run.rows
     assert all(len(entry["kinds"]) == 2 for entry in run.data(single_tag)["maps"])
     grids = run.stored(row).grids
-    weight, bias = run.direct.model.common_layer()
+    weight, bias = run.direct.model.attention_layer()
     drawn = run.relations.relations  # with the images that localization contrasts maps with
     num_contrastive = 0
     for number, entry in enumerate(run.data(row)["maps"], int(drawn.start[row])):
