@@ -69,8 +69,8 @@ def search(folder: Path, tags: Tags, sizes: dict[str, int]) -> None:
     with ray_session(compute):
         start = time.perf_counter()
         related = find_nearest_images(tags, SEED, R, folder, compute, **sizes)
-        source = np.zeros(len(tags), bool)
-        draw_related_images(tags, source, seed=SEED, related=R, contrastive=True, related_images=related)
+        is_source = np.zeros(len(tags), bool)
+        draw_related_images(tags, is_source, seed=SEED, related=R, contrastive=True, related_images=related)
         seconds = time.perf_counter() - start
     unit = 1 if sys.platform == "darwin" else 1024
     gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**30

@@ -126,7 +126,7 @@ class PlainLoop:
             config=config,
             seed=self.config.seed,
             tags=self.tags,
-            source=None,
+            is_source=None,
             images=self.features,
             pretrained=bundled_weights(config.backbone),
             statistics=self.features.statistics(np.sort(order)),

@@ -65,7 +65,7 @@ def main() -> None:
             config=config,
             seed=0,
             tags=draw_tags(options.images),
-            source=None,
+            is_source=None,
             images=Squares(paths, config.input_size, cache=cache),
             pretrained=None,
         )

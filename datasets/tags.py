@@ -81,19 +81,19 @@ class ClassMembers:
     """(K,) position of each class's first source-domain image in `images`, or of the next class if it has none."""
 
     @classmethod
-    def from_tags(cls, tags: Tags, source: NDArray[np.bool_] | None = None) -> "ClassMembers":
+    def from_tags(cls, tags: Tags, is_source: NDArray[np.bool_] | None = None) -> "ClassMembers":
         """Sorts the images by class.
 
         Args:
-            source: (N,) bool, whether an image belongs to the source domain. None: no image does.
+            is_source: whether each image belongs to the source domain, (N,). None: no image does.
         """
         group_type = np.min_scalar_type(2 * tags.classes)  # NumPy sorts integers of up to 16 bits by radix
         counts = np.diff(tags.start).astype(np.int64)
         images = np.repeat(np.arange(len(tags), dtype=np.uint32), counts)
 
         groups = tags.values.astype(group_type) * group_type.type(2)  # 2 k for the target domain, 2 k + 1 for source
-        if source is not None:
-            groups += source[images]
+        if is_source is not None:
+            groups += is_source[images]
 
         ends = np.cumsum(np.bincount(groups, minlength=2 * tags.classes))
         order = np.argsort(groups, kind="stable")

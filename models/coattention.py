@@ -38,17 +38,17 @@ def pair_domains(m_is_source: Tensor, n_is_source: Tensor) -> Tensor:
     return torch.where(m_is_source == n_is_source, m_is_source.long(), 2)
 
 
-def target_is_image_n(source: Tensor, related_source: Tensor, position: Literal["m", "n"]) -> Tensor:
+def target_is_image_n(is_source: Tensor, related_is_source: Tensor, position: Literal["m", "n"]) -> Tensor:
     """Returns whether the target of a map is image n of its pairs with related images, (R,) bool.
 
     In pairs of two domains, n is the image of the source domain.
 
     Args:
-        source: whether the target belongs to the source domain, () bool.
-        related_source: whether the related images do, (R,) bool.
+        is_source: whether the target belongs to the source domain, () bool.
+        related_is_source: whether the related images do, (R,) bool.
         position: which image of a pair of one domain the target is.
     """
-    return torch.where(source == related_source, position == "n", source)
+    return torch.where(is_source == related_is_source, position == "n", is_source)
 
 
 def positions(features: Tensor, form: AffinityForm = "bilinear") -> Tensor:

@@ -94,13 +94,13 @@ class PairSampler:
         seed: seed of all random numbers.
         partner_may_be_itself: whether an image may be drawn as its own partner (paper-vs-code, "Classifier").
         wrong_class: whether to draw partners that lack the class, as a control for the effect of partners.
-        source: (N,), which images are of the domain `source`; None if there are none.
+        is_source: whether each image is of the domain `source`, (N,); None if none is.
         epoch_pairs: E, pairs per epoch; None = the number of images.
         class_balanced_fraction: fraction of the pairs, in [0, 1], for which a class is drawn uniformly, then m from its
             images; this class is the one that the pair shares. 1 is class-balanced sampling. Pairs of negatives stay.
         target_share: fraction of the images of pairs, in (0, 1], that are of the data set. None = its share of the
             images. It has no effect if all images are in one of the two groups.
-        extra: (N,), which images are not of the data set, but single-label or web images; None if there are none.
+        is_extra: whether each image is a single-label or web image, not one of the data set, (N,); None if none is.
     """
 
     def __init__(
@@ -110,24 +110,24 @@ class PairSampler:
         seed: int,
         partner_may_be_itself: bool = False,
         wrong_class: bool = False,
-        source: NDArray[np.bool_] | None = None,
+        is_source: NDArray[np.bool_] | None = None,
         epoch_pairs: int | None = None,
         class_balanced_fraction: float = 0.0,
         target_share: float | None = None,
-        extra: NDArray[np.bool_] | None = None,
+        is_extra: NDArray[np.bool_] | None = None,
     ):
         self.tags = tags
         self.seed = seed
         self.partner_may_be_itself = partner_may_be_itself
         self.class_balanced_fraction = class_balanced_fraction
         self.wrong_class = wrong_class
-        self._source = source if source is not None and source.any() else None
-        self._share = _TargetShare.from_images(target_share, extra)
-        self.members = ClassMembers.from_tags(tags, self._share.extra if self._share else source)
+        self._is_source = is_source if is_source is not None and is_source.any() else None
+        self._share = _TargetShare.from_images(target_share, is_extra)
+        self.members = ClassMembers.from_tags(tags, self._share.is_extra if self._share else is_source)
         has_negatives = tags.num_tagged < len(tags)
         self._tagged = self._candidates(_tagged_positions(tags)) if has_negatives else None
         all_images = np.arange(len(tags), dtype=np.uint32)
-        self._turns = None if self._source is None else _targets_first(all_images, self._source)
+        self._turns = None if self._is_source is None else _targets_first(all_images, self._is_source)
         self._pairs = epoch_pairs or len(tags)
 
     def __len__(self) -> int:
@@ -145,11 +145,11 @@ class PairSampler:
             self._balance(half_pairs, epoch, position_in_epoch)
         m = half_pairs.m
         n = self._partners(half_pairs)
-        if self._source is None:
+        if self._is_source is None:
             return PairRows(m, n, epoch, np.full(len(m), TARGET_TARGET, np.uint8))
 
-        m_is_source = self._source[m]
-        n_is_source = self._source[n]
+        m_is_source = self._is_source[m]
+        n_is_source = self._is_source[n]
         swapped = m_is_source & ~n_is_source
         return PairRows(
             m=np.where(swapped, n, m),
@@ -210,8 +210,8 @@ class PairSampler:
         """Returns images as candidates. The time is linear in their number."""
         if self._share is None:
             return _Candidates(images, len(images))
-        num_extra = int(np.count_nonzero(self._share.extra[images]))
-        return _Candidates(_targets_first(images, self._share.extra), len(images) - num_extra)
+        num_extra = int(np.count_nonzero(self._share.is_extra[images]))
+        return _Candidates(_targets_first(images, self._share.is_extra), len(images) - num_extra)
 
     def _pick(self, candidates: _Candidates, choice: NDArray[np.float64]) -> NDArray[np.int64]:
         """Picks one of the candidates by each number in [0, 1), with the target share."""
@@ -245,7 +245,7 @@ class PairSampler:
         num_targets = middle - low
         num_extra = high - middle
         if m is not None:
-            m_is_extra = self._share.extra[m]
+            m_is_extra = self._share.is_extra[m]
             num_targets = num_targets - ~m_is_extra
             num_extra = num_extra - m_is_extra
             is_alone = (num_targets == 0) & (num_extra == 0)
@@ -292,28 +292,28 @@ class _TargetShare(NamedTuple):
 
     Attributes:
         parts: target share, in parts of `_SHARE_PARTS`.
-        extra: (N,) which images are not of the data set.
+        is_extra: whether each image is not of the data set, (N,).
         targets, others: images of each group.
     """
 
     parts: int
-    extra: NDArray[np.bool_]
+    is_extra: NDArray[np.bool_]
     targets: Positions
     others: Positions
 
     @classmethod
-    def from_images(cls, share: float | None, extra: NDArray[np.bool_] | None) -> "_TargetShare | None":
+    def from_images(cls, share: float | None, is_extra: NDArray[np.bool_] | None) -> "_TargetShare | None":
         """Returns the share of images; None if there is none, or if one of the groups is empty.
 
         The arguments are those of `PairSampler`.
         """
-        if share is None or extra is None:
+        if share is None or is_extra is None:
             return None
-        targets = np.flatnonzero(~extra).astype(np.uint32)
-        others = np.flatnonzero(extra).astype(np.uint32)
+        targets = np.flatnonzero(~is_extra).astype(np.uint32)
+        others = np.flatnonzero(is_extra).astype(np.uint32)
         if not (len(targets) and len(others)):
             return None
-        return cls(max(1, round(share * _SHARE_PARTS)), extra, targets, others)
+        return cls(max(1, round(share * _SHARE_PARTS)), is_extra, targets, others)
 
     def turns(self, seed: int, number: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns image m of some rows and the turn of its group in which it is m, (B,) each."""
@@ -348,7 +348,7 @@ class _TargetShare(NamedTuple):
 
     def same_group(self, first: NDArray[np.int64], second: Positions) -> NDArray[np.bool_]:
         """Returns whether images are in the same group, (B,)."""
-        same: NDArray[np.bool_] = self.extra[first] == self.extra[second]
+        same: NDArray[np.bool_] = self.is_extra[first] == self.is_extra[second]
         return same
 
 
@@ -357,9 +357,9 @@ def _tagged_positions(tags: Tags) -> Positions:
     return np.flatnonzero(tags.start[1:] > tags.start[:-1]).astype(np.uint32)
 
 
-def _targets_first(positions: NDArray[Any], source: NDArray[np.bool_]) -> NDArray[Any]:
+def _targets_first(positions: NDArray[Any], is_source: NDArray[np.bool_]) -> NDArray[Any]:
     """Sorts positions of images by domain: `target` before `source`."""
-    return np.concatenate([positions[~source[positions]], positions[source[positions]]])
+    return np.concatenate([positions[~is_source[positions]], positions[is_source[positions]]])
 
 
 def epoch_rows(seed: int, count: int, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -53,7 +53,7 @@ class RelatedImagesQuery(NamedTuple):
 
     Attributes:
         tags: tags of the N images; each image has at least one.
-        source: (N,), which images are of the domain `source`.
+        is_source: whether each image is of the domain `source`, (N,).
         image, tag: image and class of each map, (T,).
         related: R.
         seed: seed of all random numbers.
@@ -62,7 +62,7 @@ class RelatedImagesQuery(NamedTuple):
     """
 
     tags: Tags
-    source: NDArray[np.bool_]
+    is_source: NDArray[np.bool_]
     image: NDArray[np.int64]
     tag: NDArray[np.int64]
     related: int
@@ -73,7 +73,7 @@ class RelatedImagesQuery(NamedTuple):
 
 def draw_related_images(
     tags: Tags,
-    source: NDArray[np.bool_],
+    is_source: NDArray[np.bool_],
     *,
     seed: int,
     related: int,
@@ -86,7 +86,7 @@ def draw_related_images(
     """Draws the related images of the maps of all tags.
 
     Args:
-        tags, source, seed, related, related_may_repeat, vectors: see `RelatedImagesQuery`.
+        tags, is_source, seed, related, related_may_repeat, vectors: see `RelatedImagesQuery`.
         related_by: a rule in `RELATED_IMAGE_RULES`.
         contrastive: whether maps are contrasted with the related images of the image's other tags.
         related_images: the related images of all maps, (T, R), if they are known; None = they are drawn.
@@ -95,7 +95,7 @@ def draw_related_images(
     tag = tags.values.astype(np.int64)
     image = np.repeat(np.arange(len(tags)), np.diff(start))
     if related_images is None:
-        query = RelatedImagesQuery(tags, source, image, tag, related, seed, related_may_repeat, vectors)
+        query = RelatedImagesQuery(tags, is_source, image, tag, related, seed, related_may_repeat, vectors)
         related_images = RELATED_IMAGE_RULES[related_by].draw(query)
 
     if contrastive:
@@ -144,7 +144,7 @@ def _draw_from_class(query: RelatedImagesQuery) -> NDArray[np.int64]:
     They exclude the image itself and contain no image twice, as long as the class has enough; otherwise the row
     repeats. The only image of a class is related to itself. The cost does not depend on the sizes of the classes.
     """
-    members = ClassMembers.from_tags(query.tags, query.source)
+    members = ClassMembers.from_tags(query.tags, query.is_source)
     related = np.empty((len(query.tag), query.related), np.int64)
     for first in range(0, len(related), _MAPS_AT_ONCE):
         part = slice(first, first + _MAPS_AT_ONCE)

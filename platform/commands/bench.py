@@ -337,7 +337,7 @@ def _classifier_learner(config: Config) -> tuple[Learner[Any], Any]:
         unshared_m=all_true,
         unshared_n=all_true,
     )
-    learner = ClassifierLearner(config=classifier, seed=0, tags=tags, source=None, images=images, pretrained=None)
+    learner = ClassifierLearner(config=classifier, seed=0, tags=tags, is_source=None, images=images, pretrained=None)
     return learner, batch
 
 

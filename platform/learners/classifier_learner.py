@@ -38,8 +38,8 @@ class ClassifierLearner:
         config: The section `classifier` of the configuration.
         seed: Seed of the initial weights and of all draws.
         tags: Tags of the N training images. Those without tags are negatives.
-        source: Whether an image is of the source domain, (N,). None: none is.
-        extra: Whether an image is of another domain than target, (N,). None: none is.
+        is_source: Whether each image is of the source domain, (N,). None: none is.
+        is_extra: Whether each image is of another domain than target, (N,). None: none is.
         images: The N images at the classifier's input size, or the features that its frozen backbone extracts.
         uncached: The N images at the classifier's input size, if the features of some are not cached.
         pretrained: File of the backbone's pretrained weights. None: it is trained from scratch.
@@ -49,11 +49,11 @@ class ClassifierLearner:
     config: ClassifierConfig
     seed: int
     tags: Tags
-    source: NDArray[np.bool_] | None
+    is_source: NDArray[np.bool_] | None
     images: Squares | Features
     pretrained: Path | None
     statistics: Statistics | None = None
-    extra: NDArray[np.bool_] | None = None
+    is_extra: NDArray[np.bool_] | None = None
     uncached: Squares | None = None
 
     @property
@@ -105,11 +105,11 @@ class ClassifierLearner:
             seed=self.seed,
             partner_may_be_itself=c.partner_may_be_itself,
             wrong_class=c.attention_partner == "wrong_class",
-            source=self.source,
+            is_source=self.is_source,
             epoch_pairs=c.epoch_pairs,
             class_balanced_fraction=c.class_balanced_fraction,
             target_share=c.target_share,
-            extra=self.extra,
+            is_extra=self.is_extra,
         )
         scales = c.crop_scales if c.sizing == "random_crop" else None
         return PairDecoder(

@@ -59,14 +59,14 @@ def draw_relations(
     config: LocalizeConfig,
     seed: int,
     tags: Tags,
-    source: NDArray[np.bool_],
+    is_source: NDArray[np.bool_],
     vectors: NDArray[np.float32] | None = None,
     related_images: NDArray[np.int64] | None = None,
 ) -> Relations:
     """Draws the related images of all maps for a configuration. For the arguments, see `draw_related_images`."""
     return draw_related_images(
         tags,
-        source,
+        is_source,
         seed=seed,
         related=config.related,
         related_by=config.related_by,
@@ -110,5 +110,5 @@ def relations_of_run(config: Config, context: RunContext) -> MapRelations | None
             related_images = read_related(localized / RELATED, len(tags.values), config.localize.related)
         else:
             vectors = read_vectors(localized / VECTORS)
-    source = from_source_domain(rows)
-    return MapRelations(rows, draw_relations(config.localize, config.seed, tags, source, vectors, related_images))
+    is_source = from_source_domain(rows)
+    return MapRelations(rows, draw_relations(config.localize, config.seed, tags, is_source, vectors, related_images))

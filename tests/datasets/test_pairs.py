@@ -47,7 +47,7 @@ def cases(draw: st.DrawFn) -> Case:
     tags = draw(matrices())
     options: dict[str, Any] = {"seed": draw(st.integers(0, 9)), "partner_may_be_itself": draw(st.booleans())}
     if draw(st.booleans()):
-        options["source"] = draw(arrays(bool, len(tags))) & tags.any(axis=1)
+        options["is_source"] = draw(arrays(bool, len(tags))) & tags.any(axis=1)
     options["wrong_class"] = draw(st.sampled_from([False, False, True]))
     options["epoch_pairs"] = draw(st.sampled_from([None, None, 1, 5, 30]))
     options["class_balanced_fraction"] = draw(st.sampled_from([0.0, 0.0, 0.4, 1.0]))
@@ -70,8 +70,7 @@ def slow_row(case: Case, row: int) -> tuple[int, int, int, int]:
     tags = case.tags
     seed = case.options["seed"]
     itself = case.options["partner_may_be_itself"]
-    source = case.options.get("source")
-    is_source = [bool(source is not None and source[i]) for i in range(len(tags))]
+    is_source = case.options.get("is_source", np.zeros(len(tags), bool)).tolist()
     targets_first = sorted(range(len(tags)), key=lambda i: is_source[i])
     tagged = [i for i in range(len(tags)) if tags[i].any()]
     epoch, position = divmod(row, case.options["epoch_pairs"] or len(tags))
@@ -206,12 +205,12 @@ def test_each_epoch_is_a_permutation() -> None:
 def test_domains_only_decide_which_image_is_m() -> None:
     """The partner is any other image of the class. In a pair of two domains, m is of the domain `target`."""
     tags = np.ones((9, 1), bool)
-    source = np.arange(9) < 4
-    sampler = PairSampler(Tags.from_matrix(tags), seed=0, source=source)
+    is_source = np.arange(9) < 4
+    sampler = PairSampler(Tags.from_matrix(tags), seed=0, is_source=is_source)
     rows = sampler.rows(0, 90_000)
 
-    np.testing.assert_array_equal(source[rows.m], rows.pair_domains == SOURCE_SOURCE)
-    np.testing.assert_array_equal(source[rows.n], rows.pair_domains != TARGET_TARGET)
+    np.testing.assert_array_equal(is_source[rows.m], rows.pair_domains == SOURCE_SOURCE)
+    np.testing.assert_array_equal(is_source[rows.n], rows.pair_domains != TARGET_TARGET)
 
     together = np.bincount(np.minimum(rows.m, rows.n) * 9 + np.maximum(rows.m, rows.n), minlength=81)
     # 35 degrees of freedom: the probability of 85 is below 1e-5.
@@ -247,51 +246,51 @@ def shared(share: float, **options: Any) -> tuple[PairSampler, NDArray[np.bool_]
     The data set has no image of class 2, and the others have none of class 1.
     """
     classes = np.concatenate([np.arange(30) % 2, np.arange(600) % 2 * 2])
-    extra = np.arange(630) >= 30
+    is_extra = np.arange(630) >= 30
     tags = Tags.from_matrix(classes[:, None] == np.arange(3))
-    return PairSampler(tags, seed=1, target_share=share, extra=extra, **options), extra, classes
+    return PairSampler(tags, seed=1, target_share=share, is_extra=is_extra, **options), is_extra, classes
 
 
 @pytest.mark.parametrize("share", [0.03, 0.5, 0.8, 1.0])
 def test_images_m_have_the_target_share(share: float) -> None:
-    sampler, extra, _ = shared(share)
+    sampler, is_extra, _ = shared(share)
     assert len(sampler) == 630
     rows = sampler.rows(0, 20_000)
     for length in (100, 1000, 20_000):
-        assert abs(np.count_nonzero(~extra[rows.m[:length]]) - share * length) < 1.1
+        assert abs(np.count_nonzero(~is_extra[rows.m[:length]]) - share * length) < 1.1
 
-    turns = np.bincount(rows.m[~extra[rows.m]], minlength=30)[:30]
+    turns = np.bincount(rows.m[~is_extra[rows.m]], minlength=30)[:30]
     assert turns.max() - turns.min() <= 1
     if share < 1:
-        others = np.bincount(rows.m[extra[rows.m]], minlength=630)[30:]
+        others = np.bincount(rows.m[is_extra[rows.m]], minlength=630)[30:]
         assert others.max() - others.min() <= 1
 
 
 @pytest.mark.parametrize("options", [{}, {"partner_may_be_itself": True}, {"class_balanced_fraction": 1.0}])
 def test_partners_have_the_target_share(options: dict[str, Any]) -> None:
     """A class that only one of the groups has takes its partners from this group."""
-    sampler, extra, classes = shared(0.6, **options)
+    sampler, is_extra, classes = shared(0.6, **options)
     rows = sampler.rows(0, 60_000)
 
     np.testing.assert_array_equal(classes[rows.m], classes[rows.n])
     assert "partner_may_be_itself" in options or (rows.m != rows.n).all()
-    assert not extra[rows.n[classes[rows.m] == 1]].any()
-    assert extra[rows.n[classes[rows.m] == 2]].all()
+    assert not is_extra[rows.n[classes[rows.m] == 1]].any()
+    assert is_extra[rows.n[classes[rows.m] == 2]].all()
 
     of_both = classes[rows.m] == 0
-    share = (~extra[rows.n[of_both]]).mean()
+    share = (~is_extra[rows.n[of_both]]).mean()
     assert abs(share - 0.6) < 0.02
     # Within a group, partners are equally likely. 14 degrees of freedom: the probability of 50 is below 1e-5.
-    partners = rows.n[of_both & ~extra[rows.n]]
+    partners = rows.n[of_both & ~is_extra[rows.n]]
     assert chi_square(np.bincount(partners, minlength=30)[:30:2], np.full(15, 1 / 15)) < 50
     # 299 degrees of freedom: the probability of 420 is below 1e-5.
-    partners = rows.n[of_both & extra[rows.n]]
+    partners = rows.n[of_both & is_extra[rows.n]]
     assert chi_square(np.bincount(partners, minlength=630)[30::2], np.full(300, 1 / 300)) < 420
 
 
 def test_the_only_image_of_its_group_is_paired_with_the_other_group() -> None:
     tags = Tags.from_matrix(np.ones((4, 1), bool))
-    sampler = PairSampler(tags, seed=0, target_share=0.9, extra=np.array([False, True, True, True]))
+    sampler = PairSampler(tags, seed=0, target_share=0.9, is_extra=np.array([False, True, True, True]))
     rows = sampler.rows(0, 1000)
     assert (rows.m != rows.n).all()
     assert set(rows.n[rows.m == 0]) == {1, 2, 3}
@@ -301,23 +300,23 @@ def test_negatives_and_wrong_partners_have_the_target_share() -> None:
     tags = np.zeros((400, 2), bool)
     tags[:100, 0] = True
     tags[200:, :] = np.eye(2, dtype=bool)[np.arange(200) % 2]  # images 100 to 199 are negatives
-    extra = np.arange(400) >= 200
-    options: dict[str, Any] = {"seed": 0, "target_share": 0.7, "extra": extra}
+    is_extra = np.arange(400) >= 200
+    options: dict[str, Any] = {"seed": 0, "target_share": 0.7, "is_extra": is_extra}
     rows = PairSampler(Tags.from_matrix(tags), **options).rows(0, 30_000)
     partners = rows.n[(rows.m >= 100) & (rows.m < 200)]
     assert tags[partners].any(axis=1).all()
-    assert abs((~extra[partners]).mean() - 0.7) < 0.02
+    assert abs((~is_extra[partners]).mean() - 0.7) < 0.02
 
     rows = PairSampler(Tags.from_matrix(tags), wrong_class=True, **options).rows(0, 30_000)
     first = tags[rows.m, 0]
     assert not tags[rows.n[first], 0].any()
-    assert abs((~extra[rows.n[first]]).mean() - 0.7) < 0.02
+    assert abs((~is_extra[rows.n[first]]).mean() - 0.7) < 0.02
 
 
-@pytest.mark.parametrize("extra", [None, np.zeros(6, bool), np.ones(6, bool)])
-def test_the_target_share_of_one_group_changes_nothing(extra: NDArray[np.bool_] | None) -> None:
+@pytest.mark.parametrize("is_extra", [None, np.zeros(6, bool), np.ones(6, bool)])
+def test_the_target_share_of_one_group_changes_nothing(is_extra: NDArray[np.bool_] | None) -> None:
     plain = PairSampler(Tags.from_matrix(TAGS), seed=0).rows(0, 50)
-    sampler = PairSampler(Tags.from_matrix(TAGS), seed=0, target_share=0.3, extra=extra)
+    sampler = PairSampler(Tags.from_matrix(TAGS), seed=0, target_share=0.3, is_extra=is_extra)
     for column, expected in zip(sampler.rows(0, 50), plain, strict=True):
         np.testing.assert_array_equal(column, expected)
 
@@ -344,7 +343,7 @@ def test_memory_per_tag(domain: bool) -> None:
 
     assert len(values) > 990_000
 
-    source = rng.random(len(counts)) < 0.5 if domain else None
-    sampler = PairSampler(tags, seed=0, source=source)
+    is_source = rng.random(len(counts)) < 0.5 if domain else None
+    sampler = PairSampler(tags, seed=0, is_source=is_source)
     sampler.rows(0, 100)
-    assert stored_bytes(sampler) < 12 * len(values) + (0 if source is None else source.nbytes)
+    assert stored_bytes(sampler) < 12 * len(values) + (0 if is_source is None else is_source.nbytes)

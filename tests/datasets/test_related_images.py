@@ -155,13 +155,13 @@ WAYS: list[dict[str, Any]] = [
 @given(matrices(), st.sampled_from(WAYS), st.integers(0, 9))
 def test_fewer_related_images_are_a_prefix_of_more(matrix: Matrix, how: dict[str, Any], seed: int) -> None:
     tags = Tags.from_matrix(matrix)
-    source = np.arange(len(matrix)) % 3 == 0
+    is_source = np.arange(len(matrix)) % 3 == 0
     if how.get("related_by") == "nearest":
         alike = np.random.default_rng(seed).integers(-1, 2, (len(matrix), 3))  # integers give many ties
         how = {**how, "vectors": rounded_unit_vectors(alike.astype(np.float32))}
-    most = draw_related_images(tags, source, seed=seed, related=6, **how)
+    most = draw_related_images(tags, is_source, seed=seed, related=6, **how)
     for related in range(1, 7):
-        fewer = draw_related_images(tags, source, seed=seed, related=related, **how)
+        fewer = draw_related_images(tags, is_source, seed=seed, related=related, **how)
         np.testing.assert_array_equal(most.related[:, :related], fewer.related)
 
 
@@ -184,9 +184,9 @@ def every_tag(tags: Tags) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return np.repeat(np.arange(len(tags)), np.diff(tags.start)), tags.values.astype(np.int64)
 
 
-def nearest(tags: Tags, source: NDArray[np.bool_], vectors: NDArray[np.float32], related: int) -> NDArray[np.int64]:
+def nearest(tags: Tags, is_source: NDArray[np.bool_], vectors: NDArray[np.float32], related: int) -> NDArray[np.int64]:
     return RELATED_IMAGE_RULES["nearest"].draw(
-        RelatedImagesQuery(tags, source, *every_tag(tags), related, seed=0, vectors=vectors)
+        RelatedImagesQuery(tags, is_source, *every_tag(tags), related, seed=0, vectors=vectors)
     )
 
 
@@ -204,9 +204,9 @@ def one_by_one(tags: Tags, vectors: NDArray[np.float32], image: int, k: int, rel
 @settings(max_examples=100)
 @given(seed=st.integers(0, 30), alike=st.booleans(), related=st.sampled_from([1, 4, 64]))
 def test_nearest_images_match_a_search_image_by_image(seed: int, alike: bool, related: int) -> None:
-    tags, source, vectors = world(seed, alike)
+    tags, is_source, vectors = world(seed, alike)
     images, classes = every_tag(tags)
-    got = nearest(tags, source, vectors, related)
+    got = nearest(tags, is_source, vectors, related)
     for row, image, k in zip(got, images.tolist(), classes.tolist(), strict=True):
         assert row.tolist() == one_by_one(tags, vectors, image, k, related)
 

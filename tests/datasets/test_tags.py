@@ -73,16 +73,16 @@ def test_members_are_the_images_of_each_class(lists: list[list[int]]) -> None:
 
 @given(tag_lists, st.data())
 def test_target_members_come_before_source_members(lists: list[list[int]], data: st.DataObject) -> None:
-    source = data.draw(st.lists(st.booleans(), min_size=len(lists), max_size=len(lists)))
+    is_source = data.draw(st.lists(st.booleans(), min_size=len(lists), max_size=len(lists)))
 
-    members = ClassMembers.from_tags(Tags.from_index(column(lists), CLASSES), np.array(source, bool))
+    members = ClassMembers.from_tags(Tags.from_index(column(lists), CLASSES), np.array(is_source, bool))
 
     assert members.images.dtype == np.uint32
     for k in range(CLASSES):
         images = [i for i, row in enumerate(lists) if k in row]
         (start,), (end,) = members.ranges(np.array([k]))
-        assert members.images[start:end].tolist() == sorted(images, key=lambda i: source[i])
-        assert members.images[members.middle[k] : end].tolist() == [i for i in images if source[i]]
+        assert members.images[start:end].tolist() == sorted(images, key=lambda i: is_source[i])
+        assert members.images[members.middle[k] : end].tolist() == [i for i in images if is_source[i]]
 
 
 def test_largest_class_index() -> None:

@@ -191,11 +191,11 @@ def test_domains_of_pairs() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "position", "expected"),
+    ("is_source", "position", "expected"),
     [(False, "m", [False, False]), (True, "m", [True, False]), (False, "n", [True, False]), (True, "n", [True, True])],
 )
 def test_the_image_of_the_source_domain_is_image_n(
-    source: bool, position: Literal["m", "n"], expected: list[bool]
+    is_source: bool, position: Literal["m", "n"], expected: list[bool]
 ) -> None:
-    related_source = torch.tensor([False, True])
-    assert target_is_image_n(torch.tensor(source), related_source, position).tolist() == expected
+    related_is_source = torch.tensor([False, True])
+    assert target_is_image_n(torch.tensor(is_source), related_is_source, position).tolist() == expected

@@ -44,7 +44,7 @@ def config(*overrides: str) -> Config:
 def learner(section: ClassifierConfig) -> ClassifierLearner:
     tags = Tags.from_matrix(TAGS)
     images = Squares([f"{n}.png" for n in range(3)], 32)
-    return ClassifierLearner(config=section, seed=0, tags=tags, source=None, images=images, pretrained=None)
+    return ClassifierLearner(config=section, seed=0, tags=tags, is_source=None, images=images, pretrained=None)
 
 
 def pairs() -> PairBatch:

@@ -30,16 +30,16 @@ from mcis.platform.stages.localization.workers import Relate, relate_rows, write
 
 def relations_of(config: Config, context: RunContext) -> tuple[Relations, NDArray[np.bool_]]:
     rows = split_rows(context, "train", tagged=True)
-    source = np.array(rows["domain"].to_pylist()) == "source"
+    is_source = np.array(rows["domain"].to_pylist()) == "source"
     tags = Tags.from_index(rows["tags"], len(context.classes))
-    return draw_relations(config.localize, config.seed, tags, source), source
+    return draw_relations(config.localize, config.seed, tags, is_source), is_source
 
 
 def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
     """All maps, (T, H, W), pair by pair: features of both images, whole affinity, attention, class layer."""
     model = load_trained(build_classifier(config.classifier, len(context.classes)), context.inputs["train_classifier"])
     uris = split_rows(context, "train", tagged=True)["uri"].to_pylist()
-    relations, source = relations_of(config, context)
+    relations, is_source = relations_of(config, context)
     method = config.localize.method
     layer = model.common_head if model.own_head else model.phi
 
@@ -52,14 +52,16 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
     def attended(image: int, other: int, values: torch.Tensor) -> torch.Tensor:
         target = features(image)
         seen = features(other)
-        pair_domains = [[0, 2], [2, 1]][int(source[image])][int(source[other])]
+        pair_domains = [[0, 2], [2, 1]][int(is_source[image])][int(is_source[other])]
         if method.w_p == "identity":
             w_p = torch.eye(24)
         else:
             w_p = model.w_p if model.w_p.ndim == 2 else model.w_p[pair_domains]
         form, scale = model.form, model.affinity.scale
-        # Of two domains, m is the target's.
-        if (source[image] and not source[other]) or (source[image] == source[other] and method.target == "n"):
+        # Of two domains, n is the source's.
+        is_one_domain = is_source[image] == is_source[other]
+        target_is_n = method.target == "n" if is_one_domain else is_source[image]
+        if target_is_n:
             return coattend(values, target, affinity(seen, target, w_p, form=form, scale=scale)).n
         return coattend(target, values, affinity(target, seen, w_p, form=form, scale=scale)).m
 
@@ -214,7 +216,7 @@ def test_float32_maps_differ_only_by_rounding(localizable: Any, tmp_path: Path) 
     config = localizable.config("localize.method.contrastive=true")
     context = localizable.into(tmp_path / "part")
     rows = split_rows(context, "train", tagged=True)
-    relations, source = relations_of(config, context)
+    relations, is_source = relations_of(config, context)
     weights = context.inputs["train_classifier"]
     classes = len(context.classes)
     model = load_trained(build_classifier(config.classifier, classes), weights)
@@ -225,7 +227,7 @@ def test_float32_maps_differ_only_by_rounding(localizable: Any, tmp_path: Path) 
         images = IMAGENET(to_float_images(pixels))
         features = embed(model.backbone, model.standardize, images, extra_scales=how.extra_scales, hflip=how.hflip)
     write_rows(tmp_path / "features", 0, features.numpy())
-    relate = Relate(config, weights, classes, tmp_path, source, 1)
+    relate = Relate(config, weights, classes, tmp_path, is_source, 1)
     expected = literal_maps(config, context)
     maps: list[torch.Tensor] = []
     for row in relate_rows(rows, relations).to_pylist():
@@ -242,7 +244,7 @@ def test_related_images_of_both_domains_use_the_affinity_of_their_domains(locali
     noise = torch.randn(3, 24, 24, generator=torch.Generator().manual_seed(0)) * 0.3
     context = made.classified(config, tmp_path, w_p=made.state["w_p"] + noise).into(tmp_path / "part")
     localization.run(config, context)
-    relations, source = relations_of(config, context)
-    assert 0 < source[relations.related].mean() < 1
+    relations, is_source = relations_of(config, context)
+    assert 0 < is_source[relations.related].mean() < 1
     for ours, theirs in zip(maps_of(context.output, context), literal_maps(config, context), strict=True):
         assert (scale_maps(ours, "range") - scale_maps(theirs, "range")).abs().max() < 5e-3

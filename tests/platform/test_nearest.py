@@ -60,8 +60,8 @@ def test_tasks_find_the_same_as_one_process(
         maps = maps.with_cells(maps.find_cells(vectors, 0, count))
     np.testing.assert_array_equal(found[maps.maps], maps.find_nearest(vectors, 0, count, R))
     if not sizes:
-        source = np.zeros(N, bool)
-        drawn = draw_related_images(tags, source, seed=5, related=R, related_by="nearest", vectors=vectors)
+        is_source = np.zeros(N, bool)
+        drawn = draw_related_images(tags, is_source, seed=5, related=R, related_by="nearest", vectors=vectors)
         np.testing.assert_array_equal(found, drawn.related)
 
     shards = sorted((embedded / RELATED).iterdir())

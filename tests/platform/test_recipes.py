@@ -24,7 +24,7 @@ def learner(recipe: str) -> ClassifierLearner:
     """A learner with ten images: an epoch has two steps."""
     tags = Tags.from_matrix(np.eye(10, K, dtype=bool) | np.eye(10, K, k=1, dtype=bool))
     config, images = resolve("voc", recipe).config.classifier, Squares([f"{i}.jpg" for i in range(10)], 256)
-    return ClassifierLearner(config=config, seed=0, tags=tags, source=None, images=images, pretrained=None)
+    return ClassifierLearner(config=config, seed=0, tags=tags, is_source=None, images=images, pretrained=None)
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> ClassifierLearner:
         optimizer=Optimizer(learning_rate=0.1, schedule="step", step_epochs=(3,), bias_rate=2, new_layer_rate=1.5),
     )
     tags, images = Tags.from_index(rows["tags"], 4), Squares(rows["uri"].to_pylist(), config.input_size)
-    return ClassifierLearner(config=config, seed=3, tags=tags, source=None, images=images, pretrained=None)
+    return ClassifierLearner(config=config, seed=3, tags=tags, is_source=None, images=images, pretrained=None)
 
 
 @pytest.fixture(scope="session")

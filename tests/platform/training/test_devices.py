@@ -126,7 +126,7 @@ def crop_batch() -> CropBatch:
 )
 def test_a_step_of_the_classifier_stays_on_its_device(changes: dict[str, Any], device: torch.device) -> None:
     config = RECIPES["scratch"]().classifier.model_copy(update={"input_size": SIDE, "channels": 24, **changes})
-    learner = ClassifierLearner(config=config, seed=0, tags=TAGS, source=np.arange(8) % 2 == 0, **NO_IMAGES)
+    learner = ClassifierLearner(config=config, seed=0, tags=TAGS, is_source=np.arange(8) % 2 == 0, **NO_IMAGES)
     check(device, functools.partial(step, learner, pair_batch()))
 
 
@@ -151,7 +151,7 @@ def test_a_step_of_the_affinity_network_stays_on_its_device(recipe: str, device:
 
 def test_updates_read_nothing_back_until_the_log_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     config = RECIPES["scratch"]().classifier.model_copy(update={"input_size": SIDE, "channels": 24, "batch": BATCH})
-    learner = ClassifierLearner(config=config, seed=0, tags=TAGS, source=np.zeros(8, bool), **NO_IMAGES)
+    learner = ClassifierLearner(config=config, seed=0, tags=TAGS, is_source=np.zeros(8, bool), **NO_IMAGES)
     trainer: Trainer[PairBatch] = Trainer.__new__(Trainer)
     network = learner.model().to(META)
     vars(trainer).update(
@@ -200,7 +200,7 @@ def test_predictions_and_walks_stay_on_their_device(device: torch.device) -> Non
 
 def test_precision_of_tags_in_bfloat16_is_of_scores_that_differ() -> None:
     """Means of bfloat16 would be a few values, whose ties count as the worst order."""
-    learner = ClassifierLearner(config=RECIPES["scratch"]().classifier, seed=0, tags=TAGS, source=None, **NO_IMAGES)
+    learner = ClassifierLearner(config=RECIPES["scratch"]().classifier, seed=0, tags=TAGS, is_source=None, **NO_IMAGES)
     network, images = learner.model().eval(), torch.from_numpy(RNG.integers(0, 256, (64, SIDE, SIDE, 3), np.uint8))
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         scores = val_scores(network, images)
