@@ -188,7 +188,9 @@ def _find_detections(
             else:
                 used.append(detection)
         texts.append(json.dumps(used))
-        num_without += not {detection.label for detection in used}.intersection(tags)
+        detected_labels = {detection.label for detection in used}
+        if detected_labels.isdisjoint(tags):
+            num_without += 1
         num_used += len(used)
 
     num_matched = num_used + left_out.total()
