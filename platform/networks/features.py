@@ -72,6 +72,8 @@ class MakeFeatures:
         """Returns the features of a batch of images, (B, V, C, H, W) float16."""
         pixels = read_squares(rows, self.config.input_size, self.value_range)
         images = self.backbone.normalize(to_float_images(torch.from_numpy(pixels).to(self.device)))
-        views = [images, images.flip(3)][: self.views]
+        views = [images]
+        if self.views == 2:
+            views.append(images.flip(3))
         batch = torch.cat(views).contiguous(memory_format=torch.channels_last)
         return torch.stack(self.backbone(batch).chunk(self.views), dim=1).half().cpu()
