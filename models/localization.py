@@ -44,11 +44,12 @@ def embed(
     """
     total = head(outputs[0] if outputs else backbone(images))
     target = backbone.grids(images, total)
+    flips = (False, True) if hflip else (False,)
 
     for scale in (1.0, *extra_scales):
         size = [max(1, round(side * scale)) for side in images.shape[2:]]
         scaled = images if scale == 1 else functional.interpolate(images, size=size, mode="bilinear")
-        for flipped in (False, True) if hflip else (False,):
+        for flipped in flips:
             if scale == 1 and not flipped:
                 continue
             if scale == 1 and len(outputs) > 1:
@@ -223,5 +224,6 @@ def released_map(activation: Tensor, *, always: bool = False) -> Tensor:
         activation: (..., H, W).
         always: whether to keep the map even if the sigmoid of its mean activation is at most 0.1; else it becomes 0.
     """
-    keep = always or bool(torch.sigmoid(activation.mean()) > 0.1)
-    return normalize_maps(activation) * keep
+    if not always and torch.sigmoid(activation.mean()) <= 0.1:  # false for NaN, so that the map is NaN, too
+        return torch.zeros_like(activation)
+    return normalize_maps(activation)
