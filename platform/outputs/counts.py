@@ -113,7 +113,7 @@ def read_counts(output: Path, score: Score) -> ImageCounts:
     """
     folder = output / (PREDICTED_IMAGES if score.what == "segmentation" else TRAINING_IMAGES)
     if score.what == "localization_maps":
-        scored = IMPORTED if score.name == IMPORTED else RELATED if score.related else SINGLE_ROUND
+        scored = _scored_maps(score)
     elif score.what == "pseudo_masks":
         scored = PSEUDO_MASKS
     else:
@@ -121,6 +121,15 @@ def read_counts(output: Path, score: Score) -> ImageCounts:
 
     rows = pa.concat_tables(_rows_of(shard, scored) for shard in read_shards(folder))
     return ImageCounts.of_rows(rows.sort_by("image_id"))
+
+
+def _scored_maps(score: Score) -> str:
+    """Returns the value of the column `scored` for a score of localization maps."""
+    if score.name == IMPORTED:
+        return IMPORTED
+    if score.related:
+        return RELATED
+    return SINGLE_ROUND
 
 
 def sum_counts(
