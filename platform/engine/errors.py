@@ -17,7 +17,8 @@ def user_errors() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if user_error := user_error_in(error):
+        user_error = user_error_in(error)
+        if user_error:
             raise user_error from None
         raise
 
@@ -37,7 +38,8 @@ def user_error_in(error: BaseException) -> UserError | None:
 
     for cause in causes:
         file = getattr(cause, "filename", None) or "a worker"
-        if disk_error := full_disk(cause, f"the disk of {file}"):
+        disk_error = full_disk(cause, f"the disk of {file}")
+        if disk_error:
             return disk_error
     return None
 

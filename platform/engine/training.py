@@ -106,7 +106,8 @@ def _train(job: TrainingJob[Any], tracker: Tracker, bundles: Sequence[Bundle]) -
                 return
             except Exception as error:
                 user_error = user_error_in(error)
-                if isinstance(user_error, MemoryRanOut) and (oom_micro_batch := _oom_micro_batch(job)):
+                oom_micro_batch = _oom_micro_batch(job) if isinstance(user_error, MemoryRanOut) else None
+                if oom_micro_batch:
                     job = dataclasses.replace(job, oom_micro_batch=oom_micro_batch)
                     console.print(
                         f"note: {task}: out of memory; it continues with micro-batches of {oom_micro_batch} in each "
