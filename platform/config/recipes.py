@@ -182,7 +182,7 @@ def photos(backbone: str = "timm/tf_efficientnet_lite2") -> Config:
     """Photographs with tags; needs no saliency maps and no GPU. Images are read at up to 400 pixels a side.
 
     - Classifier: a frozen ImageNet backbone that is installed with mcis. Its features are computed once; training
-      updates phi alone, with co-attention in the last quarter of the epochs.
+      updates phi and the gate W_B, with co-attention in the last quarter of the epochs.
     - Localization maps: co-attention with the nearest images of the class over two feature levels, with W_P = I, which
       needs no training.
     - Pseudo masks: maps walk over affinities learned from their own confident labels, then the dense CRF refines them.

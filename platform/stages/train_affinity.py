@@ -1,6 +1,7 @@
 """Stage 4: localization maps -> confident labels -> weights.pt of an affinity network trained on them.
 
-It runs if `pseudo_masks.rule` is affinity (Ahn and Kwak, CVPR 2018; Ahn et al., CVPR 2019).
+It runs if pseudo masks use a random walk (`Config.uses_random_walk`). The networks are those of Ahn and Kwak (CVPR
+2018) and Ahn et al. (CVPR 2019).
 """
 
 import functools
