@@ -209,19 +209,26 @@ class _Extraction(NamedTuple):
     @classmethod
     def of_classifier(cls, config: Config, context: RunContext, views: int) -> "_Extraction | None":
         """Returns the extraction by the classifier's backbone, or None if it starts without pretrained weights."""
-        c = config.classifier
+        classifier = config.classifier
         value_range = config.data.value_range
         pretrained = classifier_weights(config, context.workspace)
         if pretrained is None:
             return None
 
-        network = (views, c.backbone, c.channels, c.stride, c.input_size, content_digest(pretrained))
+        network = (
+            views,
+            classifier.backbone,
+            classifier.channels,
+            classifier.stride,
+            classifier.input_size,
+            content_digest(pretrained),
+        )
         computed_with = made_with(MakeFeatures.__module__, config.compute.device)
         return cls(
             kind=f"features-{fingerprint(network, computed_with, (DECODER_VERSION, value_range))}",
-            shape=features_shape(c),
-            make_worker=functools.partial(MakeFeatures, c, pretrained, config.compute.gpu, views, value_range),
-            read=functools.partial(add_squares, c.input_size, value_range),
+            shape=features_shape(classifier),
+            make_worker=functools.partial(MakeFeatures, classifier, pretrained, config.compute.gpu, views, value_range),
+            read=functools.partial(add_squares, classifier.input_size, value_range),
         )
 
 

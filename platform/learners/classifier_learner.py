@@ -58,30 +58,30 @@ class ClassifierLearner:
 
     @property
     def schedule(self) -> TrainingSchedule:
-        c = self.config
-        steps_per_epoch = (c.epoch_pairs or len(self.tags)) / c.batch
-        schedule_steps = math.ceil(c.epochs * steps_per_epoch)
+        config = self.config
+        steps_per_epoch = (config.epoch_pairs or len(self.tags)) / config.batch
+        schedule_steps = math.ceil(config.epochs * steps_per_epoch)
         steps = schedule_steps
-        if c.stop_epoch is not None:
-            steps = math.ceil((c.stop_epoch + 1) * steps_per_epoch)
+        if config.stop_epoch is not None:
+            steps = math.ceil((config.stop_epoch + 1) * steps_per_epoch)
 
         return TrainingSchedule(
-            batch=c.batch,
+            batch=config.batch,
             images_per_sample=2,
             steps=steps,
             schedule_steps=schedule_steps,
             steps_per_epoch=steps_per_epoch,
             seed=self.seed,
-            optimizer=c.optimizer,
+            optimizer=config.optimizer,
         )
 
     @property
     def has_unused_parameters(self) -> bool:
-        c = self.config
-        if c.attention == "none" or c.attention_start_epoch == 0:
+        config = self.config
+        if config.attention == "none" or config.attention_start_epoch == 0:
             return False
         # Parameters of the attention are unused until pairs attend.
-        return c.attention == "co+contrastive" or c.head == "own" or c.affinity.w_p == "learned"
+        return config.attention == "co+contrastive" or config.head == "own" or config.affinity.w_p == "learned"
 
     @property
     def decodes_images(self) -> bool:
@@ -99,21 +99,27 @@ class ClassifierLearner:
         return model
 
     def decoder(self, shard: WorkerShard) -> PairDecoder:
-        c = self.config
+        config = self.config
         sampler = PairSampler(
             self.tags,
             seed=self.seed,
-            partner_may_be_itself=c.partner_may_be_itself,
-            wrong_class=c.attention_partner == "wrong_class",
+            partner_may_be_itself=config.partner_may_be_itself,
+            wrong_class=config.attention_partner == "wrong_class",
             is_source=self.is_source,
-            epoch_pairs=c.epoch_pairs,
-            class_balanced_fraction=c.class_balanced_fraction,
-            target_share=c.target_share,
+            epoch_pairs=config.epoch_pairs,
+            class_balanced_fraction=config.class_balanced_fraction,
+            target_share=config.target_share,
             is_extra=self.is_extra,
         )
-        scales = c.crop_scales if c.sizing == "random_crop" else None
+        scales = config.crop_scales if config.sizing == "random_crop" else None
         return PairDecoder(
-            self.images, sampler, batch=c.batch, shard=shard, crop_scales=scales, hflip=c.hflip, uncached=self.uncached
+            self.images,
+            sampler,
+            batch=config.batch,
+            shard=shard,
+            crop_scales=scales,
+            hflip=config.hflip,
+            uncached=self.uncached,
         )
 
     def image_uris(self, batch: PairBatch) -> list[str]:
@@ -203,15 +209,15 @@ class ClassifierLearner:
 
         The transformed image tau(m) keeps its colors (paper-vs-code, "Classifier").
         """
-        c = self.config
-        normalize = backbone_normalization(c.backbone)
+        config = self.config
+        normalize = backbone_normalization(config.backbone)
 
-        augmentation = Augmentation(color_jitter=c.color_jitter, hflip=c.hflip, shift=c.shift)
+        augmentation = Augmentation(color_jitter=config.color_jitter, hflip=config.hflip, shift=config.shift)
         draws_m = uniforms(DrawPurpose.AUGMENT_M, self.seed, batch.row, batch.m, count=Augmentation.DRAWS)
         draws_n = uniforms(DrawPurpose.AUGMENT_N, self.seed, batch.row, batch.n, count=Augmentation.DRAWS)
         images_m = device_images(batch.images_m, draws_m, augmentation, normalize, device)
         images_n = device_images(batch.images_n, draws_n, augmentation, normalize, device)
-        if not (c.self_pairs and any(c.color_jitter)):
+        if not (config.self_pairs and any(config.color_jitter)):
             return images_m, images_n, None
 
         without_jitter = replace(augmentation, color_jitter=(0, 0, 0, 0))

@@ -36,17 +36,17 @@ class CropLearner:
 
     @property
     def schedule(self) -> TrainingSchedule:
-        c = self.config
+        config = self.config
         images = len(self.masked.uris)
-        steps = c.num_steps(self.num_images or images)
+        steps = config.num_steps(self.num_images or images)
         return TrainingSchedule(
-            batch=c.batch,
+            batch=config.batch,
             images_per_sample=1,
             steps=steps,
             schedule_steps=steps,
-            steps_per_epoch=images / c.batch,
+            steps_per_epoch=images / config.batch,
             seed=self.seed,
-            optimizer=c.optimizer,
+            optimizer=config.optimizer,
         )
 
     @property
@@ -58,9 +58,15 @@ class CropLearner:
         return True
 
     def decoder(self, shard: WorkerShard) -> CropDecoder:
-        c = self.config
+        config = self.config
         return CropDecoder(
-            self.masked, seed=self.seed, batch=c.batch, shard=shard, size=c.crop, scales=c.scales, hflip=c.hflip
+            self.masked,
+            seed=self.seed,
+            batch=config.batch,
+            shard=shard,
+            size=config.crop,
+            scales=config.scales,
+            hflip=config.hflip,
         )
 
     def image_uris(self, batch: CropBatch) -> list[str]:

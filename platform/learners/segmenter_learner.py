@@ -47,13 +47,13 @@ class SegmenterLearner(CropLearner):
 
     def loss_sums(self, model: Network, batch: CropBatch, step: int, device: torch.device) -> dict[str, Tensor]:
         """Computes `pixel`, the cross entropy of the labeled pixels, and `image`, that of the classes in each crop."""
-        c = self.config
+        config = self.config
         labels = torch.from_numpy(np.array(batch.labels)).to(device)
         images = self.images(batch, DrawPurpose.SEGMENTER_JITTER, device)
-        if not c.image_loss_weight:
+        if not config.image_loss_weight:
             return {"pixel": pixel_ce(model(images).float(), labels)}
 
         logits, image_logits = model(images, with_image_logits=True)
         # With six classes, the image-level head counts as much as all pixels of the crop (`image_loss_weight`).
-        weight = c.image_loss_weight * c.crop**2 * self.classes / 6
+        weight = config.image_loss_weight * config.crop**2 * self.classes / 6
         return {"pixel": pixel_ce(logits.float(), labels), "image": weight * presence_ce(image_logits.float(), labels)}

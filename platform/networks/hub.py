@@ -112,7 +112,7 @@ def _card(trained: TrainedSegmenter) -> str:
         card = trained.weights / _CARD
         return card.read_text(encoding="utf-8") if card.is_file() else ""
 
-    c = trained.config
+    config = trained.config
     workspace = Workspace(trained.run.parent.parent, create=False)
     opened = open_index(workspace, trained.run.name, ["split", "tags", "is_negative", "saliency_uri"])
     index = opened.index
@@ -135,9 +135,9 @@ tags: [weakly-supervised-segmentation]
 Label 0 is background, the others are the classes above in their order. Photographs are predicted at up to
 {trained.max_side} pixels a side.
 
-Trained on {num_tagged} images with {_supervision(c, has_saliency)}{negatives}.
-Recipe {c.recipe}, seed {c.seed}, {c.segmenter.network} on {c.segmenter.backbone}; initial weights:
-{_initial_weights(c)}.
+Trained on {num_tagged} images with {_supervision(config, has_saliency)}{negatives}.
+Recipe {config.recipe}, seed {config.seed}, {config.segmenter.network} on {config.segmenter.backbone}; initial weights:
+{_initial_weights(config)}.
 
 | scores of the run | mean IoU % | images and method |
 | --- | --- | --- |
