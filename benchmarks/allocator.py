@@ -16,6 +16,7 @@ import harness
 import torch
 from torch import Tensor, nn
 
+from mcis.models.classifier import PairInputs
 from mcis.models.classifier_losses import LossInputs, weighted_losses
 from mcis.models.pretrained import BUNDLED_BACKBONES
 from mcis.models.timm_backbones import build_timm_backbone
@@ -39,7 +40,7 @@ def build_small() -> tuple[nn.Module, Loss]:
     tags_n = (torch.rand(config.batch, CLASSES) < 0.1).float()
 
     def compute_loss() -> Tensor:
-        outputs = model(images_m, images_n, ())
+        outputs = model(PairInputs(images_m, images_n))
         inputs = LossInputs(outputs.pairs, tags_m, tags_n, *outputs.features[0])
         losses = weighted_losses(inputs, config.loss_values, epoch=config.epochs)
         return torch.stack([loss / config.batch for loss in losses.values()]).sum()

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mcis.datasets.tables.memory_mapped import Features, cache_table
 from mcis.models.backbones import to_float_images
+from mcis.models.classifier import PairInputs
 from mcis.models.classifier_losses import LossInputs, weighted_losses
 from mcis.platform.config.resolve import resolve
 from mcis.platform.networks.build import build_classifier, freeze, move_channels_last
@@ -50,13 +51,14 @@ def main() -> None:
     rng = np.random.default_rng(0)
     pixels = rng.integers(0, 256, (IMAGES, config.input_size, config.input_size, 3), np.uint8)
 
-    def step(m: Tensor, n: Tensor, *, embedded: bool) -> None:
-        tags = (torch.rand(len(m), CLASSES) < 0.1).float()
+    def step(pairs: PairInputs) -> None:
+        num_pairs = len(pairs.m)
+        tags = (torch.rand(num_pairs, CLASSES) < 0.1).float()
         optimizer.zero_grad(set_to_none=True)
-        outputs = model(m, n, embedded=embedded, attend=False)
+        outputs = model(pairs, attend=False)
         inputs = LossInputs(outputs.pairs, tags, tags, *outputs.features[0])
         losses = weighted_losses(inputs, config.loss_values, epoch=config.epochs)
-        torch.stack([loss / len(m) for loss in losses.values()]).sum().backward()
+        torch.stack([loss / num_pairs for loss in losses.values()]).sum().backward()
         optimizer.step()
 
     def draw_positions() -> NDArray[np.int64]:
@@ -74,10 +76,10 @@ def main() -> None:
             return torch.from_numpy(features(draw_positions())).float()
 
         def step_on_features() -> None:
-            step(read_features(), read_features(), embedded=True)
+            step(PairInputs(read_features(), read_features(), is_embedded=True))
 
         def step_on_images() -> None:
-            step(read_images(), read_images(), embedded=False)
+            step(PairInputs(read_images(), read_images()))
 
         sides = {
             "features": lambda: median_seconds(step_on_features, 4 * options.steps),

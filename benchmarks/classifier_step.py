@@ -21,6 +21,7 @@ import harness
 import torch
 from torch import Tensor
 
+from mcis.models.classifier import PairInputs
 from mcis.models.classifier_losses import LossInputs, PairScores, weighted_losses
 from mcis.platform.commands.bench import count_operations, measure_seconds
 from mcis.platform.config.resolve import resolve
@@ -65,7 +66,7 @@ def measure(recipe: str, side: str, options: argparse.Namespace, gradients: Path
             if side == "direct":
                 pairs, self_pairs = direct_classifier.forward(model, images_m, images_n, config.self_pairs)
             else:
-                pairs, self_pairs, *_ = model(images_m, images_n, config.self_pairs)
+                pairs, self_pairs, *_ = model(PairInputs(images_m, images_n), config.self_pairs)
 
         values = [*losses(pairs, tags_n)]
         for scores in self_pairs:

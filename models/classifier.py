@@ -1,5 +1,6 @@
 """The co-attention classifier (section 3.1): scores pairs of images for their own, shared and unshared classes."""
 
+import functools
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -25,6 +26,36 @@ SELF_TRANSFORMS = ("hflip", "x0.75", "x2")
 """Transformations tau of an image for self pairs: flip or scaling (paper-vs-code, "Classifier")."""
 MAX_AFFINITY_ENTRIES = 2**26
 """Largest number of entries of P, over a batch, for which P is materialized on a CPU: 256 MiB in float32."""
+
+
+class MissingOutputs(NamedTuple):
+    """M of the 2B images of B pairs, whose outputs of the backbone are missing.
+
+    Attributes:
+        rows: their numbers among the 2B images, images m first, (M,).
+        images: the normalized images, (M, 3, S, S).
+    """
+
+    rows: Tensor
+    images: Tensor
+
+
+class PairInputs(NamedTuple):
+    """Inputs of the classifier for a batch of B pairs (m, n).
+
+    Attributes:
+        m, n: normalized images, (B, 3, H, W), or outputs of the backbone, (B, C, H, W).
+        is_embedded: whether `m` and `n` are outputs of the backbone.
+        missing: if `is_embedded`, the images whose outputs are missing; None if none is.
+        unjittered_m: images m without color jitter, to which tau is applied for self pairs (paper-vs-code,
+            "Classifier"); None = `m`.
+    """
+
+    m: Tensor
+    n: Tensor
+    is_embedded: bool = False
+    missing: MissingOutputs | None = None
+    unjittered_m: Tensor | None = None
 
 
 class BatchScores(NamedTuple):
@@ -326,14 +357,10 @@ class CoAttentionClassifier(nn.Module):
 
     def forward(
         self,
-        images_m: Tensor,
-        images_n: Tensor,
+        inputs: PairInputs,
         self_transforms: tuple[str, ...] = (),
         pair_domains: Tensor | None = None,
-        plain_m: Tensor | None = None,
         *,
-        embedded: bool = False,
-        not_embedded: tuple[Tensor, Tensor] | None = None,
         attend: bool = True,
         attention_partner: AttentionPartner = "partner",
         equivariance: Equivariance | None = None,
@@ -341,58 +368,51 @@ class CoAttentionClassifier(nn.Module):
         """Scores the pairs (m, n) and the self pairs (m, tau(m)). The backbone embeds m and n in one pass.
 
         Args:
-            images_m, images_n: normalized images, (B, 3, H, W), or outputs of the backbone, see `embedded`.
-            self_transforms: names of transformations tau from SELF_TRANSFORMS. Self pairs reuse the features of m and
-                have no contrastive scores.
+            inputs: images of the pairs, or outputs of the backbone.
+            self_transforms: names of transformations tau from SELF_TRANSFORMS. Self pairs require images, reuse the
+                features of m and have no contrastive scores.
             pair_domains: domains of the pairs, (B,), if there are three W_P.
-            plain_m: images m without color jitter, to which tau is applied (paper-vs-code, "Classifier"); None =
-                `images_m`.
-            embedded: whether `images_m` and `images_n` are outputs of the backbone, (B, C, H, W).
-            not_embedded: if `embedded`, the images whose outputs are missing: their numbers among the 2B images, images
-                m first, (M,); and the normalized images, (M, 3, S, S). Their outputs are computed without a gradient
-                and rounded to float16, as cached outputs are.
             attend: whether to compute co-attention and contrastive scores, if the classifier has them.
             attention_partner: see `pair_scores`.
             equivariance: tags of the 2B images, images m first, for equivariant attention, which requires images.
         """
-        images = torch.cat([images_m, images_n])
-        if not_embedded is not None:
-            missing, missing_images = not_embedded
-            with torch.no_grad(), torch.autocast(images.device.type, enabled=False):
-                images = images.index_copy(0, missing, self.backbone(missing_images).half().to(images.dtype))
+        images = torch.cat([inputs.m, inputs.n])
+        if inputs.missing is not None:
+            images = self._fill_missing(images, inputs.missing)
         watched = self.backbone.correlation_layers if equivariance else ()
         with self.backbone.capture_outputs(*watched) as layer_outputs:
-            features = self.standardize(images if embedded else self.backbone(images))
+            features = self.standardize(images if inputs.is_embedded else self.backbone(images))
 
         m, n = features.chunk(2)
         # A second split sums the affinity's gradient separately, which fixes the order of summation.
-        compared = features.chunk(2)
-        pairs = self.pair_scores(
-            m, n, pair_domains, attend=attend, attention_partner=attention_partner, compared=compared
-        )
+        compared_m, compared_n = features.chunk(2)
+        score = functools.partial(self.pair_scores, attend=attend, attention_partner=attention_partner)
+        pairs = score(m, n, pair_domains, compared=(compared_m, compared_n))
+        pair_features = [(m, n)]
 
+        selves = []
         # Only source-source pairs (1) have m in the source domain. Self pairs are source-source or target-target (0).
         self_pair_domains = None if pair_domains is None else (pair_domains == 1).long()
-        selves = []
-        pair_features = [(m, n)]
+        unjittered_m = inputs.m if inputs.unjittered_m is None else inputs.unjittered_m
         for name in self_transforms:
-            tau = self.features(transform(images_m if plain_m is None else plain_m, name))
-            scores = self.pair_scores(
-                m,
-                tau,
-                self_pair_domains,
-                attend=attend,
-                attention_partner=attention_partner,
-                contrastive=False,
-                compared=(compared[0], tau),
-            )
-            selves.append(scores)
+            tau = self.features(transform(unjittered_m, name))
+            selves.append(score(m, tau, self_pair_domains, contrastive=False, compared=(compared_m, tau)))
             pair_features.append((m, tau))
 
         if equivariance is None:
             return BatchScores(pairs, selves, pair_features)
         copy_scores, maps = self._equivariant_maps(images, features, layer_outputs, equivariance)
         return BatchScores(pairs, selves, pair_features, copy_scores, maps)
+
+    def _fill_missing(self, outputs: Tensor, missing: MissingOutputs) -> Tensor:
+        """Returns outputs of the backbone, (2B, C, H, W), with the missing ones.
+
+        These are computed without a gradient and rounded to float16, as cached outputs are.
+        """
+        with torch.no_grad(), torch.autocast(outputs.device.type, enabled=False):
+            computed = self.backbone(missing.images).half().to(outputs.dtype)
+            completed = outputs.index_copy(0, missing.rows, computed)
+        return completed
 
     def _equivariant_maps(
         self, images: Tensor, features: Tensor, layer_outputs: list[Tensor], equivariance: Equivariance

@@ -25,7 +25,7 @@ from mcis.datasets.sampling.batches import CropBatch, MaskedImages, PairBatch
 from mcis.datasets.sampling.keyed_random import DrawPurpose, generator_seeds
 from mcis.datasets.tables.memory_mapped import Features
 from mcis.datasets.tags import Tags
-from mcis.models.classifier import CoAttentionClassifier
+from mcis.models.classifier import CoAttentionClassifier, PairInputs
 from mcis.models.dropout import seed_dropout
 from mcis.platform.commands.checks import Check, Finding, run_checks
 from mcis.platform.config.recipes import lid, paper, photos, photos_fast, released, scratch
@@ -254,7 +254,7 @@ def _all_scores(network: nn.Module, images: Tensor) -> Tensor:
         converted = images.to(parameter.device, parameter.dtype)
         if isinstance(network, CoAttentionClassifier):
             maps = network.activations(network.features(converted))
-            outputs = [maps, *network(converted, converted.flip(0)).pairs]
+            outputs = [maps, *network(PairInputs(converted, converted.flip(0))).pairs]
         else:
             outputs = [network(converted)]
     return torch.cat([output.double().cpu().flatten() for output in outputs])

@@ -19,7 +19,14 @@ from mcis.datasets.tables.memory_mapped import Features, Statistics
 from mcis.datasets.tags import Tags
 from mcis.models.augment import Augmentation
 from mcis.models.backbones import to_float_images
-from mcis.models.classifier import AttentionPartner, BatchScores, CoAttentionClassifier, pool
+from mcis.models.classifier import (
+    AttentionPartner,
+    BatchScores,
+    CoAttentionClassifier,
+    MissingOutputs,
+    PairInputs,
+    pool,
+)
 from mcis.models.classifier_losses import LossInputs, PairScores, weighted_losses
 from mcis.models.registry import backbone_normalization
 from mcis.models.seam import Equivariance, EquivariantMaps, RefinedMaps
@@ -178,21 +185,25 @@ class ClassifierLearner:
         }
         out: BatchScores
         if isinstance(self.images, Features):
-            features_m = torch.from_numpy(batch.images_m).to(device).float()
-            features_n = torch.from_numpy(batch.images_n).to(device).float()
-            out = model(features_m, features_n, embedded=True, not_embedded=self._uncached(batch, device), **options)
+            out = model(self._feature_inputs(batch, device), **options)
             return out
 
-        images_m, images_n, plain_m = self._images(batch, device)
+        inputs = self._image_inputs(batch, device)
         if config.equivariant.weight:
             num_tags = self.tags.matrix(np.concatenate([batch.m, batch.n])).sum(axis=1)
             max_tags = max(1, int(num_tags.max()))
             options["equivariance"] = Equivariance(torch.cat([tags_m, tags_n]), max_tags, config.equivariant.scale)
-        out = model(images_m, images_n, self_transforms=config.self_pairs, plain_m=plain_m, **options)
+        out = model(inputs, self_transforms=config.self_pairs, **options)
         return out
 
-    def _uncached(self, batch: PairBatch, device: torch.device) -> tuple[Tensor, Tensor] | None:
-        """Returns the numbers and the normalized images of the batch whose features are not cached; None without."""
+    def _feature_inputs(self, batch: PairBatch, device: torch.device) -> PairInputs:
+        """Returns cached features m and n, (B, C, H, W), and the images whose features are not cached."""
+        features_m = torch.from_numpy(batch.images_m).to(device).float()
+        features_n = torch.from_numpy(batch.images_n).to(device).float()
+        return PairInputs(features_m, features_n, is_embedded=True, missing=self._missing_outputs(batch, device))
+
+    def _missing_outputs(self, batch: PairBatch, device: torch.device) -> MissingOutputs | None:
+        """Returns the images of the batch whose features are not cached; None if there are none."""
         if batch.pixels_m is None or batch.pixels_n is None:
             return None
 
@@ -202,9 +213,11 @@ class ClassifierLearner:
             return None
         pixels = torch.from_numpy(np.concatenate([batch.pixels_m, batch.pixels_n])[missing]).to(device)
         images = backbone_normalization(self.config.backbone)(to_float_images(pixels))
-        return torch.from_numpy(missing).to(device), images.contiguous(memory_format=torch.channels_last)
+        return MissingOutputs(
+            rows=torch.from_numpy(missing).to(device), images=images.contiguous(memory_format=torch.channels_last)
+        )
 
-    def _images(self, batch: PairBatch, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _image_inputs(self, batch: PairBatch, device: torch.device) -> PairInputs:
         """Returns augmented images m and n, (B, 3, S, S), and images m without color jitter if self pairs need them.
 
         The transformed image tau(m) keeps its colors (paper-vs-code, "Classifier").
@@ -218,11 +231,11 @@ class ClassifierLearner:
         images_m = device_images(batch.images_m, draws_m, augmentation, normalize, device)
         images_n = device_images(batch.images_n, draws_n, augmentation, normalize, device)
         if not (config.self_pairs and any(config.color_jitter)):
-            return images_m, images_n, None
+            return PairInputs(images_m, images_n)
 
         without_jitter = replace(augmentation, color_jitter=(0, 0, 0, 0))
-        plain_m = device_images(batch.images_m, draws_m, without_jitter, normalize, device)
-        return images_m, images_n, plain_m
+        unjittered_m = device_images(batch.images_m, draws_m, without_jitter, normalize, device)
+        return PairInputs(images_m, images_n, unjittered_m=unjittered_m)
 
 
 def _maps_in_float32(maps: EquivariantMaps) -> EquivariantMaps:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import mcis.models.classifier
 from mcis.models.backbones import Backbone, small
-from mcis.models.classifier import SELF_TRANSFORMS, Affinity, CoAttentionClassifier, transform
+from mcis.models.classifier import SELF_TRANSFORMS, Affinity, CoAttentionClassifier, PairInputs, transform
 from mcis.models.classifier_losses import LOSSES, LossInputs, PairScores, weighted_losses
 from mcis.models.coattention import affinity, coattend, unshared
 from mcis.models.grids import Layout
@@ -124,8 +124,8 @@ def test_pairs_can_be_scored_without_attention() -> None:
     model = classifier()
     m = images(1, 2)
     n = images(2, 2)
-    without = model(m, n, ("hflip",), attend=False)
-    full = model(m, n, ("hflip",))
+    without = model(PairInputs(m, n), ("hflip",), attend=False)
+    full = model(PairInputs(m, n), ("hflip",))
     pairs = zip([without.pairs, *without.selves], [full.pairs, *full.selves], strict=True)
     for basic_scores, all_scores in pairs:
         assert list(present(basic_scores)) == ["basic_m", "basic_n"]
@@ -163,10 +163,10 @@ def test_a_self_pair_uses_the_affinity_of_its_own_domain(name: str) -> None:
     one = classifier()
     m = images(1, 3)
     n = images(2, 3)
-    (selves,) = three(m, n, (name,), torch.tensor([0, 1, 2])).selves
+    (selves,) = three(PairInputs(m, n), (name,), torch.tensor([0, 1, 2])).selves
     for b, self_pair_domains in enumerate((0, 1, 0)):
         one.load_state_dict({**three.state_dict(), "w_p": three.w_p[self_pair_domains]})
-        (expected,) = one(m[b : b + 1], n[b : b + 1], (name,)).selves
+        (expected,) = one(PairInputs(m[b : b + 1], n[b : b + 1]), (name,)).selves
         torch.testing.assert_close(selves.co_attention_n[b : b + 1], expected.co_attention_n)
 
 
@@ -175,7 +175,7 @@ def test_forward_scores_pairs_and_self_pairs(options: dict[str, Any]) -> None:
     model = classifier(**options)
     m = images(1, 2)
     n = images(2, 2)
-    outputs = model(m, n, SELF_TRANSFORMS)
+    outputs = model(PairInputs(m, n), SELF_TRANSFORMS)
     for name, scores in present(model.pair_scores(model.backbone(m), model.backbone(n))).items():
         torch.testing.assert_close(present(outputs.pairs)[name], scores)
 
@@ -193,7 +193,7 @@ def test_forward_returns_the_features_of_pairs_and_self_pairs() -> None:
     model = classifier()
     m = images(1, 2)
     n = images(2, 2)
-    pair_features, self_features = model(m, n, ("x2",)).features
+    pair_features, self_features = model(PairInputs(m, n), ("x2",)).features
     torch.testing.assert_close(pair_features[0], model.features(m))
     torch.testing.assert_close(pair_features[1], model.features(n))
     torch.testing.assert_close(self_features[0], model.features(m))
@@ -224,7 +224,7 @@ def test_every_weight_has_a_gradient_in_every_form(options: dict[str, Any]) -> N
     """DistributedDataParallel hangs or raises if a parameter has no gradient."""
     model = classifier(**options)
     tags = torch.eye(K, dtype=torch.float64)
-    outputs = model(images(1, 4), images(2, 4), ("hflip",))
+    outputs = model(PairInputs(images(1, 4), images(2, 4)), ("hflip",))
     pairs = LossInputs(outputs.pairs, tags, tags.flip(0), *outputs.features[0])
     selves = LossInputs(outputs.selves[0], tags, tags, *outputs.features[1])
     values = {name: loss.record() for name, loss in LOSSES.items() if loss.record}
@@ -273,8 +273,8 @@ def test_outputs_of_the_backbone_have_the_scores_of_their_images() -> None:
     model = standardized()
     m = images(1, 2, 4, 4)
     n = images(2, 2, 4, 4)
-    scores = model(m, n).pairs
-    again = model(model.backbone(m), model.backbone(n), embedded=True).pairs
+    scores = model(PairInputs(m, n)).pairs
+    again = model(PairInputs(model.backbone(m), model.backbone(n), is_embedded=True)).pairs
     for name, value in present(scores).items():
         torch.testing.assert_close(getattr(again, name), value)
 

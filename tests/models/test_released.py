@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mcis.datasets.errors import UserError
 from mcis.models.backbones import vgg16
-from mcis.models.classifier import CoAttentionClassifier
+from mcis.models.classifier import CoAttentionClassifier, PairInputs
 from mcis.models.released import convert_released_state, read_released_weights
 
 CLASSES = 3
@@ -75,7 +75,7 @@ def test_a_converted_classifier_computes_the_released_formulas(checkpoint: dict[
     model.load_state_dict(read_released_weights(tmp_path / "released.pth"), strict=True)
     images = torch.randn(2, 3, 32, 40, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
-        scores = model(images[:1], images[1:])[0]
+        scores = model(PairInputs(images[:1], images[1:])).pairs
         f_m, f_n = (model.backbone(image[None])[0] for image in images)
         expected = released_scores(checkpoint, f_m, f_n)
     for name, values in expected.items():

@@ -5,13 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from mcis.datasets.images.squares import Squares
 from mcis.datasets.sampling.batches import PairBatch
 from mcis.datasets.tags import Tags
 from mcis.models.backbones import IMAGENET, to_float_images
-from mcis.models.classifier import BatchScores
+from mcis.models.classifier import BatchScores, PairInputs
 from mcis.models.classifier_losses import PairScores
 from mcis.platform.config.resolve import resolve
 from mcis.platform.config.training import AffinityNetConfig, SegmenterConfig
@@ -43,17 +42,13 @@ def test_schedule_and_kept_weights(recipe: str, steps: int, rates: list[float]) 
 class Recorder:
     """Replaces the network and records its inputs."""
 
-    def __call__(
-        self, m: Tensor, n: Tensor, *, self_transforms: tuple[str, ...], plain_m: Tensor | None, **options: Any
-    ) -> BatchScores:
+    def __call__(self, inputs: PairInputs, *, self_transforms: tuple[str, ...], **options: Any) -> BatchScores:
         assert options == {"pair_domains": None, "attend": True, "attention_partner": "partner"}
-        self.m = m
-        self.n = n
+        self.inputs = inputs
         self.transforms = self_transforms
-        self.plain = plain_m
-        scores = [torch.full((len(m), K), 0.1 * i) for i in range(6)]
+        scores = [torch.full((len(inputs.m), K), 0.1 * i) for i in range(6)]
         selves = [PairScores(*scores[:4]) for _ in self_transforms]
-        return BatchScores(PairScores(*scores), selves, [(m, n)] * (1 + len(selves)))
+        return BatchScores(PairScores(*scores), selves, [(inputs.m, inputs.n)] * (1 + len(selves)))
 
 
 def losses(
@@ -79,14 +74,14 @@ def losses(
 def test_color_jitter_changes_both_images_of_a_pair_but_not_tau_m() -> None:
     seen, _, batch = losses("released", 0)
     plain = {side: IMAGENET(to_float_images(torch.from_numpy(getattr(batch, f"images_{side}")))) for side in "mn"}
-    assert not torch.allclose(seen.m, plain["m"], atol=0.05)
-    assert not torch.allclose(seen.n, plain["n"], atol=0.05)
+    assert not torch.allclose(seen.inputs.m, plain["m"], atol=0.05)
+    assert not torch.allclose(seen.inputs.n, plain["n"], atol=0.05)
     assert seen.transforms == ("hflip", "x0.75", "x2")
-    assert seen.plain is not None
-    torch.testing.assert_close(seen.plain, plain["m"])
+    assert seen.inputs.unjittered_m is not None
+    torch.testing.assert_close(seen.inputs.unjittered_m, plain["m"])
     paper, _, _ = losses("paper", 0)
-    assert (paper.transforms, paper.plain) == ((), None)
-    torch.testing.assert_close(paper.m, plain["m"])
+    assert (paper.transforms, paper.inputs.unjittered_m) == ((), None)
+    torch.testing.assert_close(paper.inputs.m, plain["m"])
 
 
 def test_weights_and_start_of_the_losses() -> None:
