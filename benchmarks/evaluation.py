@@ -2,7 +2,7 @@
 
 The plain processes, one per core, read and decode each true mask and its two predictions, and count their pixels with
 the same functions. Their sums are added at the end. The stage is measured completely, from the rows of the index to the
-written scores, in a running Ray. With --masks it uses real masks, otherwise drawn ones.
+written scores, in a running Ray. With --masks it uses real masks, otherwise synthetic ones.
 """
 
 import dataclasses
@@ -77,7 +77,7 @@ def main() -> None:
             }
             measured = harness.measure_in_turn(sides, options.rounds)
 
-    print(f"{len(paths)} {'real' if options.masks else 'drawn'} masks with two predictions each")
+    print(f"{len(paths)} {'real' if options.masks else 'synthetic'} masks with two predictions each")
     medians = harness.print_medians(measured, "s", images=len(paths))
     ratio = medians["plain"] / medians["stage"]
     print(f"ratio {ratio:.2f} target {TARGET}: images/s of the stage evaluate, relative to plain decoding and counting")

@@ -34,7 +34,7 @@ def add_overrides(parser: argparse.ArgumentParser) -> None:
 
 def add_devkit(parser: argparse.ArgumentParser) -> None:
     """Adds the options `--voc`, `--classes` and `--train-list`."""
-    parser.add_argument("--voc", type=Path, help="VOC devkit [painted scenes]")
+    parser.add_argument("--voc", type=Path, help="VOC devkit [synthetic scenes]")
     parser.add_argument("--classes", type=Path, help="file of class names [classes.txt of the devkit]")
     parser.add_argument("--train-list", default="train", help="list of training images of the devkit [train]")
 

@@ -1,4 +1,4 @@
-"""Ground-truth masks with predictions for the benchmarks: VOC's masks from a folder, or similar drawn masks.
+"""Ground-truth masks with predictions for the benchmarks: VOC's masks from a folder, or similar synthetic masks.
 
 Predictions are the masks themselves, shifted and relabeled. They need no network and have a network's errors: edges
 next to the object's edges, missed objects and confused classes.
@@ -24,7 +24,7 @@ from mcis.platform.runs.workspace import Workspace
 WIDTH = 500
 HEIGHT = 375
 RING = 5
-"""Size of a drawn mask and width of the ignored ring around its objects in pixels, the same as in VOC."""
+"""Size of a synthetic mask and width of the ignored ring around its objects in pixels, the same as in VOC."""
 SHARD_ROWS = 32
 """Rows per shard of the predictions, the same as in the stage `predict`."""
 
@@ -32,7 +32,9 @@ SHARD_ROWS = 32
 def mask_parser(description: str | None) -> argparse.ArgumentParser:
     """Returns a parser of the options that choose masks."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--masks", type=Path, help="folder of masks, such as VOC's SegmentationClassAug [drawn masks]")
+    parser.add_argument(
+        "--masks", type=Path, help="folder of masks, such as VOC's SegmentationClassAug [synthetic masks]"
+    )
     parser.add_argument("--images", type=int, default=1449, help="number of masks")
     return parser
 

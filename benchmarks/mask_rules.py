@@ -1,8 +1,8 @@
 """mIoU of pseudo masks by the mask rules `segments` and `detections`, next to the rule of the run, on the same maps.
 
 With --workspace and --runs, the maps are those of these runs, one per seed; their stages are not computed again.
-Otherwise the painted scenes of `mcis demo` are localized first. Segments are superpixels. Detections are the regions of
-the ground truth with a random score, damaged: a third is missing, a third has the class of another, and borders are
+Otherwise the synthetic scenes of `mcis demo` are localized first. Segments are superpixels. Detections are the regions
+of the ground truth with a random score, damaged: a third is missing, a third has the class of another, and borders are
 dilated by 2 % of the image's diagonal. They are used with tags and without, alone and fused with the maps.
 """
 
@@ -157,7 +157,7 @@ def run_lengths(region: NDArray[np.bool_]) -> dict[str, Any]:
 
 
 def localize_scenes(options: argparse.Namespace, workspace: Path) -> list[str]:
-    """Localizes painted scenes with each seed; returns the names of the runs."""
+    """Localizes synthetic scenes with each seed; returns the names of the runs."""
     root = workspace / "VOC2012"
     devkit.draw(root, train=options.images)
     names = []
@@ -210,7 +210,9 @@ def main() -> None:
     """Measures in a given workspace, or in a temporary one."""
     parser = harness.option_parser(__doc__, images=480, seeds=1)
     parser.add_argument("--workspace", type=Path, help="folder that keeps the runs [a temporary one]")
-    parser.add_argument("--runs", nargs="+", default=[], help="runs of the workspace with maps, one per seed [painted]")
+    parser.add_argument(
+        "--runs", nargs="+", default=[], help="runs of the workspace with maps, one per seed [synthetic scenes]"
+    )
     parser.add_argument("--superpixels", type=int, nargs="+", default=[100, 300], help="numbers of superpixels")
     parser.add_argument("--weight", type=float, default=0.5, help="weight of fused detections")
     harness.add_overrides(parser)

@@ -1,7 +1,7 @@
 """IoU of a class that is the only tag, with all other images as negatives, relative to a run with all classes.
 
 Both runs have the same images and the same ground truth of the class: the table of the second run has the tag `none`
-for images without it, and its masks have no other label. Without --tags, the images are the painted scenes of
+for images without it, and its masks have no other label. Without --tags, the images are the synthetic scenes of
 `mcis demo`.
 """
 
@@ -162,7 +162,7 @@ def measure(options: argparse.Namespace, workspace: Path) -> None:
 def main() -> None:
     """Measures in a given workspace, or in a temporary one."""
     parser = harness.option_parser(__doc__, seeds=1)
-    parser.add_argument("--tags", type=Path, help="table of tags with masks and a split val [painted scenes]")
+    parser.add_argument("--tags", type=Path, help="table of tags with masks and a split val [synthetic scenes]")
     parser.add_argument("--only", metavar="CLASS", help="the class that is the only tag [the first]")
     parser.add_argument("--train-images", type=int, help="number of training images, evenly spaced [all]")
     parser.add_argument("--workspace", type=Path, help="folder that keeps the runs [a temporary one]")

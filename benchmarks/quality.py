@@ -1,4 +1,4 @@
-"""Quality floor: mIoU of pseudo masks and of the segmentation network on the embedded painted scenes.
+"""Quality floor: mIoU of pseudo masks and of the segmentation network on the embedded synthetic scenes.
 
 Runs `mcis demo` with seed 0: recipe `photos` is trained on 480 scenes from their tags alone, and the segmentation
 network is scored on 120 others. The targets are about 6 points below the measured values, so that a loss of ten points
@@ -31,7 +31,7 @@ FLOORS = {
 
 
 def measure(workspace: Path) -> dict[str, float]:
-    """Trains on the painted scenes and returns mIoU in percent by the keys of `FLOORS`."""
+    """Trains on the synthetic scenes and returns mIoU in percent by the keys of `FLOORS`."""
     result = api.run_resolved(demo_configuration(workspace), "quality", workspace=workspace, until="evaluate")
 
     mious = {}
@@ -51,7 +51,7 @@ def main() -> None:
         mious = measure(Path(workspace))
 
     for output, (_, floor) in FLOORS.items():
-        print(f"ratio {mious[output]:.1f} target {floor:g}: mIoU of {output} on painted scenes")
+        print(f"ratio {mious[output]:.1f} target {floor:g}: mIoU of {output} on synthetic scenes")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Wall time of six numbers of related images in `mcis study run table5`, relative to the largest of them alone.
 
-Recipe `paper` on drawn scenes, with VGG-16 at 256x256 pixels and saliency maps as background scores. Maps and masks are
-made and scored. Both sides are complete commands, in a workspace that already has the index and the classifier. The
+Recipe `paper` on synthetic scenes, with VGG-16 at 256x256 pixels and saliency maps as background scores. Maps and masks
+are made and scored. Both sides are complete commands, in a workspace that already has the index and the classifier. The
 classifier's weights are random, which changes no times. Reports have no pictures, because these would embed images
 again. The maps for R = 5 must be the same on both sides.
 """

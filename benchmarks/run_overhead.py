@@ -3,7 +3,7 @@
 These are one pass of each image and its horizontal flip through the frozen backbone, the steps of both trainings, and
 one pass and one dense CRF for each pseudo mask and each prediction. They run in one process on all cores, and the
 seconds of the CRFs are divided by the number of cores. The rest of the run is overhead: Ray, localization, hashes,
-files, scores and the report. Both sides start with an empty workspace and as many drawn photographs as in
+files, scores and the report. Both sides start with an empty workspace and as many synthetic images as in
 docs/results.md, because fixed costs weigh more in smaller runs.
 """
 

@@ -2,7 +2,7 @@
 
 The independent program shares no code with the project: it opens each PNG with Pillow, counts pixels label by label,
 erodes masks by one pixel at a time like the authors of boundary IoU, and divides integers as fractions. With --masks it
-uses real masks, otherwise drawn ones.
+uses real masks, otherwise synthetic ones.
 """
 
 import io
@@ -178,7 +178,7 @@ def main() -> None:
         for name in ("miou", "boundary_miou"):
             print(f"{score['name']:10}{name:15}{score[name]:8.2f}, independent program {expected_score[name]:8.2f}")
     equal, total = count_agreeing(scores, expected)
-    print(f"{len(paths)} {'real' if options.masks else 'drawn'} masks, {equal} of {total} numbers are equal")
+    print(f"{len(paths)} {'real' if options.masks else 'synthetic'} masks, {equal} of {total} numbers are equal")
     print(f"ratio {equal / total:.4g} target 1: scores of masks that agree to the last digit with another program")
 
 

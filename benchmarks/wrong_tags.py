@@ -1,8 +1,8 @@
 """Precision and recall of `mcis suggest --tags` on single-label images, a fraction of whose tags are swapped.
 
 The classifier is trained on the images of a VOC devkit, whose tags stay, and on images of class folders, some of which
-get the tag of another class. Without --voc, both are painted scenes. With --swap 0, the tags are left as they are, and
-the share of listed tags is printed alone. With --maps, the localization maps of the devkit's images are scored too:
+get the tag of another class. Without --voc, both are synthetic scenes. With --swap 0, the tags are left as they are,
+and the share of listed tags is printed alone. With --maps, the localization maps of the devkit's images are scored too:
 with all tags right, with the wrong tags, and without the images that the suggestion lists.
 
 With --reference, no tag is swapped, and a network that was trained on masks decides which tags are wrong: those whose

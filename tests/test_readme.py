@@ -26,7 +26,7 @@ def block(language: str, first_word: str) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the table of the README, extended to 8 drawn photographs, and a folder of new ones."""
+    """A folder with the table of the README, extended to 8 synthetic images, and a folder of new ones."""
     folder = tmp_path_factory.mktemp("readme")
     (folder / "photos").mkdir()
     (folder / "new").mkdir()

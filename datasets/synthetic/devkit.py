@@ -1,4 +1,4 @@
-"""Writes a small synthetic VOC devkit of drawn scenes, with tags, masks for scoring and saliency maps.
+"""Writes a small VOC devkit of synthetic scenes, with tags, masks for scoring and saliency maps.
 
 See `scenes` for the design of the pictures.
 """

@@ -1,4 +1,4 @@
-"""Draws scenes from a seed and a number: a picture, its labels, a saliency map and tags, without files.
+"""Draws synthetic scenes from a seed and a number: a picture, its labels, a saliency map and tags, without files.
 
 Each class is a family of random silhouettes. It has a *head*, a vivid color checker on a fifth of the object, and a
 *body* whose texture is almost the same as that of one or two other classes. A plain classifier learns only the heads
@@ -25,7 +25,7 @@ _UNIT = 96
 _MIN_VISIBLE = 60
 """Minimum number of visible pixels of a new object."""
 _MIN_FRACTION = 0.45
-"""Minimum fraction of an object's initial pixels that stay visible when other objects are painted over it."""
+"""Minimum fraction of an object's initial pixels that stay visible when other objects cover it."""
 _HEAD_FRACTION = 0.2
 _SUPERSAMPLING = 3
 

@@ -62,7 +62,7 @@ def demo(
     gpu: Gpu = False,
     verbose: Verbose = False,
 ) -> None:
-    """Run the whole pipeline, from tags to masks, on a small data set that is drawn for it."""
+    """Run the whole pipeline, from tags to masks, on a small synthetic data set."""
     with plain_errors(verbose):
         from mcis.platform import api
         from mcis.platform.commands.terminal import show_outlook, show_result
@@ -72,14 +72,14 @@ def demo(
         result = api.run_resolved(resolved, name, workspace=workspace, verbose=verbose, on_checked=show_outlook)
         show_result(result)
         if resolved.config.pseudo_masks.reads_saliency:
-            console.print("The demo's saliency maps are drawn from the ground truth, which raises the scores.")
+            console.print("The demo's saliency maps are made from the ground truth, which raises the scores.")
 
 
 def demo_configuration(workspace: Path, overrides: Sequence[str] = ()) -> "Resolved":
     """Returns the configuration of the demo: recipe `photos`, with tags and without saliency maps.
 
-    The data set is drawn if it does not exist. Its images are small and few, so inputs are smaller, steps are fewer and
-    one more stage of the segmenter is trained.
+    The synthetic data set is made if it does not exist. Its images are small and few, so inputs are smaller, steps are
+    fewer and one more stage of the segmenter is trained.
     """
     from mcis.datasets.synthetic import devkit
     from mcis.platform.config.resolve import resolve
@@ -89,7 +89,7 @@ def demo_configuration(workspace: Path, overrides: Sequence[str] = ()) -> "Resol
 
     root = Workspace(workspace).data / "synthetic" / "VOC2012"
     if not root.exists():
-        console.print("drawing the data set of the demo")
+        console.print("making the synthetic data set of the demo")
         with disk_errors(root.parent):
             devkit.draw(root)
 

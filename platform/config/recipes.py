@@ -140,7 +140,7 @@ def scratch() -> Config:
     `localize.related=3`. The cosine affinity works best without pretrained weights.
 
     Command: `mcis run voc --voc DIR --name NAME --recipe scratch`. Hours: 0.2 for 2,400 training images on two cores.
-    Expected mIoU: 70 for pseudo masks of a drawn data set with painted saliency maps.
+    Expected mIoU: 70 for pseudo masks of a synthetic data set with synthetic saliency maps.
     """
     return Config(
         recipe="scratch",

@@ -1,4 +1,4 @@
-"""Fixtures of the platform's tests: a run of the small pipeline, drawn runs, and a parser that checks pages."""
+"""Fixtures of the platform's tests: a run of the small pipeline, synthetic runs, and a parser that checks pages."""
 
 import dataclasses
 import functools
@@ -54,7 +54,7 @@ LOCALIZABLE = [
 
 
 class Small:
-    """Recipe `scratch` in seconds, on a drawn devkit of 24 training and 6 val images of three classes.
+    """Recipe `scratch` in seconds, on a synthetic devkit of 24 training and 6 val images of three classes.
 
     Attributes:
         root: the devkit.
@@ -153,7 +153,7 @@ class Localizable:
 
 @pytest.fixture(scope="session")
 def localizable(ray_local: None, tmp_path_factory: pytest.TempPathFactory) -> Localizable:
-    """A run on 30 drawn images of four classes that has finished the stage `train_classifier`."""
+    """A run on 30 synthetic images of four classes that has finished the stage `train_classifier`."""
     folder = tmp_path_factory.mktemp("localize")
     root = folder / "VOC2012"
     synthetic.draw(root, train=30, val=4, size=64, classes=4)
@@ -165,7 +165,7 @@ def localizable(ray_local: None, tmp_path_factory: pytest.TempPathFactory) -> Lo
 
 @pytest.fixture(scope="session")
 def scored() -> Callable[..., Path]:
-    """Makes a scored run with predictions and pseudo masks of drawn images; returns its folder.
+    """Makes a scored run with predictions and pseudo masks of synthetic images; returns its folder.
 
     The masks are the ground truth with errors that depend on the run's name and seed; `error` is the share of wrong
     pixels. Images are drawn into `data` once, so all runs have the same images in each split.

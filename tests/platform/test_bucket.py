@@ -44,7 +44,7 @@ RAY_PORT = 26479
 
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A server whose bucket holds drawn scenes and a table of their tags; yields the environment of its clients."""
+    """A server whose bucket holds synthetic scenes and a table of their tags; yields the environment of its clients."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -1,4 +1,4 @@
-"""The stage `evaluate` on drawn masks, compared with an independent program."""
+"""The stage `evaluate` on synthetic masks, compared with an independent program."""
 
 import dataclasses
 from collections.abc import Iterator

@@ -61,7 +61,7 @@ def random_index(images: int = 300, classes: int = 4, seed: int = 0) -> pa.Table
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[pa.Table, tuple[str, ...]]:
-    """The index and the classes of a small drawn data set."""
+    """The index and the classes of a small synthetic data set."""
     root = tmp_path_factory.mktemp("browse") / "VOC2012"
     synthetic.draw(root, train=16, val=8, size=64, classes=4)
     listing = list_voc(root, classes=root / "classes.txt")

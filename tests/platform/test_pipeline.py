@@ -1,4 +1,4 @@
-"""The whole pipeline on a small drawn data set: its outputs, a second call, and a run without ground truth."""
+"""The whole pipeline on a small synthetic data set: its outputs, a second call, and a run without ground truth."""
 
 import json
 import shutil
@@ -286,7 +286,7 @@ def test_ground_truth_masks_with_wrong_labels_are_refused_before_training(
 
 
 def test_scores_say_that_saliency_maps_were_used(small: Any) -> None:
-    """The drawn devkit has saliency maps, and its masks use them by the rule auto."""
+    """The synthetic devkit has saliency maps, and its masks use them by the rule auto."""
     for score in small.first.scores:
         settings = score.output_settings()
         text = settings.get("trained on") if score.what == "segmentation" else settings["background cue"]

@@ -28,7 +28,7 @@ from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.workspace import Workspace
 
 SIDE = 64
-"""Side of the drawn images, pixels."""
+"""Side of the synthetic images, pixels."""
 INPUT = 32
 """Side of the classifier's input, pixels."""
 SHRUNK = (
@@ -71,7 +71,7 @@ def straight_line() -> Any:
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Values of a drawn devkit, of single-label and web images with saliency maps, and of random weights."""
+    """Values of a synthetic devkit, of single-label and web images with saliency maps, and of random weights."""
     folder = tmp_path_factory.mktemp("published")
     synthetic.draw(folder / "VOC2012", train=12, val=2, size=SIDE, classes=8)
     listing = list_voc(folder / "VOC2012", classes=folder / "VOC2012" / "classes.txt")

@@ -1,4 +1,4 @@
-"""Quality floor: a training on the painted scenes must reach the mIoU that `benchmarks/quality.py` states."""
+"""Quality floor: a training on the synthetic scenes must reach the mIoU that `benchmarks/quality.py` states."""
 
 import re
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "quality.py"
-RATIO = re.compile(r"ratio (\S+) target (\S+): mIoU of (.+) on painted scenes")
+RATIO = re.compile(r"ratio (\S+) target (\S+): mIoU of (.+) on synthetic scenes")
 
 
 @pytest.mark.slow

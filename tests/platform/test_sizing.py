@@ -27,7 +27,7 @@ from .conftest import TINY, Localizable, Small
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A drawn data set of 24 training images."""
+    """A synthetic data set of 24 training images."""
     root = tmp_path_factory.mktemp("drawn") / "VOC2012"
     synthetic.draw(root, train=24, val=6, size=64, classes=3)
     return root

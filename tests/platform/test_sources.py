@@ -52,7 +52,7 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Listing]:
 
 
 def extra(folder: Path, drawn: tuple[Path, Listing], count: int) -> Path:
-    """Writes <class>/<file>: drawn training images, each with one pixel changed."""
+    """Writes <class>/<file>: synthetic training images, each with one pixel changed."""
     from PIL import Image
 
     root, listing = drawn

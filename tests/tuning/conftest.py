@@ -1,4 +1,4 @@
-"""Fixtures for studies and searches: a configuration with a few drawn images, and a database server."""
+"""Fixtures for studies and searches: a configuration with a few synthetic images, and a database server."""
 
 import glob
 import os
