@@ -1,9 +1,9 @@
 """Images per second of a classifier's training with a trainable backbone, as a fraction of the matrix product rate.
 
-The training with learning features of docs/results.md, "Co-attention in training": the last three stages of
-EfficientNet-Lite0 at 192 pixels, with pairs that attend to each other, in float32. The upper limit is the rate of a
-product of two square matrices, measured in turn. Depthwise convolutions stay below it because they compute little for
-each byte that they read.
+The training of the backbone in docs/results.md, "Co-attention in training": the last three stages of EfficientNet-Lite0
+at 192 pixels, with pairs that attend to each other, in float32. The upper limit is the rate of a product of two square
+matrices, measured in turn. Depthwise convolutions stay below it because they compute little for each byte that they
+read.
 """
 
 import statistics
