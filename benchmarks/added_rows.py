@@ -34,8 +34,10 @@ def main() -> None:
         fresh = seconds_of_stage(root / "after.csv", root / "empty")
 
     print(f"{options.images - ADDED} photographs and {ADDED} added: {added:.1f} s; all {options.images}: {fresh:.1f} s")
-    subject = f"features after {ADDED} of {options.images} photographs were added"
-    print(f"ratio {added / fresh:.2f} target at most {TARGET:g}: {subject}")
+    print(
+        f"ratio {added / fresh:.2f} target at most {TARGET:g}: time to update the feature cache after adding "
+        f"{ADDED} of {options.images} photographs, relative to computing all"
+    )
 
 
 def seconds_of_stage(table: Path, workspace: Path) -> float:

@@ -117,8 +117,8 @@ def main() -> None:
     ratios = {network: compare(network, steps=options.steps, rounds=options.rounds) for network in TARGETS}
     for network, target in TARGETS.items():
         print(
-            f"ratio {ratios[network]:.2f} target {target:g}: training step of {network} that keeps freed memory, "
-            "times faster than one that gives it back"
+            f"ratio {ratios[network]:.2f} target {target:g}: speedup of a training step with backbone {network} by "
+            "keeping freed memory (`MALLOC_*`)"
         )
 
 

@@ -151,7 +151,7 @@ def compare(recipe: str, options: argparse.Namespace) -> str:
     print(f"{recipe}: {memory['mcis'] / memory['direct']:.2f} of the memory")
     return (
         f"ratio {seconds['direct'] / seconds['mcis']:.2f} target {TARGETS[recipe]:g}: "
-        f"training step `{recipe}`, times faster than directly by the equations"
+        f"speedup of the training step of `{recipe}` over a direct implementation of the equations"
     )
 
 

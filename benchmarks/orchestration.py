@@ -294,7 +294,7 @@ def main() -> None:
     total = statistics.median(pair.demo / pair.loop for pair in pairs)
     print(
         f"ratio {trainings:.2f} target at most {TARGET_TRAININGS}: "
-        "time of the demo's trainings, relative to a plain loop's"
+        "time of the demo's trainings, relative to a plain loop"
     )
     print(
         f"ratio {total:.2f} target at most {TARGET}: "

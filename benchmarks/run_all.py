@@ -12,7 +12,7 @@ FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER.parent / "docs" / "reference" / "benchmarks.md"
 BEGIN = "<!-- benchmarks -->"
 END = "<!-- /benchmarks -->"
-HEAD = ["| what | ratio | target | |", "| --- | --- | --- | --- |"]
+HEAD = ["| what | value | target | |", "| --- | --- | --- | --- |"]
 NOT_BENCHMARKS = (
     "direct_classifier",
     "growth",  # takes hours

@@ -179,7 +179,7 @@ def main() -> None:
             print(f"{score['name']:10}{name:15}{score[name]:8.2f}, independent program {expected_score[name]:8.2f}")
     equal, total = count_agreeing(scores, expected)
     print(f"{len(paths)} {'real' if options.masks else 'synthetic'} masks, {equal} of {total} numbers are equal")
-    print(f"ratio {equal / total:.4g} target 1: scores of masks that agree to the last digit with another program")
+    print(f"ratio {equal / total:.4g} target 1: share of mask scores that equal those of an independent implementation")
 
 
 if __name__ == "__main__":
