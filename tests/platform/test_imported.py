@@ -405,6 +405,21 @@ def test_evaluate_and_compare_are_two_plain_commands(
 PROGRAMS = Path(__file__).resolve().parents[1] / "other_programs"
 
 
+def test_tags_of_voc_are_written_for_other_programs(tmp_path: Path) -> None:
+    (tmp_path / "ImageSets/Segmentation").mkdir(parents=True)
+    (tmp_path / "ImageSets/Segmentation/train.txt").write_text("a\nb\nc\n")
+    (tmp_path / "Annotations").mkdir()
+    person = "<object><name>person</name><part><name>head</name></part></object>"
+    hidden_dog = "<object><name>dog</name><difficult>1</difficult></object>"
+    cat = "<object><name>cat</name><difficult>0</difficult></object>"
+    for image_id, objects in {"a": person + hidden_dog + cat + cat, "b": hidden_dog, "c": cat}.items():
+        (tmp_path / f"Annotations/{image_id}.xml").write_text(f"<annotation>{objects}</annotation>")
+
+    command = [sys.executable, str(PROGRAMS / "write_tags.py"), str(tmp_path), "train", str(tmp_path / "tags.txt")]
+    subprocess.run(command, check=True)
+    assert (tmp_path / "tags.txt").read_text() == "a 7 14\nc 7\n"
+
+
 def run_program(name: str, small: Any, *arguments: str | Path) -> None:
     """Runs a program that does not use mcis on the images and tags of the small devkit."""
     tags = small.root / "ImageSets/Segmentation/train_aug_cls.txt"
