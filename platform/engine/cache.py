@@ -9,6 +9,7 @@ import functools
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from filelock import Timeout
 from numpy.typing import DTypeLike
 
 from mcis.datasets.images.decode import DECODER_VERSION
-from mcis.datasets.images.squares import add_squares, image_bytes, make_squares
+from mcis.datasets.images.squares import add_squares, make_squares
 from mcis.datasets.images.value_range import ValueRange
 from mcis.datasets.storage.folders import remove
 from mcis.datasets.tables.large_tables import Texts
@@ -76,10 +77,15 @@ def decoded_cache(
     Returns:
         None if not a single image fits, or if the nodes share no disk.
     """
-    max_images = cache_limit(compute, context.workspace) // image_bytes(size)
-    kind = f"squash{size}-{fingerprint(DECODER_VERSION, value_range)}"
-    make_worker = functools.partial(make_squares, size, value_range)
-    return _cached(kind, rows, max_images, np.uint8, (size, size, 3), make_worker, context, compute, label="decode")
+    spec = _CacheSpec(
+        kind=f"squash{size}-{fingerprint(DECODER_VERSION, value_range)}",
+        dtype=np.uint8,
+        shape=(size, size, 3),
+        make_worker=functools.partial(make_squares, size, value_range),
+        label="decode",
+    )
+    max_images = cache_limit(compute, context.workspace) // spec.row_bytes
+    return _open_or_write(spec, rows, max_images, context, compute)
 
 
 def training_features(rows: pa.Table, config: Config, context: RunContext) -> Features | None:
@@ -138,19 +144,16 @@ def features_cache(
     if all_or_none and max_images < len(rows):
         return None
 
-    folder = _cached(
-        extraction.kind,
-        rows,
-        max_images,
-        np.float16,
-        (views, *extraction.shape),
-        extraction.make_worker,
-        context,
-        compute,
+    spec = _CacheSpec(
+        kind=extraction.kind,
+        dtype=np.float16,
+        shape=(views, *extraction.shape),
+        make_worker=extraction.make_worker,
+        read=extraction.read,
         label="features",
         network=True,
-        read=extraction.read,
     )
+    folder = _open_or_write(spec, rows, max_images, context, compute)
     if folder is None:
         return None
 
@@ -232,104 +235,145 @@ class _Extraction(NamedTuple):
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class _CacheSpec:
+    """What a cache holds, and how it is computed.
+
+    Attributes:
+        kind: What a row holds; the name of the folder is `<kind>-<fingerprint of the images>`.
+        dtype: Type of the numbers in a row.
+        shape: Shape of a row.
+        make_worker: See `map_table`.
+        read: See `map_table`.
+        label: See `map_table`.
+        network: See `map_table`.
+    """
+
+    kind: str
+    dtype: DTypeLike
+    shape: tuple[int, ...]
+    make_worker: Callable[[], Worker]
+    read: Worker | None = None
+    label: str
+    network: bool = False
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of a row, bytes."""
+        return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
+
+
 def _content(rows: pa.Table) -> str:
     """Returns a fingerprint of the images' content."""
     return fingerprint(rows["content_hash"].to_pylist())
 
 
-def _cached(
-    kind: str,
-    rows: pa.Table,
-    max_images: int,
-    dtype: DTypeLike,
-    shape: tuple[int, ...],
-    make_worker: Callable[[], Worker],
-    context: RunContext,
-    compute: ComputeConfig,
-    *,
-    label: str,
-    network: bool = False,
-    read: Worker | None = None,
+def _open_or_write(
+    spec: _CacheSpec, rows: pa.Table, max_images: int, context: RunContext, compute: ComputeConfig
 ) -> Path | None:
-    """Returns a folder of the cache, which `map_table` writes now if it does not exist.
+    """Returns a folder of the cache, which is written now if it does not exist.
 
     Args:
-        kind: What a row holds; the name of the folder is `<kind>-<fingerprint of the images>`.
+        spec: What the cache holds.
         rows: Rows of the index to map.
         max_images: Number of rows, from the first on, that fit. A folder that holds more is used as it is; rows are
             added to one that holds fewer.
-        dtype: Type of the numbers in a row of the cache.
-        shape: Shape of a row of the cache.
-        make_worker: See `map_table`.
         context: The context of the run.
         compute: The section `compute` of the configuration.
-        label: See `map_table`.
-        network: See `map_table`.
-        read: See `map_table`.
 
     Returns:
         None if not a single image fits, or if the nodes share no disk.
     """
     workspace = context.workspace
-    folder = workspace.cache / f"{kind}-{_content(rows)}"
+    folder = workspace.cache / f"{spec.kind}-{_content(rows)}"
     may_have_several_nodes = "RAY_ADDRESS" in os.environ or not is_one_node()
     if workspace.uri and may_have_several_nodes:
         console.print("note: the nodes share no disk, so images are decoded each time")
         return None
 
-    if max_images < len(rows):
-        max_images -= max_images % compute.shard_rows  # whole shards, to which more can be added later
-    kept = rows.slice(0, max_images)
-    size = len(kept) * int(np.prod(shape)) * np.dtype(dtype).itemsize
-    if not size and not folder.exists():
+    fitting = _rows_that_fit(rows, max_images, compute.shard_rows)
+    if not len(fitting) and not folder.exists():
         return None
 
     context.caches.append(folder.name)
     with hold_stage(workspace, "cache", folder.name, run=context.name), disk_errors(folder):
-        part = folder.with_suffix(".part")
         if folder.exists():
             os.utime(folder)
-            if len(kept) < _GROWTH * count_images(folder):
-                return folder
-            part = folder
-
-        with workspace.lock("cache", "size"):
-            _evict(workspace, cache_limit(compute, workspace) - size, part)
-            part.mkdir(exist_ok=True)
-            caches = sorted(workspace.cache.glob(f"{kind}-*"))
-            others = [path for path in caches if path.suffix != ".part" and path != folder]
-            kept = find_rows(others, kept)
-        if num_found(kept):
-            make_worker = functools.partial(ReuseRows, make_worker, shape, others)
-            read = None  # copied rows need no images
-            console.print(f"{label}: {num_found(kept)} of {len(kept)} images are copied from earlier caches")
-        map_table(
-            kept,
-            part,
-            make_worker=make_worker,
-            read=read,
-            label=label,
-            compute=compute,
-            network=network,
-            suffix="arrow",
-        )
-        record_images(part, kept)
-        if part != folder:
+            if len(fitting) >= _GROWTH * count_images(folder):
+                _write_rows(spec, fitting, folder, workspace, compute)
+        else:
+            part = folder.with_suffix(".part")
+            _write_rows(spec, fitting, part, workspace, compute)
             with workspace.lock("cache", "size"):  # no folder is renamed while another run adds up sizes
                 rename_folder(part, folder)
     return folder
 
 
-def _evict(workspace: Workspace, max_bytes: int, part: Path) -> None:
+def _rows_that_fit(rows: pa.Table, max_images: int, shard_rows: int) -> pa.Table:
+    """Returns the first rows, at most `max_images`: all, or whole shards, to which more can be added later."""
+    if max_images < len(rows):
+        max_images -= max_images % shard_rows
+    return rows.slice(0, max_images)
+
+
+def _write_rows(spec: _CacheSpec, rows: pa.Table, folder: Path, workspace: Workspace, compute: ComputeConfig) -> None:
+    """Maps rows to the folder of a cache. Shards that it holds stay, and rows of earlier caches are copied.
+
+    Args:
+        spec: What the cache holds.
+        rows: Rows of the index, all of which the folder holds afterwards.
+        folder: A finished cache, or a folder with the suffix `.part`.
+        workspace: The workspace of the cache.
+        compute: The section `compute` of the configuration.
+    """
+    with workspace.lock("cache", "size"):
+        _reserve(folder, len(rows) * spec.row_bytes, workspace, compute)
+        caches = sorted(workspace.cache.glob(f"{spec.kind}-*"))
+        earlier_caches = [path for path in caches if path.suffix != ".part" and path != folder]
+        rows = find_rows(earlier_caches, rows)
+
+    make_worker = spec.make_worker
+    read = spec.read
+    if num_found(rows):
+        make_worker = functools.partial(ReuseRows, spec.make_worker, spec.shape, earlier_caches)
+        read = None  # copied rows need no images
+        console.print(f"{spec.label}: {num_found(rows)} of {len(rows)} images are copied from earlier caches")
+    map_table(
+        rows,
+        folder,
+        make_worker=make_worker,
+        read=read,
+        label=spec.label,
+        compute=compute,
+        network=spec.network,
+        suffix="arrow",
+    )
+    record_images(folder, rows)
+
+
+def _reserve(folder: Path, size: int, workspace: Workspace, compute: ComputeConfig) -> None:
+    """Makes the folder of a cache, and space for it within the limit. The caller holds the lock `size`.
+
+    Args:
+        folder: The folder, which may exist.
+        size: Size of the cache when it is complete, bytes.
+        workspace: The workspace of the cache.
+        compute: The section `compute` of the configuration.
+    """
+    _evict(workspace, cache_limit(compute, workspace) - size, excluded=folder)
+    folder.mkdir(exist_ok=True)
+
+
+def _evict(workspace: Workspace, max_bytes: int, *, excluded: Path) -> None:
     """Removes caches, the least recently used first, until the others take at most `max_bytes`.
 
     Unfinished caches are removed too, unless another run holds their lock because it is writing them.
 
     Args:
-        part: A folder that is not counted and not removed.
+        excluded: A folder that is not counted and not removed.
     """
     folders = sorted(_folders(workspace), key=lambda path: path.stat().st_mtime)
-    sizes = {path: bytes_in(path) for path in folders if path != part}
+    sizes = {path: bytes_in(path) for path in folders if path != excluded}
 
     total = sum(sizes.values())
     for folder, size in sizes.items():
