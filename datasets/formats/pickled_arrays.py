@@ -68,7 +68,7 @@ def read_pickled_arrays(data: bytes) -> dict[str | int, Any]:
         shape, _, dtype = read_header(stream)
         if not dtype.hasobject:
             raise RejectedPickle(f"an array of {dtype} with the shape {shape}; expected a pickled dictionary")
-        array = _run(stream, _FUNCTIONS, _MAX_OPERATIONS)
+        array = _PickleMachine(_FUNCTIONS).run(stream, _MAX_OPERATIONS)
         (content,) = array.objects
         if not isinstance(content, dict):
             raise RejectedPickle(f"a pickled {type(content).__name__}; expected a dictionary")
@@ -194,7 +194,7 @@ def _storage(content: bytes) -> _Stored:
     """Reads a storage in torch's format: four small pickles, the list of keys, the number of values, the values."""
     stream = io.BytesIO(content)
     # A constant, the version of the format, the byte order of the writing machine, the storage, and its keys.
-    pickles = [_run(stream, {}, _MAX_STORAGE_OPERATIONS) for _ in range(5)]
+    pickles = [_PickleMachine({}).run(stream, _MAX_STORAGE_OPERATIONS) for _ in range(5)]
     if pickles[0] != _TORCH_MAGIC:
         raise RejectedPickle("a tensor in an unknown format")
     kind, name, key, _, count, *_ = pickles[3]
@@ -227,104 +227,172 @@ _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 }
 """What a call of each name in a pickle does here."""
 _VALUES = {
-    *("BININT", "BININT1", "BININT2", "LONG1", "BINFLOAT"),
-    *("BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
-    *("BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
+    "BININT",
+    "BININT1",
+    "BININT2",
+    "LONG1",
+    "BINFLOAT",
+    "BINUNICODE",
+    "SHORT_BINUNICODE",
+    "BINUNICODE8",
+    "BINBYTES",
+    "SHORT_BINBYTES",
+    "BINBYTES8",
 }
 """Operations that add their argument to the stack."""
 _CONSTANTS = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "EMPTY_TUPLE": ()}
+"""Operations that add a constant to the stack."""
 _TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
+"""Operations that make a tuple of this many values."""
+_WITHOUT_EFFECT = {"PROTO", "FRAME", "BINPERSID"}
+"""Operations that change nothing here. After BINPERSID, the description of a storage stays on the stack."""
 
 
-def _run(stream: io.BytesIO, functions: Mapping[str, Callable[..., Any]], max_operations: int) -> Any:
-    """Interprets the pickle that begins at the position of a stream. Returns its value.
+class _PickleMachine:
+    """Interprets the operations of a pickle.
 
-    Arrays share the bytes of the file, so the memory that it needs is bounded.
+    Arrays share the bytes of the file, so the memory that it needs is bounded. Each method `_run_<group>` runs an
+    operation of its group, and returns False for any other.
 
     Args:
-        stream: The bytes. Afterwards, its position is the end of the pickle.
         functions: What the pickle may call, by name.
-        max_operations: Maximum number of operations.
-    """
-    encoded = 0
-    stack: list[Any] = []
-    marks: list[int] = []
-    memo: dict[Any, Any] = {}
 
-    def pop_to_mark() -> list[Any]:
-        start = marks.pop()
-        items = stack[start:]
-        del stack[start:]
+    Attributes:
+        stack: The values that later operations take.
+        marks: Sizes of the stack when a collection of items began, the outermost first.
+        memo: Values that the pickle refers to again, by their numbers.
+        encoded_bytes: Number of bytes that calls have made from texts.
+    """
+
+    def __init__(self, functions: Mapping[str, Callable[..., Any]]):
+        self.functions = functions
+        self.stack: list[Any] = []
+        self.marks: list[int] = []
+        self.memo: dict[Any, Any] = {}
+        self.encoded_bytes = 0
+
+    def run(self, stream: io.BytesIO, max_operations: int) -> Any:
+        """Interprets the pickle that begins at the position of a stream. Returns its value.
+
+        Args:
+            stream: The bytes. Afterwards, its position is the end of the pickle.
+            max_operations: Maximum number of operations.
+        """
+        for number, (operation, argument, _) in enumerate(pickletools.genops(stream)):
+            if number >= max_operations:
+                raise RejectedPickle(f"a pickle with more than {max_operations} operations")
+
+            name = operation.name
+            if name == "STOP":
+                return self.stack.pop()
+            is_known = (
+                name in _WITHOUT_EFFECT
+                or self._run_value(name, argument)
+                or self._run_container(name)
+                or self._run_call(name, argument)
+                or self._run_memo(name, argument)
+            )
+            if not is_known:
+                raise RejectedPickle(f"a pickle with the operation {name}, which dictionaries of arrays do not need")
+        raise RejectedPickle("a pickle without an end")
+
+    def _run_value(self, operation: str, argument: Any) -> bool:
+        """Adds a plain value to the stack."""
+        if operation in _VALUES:
+            self.stack.append(argument)
+        elif operation in _CONSTANTS:
+            self.stack.append(_CONSTANTS[operation])
+        else:
+            return False
+        return True
+
+    def _run_container(self, operation: str) -> bool:
+        """Makes or fills a tuple, list or dictionary."""
+        match operation:
+            case "MARK":
+                self.marks.append(len(self.stack))
+            case "TUPLE1" | "TUPLE2" | "TUPLE3":
+                count = _TUPLES[operation]
+                self.stack[-count:] = [tuple(self.stack[-count:])]
+            case "TUPLE":
+                items = self._pop_to_mark()
+                self.stack.append(tuple(items))
+            case "EMPTY_LIST":
+                self.stack.append([])
+            case "APPEND":
+                item = self.stack.pop()
+                self.stack[-1].append(item)
+            case "APPENDS":
+                items = self._pop_to_mark()
+                self.stack[-1].extend(items)
+            case "EMPTY_DICT":
+                self.stack.append({})
+            case "SETITEM":
+                value = self.stack.pop()
+                key = self.stack.pop()
+                self.stack[-1][_key(key)] = value
+            case "SETITEMS":
+                items = self._pop_to_mark()
+                for key, value in zip(items[::2], items[1::2], strict=True):
+                    self.stack[-1][_key(key)] = value
+            case _:
+                return False
+        return True
+
+    def _run_call(self, operation: str, argument: Any) -> bool:
+        """Imports a name, calls one, or sets the state of what a call has made."""
+        match operation:
+            case "GLOBAL":
+                self.stack.append(_Name(str(argument).replace(" ", ".")))
+            case "STACK_GLOBAL":
+                name = self.stack.pop()
+                module = self.stack.pop()
+                self.stack.append(_imported(module, name))
+            case "REDUCE":
+                arguments = self.stack.pop()
+                called = self.stack.pop()
+                self.stack.append(self._call(called, arguments))
+            case "BUILD":
+                state = self.stack.pop()
+                self.stack[-1].set_state(state)
+            case _:
+                return False
+        return True
+
+    def _run_memo(self, operation: str, argument: Any) -> bool:
+        """Puts the last value of the stack into the memo, or adds a value of the memo to the stack."""
+        match operation:
+            case "MEMOIZE":
+                self.memo[len(self.memo)] = self.stack[-1]
+            case "BINPUT" | "LONG_BINPUT":
+                self.memo[argument] = self.stack[-1]
+            case "BINGET" | "LONG_BINGET":
+                self.stack.append(self.memo[argument])
+            case _:
+                return False
+        return True
+
+    def _pop_to_mark(self) -> list[Any]:
+        """Takes the values after the last mark from the stack."""
+        start = self.marks.pop()
+        items = self.stack[start:]
+        del self.stack[start:]
         return items
 
-    for number, (operation, argument, _) in enumerate(pickletools.genops(stream)):
-        if number >= max_operations:
-            raise RejectedPickle(f"a pickle with more than {max_operations} operations")
+    def _call(self, called: Any, arguments: Any) -> Any:
+        """Makes the value of a call in a pickle."""
+        if not isinstance(called, _Name):
+            raise RejectedPickle("a pickle that calls a value")
+        function = self.functions.get(called.text)
+        if function is None:
+            raise RejectedPickle(f"a pickle that calls {called.text}, which could run code; nothing was run")
 
-        match operation.name:
-            case "PROTO" | "FRAME":
-                pass
-            case "STOP":
-                return stack.pop()
-            case "MARK":
-                marks.append(len(stack))
-            case name if name in _VALUES:
-                stack.append(argument)
-            case name if name in _CONSTANTS:
-                stack.append(_CONSTANTS[name])
-            case name if name in _TUPLES:
-                count = _TUPLES[name]
-                stack[-count:] = [tuple(stack[-count:])]
-            case "TUPLE":
-                items = pop_to_mark()
-                stack.append(tuple(items))
-            case "EMPTY_LIST":
-                stack.append([])
-            case "APPEND":
-                item = stack.pop()
-                stack[-1].append(item)
-            case "APPENDS":
-                items = pop_to_mark()
-                stack[-1].extend(items)
-            case "EMPTY_DICT":
-                stack.append({})
-            case "SETITEM":
-                value = stack.pop()
-                key = stack.pop()
-                stack[-1][_key(key)] = value
-            case "SETITEMS":
-                items = pop_to_mark()
-                for key, value in zip(items[::2], items[1::2], strict=True):
-                    stack[-1][_key(key)] = value
-            case "GLOBAL":
-                stack.append(_Name(str(argument).replace(" ", ".")))
-            case "STACK_GLOBAL":
-                name_part = stack.pop()
-                module = stack.pop()
-                stack.append(_imported(module, name_part))
-            case "REDUCE":
-                arguments = stack.pop()
-                called = stack.pop()
-                made = _call(called, arguments, functions)
-                if isinstance(made, bytes):
-                    encoded += len(made)
-                    if encoded > _MAX_ENCODED:
-                        raise RejectedPickle(f"a pickle with more than {_MAX_ENCODED} bytes as text")
-                stack.append(made)
-            case "BUILD":
-                state = stack.pop()
-                stack[-1].set_state(state)
-            case "BINPERSID":
-                pass  # the description of a storage stays on the stack
-            case "MEMOIZE":
-                memo[len(memo)] = stack[-1]
-            case "BINPUT" | "LONG_BINPUT":
-                memo[argument] = stack[-1]
-            case "BINGET" | "LONG_BINGET":
-                stack.append(memo[argument])
-            case name:
-                raise RejectedPickle(f"a pickle with the operation {name}, which dictionaries of arrays do not need")
-    raise RejectedPickle("a pickle without an end")
+        value = function(*arguments)
+        if isinstance(value, bytes):
+            self.encoded_bytes += len(value)
+            if self.encoded_bytes > _MAX_ENCODED:
+                raise RejectedPickle(f"a pickle with more than {_MAX_ENCODED} bytes as text")
+        return value
 
 
 def _imported(module: Any, name: Any) -> _Name:
@@ -341,13 +409,3 @@ def _key(key: Any) -> str | int:
     if not isinstance(key, str | int):
         raise RejectedPickle("a dictionary with keys other than texts and integers")
     return key
-
-
-def _call(called: Any, arguments: Any, functions: Mapping[str, Callable[..., Any]]) -> Any:
-    """Makes the value of a call in a pickle."""
-    if not isinstance(called, _Name):
-        raise RejectedPickle("a pickle that calls a value")
-    function = functions.get(called.text)
-    if function is None:
-        raise RejectedPickle(f"a pickle that calls {called.text}, which could run code; nothing was run")
-    return function(*arguments)
