@@ -38,18 +38,28 @@ from mcis.platform.runs.scores import CURVES, SCORES
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages.evaluation.scoring import Scorer, count_predictions
 
-_NETWORKS = "classifier.channels=24 classifier.input_size=64 classifier.batch=8 segmenter.channels=24"
+_NETWORKS = ["classifier.channels=24", "classifier.input_size=64", "classifier.batch=8", "segmenter.channels=24"]
 TINY = [
-    *_NETWORKS.split(),
-    *["classifier.epochs=2", "localize.related=3", "pseudo_masks.min_foreground_fraction=0", "report.panels=4"],
-    *["segmenter.min_steps=6", "segmenter.batch=4", "segmenter.width=16", "segmenter.crop=64"],
-    *["compute.shard_rows=8", "compute.threads=1"],
+    *_NETWORKS,
+    "classifier.epochs=2",
+    "localize.related=3",
+    "pseudo_masks.min_foreground_fraction=0",
+    "report.panels=4",
+    "segmenter.min_steps=6",
+    "segmenter.batch=4",
+    "segmenter.width=16",
+    "segmenter.crop=64",
+    "compute.shard_rows=8",
+    "compute.threads=1",
 ]
 LOCALIZABLE = [
-    *_NETWORKS.split(),
-    *["classifier.epochs=4", "localize.related=3", "localize.extra_scales=[0.5]"],
+    *_NETWORKS,
+    "classifier.epochs=4",
+    "localize.related=3",
+    "localize.extra_scales=[0.5]",
     "classifier.head=own",  # a layer of its own for co-attentive features, so that a mistaken one shows
-    *["compute.shard_rows=4", "compute.threads=1"],
+    "compute.shard_rows=4",
+    "compute.threads=1",
 ]
 
 
