@@ -4,8 +4,9 @@ Each shard is written aside and renamed by the process that computed it. After a
 The result is the same, because the rows of a shard depend on its position in the table only.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 
@@ -14,10 +15,10 @@ from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.cpu_mapping import CpuMapping
 from mcis.platform.engine.errors import user_errors
 from mcis.platform.engine.gpu_mapping import GpuMapping
-from mcis.platform.engine.nodes import NodeWatch
+from mcis.platform.engine.nodes import Bundle, NodeWatch
 from mcis.platform.engine.runtime import reserved_resources
 from mcis.platform.engine.shard_mapper import MappingWork, Reject, ShardRows, Worker
-from mcis.platform.runs.progress import bar
+from mcis.platform.runs.progress import Bar, bar
 
 _CHECK_INTERVAL = 3.0
 """Maximum seconds between two looks at the nodes, for CPUs and GPUs that have joined and for nodes that are missing."""
@@ -82,40 +83,69 @@ def map_table(
         UserError: A worker raised it, memory ran out, a shard ended every process that mapped it, or the cluster lacks
             nodes and starts none in time.
     """
-    import ray
-
     if (worker is None) == (make_worker is None):
         raise TypeError("map_table takes either worker or make_worker")
     work = MappingWork(worker, make_worker, read, folder, label, memory_hint)
     folder.mkdir(parents=True, exist_ok=True)
     missing = _missing_shards(folder, shards_of(len(table), shard_rows or compute.shard_rows, suffix))
-    finished = len(table) - sum(shard.rows for shard in missing.values())
+    num_finished = len(table) - sum(shard.rows for shard in missing.values())
 
     with bar(label, len(table), "images") as progress, user_errors():
-        progress.update(finished)
+        progress.update(num_finished)
         if not missing:
             return 0
 
         on_gpus = network and compute.gpu
-        needed = {"GPU": compute.gpu_share} if on_gpus else {"CPU": 1.0}
+        needed: Bundle = {"GPU": compute.gpu_share} if on_gpus else {"CPU": 1.0}
         reserved = reserved_resources()
         with NodeWatch([needed], compute.wait_minutes, f"the mapping `{label}`") as watch:
-            reference = (ray.put((work, ray.put(table))),)
+            reference = _put(table, work)
             mapping: CpuMapping | GpuMapping
             if on_gpus:
-                mapping = GpuMapping(reference, work, missing, compute, [reserved] if reserved else watch.nodes)
+                mapping = GpuMapping(reference, work, missing, compute, _usable_nodes(watch, reserved))
             else:
                 mapping = CpuMapping(table, reference, work, missing, reject)
+            return _run(mapping, watch, reserved, progress, num_finished)
 
-            mapped = 0
-            while mapping.unfinished:
-                mapping.submit([reserved] if reserved else watch.nodes)
-                ready, _ = ray.wait(list(mapping.running), timeout=_CHECK_INTERVAL)
-                watch.check()
-                for result in ready:
-                    mapped += mapping.collect(result)
-                progress.update(finished + mapped)
-    return mapped
+
+def _put(table: pa.Table, work: MappingWork) -> tuple[Any]:
+    """Stores what the processes of a mapping need. Returns the reference for `map_shard`."""
+    import ray
+
+    return (ray.put((work, ray.put(table))),)
+
+
+def _run(
+    mapping: CpuMapping | GpuMapping, watch: NodeWatch, reserved: Bundle | None, progress: Bar, num_finished: int
+) -> int:
+    """Runs a mapping until all its shards are written.
+
+    Args:
+        mapping: The mapping, of which nothing is submitted yet.
+        watch: The nodes of the cluster.
+        reserved: See `reserved_resources`.
+        progress: The progress bar, in rows.
+        num_finished: Number of rows that earlier calls mapped.
+
+    Returns:
+        The number of rows that were mapped.
+    """
+    import ray
+
+    num_mapped = 0
+    while mapping.unfinished:
+        mapping.submit(_usable_nodes(watch, reserved))
+        ready, _ = ray.wait(list(mapping.running), timeout=_CHECK_INTERVAL)
+        watch.check()
+        for result in ready:
+            num_mapped += mapping.collect(result)
+        progress.update(num_finished + num_mapped)
+    return num_mapped
+
+
+def _usable_nodes(watch: NodeWatch, reserved: Bundle | None) -> Sequence[Bundle]:
+    """Returns what a mapping may use: the resources that its trial has reserved, as one node, or all nodes."""
+    return [reserved] if reserved else watch.nodes
 
 
 def _missing_shards(folder: Path, shards: dict[str, ShardRows]) -> dict[str, ShardRows]:
