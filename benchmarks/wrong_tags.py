@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from mcis.datasets.classes import read_classes
 from mcis.datasets.index import Listing
-from mcis.datasets.sources.class_folders import list_single_label, list_web
+from mcis.datasets.sources.single_label import list_single_label
 from mcis.datasets.sources.voc import list_voc
+from mcis.datasets.sources.web import list_web
 from mcis.datasets.synthetic import devkit
 from mcis.datasets.tags import Tags
 from mcis.platform import api

@@ -10,8 +10,9 @@ import pytest
 from mcis.datasets.classes import VOC_CLASSES
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import LISTING_SCHEMA, Listing, merge
-from mcis.datasets.sources.class_folders import list_single_label, list_web
 from mcis.datasets.sources.class_names import ClassNames, voc_folders
+from mcis.datasets.sources.single_label import list_single_label
+from mcis.datasets.sources.web import list_web
 
 CLASSES = ("cat", "cow", "dog")
 DOG = "n02099601"  # golden retriever

@@ -13,9 +13,9 @@ from mcis.datasets.classes import read_classes, split_names
 from mcis.datasets.errors import UserError
 from mcis.datasets.formats.importing import import_data_set
 from mcis.datasets.index import Listing, check_images, merge
-from mcis.datasets.sources.class_folders import list_web
 from mcis.datasets.sources.lists import listing_table, map_paths
 from mcis.datasets.sources.tagged import list_tagged
+from mcis.datasets.sources.web import list_web
 from mcis.datasets.storage.folders import TEMPORARY_NAME, atomic_write
 from mcis.platform.cli import app
 

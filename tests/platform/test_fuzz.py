@@ -55,8 +55,8 @@ def tables(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
 
 def lists(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
     from mcis.datasets.classes import read_classes
-    from mcis.datasets.sources.class_folders import list_single_label
     from mcis.datasets.sources.lid import list_lid
+    from mcis.datasets.sources.single_label import list_single_label
     from mcis.datasets.sources.voc import list_voc
 
     names = [f"2007_{n:06d}" for n in range(6)]

@@ -20,9 +20,10 @@ from typer.testing import CliRunner
 from mcis.datasets.classes import VOC_CLASSES
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.masks import read_saliency
-from mcis.datasets.sources.class_folders import list_single_label, list_web
+from mcis.datasets.sources.single_label import list_single_label
 from mcis.datasets.sources.tagged import list_tagged
 from mcis.datasets.sources.voc import list_voc
+from mcis.datasets.sources.web import list_web
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.cli import app
 from mcis.platform.config.resolve import resolve
