@@ -71,6 +71,17 @@ def weights(run: pipeline.RunResult) -> dict[str, torch.Tensor]:
     return state
 
 
+def check_maps(actual: pipeline.RunResult, expected: pipeline.RunResult, tolerance: float) -> None:
+    """Checks that the maps of two runs differ by at most a share of the highest expected value of each image."""
+    actual_folder = actual.context.inputs["localize"] / "maps"
+    actual_shards = Shards(actual_folder)
+    expected_shards = Shards(expected.context.inputs["localize"] / "maps")
+    for image_id in read_table(actual_folder)["image_id"].unique().to_pylist():
+        actual_maps = image_maps(actual_shards, image_id).maps
+        expected_maps = image_maps(expected_shards, image_id).maps
+        np.testing.assert_allclose(actual_maps, expected_maps, atol=tolerance * float(np.abs(expected_maps).max()))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", ["photos_fast", "photos_large"])
 def test_the_other_sizes_of_the_recipe_run_completely(ray_local: None, root: Path, tmp_path: Path, recipe: str) -> None:
@@ -96,18 +107,16 @@ def test_training_on_cached_features_equals_training_on_images(
     kept: pipeline.RunResult, root: Path, tmp_path: Path
 ) -> None:
     """Weights and maps are equal up to the rounding of float16."""
-    as_good_as_none = "classifier.color_jitter=[1e-9, 0, 0, 0]"  # features of augmented images cannot be cached
-    afresh = pipeline.run(settings(root, as_good_as_none), Workspace(tmp_path), "afresh", until="localize")
-    wanted, got = weights(afresh), weights(kept)
-    for name, value in wanted.items():
+    negligible_jitter = "classifier.color_jitter=[1e-9, 0, 0, 0]"  # features of augmented images cannot be cached
+    uncached_run = pipeline.run(settings(root, negligible_jitter), Workspace(tmp_path), "uncached", until="localize")
+    expected = weights(uncached_run)
+    actual = weights(kept)
+    for name, value in expected.items():
         if name.startswith("backbone."):
-            assert torch.equal(value, got[name]), name
+            assert torch.equal(value, actual[name]), name
         else:
-            torch.testing.assert_close(got[name], value, atol=2e-3, rtol=2e-2, msg=name)
-    maps, others = (Shards(run.context.inputs["localize"] / "maps") for run in (kept, afresh))
-    for image_id in read_table(kept.context.inputs["localize"] / "maps")["image_id"].unique().to_pylist():
-        a, b = image_maps(maps, image_id), image_maps(others, image_id)
-        np.testing.assert_allclose(a.maps, b.maps, atol=0.03 * float(np.abs(b.maps).max()))
+            torch.testing.assert_close(actual[name], value, atol=2e-3, rtol=2e-2, msg=name)
+    check_maps(kept, uncached_run, tolerance=0.03)
 
 
 def test_features_of_images_and_flipped_images_are_cached_and_standardize_channels(kept: pipeline.RunResult) -> None:
@@ -183,14 +192,10 @@ def test_features_that_do_not_fit_the_cache_are_computed_in_training(
 
     caches = [Features([], folder, (472, 4, 4)) for folder in run.context.workspace.cache.glob("features-*")]
     assert sorted(int(cache.holds(np.arange(20)).sum()) for cache in caches) == [4, 8, 20]
-    wanted = weights(kept)
+    expected = weights(kept)
     for name, value in weights(run).items():
-        torch.testing.assert_close(value, wanted[name], atol=2e-4, rtol=2e-3, msg=name)
-    maps, others = (Shards(result.context.inputs["localize"] / "maps") for result in (kept, run))
-    for image_id in read_table(kept.context.inputs["localize"] / "maps")["image_id"].unique().to_pylist():
-        a = image_maps(maps, image_id)
-        b = image_maps(others, image_id)
-        np.testing.assert_allclose(a.maps, b.maps, atol=0.01 * float(np.abs(b.maps).max()))
+        torch.testing.assert_close(value, expected[name], atol=2e-4, rtol=2e-3, msg=name)
+    check_maps(kept, run, tolerance=0.01)
 
 
 @pytest.mark.slow
@@ -199,9 +204,9 @@ def test_without_a_cache_the_same_weights_are_trained(kept: pipeline.RunResult, 
     run = pipeline.run(settings(root, "compute.cache_gb=0"), Workspace(tmp_path), "none", until="train_classifier")
     assert not list(run.context.workspace.cache.glob("features-*"))
     assert not (run.context.inputs["train_classifier"] / "features").exists()
-    wanted = weights(kept)
+    expected = weights(kept)
     for name, value in weights(run).items():
-        torch.testing.assert_close(value, wanted[name], atol=2e-4, rtol=2e-3, msg=name)
+        torch.testing.assert_close(value, expected[name], atol=2e-4, rtol=2e-3, msg=name)
 
 
 def test_features_of_a_backbone_without_weights_are_refused(root: Path) -> None:

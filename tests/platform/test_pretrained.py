@@ -49,8 +49,9 @@ def test_bundled_weights_are_a_file_of_their_backbone(tmp_path: Path) -> None:
 
 
 def test_timms_weights_are_fetched_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By timm itself, from its cache or hub; then they lie in the workspace as any other file of weights."""
-    workspace, name = Workspace(tmp_path), "timm/resnet18"
+    """By timm itself, from its cache or hub; then the workspace stores them as any other file of weights."""
+    workspace = Workspace(tmp_path)
+    name = "timm/resnet18"
     fetched = timm_backbones.timm.create_model("resnet18")
     monkeypatch.setattr(timm_backbones, "download_state_dict", lambda name: fetched.state_dict())
     path = backbone_weights("download", name, workspace)

@@ -28,7 +28,10 @@ def runs(tracker: Tracker, name: str) -> list[Any]:
 
 
 def write_log(workspace: Workspace, name: str, last: int) -> Path:
-    """The step log of a training of so many steps; of those behind a checkpoint, a restart logs another speed."""
+    """Writes the step log of a training of `last` steps.
+
+    A restart logs the steps after a checkpoint with another speed.
+    """
     path = workspace.store / f"train_classifier-{name}" / "steps.jsonl"
     path.parent.mkdir(exist_ok=True)
     records = [

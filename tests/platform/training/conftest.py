@@ -17,7 +17,7 @@ from mcis.platform.runs.workspace import Workspace
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> ClassifierLearner:
-    """Trains a small network for 20 updates on 24 synthetic images, beside which lie 8 for validation."""
+    """Trains a small network for 20 updates on 24 synthetic images, with 8 validation images."""
     root = tmp_path_factory.mktemp("training") / "VOC2012"
     draw(root, train=24, val=8, size=48, classes=4)
     rows = list_voc(root, classes=root / "classes.txt").table.slice(0, 24)

@@ -1,5 +1,8 @@
-"""A training's step on a device that has no values and is not the CPU: what reads a value back, or leaves a tensor on
-the CPU, raises there. A GPU would wait, or raise, at the same place; where there is one, its values are the CPU's."""
+"""Runs steps of trainings on a device without values that is not the CPU.
+
+Code that reads a value back, or leaves a tensor on the CPU, raises an error there. A GPU would wait or raise an error
+at the same place. On a machine with a GPU, its values are compared with the CPU's.
+"""
 
 import contextlib
 import functools
@@ -32,8 +35,11 @@ from mcis.platform.learners.classifier_learner import ClassifierLearner, val_sco
 from mcis.platform.learners.segmenter_learner import SegmenterLearner
 from mcis.platform.networks.build import build_affinity_net, build_classifier, build_segmenter
 
-META, GPU = torch.device("meta"), torch.cuda.is_available()
-SIDE, BATCH, CLASSES = 64, 4, 3
+META = torch.device("meta")
+GPU = torch.cuda.is_available()
+SIDE = 64
+BATCH = 4
+CLASSES = 3
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8)
 INDEX = np.arange(BATCH)
@@ -50,19 +56,20 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> t
 
 
 def check(device: torch.device, compute: Callable[[torch.device], dict[str, torch.Tensor]]) -> None:
-    """What is computed on the device is there, and a GPU has the CPU's values."""
+    """Checks that the values are on the device where they were computed, and that a GPU has the CPU's values."""
     found = compute(device)
     assert all(value.device.type == device.type for value in found.values())
     if device.type == "cuda":
         expected = compute(torch.device("cpu"))
-        least = 1e-3 * max(float(value.norm()) for value in expected.values())  # below which a gradient is rounding
+        # Gradients with smaller norms are rounding errors.
+        min_norm = 1e-3 * max(float(value.norm()) for value in expected.values())
         for name, value in expected.items():
-            apart = float((found[name].cpu() - value).norm()) / max(float(value.norm()), least)
-            assert apart < 1e-2, f"{name}: {apart:.2g} of its norm apart"
+            relative_error = float((found[name].cpu() - value).norm()) / max(float(value.norm()), min_norm)
+            assert relative_error < 1e-2, f"{name}: relative error of {relative_error:.2g}"
 
 
 def step(learner: Learner[Any], batch: Any, device: torch.device) -> dict[str, torch.Tensor]:
-    """The loss terms of a batch and, behind the backward pass of their sum, the gradients, by their names."""
+    """Returns the loss terms of a batch and, after the backward pass of their sum, the gradients, by their names."""
     torch.manual_seed(0)
     model = learner.model().to(device)
     model.train()
@@ -75,22 +82,29 @@ def step(learner: Learner[Any], batch: Any, device: torch.device) -> dict[str, t
     return {name: value.detach() for name, value in {**terms, **gradients}.items()}
 
 
-def maps(config: ClassifierConfig, device: torch.device) -> dict[str, torch.Tensor]:
-    """Maps of the first image, single-round and by related images."""
+def compute_maps(config: ClassifierConfig, device: torch.device) -> dict[str, torch.Tensor]:
+    """Returns the maps of the first image, single-round and by related images."""
     torch.manual_seed(0)
     model = build_classifier(config, CLASSES).to(device).eval()
     with torch.inference_mode():
         images = model.backbone.normalize(to_float_images(torch.from_numpy(IMAGES).to(device)))
-        with model.backbone.capture_outputs(*model.backbone.correlation_layers) as middle:
-            known = [model.backbone(images)]
-            features = embed(model.backbone, model.standardize, images, extra_scales=(0.75,), hflip=True, outputs=known)
+        with model.backbone.capture_outputs(*model.backbone.correlation_layers) as layer_outputs:
+            backbone_outputs = [model.backbone(images)]
+            features = embed(
+                model.backbone, model.standardize, images, extra_scales=(0.75,), hflip=True, outputs=backbone_outputs
+            )
         single = model.activations(features)
         query = model.query(features[0], pair_domains=torch.tensor([1], device=device))
-        attended: Any = query, features[0], features[1:], 1
-        made = {"co": model.co_maps(*attended), "contrastive": model.contrastive_maps(*attended), "single": single}
+        arguments: Any = query, features[0], features[1:], 1
+        maps = {
+            "co": model.co_maps(*arguments),
+            "contrastive": model.contrastive_maps(*arguments),
+            "single": single,
+            "scores": scale_maps(single, "logarithm"),
+        }
         if config.equivariant.weight:
-            made["refined"] = model.refined(images[:1], single[:1], [m[:1] for m in middle])
-        return {**made, "scores": scale_maps(single, "logarithm")}
+            maps["refined"] = model.refined(images[:1], single[:1], [output[:1] for output in layer_outputs])
+        return maps
 
 
 def pair_batch() -> PairBatch:
@@ -132,7 +146,7 @@ def test_a_step_of_the_classifier_stays_on_its_device(changes: dict[str, Any], d
 
 @pytest.mark.parametrize("recipe", ["scratch", "photos", "lid"])
 def test_maps_stay_on_their_device(recipe: str, device: torch.device) -> None:
-    check(device, functools.partial(maps, RECIPES[recipe]().classifier.model_copy(update={"input_size": SIDE})))
+    check(device, functools.partial(compute_maps, RECIPES[recipe]().classifier.model_copy(update={"input_size": SIDE})))
 
 
 @pytest.mark.parametrize("recipe", ["scratch", "photos", "lid"])
@@ -176,7 +190,7 @@ def test_updates_read_nothing_back_until_the_log_is_written(monkeypatch: pytest.
     losses = trainer.train_step(pair_batch(), 9)
     with pytest.raises((RuntimeError, NotImplementedError), match="meta tensor"):
         trainer.finish_step(pair_batch(), 9, losses)
-    assert len(trainer.unchecked) == 10, "what would have been read in one go"
+    assert len(trainer.unchecked) == 10, "the losses that would have been read at once"
 
 
 @pytest.mark.slow
@@ -191,17 +205,19 @@ def test_predictions_and_walks_stay_on_their_device(device: torch.device) -> Non
     affinities = net(image[None]).affinities[0]
     assert transition(affinities, net.radius, 8.0).device.type == device.type
     if device.type == "cuda":  # `meta` multiplies no sparse matrices
-        maps, walked = torch.rand(2, *affinities.shape[-2:]), []
+        maps = torch.rand(2, *affinities.shape[-2:])
+        walked_maps = []
         for place in (device, torch.device("cpu")):
-            moved = maps.to(place), affinities.to(place)
-            walked.append(random_walk(*moved, radius=net.radius, beta=8.0, steps=64).cpu())
-        torch.testing.assert_close(*walked, rtol=1e-4, atol=1e-5)
+            arguments = maps.to(place), affinities.to(place)
+            walked_maps.append(random_walk(*arguments, radius=net.radius, beta=8.0, steps=64).cpu())
+        torch.testing.assert_close(*walked_maps, rtol=1e-4, atol=1e-5)
 
 
 def test_precision_of_tags_in_bfloat16_is_of_scores_that_differ() -> None:
     """Means of bfloat16 would be a few values, whose ties count as the worst order."""
     learner = ClassifierLearner(config=RECIPES["scratch"]().classifier, seed=0, tags=TAGS, is_source=None, **NO_IMAGES)
-    network, images = learner.model().eval(), torch.from_numpy(RNG.integers(0, 256, (64, SIDE, SIDE, 3), np.uint8))
+    network = learner.model().eval()
+    images = torch.from_numpy(RNG.integers(0, 256, (64, SIDE, SIDE, 3), np.uint8))
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
         scores = val_scores(network, images)
-    assert min(len(of.unique()) for of in scores.T) > 48
+    assert min(len(column.unique()) for column in scores.T) > 48
