@@ -146,19 +146,22 @@ def test_checks_in_blocks_give_the_same_index(photos: Path, ray_local: None, mon
 
 
 def test_sources_are_listed_once_per_call(photos: Path, ray_local: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
+    listed_sources: list[str] = []
 
-    def counted(config: Config) -> Listing:
-        asked.append(config.sources)
+    def recording(config: Config) -> Listing:
+        listed_sources.append(config.sources)
         return listing(config)
 
-    monkeypatch.setattr("mcis.platform.runs.listing.listing", counted)
+    monkeypatch.setattr("mcis.platform.runs.listing.listing", recording)
     resolved = resolve("tags", "scratch", {"data.tags.table": str(photos)})
     workspace = Workspace(photos.parent / "workspace")
-    for calls in (1, 2):
+    for _ in range(2):
+        listed_sources.clear()
         sources = pipeline.check(resolved.config, workspace, "index-tags", until="index")
         pipeline.run(resolved, workspace, "index-tags", until="index", sources=sources)
-        assert (asked, sources._listing) == (["tags"] * calls, None), "and nobody holds it behind the index"
+        assert listed_sources == ["tags"]
+        sources.listing()
+        assert listed_sources == ["tags", "tags"], "the listing is released after the index"
 
 
 # --- pixels of unclear meaning
