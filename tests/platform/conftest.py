@@ -6,16 +6,17 @@ import re
 import shutil
 import zlib
 from base64 import b64decode
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pytest
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 
 from mcis.datasets.images.decode import encode_labels
@@ -173,6 +174,147 @@ def localizable(ray_local: None, tmp_path_factory: pytest.TempPathFactory) -> Lo
     return Localizable(root, run.context)
 
 
+class SyntheticImage(NamedTuple):
+    """A synthetic image of a scored run.
+
+    Attributes:
+        id: id of the image.
+        photo: file of the image.
+        mask: file of its ground truth.
+        tag: index of its class.
+        truth: ground truth, (H, W) uint8.
+    """
+
+    id: str
+    photo: Path
+    mask: Path
+    tag: int
+    truth: NDArray[np.uint8]
+
+
+def draw_image(data: Path, split: str, number: int, classes: int, truths: int) -> SyntheticImage:
+    """Draws an image of noise and its ground truth, a rectangle of one class. Existing files are kept.
+
+    Args:
+        data: folder of the files.
+        split: split of the image.
+        number: number of the image in the split.
+        classes: number of classes.
+        truths: seed of the drawing.
+    """
+    rng = np.random.default_rng([truths, number])
+    tag = number % classes
+    truth = np.zeros((40, 56), np.uint8)
+    top, left = rng.integers(0, 20, 2)
+    truth[top : top + 20, left : left + 30] = 1 + tag
+    truth[:, -3:] = 255
+
+    image_id = f"{split}{number}"
+    photo = data / f"{truths}-{image_id}.jpg"
+    mask = data / f"{truths}-{image_id}.png"
+    if not mask.exists():
+        mask.write_bytes(encode_labels(truth))
+        Image.fromarray(rng.integers(0, 256, (*truth.shape, 3), np.uint8)).save(photo)
+    return SyntheticImage(image_id, photo, mask, tag, truth)
+
+
+def add_errors(
+    truth: NDArray[np.uint8], classes: int, error: float, rng: np.random.Generator
+) -> list[NDArray[np.uint8]]:
+    """Returns three label maps: the ground truth with wrong pixels, whose share is `error` on average."""
+    labels = np.where(truth == 255, 0, truth)
+    is_wrong = rng.random((3, *truth.shape)) < error * rng.uniform(0.2, 1.8)
+    other_labels = (labels + 1) % (classes + 1)
+    return [np.where(wrong, other_labels, labels).astype(np.uint8) for wrong in is_wrong]
+
+
+def index_row(image: SyntheticImage, split: str) -> dict[str, object]:
+    """Returns the row of an image in the index (INDEX_SCHEMA)."""
+    return {
+        "image_id": image.id,
+        "uri": str(image.photo),
+        "split": split,
+        "tags": [image.tag],
+        "height": image.truth.shape[0],
+        "width": image.truth.shape[1],
+        "domain": "target",
+        "content_hash": image.id,
+        "mask_uri": str(image.mask),
+        "saliency_uri": None,
+        "is_negative": False,
+    }
+
+
+def pseudo_mask_row(image_id: str, pseudo_mask: NDArray[np.uint8]) -> dict[str, object]:
+    """Returns the row of an image in the table of pseudo masks (MASKS_SCHEMA)."""
+    png = encode_labels(pseudo_mask)
+    return {"image_id": image_id, "labels": png, "mask": png, "cue": "crf", "ignored": 0.0, "foreground": 0.3}
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoredRows:
+    """The rows of a scored run's tables: index, predictions, pseudo masks, and pixel counts of the pseudo masks."""
+
+    index: list[dict[str, object]] = dataclasses.field(default_factory=list)
+    predictions: list[dict[str, object]] = dataclasses.field(default_factory=list)
+    pseudo_masks: list[dict[str, object]] = dataclasses.field(default_factory=list)
+    counts: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+
+
+def label_images(
+    images: Sequence[SyntheticImage], split: str, classes: int, error: float, rng: np.random.Generator
+) -> ScoredRows:
+    """Returns the rows of images whose predictions and pseudo masks have errors, see `add_errors`."""
+    rows = ScoredRows()
+    for image in images:
+        plain, refined, pseudo_mask = add_errors(image.truth, classes, error, rng)
+        rows.index.append(index_row(image, split))
+        pngs = {"plain": encode_labels(plain), "crf": encode_labels(refined)}
+        rows.predictions.append({"image_id": image.id, **pngs})
+        rows.pseudo_masks.append(pseudo_mask_row(image.id, pseudo_mask))
+        rows.counts.extend(mask_rows(image.id, image.truth, {"pseudo masks": pseudo_mask}, classes))
+    return rows
+
+
+def write_outputs(outputs: Mapping[str, Path], rows: ScoredRows, result: IndexResult, key: str) -> None:
+    """Writes the index, the predictions, the pseudo masks and the pixel counts of a scored run.
+
+    Args:
+        outputs: stage -> folder of its output.
+        rows: rows of the tables.
+        result: result of the stage `index`.
+        key: key of the stage `index`.
+    """
+    index = pa.Table.from_pylist(rows.index, schema=INDEX_SCHEMA)
+    write_table(outputs["index"] / "index.parquet", index)
+    write_result(outputs["index"], result, key=key)
+
+    shard = f"part-{0:08d}-{len(index):08d}.parquet"
+    predictions = outputs["predict"] / "predictions"
+    write_table(predictions / shard, pa.Table.from_pylist(rows.predictions, schema=PREDICTIONS_SCHEMA))
+    pseudo_masks = pa.Table.from_pylist(rows.pseudo_masks, schema=MASKS_SCHEMA)
+    write_table(outputs["pseudo_masks"] / "masks" / shard, pseudo_masks)
+
+    with_position = index.append_column("position", pa.array(range(len(index))))
+    prediction_counts = count_predictions(len(result.classes), Shards(predictions), with_position)
+    write_table(outputs["evaluate"] / PREDICTED_IMAGES / "part-0.parquet", prediction_counts)
+    mask_counts = pa.Table.from_pylist(rows.counts, schema=COUNTS_SCHEMA)
+    write_table(outputs["evaluate"] / TRAINING_IMAGES / "part-0.parquet", mask_counts)
+
+
+def write_scores(evaluate: Path, scorer: Scorer) -> None:
+    """Writes the scores that follow from the pixel counts in the output of the stage `evaluate`."""
+    labels = len(scorer.classes) + 1
+    shape = (MASK_PARTS, labels, labels)
+    mask_counts = sum_counts(evaluate / TRAINING_IMAGES, {"pseudo masks": shape})["pseudo masks"]
+    scores = [scorer.mask_score("pseudo_masks", "R = 3", mask_counts, related=3)]
+    prediction_counts = sum_counts(evaluate / PREDICTED_IMAGES, dict.fromkeys(("plain", "with CRF"), shape))
+    for title, counts in prediction_counts.items():
+        scores.append(scorer.mask_score("segmentation", title, counts, crf=title == "with CRF"))
+    write_json(evaluate / SCORES, [dataclasses.asdict(score) for score in scores])
+    write_json(evaluate / CURVES, {})
+
+
 @pytest.fixture(scope="session")
 def scored() -> Callable[..., Path]:
     """Makes a scored run with predictions and pseudo masks of synthetic images; returns its folder.
@@ -196,63 +338,14 @@ def scored() -> Callable[..., Path]:
         opened = Workspace(workspace)
         resolved = resolve("voc", recipe, overrides=overrides)
         rng = np.random.default_rng([zlib.crc32(name.encode()), resolved.config.seed])
-        outputs = {s: opened.output(s, name) for s in ("index", "pseudo_masks", "predict", "evaluate")}
         data.mkdir(parents=True, exist_ok=True)
-        tables: dict[str, list[dict[str, object]]] = {"index": [], "predictions": [], "masks": []}
-        counted = list[dict[str, Any]]()
-        for number in range(images):
-            drawn = np.random.default_rng([truths, number])
-            tag = number % len(classes)
-            image_id = f"{split}{number}"
-            truth = np.zeros((40, 56), np.uint8)
-            top, left = drawn.integers(0, 20, 2)
-            truth[top : top + 20, left : left + 30] = 1 + tag
-            truth[:, -3:] = 255
-            mask, photo = (data / f"{truths}-{image_id}.{end}" for end in ("png", "jpg"))
-            if not mask.exists():
-                mask.write_bytes(encode_labels(truth))
-                Image.fromarray(drawn.integers(0, 256, (*truth.shape, 3), np.uint8)).save(photo)
+        drawn_images = [draw_image(data, split, number, len(classes), truths) for number in range(images)]
+        rows = label_images(drawn_images, split, len(classes), error, rng)
 
-            labels = np.where(truth == 255, 0, truth)
-            wrong = rng.random((3, *truth.shape)) < error * rng.uniform(0.2, 1.8)
-            other = (labels + 1) % (len(classes) + 1)
-            plain, refined, pseudo = (np.where(at, other, labels).astype(np.uint8) for at in wrong)
-
-            row: dict[str, object] = {"image_id": image_id, "uri": str(photo), "split": split, "tags": [tag]}
-            row |= {"height": 40, "width": 56, "domain": "target", "content_hash": image_id}
-            row |= {"mask_uri": str(mask), "saliency_uri": None, "is_negative": False}
-            tables["index"].append(row)
-            pngs = {"plain": encode_labels(plain), "crf": encode_labels(refined)}
-            tables["predictions"].append({"image_id": image_id, **pngs})
-            mask_row = dict.fromkeys(("labels", "mask"), encode_labels(pseudo)) | {"image_id": image_id, "cue": "crf"}
-            tables["masks"].append(mask_row | {"ignored": 0.0, "foreground": 0.3})
-            counted += mask_rows(image_id, truth, {"pseudo masks": pseudo}, len(classes))
-
-        index = pa.Table.from_pylist(tables["index"], schema=INDEX_SCHEMA)
-        write_table(outputs["index"] / "index.parquet", index)
-        index_result = IndexResult(classes=tuple(classes), counts={}, identity=split)
-        write_result(outputs["index"], index_result, key=name)
-
-        predictions = outputs["predict"] / "predictions"
-        evaluate = outputs["evaluate"]
-        for folder, schema in ((predictions, PREDICTIONS_SCHEMA), (outputs["pseudo_masks"] / "masks", MASKS_SCHEMA)):
-            shard = folder / f"part-{0:08d}-{images:08d}.parquet"
-            write_table(shard, pa.Table.from_pylist(tables[folder.name], schema=schema))
-        with_position = index.append_column("position", pa.array(range(images)))
-        prediction_counts = count_predictions(len(classes), Shards(predictions), with_position)
-        write_table(evaluate / PREDICTED_IMAGES / "part-0.parquet", prediction_counts)
-        mask_counts = pa.Table.from_pylist(counted, schema=COUNTS_SCHEMA)
-        write_table(evaluate / TRAINING_IMAGES / "part-0.parquet", mask_counts)
-
-        shape = (MASK_PARTS, len(classes) + 1, len(classes) + 1)
+        outputs = {stage: opened.output(stage, name) for stage in ("index", "pseudo_masks", "predict", "evaluate")}
+        write_outputs(outputs, rows, IndexResult(classes=tuple(classes), counts={}, identity=split), key=name)
         scorer = Scorer(config=resolved.config, classes=tuple(classes), split=split, images=images)
-        masks = sum_counts(evaluate / TRAINING_IMAGES, {"pseudo masks": shape})["pseudo masks"]
-        scores = [scorer.mask_score("pseudo_masks", "R = 3", masks, related=3)]
-        predicted = sum_counts(evaluate / PREDICTED_IMAGES, dict.fromkeys(("plain", "with CRF"), shape))
-        for title, counts in predicted.items():
-            scores.append(scorer.mask_score("segmentation", title, counts, crf=title == "with CRF"))
-        write_json(evaluate / SCORES, [dataclasses.asdict(score) for score in scores])
-        write_json(evaluate / CURVES, {})
+        write_scores(outputs["evaluate"], scorer)
         write_text(opened.run(name).config, experiment_text(resolved.config, resolved.origins))
         opened.record_outputs(name, outputs)
         return opened.run(name).path
