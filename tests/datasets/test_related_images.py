@@ -67,8 +67,8 @@ def test_related_images_are_candidates_and_repeat_only_if_necessary(
 def test_maps_of_related_images_have_their_image_and_class(matrix: Matrix, by: str) -> None:
     relations = drawn_by(matrix, related_by=by)
     numbers = {key: n for n, key in enumerate(zip(relations.image.tolist(), relations.tag.tolist(), strict=True))}
-    for tag, related, got in zip(relations.tag, relations.related, relations.maps_of_related(), strict=True):
-        assert got.tolist() == [numbers.get((image, tag), -1) for image in related.tolist()]
+    for tag, related, actual in zip(relations.tag, relations.related, relations.maps_of_related(), strict=True):
+        assert actual.tolist() == [numbers.get((image, tag), -1) for image in related.tolist()]
 
 
 @pytest.mark.parametrize("image", [0, 2, 4])
@@ -206,15 +206,15 @@ def one_by_one(tags: Tags, vectors: NDArray[np.float32], image: int, k: int, rel
 def test_nearest_images_match_a_search_image_by_image(seed: int, alike: bool, related: int) -> None:
     tags, is_source, vectors = world(seed, alike)
     images, classes = every_tag(tags)
-    got = nearest(tags, is_source, vectors, related)
-    for row, image, k in zip(got, images.tolist(), classes.tolist(), strict=True):
+    actual = nearest(tags, is_source, vectors, related)
+    for row, image, k in zip(actual, images.tolist(), classes.tolist(), strict=True):
         assert row.tolist() == one_by_one(tags, vectors, image, k, related)
 
 
 def test_the_only_image_of_a_class_is_related_to_itself() -> None:
     tags = Tags.from_matrix(np.eye(3, dtype=bool))
-    got = nearest(tags, np.zeros(3, bool), rounded_unit_vectors(np.eye(3, dtype=np.float32)), 2)
-    assert got.tolist() == [[0, 0], [1, 1], [2, 2]]
+    actual = nearest(tags, np.zeros(3, bool), rounded_unit_vectors(np.eye(3, dtype=np.float32)), 2)
+    assert actual.tolist() == [[0, 0], [1, 1], [2, 2]]
 
 
 def test_products_of_rounded_vectors_are_exact_in_any_order() -> None:

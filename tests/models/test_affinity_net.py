@@ -31,20 +31,20 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("radius", [2, 4])
 def test_semantic_affinities_compare_features_pair_by_pair(radius: int) -> None:
     features = random(2, 3, 5, 6).double()
-    got = semantic_affinities(features, radius)
+    actual = semantic_affinities(features, radius)
     for plane, (dy, dx) in enumerate(directions(radius)):
         for image, y, x in np.ndindex(2, 5, 6):
             expected = 0.0
             if 0 <= y + dy < 5 and 0 <= x + dx < 6:
                 difference = features[image, :, y, x] - features[image, :, y + dy, x + dx]
                 expected = math.exp(-difference.abs().mean())
-            assert got[image, plane, y, x].item() == pytest.approx(expected, abs=1e-12)
+            assert actual[image, plane, y, x].item() == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("radius", [2, 5])
 def test_boundary_affinities_use_the_highest_boundary_on_the_line(radius: int) -> None:
     boundaries = random(1, 1, 7, 6, seed=1).double()
-    got = boundary_affinities(boundaries, radius)
+    actual = boundary_affinities(boundaries, radius)
     for plane, direction in enumerate(directions(radius)):
         for y, x in np.ndindex(7, 6):
             points = [(y + dy, x + dx) for dy, dx in line(direction)]
@@ -52,7 +52,7 @@ def test_boundary_affinities_use_the_highest_boundary_on_the_line(radius: int) -
             expected = 0.0
             if 0 <= last_y < 7 and 0 <= last_x < 6:
                 expected = 1 - max(boundaries[0, 0, *point].item() for point in points)
-            assert got[0, plane, y, x].item() == pytest.approx(expected, abs=1e-12)
+            assert actual[0, plane, y, x].item() == pytest.approx(expected, abs=1e-12)
 
 
 @pytest.mark.parametrize("direction", directions(6))
@@ -70,8 +70,8 @@ def test_losses_are_means_over_the_three_kinds_of_pairs_and_sums_over_images(see
     rng = np.random.default_rng(seed)
     labels = torch.from_numpy(rng.choice([0, 1, 2, 255], size=(2, 5, 4)).astype(np.uint8))
     affinities = random(2, len(directions(radius)), 5, 4, seed=seed).double()
-    got = affinity_losses(affinities, labels, radius)
-    expected = dict.fromkeys(got, 0.0)
+    actual = affinity_losses(affinities, labels, radius)
+    expected = dict.fromkeys(actual, 0.0)
     for image in range(2):
         pairs: dict[str, list[float]] = {"background": [], "foreground": [], "different": []}
         for plane, (dy, dx) in enumerate(directions(radius)):
@@ -94,15 +94,15 @@ def test_losses_are_means_over_the_three_kinds_of_pairs_and_sums_over_images(see
             weight = 0.5 if kind == "different" else 0.25
             expected[kind] += weight * (sum(values) / len(values) if values else 0.0)
     for kind, value in expected.items():
-        assert got[kind].item() == pytest.approx(value, abs=1e-9), kind
+        assert actual[kind].item() == pytest.approx(value, abs=1e-9), kind
 
 
 @pytest.mark.parametrize("size", [(32, 32), (33, 47)])
 def test_labels_of_positions_are_those_of_the_nearest_pixels(size: tuple[int, int]) -> None:
     labels = torch.arange(size[0] * size[1]).reshape(1, *size)
     shape = (math.ceil(size[0] / 4), math.ceil(size[1] / 4))
-    got = nearest_labels(labels, Layout(4).grids(size, shape))
-    torch.testing.assert_close(got, labels[:, ::4, ::4])
+    actual = nearest_labels(labels, Layout(4).grids(size, shape))
+    torch.testing.assert_close(actual, labels[:, ::4, ::4])
     torch.testing.assert_close(nearest_labels(labels, pixel_grids(*size)), labels)
 
 

@@ -62,7 +62,7 @@ def test_resamples_are_weighted_means_over_seeds(seed: int, images: int, one: in
             seed_overlaps.truth[:, 0] += 1  # a label that all images have
         predictions.append(group)
     stacked = [stacked_seeds(*group) for group in predictions]
-    got = bootstrap_differences(*stacked, paired=paired, resamples=10, seed=seed)
+    actual = bootstrap_differences(*stacked, paired=paired, resamples=10, seed=seed)
 
     for resample in range(10):
         draws = [uniforms(DrawPurpose.BOOTSTRAP, seed, resample, np.array([turn]))[0, 0] for turn in range(images)]
@@ -74,7 +74,7 @@ def test_resamples_are_weighted_means_over_seeds(seed: int, images: int, one: in
             mious = [mean_iou(run, drawn_images) for run in group]
             means.append(float(weights @ mious))
             first_turn = 0 if paired else one + 1
-        assert got[resample] == pytest.approx(means[1] - means[0])
+        assert actual[resample] == pytest.approx(means[1] - means[0])
 
 
 def two_configurations() -> tuple[Overlaps, Overlaps]:

@@ -96,12 +96,12 @@ def test_scores_are_section_3_1(options: dict[str, Any], fused: bool, monkeypatc
     model = classifier(**options)
     f_m = features(1, 2, 2, 3)
     f_n = features(2, 2, 3, 2)
-    got = present(model.pair_scores(f_m, f_n))
+    actual = present(model.pair_scores(f_m, f_n))
     for b in range(2):
         expected = section_3_1(model, f_m[b].flatten(1).numpy(), f_n[b].flatten(1).numpy())
-        assert list(got) == list(expected)
+        assert list(actual) == list(expected)
         for name, scores in expected.items():
-            np.testing.assert_allclose(got[name][b].detach(), scores, atol=1e-10, err_msg=name)
+            np.testing.assert_allclose(actual[name][b].detach(), scores, atol=1e-10, err_msg=name)
 
 
 @pytest.mark.parametrize("options", FORMS[:5], ids=str)
@@ -109,15 +109,15 @@ def test_images_can_attend_to_themselves(options: dict[str, Any]) -> None:
     model = classifier(**options)
     f_m = features(1, 1, 2, 3)
     f_n = features(2, 1, 3, 2)
-    got = present(model.pair_scores(f_m, f_n, attention_partner="itself"))
+    actual = present(model.pair_scores(f_m, f_n, attention_partner="itself"))
     matrix_m = f_m[0].flatten(1).numpy()
     matrix_n = f_n[0].flatten(1).numpy()
     expected_m = section_3_1(model, matrix_m, matrix_m)
     expected_n = section_3_1(model, matrix_n, matrix_n)
-    for name, scores in got.items():
+    for name, scores in actual.items():
         expected = expected_m if name.endswith("_m") else expected_n
         np.testing.assert_allclose(scores[0].detach(), expected[name], atol=1e-10)
-    assert not torch.allclose(got["co_attention_m"], present(model.pair_scores(f_m, f_n))["co_attention_m"])
+    assert not torch.allclose(actual["co_attention_m"], present(model.pair_scores(f_m, f_n))["co_attention_m"])
 
 
 def test_pairs_can_be_scored_without_attention() -> None:
@@ -146,13 +146,13 @@ def test_pairs_of_other_domains_have_another_affinity() -> None:
     f_m = features(1, 4, 2, 3)
     f_n = features(2, 4, 3, 2)
     pair_domains = torch.tensor([2, 0, 1, 2])
-    got = present(three.pair_scores(f_m, f_n, pair_domains))
+    actual = present(three.pair_scores(f_m, f_n, pair_domains))
     for b in range(4):
         one.load_state_dict({**three.state_dict(), "w_p": three.w_p[pair_domains[b]]})
         for name, scores in present(one.pair_scores(f_m[b : b + 1], f_n[b : b + 1])).items():
-            torch.testing.assert_close(got[name][b : b + 1], scores)
+            torch.testing.assert_close(actual[name][b : b + 1], scores)
     others = present(three.pair_scores(f_m, f_n, 2 - pair_domains))
-    assert not torch.allclose(got["co_attention_m"][0], others["co_attention_m"][0])
+    assert not torch.allclose(actual["co_attention_m"][0], others["co_attention_m"][0])
     with pytest.raises(ValueError, match="domains of each pair"):
         three.pair_scores(f_m, f_n)
 
@@ -255,16 +255,16 @@ def test_positions_are_compared_by_standardized_channels_of_the_backbone(w_p: Li
     mean = torch.randn(6, generator=generator)
     deviation = torch.rand(6, generator=generator) + 0.5
     standard = (outputs - mean[:, None, None]) / deviation[:, None, None]
-    got = model.standardize(outputs)
-    torch.testing.assert_close(got, standard)
+    actual = model.standardize(outputs)
+    torch.testing.assert_close(actual, standard)
     f_m, f_n = standard.split(1)
     p = affinity(f_m, f_n, model.w_p if w_p == "learned" else None, form="cosine", scale=7.0)
     common = coattend(f_m, f_n, p)
-    scores = model.pair_scores(*got.split(1))
+    scores = model.pair_scores(*actual.split(1))
     torch.testing.assert_close(scores.basic_m, model.phi(f_m).mean(dim=(2, 3)))
     torch.testing.assert_close(scores.co_attention_m, model.phi(common.m).mean(dim=(2, 3)))
     torch.testing.assert_close(scores.co_attention_n, model.phi(common.n).mean(dim=(2, 3)))
-    torch.testing.assert_close(model.co_maps(model.query(got[0]), got[0], got[1:], 1), model.phi(common.m)[:, 1])
+    torch.testing.assert_close(model.co_maps(model.query(actual[0]), actual[0], actual[1:], 1), model.phi(common.m)[:, 1])
     assert ("w_p" in model.state_dict()) is (w_p == "learned")
     assert {"mean", "deviation"} <= set(model.state_dict())
 
@@ -353,5 +353,5 @@ def test_maps_with_the_identity_need_no_trained_affinity(attention: str, head: s
     query = model.query(target, identity=True)
     assert query.shape == (6, C)
     with torch.inference_mode():
-        got = model.co_maps(query, target, related, 1)
-    np.testing.assert_allclose(got.flatten(1), np.stack(maps), atol=1e-10)
+        actual = model.co_maps(query, target, related, 1)
+    np.testing.assert_allclose(actual.flatten(1), np.stack(maps), atol=1e-10)

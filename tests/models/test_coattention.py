@@ -60,8 +60,8 @@ def softmax(p: Array) -> Array:
 def test_affinity_is_equation_2(seed: int, size: dict, scale: float) -> None:
     f_m, f_n, w_p = drawn(seed, size)
     p = affinity(f_m, f_n, w_p, scale=scale)
-    for got, one_m, one_n in zip(p, f_m, f_n, strict=True):
-        np.testing.assert_allclose(got, scale * matrix(one_m).T @ w_p.numpy() @ matrix(one_n), atol=1e-12)
+    for actual, one_m, one_n in zip(p, f_m, f_n, strict=True):
+        np.testing.assert_allclose(actual, scale * matrix(one_m).T @ w_p.numpy() @ matrix(one_n), atol=1e-12)
 
 
 @given(seeds, sizes)
@@ -111,10 +111,10 @@ def test_contrastive_features_are_equations_6_to_8(seed: int, size: dict, with_b
     common = features(rng, *f.shape)
     w_b = features(rng, 1, size["c"], 1, 1)
     bias = features(rng, 1) if with_bias else torch.zeros(1, dtype=torch.float64)
-    got = unshared(f, torch.nn.functional.conv2d(common, w_b, bias))
+    actual = unshared(f, torch.nn.functional.conv2d(common, w_b, bias))
     for b in range(size["batch"]):
         gate = w_b.flatten().numpy() @ matrix(common[b]) + bias.item()
-        np.testing.assert_allclose(matrix(got[b]), matrix(f[b]) * (1 - 1 / (1 + np.exp(-gate))), atol=1e-12)
+        np.testing.assert_allclose(matrix(actual[b]), matrix(f[b]) * (1 - 1 / (1 + np.exp(-gate))), atol=1e-12)
 
 
 # --- properties
@@ -151,8 +151,8 @@ def test_the_fused_form_computes_the_same_attention(seed: int, size: dict, width
     values_m = features(rng, size["batch"], width, *size["m"])
     values_n = features(rng, size["batch"], width, *size["n"])
     expected = coattend(values_m, values_n, affinity(f_m, f_n, w_p, form=form, scale=3.0))
-    got = coattend_fused(f_m, f_n, w_p, values_m, values_n, form=form, scale=3.0)
-    torch.testing.assert_close(got, expected)
+    actual = coattend_fused(f_m, f_n, w_p, values_m, values_n, form=form, scale=3.0)
+    torch.testing.assert_close(actual, expected)
 
 
 def test_the_fused_form_has_the_same_gradients() -> None:

@@ -68,13 +68,13 @@ def test_it_is_mean_field_inference(parameters: CrfParameters) -> None:
     """The error of the lattice approximation is small compared with the change that the CRF makes."""
     rgb = picture(11, 16)
     probabilities = noisy_probabilities(3, 11, 16)
-    got = dense_crf(rgb, probabilities, parameters)
+    actual = dense_crf(rgb, probabilities, parameters)
     expected = mean_field(rgb, probabilities, parameters)
-    assert got.dtype == np.float32
+    assert actual.dtype == np.float32
     change = np.abs(expected - probabilities).mean()
     assert change > 0.01
-    assert np.abs(got - expected).mean() < 0.12 * change
-    np.testing.assert_allclose(got.sum(axis=0), 1, atol=1e-5)
+    assert np.abs(actual - expected).mean() < 0.12 * change
+    np.testing.assert_allclose(actual.sum(axis=0), 1, atol=1e-5)
 
 
 @pytest.mark.parametrize("turned", [False, True])
@@ -123,12 +123,14 @@ def test_a_crf_with_a_maximum_side_runs_on_the_downscaled_image() -> None:
     rng = np.random.default_rng(0)
     rgb = np.kron(rng.integers(0, 256, (4, 6, 3)), np.ones((16, 16, 1))).astype(np.uint8)
     planes = np.kron(rng.dirichlet(np.ones(3), (4, 6)).transpose(2, 0, 1), np.ones((1, 16, 16))).astype(np.float32)
-    got = dense_crf(rgb, planes, CrfParameters(max_side=48))
-    assert got.shape == planes.shape
-    np.testing.assert_array_equal(dense_crf(rgb, np.stack([planes[::-1], planes]), CrfParameters(max_side=48))[1], got)
-    np.testing.assert_allclose(got.sum(axis=0), 1, atol=1e-5)
+    actual = dense_crf(rgb, planes, CrfParameters(max_side=48))
+    assert actual.shape == planes.shape
+    np.testing.assert_array_equal(
+        dense_crf(rgb, np.stack([planes[::-1], planes]), CrfParameters(max_side=48))[1], actual
+    )
+    np.testing.assert_allclose(actual.sum(axis=0), 1, atol=1e-5)
     small = dense_crf(rgb[::2, ::2], np.ascontiguousarray(planes[:, ::2, ::2]), CrfParameters())
-    assert (got.argmax(axis=0)[::2, ::2] == small.argmax(axis=0)).mean() > 0.97
+    assert (actual.argmax(axis=0)[::2, ::2] == small.argmax(axis=0)).mean() > 0.97
     whole = dense_crf(rgb, planes, CrfParameters())
-    assert not np.array_equal(got, whole)
+    assert not np.array_equal(actual, whole)
     np.testing.assert_array_equal(dense_crf(rgb, planes, CrfParameters(max_side=96)), whole)

@@ -92,10 +92,10 @@ def rounds(draw: st.DrawFn) -> Round:
 def test_multi_round_is_the_class_layer_on_co_attentive_features(case: Round) -> None:
     target, related, w_p, _, weight, bias, form, scale = case
     query = affinity_query(target, w_p, form=form, scale=scale)
-    got = multi_round(query, related, weight, bias, form=form).unflatten(1, target.shape[1:])
+    actual = multi_round(query, related, weight, bias, form=form).unflatten(1, target.shape[1:])
     plain = 0.0 if bias is None else bias.item()
     maps = [co_attentive_map(target, one, w_p, weight, plain, form, scale) for one in related]
-    np.testing.assert_allclose(got, np.array(maps), atol=1e-9)
+    np.testing.assert_allclose(actual, np.array(maps), atol=1e-9)
 
 
 @given(rounds())
@@ -103,14 +103,14 @@ def test_contrastive_round_is_the_class_layer_on_contrastive_features(case: Roun
     """Eq. 2-4 and 6-8 with the target as image m, one other image at a time."""
     target, others, w_p, w_b, weight, bias, form, scale = case
     query = affinity_query(target, w_p, form=form, scale=scale)
-    got = contrastive_round(query, others, w_b, weight @ target.flatten(1), bias, form=form)
+    actual = contrastive_round(query, others, w_b, weight @ target.flatten(1), bias, form=form)
     maps = []
     for image in others:
         common = coattend(target[None], image[None], affinity(target[None], image[None], w_p, form=form, scale=scale)).m
         gate = torch.nn.functional.conv2d(common, w_b[None, :, None, None])
         layer = weight[None, :, None, None], None if bias is None else bias[None]
         maps.append(torch.nn.functional.conv2d(unshared(target[None], gate), *layer)[0, 0])
-    torch.testing.assert_close(got, torch.stack(maps).flatten(1), atol=1e-9, rtol=0)
+    torch.testing.assert_close(actual, torch.stack(maps).flatten(1), atol=1e-9, rtol=0)
 
 
 def test_each_related_image_can_have_its_own_query() -> None:
@@ -152,8 +152,8 @@ def test_the_bits_of_an_activation_do_not_depend_on_the_other_related_images() -
 @given(seeds, st.sampled_from([(2, 3), (4, 2, 3), (2, 2, 2, 3)]), st.sampled_from([-3.0, 0.0, 3.0]))
 def test_normalized_maps_are_clipped_and_have_the_maximum_one(seed: int, shape: tuple[int, ...], offset: float) -> None:
     raw = normal(np.random.default_rng(seed), *shape) + offset
-    got = normalize_maps(raw)
-    for raw_map, out in zip(raw.reshape(-1, 2, 3), got.reshape(-1, 2, 3), strict=True):
+    actual = normalize_maps(raw)
+    for raw_map, out in zip(raw.reshape(-1, 2, 3), actual.reshape(-1, 2, 3), strict=True):
         maximum = raw_map.max().item()
         for y, x in np.ndindex(2, 3):
             expected = max(raw_map[y, x].item(), 0) / maximum if maximum > 0 else 0
@@ -173,19 +173,19 @@ def test_a_released_map_is_kept_if_the_sigmoid_of_its_mean_is_above_a_tenth(mean
 def test_scores_are_maps_at_pixels_then_scaled(seed: int, h: int, w: int, height: int, width: int, scale: str) -> None:
     """For positions that divide the image into equal parts, resizing is PyTorch's bicubic interpolation."""
     maps = torch.from_numpy(np.random.default_rng(seed).normal(0, 3, (2, h, w)))
-    got = score_maps(maps, pixel_grids(h, w), scale, height, width)
+    actual = score_maps(maps, pixel_grids(h, w), scale, height, width)
     resized = torch.nn.functional.interpolate(maps[None], size=(height, width), mode="bicubic", align_corners=False)[0]
-    torch.testing.assert_close(got, scale_maps(resized.float(), scale), atol=1e-4, rtol=0)
-    assert 0 <= got.min() <= got.max() <= 1
+    torch.testing.assert_close(actual, scale_maps(resized.float(), scale), atol=1e-4, rtol=0)
+    assert 0 <= actual.min() <= actual.max() <= 1
 
 
 def test_a_map_is_divided_by_the_maximum_of_its_pixels() -> None:
     """Bicubic interpolation overshoots the largest position; the score 1 is at the overshoot."""
     maps = torch.tensor([[[0.0, 0.0, 1.0, 1.0]]], dtype=torch.float16)
-    got = score_maps(maps, pixel_grids(1, 4), "maximum", 1, 16)
-    assert got.dtype == torch.float32
-    assert (got.min(), got.max()) == (0, 1)
-    assert (got > 0.99).sum() == 1
+    actual = score_maps(maps, pixel_grids(1, 4), "maximum", 1, 16)
+    assert actual.dtype == torch.float32
+    assert (actual.min(), actual.max()) == (0, 1)
+    assert (actual > 0.99).sum() == 1
 
 
 def test_embedding_averages_over_scales_and_flips_at_corresponding_positions() -> None:
@@ -243,8 +243,8 @@ def test_the_logarithm_is_one_scale_for_all_maps(values: list[float]) -> None:
     def score(a: float) -> float:
         return min(max((1 + math.copysign(math.log(1 + abs(a)), a) / 7) / 2, 0), 1)
 
-    got = scale_maps(torch.tensor(values, dtype=torch.float64).reshape(2, 1, 2), "logarithm")
-    np.testing.assert_allclose(got.flatten(), [score(a) for a in values], atol=1e-12)
+    actual = scale_maps(torch.tensor(values, dtype=torch.float64).reshape(2, 1, 2), "logarithm")
+    np.testing.assert_allclose(actual.flatten(), [score(a) for a in values], atol=1e-12)
 
 
 def test_the_configuration_offers_all_scales() -> None:

@@ -37,9 +37,9 @@ def test_confusion_counts_each_scored_pixel(seed: int, classes: int, height: int
     rng = np.random.default_rng(seed)
     truth = labels(rng, classes, (height, width), ignored=True)
     prediction = labels(rng, classes, (height, width))
-    got = counts.confusion(truth, prediction, classes)
-    assert got.dtype == np.int64
-    np.testing.assert_array_equal(got, counted(truth, prediction, classes))
+    actual = counts.confusion(truth, prediction, classes)
+    assert actual.dtype == np.int64
+    np.testing.assert_array_equal(actual, counted(truth, prediction, classes))
 
 
 @pytest.mark.parametrize("label", [3, IGNORE])
@@ -168,8 +168,8 @@ def test_average_precision_is_the_mean_precision_at_the_hits(seed: int, count: i
     rng = np.random.default_rng(seed)
     scores = rng.permutation(count * classes).reshape(count, classes).astype(float)
     tags = rng.random((count, classes)) < 0.5
-    got = metrics.average_precision(scores, tags)
-    assert got.shape == (classes,)
+    actual = metrics.average_precision(scores, tags)
+    assert actual.shape == (classes,)
     for k in range(classes):
         precisions = []
         for i in range(count):
@@ -177,7 +177,7 @@ def test_average_precision_is_the_mean_precision_at_the_hits(seed: int, count: i
                 above = [j for j in range(count) if scores[j, k] >= scores[i, k]]
                 precisions.append(sum(tags[j, k] for j in above) / len(above))
         expected = 100 * sum(precisions) / len(precisions) if precisions else math.nan
-        assert got[k] == pytest.approx(expected, nan_ok=True)
+        assert actual[k] == pytest.approx(expected, nan_ok=True)
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0]])

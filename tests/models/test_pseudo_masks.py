@@ -97,11 +97,11 @@ LIMITS = {
 @settings(max_examples=200)
 @given(scenes(), st.just(RECIPE) | st.fixed_dictionaries(LIMITS))
 def test_saliency_masks_follow_the_rules_with_any_thresholds(scene: TaggedMaps, limits: dict[str, Any]) -> None:
-    got = by_saliency(scene, **limits)
+    actual = by_saliency(scene, **limits)
     expected = by_the_recipe(scene, **limits)
-    assert got.labels.dtype == got.mask.dtype == np.uint8
-    np.testing.assert_array_equal(got.labels, expected.labels)
-    np.testing.assert_array_equal(got.mask, expected.mask)
+    assert actual.labels.dtype == actual.mask.dtype == np.uint8
+    np.testing.assert_array_equal(actual.labels, expected.labels)
+    np.testing.assert_array_equal(actual.mask, expected.mask)
 
 
 @pytest.mark.parametrize(
@@ -129,8 +129,8 @@ def test_one_pixel(pixel: tuple[float, float, int], label: int, mask: int, why: 
     """`pixel`: score of tag 4, score of tag 9, saliency. Two more pixels, 0 and 1, make normalization the identity."""
     table = np.array([(0, 0, 255), (1, 1, 0), pixel], np.float64).T
     scene = tagged(table[:2, None].astype(np.float32), np.array([4, 9]), table[2][None].astype(np.uint8))
-    got = by_saliency(scene, **RECIPE | {"min_foreground_fraction": 0.0})
-    assert (got.labels[0, 2], got.mask[0, 2]) == (label, mask), why
+    actual = by_saliency(scene, **RECIPE | {"min_foreground_fraction": 0.0})
+    assert (actual.labels[0, 2], actual.mask[0, 2]) == (label, mask), why
 
 
 # --- from the dense CRF

@@ -18,8 +18,8 @@ LITE0 = "timm/tf_efficientnet_lite0"
 )
 def test_a_backbone_has_the_stride_that_is_configured_or_its_own(backbone: str, stride: int | None, built: int) -> None:
     with torch.device("meta"):
-        got = build_backbone(ClassifierConfig(backbone=backbone, stride=stride))
-    assert got.layout.stride == built
+        actual = build_backbone(ClassifierConfig(backbone=backbone, stride=stride))
+    assert actual.layout.stride == built
 
 
 @pytest.mark.parametrize(

@@ -174,17 +174,17 @@ def test_maps_equal_those_of_single_pairs(localizable: Any, tmp_path: Path, over
     config = localizable.config(*overrides)
     context = localizable.classified(config, tmp_path).into(tmp_path / "part")
     result = localization.run(config, context)
-    got = maps_of(context.output, context)
+    actual = maps_of(context.output, context)
     expected = literal_maps(config, context)
-    assert len(got) == len(expected) == result.counts["maps"]
-    for ours, theirs in zip(got, expected, strict=True):
+    assert len(actual) == len(expected) == result.counts["maps"]
+    for ours, theirs in zip(actual, expected, strict=True):
         assert theirs.max() - theirs.min() > 0.01
         difference = scale_maps(ours, "range") - scale_maps(theirs, "range")
         assert difference.abs().max() < 5e-3 * config.localize.hops
     relations, _ = relations_of(config, context)
     with_part = int((np.diff(relations.contrastive_start) > 0).sum())
     assert with_part == result.counts.get("maps with a contrastive part", 0)
-    assert (0 < with_part < len(got)) == config.localize.method.contrastive
+    assert (0 < with_part < len(actual)) == config.localize.method.contrastive
 
 
 @pytest.mark.parametrize("head", ["own", "shared"])
@@ -196,13 +196,13 @@ def test_released_maps_equal_those_of_single_pairs(localizable: Any, tmp_path: P
     changes = {"phi.bias": localizable.state["phi.bias"] - 2} if head == "shared" else {}
     context = localizable.classified(config, tmp_path, **changes).into(tmp_path / "part")
     localization.run(config, context)
-    got = maps_of(context.output, context)
+    actual = maps_of(context.output, context)
     expected, dropped = literal_released(config, context)
-    assert len(got) == len(expected)
+    assert len(actual) == len(expected)
     if head == "shared":
         assert 0.1 < dropped / (4 * len(expected)) < 0.9
 
-    ours = torch.stack(got).float()
+    ours = torch.stack(actual).float()
     theirs = torch.stack(expected)
     assert (ours * 255 - (ours * 255).round()).abs().max() < 0.1  # kept as float16
     levels = (ours * 255).round() - (theirs * 255).round()

@@ -30,10 +30,10 @@ def test_smooth_schedules() -> None:
 
 @pytest.mark.parametrize("schedule", ["step", "poly", "cosine"])
 def test_a_warm_up_rises_in_a_line_to_the_whole_rate(schedule: Any) -> None:
-    got = factors(Optimizer(schedule=schedule, warm_up=0.2), 20)
-    assert got[:5] == pytest.approx([0.25, 0.5, 0.75, 1, 1])
+    actual = factors(Optimizer(schedule=schedule, warm_up=0.2), 20)
+    assert actual[:5] == pytest.approx([0.25, 0.5, 0.75, 1, 1])
     # The rest is the schedule over what is left.
-    assert got[4:] == pytest.approx(factors(Optimizer(schedule=schedule), 16))
+    assert actual[4:] == pytest.approx(factors(Optimizer(schedule=schedule), 16))
 
 
 def test_no_warm_up_goes_beyond_the_rate() -> None:
@@ -69,8 +69,8 @@ def test_each_parameter_has_the_recipes_rate(name: Any) -> None:
     network = _Network()
     optimizer = build_optimizer(network, Optimizer(name=name, new_layer_rate=10, bias_rate=2, weight_decay=0.125))
     names = {id(parameter): key for key, parameter in network.named_parameters()}
-    got = {names[id(p)]: group["factor"] for group in optimizer.param_groups for p in group["params"]}
-    assert got == FACTORS
+    actual = {names[id(p)]: group["factor"] for group in optimizer.param_groups for p in group["params"]}
+    assert actual == FACTORS
     assert sum(len(group["params"]) for group in optimizer.param_groups) == len(FACTORS)
     assert {group["weight_decay"] for group in optimizer.param_groups} == {0.125}
     assert type(optimizer) is {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW}[name]

@@ -35,8 +35,8 @@ def test_schedule_and_kept_weights(recipe: str, steps: int, rates: list[float]) 
     schedule = learner(recipe).schedule
     assert (schedule.steps_per_epoch, schedule.steps, schedule.schedule_steps, schedule.batch) == (2, steps, 30, 5)
     rate = schedule.optimizer.learning_rate
-    got = [schedule.learning_rate(step) / rate for step in range(0, schedule.steps, 2)]
-    assert got == pytest.approx(rates)
+    actual = [schedule.learning_rate(step) / rate for step in range(0, schedule.steps, 2)]
+    assert actual == pytest.approx(rates)
 
 
 class Recorder:
