@@ -310,14 +310,14 @@ class FaultyS3:
         files: path /BUCKET/KEY -> content.
         faults: path -> HTTP error statuses of the next requests, one per request.
         slow: path -> number of next requests whose content is sent at ten bytes per second.
-        asked: path -> number of requests.
+        num_requests: path -> number of requests.
     """
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
         self.faults: dict[str, list[int]] = {}
         self.slow: dict[str, int] = {}
-        self.asked: collections.Counter[str] = collections.Counter()
+        self.num_requests: collections.Counter[str] = collections.Counter()
         self.server: http.server.ThreadingHTTPServer | None = None
         self.port = 0
 
@@ -328,7 +328,7 @@ class FaultyS3:
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self) -> None:
                 path = self.path.partition("?")[0]
-                s3.asked[path] += 1
+                s3.num_requests[path] += 1
                 fault = s3.faults[path].pop(0) if s3.faults.get(path) else None
                 body = b"" if fault else s3.files.get(path, b"")
                 self.send_response(fault or (200 if path in s3.files else 404))

@@ -82,13 +82,13 @@ _OTHER_SOURCE = re.compile(r"\b(?:19|20)\d\d,\s$")
 """Text directly before a citation of another paper, such as `CVPR 2018, `."""
 
 
-def expand(numbers: str, known: list[str]) -> set[str]:
-    """Numbers of a citation such as `1, 5 to 8 and 10`, in which ranges are those of the known numbers."""
+def expand(numbers: str, all_numbers: list[str]) -> set[str]:
+    """Returns the numbers of a citation such as `1, 5 to 8 and 10`; a range contains a part of `all_numbers`."""
     found = set()
     for part in re.split(r",\s(?:and\s)?|\sand\s", numbers):
         first, _, last = re.sub(r"\s?-\s?|\sto\s", "-", part).partition("-")
-        if last and first in known and last in known:
-            found.update(known[known.index(first) : known.index(last) + 1])
+        if last and first in all_numbers and last in all_numbers:
+            found.update(all_numbers[all_numbers.index(first) : all_numbers.index(last) + 1])
         else:
             found.update(number for number in (first, last) if number)
     return found
@@ -96,8 +96,8 @@ def expand(numbers: str, known: list[str]) -> set[str]:
 
 def cited_equations(text: str) -> set[str]:
     """Numbers of the paper's equations that a text cites."""
-    known = [str(number) for number in range(1, 1 + len(EQUATIONS))]
-    return _cited(_EQUATION, text, known)
+    all_numbers = [str(number) for number in range(1, 1 + len(EQUATIONS))]
+    return _cited(_EQUATION, text, all_numbers)
 
 
 def cited_tables(text: str) -> set[str]:
@@ -105,11 +105,11 @@ def cited_tables(text: str) -> set[str]:
     return _cited(_TABLE, text, list(TABLES))
 
 
-def _cited(pattern: re.Pattern[str], text: str, known: list[str]) -> set[str]:
+def _cited(pattern: re.Pattern[str], text: str, all_numbers: list[str]) -> set[str]:
     found = set()
     for match in pattern.finditer(text):
         if not _OTHER_SOURCE.search(text[: match.start()]):
-            found.update(expand(match[1], known))
+            found.update(expand(match[1], all_numbers))
     return found
 
 

@@ -85,7 +85,7 @@ def parse(words: list[str]) -> None:
 
 
 INCOMPLETE = re.compile("^Missing |requires an argument")
-"""What is said of a command without a required argument or value, as sentences name it."""
+"""Message about a command without a required argument or value. Sentences of the docs name commands like this."""
 
 
 @pages
@@ -176,11 +176,11 @@ def test_code_blocks_are_valid() -> None:
 
 def test_the_example_rule_of_the_extension_page_works() -> None:
     (block,) = [block for name, block in blocks("python") if name == "extend.md"]
-    made: dict[str, Any] = {}
-    exec(block, made)
+    namespace: dict[str, Any] = {}
+    exec(block, namespace)
     scores = np.array([[[0.5, 0.2, 0.05, 0.3]], [[0.4, 0.1, 0.10, 0.31]]], np.float32)
     maps = TaggedMaps(scores, np.array([4, 9]), lambda: np.zeros((1, 4, 3), np.uint8))
-    labels, mask = made["THRESHOLDS"](maps, {"threshold": 0.3, "background_threshold": 0.1, "score_floor": 0.3})
+    labels, mask = namespace["THRESHOLDS"](maps, {"threshold": 0.3, "background_threshold": 0.1, "score_floor": 0.3})
 
     assert labels.tolist() == [[5, 0, 0, 10]]
     assert mask.tolist() == [[5, 255, 0, 10]]

@@ -184,10 +184,10 @@ def test_extensions_are_choices_of_the_configuration(package: dict[str, str]) ->
 def test_a_stage_of_a_package_is_a_choice_of_the_command_line(package: dict[str, str]) -> None:
     command = [sys.executable, "-c", "from mcis.platform.cli import main; main()"]
     options = ["run", "coco", "--coco", "a.json", "--name", "a", "--until"]
-    known = subprocess.run([*command, *options, "foreground"], env=package, capture_output=True, text=True)
-    unknown = subprocess.run([*command, *options, "background"], env=package, capture_output=True, text=True)
-    assert "a.json" in known.stderr
-    assert "foreground" in unknown.stderr
+    known_stage = subprocess.run([*command, *options, "foreground"], env=package, capture_output=True, text=True)
+    unknown_stage = subprocess.run([*command, *options, "background"], env=package, capture_output=True, text=True)
+    assert "a.json" in known_stage.stderr
+    assert "foreground" in unknown_stage.stderr
 
 
 @pytest.mark.parametrize("stage", ["pseudo_masks", "train_classifier"])

@@ -198,9 +198,9 @@ def test_a_job_uses_absolute_paths_and_uploads_experiments(tmp_path: Path, monke
     ],
 )
 def test_relative_and_missing_paths_are_errors(tmp_path: Path, wrong: list[str]) -> None:
-    said = r"nodes|cannot be read|command index nothing|No such option: --vox|is not one of"
+    message = r"nodes|cannot be read|command index nothing|No such option: --vox|is not one of"
     named = NAMED[: 2 if "--workspace=w" in wrong else None]
-    with pytest.raises(Exception, match=said):
+    with pytest.raises(Exception, match=message):
         job_command(COMMANDS, [*wrong, *named], tmp_path / "files")
 
 
@@ -218,9 +218,9 @@ def test_a_job_uses_its_own_code_even_if_the_node_has_an_installed_mcis(tmp_path
 
 def test_a_job_shows_its_workers_on_request(tmp_path: Path) -> None:
     for number, (words, shows) in enumerate({"study run table5": True, "index show": False}.items()):
-        given = [*words.split(), *NAMED]
-        made = job_command(COMMANDS, given, tmp_path / str(number), verbose=True)
-        assert made[3:] == [*given, *["--verbose"] * shows]
+        arguments = [*words.split(), *NAMED]
+        command = job_command(COMMANDS, arguments, tmp_path / str(number), verbose=True)
+        assert command[3:] == ([*arguments, "--verbose"] if shows else arguments)
 
 
 RUN = "/workspace/runs/first"
@@ -237,7 +237,8 @@ class Dashboard:
         self.status = "RUNNING"
         self.entrypoint = shlex.join(COMMAND)
         self.metadata: dict[str, str] | None = {"run": RUN}
-        self.known = self.listed = True
+        self.job_exists = True
+        self.listed = True
         self.submissions = self.looks = self.port = 0
 
     async def version(self, _: web.Request) -> web.Response:
@@ -260,7 +261,7 @@ class Dashboard:
         return web.Response()
 
     async def job(self, _: web.Request) -> web.Response:
-        if not self.known:
+        if not self.job_exists:
             return web.Response(text="Job raysubmit_1 does not exist", status=404)
         return web.json_response(self.details())
 
@@ -372,11 +373,11 @@ def test_a_job_is_submitted_once_if_the_response_is_lost(dashboard: Dashboard, t
 
 
 def test_a_job_that_ended_with_its_head_is_reported_and_restarted(dashboard: Dashboard, tmp_path: Path) -> None:
-    dashboard.known = False
+    dashboard.job_exists = False
     with dashboard.up() as address:
         with pytest.raises(UserError, match=r"no longer answers questions about job raysubmit_1: .* does not exist"):
             run_job(address, RUN, COMMAND, tmp_path, minutes=1)
-        dashboard.known = True
+        dashboard.job_exists = True
         dashboard.listed = False
         assert run_job(address, RUN, COMMAND, tmp_path, minutes=1) == 0
 

@@ -239,7 +239,7 @@ def test_import_of_the_checkout_offers_functions_and_loads_little(tmp_path: Path
 
 
 def test_import_of_the_wheel_offers_the_same(wheel: Path, tmp_path: Path) -> None:
-    """The wheel lies before the editable install on the path."""
+    """The wheel precedes the editable install on the path."""
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
     command = [

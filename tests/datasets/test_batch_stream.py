@@ -107,19 +107,19 @@ def test_unshared_labels_refer_to_the_whole_batch(drawn: pa.Table, rank: int) ->
     """Compares with sets of tags over the pairs of all workers, which differ from those of one worker."""
     tags = [set(image_tags) for image_tags in drawn["tags"].to_pylist()]
     sampler = PairSampler(Tags.from_index(drawn["tags"], 4), seed=1)
-    seen = []
-    own = []
+    batch_labels = []
+    own_labels = []
     for step, batch in enumerate(decoded(drawn, WorkerShard(rank, 3, 0, 60), batch=3)):
         rows = sampler.rows(3 * step, 3 * step + 3)
         pairs = list(zip(rows.m.tolist(), rows.n.tolist(), strict=True))
         expected = [any(tags[m] - tags[n] for m, n in pairs), any(tags[n] - tags[m] for m, n in pairs)]
         assert [set(getattr(batch, f"unshared_{side}").tolist()) for side in "mn"] == [{expected[0]}, {expected[1]}]
         m, n = pairs[rank]
-        seen.append(expected)
-        own.append([bool(tags[m] - tags[n]), bool(tags[n] - tags[m])])
+        batch_labels.append(expected)
+        own_labels.append([bool(tags[m] - tags[n]), bool(tags[n] - tags[m])])
 
-    assert set(np.ravel(seen).tolist()) == {True, False}
-    assert seen != own
+    assert set(np.ravel(batch_labels).tolist()) == {True, False}
+    assert batch_labels != own_labels
 
 
 def test_an_image_in_two_pairs_of_an_epoch_has_two_crops(drawn: pa.Table) -> None:
@@ -168,10 +168,10 @@ def test_a_stream_can_start_at_any_step(drawn: pa.Table, decode_in: DecodeIn, ra
 
 
 def test_threads_decode_a_bounded_number_of_steps_ahead_and_stop_with_the_reader() -> None:
-    asked: list[int] = []
+    decoded_steps: list[int] = []
 
     def decode(step: int) -> int:
-        asked.append(step)
+        decoded_steps.append(step)
         return step
 
     before = threading.active_count()
@@ -180,7 +180,7 @@ def test_threads_decode_a_bounded_number_of_steps_ahead_and_stop_with_the_reader
     assert [next(stream) for _ in range(5)] == [0, 1, 2, 3, 4]
 
     time.sleep(0.2)
-    assert 5 <= len(asked) <= 5 + 2 * 4
+    assert 5 <= len(decoded_steps) <= 5 + 2 * 4
     stream.close()
     for _ in range(100):
         if threading.active_count() == before:
@@ -188,7 +188,7 @@ def test_threads_decode_a_bounded_number_of_steps_ahead_and_stop_with_the_reader
         time.sleep(0.05)
 
     assert threading.active_count() == before
-    assert len(asked) <= 5 + 2 * 4
+    assert len(decoded_steps) <= 5 + 2 * 4
 
 
 @pytest.mark.parametrize(("cpus", "block_rows"), [(1, 5), (1, 10), (50, 5)])

@@ -54,12 +54,12 @@ draws_in_unit = st.floats(0, 1 - 2**-53)
 def test_crops_match_a_slow_reference(height: int, width: int, size: int, turn: float, top: float, left: float) -> None:
     rgb, labels = picture(height, width)
     expected = slow_crop(rgb, labels, size, top, left)
-    for found, wanted in zip(crop(rgb, labels, size, [0, turn, top, left]), expected, strict=True):
-        assert (found.shape, found.dtype) == (wanted.shape, np.uint8)
-        np.testing.assert_array_equal(found, wanted)
+    for actual, reference in zip(crop(rgb, labels, size, [0, turn, top, left]), expected, strict=True):
+        assert (actual.shape, actual.dtype) == (reference.shape, np.uint8)
+        np.testing.assert_array_equal(actual, reference)
     turned = expected if turn >= 0.5 else slow_crop(rgb[:, ::-1], labels[:, ::-1], size, top, left)
-    for found, wanted in zip(crop(rgb, labels, size, [0, turn, top, left], hflip=True), turned, strict=True):
-        np.testing.assert_array_equal(found, wanted)
+    for actual, reference in zip(crop(rgb, labels, size, [0, turn, top, left], hflip=True), turned, strict=True):
+        np.testing.assert_array_equal(actual, reference)
 
 
 @pytest.mark.parametrize(("side", "positions"), [(9, 5), (2, 4)])

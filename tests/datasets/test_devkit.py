@@ -117,7 +117,8 @@ def test_an_interrupted_call_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
 
 def test_concurrent_calls_create_one_folder(tmp_path: Path):
     with ThreadPoolExecutor(4) as pool:
-        for made in [pool.submit(draw, tmp_path / "devkit", train=3, val=2) for _ in range(4)]:
-            made.result()
+        futures = [pool.submit(draw, tmp_path / "devkit", train=3, val=2) for _ in range(4)]
+        for future in futures:
+            future.result()
     assert [path.name for path in tmp_path.iterdir()] == ["devkit"]
     assert len(tags_of(tmp_path / "devkit", "train_aug")) == 3

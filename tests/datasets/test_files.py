@@ -125,11 +125,11 @@ def test_a_transient_error_does_not_make_a_file_absent(
     path = tmp_path / "a"
     path.write_bytes(b"abc")
     look = os.stat
-    asked = []
+    failed_calls = []
 
     def stat(at: Any, **options: Any) -> os.stat_result:
         if str(at) == str(path):
-            asked.append(at)
+            failed_calls.append(at)
             raise OSError(number, os.strerror(number))
         return look(at, **options)
 
@@ -138,7 +138,7 @@ def test_a_transient_error_does_not_make_a_file_absent(
         with pytest.raises(UserError, match=os.strerror(number)):
             stamps([str(path), str(tmp_path / "absent")])
 
-    assert len(asked) == 8
+    assert len(failed_calls) == 8
     assert stamps([str(path), str(tmp_path / "absent")]) == [(3, path.stat().st_mtime_ns), None]
 
 
@@ -174,7 +174,7 @@ def test_a_busy_server_is_retried(faulty_s3: "FaultyS3") -> None:
     faulty_s3.files["/bucket/a"] = b"abc"
     faulty_s3.faults["/bucket/a"] = [503] * 33  # pyarrow gives up after 31
     assert read_bytes(faulty_s3.uri("/bucket/a")) == b"abc"
-    assert faulty_s3.asked["/bucket/a"] == 35, "33 failures, one request for the size and one for the content"
+    assert faulty_s3.num_requests["/bucket/a"] == 35, "33 failures, one request for the size and one for the content"
 
 
 @pytest.mark.slow
@@ -238,7 +238,7 @@ def test_refused_access_is_not_retried(faulty_s3: "FaultyS3") -> None:
         read_bytes(uri)
     with pytest.raises(UserError, match="access to s3://bucket/a is refused"):
         stamps([uri])
-    assert faulty_s3.asked["/bucket/a"] == 2
+    assert faulty_s3.num_requests["/bucket/a"] == 2
     assert read_bytes(uri) == b"abc"
 
 

@@ -150,7 +150,7 @@ def test_rows_are_read_from_a_bucket(bucket: pafs.FileSystem, tmp_path: Path, mo
 
 def test_a_bucket_without_responses_times_out(place: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: None) -> None:
     """The server accepts connections and never responds; pyarrow would wait for minutes, eight times."""
-    asked: list[Callable[[Path], object]] = [
+    operations: list[Callable[[Path], object]] = [
         folders.names_in,
         folders.files_below,
         folders.path_exists,
@@ -165,9 +165,9 @@ def test_a_bucket_without_responses_times_out(place: Path, monkeypatch: pytest.M
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-        for ask in asked:
+        for operation in operations:
             with pytest.raises(UserError, match=r"cannot be read, after several attempts: no result after 0"):
-                ask(folders.local_path(f"s3://silent-{port}/work"))
+                operation(folders.local_path(f"s3://silent-{port}/work"))
 
 
 @pytest.mark.slow

@@ -180,8 +180,8 @@ def test_all_permutations_are_equally_likely(count: int) -> None:
     possible = math.factorial(count)
     for seed in (0, 1):
         code = (orders(seed, epochs, count) * count ** np.arange(count)).sum(axis=1)
-        seen, counts = np.unique(code, return_counts=True)
-        assert len(seen) == possible
+        codes, counts = np.unique(code, return_counts=True)
+        assert len(codes) == possible
         assert chi_square(counts, epochs / possible) < (possible - 1) + 5 * (2 * (possible - 1)) ** 0.5
 
 

@@ -31,7 +31,7 @@ def mat(labels: np.ndarray | None, name: str = "GTcls", **options: object) -> by
     content["CategoriesPresent"] = np.array([[1.0], [7.0]])
 
     stream = BytesIO()
-    scipy.io.savemat(stream, {"before": np.arange(5), name: content, "behind": "text"}, **options)
+    scipy.io.savemat(stream, {"before": np.arange(5), name: content, "after": "text"}, **options)
     return stream.getvalue()
 
 

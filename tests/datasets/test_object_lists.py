@@ -112,7 +112,7 @@ def test_objects_whose_listing_fails_are_found_one_by_one(
     found = stamps([*files, f"{files[0]}0"])
     assert [file_stamp and file_stamp.size for file_stamp in found] == [3] * 40 + [None]
     assert not faulty_s3.faults[folder], "the listing was tried"
-    assert all(faulty_s3.asked[uri.removeprefix("s3:/")] == 1 for uri in files)
+    assert all(faulty_s3.num_requests[uri.removeprefix("s3:/")] == 1 for uri in files)
 
 
 def test_refused_access_to_an_object_is_reported(faulty_s3: "FaultyS3", files: list[str]) -> None:

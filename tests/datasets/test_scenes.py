@@ -93,10 +93,10 @@ def test_heads_are_recognizable_after_jpeg_and_resizing(scenes: list[Scene]):
 def test_every_class_has_a_partner_and_appears_in_the_first_scenes(classes: int):
     groups = [body_group(k, classes) for k in range(classes)]
     assert min(groups.count(group) for group in groups) >= 2
-    seen: set[int] = set()
+    tags: set[int] = set()
     for index in range(classes):
-        seen.update(draw_scene(0, "val", index, classes=classes).tags)
-    assert seen == set(range(classes))
+        tags.update(draw_scene(0, "val", index, classes=classes).tags)
+    assert tags == set(range(classes))
 
 
 @pytest.mark.parametrize("size", [48, 192])

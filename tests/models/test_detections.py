@@ -20,8 +20,7 @@ def detected(labels: list[int], scores: list[float]) -> TaggedMaps:
     return MAPS._replace(detections=DetectedClasses(np.array([labels], np.uint8), np.array([scores], np.float32)))
 
 
-def made(maps: TaggedMaps, weight: float) -> PseudoMask:
-    """The mask without a CRF."""
+def mask_without_crf(maps: TaggedMaps, weight: float) -> PseudoMask:
     values = {"threshold": 0.3, "background_threshold": 0.1, "crf": CrfParameters(iterations=0), "weight": weight}
     return DETECTIONS(maps, values)
 
@@ -43,21 +42,21 @@ def test_the_map_of_a_tag_without_a_detection_counts_in_full() -> None:
 @pytest.mark.parametrize(("weight", "labels"), [(0.0, [5, 5, 10, 0]), (1.0, [0, 10, 10, 5]), (0.5, [5, 10, 10, 5])])
 def test_the_weight_leads_from_maps_to_detections(weight: float, labels: list[int]) -> None:
     maps = detected([0, 10, 10, 5], [0, 0.9, 0.9, 0.8])
-    assert made(maps, weight).labels.tolist() == [labels]
+    assert mask_without_crf(maps, weight).labels.tolist() == [labels]
 
 
 def test_detections_of_classes_without_a_tag_add_their_class() -> None:
     maps = detected([0, 0, 3, 3], [0, 0, 0.9, 0.9])
     assert fuse_detections(maps, 0.5).tags.tolist() == [4, 9, 2]
-    assert made(maps, 0.5).labels.tolist() == [[5, 5, 10, 3]]
+    assert mask_without_crf(maps, 0.5).labels.tolist() == [[5, 5, 10, 3]]
 
 
 def test_an_image_without_a_detection_is_ignored_if_detections_count_alone() -> None:
     nothing = detected([0, 0, 0, 0], [0, 0, 0, 0])
-    alone = made(nothing, 1.0)
-    assert alone.labels.tolist() == [[0, 0, 0, 0]]
-    assert alone.mask.tolist() == [[IGNORE] * 4]
-    assert made(nothing, 0.9).labels.tolist() == [[5, 5, 10, 0]]
+    mask = mask_without_crf(nothing, 1.0)
+    assert mask.labels.tolist() == [[0, 0, 0, 0]]
+    assert mask.mask.tolist() == [[IGNORE] * 4]
+    assert mask_without_crf(nothing, 0.9).labels.tolist() == [[5, 5, 10, 0]]
 
 
 def test_the_rule_is_registered() -> None:

@@ -50,9 +50,9 @@ def test_without_a_segment_of_several_pixels_it_is_the_rule_crf() -> None:
     expected = by_crf(maps, threshold=0.6, background_threshold=0.4, crf=crf)
 
     for segments in (alone, maps._replace(segments=np.full((12, 14), -1, np.int32))):
-        made = SEGMENTS(segments, values(threshold=0.6, background_threshold=0.4, crf=crf))
-        np.testing.assert_array_equal(made.labels, expected.labels)
-        np.testing.assert_array_equal(made.mask, expected.mask)
+        actual = SEGMENTS(segments, values(threshold=0.6, background_threshold=0.4, crf=crf))
+        np.testing.assert_array_equal(actual.labels, expected.labels)
+        np.testing.assert_array_equal(actual.mask, expected.mask)
 
 
 def test_superpixels_follow_the_edges_of_an_image() -> None:

@@ -50,10 +50,10 @@ def main(images: Path, tags: Path, out: Path) -> None:
 
     for name, *words in lines:
         segments, means, is_foreground = found[name]
-        known = [k for k in map(int, words) if k in centers] or [int(words[0])]
-        reference = np.stack([centers.get(k, np.zeros(3)) for k in known])
+        classes = [k for k in map(int, words) if k in centers] or [int(words[0])]
+        reference = np.stack([centers.get(k, np.zeros(3)) for k in classes])
         nearest = np.linalg.norm(means[:, None] - reference, axis=2).argmin(axis=1)
-        labels = np.where(is_foreground, np.array(known)[nearest] + 1, 0).astype(np.uint8)
+        labels = np.where(is_foreground, np.array(classes)[nearest] + 1, 0).astype(np.uint8)
         Image.fromarray(labels[segments]).save(out / f"{name}.png")
 
 

@@ -108,9 +108,9 @@ def small(ray_local: None, mlflow_store: Path, tmp_path_factory: pytest.TempPath
     """The small pipeline, its devkit and its workspace, for the whole session."""
     workspace = Workspace(tmp_path_factory.mktemp("workspace"))
     shutil.copy(mlflow_store, workspace.tracking_store)
-    made = Small(tmp_path_factory.mktemp("small") / "VOC2012", workspace)
-    made.draw(made.root.parent)
-    return made
+    small_pipeline = Small(tmp_path_factory.mktemp("small") / "VOC2012", workspace)
+    small_pipeline.draw(small_pipeline.root.parent)
+    return small_pipeline
 
 
 @dataclasses.dataclass(frozen=True)

@@ -97,7 +97,7 @@ def run_in(workspace: str, *more: str) -> list[str]:
     return [*command, *(f"--set={value}" for value in (*TINY, *more))]
 
 
-def said(command: list[str], environment: dict[str, str], folder: Path) -> str:
+def output_of(command: list[str], environment: dict[str, str], folder: Path) -> str:
     done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=folder)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -107,7 +107,7 @@ def said(command: list[str], environment: dict[str, str], folder: Path) -> str:
 def on_disk(bucket: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> str:
     """The scores of the same run in a workspace on a local disk."""
     folder = tmp_path_factory.mktemp("disk")
-    said(run_in(str(folder / "workspace")), bucket, folder)
+    output_of(run_in(str(folder / "workspace")), bucket, folder)
     return of_code((folder / "workspace/runs/a/scores.json").read_text())
 
 
@@ -130,19 +130,19 @@ def test_a_killed_run_continues_on_another_machine_with_the_same_scores(
     workspace = "s3://bucket/killed"
     kill_in_training(run_in(workspace, "compute.checkpoint_steps=1"), bucket, tmp_path)
     other = bucket | {"MCIS_COPIES": str(tmp_path / "other")}
-    out = said(run_in(workspace, "compute.checkpoint_steps=1"), other, tmp_path)
+    out = output_of(run_in(workspace, "compute.checkpoint_steps=1"), other, tmp_path)
     assert "index: already computed" in out
     assert scores_in(bucket, workspace) == on_disk
 
     third = bucket | {"MCIS_COPIES": str(tmp_path / "third")}
-    out = said(run_in(workspace), third, tmp_path)
+    out = output_of(run_in(workspace), third, tmp_path)
     assert out.count("already computed") == 7, out
-    assert "finished" in said(mcis("runs", "--workspace", workspace), third, tmp_path)
+    assert "finished" in output_of(mcis("runs", "--workspace", workspace), third, tmp_path)
     exported = tmp_path / "masks"
-    said(mcis("export", "masks", "--name", "a", "--workspace", workspace, "--out", str(exported)), third, tmp_path)
+    output_of(mcis("export", "masks", "--name", "a", "--workspace", workspace, "--out", str(exported)), third, tmp_path)
     assert len(list(exported.rglob("*.png"))) == 20
 
-    said(mcis("gc", "--run", "a", "--delete", "--workspace", workspace), third, tmp_path)
+    output_of(mcis("gc", "--run", "a", "--delete", "--workspace", workspace), third, tmp_path)
     system = pafs.S3FileSystem(endpoint_override=bucket["AWS_ENDPOINT_URL"].removeprefix("http://"), scheme="http")
     left = system.get_file_info(pafs.FileSelector("bucket/killed", recursive=True, allow_not_found=True))
     assert [info.path for info in left if info.type == pafs.FileType.File] == []
@@ -213,6 +213,6 @@ def test_a_run_on_nodes_without_a_shared_disk(
     """All stages, and trainings with two workers on two nodes, share files only through the bucket."""
     workspace = "s3://bucket/nodes"
     two = ("compute.workers=2", "compute.worker_cpus=1.5", "compute.decode=threads")
-    out = said(run_in(workspace, *two), nodes, tmp_path)
+    out = output_of(run_in(workspace, *two), nodes, tmp_path)
     assert "the nodes share no disk" in out
     assert scores_in(bucket, workspace) == on_disk

@@ -1,4 +1,4 @@
-"""The cache of decoded images: made once, bounded, and never at the cost of one that another run is making."""
+"""Tests of the cache of decoded images: it is written once, bounded, and removes none that another run is writing."""
 
 import functools
 import hashlib
@@ -69,10 +69,10 @@ def test_a_cache_is_made_once_and_holds_the_images(context: RunContext, tmp_path
     rows = pictures(tmp_path / "images", "a", 3)
     folder = cached(rows, context)
     uris = rows["uri"].to_pylist()
-    wanted = np.stack([read_rgb(uri, SIZE) for uri in uris])
+    expected = np.stack([read_rgb(uri, SIZE) for uri in uris])
     for uri in uris:
         Path(uri).unlink()
-    np.testing.assert_array_equal(Squares(uris, SIZE, cache=folder)(np.arange(3)), wanted)
+    np.testing.assert_array_equal(Squares(uris, SIZE, cache=folder)(np.arange(3)), expected)
     assert cached(rows, context) == folder, "the files are gone: the cache can only have been there already"
     assert folders(context) == {folder.name}
 
@@ -81,14 +81,14 @@ def test_images_of_an_earlier_cache_are_copied(context: RunContext, tmp_path: Pa
     earlier = pictures(tmp_path / "images", "a", 3)
     added = pictures(tmp_path / "images", "b", 2)
     rows = pa.concat_tables([added.slice(0, 1), earlier.slice(1), added.slice(1)])
-    wanted = np.stack([read_rgb(uri, SIZE) for uri in rows["uri"].to_pylist()])
+    expected = np.stack([read_rgb(uri, SIZE) for uri in rows["uri"].to_pylist()])
     cached(earlier, context)
     for uri in earlier["uri"].to_pylist():
         Path(uri).unlink()
 
     folder = cached(rows, context)
 
-    np.testing.assert_array_equal(Squares(rows["uri"].to_pylist(), SIZE, cache=folder)(np.arange(4)), wanted)
+    np.testing.assert_array_equal(Squares(rows["uri"].to_pylist(), SIZE, cache=folder)(np.arange(4)), expected)
 
 
 def test_a_cache_that_was_removed_meanwhile_is_not_copied(tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_the_least_recently_used_cache_is_removed(context: RunContext, tmp_path:
     assert folders(context) == {used.name, new.name, notes.name}, "what no run made is not a cache"
 
 
-def test_a_part_in_the_making_stays_and_one_left_half_made_goes(context: RunContext, tmp_path: Path) -> None:
+def test_an_unfinished_cache_is_removed_unless_another_run_is_writing_it(context: RunContext, tmp_path: Path) -> None:
     part = context.workspace.cache / f"squash{SIZE}-{'0' * 16}.part"
     part.mkdir()
     (part / "part-00000000-00000010.arrow").write_bytes(bytes(10 * image_bytes(SIZE)))
@@ -160,7 +160,7 @@ def test_a_part_in_the_making_stays_and_one_left_half_made_goes(context: RunCont
         assert other.stdout.readline() == "held\n"
         first = cached(pictures(tmp_path / "images", "a", 2), context)
         second = cached(pictures(tmp_path / "images", "b", 2), context)
-        assert folders(context) == {part.name, second.name}, "a cache that nobody holds is removed in its place"
+        assert folders(context) == {part.name, second.name}, "a cache that no run holds is removed instead"
         assert not first.exists()
         other.communicate()
     assert other.returncode == 0

@@ -101,15 +101,15 @@ def test_corrected_masks_teach_as_they_are_and_are_not_scored(small: Any, tmp_pa
         for name in names:
             (mask,) = rows.rows(name.removesuffix(".png"))["mask"].to_pylist()
             np.testing.assert_array_equal(decode_labels(mask), decode_labels((folder / name).read_bytes()))
-    made = result.context.result("pseudo_masks", StageResult)
-    assert sum(made.counts["masks by domain and cue"].values()) == 24
-    assert made.counts["masks by domain and cue"]["target, corrected"] == 2
-    assert any("contradict the tags" in note and names[1].removesuffix(".png") in note for note in made.notes)
+    masks_result = result.context.result("pseudo_masks", StageResult)
+    assert sum(masks_result.counts["masks by domain and cue"].values()) == 24
+    assert masks_result.counts["masks by domain and cue"]["target, corrected"] == 2
+    assert any("contradict the tags" in note and names[1].removesuffix(".png") in note for note in masks_result.notes)
     assert {score.images for score in result.scores} == {22}
     assert {"pseudo_masks", "segmentation"} <= {score.what for score in result.scores}
-    taught = result.context.result("train_segmenter", StageResult).counts
-    assert taught["images of an epoch, rare classes and corrected masks repeated"] == 24 + 2 * 3
-    assert taught["steps"] == 3, "as many as half of 24 images ask for, not of 30"
+    training_counts = result.context.result("train_segmenter", StageResult).counts
+    assert training_counts["images of an epoch, rare classes and corrected masks repeated"] == 24 + 2 * 3
+    assert training_counts["steps"] == 3, "as many as half of 24 images ask for, not of 30"
     (folder / "elsewhere.png").write_bytes((folder / names[0]).read_bytes())
     with pytest.raises(
         UserError, match=r"1 of 3 masks in .*corrected match no training image with a tag, nor a negative"

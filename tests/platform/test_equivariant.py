@@ -68,12 +68,12 @@ def terms(section: ClassifierConfig, model: CoAttentionClassifier, batch: PairBa
     return learner(section).loss_sums(model, batch, 0, torch.device("cpu"))
 
 
-def seen(model: CoAttentionClassifier, image: Tensor, tags: list[int], at: Tensor) -> RefinedMaps:
+def maps_at(model: CoAttentionClassifier, image: Tensor, tags: list[int], at: Tensor) -> RefinedMaps:
     """Plain and refined maps of one image's tags, (1, T, H, W), at the pixels of another image."""
-    with model.backbone.capture_outputs(*model.backbone.correlation_layers) as middle:
+    with model.backbone.capture_outputs(*model.backbone.correlation_layers) as layer_outputs:
         own = model.activations(model.features(image))[:, tags]
     grids = model.backbone.grids(image, own)
-    refined = model.correlation(own, resample(image, pixel_grids(*image.shape[2:]), grids), *middle)
+    refined = model.correlation(own, resample(image, pixel_grids(*image.shape[2:]), grids), *layer_outputs)
     return RefinedMaps(*(resample(maps, grids, pixel_grids(*at.shape[2:])) for maps in (own, refined)))
 
 
@@ -93,7 +93,7 @@ def test_loss_terms_are_sums_over_single_images() -> None:
                 scores = model.activations(model.features(view)).mean(dim=(2, 3))
                 expected["basic"] += sigmoid_ce(scores, targets).item() / 2
             tagged = np.flatnonzero(TAGS[row]).tolist()
-            maps = EquivariantMaps(seen(model, image, tagged, copy), seen(model, copy, tagged, copy))
+            maps = EquivariantMaps(maps_at(model, image, tagged, copy), maps_at(model, copy, tagged, copy))
             expected["equivariant"] += 2 * equivariant_loss(maps, classes=K).item()
             expected["cross"] += 2 * cross_equivariant_loss(maps, classes=K, hard=0.2).item()
     assert {name: found[name].item() for name in expected} == pytest.approx(expected, rel=1e-4)

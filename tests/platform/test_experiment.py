@@ -111,17 +111,17 @@ def test_a_file_wins_over_sources_and_loses_to_the_command_line(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("sources", "recipe", "said"),
+    ("sources", "recipe", "message"),
     [
         ("voc+web", None, r"sources voc\+web contradicts .*exp.toml, which has sources voc"),
         (None, "paper", "recipe paper"),
     ],
 )
 def test_sources_or_recipe_that_contradict_the_file_are_refused(
-    sources: str | None, recipe: str | None, said: str, tmp_path: Path
+    sources: str | None, recipe: str | None, message: str, tmp_path: Path
 ) -> None:
     path = written(resolve("voc", "scratch"), tmp_path)
-    with pytest.raises(UserError, match=said):
+    with pytest.raises(UserError, match=message):
         resolve(sources, recipe, file=path)
 
 
@@ -146,7 +146,7 @@ def test_all_problems_of_a_file_are_reported_together(tmp_path: Path) -> None:
         """)
     with pytest.raises(UserError) as caught:
         resolve(file=path, overrides=["compute.workers=0"])
-    for said in (
+    for message in (
         "recipe: .*found 3",
         "unknown key 'sede'; did you mean seed",
         "seed: .*found 'x'",
@@ -158,13 +158,13 @@ def test_all_problems_of_a_file_are_reported_together(tmp_path: Path) -> None:
         "localize.method.name: .*found 'papr'",
         "predict.split: .*found datetime",
     ):
-        caught.match(f"{path}: {said}")
+        caught.match(f"{path}: {message}")
     caught.match("\n  - compute.workers: .*found 0")
     caught.match(r"11 problem\(s\)")
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"sources = ", "is not TOML"),
         (b"seed = 1\nseed = 2", "is not TOML"),
@@ -177,12 +177,12 @@ def test_all_problems_of_a_file_are_reported_together(tmp_path: Path) -> None:
         ("folder", "Is a directory"),
     ],
 )
-def test_other_files_give_one_error(content: bytes | str | None, said: str, tmp_path: Path) -> None:
+def test_other_files_give_one_error(content: bytes | str | None, message: str, tmp_path: Path) -> None:
     path = tmp_path / "exp.toml"
     if content == "folder":
         path.mkdir()
     elif isinstance(content, bytes):
         path.write_bytes(content)
-    with pytest.raises(UserError, match=said) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         resolve(file=path)
     assert "exp.toml" in str(caught.value)

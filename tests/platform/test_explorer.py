@@ -187,9 +187,9 @@ def mask_shown(browser: "Chrome", selector: str, classes: tuple[str, ...]) -> ND
         if label not in (0, IGNORE):
             flat = np.array(list(bytes.fromhex(color[1:])), np.float64)
             for shade in (flat, flat + 0.65 * (255 - flat)):
-                apart = np.where(rgba[..., 3] > 0, np.abs(rgba[..., :3] - shade).max(axis=2), np.inf)
-                mask[apart < distance] = label
-                distance = np.minimum(distance, apart)
+                difference = np.where(rgba[..., 3] > 0, np.abs(rgba[..., :3] - shade).max(axis=2), np.inf)
+                mask[difference < distance] = label
+                distance = np.minimum(distance, difference)
     assert (mask > 0).sum() == (rgba[..., 3] > 0).sum()
     return mask
 
@@ -268,14 +268,14 @@ def test_the_tooltip_has_labels_and_scores_of_a_position(browser: "Chrome", tmp_
         return x, y
 
     canvas = browser.find_element("id", "explore-canvas")
-    seen = set()
+    pixels = set()
     for dx, dy in ((-200, -150), (-40, 90), (130, 10)):
         ActionChains(browser).move_to_element_with_offset(canvas, dx, dy).perform()
-        seen.add(check())
+        pixels.add(check())
         size = canvas.size
         expected = ((0.5 + dx / size["width"]) * 57, (0.5 + dy / size["height"]) * 40)
         np.testing.assert_allclose(np.add(check(), 0.5), expected, atol=0.8)  # the pointer is at a whole pixel
-    assert len(seen) == 3
+    assert len(pixels) == 3
     canvas.send_keys(Keys.RIGHT * 3 + Keys.UP)
     assert check() == (int((0.5 + 3 / 32) * 57), int((0.5 - 1 / 32) * 40))
     canvas.send_keys(Keys.ESCAPE)

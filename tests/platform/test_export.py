@@ -45,7 +45,7 @@ def labels(height: int, width: int, highest: int = 20) -> np.ndarray:
     return np.random.default_rng(width).integers(0, highest + 1, (height, width)).astype(np.uint8)
 
 
-def made(workspace: Workspace, images: dict[str, Path], classes: tuple[str, ...], **tables: pa.Table) -> Workspace:
+def make_run(workspace: Workspace, images: dict[str, Path], classes: tuple[str, ...], **tables: pa.Table) -> Workspace:
     """Makes a run `made` with an index of these images, and with tables as its stages write them."""
     rows = []
     for image_id, path in images.items():
@@ -105,7 +105,7 @@ def workspace(images: dict[str, Path], pseudo_masks: list[np.ndarray], tmp_path:
         row = {"image_id": image_id, "labels": b"", "mask": encode_labels(mask), "cue": "crf"}
         rows.append(row | {"ignored": 0.0, "foreground": 0.0})
     table = pa.Table.from_pylist(rows, schema=MASKS_SCHEMA)
-    workspace = made(Workspace(tmp_path / "workspace"), images, ("cat", "dog"), pseudo_masks=table)
+    workspace = make_run(Workspace(tmp_path / "workspace"), images, ("cat", "dog"), pseudo_masks=table)
     for _ in range(2):  # the second export overwrites the first
         text = export(workspace, "made", "masks", tmp_path / "out")
         assert text.startswith("4 images and their pseudo masks in ")
@@ -204,7 +204,7 @@ def labeled(tmp_path: Path) -> Labeled:
 
     rows = [{"image_id": name, "plain": encode_labels(mask)} for name, mask in zip(paths, masks, strict=True)]
     table = pa.Table.from_pylist(rows, schema=PREDICTIONS_SCHEMA)
-    workspace = made(Workspace(tmp_path / "workspace"), paths, ("cat", "sea lion"), predict=table)
+    workspace = make_run(Workspace(tmp_path / "workspace"), paths, ("cat", "sea lion"), predict=table)
     return Labeled(workspace, folder, masks)
 
 

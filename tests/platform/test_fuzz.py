@@ -244,7 +244,7 @@ def with_valid_tar_checksums(data: bytes) -> bytes:
 
 
 def run(count: int, seed: int) -> dict[str, dict[str, int]]:
-    """Damages and opens so many files, each kind equally often; kind -> outcome -> number.
+    """Damages and opens `count` files, each kind equally often; kind -> outcome -> number.
 
     Raises:
         SystemExit: a reader raised another error than the documented ones.
@@ -261,8 +261,8 @@ def run(count: int, seed: int) -> dict[str, dict[str, int]]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         kinds: dict[str, tuple[bytes, str, Open]] = {}
-        for made in (pictures, tables, lists, data_sets, weights, texts):
-            kinds |= made(folder)
+        for make_files in (pictures, tables, lists, data_sets, weights, texts):
+            kinds |= make_files(folder)
         for data, file, read in kinds.values():  # sound files are taken
             path = folder / file
             path.write_bytes(data)

@@ -135,15 +135,15 @@ def test_only_lost_shards_are_computed_again(localizable: Any, tmp_path: Path, m
 
 def test_controls_of_related_images_are_counted(localizable: Any, tmp_path: Path) -> None:
     """All images have class 0, and all but one have class 3."""
-    made = localizable.with_index(tmp_path, lambda n: {"tags": [0, 3] if n else [0]})
-    wrong = localization.run(made.config("localize.related_by=wrong_class"), made.into(tmp_path / "wrong"))
+    dataset = localizable.with_index(tmp_path, lambda n: {"tags": [0, 3] if n else [0]})
+    wrong = localization.run(dataset.config("localize.related_by=wrong_class"), dataset.into(tmp_path / "wrong"))
     assert wrong.counts["maps related to images with their class, because all have it"] == 30
     assert wrong.counts["maps whose related images repeat"] == 29
     assert "the related images of 30 map(s) have the map's class, because every image has it" in " ".join(wrong.notes)
     assert "29 map(s) repeat related images, as too few images lack" in " ".join(wrong.notes)
     assert wrong.counts["maps"] == 59
 
-    itself = localization.run(made.config("localize.related_by=itself"), made.into(tmp_path / "itself"))
+    itself = localization.run(dataset.config("localize.related_by=itself"), dataset.into(tmp_path / "itself"))
     assert itself.counts["maps related to their own image alone"] == 59
     assert "maps whose related images repeat" not in itself.counts
 
@@ -151,13 +151,13 @@ def test_controls_of_related_images_are_counted(localizable: Any, tmp_path: Path
 def test_images_without_tags_and_classes_with_few_images_are_counted(localizable: Any, tmp_path: Path) -> None:
     """Class 3 is in one image, class 2 in two images, which also have class 0, and one image has no tag."""
     tags = {0: [0, 3], 1: [0, 2], 2: [0, 2], 3: []}
-    made = localizable.with_index(tmp_path, lambda n: {"tags": tags.get(n, [0])})
+    dataset = localizable.with_index(tmp_path, lambda n: {"tags": tags.get(n, [0])})
     for related, repeats in (
         (1, 1),
         (2, 3),
     ):  # class 3 has one image; with 2 related images, those of class 2 repeat too
-        context = made.into(tmp_path / f"r{related}")
-        result = localization.run(made.config(f"localize.related={related}"), context)
+        context = dataset.into(tmp_path / f"r{related}")
+        result = localization.run(dataset.config(f"localize.related={related}"), context)
         assert result.counts["images"] == 29
         assert result.counts["images without tags"] == 1
         assert result.counts["maps"] == 32
@@ -167,6 +167,6 @@ def test_images_without_tags_and_classes_with_few_images_are_counted(localizable
 
 
 def test_localize_refuses_images_without_any_tag(localizable: Any, tmp_path: Path) -> None:
-    made = localizable.with_index(tmp_path, lambda n: {"tags": []})
+    dataset = localizable.with_index(tmp_path, lambda n: {"tags": []})
     with pytest.raises(UserError, match="none of 30 training images has a tag"):
-        localization.run(made.config(), made.into(tmp_path / "part"))
+        localization.run(dataset.config(), dataset.into(tmp_path / "part"))

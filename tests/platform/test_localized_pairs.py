@@ -51,7 +51,7 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
 
     def attended(image: int, other: int, values: torch.Tensor) -> torch.Tensor:
         target = features(image)
-        seen = features(other)
+        other_features = features(other)
         pair_domains = [[0, 2], [2, 1]][int(is_source[image])][int(is_source[other])]
         if method.w_p == "identity":
             w_p = torch.eye(24)
@@ -62,8 +62,8 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
         is_one_domain = is_source[image] == is_source[other]
         target_is_n = method.target == "n" if is_one_domain else is_source[image]
         if target_is_n:
-            return coattend(values, target, affinity(seen, target, w_p, form=form, scale=scale)).n
-        return coattend(target, values, affinity(target, seen, w_p, form=form, scale=scale)).m
+            return coattend(values, target, affinity(other_features, target, w_p, form=form, scale=scale)).n
+        return coattend(target, values, affinity(target, other_features, w_p, form=form, scale=scale)).m
 
     def activation(image: int, other: int, tag: int, contrastive: bool) -> torch.Tensor:
         common = attended(image, other, features(other))
@@ -105,17 +105,17 @@ def literal_released(config: Config, context: RunContext) -> tuple[list[torch.Te
             return torch.zeros_like(activation)
         return activation.clamp(min=0) / activation.max().clamp(min=1e-6)
 
-    def moved(seen: torch.Tensor, first: float, step: float) -> torch.Tensor:
+    def moved(values: torch.Tensor, first: float, step: float) -> torch.Tensor:
         """Resamples a map from pixels first + n * step to pixels 0, 8, ..., 56."""
-        source, target = (Grid((at + 0.5) / 64, by / 64, len(seen)) for at, by in ((first, step), (0, 8)))
+        source, target = (Grid((at + 0.5) / 64, by / 64, len(values)) for at, by in ((first, step), (0, 8)))
         onto = target._replace(positions=8)
-        return resample(seen, Grids(source, source), Grids(onto, onto), "bicubic").clamp(0, 1)
+        return resample(values, Grids(source, source), Grids(onto, onto), "bicubic").clamp(0, 1)
 
-    def unflipped(seen: torch.Tensor) -> torch.Tensor:
+    def unflipped(values: torch.Tensor) -> torch.Tensor:
         """Resamples a map of the flipped image, whose columns are at pixels 7, 15, ..., 63 of the image."""
         rows = Grid(0.5 / 64, 8 / 64, 8)
         columns = Grid(7.5 / 64, 8 / 64, 8)
-        return resample(seen.flip(1), Grids(rows, columns), Grids(rows, rows), "bicubic").clamp(0, 1)
+        return resample(values.flip(1), Grids(rows, columns), Grids(rows, rows), "bicubic").clamp(0, 1)
 
     def pair(m: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         p = affinity(m, n, model.w_p, form=model.form, scale=model.affinity.scale)
@@ -134,8 +134,8 @@ def literal_released(config: Config, context: RunContext) -> tuple[list[torch.Te
             of_m, of_flip = pair(f, model.backbone(pictures[image].flip(3)))
             parts = [part(of_m[tag], first=True), unflipped(part(of_flip[tag]))]
             for picture, factor in zip(scaled[image], (0.75, 2), strict=True):
-                seen = part(pair(f, model.backbone(picture))[1][tag])
-                parts.append(moved(seen, 0.5 / factor - 0.5, 8 / factor))
+                scaled_part = part(pair(f, model.backbone(picture))[1][tag])
+                parts.append(moved(scaled_part, 0.5 / factor - 0.5, 8 / factor))
             related = [pair(f, features[other])[0][tag] for other in relations.related[number].tolist()]
             parts.append(part(torch.stack(related).mean(dim=0)))
             out.append(torch.stack(parts).sum(dim=0) / 5)
@@ -239,10 +239,10 @@ def test_float32_maps_differ_only_by_rounding(localizable: Any, tmp_path: Path) 
 
 def test_related_images_of_both_domains_use_the_affinity_of_their_domains(localizable: Any, tmp_path: Path) -> None:
     """Every third image is in the source domain, and the three W_P differ clearly."""
-    made = localizable.with_index(tmp_path, lambda n: {"domain": "target" if n % 3 else "source"})
-    config = made.config("classifier.num_domain_affinities=3", "localize.method.contrastive=true")
+    dataset = localizable.with_index(tmp_path, lambda n: {"domain": "target" if n % 3 else "source"})
+    config = dataset.config("classifier.num_domain_affinities=3", "localize.method.contrastive=true")
     noise = torch.randn(3, 24, 24, generator=torch.Generator().manual_seed(0)) * 0.3
-    context = made.classified(config, tmp_path, w_p=made.state["w_p"] + noise).into(tmp_path / "part")
+    context = dataset.classified(config, tmp_path, w_p=dataset.state["w_p"] + noise).into(tmp_path / "part")
     localization.run(config, context)
     relations, is_source = relations_of(config, context)
     assert 0 < is_source[relations.related].mean() < 1

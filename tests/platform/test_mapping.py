@@ -102,8 +102,8 @@ def test_every_shard_is_written_and_only_missing_ones_again(tmp_path: Path, ray_
     assert worked(tmp_path / "first") == list(range(23))
     assert shards(tmp_path) == CUT
     check(tmp_path)
-    made = len(list((tmp_path / "first").glob("made by *")))
-    assert 1 <= made <= min(4, os.cpu_count() or 1), "a process makes its worker once"
+    num_workers = len(list((tmp_path / "first").glob("made by *")))
+    assert 1 <= num_workers <= min(4, os.cpu_count() or 1), "a process makes its worker once"
 
     # A kill: two shards are not there, a third is half written aside.
     for name in (CUT[1], CUT[4]):

@@ -13,7 +13,7 @@ from mcis.platform.runs.files import read_table
 
 @pytest.mark.slow
 def test_a_machine_without_memory_ends_the_mapping_and_rejects_no_image(tmp_path: Path) -> None:
-    """In a Ray of its own, which takes a fiftieth of the memory for all of it, and then for what it is."""
+    """Starts a separate Ray with a memory threshold of 2 %, then one with the default threshold."""
     script = tmp_path / "memory.py"
     script.write_text("""
 import sys, time
@@ -43,13 +43,13 @@ with ray_session(ComputeConfig()):
     else:
         print(mapped)
 """)
-    for memory, said in (("short", "its process was ended because the machine ran out of memory"), ("enough", "4")):
+    for memory, message in (("short", "its process was ended because the machine ran out of memory"), ("enough", "4")):
         environment = {"RAY_memory_usage_threshold": "0.02", "RAY_memory_monitor_refresh_ms": "200"}
         environment = dict(os.environ) | (environment if memory == "short" else {})
         command = [sys.executable, str(script), str(tmp_path / "out"), memory]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-3000:]
-        assert said in done.stdout, done.stdout
+        assert message in done.stdout, done.stdout
 
 
 @pytest.mark.slow
@@ -143,6 +143,6 @@ ray.shutdown()
     with tempfile.TemporaryDirectory(prefix="mcis-", dir="/tmp") as folder:
         done = subprocess.run([sys.executable, str(script), str(tmp_path), folder], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    made = [path.name for path in tmp_path.glob("made by *")]
-    assert sorted(name.rpartition(" ")[2] for name in made) == ["0", "0", "1", "1"]
+    worker_files = [path.name for path in tmp_path.glob("made by *")]
+    assert sorted(name.rpartition(" ")[2] for name in worker_files) == ["0", "0", "1", "1"]
     assert read_table(tmp_path / "shards")["n"].to_pylist() == list(range(20))

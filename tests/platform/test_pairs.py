@@ -235,11 +235,11 @@ def test_the_attention_of_the_pointed_position_is_that_of_the_classifier(browser
     strongest = np.unravel_index(stored.maps[0].argmax(), stored.maps[0].shape)
     assert np.abs(np.subtract(shown_at(browser), strongest)).max() <= 1  # it is resized bicubically before
 
-    seen = set()
+    cells = set()
     for across, down in ((0.2, 0.3), (0.7, 0.4), (0.5, 0.9)):
         x, y = point(browser, "#pairs-maps figure:nth-child(3) .layers", across, down)
         at = shown_at(browser)
-        seen.add(at)
+        cells.add(at)
         for fraction, position in ((y, at[0]), (x, at[1])):
             assert abs(grid.first + grid.step * position - fraction) <= grid.step / 2 + 0.01
         points = score_maps(torch.from_numpy(stored.maps[0])[None], stored.grids, "maximum", POINTS, POINTS)[0]
@@ -256,7 +256,7 @@ def test_the_attention_of_the_pointed_position_is_that_of_the_classifier(browser
             drawn = alpha_of(browser, f"#pairs-related figure:nth-child({number + 1}) canvas")
             relative = (drawn / 235) ** (1 / 0.7)
             np.testing.assert_allclose(relative, (shares / shares.max()).reshape(drawn.shape), atol=0.01)
-    assert len(seen) == 3
+    assert len(cells) == 3
 
     # A click keeps the position while the pointer is over a related image, which shows the share of a cell.
     browser.find_element("css selector", "#pairs-maps figure:nth-child(3) .layers").click()

@@ -186,8 +186,8 @@ def test_tags_that_predictions_lack_are_counted_and_noted(small: Any, monkeypatc
     tags = split_rows(context, "val", columns=["tags"])["tags"]
     predictions = read_table(context.inputs["predict"] / "predictions")
     for row, own in zip(predictions.to_pylist(), tags.to_pylist(), strict=True):
-        seen = set(np.unique(decode_labels(row["crf"] or row["plain"])).tolist())
-        assert row["absent_tags"] == [tag for tag in own if tag + 1 not in seen]
+        predicted_labels = set(np.unique(decode_labels(row["crf"] or row["plain"])).tolist())
+        assert row["absent_tags"] == [tag for tag in own if tag + 1 not in predicted_labels]
     notes = context.result("predict", PredictResult).notes
     assert notes == predict.unpredicted_tags(tags, predictions["absent_tags"], context.classes, "val") != ()
 

@@ -33,14 +33,14 @@ from mcis.platform.stages import predict, pseudo_masks
 
 
 class Halves(nn.Module):
-    """A segmenter of two labels that says 1 on the left half of its image; keeps the sizes that it saw."""
+    """A segmenter of two labels that says 1 on the left half of its image; keeps the sizes of its inputs."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.seen: list[tuple[int, ...]] = []
+        self.sizes: list[tuple[int, ...]] = []
 
     def forward(self, images: Tensor) -> Tensor:
-        self.seen.append(tuple(images.shape[2:]))
+        self.sizes.append(tuple(images.shape[2:]))
         left = torch.zeros(len(images), *images.shape[2:])
         left[..., : images.shape[3] // 2] = 9
         return torch.stack([torch.full_like(left, 4.0), left], dim=1)
@@ -57,9 +57,9 @@ def rows(tmp_path: Path) -> pa.Table:
     return pa.Table.from_pylist([row | {"is_negative": False, "saliency_uri": str(tmp_path / "saliency.png")}])
 
 
-@pytest.mark.parametrize(("max_side", "seen"), [(None, (60, 80)), (40, (30, 40)), (80, (60, 80))])
+@pytest.mark.parametrize(("max_side", "size"), [(None, (60, 80)), (40, (30, 40)), (80, (60, 80))])
 def test_labels_come_back_at_the_files_size(
-    rows: pa.Table, monkeypatch: pytest.MonkeyPatch, max_side: int | None, seen: tuple[int, int]
+    rows: pa.Table, monkeypatch: pytest.MonkeyPatch, max_side: int | None, size: tuple[int, int]
 ) -> None:
     model = Halves()
     monkeypatch.setattr(predictor, "load_trained", lambda *given: model)
@@ -67,7 +67,7 @@ def test_labels_come_back_at_the_files_size(
     rows = rows.drop_columns("tags").append_column("tags", pa.array([[0, 1]]))
     (row,) = predict.PredictRows(config, Path("none"), ("a", "b"))(rows).to_pylist()
     assert row["absent_tags"] == [1]
-    assert model.seen == [seen]
+    assert model.sizes == [size]
     for column in ("plain", "crf"):
         labels = decode_labels(row[column])
         assert labels.shape == (60, 80)
@@ -75,7 +75,7 @@ def test_labels_come_back_at_the_files_size(
         assert (labels[:, 40:] == 0).all()
 
 
-def test_images_beside_each_other_have_the_labels_of_images_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_refined_in_parallel_have_the_labels_of_images_refined_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """In their order, of whatever size, and with the same probabilities to the bit."""
     monkeypatch.setattr(predictor, "load_trained", lambda *given: Halves())
     config = resolve("voc", "scratch", overrides=["predict.hflip=false"]).config

@@ -37,9 +37,9 @@ def test_the_rows_of_a_split_do_not_depend_on_the_files_groups(file: Path, split
     names = split_rows(file, split, tagged=tagged, columns=["image_id"])
     assert names.equals(expected.select(["image_id"]))
     for only in ([], [0], [3, 0, 2], list(range(len(expected)))[::-1]):
-        wanted = np.array([row for row in only if row < len(expected)], np.int64)
-        found = split_rows(file, split, tagged=tagged, only=wanted)
-        assert found.equals(expected.take(pa.array(wanted)))
+        row_numbers = np.array([row for row in only if row < len(expected)], np.int64)
+        found = split_rows(file, split, tagged=tagged, only=row_numbers)
+        assert found.equals(expected.take(pa.array(row_numbers)))
         assert found.schema.equals(INDEX_SCHEMA)
 
 

@@ -72,13 +72,13 @@ def losses(
 
 
 def test_color_jitter_changes_both_images_of_a_pair_but_not_tau_m() -> None:
-    seen, _, batch = losses("released", 0)
+    recorder, _, batch = losses("released", 0)
     plain = {side: IMAGENET(to_float_images(torch.from_numpy(getattr(batch, f"images_{side}")))) for side in "mn"}
-    assert not torch.allclose(seen.inputs.m, plain["m"], atol=0.05)
-    assert not torch.allclose(seen.inputs.n, plain["n"], atol=0.05)
-    assert seen.transforms == ("hflip", "x0.75", "x2")
-    assert seen.inputs.unjittered_m is not None
-    torch.testing.assert_close(seen.inputs.unjittered_m, plain["m"])
+    assert not torch.allclose(recorder.inputs.m, plain["m"], atol=0.05)
+    assert not torch.allclose(recorder.inputs.n, plain["n"], atol=0.05)
+    assert recorder.transforms == ("hflip", "x0.75", "x2")
+    assert recorder.inputs.unjittered_m is not None
+    torch.testing.assert_close(recorder.inputs.unjittered_m, plain["m"])
     paper, _, _ = losses("paper", 0)
     assert (paper.transforms, paper.inputs.unjittered_m) == ((), None)
     torch.testing.assert_close(paper.inputs.m, plain["m"])

@@ -178,14 +178,14 @@ def test_all_problems_are_reported_together() -> None:
     }
     with pytest.raises(UserError) as caught:
         resolve("voc", "paper", {"data.max_rejected": -5}, list(wrong))
-    for said in [*wrong.values(), "data.max_rejected: .*found -5"]:
-        caught.match(said)
+    for message in [*wrong.values(), "data.max_rejected: .*found -5"]:
+        caught.match(message)
     caught.match(rf"{len(wrong) + 1} problem\(s\)")
     assert "mcis config show" in caught.value.remedy
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (["classifier.backbone=timm/resnett18"], r"timm has no network resnett18; .* timm/resnet18 or"),
         (
@@ -199,8 +199,8 @@ def test_all_problems_are_reported_together() -> None:
         ),
     ],
 )
-def test_contradictions_are_reported(overrides: list[str], said: str) -> None:
-    with pytest.raises(UserError, match=said) as caught:
+def test_contradictions_are_reported(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
         resolve("voc", "paper", overrides=overrides)
     assert "pydantic" not in str(caught.value)
 
@@ -241,9 +241,9 @@ def test_a_uri_with_a_password_is_refused_without_printing_it() -> None:
 
 @pytest.mark.parametrize(("old", "new"), RENAMED_KEYS.items())
 def test_a_renamed_key_gives_an_error_with_its_current_name(old: str, new: str) -> None:
-    known = {key for key, _ in leaves(Config())}
-    assert old not in known
-    assert new in known
+    keys = {key for key, _ in leaves(Config())}
+    assert old not in keys
+    assert new in keys
     if old != "setting":
         with pytest.raises(UserError, match=rf"key '{re.escape(old)}' was renamed: write {re.escape(new)}="):
             resolve("voc", overrides=[f"{old}=1"])

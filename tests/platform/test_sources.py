@@ -190,12 +190,12 @@ def test_only_new_and_changed_images_are_opened(ray_local: None, drawn: tuple[Pa
     table, workspace = tmp_path / "photos.csv", tmp_path / "workspace"
     (folder / f"{names[7]}.jpg").write_bytes(b"")
 
-    def index(wanted: list[str], *overrides: str) -> tuple[int, pa.Table, pa.Table]:
-        lines = [f"photos/{name}.jpg,{'cat' if n % 2 else 'dog'}" for n, name in enumerate(wanted)]
+    def index(image_ids: list[str], *overrides: str) -> tuple[int, pa.Table, pa.Table]:
+        lines = [f"photos/{name}.jpg,{'cat' if n % 2 else 'dog'}" for n, name in enumerate(image_ids)]
         table.write_text("\n".join(["image,tags", *lines]) + "\n")
         result = run("tags", workspace, {"data.tags.table": str(table)}, *overrides, until="index")
         found = open_index(Workspace(workspace), "run")
-        assert len(found.index) + len(found.rejects) == len(wanted), "every image is in one of the two tables"
+        assert len(found.index) + len(found.rejects) == len(image_ids), "every image is in one of the two tables"
         return result.context.result("index", IndexResult).counts["opened"], found.index, found.rejects
 
     opened, _, rejects = index(names[:6])
@@ -209,15 +209,16 @@ def test_only_new_and_changed_images_are_opened(ray_local: None, drawn: tuple[Pa
     changed = folder / f"{names[2]}.jpg"
     shutil.copy(root / "JPEGImages" / f"{listing.table['image_id'][9].as_py()}.jpg", changed)
     opened, after, rejects = index(names)
-    assert (opened, len(rejects)) == (1, 1), "the broken file is known too"
+    assert (opened, len(rejects)) == (1, 1), "the verdict on the broken file is stored too"
     uris = before["uri"].to_pylist()
     assert after["uri"].to_pylist() == uris
     hashes = list(zip(before["content_hash"].to_pylist(), after["content_hash"].to_pylist(), strict=True))
     assert [uri for uri, (one, other) in zip(uris, hashes, strict=True) if one != other] == [str(changed)]
-    least = sorted(min(pair) for pair in zip(*(after[s].to_pylist() for s in ("height", "width")), strict=True))
-    opened, accepted, rejects = index(names, f"data.min_side={least[-1]}")
+    sizes = zip(after["height"].to_pylist(), after["width"].to_pylist(), strict=True)
+    shorter_sides = sorted(min(size) for size in sizes)
+    opened, accepted, rejects = index(names, f"data.min_side={shorter_sides[-1]}")
     assert opened == 0, "another limit on sizes opens nothing"
-    assert len(accepted) == least.count(least[-1])
+    assert len(accepted) == shorter_sides.count(shorter_sides[-1])
     assert sum("too small" in reason for reason in rejects["reason"].to_pylist()) == 7 - len(accepted)
 
     shutil.copy(root / "JPEGImages" / f"{names[7]}.jpg", folder)

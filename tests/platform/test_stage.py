@@ -174,4 +174,4 @@ def test_a_kill_at_any_change_of_the_disk_leaves_nothing_that_is_half(tmp_path: 
     command = [sys.executable, "-c", KILLED, str(Path(__file__).parent), str(tmp_path), how]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert int(done.stdout.splitlines()[-1]) > 20, "so many changes of the disk"
+    assert int(done.stdout.splitlines()[-1]) > 20, "number of changes of the disk"

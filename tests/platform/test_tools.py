@@ -50,14 +50,15 @@ for split, listed in (("train", "train_aug"), ("val", "val")):
 polygons = {"segmentation_mode": "polygons"}  # else what is a mask would be a crowd
 as_boxes = (("yolo_ultralytics", 1, {}), ("open_images", 1, {}))
 for format, boxes, options in (("cvat", 0, {}), ("coco_instances", 0, polygons), *as_boxes):
-    made = [
+    dataset_items = [
         dm.DatasetItem(name, subset=split, media=dm.Image.from_file(str(path)), annotations=[
             Bbox(*m.get_bbox(), label=m.label, id=m.id, group=m.group) if boxes else m for m in masks
         ])
         for name, split, path, masks in items
     ]
     categories = (devkit / "classes.txt").read_text().split()
-    dm.Dataset.from_iterable(made, categories=categories).export(str(out / format), format, save_media=True, **options)
+    dataset = dm.Dataset.from_iterable(dataset_items, categories=categories)
+    dataset.export(str(out / format), format, save_media=True, **options)
 dm.Dataset.import_from(f"{out}/open_images", "open_images").export(f"{out}/open", "coco_instances", save_media=True)
 """
 READS = """

@@ -181,18 +181,18 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, dict[
     """A run with maps of another program, and these maps by image. Their maximum is 0.5."""
     folder = tmp_path_factory.mktemp("imported")
     workspace = make_run(folder, {image_id: image_id for image_id in SIZES})
-    given: dict[str, NDArray[np.float32]] = {}
+    maps_by_image: dict[str, NDArray[np.float32]] = {}
     rows: list[dict[str, Any]] = []
     for image_id, size in SIZES.items():
         maps = (np.random.default_rng(3).random((len(TAGS[image_id]), *size)) / 2).astype(np.float32)
         maps[:, 0, 0] = 0.5
         np.save(folder / image_id, {"keys": np.array(TAGS[image_id]), "high_res": maps})  # type: ignore[arg-type]
         rows.append({"image_id": image_id, "tags": TAGS[image_id], "files": [f"{folder}/{image_id}.npy"]})
-        given[image_id] = maps
+        maps_by_image[image_id] = maps
 
     (shard,) = (workspace.outputs("made")["localize"] / "maps").iterdir()
     write_table(shard, read_maps("irn", len(CLASSES), pa.Table.from_pylist(rows)))
-    return workspace, given
+    return workspace, maps_by_image
 
 
 @pytest.mark.parametrize(
@@ -201,10 +201,10 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Workspace, dict[
 def test_maps_of_another_program_are_exported_as_given(
     imported: tuple[Workspace, dict[str, NDArray[np.float32]]], tmp_path: Path, format: str, tolerance: float
 ) -> None:
-    workspace, given = imported
+    workspace, maps_by_image = imported
     export(workspace, "made", "maps", tmp_path, format)
     files = find_map_files(tmp_path, format)
-    for image_id, maps in given.items():
+    for image_id, maps in maps_by_image.items():
         read = read_map_files(files[image_id], format, len(CLASSES))
         assert read.classes.tolist() == TAGS[image_id]
         np.testing.assert_allclose(read.maps, maps, rtol=0, atol=tolerance)
@@ -213,9 +213,9 @@ def test_maps_of_another_program_are_exported_as_given(
 def test_pictures_of_maps_of_another_program_are_as_given(
     imported: tuple[Workspace, dict[str, NDArray[np.float32]]], tmp_path: Path
 ) -> None:
-    workspace, given = imported
+    workspace, maps_by_image = imported
     export(workspace, "made", "maps", tmp_path)
-    for image_id, maps in given.items():
+    for image_id, maps in maps_by_image.items():
         for tag, scores in zip(TAGS[image_id], maps, strict=True):
             picture = np.array(Image.open(tmp_path / image_id / f"{CLASSES[tag]}.png"))
             np.testing.assert_array_equal(picture, (scores * 255).round())
@@ -261,9 +261,9 @@ def test_ids_of_other_data_sets_are_keys_of_text_only(tmp_path: Path) -> None:
 
 
 def test_ids_with_spaces_are_refused_where_spaces_separate_columns(tmp_path: Path) -> None:
-    made = make_run(tmp_path, dict(zip(SIZES, ("my photo", "b"), strict=True)))
+    workspace = make_run(tmp_path, dict(zip(SIZES, ("my photo", "b"), strict=True)))
     with pytest.raises(UserError, match="1 of 2 image ids have a space: my photo"):
-        export(made, "made", "masks", tmp_path / "out", "wsss")
+        export(workspace, "made", "masks", tmp_path / "out", "wsss")
 
 
 def test_commands_write_the_formats_and_name_them(workspace: Workspace, tmp_path: Path) -> None:
