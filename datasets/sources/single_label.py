@@ -101,7 +101,8 @@ def _add_single_label(listing: FolderListing, location: Path) -> None:
             f"no folder with images in {root} matches one of the {len(names)} classes; there are "
             f"{join_shortened(scan(root, root).folders) or 'none'}",
             "folders like n02084071 (ImageNet), here or in train, CLS-LOC/train or Data/CLS-LOC/train; like 056.dog "
-            f"(Caltech-256), here or in 256_ObjectCategories; or named after the classes ({join_shortened(names)}), with images",
+            "(Caltech-256), here or in 256_ObjectCategories; or named after the classes "
+            f"({join_shortened(names)}), with images",
             "name by --single the folder that holds them, or by data.single.classes a file of their classes",
         )
 

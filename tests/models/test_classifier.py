@@ -264,7 +264,9 @@ def test_positions_are_compared_by_standardized_channels_of_the_backbone(w_p: Li
     torch.testing.assert_close(scores.basic_m, model.phi(f_m).mean(dim=(2, 3)))
     torch.testing.assert_close(scores.co_attention_m, model.phi(common.m).mean(dim=(2, 3)))
     torch.testing.assert_close(scores.co_attention_n, model.phi(common.n).mean(dim=(2, 3)))
-    torch.testing.assert_close(model.co_maps(model.query(actual[0]), actual[0], actual[1:], 1), model.phi(common.m)[:, 1])
+    torch.testing.assert_close(
+        model.co_maps(model.query(actual[0]), actual[0], actual[1:], 1), model.phi(common.m)[:, 1]
+    )
     assert ("w_p" in model.state_dict()) is (w_p == "learned")
     assert {"mean", "deviation"} <= set(model.state_dict())
 
