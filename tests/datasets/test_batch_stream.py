@@ -25,7 +25,7 @@ from mcis.datasets.storage.threads import map_in_threads
 from mcis.datasets.synthetic.devkit import draw
 from mcis.datasets.tags import Tags
 
-COLUMNS = ("images_m", "images_n", "m", "n", "epoch", "kind", "row", "unshared_m", "unshared_n")
+COLUMNS = ("images_m", "images_n", "m", "n", "epoch", "pair_domains", "row", "unshared_m", "unshared_n")
 SIZE = 24
 
 
@@ -58,7 +58,7 @@ def decoded(listing: pa.Table, shard: WorkerShard, batch: int = 5) -> list[PairB
 
 
 def expected_dtype(column: str) -> type[np.generic]:
-    if column.startswith("images") or column == "kind":
+    if column.startswith("images") or column == "pair_domains":
         return np.uint8
     if column.startswith("unshared"):
         return np.bool_
