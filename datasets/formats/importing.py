@@ -25,7 +25,7 @@ from mcis.datasets.formats.label_studio import LABEL_STUDIO
 from mcis.datasets.formats.labelme import LABELME
 from mcis.datasets.formats.voc_xml import VOC_XML
 from mcis.datasets.formats.yolo import YOLO
-from mcis.datasets.images.decode import decode_picture, encode_labels
+from mcis.datasets.images.decode import PILLOW_MAX_PIXELS, decode_picture, encode_labels
 from mcis.datasets.index import check_name_lengths
 from mcis.datasets.sources.annotations import recognize_annotations
 from mcis.datasets.sources.lists import LeftOut, did_you_mean, is_line, left_out_notes, path_inside
@@ -485,7 +485,9 @@ def _draw_labels(image: Path, objects: Sequence[AnnotatedObject], names: Sequenc
     Errors of many kinds are raised if the image is no picture or an outline is damaged.
     """
     # Decoding to one pixel is the least work that checks the image and finds its size. Any range of values will do.
-    _, height, width = decode_picture(read_bytes(str(image)), min_side=1, max_side=1, value_range=(0, 1))
+    _, height, width = decode_picture(
+        read_bytes(str(image)), min_side=1, max_pixels=PILLOW_MAX_PIXELS, max_side=1, value_range=(0, 1)
+    )
 
     def drawing_order(outlined: tuple[str | None, Draw]) -> tuple[bool, int]:
         tag, draw = outlined

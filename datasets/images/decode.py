@@ -43,7 +43,8 @@ MAX_PIXELS = 50_000_000
 its transparency is removed."""
 
 PILLOW_MAX_PIXELS = 178_956_970
-"""Largest width x height that Pillow decodes; the limit for files that an index accepted under a limit of its own."""
+"""Largest width x height that Pillow decodes; the limit for files that an index accepted under a limit of its own, and
+for their masks."""
 
 _MAX_SCANS = 20
 """Maximum number of scans of a JPEG, unless _MAX_SCAN_PIXELS allows more. Cameras write 1, web pages about 10."""
@@ -274,7 +275,7 @@ def decode_square(
         return np.array(image.resize((size, size), Image.Resampling.BILINEAR))
 
 
-def decode_labels(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+def decode_labels(data: bytes, *, max_pixels: int = PILLOW_MAX_PIXELS) -> np.ndarray:
     """Decodes a label mask, (H, W) uint8: the indices of a palette PNG, or the values of an 8-bit gray one.
 
     Colors are ignored. EXIF orientation is not applied, because the indices are stored in the orientation of the image.
@@ -316,7 +317,7 @@ def decode_colored_labels(data: bytes, height: int, width: int) -> np.ndarray:
             return _labels_of_colors(np.array(image))
         if image.mode == "P":
             return _labels_of_palette(image)
-    return decode_labels(data, max_pixels=PILLOW_MAX_PIXELS)
+    return decode_labels(data)
 
 
 def _labels_of_palette(image: Image.Image) -> np.ndarray:

@@ -91,12 +91,13 @@ def regions_digest(image_ids: Sequence[str], section: PseudoMasksConfig) -> str:
     return content_digest(section.section_of("detections").file)
 
 
-def check_regions(rows: pa.Table, section: PseudoMasksConfig) -> None:
+def check_regions(rows: pa.Table, section: PseudoMasksConfig, max_pixels: int) -> None:
     """Reads the regions of some images, to find files that cannot be used before any training.
 
     Args:
         rows: Rows of a listing with the column REGIONS.
         section: The section `pseudo_masks`, with a rule that reads regions.
+        max_pixels: Largest width x height of an image (`data.max_pixels`). Larger images are left out.
 
     Raises:
         UserError: Regions cannot be read or are of another size than their image.
@@ -105,7 +106,7 @@ def check_regions(rows: pa.Table, section: PseudoMasksConfig) -> None:
     stride = len(rows) // _MAX_CHECKED + 1
     for row in rows[::stride].to_pylist():
         try:
-            picture = decode_picture(read_bytes(row["uri"]), min_side=1, max_side=1)
+            picture = decode_picture(read_bytes(row["uri"]), min_side=1, max_pixels=max_pixels, max_side=1)
         except (OSError, ValueError):  # the index rejects images that cannot be read
             continue
         row["height"] = picture.height

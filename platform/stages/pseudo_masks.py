@@ -240,7 +240,8 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     elif _reads_saliency(config, tagged):
         check_saliency_is_no_truth(tagged)
     elif config.pseudo_masks.regions:
-        check_regions(_with_regions(config, rows, listing.classes).rows, config.pseudo_masks)
+        with_files = _with_regions(config, rows, listing.classes).rows
+        check_regions(with_files, config.pseudo_masks, config.data.max_pixels)
     elif config.pseudo_masks.rule == "segments":
         require_module("skimage.segmentation", extra="segments")
 

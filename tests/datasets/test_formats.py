@@ -347,6 +347,17 @@ def test_labelme_becomes_tags_and_masks(photographs: Path, tmp_path: Path) -> No
     assert "left out 1 outline(s) of shapes of type rectangle, which give tags and no mask" in " ".join(notes)
 
 
+def test_images_above_the_default_limit_of_pixels_get_masks(photographs: Path, tmp_path: Path) -> None:
+    Image.new("L", (7_100, 7_100)).save(photographs / "a.png", "JPEG")
+    (photographs / "a.json").write_text(json.dumps(LABELME | {"flags": {}, "shapes": LABELME["shapes"][:1]}))
+
+    import_data_set("labelme", photographs, tmp_path / "out")
+
+    mask = read_imported(tmp_path / "out")["train/a.png"].mask
+    assert mask is not None
+    assert mask.shape == (7_100, 7_100)
+
+
 @pytest.mark.parametrize("source", ["devkit", "devkit/Annotations"])
 def test_voc_xml_becomes_tags(photographs: Path, tmp_path: Path, source: str) -> None:
     """The image of the second file was renamed together with it."""

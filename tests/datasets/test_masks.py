@@ -17,6 +17,7 @@ from PIL import Image
 from mcis.datasets.classes import palette
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import (
+    MAX_PIXELS,
     RejectedImage,
     decode_colored_labels,
     decode_labels,
@@ -89,6 +90,13 @@ def test_small_palettes_keep_their_indices(bits: int):
 def test_masks_without_labels_and_maps_with_color_or_alpha_are_rejected(decode, data: bytes, found: str):
     with pytest.raises(RejectedImage, match=found):
         decode(data)
+
+
+def test_labels_of_images_above_the_default_limit_are_decoded():
+    """`data.max_pixels` may be larger than its default, and masks are as large as their images."""
+    labels = np.zeros((7_100, 7_100), np.uint8)
+    assert labels.size > MAX_PIXELS
+    assert decode_labels(encode_labels(labels)).shape == labels.shape
 
 
 @given(arrays(np.uint8, array_shapes(min_dims=2, max_dims=2, max_side=40)))

@@ -9,6 +9,9 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
+from mcis.datasets.errors import UserError
+from mcis.datasets.images.decode import encode_labels
+from mcis.datasets.index import Listing
 from mcis.platform.config.resolve import resolve
 from mcis.platform.outputs.counts import crc_of_truth, read_counts
 from mcis.platform.outputs.read_index import split_rows
@@ -73,6 +76,17 @@ def test_scores_equal_those_of_an_independent_program_to_the_last_digit(first: R
     assert expected[0] != expected[1]
     assert score_agreement.count_agreeing(scores, expected) == (2 * (2 + 4 * 21 + 21 * 21),) * 2
     assert score_agreement.count_agreeing(scores, expected[::-1])[0] < 2 * (2 + 4 * 21 + 21 * 21)
+
+
+def test_masks_of_images_above_the_default_limit_are_checked(workspace: Workspace, tmp_path: Path) -> None:
+    Image.new("L", (7_100, 7_100)).save(tmp_path / "a.jpg")
+    (tmp_path / "a.png").write_bytes(encode_labels(np.ones((4, 5), np.uint8)))
+    row = {"uri": str(tmp_path / "a.jpg"), "tags": [0], "is_negative": False, "mask_uri": str(tmp_path / "a.png")}
+    listing = Listing(pa.Table.from_pylist([row | {"split": "train"}]), ("cat",))
+    config = resolve("voc", overrides=["data.max_pixels=60000000"]).config
+
+    with pytest.raises(UserError, match=r"a.png has 4x5 pixels"):
+        evaluation.check(config, listing, workspace)
 
 
 def test_counts_of_images_sum_to_the_confusion_matrix(first: RunContext, paths: list[Path]) -> None:

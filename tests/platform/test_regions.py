@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from numpy.typing import NDArray
+from PIL import Image
 from pycocotools import mask as coco_masks
 
 from mcis.datasets.classes import IGNORE
@@ -21,7 +22,7 @@ from mcis.datasets.images.decode import decode_labels
 from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.config.resolve import resolve
 from mcis.platform.outputs.read_index import open_index
-from mcis.platform.outputs.regions import REGIONS, with_regions
+from mcis.platform.outputs.regions import REGIONS, check_regions, with_regions
 from mcis.platform.pipeline import RunResult, check
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.results import MasksResult
@@ -250,6 +251,19 @@ def test_regions_of_another_size_are_found_before_a_run(
     reason = r"ValueError: an array of int64 with the shape \(4, 5\)"
     with pytest.raises(UserError, match=rf"{image_id}.npy cannot be read \({reason}"):
         check(config, small.workspace, "any", until="pseudo_masks")
+
+
+def test_regions_of_images_above_the_default_limit_are_checked(tmp_path: Path) -> None:
+    Image.new("L", (7_100, 7_100)).save(tmp_path / "a.jpg")
+    np.save(tmp_path / "a.npy", np.zeros((4, 5), int))
+    rows = pa.table({"uri": [str(tmp_path / "a.jpg")], REGIONS: [str(tmp_path / "a.npy")]})
+    section = resolve(
+        "photos.csv", None, {}, [*SEGMENTS, f"pseudo_masks.segments.folder={tmp_path}"]
+    ).config.pseudo_masks
+
+    with pytest.raises(UserError, match=r"a.npy cannot be read \(ValueError: an array of int64"):
+        check_regions(rows, section, 60_000_000)
+    check_regions(rows, section, 50_000_000)  # the index rejects the image
 
 
 def test_new_rules_leave_the_keys_of_other_runs_as_they_are() -> None:

@@ -56,20 +56,22 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     columns = listing.table.select(["uri", "tags", "is_negative", "mask_uri", "split"])
     is_scored = pc.is_in(columns["split"], pa.array(["train", "val", config.predict.split]))
     with_mask = columns.filter(pc.and_(is_scored, pc.is_valid(columns["mask_uri"])))
-    _check_masks(with_mask, listing.classes)
+    _check_masks(with_mask, listing.classes, config.data.max_pixels)
     if config.data.corrected_masks:
         rows = rows_in_split(listing.table, "train", tagged=True, negatives=True)
         rows = with_corrected(rows, config.data.corrected_masks)
         rows = rows.drop(["mask_uri"]).rename_columns({CORRECTED: "mask_uri"})
-        _check_masks(rows.filter(pc.is_valid(rows["mask_uri"])), listing.classes, corrected=True)
+        with_mask = rows.filter(pc.is_valid(rows["mask_uri"]))
+        _check_masks(with_mask, listing.classes, config.data.max_pixels, corrected=True)
 
 
-def _check_masks(rows: pa.Table, classes: Sequence[str], *, corrected: bool = False) -> None:
+def _check_masks(rows: pa.Table, classes: Sequence[str], max_pixels: int, *, corrected: bool = False) -> None:
     """Checks some masks against the tags of their images. A corrected mask may have no foreground.
 
     Args:
         rows: rows with a `mask_uri`.
         classes: the K class names.
+        max_pixels: largest width x height of an image (`data.max_pixels`); masks of larger ones may have any size.
         corrected: whether these are corrected masks.
     """
     stride = len(rows) // _MAX_CHECKED + 1
@@ -79,7 +81,9 @@ def _check_masks(rows: pa.Table, classes: Sequence[str], *, corrected: bool = Fa
         if not stamp(row["mask_uri"]):
             continue
         with contextlib.suppress(OSError, ValueError):  # the index rejects images that cannot be read
-            _, row["height"], row["width"] = decode_picture(read_bytes(row["uri"]), min_side=1, max_side=1)
+            _, row["height"], row["width"] = decode_picture(
+                read_bytes(row["uri"]), min_side=1, max_pixels=max_pixels, max_side=1
+            )
         found = tags_of_mask(truth_of_row(row, len(classes)), len(classes), row["mask_uri"])
         lacks_foreground = bool(row["tags"]) and not found and not corrected
         has_known_tags = row["tags"] or row["is_negative"]
