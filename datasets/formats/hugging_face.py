@@ -21,7 +21,9 @@ def read_hugging_face(request: ImportRequest) -> DataSet:
     label_type = getattr(data.features[column], "feature", data.features[column])  # of a list: type of its items
     photos: Photos = {}
 
-    for number, row in enumerate(data.cast_column("image", features.Image(decode=False))):
+    # Without the other columns: the library would decode them, and download images that they name by URLs.
+    columns = data.select_columns(["image", column]).cast_column("image", features.Image(decode=False))
+    for number, row in enumerate(columns):
         path = Path(row["image"]["path"] or "")
         content = row["image"]["bytes"]
         if content is None and not path.resolve().is_relative_to(source):

@@ -676,6 +676,18 @@ def test_hugging_face_becomes_tags(
     assert list(tags_of(tmp_path / "out").values()) == expected + expected
 
 
+def test_other_columns_of_hugging_face_are_not_decoded(photographs: Path, tmp_path: Path) -> None:
+    hf = require_module("datasets")
+    features = hf.Features({"image": hf.Image(), "label": hf.Value("string"), "thumbnail": hf.Image()})
+    damaged = {"bytes": b"no picture", "path": None}
+    content = {"image": [str(photographs / "a.png")], "label": ["cat"], "thumbnail": [damaged]}
+    data = hf.Dataset.from_dict(content, features)
+    hf.DatasetDict({"train": data}).save_to_disk(str(tmp_path / "saved"))
+
+    import_data_set("huggingface", tmp_path / "saved", tmp_path / "out")
+    assert list(tags_of(tmp_path / "out").values()) == [["cat"]]
+
+
 @pytest.mark.parametrize("place", ["/etc/*.csv", "../other/*.csv", "http://192.0.2.1/x.csv", "zip://x.csv::y.zip"])
 def test_hugging_face_data_outside_of_the_folder_is_refused(tmp_path: Path, place: str) -> None:
     (tmp_path / "set").mkdir()
