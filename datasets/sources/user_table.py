@@ -2,12 +2,13 @@
 
 A table may come from someone else, so it may only name files below its own folder: no absolute paths or `..` that lead
 out of it, and no local files if the table is remote. A local table may name buckets, which are accessed with the user's
-credentials, but no server that these would be sent to (`endpoint_override`). Links are followed, because a table cannot
-create one.
+credentials, but no server that these would be sent to (`endpoint_override`, hosts of abfs:// outside of Azure, hosts of
+hdfs://). Links are followed, because a table cannot create one.
 """
 
 import os
 import posixpath
+import re
 import unicodedata
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
@@ -31,6 +32,9 @@ SCHEMES = ("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs", "file")
 """Schemes of the URIs that can be opened."""
 MAX_TABLE = 2**34
 """Largest table, bytes."""
+_AZURE_PLACE = re.compile(r"[\w$-]+|[\w.-]+\.core\.windows\.net", re.ASCII)
+"""A container of the account that the environment or the URI names, or a host of Azure. Arrow takes any other name with
+a dot, or a name with a port, for the server."""
 _PLAIN = r"^[^/.?#\x00-\x1f][^/?#\x00-\x1f]*(/[^/.?#\x00-\x1f][^/?#\x00-\x1f]*)*$"
 """Relative paths that `normpath` and a URI leave unchanged; no name in them begins with a dot."""
 _SPELLED_DIFFERENTLY = r"[^\x00-\x7f]|[\\%]"
@@ -277,7 +281,7 @@ def _may_name(table: str, uri: str) -> bool:
     table_server, table_path = _server_and_path(table)
     file_server, file_path = _server_and_path(uri)
     if file_server and not table_server:
-        return all(name == "region" for name, _ in parse_qsl(urlsplit(uri).query, keep_blank_values=True))
+        return not _names_server(uri)
     if file_server != table_server:
         return False
 
@@ -285,6 +289,16 @@ def _may_name(table: str, uri: str) -> bool:
     if file_path.startswith(folder):
         return True
     return not table_server and os.path.realpath(file_path).startswith(folder)
+
+
+def _names_server(uri: str) -> bool:
+    """Returns whether a URI names the server that credentials are sent to, rather than a bucket of a known one."""
+    parts = urlsplit(uri, allow_fragments=False)
+    if any(name != "region" for name, _ in parse_qsl(parts.query, keep_blank_values=True)):
+        return True
+    if parts.scheme in ("hdfs", "viewfs"):
+        return bool(parts.netloc)
+    return parts.scheme in ("abfs", "abfss") and not _AZURE_PLACE.fullmatch(parts.netloc.rpartition("@")[2])
 
 
 def _server_and_path(uri: str) -> tuple[str, str]:

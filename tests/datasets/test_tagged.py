@@ -391,6 +391,12 @@ OUTSIDE = [
     ("file:///tmp/%2e%2e/data/b.jpg", "file:///tmp/%2e%2e/data/b.jpg"),
     ("s3://bucket/b.jpg?endpoint_override=evil.org", "s3://bucket/b.jpg"),
     ("s3://bucket/b.jpg?region=x&endpoint_override=", "s3://bucket/b.jpg"),
+    ("s3://bucket/b.jpg#?endpoint_override=evil.org", "s3://bucket/b.jpg#"),
+    ("abfs://me@evil.org/c/b.jpg", "abfs://evil.org/c/b.jpg"),
+    ("abfss://acct.core.windows.net.evil.org/c/b.jpg", "abfss://acct.core.windows.net.evil.org/c/b.jpg"),
+    ("abfs://evil:8080/c/b.jpg", "abfs://evil:8080/c/b.jpg"),
+    ("hdfs://evil.org:8020/b.jpg", "hdfs://evil.org:8020/b.jpg"),
+    ("viewfs://evil/b.jpg", "viewfs://evil/b.jpg"),
 ]
 
 
@@ -414,6 +420,14 @@ def test_table_may_not_name_files_outside_of_its_folder(tmp_path: Path, column: 
 def test_trusted_table_may_name_images_outside_of_its_folder(tmp_path: Path, cell: str) -> None:
     write_csv(tmp_path / "t.csv", [{"image": cell, "tags": "cat"}])
     assert len(list_tagged(tmp_path / "t.csv", allow_absolute=True).table) == 1
+
+
+@pytest.mark.parametrize(
+    "cell", ["s3://bucket/b.jpg", "abfs://c/b.jpg", "abfss://c@acct.dfs.core.windows.net/b.jpg", "hdfs:///b.jpg"]
+)
+def test_table_may_name_files_on_the_servers_of_the_environment(tmp_path: Path, cell: str) -> None:
+    write_csv(tmp_path / "t.csv", [{"image": cell, "tags": "cat"}])
+    assert len(list_tagged(tmp_path / "t.csv").table) == 1
 
 
 @pytest.mark.parametrize("column", ["image", "mask", "saliency"])
