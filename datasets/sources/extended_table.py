@@ -27,7 +27,7 @@ def extended_table(table: Path, column: str, values: Sequence[str]) -> bytes:
 def _extended_csv(table: Path, column: str, values: Sequence[str]) -> bytes:
     with table.open("rb") as file:
         delimiter = csv_delimiter(file)
-        parse = pa.csv.ParseOptions(delimiter=delimiter)
+        parse = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
         with pa.csv.open_csv(file, parse_options=parse) as reader:
             names = reader.schema.names
 

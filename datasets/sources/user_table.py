@@ -335,7 +335,7 @@ def _read_csv(file: BinaryIO, wanted: Iterable[str]) -> _Columns:
     table = pa.csv.read_csv(
         file,
         pa.csv.ReadOptions(use_threads=False),
-        pa.csv.ParseOptions(delimiter=csv_delimiter(file)),
+        pa.csv.ParseOptions(delimiter=csv_delimiter(file), newlines_in_values=True),
         pa.csv.ConvertOptions(column_types=dict.fromkeys(wanted, pa.string())),
     )
     return _Columns(table.column_names, table)

@@ -25,6 +25,19 @@ def test_csv_keeps_its_cells_and_separator(tmp_path: Path, separator: str) -> No
     assert content == "".join(separator.join(row) + "\n" for row in expected)
 
 
+def test_csv_above_one_block_may_hold_line_breaks(tmp_path: Path) -> None:
+    """Arrow reads blocks of 1 MiB, which may end within a quoted cell."""
+    caption = "a cat\n" * 2_000
+    rows = "".join(f'{number}.jpg,cat,"{caption}"\n' for number in range(200))
+    (tmp_path / "t.csv").write_text(f"image,tags,caption\n{rows}")
+
+    content = extended_table(tmp_path / "t.csv", "saliency", [""] * 200).decode()
+
+    expected = "".join(f'{number}.jpg,cat,"{caption}",\n' for number in range(200))
+    assert content == f"image,tags,caption,saliency\n{expected}"
+    assert len(list_tagged(tmp_path / "t.csv").table) == 200
+
+
 def test_jsonl_keeps_its_values(tmp_path: Path) -> None:
     rows: list[dict[str, Any]] = [
         {"image": "ä.jpg", "tags": ["cat"], "n": 12345678901234567890},
