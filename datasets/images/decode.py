@@ -62,7 +62,7 @@ DECODER_VERSION = f"3-{PIL.__version__}"
 """Version of the decoders, with that of Pillow. Raise it when the same bytes give other pixels, so that decoded images
 and features that an earlier version cached are not used."""
 
-CHECKS_VERSION = f"5-{PIL.__version__}" + ("-heif" if READS_HEIF else "")
+CHECKS_VERSION = f"6-{PIL.__version__}" + ("-heif" if READS_HEIF else "")
 """Version of the image checks, with that of Pillow. Raise it when the check of the same bytes gives another result.
 It depends on the optional decoder, so that a rejected HEIC photograph is read as soon as the decoder is installed."""
 
@@ -204,7 +204,7 @@ def decode_picture(
 
         image.draft(None, (fitted_width, fitted_height))  # changes nothing for formats other than JPEG
         rgb = to_rgb(_upright(image), value_range)
-        if image.getexif().get(_ORIENTATION) in _SIDEWAYS:
+        if _orientation(image) in _SIDEWAYS:
             return DecodedImage(_resized(rgb, fitted_width, fitted_height), width, height)
         return DecodedImage(_resized(rgb, fitted_height, fitted_width), height, width)
 
@@ -245,7 +245,7 @@ def is_upright_jpeg(data: bytes) -> bool:
         RejectedImage: The bytes have no header of a picture.
     """
     with _opened(data, FORMATS, 1, PILLOW_MAX_PIXELS) as image:
-        upright = image.getexif().get(_ORIENTATION, 1) not in _UPRIGHT
+        upright = _orientation(image) not in _UPRIGHT
         return image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB") and upright
 
 
@@ -518,8 +518,19 @@ def _count_scans(data: bytes) -> int:
 def _upright(image: Image.Image) -> Image.Image:
     """Decodes a picture and turns it by its EXIF orientation."""
     image.load()
-    turn = _UPRIGHT.get(image.getexif().get(_ORIENTATION, 1))
+    turn = _UPRIGHT.get(_orientation(image))
     return image if turn is None else image.transpose(turn)
+
+
+def _orientation(image: Image.Image) -> int:
+    """Returns the EXIF orientation of a picture; 1, upright, if it has none or its EXIF data cannot be read."""
+    try:
+        orientation: int = image.getexif().get(_ORIENTATION, 1)
+    except MemoryError:
+        raise
+    except Exception:  # damaged EXIF data raises errors of many kinds, and says nothing about the pixels
+        return 1
+    return orientation
 
 
 def _is_deep_gray(image: Image.Image) -> bool:

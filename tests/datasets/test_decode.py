@@ -115,6 +115,19 @@ def test_exif_orientation_is_applied(form: str, orientation: int):
     np.testing.assert_array_equal(decode_rgb(encoded(RAMP, form, exif=exif)), expected)
 
 
+@pytest.mark.parametrize("form", ["PNG", "WEBP", "JPEG"])
+@pytest.mark.parametrize("exif", [b"Exif\0\0no EXIF data", b"Exif\0\0II*\0"], ids=["no header", "truncated"])
+def test_picture_with_unreadable_exif_is_upright(form: str, exif: bytes):
+    options: dict[str, Any] = {"lossless": True} if form == "WEBP" else {}
+    expected = encoded(RAMP, form, **options)
+    data = encoded(RAMP, form, exif=exif, **options)
+
+    np.testing.assert_array_equal(decode_rgb(data), decode_rgb(expected))
+    np.testing.assert_array_equal(decode_rgb(data, max_side=20), decode_rgb(expected, max_side=20))
+    assert check_picture(data) == check_picture(expected)
+    assert is_upright_jpeg(data) == (form == "JPEG")
+
+
 @pytest.mark.parametrize("form", ["JPEG", "TIFF"])
 @pytest.mark.parametrize(
     ("ink", "color"), [((0, 0, 0, 0), (255, 255, 255)), ((255, 0, 0, 0), (0, 255, 255)), ((0, 0, 0, 255), (0, 0, 0))]
