@@ -55,11 +55,19 @@ def take_rows(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
     """Returns some rows of a table, in the given order.
 
     `pa.Table.take` would concatenate all chunks of a column first, which doubles its memory and limits texts to 2 GiB.
+    Here it takes at most SHARD_ROWS rows at a time.
 
     Args:
         rows: row numbers, (N,), in any order.
     """
     batches = table.to_batches()
+    firsts = range(0, len(rows), SHARD_ROWS)
+    shards = [_take_shard(batches, table.schema, rows[first : first + SHARD_ROWS]) for first in firsts]
+    return pa.concat_tables([table.schema.empty_table(), *shards])
+
+
+def _take_shard(batches: Sequence[pa.RecordBatch], schema: pa.Schema, rows: NDArray[np.int64]) -> pa.Table:
+    """Returns some rows of a table, in the given order, and copies them twice if they are in several batches."""
     ends = np.cumsum([len(batch) for batch in batches], dtype=np.int64)
     batch_of_row = np.searchsorted(ends, rows, side="right")
     order = np.argsort(batch_of_row, kind="stable")
@@ -69,7 +77,7 @@ def take_rows(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
     for batch, end, low, high in zip(batches, ends, first, first[1:], strict=False):
         if low < high:
             parts.append(batch.take(pa.array(rows[order[low:high]] - (end - len(batch)))))
-    grouped = pa.Table.from_batches(parts, table.schema)
+    grouped = pa.Table.from_batches(parts, schema)
     if (np.diff(order) > 0).all():
         return grouped
 

@@ -70,6 +70,18 @@ def test_rows_are_taken_in_any_order_from_any_chunks(table: pa.Table, at: list[i
     assert taken.to_pylist() == [table.to_pylist()[row] for row in rows]
 
 
+def test_rows_in_any_order_are_taken_in_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Taking all at once would concatenate the chunks, which holds a large table twice."""
+    monkeypatch.setattr(large_tables, "SHARD_ROWS", 4)
+    table = pa.table({"number": pa.chunked_array([[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]])})
+    rows = np.array([9, 0, 8, 1, 7, 2, 6, 3, 5, 4, 9])
+
+    numbers = take_rows(table, rows)["number"]
+
+    assert numbers.to_pylist() == rows.tolist()
+    assert max(len(chunk) for chunk in numbers.chunks) <= 4
+
+
 def test_texts_are_a_sequence_and_pickled_out_of_band() -> None:
     names = [f"/data/{n}.jpg" for n in range(1000)]
     texts = Texts(pa.chunked_array([names[:1], names[1:]]))
