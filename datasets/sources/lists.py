@@ -2,10 +2,11 @@
 
 import collections
 import difflib
+import functools
 import os
 import posixpath
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -13,6 +14,7 @@ import pyarrow as pa
 
 from mcis.datasets.errors import UserError, join_shortened, unquoted
 from mcis.datasets.index import LISTING_SCHEMA
+from mcis.datasets.storage.faults import access_refused, error_text, is_transient, retry_io
 from mcis.datasets.tables.large_tables import SHARD_ROWS
 
 _IMAGE_SUFFIXES = {
@@ -172,7 +174,7 @@ def scan(folder: Path, root: Path, *, follow_links: bool = False) -> Folder:
     """Reads the names in a folder without opening any file.
 
     A link counts as its target. Left out are links that lead out of `root`, names that are not UTF-8, and entries that
-    are neither a file nor a folder.
+    are neither a file nor a folder. Transient errors are retried (`retry_io`).
 
     Args:
         root: Absolute path without links.
@@ -181,27 +183,43 @@ def scan(folder: Path, root: Path, *, follow_links: bool = False) -> Folder:
     Raises:
         UserError: The folder cannot be read.
     """
-    content = Folder([], [], LeftOut())
     try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if not is_utf8(entry.name):
-                    content.left_out["name(s) that are not UTF-8"] += 1
-                elif not follow_links and _leads_out(entry, root):
-                    content.left_out[f"link(s) that lead out of {root}"] += 1
-                elif entry.is_file():
-                    content.files.append(entry.name)
-                elif entry.is_dir():
-                    content.folders.append(entry.name)
-                else:
-                    content.left_out["pipe(s) or broken link(s)"] += 1
+        return retry_io(str(folder), functools.partial(_read_folder, folder, root, follow_links))
+    except PermissionError as error:
+        raise access_refused(str(folder), error) from None
     except OSError as error:
-        found = f"folder {folder} cannot be read: {error.strerror}"
-        raise UserError(found, "a folder of images", "correct its permissions") from None
+        found = f"folder {folder} cannot be read: {error_text(error)}"
+        raise UserError(found, "a folder of images", "correct the folder and repeat the command") from None
+
+
+def _read_folder(folder: Path, root: Path, follow_links: bool) -> Folder:
+    content = Folder([], [], LeftOut())
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if not is_utf8(entry.name):
+                content.left_out["name(s) that are not UTF-8"] += 1
+            elif not follow_links and _leads_out(entry, root):
+                content.left_out[f"link(s) that lead out of {root}"] += 1
+            elif _has_kind(entry.is_file):
+                content.files.append(entry.name)
+            elif _has_kind(entry.is_dir):
+                content.folders.append(entry.name)
+            else:
+                content.left_out["pipe(s) or broken link(s)"] += 1
 
     content.files.sort()
     content.folders.sort()
     return content
+
+
+def _has_kind(is_kind: Callable[[], bool]) -> bool:
+    """Returns the result of `is_file` or `is_dir` of an entry; False for a broken link, such as one to itself."""
+    try:
+        return is_kind()
+    except OSError as error:
+        if isinstance(error, PermissionError) or is_transient(error):
+            raise
+        return False
 
 
 def _leads_out(entry: os.DirEntry[str], root: Path) -> bool:

@@ -15,7 +15,6 @@ relative path in a remote table becomes a URI with the table's own query.
 import contextlib
 import difflib
 import json
-import os
 import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,6 +33,7 @@ from mcis.datasets.section import PathOrUri, Section
 from mcis.datasets.sources.lists import constant_column, did_you_mean, listing_table, missing_mask_notes
 from mcis.datasets.sources.source import Source
 from mcis.datasets.sources.user_table import UserTable, in_existing_spellings, read_user_table, trimmed
+from mcis.datasets.storage.files import is_file
 from mcis.datasets.storage.uris import is_remote
 from mcis.datasets.tables.large_tables import pieces, release_arrow_memory, repeated_texts
 
@@ -552,7 +552,7 @@ def _existing_uris(rows: UserTable, role: str) -> pa.ChunkedArray:
 
 
 def _absent_files(uris: Iterable[str]) -> list[str]:
-    return [uri for uri in uris if not is_remote(uri) and not os.path.isfile(uri)]
+    return [uri for uri in uris if not is_remote(uri) and not is_file(uri)]
 
 
 def _mask_notes(splits: pa.ChunkedArray, has_truth: pa.ChunkedArray) -> list[str]:

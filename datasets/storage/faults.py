@@ -146,9 +146,9 @@ def error_text(error: BaseException) -> str:
 
 
 def access_refused(uri: str, error: PermissionError) -> UserError:
-    """Returns the error for a file whose permissions refuse access."""
+    """Returns the error for a file or folder whose permissions refuse access."""
     return UserError(
         f"access to {without_credentials(uri)} is refused: {error_text(error)}",
-        "a readable file",
-        "correct its permissions or your credentials, or leave the file out, and repeat the command",
+        "a readable file or folder",
+        "correct its permissions or your credentials, or leave it out, and repeat the command",
     )

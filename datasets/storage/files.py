@@ -166,6 +166,20 @@ def stamp(uri: str) -> Stamp | None:
         return None
 
 
+def is_file(path: str) -> bool:
+    """Returns whether a path of this machine is a regular file, read with `retry_io`.
+
+    Raises:
+        UserError: the file system does not respond for half a minute, or refuses access.
+    """
+    try:
+        return stat.S_ISREG(retry_io(path, functools.partial(os.stat, path)).st_mode)
+    except PermissionError as error:
+        raise access_refused(path, error) from None
+    except (OSError, ValueError):
+        return False
+
+
 def stamps(uris: Sequence[str]) -> list[Stamp | None]:
     """Returns `stamp` of each file, in order. Objects of S3 are listed, where that takes fewer requests."""
     listed = list_objects(uris)

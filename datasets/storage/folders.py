@@ -344,15 +344,22 @@ def _walk(folder: Path) -> list[str]:
 
 
 def names_in(folder: Path) -> list[str]:
-    """Returns the sorted names of the entries of a folder; none if the folder does not exist."""
+    """Returns the sorted names of the entries of a folder; none if the folder does not exist.
+
+    Raises:
+        UserError: the disk or the bucket does not respond for half a minute, or refuses access.
+    """
     uri = uri_of(folder)
     if uri:
         _, infos = _list_remote(uri, recursive=False)
         return sorted(info.base_name for info in infos)
 
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+    try:
         return sorted(retry_io(str(folder), functools.partial(os.listdir, folder)))
-    return []
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except PermissionError as error:
+        raise access_refused(str(folder), error) from None
 
 
 def _list_remote(uri: str, *, recursive: bool) -> tuple[str, list[pafs.FileInfo]]:
@@ -360,7 +367,10 @@ def _list_remote(uri: str, *, recursive: bool) -> tuple[str, list[pafs.FileInfo]
     system, remote_folder = locate(uri)
     selector = pafs.FileSelector(remote_folder, recursive=recursive, allow_not_found=True)
     get_infos = functools.partial(system.get_file_info, selector)
-    return remote_folder, retry_io(uri, lambda: call_remote(get_infos, many=True))
+    try:
+        return remote_folder, retry_io(uri, lambda: call_remote(get_infos, many=True))
+    except PermissionError as error:
+        raise access_refused(uri, error) from None
 
 
 def remove(path: Path) -> bool:

@@ -1,5 +1,6 @@
 """The sources of class folders, `single` and `web`: their classes, and what they leave out."""
 
+import errno
 import os
 import re
 from pathlib import Path
@@ -394,12 +395,50 @@ def test_crawl_is_listed_with_any_suffixes(tmp_path: Path) -> None:
         assert row["saliency_uri"] is None
 
 
+def fail_scans(monkeypatch: pytest.MonkeyPatch, folder: Path, number: int, times: int) -> None:
+    """Lets the next calls of `os.scandir` for a folder raise an error."""
+    scan = os.scandir
+    failures = [OSError(number, os.strerror(number)) for _ in range(times)]
+
+    def scandir(at: Any = ".") -> Any:
+        if str(at) == str(folder) and failures:
+            raise failures.pop()
+        return scan(at)
+
+    monkeypatch.setattr(os, "scandir", scandir)
+
+
+def test_a_transient_error_of_a_folder_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(tmp_path, "cat/a.jpg")
+    fail_scans(monkeypatch, tmp_path / "cat", errno.EIO, 1)
+    assert ids(list_web(tmp_path, CLASSES)) == ["web/cat/a.jpg"]
+
+
+@pytest.mark.parametrize(
+    ("number", "found", "remedy"),
+    [
+        (errno.EACCES, "access to .*/cat is refused: Permission denied", "correct its permissions"),
+        (errno.EIO, "cat cannot be read, after several attempts: Input/output error", "repeat the command"),
+        (errno.ENOENT, "folder .*/cat cannot be read: No such file or directory", "correct the folder"),
+    ],
+)
+def test_a_folder_that_cannot_be_read_is_named_with_the_cause(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: None, number: int, found: str, remedy: str
+) -> None:
+    fill(tmp_path, "cat/a.jpg")
+    fail_scans(monkeypatch, tmp_path / "cat", number, 99)
+    with pytest.raises(UserError, match=found) as caught:
+        list_web(tmp_path, CLASSES)
+    assert remedy in caught.value.remedy
+
+
 def test_entries_that_are_left_out_are_counted(tmp_path: Path) -> None:
     root = tmp_path / "web"
     fill(root, "cat/a.jpg", "dog/a.jpg", "kitten/a.jpg", "dog/.b.jpg", "dog/inner/c.jpg", "list.txt")
     fill(tmp_path, "secret", "other/a.jpg")
     (root / "dog/link.jpg").symlink_to(tmp_path / "secret")
     (root / "dog/gone.jpg").symlink_to("absent")
+    (root / "dog/loop.jpg").symlink_to("loop.jpg")
     (root / "cow").symlink_to(tmp_path / "other")
     (root / "dog/inside.jpg").symlink_to("a.jpg")
     os.mkfifo(root / "cat/pipe.jpg")
@@ -413,7 +452,7 @@ def test_entries_that_are_left_out_are_counted(tmp_path: Path) -> None:
         f"web images in {root}: left out 2 file(s) or folder(s) that are not images",
         f"web images in {root}: left out 2 link(s) that lead out of {root}; "
         "to use them, set data.web.follow_links=true",
-        f"web images in {root}: left out 2 pipe(s) or broken link(s)",
+        f"web images in {root}: left out 3 pipe(s) or broken link(s)",
         f"web images in {root}: left out 1 name(s) that are not UTF-8",
         f"web images in {root}: left out 1 folder(s) that match no class: kitten",
         f"web images in {root}: no image of class cow",

@@ -50,6 +50,15 @@ def test_local_paths_are_used_directly(place: Path, tmp_path: Path) -> None:
     assert not folders.path_exists(file)
 
 
+def test_a_folder_that_refuses_access_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(folder: Path) -> list[str]:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "listdir", refuse)
+    with pytest.raises(UserError, match=rf"access to {tmp_path} is refused: Permission denied"):
+        folders.names_in(tmp_path)
+
+
 NO_FOLDERS = [
     "s3://me:hunter2@bucket/a",
     "s3://bucket/a?endpoint_override=example.org",

@@ -1,6 +1,8 @@
 """The source `tags`: CSV, JSONL and Parquet tables, and the ways in which a table can be wrong."""
 
+import errno
 import json
+import os
 import unicodedata
 from collections.abc import Callable
 from pathlib import Path
@@ -379,6 +381,29 @@ def test_invalid_rows_have_a_remedy(folder: Path, suffix: str, rows: Rows, messa
 
     assert remedy in caught.value.remedy
     assert caught.value.expected
+
+
+@pytest.mark.parametrize(
+    ("number", "found"),
+    [
+        (errno.EACCES, "access to .*a.png is refused: Permission denied"),
+        (errno.EIO, "a.png cannot be read, after several attempts: Input/output error"),
+    ],
+)
+def test_mask_that_cannot_be_looked_up_is_not_missing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: None, number: int, found: str
+) -> None:
+    write_csv(folder / "t.csv", [{"image": "a.jpg", "tags": "cat", "mask": "m/a.png"}])
+    look = os.stat
+
+    def stat(at: Any, **options: Any) -> os.stat_result:
+        if str(at) == str(folder / "m/a.png"):
+            raise OSError(number, os.strerror(number))
+        return look(at, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    with pytest.raises(UserError, match=found):
+        list_tagged(folder / "t.csv")
 
 
 # --- files that a table may name
