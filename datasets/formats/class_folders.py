@@ -1,10 +1,12 @@
 """Reads folders that are named after classes."""
 
+import errno
 import hashlib
 
 from mcis.datasets.formats.data_set import AnnotatedObject, DataSet, Format, ImportRequest, Photos, visible_files
 from mcis.datasets.sources.tagged import SPLITS
-from mcis.datasets.storage.files import read_bytes
+from mcis.datasets.storage.faults import error_text
+from mcis.datasets.storage.files import MAX_BYTES, read_bytes
 
 
 def read_class_folders(request: ImportRequest) -> DataSet:
@@ -29,7 +31,15 @@ def read_class_folders(request: ImportRequest) -> DataSet:
             request.left_out["file(s) that are in no class folder"] += 1
             continue
 
-        content_hash = hashlib.sha256(read_bytes(f"{source}/{name}")).hexdigest()
+        try:
+            content = read_bytes(f"{source}/{name}")
+        except OSError as error:
+            if error.errno != errno.EFBIG:
+                raise ValueError(f"{name}: {error_text(error)}") from error
+            request.left_out[f"file(s) of more than {MAX_BYTES // 2**20} MiB"] += 1
+            continue
+
+        content_hash = hashlib.sha256(content).hexdigest()
         first_name = first_names.setdefault(content_hash, name)
         if first_name != name:
             request.left_out["further copies of photographs"] += 1

@@ -2,12 +2,14 @@
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path, PurePath
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.images.value_range import ValueRange
 from mcis.datasets.sources.lists import LeftOut, files_below
 from mcis.datasets.storage.folders import atomic_write
@@ -131,6 +133,18 @@ def annotation_files(source: Path, suffix: str) -> Iterator[tuple[Path, PurePath
     for file in sorted(source.rglob(f"*{suffix}")):
         if file.is_file() and not file.name.startswith("."):
             yield file, file.parent.relative_to(source)
+
+
+@contextmanager
+def naming(file: Path) -> Iterator[None]:
+    """Turns any error that a file's content raises inside into a ValueError that names the file."""
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:  # invalid values can raise anything in parsers
+        problem = f"no {error.args[0]}" if isinstance(error, KeyError) else unquoted(error)
+        raise ValueError(f"{file}: {problem}") from error
 
 
 def visible_files(folder: Path, left_out: LeftOut) -> list[str]:

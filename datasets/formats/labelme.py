@@ -6,7 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from mcis.datasets.formats.data_set import AnnotatedObject, DataSet, Format, ImportRequest, Photos, annotation_files
+from mcis.datasets.formats.data_set import (
+    AnnotatedObject,
+    DataSet,
+    Format,
+    ImportRequest,
+    Photos,
+    annotation_files,
+    naming,
+)
 from mcis.datasets.formats.outlines import polygon_pixels
 from mcis.datasets.sources.lists import LeftOut
 
@@ -15,17 +23,17 @@ def read_labelme(request: ImportRequest) -> DataSet:
     """Reads flags as tags, polygons as objects with outlines, and other shapes as objects without."""
     photos: Photos = {}
     for file, subfolder in annotation_files(request.source, ".json"):
-        content = json.loads(file.read_bytes())
-        image = content["imagePath"].replace("\\", "/").rpartition("/")[2]
+        with naming(file):
+            content = json.loads(file.read_bytes())
+            image = content["imagePath"].replace("\\", "/").rpartition("/")[2]
+            objects = [AnnotatedObject(flag.strip()) for flag, is_set in (content.get("flags") or {}).items() if is_set]
+            for shape in content["shapes"]:
+                objects.append(_annotated_object(shape, content, request.left_out))
+
         name = (subfolder / image).as_posix()
         if name in photos:
             raise ValueError(f"two files are of {name}")
-
-        photos[name] = [
-            AnnotatedObject(flag.strip()) for flag, is_set in (content.get("flags") or {}).items() if is_set
-        ]
-        for shape in content["shapes"]:
-            photos[name].append(_annotated_object(shape, content, request.left_out))
+        photos[name] = objects
 
     folder = request.source if request.source.is_dir() else request.source.parent
     return DataSet((request.images or folder).resolve(), photos)

@@ -4,7 +4,15 @@ import glob
 from pathlib import Path
 from xml.etree import ElementTree
 
-from mcis.datasets.formats.data_set import AnnotatedObject, DataSet, Format, ImportRequest, Photos, annotation_files
+from mcis.datasets.formats.data_set import (
+    AnnotatedObject,
+    DataSet,
+    Format,
+    ImportRequest,
+    Photos,
+    annotation_files,
+    naming,
+)
 
 
 def read_voc_xml(request: ImportRequest) -> DataSet:
@@ -17,9 +25,10 @@ def read_voc_xml(request: ImportRequest) -> DataSet:
 
     photos: Photos = {}
     for file, subfolder in annotation_files(annotations, ".xml"):
-        root = ElementTree.fromstring(file.read_bytes())
-        if root.tag != "annotation":
-            raise ValueError(f"{file} is no annotation of Pascal VOC: its root is <{root.tag}>")
+        with naming(file):
+            root = ElementTree.fromstring(file.read_bytes())
+            if root.tag != "annotation":
+                raise ValueError(f"no annotation of Pascal VOC: its root is <{root.tag}>")
 
         image = root.findtext("filename", "").strip().replace("\\", "/").rpartition("/")[2]
         found = image

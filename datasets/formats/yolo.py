@@ -18,6 +18,7 @@ from mcis.datasets.formats.data_set import (
     Format,
     ImportRequest,
     Photos,
+    naming,
     visible_files,
     write_file,
 )
@@ -63,7 +64,8 @@ def read_yolo(request: ImportRequest) -> DataSet:
     for name in listed or visible_files(folder, request.left_out):
         label_file = Path(existing_spelling(str((label_folder / name).with_suffix(".txt"))))
         if label_file.exists():
-            photos[name] = _read_label_file(label_file, description)
+            with naming(label_file):
+                photos[name] = _read_label_file(label_file, description)
         else:
             photos[name] = []
             request.left_out["missing label file(s), whose photographs show none of the classes"] += 1
@@ -127,7 +129,7 @@ def _read_label_file(path: Path, description: _Description) -> list[AnnotatedObj
         if not valid or values[1:5].max() > _MAX_COORDINATE:
             last = len(description.names) - 1
             wanted = f"a class 0..{last} with a box or polygon in fractions of the image's sides"
-            raise ValueError(f"{path}: a line that is not {wanted}")
+            raise ValueError(f"a line that is not {wanted}")
 
         coordinates = values[1:]
         if len(coordinates) % 2:

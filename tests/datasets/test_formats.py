@@ -1,6 +1,7 @@
 """Data sets of other tools become tables of the source `tags` (test_export reads exports again)."""
 
 import csv
+import functools
 import json
 import re
 import shutil
@@ -22,6 +23,7 @@ from mcis.datasets.formats.libraries import require_module
 from mcis.datasets.formats.outlines import compressed_run_pixels
 from mcis.datasets.images.decode import decode_labels
 from mcis.datasets.sources.tagged import list_tagged
+from mcis.datasets.storage.files import read_bytes
 
 
 class Imported(NamedTuple):
@@ -389,6 +391,36 @@ def test_folders_of_voc_are_no_classes(photographs: Path, tmp_path: Path) -> Non
     assert f"mcis import vocxml {tmp_path}/devkit " in caught.value.remedy
 
 
+YOLO_LABELS = "0 0.5 0.5 0.2 0.2"
+
+
+@pytest.mark.parametrize(
+    ("format", "files", "message"),
+    [
+        ("vocxml", {"a.xml": VOC, "b.xml": ""}, "b.xml: no element found"),
+        ("vocxml", {"a.xml": VOC, "b.xml": "<object/>"}, "b.xml: no annotation of Pascal VOC"),
+        ("labelme", {"a.json": json.dumps(LABELME), "b.json": "{}"}, "b.json: no imagePath"),
+        (
+            "yolo",
+            {"data.yaml": "names: [dog]", "labels/train/a.txt": YOLO_LABELS, "labels/train/b.txt": "0 wide"},
+            "b.txt: could not convert string to float",
+        ),
+    ],
+)
+def test_invalid_file_among_many_is_named(
+    photographs: Path, tmp_path: Path, format: str, files: dict[str, str], message: str
+) -> None:
+    source = tmp_path / "set"
+    copy_photographs(photographs, source, {"a.png": "a", "b.png": "b"})
+    copy_photographs(photographs, source / "images/train", {"a.png": "a", "b.png": "b"})
+    for name, content in files.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text(content)
+
+    with pytest.raises(UserError, match=message):
+        import_data_set(format, source, tmp_path / "out")
+
+
 # --- negatives
 
 
@@ -517,6 +549,17 @@ def test_photograph_in_two_class_folders_has_both_tags(pets: Path, tmp_path: Pat
     _, *notes = import_data_set("folders", pets, tmp_path / "out")
     assert [note.partition("left out ")[2] for note in notes] == ["1 further copies of photographs", "2 hidden file(s)"]
     assert tags_of(tmp_path / "out") == {"train/cat/deep/1.png": ["cat", "dog"], "train/dog/3.png": ["dog"]}
+
+
+def test_files_that_are_too_large_are_left_out(pets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (pets / "dog/film.mp4").write_bytes(bytes(2_000))
+    read = functools.partial(read_bytes, max_bytes=1_000)
+    monkeypatch.setattr("mcis.datasets.formats.class_folders.read_bytes", read)
+
+    _, *notes = import_data_set("folders", pets, tmp_path / "out")
+
+    assert any("left out 1 file(s) of more than 256 MiB" in note for note in notes)
+    assert list(tags_of(tmp_path / "out")) == ["train/cat/deep/1.png", "train/dog/3.png"]
 
 
 def test_folder_without_class_folders_is_an_error(pets: Path, tmp_path: Path) -> None:
