@@ -79,10 +79,10 @@ def _list_part(part: _Part) -> dict[str, Stamp]:
     position = 0
     while len(part.keys) - position >= _MIN_WANTED:
         start = _just_before(part.keys[position])
-        request = functools.partial(_client(part.bucket).list_objects_v2, Bucket=part.bucket, StartAfter=start)
         try:
+            request = functools.partial(_client(part.bucket).list_objects_v2, Bucket=part.bucket, StartAfter=start)
             page = call_remote(request)
-        except (BotoCoreError, ClientError, OSError):
+        except (BotoCoreError, ClientError, OSError, ValueError):  # ValueError: an endpoint that is no URL
             break
 
         objects = page.get("Contents", [])

@@ -12,6 +12,7 @@ import pytest
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.files import stamp, stamps, stamps_of_column
+from mcis.datasets.storage.object_lists import list_objects
 
 if TYPE_CHECKING:
     from tests.conftest import FaultyS3
@@ -113,6 +114,12 @@ def test_objects_whose_listing_fails_are_found_one_by_one(
     assert [file_stamp and file_stamp.size for file_stamp in found] == [3] * 40 + [None]
     assert not faulty_s3.faults[folder], "the listing was tried"
     assert all(faulty_s3.num_requests[uri.removeprefix("s3:/")] == 1 for uri in files)
+
+
+@pytest.mark.parametrize(("variable", "value"), [("AWS_PROFILE", "absent"), ("AWS_ENDPOINT_URL", "127.0.0.1:9000")])
+def test_without_a_client_nothing_is_listed(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+    monkeypatch.setenv(variable, value)
+    assert list_objects([f"s3://no-client-{variable}/{number:02d}.jpg" for number in range(40)]) == {}
 
 
 def test_refused_access_to_an_object_is_reported(faulty_s3: "FaultyS3", files: list[str]) -> None:
