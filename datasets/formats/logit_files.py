@@ -46,9 +46,24 @@ def read_logit_labels(file: str, shape: tuple[int, int], classes: int) -> NDArra
             "write the file again, or write label PNGs",
         ) from None
     values = torch.from_numpy(logits)
-    if values.shape[1:] != shape:
-        values = functional.interpolate(values[None], size=shape, mode="bilinear", align_corners=False)[0]
-    labels: NDArray[np.uint8] = values.argmax(dim=0).to(torch.uint8).numpy()
+    if values.shape[1:] == shape:
+        labels = values.argmax(dim=0).to(torch.uint8)
+    else:
+        labels = _interpolated_labels(values, shape)
+    return labels.numpy()
+
+
+def _interpolated_labels(logits: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor:
+    """Interpolates logits (K + 1, h, w) to (H, W) and returns the labels with the largest ones; ties go to the lower.
+
+    It takes one class after the other, because all at the size of a photograph may not fit into memory.
+    """
+    largest = torch.full(shape, -torch.inf)
+    labels = torch.zeros(shape, dtype=torch.uint8)
+    for label, channel in enumerate(logits):
+        values = functional.interpolate(channel[None, None], size=shape, mode="bilinear", align_corners=False)[0, 0]
+        labels.masked_fill_(values > largest, label)
+        torch.maximum(largest, values, out=largest)
     return labels
 
 

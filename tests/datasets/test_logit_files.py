@@ -5,6 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch.nn import functional
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.formats.logit_files import read_logit_labels
@@ -41,6 +43,25 @@ def test_logits_of_another_size_are_interpolated_with_aligned_areas(tmp_path: Pa
     """Between the centers of two pixels, at 2 and 6 of 8, the two logits change places at 4."""
     labels = read_logit_labels(saved(tmp_path, {"seg": logits_of([[0, 2]])}), (3, 8), CLASSES)
     assert labels.tolist() == [[0, 0, 0, 0, 2, 2, 2, 2]] * 3
+
+
+def test_logits_are_interpolated_one_class_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All classes at the size of a photograph may not fit into memory."""
+    logits = np.random.default_rng(0).normal(size=(9, 6, 7)).astype(np.float32)
+    interpolate = functional.interpolate
+    expected = interpolate(torch.from_numpy(logits)[None], size=(61, 83), mode="bilinear")[0].argmax(dim=0)
+    sizes = []
+
+    def record_size(values: torch.Tensor, **options: Any) -> torch.Tensor:
+        result = interpolate(values, **options)
+        sizes.append(result.numel())
+        return result
+
+    monkeypatch.setattr(functional, "interpolate", record_size)
+    labels = read_logit_labels(saved(tmp_path, {"seg": logits}), (61, 83), 8)
+
+    np.testing.assert_array_equal(labels, expected)
+    assert set(sizes) == {61 * 83}
 
 
 @pytest.mark.parametrize(
