@@ -9,7 +9,7 @@ import itertools
 import os
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -268,29 +268,32 @@ class FolderListing:
     def _keep_listed(self, path: Path, where: str) -> None:
         """Removes images that a list does not name.
 
+        Numbers after the names are those of ImageNet's lists if every line has one and none is part of a file's name.
+
         Raises:
             UserError: See `read_lines`; or the list names an image that is absent from the folder of a class.
         """
         expected = "lines '<folder>/<image>', such as n02084071/n02084071_10.JPEG"
         remedy = "name another file, or leave the setting empty to use all images"
-        line_of: dict[str, int] = {}
         texts: dict[int, str] = {}
         for number, written in read_lines(path, expected, remedy):
-            text = unicodedata.normalize("NFC", written).removeprefix("./")
-            texts[number] = text
-            line_of.setdefault(text, number)
-            line_of.setdefault(_RUNNING_NUMBER.sub("", text), number)
+            texts[number] = unicodedata.normalize("NFC", written).removeprefix("./")
+        names = texts
+        line_of = _first_lines(names)
+        has_numbers = all(_RUNNING_NUMBER.search(text) for text in texts.values())
+        if has_numbers and not any(_line_of_image(image, line_of) for image in self.images):
+            names = {number: _RUNNING_NUMBER.sub("", text) for number, text in texts.items()}
+            line_of = _first_lines(names)
 
         found: set[int | None] = set()
         kept = []
         for image in self.images:
-            name = unicodedata.normalize("NFC", image.name)
-            line = line_of.get(name) or line_of.get(os.path.splitext(name)[0])
+            line = _line_of_image(image, line_of)
             found.add(line)
             if line is not None:
                 kept.append(image)
 
-        missing = [text for number, text in texts.items() if number not in found and line_of[text] == number]
+        missing = [text for number, text in texts.items() if number not in found and line_of[names[number]] == number]
         absent = [text for text in missing if self.classes.find(text.partition("/")[0]) is not None]
         of_other_folders = [text for text in missing if text not in absent]
         if absent:
@@ -361,6 +364,20 @@ def _saliency_uris(
     if saliency and None in uris:
         notes.append(f"{where}: no saliency map for {uris.count(None)} of {len(uris)}")
     return uris, notes
+
+
+def _first_lines(names: Mapping[int, str]) -> dict[str, int]:
+    """Returns name -> number of the first line that has it."""
+    line_of: dict[str, int] = {}
+    for number, name in names.items():
+        line_of.setdefault(name, number)
+    return line_of
+
+
+def _line_of_image(image: FolderImage, line_of: Mapping[str, int]) -> int | None:
+    """Returns the number of the line that names an image, with or without suffix; None if there is none."""
+    name = unicodedata.normalize("NFC", image.name)
+    return line_of.get(name) or line_of.get(os.path.splitext(name)[0])
 
 
 def _provenance(images: Sequence[FolderImage]) -> pa.Table | None:

@@ -291,6 +291,23 @@ def test_listed_images_of_no_class_are_noted(imagenet: Path, tmp_path: Path) -> 
     assert has_note(listing, f"names 2 image(s) in folders that match no class: {TENCH}/a, {TENCH}/b")
 
 
+@pytest.mark.parametrize("others", ["", "cat/1\n"])
+def test_numbers_at_the_end_of_names_are_part_of_them(tmp_path: Path, others: str) -> None:
+    fill(tmp_path / "all", "dog/photo.jpg", "dog/photo 2.jpg", "cat/1.jpg")
+    (tmp_path / "list.txt").write_text(f"{others}dog/photo 2\n")
+    listing = listed(tmp_path / "all", list=tmp_path / "list.txt")
+    assert [name for name in ids(listing) if "dog" in name] == ["single/dog/photo 2.jpg"]
+
+    (tmp_path / "list.txt").write_text(f"{others}dog/photo 2\ndog/photo 3\n")
+    with pytest.raises(UserError, match=r"names 1 image\(s\) that are not in .*: dog/photo 3\n"):
+        listed(tmp_path / "all", list=tmp_path / "list.txt")
+
+    (tmp_path / "all/dog/photo 2.jpg").unlink()
+    (tmp_path / "list.txt").write_text("cat/1\ndog/photo 2\n")
+    with pytest.raises(UserError, match=r"names 1 image\(s\) that are not in .*: dog/photo 2\n"):
+        listed(tmp_path / "all", list=tmp_path / "list.txt")
+
+
 def test_listed_images_that_are_absent_are_an_error(imagenet: Path, tmp_path: Path) -> None:
     (tmp_path / "list.txt").write_text(f"{DOG}/{DOG}_10\n{DOG}/{DOG}_11 7\n")
     with pytest.raises(UserError, match=rf"names 1 image\(s\) that are not in .*: {DOG}/{DOG}_11 7\n"):
