@@ -91,7 +91,8 @@ def _files(item: str, excluded: Path, left_out: LeftOut, allow_absolute: bool) -
     elif not is_remote(item) and not path.exists():
         raise UserError(f"no file or folder {item}", "photographs, folders of them, or tables", "correct the path")
     else:
-        uri = item if is_remote(item) else os.path.abspath(path)
+        # Without links to folders, as the files of folders and tables have their paths.
+        uri = item if is_remote(item) else os.path.join(os.path.realpath(path.parent), path.name)
         path_of_uri = uri.partition("?")[0] if is_remote(item) else uri
         yield uri, path_of_uri.rpartition("/")[2]
 

@@ -134,6 +134,14 @@ def test_file_that_is_given_twice_counts_once(root: Path) -> None:
     assert "photographs: left out 1 file(s) that are given more than once" in notes
 
 
+def test_file_that_is_given_through_a_linked_folder_counts_once(root: Path) -> None:
+    (root / "linked").symlink_to(root / "photos")
+    (root / "photos/t.csv").write_text("image,tags\na.jpg,cat\n")
+    for other in ("photos/t.csv", "photos/a.jpg"):
+        photographs, _ = listed(root, "linked/a.jpg", other)
+        assert photographs == [Photograph(f"{root}/photos/a.jpg", "a")]
+
+
 def test_predictions_below_the_photographs_are_left_out(root: Path) -> None:
     (root / "photos" / "out" / "masks").mkdir(parents=True)
     (root / "photos" / "out" / "masks" / "a.png").write_bytes(b"")
