@@ -1,6 +1,7 @@
 """Lists photographs without tags, which are to be predicted: from files, folders and tables, each with a name."""
 
 import os
+import posixpath
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -115,9 +116,8 @@ def _files_of_table(table: str, allow_absolute: bool) -> Iterator[tuple[str, str
 
 
 def _candidate_names(uri: str, short_path: str) -> _Names:
-    stem, dot, _ = short_path.rpartition(".")
-    has_suffix = dot and stem and not stem.endswith("/")
-    return _Names(stem if has_suffix else short_path, short_path, relative_name(uri) or short_path)
+    stem, _ = posixpath.splitext(short_path)
+    return _Names(stem, short_path, relative_name(uri) or short_path)
 
 
 def _distinct_names(names: dict[str, _Names]) -> dict[str, str]:

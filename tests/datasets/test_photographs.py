@@ -45,6 +45,11 @@ def test_names_are_paths_below_the_given_folder(root: Path) -> None:
     }
 
 
+def test_dot_in_the_name_of_a_folder_is_no_suffix(root: Path) -> None:
+    (root / "photos").rename(root / "v1.2")
+    assert names_of(root, ".")["v1.2/y/no suffix"] == "v1.2/y/no suffix"
+
+
 def test_parameters_of_a_uri_are_no_part_of_the_name() -> None:
     uri = "s3://bucket/photos/a.jpg?endpoint_override=storage.example.org:9000&scheme=http"
     photographs, _ = list_photographs([uri], excluded=Path("out"))
