@@ -391,7 +391,7 @@ def _provenance(images: Sequence[FolderImage]) -> pa.Table | None:
 
 
 def read_class_file(path: Path, names: tuple[str, ...], key: str) -> dict[str, str]:
-    """Reads lines `<folder> <class name>`; returns folder -> class name.
+    """Reads lines `<folder> <class name>`; returns folder -> class name, both in the Unicode form NFC.
 
     Args:
         key: Setting that names the file; used in messages.
@@ -400,13 +400,14 @@ def read_class_file(path: Path, names: tuple[str, ...], key: str) -> dict[str, s
     remedy = f"name another file by {key}, or leave it empty to use the names of the folders"
     class_of: dict[str, str] = {}
 
-    for number, line in read_lines(path, expected, remedy):
-        folder, *rest = line.split("\t" if "\t" in line else None, 1)
+    for number, written in read_lines(path, expected, remedy):
+        line = unicodedata.normalize("NFC", written)
+        folder, *rest = [part.strip() for part in line.split("\t" if "\t" in line else None, 1)]
         if not rest:
             raise UserError(f"{path}, line {number}: no class name for {folder}", expected, "name its class")
         if folder in class_of:
             raise UserError(f"{path}, line {number}: {folder} is listed twice", "each folder once", "delete one line")
-        class_of[folder.strip()] = rest[0].strip()
+        class_of[folder] = rest[0]
 
     unknown = sorted(set(class_of.values()) - set(names))
     if unknown:

@@ -178,10 +178,19 @@ def test_class_file_replaces_the_table(imagenet: Path, tmp_path: Path) -> None:
     assert "n00000001" in note
 
 
+def test_class_file_may_have_any_unicode_form(tmp_path: Path) -> None:
+    fill(tmp_path / "photos", "a/1.jpg")
+    (tmp_path / "names").write_text("a cafe\u0301\n")
+    listing = list_single_label(tmp_path / "photos", ("caf\u00e9",), classes=tmp_path / "names")
+    assert tags(listing) == [[0]]
+
+
 INVALID_CLASS_FILES = [
     (f"{DOG} dgo", r"names unknown classes: dgo\n", "did you mean dog?"),
     (f"\n{DOG}", f"line 2: no class name for {DOG}", "name its class"),
     (f"{DOG} dog\n{DOG} cat", f"line 2: {DOG} is listed twice", "delete"),
+    (f"{DOG}\tdog\n{DOG} \tcat", f"line 2: {DOG} is listed twice", "delete"),
+    ("caf\u00e9 dog\ncafe\u0301 cat", "line 2: caf\u00e9 is listed twice", "delete"),
     ("", "is empty", "leave it empty"),
 ]
 
