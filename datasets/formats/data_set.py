@@ -13,6 +13,7 @@ from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.images.value_range import ValueRange
 from mcis.datasets.sources.lists import LeftOut, files_below
 from mcis.datasets.storage.folders import atomic_write
+from mcis.datasets.storage.uris import is_remote
 
 Draw: TypeAlias = Callable[[int, int], NDArray[np.bool_]]
 """Draws an outline: (height, width) of an image -> bool (H, W). May raise an exception if the outline is damaged."""
@@ -84,7 +85,7 @@ class LabeledImage(NamedTuple):
     @property
     def file_name(self) -> str:
         """The name with the suffix of the image's file."""
-        path, _, _ = self.uri.partition("?")
+        path = self.uri.partition("?")[0] if is_remote(self.uri) else self.uri
         suffix = os.path.splitext(path)[1]
         return self.name if self.name.endswith(suffix) else self.name + suffix
 

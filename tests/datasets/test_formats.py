@@ -17,6 +17,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from PIL import Image
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.formats.data_set import LabeledImage
 from mcis.datasets.formats.hugging_face import _tags
 from mcis.datasets.formats.importing import import_data_set
 from mcis.datasets.formats.libraries import require_module
@@ -55,6 +56,13 @@ def photographs(tmp_path: Path) -> Path:
     for shade, name in enumerate("ab"):
         Image.new("RGB", (30, 20), (shade, 0, 0)).save(tmp_path / f"{name}.png")
     return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("uri", "expected"), [("/photos/why?.jpg", "a.jpg"), ("s3://bucket/b.png?region=x.y", "a.png"), ("/photos/a", "a")]
+)
+def test_exported_file_name_has_the_suffix_of_the_image(uri: str, expected: str) -> None:
+    assert LabeledImage(uri, "", "a", np.zeros((1, 1), np.uint8)).file_name == expected
 
 
 # --- coco
