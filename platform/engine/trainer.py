@@ -149,7 +149,8 @@ class Trainer(Generic[AnyBatch]):
         self.world_size = context.get_world_size()
         cores = max(1, (os.cpu_count() or 1) // context.get_local_world_size())
         torch.set_num_threads(job.compute.threads or cores)
-        self.device = ray.train.torch.get_device()
+        # With a single worker, `get_device` returns a visible GPU even if `compute.gpu` is not set.
+        self.device = ray.train.torch.get_device() if job.compute.gpu else torch.device("cpu")
         self.threads = cores if self.device.type == "cuda" else max(1, cores // 2)
         self.precision = resolve_precision(self.schedule.optimizer.precision, self.device)
 
@@ -159,7 +160,9 @@ class Trainer(Generic[AnyBatch]):
         self.optimizer = build_optimizer(self.network, self.schedule.optimizer)
         start = load_checkpoint(job.folder, self.network, self.optimizer, self.device)
         self.model: Any = ray.train.torch.prepare_model(
-            self.network, parallel_strategy_kwargs={"find_unused_parameters": self.learner.has_unused_parameters}
+            self.network,
+            move_to_device=self.device,
+            parallel_strategy_kwargs={"find_unused_parameters": self.learner.has_unused_parameters},
         )
         self.model.train()
 

@@ -7,6 +7,7 @@ at the same place. On a machine with a GPU, its values are compared with the CPU
 import contextlib
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -29,7 +30,7 @@ from mcis.platform.config.training import ClassifierConfig, EquivariantConfig
 from mcis.platform.engine.learner import Learner
 from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.engine.step_log import Throughput
-from mcis.platform.engine.trainer import Trainer
+from mcis.platform.engine.trainer import Trainer, TrainingJob
 from mcis.platform.learners.affinity_learner import AffinityLearner
 from mcis.platform.learners.classifier_learner import ClassifierLearner, val_scores
 from mcis.platform.learners.segmenter_learner import SegmenterLearner
@@ -161,6 +162,32 @@ def test_a_step_of_the_affinity_network_stays_on_its_device(recipe: str, device:
     config = RECIPES[recipe]().affinity_net.model_copy(update={"crop": SIDE})
     learner = AffinityLearner(config=config, seed=0, **NO_MASKS)
     check(device, functools.partial(step, learner, crop_batch()))
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_training_uses_a_visible_gpu_only_on_request(
+    gpu: bool, tiny: ClassifierLearner, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray Train returns a visible GPU, in whose place `meta` is here, whatever the configuration says."""
+    import ray.train.torch
+
+    numbers = {"get_world_rank": 0, "get_local_rank": 0, "get_world_size": 1, "get_local_world_size": 1}
+    context = SimpleNamespace(**{name: functools.partial(int, number) for name, number in numbers.items()})
+    monkeypatch.setattr(ray.train, "get_context", lambda: context)
+    monkeypatch.setattr(ray.train.torch, "get_device", lambda: META)
+    job = TrainingJob(
+        learner=tiny,
+        compute=ComputeConfig(gpu=gpu, threads=torch.get_num_threads()),
+        folder=tmp_path,
+        label="classifier",
+        about={},
+        validation=None,
+        decoder=None,
+    )
+    trainer = Trainer(job)
+    expected = "meta" if gpu else "cpu"
+    assert trainer.device.type == expected
+    assert {parameter.device.type for parameter in trainer.model.parameters()} == {expected}
 
 
 def test_updates_read_nothing_back_until_the_log_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
