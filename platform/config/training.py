@@ -293,7 +293,7 @@ class SegmenterConfig(CropSection):
     """Trained part of the backbone: `all`, or its last N stages; 0 = frozen. Layers on top are always trained."""
     init: Literal["pretrained", "classifier"] = "pretrained"
     """Initial weights of the backbone: `weights.segmenter_backbone`, or those of the trained classifier, which then
-    needs the same backbone and width."""
+    needs the same backbone and width. An EfficientNet's classifier lacks layers that the network `pyramid` uses."""
     width: Positive = 1024
     """Channels of the head."""
     dilation: Positive = 12

@@ -7,14 +7,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.index import Listing
 from mcis.datasets.sampling.class_balance import repeat_rare_classes
 from mcis.datasets.storage.folders import REPEAT_STAGE
 from mcis.datasets.tables.large_tables import take_rows
 from mcis.datasets.tables.shards import Shards
 from mcis.datasets.tags import Tags
+from mcis.models.backbones import Backbone
 from mcis.platform.config.sections import Config
 from mcis.platform.learners.crop_training import crop_learner_arguments, rows_with_masks, train_on_crops
 from mcis.platform.learners.segmenter_learner import SegmenterLearner
@@ -31,10 +33,30 @@ from mcis.platform.runs.workspace import Workspace
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     """Raises UserError if weights are missing or do not fit, or the backbone lacks a stride, stage or level."""
     with torch.device("meta"):
-        freeze(build_segmenter(config.segmenter, len(listing.classes)), config.segmenter)
+        network = build_segmenter(config.segmenter, len(listing.classes))
+        freeze(network, config.segmenter)
+        if config.segmenter.init == "classifier":
+            _check_classifier_has_tensors(network, config)
     path = downstream_weights(config, "segmenter", workspace)
     if path:
         load_backbone("segmenter", build_backbone(config.segmenter), path)
+
+
+def _check_classifier_has_tensors(network: nn.Module, config: Config) -> None:
+    """Raises UserError if the segmenter's backbone has tensors that the backbone of the classifier lacks.
+
+    `pyramid` uses layers of an EfficientNet that the classifier does not have (`keep_pretrained_head`).
+    """
+    assert isinstance(network.backbone, Backbone)
+    missing = network.backbone.state_dict().keys() - build_backbone(config.classifier).state_dict().keys()
+    if missing:
+        raise UserError(
+            f"segmenter.init is classifier, but segmenter.network {config.segmenter.network} uses tensors of the "
+            f"backbone {config.segmenter.backbone} that the classifier does not have: "
+            f"{join_shortened(sorted(missing))}",
+            "a network whose backbone is the classifier's",
+            "set segmenter.init=pretrained, which reads weights.segmenter_backbone, or segmenter.network=largefov",
+        )
 
 
 def inputs(config: Config, context: RunContext) -> Any:

@@ -458,6 +458,18 @@ def test_unsupported_backbone_settings_are_refused_before_the_run(small: Any, va
         pipeline.check(small.settings(values).config, small.workspace, "any")
 
 
+def test_a_segmenter_with_more_layers_than_its_classifier_is_refused_before_the_run(small: Any) -> None:
+    """The classifier of an EfficientNet lacks the last convolution, which the network `pyramid` uses."""
+    lite0 = "backbone=timm/tf_efficientnet_lite0"
+    backbones = [f"classifier.{lite0}", "classifier.stride=16", f"segmenter.{lite0}", "segmenter.stride=16"]
+    pyramid = [*backbones, "segmenter.network=pyramid"]
+    with pytest.raises(UserError, match=r"that the classifier does not have: body\.bn2\.") as caught:
+        pipeline.check(small.settings(*pyramid).config, small.workspace, "any")
+    for change in ("segmenter.init=pretrained", "segmenter.network=largefov"):
+        assert change in caught.value.remedy
+        pipeline.check(small.settings(*pyramid, change).config, small.workspace, "any")
+
+
 @pytest.mark.slow
 def test_a_note_reports_that_no_val_image_has_tags(small: Any, tmp_path: Path) -> None:
     root = small.draw(tmp_path)
