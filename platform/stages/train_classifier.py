@@ -179,12 +179,20 @@ def _squares(config: Config, rows: pa.Table, cache: Path | None = None) -> Squar
 
 
 def _statistics(config: Config, context: RunContext, rows: pa.Table, images: Squares | Features) -> Statistics:
-    """Mean and deviation of the backbone's channels before training, over a sample of the training images."""
+    """Mean and deviation of the backbone's channels before training, over a sample of the training images.
+
+    The features of the sample are cached if they fit the cache next to those of the training images.
+    """
     num_images = min(NUM_STATISTICS_IMAGES, len(rows))
     sample = np.sort(permuted(OrderPurpose.STATISTICS, config.seed, 0, len(rows), np.arange(num_images)))
-    if isinstance(images, Features) and images.holds(sample).all():
-        return images.statistics(sample)
-    features = features_cache(rows.take(sample), config, context, views=1, all_or_none=True)
+    reserved_views = 0
+    if isinstance(images, Features):
+        if images.holds(sample).all():
+            return images.statistics(sample)
+        reserved_views = 2 * int(images.holds(np.arange(len(rows))).sum())
+    features = features_cache(
+        rows.take(sample), config, context, views=1, reserved_views=reserved_views, all_or_none=True
+    )
     if features is not None:
         return features.statistics(np.arange(num_images))
     with temporary_features(rows.take(sample), config, context) as features:

@@ -1,5 +1,6 @@
 """Recipe `photos` and its parts: a frozen backbone, cached features, nearest images."""
 
+import dataclasses
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,14 +19,18 @@ from mcis.models.registry import build_backbone
 from mcis.platform import pipeline
 from mcis.platform.config.recipes import RECIPES
 from mcis.platform.config.resolve import Resolved, resolve
+from mcis.platform.engine.cache import training_features
 from mcis.platform.networks.build import build_affinity_net, load_trained
 from mcis.platform.networks.tagged_maps import AffinityWalk, tagged_maps
 from mcis.platform.networks.weights_files import WEIGHTS
+from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.outputs.relations import VECTORS, read_vectors
 from mcis.platform.outputs.tables import image_maps
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.results import StageResult
+from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import Workspace
+from mcis.platform.stages import train_classifier
 
 TINY = (
     "classifier.epochs=2",
@@ -196,6 +201,32 @@ def test_features_that_do_not_fit_the_cache_are_computed_in_training(
     for name, value in weights(run).items():
         torch.testing.assert_close(value, expected[name], atol=2e-4, rtol=2e-3, msg=name)
     check_maps(kept, run, tolerance=0.01)
+
+
+def test_the_sample_for_statistics_takes_no_space_of_the_training_features(
+    kept: pipeline.RunResult, root: Path, mlflow_store: Path, tmp_path: Path
+) -> None:
+    """After the limit was lowered, 8 training images are cached and the sample does not fit next to them."""
+    workspace = Workspace(tmp_path)
+    shutil.copy(mlflow_store, workspace.tracking_store)
+    output = tmp_path / "output"
+    output.mkdir()
+    tracker = Tracker(workspace, "lowered", identity="")
+    context = dataclasses.replace(
+        kept.context, workspace=workspace, name="lowered", output=output, tracker=tracker, caches=[]
+    )
+    high, low = (
+        settings(root, f"compute.cache_gb={views * features_bytes((472, 4, 4)) / 2**30}").config
+        for views in (2 * 12 + 4 + 20, 30)
+    )
+    features = training_features(split_rows(context, "train", tagged=True, negatives=True), high, context)
+    assert features is not None
+    assert int(features.holds(np.arange(20)).sum()) == 8
+
+    train_classifier.run(low, context)
+
+    assert [folder.name for folder in workspace.cache.glob("features-*")] == [features.folder.name]
+    tracker.finish("FINISHED")
 
 
 @pytest.mark.slow
