@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
@@ -154,6 +154,16 @@ class CoAttentionClassifier(nn.Module):
             self.w_b = nn.Conv2d(channels, 1, 1, bias=False)
         if correlated:
             self.correlation = PixelCorrelation(backbone.correlation_layers)
+
+    def train(self, mode: bool = True) -> Self:
+        """Switches to training or evaluation mode. A backbone without trained parameters stays in evaluation mode.
+
+        Its dropout would otherwise distinguish outputs that are computed in training from those that were cached.
+        """
+        super().train(mode)
+        if not any(parameter.requires_grad for parameter in self.backbone.parameters()):
+            self.backbone.eval()
+        return self
 
     def set_statistics(self, mean: Tensor, deviation: Tensor) -> None:
         """Sets mean and standard deviation of the backbone's channels, (C,) each; they are saved with the weights."""

@@ -9,10 +9,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 import mcis.models.classifier
-from mcis.models.backbones import Backbone, small
+from mcis.models.backbones import Backbone, freeze_except_last, small
 from mcis.models.classifier import SELF_TRANSFORMS, Affinity, CoAttentionClassifier, PairInputs, transform
 from mcis.models.classifier_losses import LOSSES, LossInputs, PairScores, weighted_losses
 from mcis.models.coattention import affinity, coattend, unshared
+from mcis.models.dropout import SampleDropout, seed_dropout
 from mcis.models.grids import Layout
 
 Array = NDArray[np.float64]
@@ -279,6 +280,29 @@ def test_outputs_of_the_backbone_have_the_scores_of_their_images() -> None:
     again = model(PairInputs(model.backbone(m), model.backbone(n), is_embedded=True)).pairs
     for name, value in present(scores).items():
         torch.testing.assert_close(getattr(again, name), value)
+
+
+def test_a_frozen_backbone_drops_nothing_in_training() -> None:
+    """Otherwise, scores would depend on which outputs of the backbone were cached."""
+    torch.manual_seed(0)
+    body = nn.Sequential(nn.Conv2d(3, C, 1), SampleDropout(0.5))
+    model = CoAttentionClassifier(Backbone(body, stage_channels=(C,), layout=Layout(1)), classes=K)
+    m, n = images(1, 2).float(), images(2, 2).float()
+    with torch.no_grad():
+        expected = present(model.eval()(m, n).pairs)
+
+        seed_dropout(model, [0, 1])
+        dropped = present(model.train()(m, n).pairs)
+        assert not any(torch.equal(dropped[name], scores) for name, scores in expected.items())
+
+        freeze_except_last(model.backbone, 0)
+        frozen = present(model.train()(m, n).pairs)
+        cached = model.backbone(torch.cat([m, n])).half().float()
+        partly = present(model(*cached.chunk(2), embedded=True, not_embedded=(torch.tensor([2]), n[:1])).pairs)
+    assert model.training
+    for name, scores in expected.items():
+        torch.testing.assert_close(frozen[name], scores)
+        torch.testing.assert_close(partly[name], scores, atol=1e-2, rtol=1e-2)
 
 
 # --- the transformations of self pairs
