@@ -24,8 +24,9 @@ class ComputeConfig(Section):
     gpu: bool = False
     """Run networks on GPUs. Set explicitly: the device is part of the key of each stage that runs networks."""
     gpu_share: float = Field(default=1.0, gt=0, le=1)
-    """Fraction of a GPU that one training worker reserves. In stages without training, such as localize, all processes
-    on a GPU share this fraction. Values below 1 let trials of a study or other runs share a GPU and its memory."""
+    """Fraction of a GPU that one training worker reserves. In stages without training, such as localize, the processes
+    of a run together reserve this fraction of all GPUs. Values below 1 let trials of a study or other runs share a GPU
+    and its memory."""
     worker_cpus: Rate = 0.5
     """Logical CPUs that a training worker reserves; the remaining CPUs decode images."""
     threads: int | None = Field(default=None, gt=0)

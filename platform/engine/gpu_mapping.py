@@ -23,10 +23,11 @@ _MAX_PER_GPU = 16
 class GpuMapping:
     """The actors of a mapping on GPUs, and the state of its shards.
 
-    They are actors, because Ray ends a process after a task with a GPU. There are as many as the GPUs of the cluster
-    hold, and enough for `compute.workers`, so that a cluster starts nodes. An actor gets its first shard when it has a
-    GPU, so GPUs are used as soon as another run frees them or new nodes are up. If the memory of a GPU runs out, one
-    actor ends and the others continue. The last one is started once more, because others may have held the memory.
+    They are actors, because Ray ends a process after a task with a GPU. There are as many as the part
+    `compute.gpu_share` of each GPU of the cluster holds, so that other runs can use the rest, and enough for
+    `compute.workers`, so that a cluster starts nodes. An actor gets its first shard when it has a GPU, so GPUs are used
+    as soon as another run frees them or new nodes are up. If the memory of a GPU runs out, one actor ends and the
+    others continue. The last one is started once more, because others may have held the memory.
 
     If the cluster has several nodes, tasks on any CPUs read the files of the next shards meanwhile (`read` of
     `map_table`). The actors of a single machine read them: there is one for each core.
@@ -78,7 +79,7 @@ class GpuMapping:
             self._read_ahead(nodes)
 
     def _start_actors(self, nodes: Sequence[Bundle]) -> None:
-        gpus = max(self.compute.workers, int(sum(node.get("GPU", 0) for node in nodes) / self.compute.gpu_share))
+        gpus = max(self.compute.workers, math.ceil(sum(node.get("GPU", 0) for node in nodes)))
         capacity = max(1, gpus * self.actors_per_gpu - self.dropped)
         for _ in range(min(len(self.waiting), capacity - self.actors)):
             actor = self.actor_class.remote()
@@ -161,4 +162,4 @@ def actors_per_gpu(nodes: Sequence[Bundle], share: float, shards: int) -> int:
     with_gpus = [node for node in nodes if node.get("GPU")]
     gpus = max(1.0, sum(node["GPU"] for node in with_gpus))
     cores = int(sum(node.get("CPU", 0) for node in with_gpus) * share / gpus)
-    return max(1, min(cores, math.ceil(shards * share / gpus), _MAX_PER_GPU))
+    return max(1, min(cores, math.ceil(shards / gpus), _MAX_PER_GPU))

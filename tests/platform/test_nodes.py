@@ -62,6 +62,8 @@ def test_tasks_follow_the_cpus_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> 
         ([{"CPU": 8, "GPU": 1}], 1.0, 100, 8),
         ([{"CPU": 8, "GPU": 1}, {"CPU": 64}], 1.0, 100, 8),
         ([{"CPU": 8, "GPU": 1}], 0.5, 100, 4),
+        ([{"CPU": 8, "GPU": 1}], 0.5, 3, 3),
+        ([{"CPU": 8, "GPU": 0.5}], 0.5, 3, 3),
         ([{"CPU": 64, "GPU": 1}], 1.0, 100, 16),
         ([{"CPU": 8, "GPU": 4}], 1.0, 4, 1),
         ([{"GPU": 1}], 1.0, 100, 1),
