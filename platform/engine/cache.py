@@ -22,7 +22,7 @@ from mcis.datasets.images.decode import DECODER_VERSION
 from mcis.datasets.images.squares import add_squares, make_squares
 from mcis.datasets.images.value_range import ValueRange
 from mcis.datasets.storage.folders import remove
-from mcis.datasets.tables.large_tables import Texts
+from mcis.datasets.tables.large_tables import Texts, table_digest
 from mcis.datasets.tables.memory_mapped import Features, features_bytes
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.sections import Config
@@ -264,8 +264,8 @@ class _CacheSpec:
 
 
 def _content(rows: pa.Table) -> str:
-    """Returns a fingerprint of the images' content."""
-    return fingerprint(rows["content_hash"].to_pylist())
+    """Returns a digest of the images' content."""
+    return table_digest([rows.select(["content_hash"])])
 
 
 def _open_or_write(

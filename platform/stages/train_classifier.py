@@ -11,7 +11,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images.squares import Squares, image_bytes
 from mcis.datasets.index import Listing
 from mcis.datasets.sampling.keyed_random import OrderPurpose, permuted
-from mcis.datasets.tables.large_tables import Texts
+from mcis.datasets.tables.large_tables import Texts, take_rows
 from mcis.datasets.tables.memory_mapped import Features, Statistics
 from mcis.datasets.tags import Tags
 from mcis.platform.config.sections import Config
@@ -190,12 +190,11 @@ def _statistics(config: Config, context: RunContext, rows: pa.Table, images: Squ
         if images.holds(sample).all():
             return images.statistics(sample)
         reserved_views = 2 * int(images.holds(np.arange(len(rows))).sum())
-    features = features_cache(
-        rows.take(sample), config, context, views=1, reserved_views=reserved_views, all_or_none=True
-    )
+    sampled = take_rows(rows, sample)
+    features = features_cache(sampled, config, context, views=1, reserved_views=reserved_views, all_or_none=True)
     if features is not None:
         return features.statistics(np.arange(num_images))
-    with temporary_features(rows.take(sample), config, context) as features:
+    with temporary_features(sampled, config, context) as features:
         return features.statistics(np.arange(num_images))
 
 

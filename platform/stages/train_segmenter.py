@@ -18,16 +18,19 @@ from mcis.datasets.tables.shards import Shards
 from mcis.datasets.tags import Tags
 from mcis.models.backbones import Backbone
 from mcis.platform.config.sections import Config
-from mcis.platform.learners.crop_training import crop_learner_arguments, rows_with_masks, train_on_crops
+from mcis.platform.learners.crop_training import crop_learner_arguments, train_on_crops
 from mcis.platform.learners.segmenter_learner import SegmenterLearner
 from mcis.platform.networks.build import build_backbone, build_classifier, build_segmenter, freeze, load_trained
 from mcis.platform.networks.pretrained import downstream_weights, load_backbone
 from mcis.platform.outputs.corrected_masks import CORRECTED
-from mcis.platform.outputs.read_index import rows_in_split, split_rows
+from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import content_digest, read_table
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.workspace import Workspace
+
+_COLUMNS = ["image_id", "uri", "content_hash", "tags", "is_negative"]
+"""The columns of the index that are read."""
 
 
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
@@ -75,22 +78,23 @@ def run(config: Config, context: RunContext) -> StageResult:
     classes = context.classes
     folder = context.inputs["pseudo_masks"] / "masks"
     masks = read_table(folder, ["image_id", "ignored", "cue"])
-    images = split_rows(context, "train", tagged=True, negatives=True)
-    if len(masks) != len(images):
+    rows = split_rows(context, "train", tagged=True, negatives=True, columns=_COLUMNS)
+    if len(masks) != len(rows):
         raise UserError(
-            f"{folder} has {len(masks)} masks for {len(images)} images", "one mask for each image", REPEAT_STAGE
+            f"{folder} has {len(masks)} masks for {len(rows)} images", "one mask for each image", REPEAT_STAGE
         )
 
-    useful = masks.filter(pc.less(masks["ignored"], 1.0))
-    tagged = rows_in_split(images, "train", tagged=True)
-    no_useful_mask = UserError(
-        f"all {len(tagged)} pseudo masks of tagged images are ignored entirely",
-        "masks with foreground",
-        "look at the localization maps in the report; train the classifier longer, or lower pseudo_masks.threshold "
-        "(rule saliency: pseudo_masks.min_foreground_fraction)",
-    )
-    rows_with_masks(tagged, useful, no_useful_mask)  # negatives alone teach no class
-    rows = rows_with_masks(images, useful, no_useful_mask)
+    useful_ids = masks.filter(pc.less(masks["ignored"], 1.0))["image_id"].combine_chunks()
+    is_useful = pc.is_in(rows["image_id"], useful_ids)
+    is_tagged = pc.invert(rows["is_negative"])
+    if not pc.any(pc.and_(is_tagged, is_useful)).as_py():  # negatives alone teach no class
+        raise UserError(
+            f"all {pc.sum(is_tagged, min_count=0).as_py()} pseudo masks of tagged images are ignored entirely",
+            "masks with foreground",
+            "look at the localization maps in the report; train the classifier longer, or lower "
+            "pseudo_masks.threshold (rule saliency: pseudo_masks.min_foreground_fraction)",
+        )
+    rows = rows.filter(is_useful)
 
     epoch_rows = take_rows(rows, _epoch_row_numbers(config, rows, masks, len(classes)))
     learner_arguments = crop_learner_arguments(

@@ -1,10 +1,13 @@
 """Images that show none of the classes, through the whole pipeline: one class, with and without."""
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from PIL import Image
 
@@ -17,8 +20,10 @@ from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.networks.weights_files import WEIGHTS
 from mcis.platform.outputs.relations import VECTORS, read_vectors
 from mcis.platform.reporting.export import export
+from mcis.platform.runs.files import read_table, write_table
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.workspace import Workspace
+from mcis.platform.stages import train_segmenter
 
 TINY = (
     "classifier.channels=24",
@@ -119,6 +124,20 @@ def test_a_run_with_one_class_trains_on_negatives(run: pipeline.RunResult, drawn
     counts = results["train_segmenter"].counts
     assert counts["training images"] + counts["without a useful mask"] == len(positives + negatives)
     assert counts["negatives"] == len(negatives)
+
+
+def test_masks_of_negatives_alone_train_no_segmenter(
+    run: pipeline.RunResult, drawn: WithAndWithout, tmp_path: Path
+) -> None:
+    masks = read_table(run.context.inputs["pseudo_masks"] / "masks")
+    ignored = pc.if_else(pc.equal(masks["cue"], "negative"), 0.0, 1.0).cast(pa.float32())
+    masks = masks.set_column(masks.column_names.index("ignored"), "ignored", ignored)
+    (tmp_path / "masks").mkdir()
+    write_table(tmp_path / "masks" / f"part-{0:08d}-{len(masks):08d}.parquet", masks)
+    context = dataclasses.replace(run.context, inputs={**run.context.inputs, "pseudo_masks": tmp_path})
+    count = len(drawn.named("disc", "train"))
+    with pytest.raises(UserError, match=rf"all {count} pseudo masks of tagged images are ignored entirely"):
+        train_segmenter.run(drawn.settings().config, context)
 
 
 def test_masks_of_negatives_are_background_and_no_map_is_computed(
