@@ -36,11 +36,16 @@ def features_shape(config: ClassifierConfig) -> tuple[int, int, int]:
 class MakeFeatures:
     """Maps rows of an index to a shard of features, (V, C, H, W) float16 for each image.
 
+    If memory runs out on a GPU, this batch and all later ones have half the size.
+
     Args:
         pretrained: File of the backbone's weights.
         gpu: Whether the backbone runs on a GPU.
         views: V. 1: the image; 2: the image and its horizontal flip.
         value_range: See `read_rgb`.
+
+    Attributes:
+        batch_size: Images in a forward pass, flipped ones not counted.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class MakeFeatures:
         self.value_range = value_range
         self.views = views
         self.device = torch.device("cuda" if gpu else "cpu")
+        self.batch_size = (BATCH_ON_GPU if gpu else BATCH_ON_CPU) // views
         backbone = build_backbone(config)
         load_backbone("classifier", backbone, pretrained)
         self.backbone = move_channels_last(backbone, self.device).eval()
@@ -57,8 +63,18 @@ class MakeFeatures:
     @torch.inference_mode()
     def __call__(self, rows: pa.Table) -> pa.Table:
         """Returns the features as a table of the cache. Raises UserError if a value exceeds the range of float16."""
-        batch_size = (BATCH_ON_GPU if self.device.type == "cuda" else BATCH_ON_CPU) // self.views
-        batches = [self._features(rows.slice(first, batch_size)) for first in range(0, len(rows), batch_size)]
+        batches: list[Tensor] = []
+        done = 0
+        while done < len(rows):
+            try:
+                batches.append(self._features(rows.slice(done, self.batch_size)))
+            except torch.OutOfMemoryError:
+                if self.batch_size == 1:
+                    raise
+                self.batch_size //= 2
+            else:
+                done += len(batches[-1])
+
         features = torch.cat(batches)
         if not features.isfinite().all():
             raise UserError(
