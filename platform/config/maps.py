@@ -67,7 +67,8 @@ class LocalizeConfig(Section):
     hops: int = Field(default=1, ge=1, le=16)
     """How many times activations pass through related images. 1: a map uses the activations of its related images
     (section 3.2); 2: it uses the maps that these get from their own related images; and so on. More hops cover more of
-    the object and raise the best threshold; each hop costs as much as the first. Not in the paper."""
+    the object and raise the best threshold; each hop costs as much as the first. More than one requires
+    method.name=co_attention without method.contrastive. Not in the paper."""
     related_by: Annotated[str, AfterValidator(RELATED_IMAGE_RULES.choice())] = "class"
     """Which images are related. `class`: images with the class, drawn at random (section 3.2). `nearest`: the images
     with the class that are most similar, by the cosine of their vectors; an image's vector is the mean over its
@@ -112,8 +113,19 @@ class LocalizeConfig(Section):
         return self.method.description() + RELATED_IMAGE_RULES[self.related_by].description_suffix + hops
 
     def problems(self) -> Iterator[str]:
-        """Contrastive maps without images to contrast with, and rules that exclude each other."""
+        """Contrastive maps without images to contrast with, methods of one hop, and rules that exclude each other."""
         yield from self.method.problems()
+        if self.hops > 1 and self.related:
+            if self.method.name == "released":
+                yield (
+                    f"localize.hops is {self.hops} but localize.method.name is released, which has one hop; set "
+                    "localize.hops=1 or localize.method.name=co_attention"
+                )
+            if self.method.contrastive:
+                yield (
+                    f"localize.hops is {self.hops} but localize.method.contrastive is set, which has one hop; set "
+                    "localize.hops=1 or localize.method.contrastive=false"
+                )
         if self.method.contrastive and not self.related:
             yield (
                 "localize.method.contrastive is set but localize.related is 0, so there is no image to contrast with; "

@@ -90,6 +90,14 @@ def test_impossible_values_are_refused(section: str, key: str, value: Any) -> No
             "localize.method.contrastive is set but localize.related_by is itself",
         ),
         (
+            {"localize": {"hops": 2, "method": {"name": "released"}}},
+            "localize.hops is 2 but localize.method.name is released",
+        ),
+        (
+            {"localize": {"hops": 3, "method": {"contrastive": True}}},
+            "localize.hops is 3 but localize.method.contrastive is set",
+        ),
+        (
             {"maps": {"scale": "logarithm"}, "localize": {"method": {"name": "released"}}},
             "maps.scale is logarithm but localize.method.name is released",
         ),
@@ -137,6 +145,7 @@ def test_values_at_the_limits_are_valid() -> None:
     Config.model_validate({"classifier": {"attention": "none"}, "localize": {"method": {"w_p": "identity"}}})
     Config.model_validate({"classifier": {"epochs": 5, "stop_epoch": 4}})
     Config.model_validate({"maps": {"scale": "range"}, "localize": {"method": {"name": "released"}}})
+    Config.model_validate({"localize": {"hops": 2, "related": 0, "method": {"name": "released"}}})
     Config.model_validate({"compute": {"workers": 5, "min_workers": 1}})
     PseudoMasksConfig(threshold=0.2, background_threshold=0.2)
 
