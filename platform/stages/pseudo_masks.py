@@ -55,11 +55,11 @@ IMPORTED = "imported"
 
 
 def background_cue(config: Config, rows: pa.Table) -> str:
-    """What separates background from foreground in the masks of N tagged images, as text.
+    """What separates background from foreground in the masks that the rule makes of N images, as text.
 
     Args:
         config: configuration of the run.
-        rows: columns `image_id`, `domain` and `saliency_uri` of the images.
+        rows: columns `image_id`, `domain` and `saliency_uri` of these images (`_rows_of_rule`).
 
     Returns:
         The name of a mask rule; or, for the rule `auto`, `saliency`, `crf`, or `saliency, crf for U of N` if U images
@@ -84,7 +84,7 @@ def background_cue(config: Config, rows: pa.Table) -> str:
         raise UserError(
             f"pseudo_masks.rule is {section.rule}, but {num_without} of {len(rows)} tagged training images have no "
             f"saliency map: {join_shortened(lacking['image_id'].to_pylist())}",
-            "a saliency map for each tagged training image",
+            "a saliency map for each tagged training image without a corrected mask",
             f"make the maps{how}; or set pseudo_masks.rule=auto, which uses the dense CRF for images without a "
             "saliency map; or pseudo_masks.rule=crf, which uses no saliency maps",
         )
@@ -219,9 +219,9 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     """
     rows = rows_in_split(listing.table, "train", tagged=True, negatives=True)
     rows = with_corrected(rows, config.data.corrected_masks)
-    tagged = _tagged(rows)
+    is_tagged = pc.invert(rows["is_negative"])
     if config.supervision == "full":
-        if not len(tagged):
+        if not pc.any(is_tagged).as_py():
             raise UserError("no training image has a tag", "tagged images, which training needs", "add tags")
         needs_mask = rows.filter(pc.or_(rows["mask_uri"].is_valid(), pc.invert(rows["is_negative"])))
         mask_stamps = stamps([uri or "" for uri in needs_mask["mask_uri"].to_pylist()])
@@ -236,9 +236,10 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
             )
     elif config.pseudo_masks.masks is not None:
         files = imported_masks(config.pseudo_masks.masks, "pseudo mask", _MASKS_KEY)
-        check_any_matches(tagged["image_id"].to_pylist(), files, "pseudo mask", config.pseudo_masks.masks, _MASKS_KEY)
-    elif _reads_saliency(config, tagged):
-        check_saliency_is_no_truth(tagged)
+        tagged_ids = rows.filter(is_tagged)["image_id"].to_pylist()
+        check_any_matches(tagged_ids, files, "pseudo mask", config.pseudo_masks.masks, _MASKS_KEY)
+    elif _reads_saliency(config, _rows_of_rule(rows)):
+        check_saliency_is_no_truth(_rows_of_rule(rows))
     elif config.pseudo_masks.regions:
         with_files = _with_regions(config, rows, listing.classes).rows
         check_regions(with_files, config.pseudo_masks, config.data.max_pixels)
@@ -270,17 +271,16 @@ def inputs(config: Config, context: RunContext) -> Any:
     """Inputs of the stage key: the longest side of masks, stamps of the saliency maps or ground-truth masks that are
     read or the contents of the files of other programs, and stamps of corrected masks."""
     rows = _rows(config, context)
-    tagged = _tagged(rows)
+    rows_of_rule = _rows_of_rule(rows)
     files: Any = None
     if config.supervision == "full":
         files = file_stamps(rows["mask_uri"])
     elif config.pseudo_masks.masks is not None:
         files = contents_digest(_with_imported(config.pseudo_masks.masks, rows)[IMPORTED].to_pylist())
-    elif _reads_saliency(config, tagged):
-        files = file_stamps(tagged["saliency_uri"])
+    elif _reads_saliency(config, rows_of_rule):
+        files = file_stamps(rows_of_rule["saliency_uri"])
     elif config.pseudo_masks.regions:
-        image_ids = rows.filter(_made_by_rule(rows))["image_id"].to_pylist()
-        files = regions_digest(image_ids, config.pseudo_masks)
+        files = regions_digest(rows_of_rule["image_id"].to_pylist(), config.pseudo_masks)
     elif config.pseudo_masks.rule == "segments":
         files = f"scikit-image {importlib.metadata.version('scikit-image')}"  # its superpixels
     return config.data.max_side, files, file_stamps(rows[CORRECTED])
@@ -334,9 +334,9 @@ def _made_by_rule(rows: pa.Table) -> pa.ChunkedArray:
     return pc.and_(pc.invert(rows["is_negative"]), rows[CORRECTED].is_null())
 
 
-def _tagged(rows: pa.Table) -> pa.Table:
-    """Tagged images among tagged images and negatives: those whose masks are made from maps and background cues."""
-    return rows.select(["image_id", "domain", "saliency_uri", "mask_uri"]).filter(pc.invert(rows["is_negative"]))
+def _rows_of_rule(rows: pa.Table) -> pa.Table:
+    """The images whose masks the rule makes, with the columns that describe their background cue."""
+    return rows.select(["image_id", "domain", "saliency_uri", "mask_uri"]).filter(_made_by_rule(rows))
 
 
 def run(config: Config, context: RunContext) -> MasksResult:
@@ -346,9 +346,8 @@ def run(config: Config, context: RunContext) -> MasksResult:
         UserError: a saliency map or a mask is missing, unreadable or of the wrong size.
     """
     rows = _rows(config, context)
-    tagged = _tagged(rows)
     is_full = config.supervision == "full"
-    cue = GROUND_TRUTH if is_full else background_cue(config, tagged)
+    cue = GROUND_TRUTH if is_full else background_cue(config, _rows_of_rule(rows))
     notes: list[str] = []
     if config.pseudo_masks.regions and not is_full:
         rows, region_notes = _with_regions(config, rows, context.classes)
@@ -370,7 +369,7 @@ def run(config: Config, context: RunContext) -> MasksResult:
     elif config.pseudo_masks.rule == "auto":
         reasons = {"saliency": "all images have saliency maps", "crf": "there are no saliency maps"}
         notes.append(f"background cue: {cue}, because {reasons.get(cue, 'these images have no saliency map')}")
-    notes += _imported_notes(config, context, len(tagged), ignored)
+    notes += _imported_notes(config, context, len(tagged_masks), ignored)
     if num_ignored:
         notes.append(f"{num_ignored} pseudo mask(s) are ignored entirely, because they have too little foreground")
     if contradictions:
@@ -390,7 +389,7 @@ def run(config: Config, context: RunContext) -> MasksResult:
             "ignored share": round(ignored, 4),
         },
         notes=tuple(notes),
-        problem=_problem(len(tagged), foreground, ignored),
+        problem=_problem(len(tagged_masks), foreground, ignored),
     )
 
 

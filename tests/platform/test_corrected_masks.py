@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from mcis.datasets.errors import UserError
@@ -17,7 +18,9 @@ from mcis.platform.networks.predictor import Predictor
 from mcis.platform.outputs.corrected_masks import CORRECTED, with_corrected
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.reporting.suggestions import suggest_images, write_suggestions
+from mcis.platform.runs.listing import listing
 from mcis.platform.runs.results import StageResult
+from mcis.platform.stages import pseudo_masks
 
 
 def computed(run: pipeline.RunResult) -> list[str]:
@@ -56,6 +59,24 @@ def test_masks_with_the_labels_of_other_classes_show_before_the_trainings(small:
         (tmp_path / path.name).write_bytes(encode_labels(other))
     with pytest.raises(UserError, match="corrected masks contain none of the tags"):
         pipeline.check(small.settings(f"data.corrected_masks={tmp_path}").config, small.workspace, "any")
+
+
+def test_an_image_with_a_corrected_mask_needs_no_saliency_map(small: Any, tmp_path: Path) -> None:
+    image_id = "train_000003"
+    truth = small.root / "SegmentationClassAug" / f"{image_id}.png"
+    (tmp_path / truth.name).write_bytes(truth.read_bytes())
+    config = small.settings("pseudo_masks.rule=saliency").config
+    listed = listing(config)
+    table = listed.table
+    is_other = pc.not_equal(table["image_id"], image_id)
+    uris = pc.if_else(is_other, table["saliency_uri"], pa.scalar(None, pa.string()))
+    column = table.column_names.index("saliency_uri")
+    listed = listed._replace(table=table.set_column(column, "saliency_uri", uris))
+
+    with pytest.raises(UserError, match=rf"1 of 24 tagged training images have no saliency map: {image_id}"):
+        pseudo_masks.check(config, listed, small.workspace)
+    corrected = small.settings("pseudo_masks.rule=saliency", f"data.corrected_masks={tmp_path}").config
+    pseudo_masks.check(corrected, listed, small.workspace)
 
 
 @pytest.mark.slow
