@@ -35,6 +35,7 @@ from mcis.platform.networks.pretrained import classifier_weights
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import bytes_in, content_digest, disk_errors, fingerprint, rename_folder
+from mcis.platform.runs.lifecycle import caches_in_use, reference_cache
 from mcis.platform.runs.locks import hold_stage
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.version import made_with
@@ -58,14 +59,20 @@ def cache_limit(compute: ComputeConfig, workspace: Workspace) -> int:
     return int(_FREE_SHARE * (free + sum(bytes_in(folder) for folder in _folders(workspace))))
 
 
+def available_bytes(compute: ComputeConfig, context: RunContext) -> int:
+    """Returns how many bytes the caches of a run may take: the limit, without the caches that only other runs read."""
+    taken = sum(bytes_in(folder) for folder in _taken_folders(context))
+    return max(0, cache_limit(compute, context.workspace) - taken)
+
+
 def decoded_cache(
     rows: pa.Table, size: int, context: RunContext, compute: ComputeConfig, value_range: ValueRange | None = None
 ) -> Path | None:
     """Returns the folder with decoded images, which are decoded now if it does not exist.
 
     It holds the first images of `rows`, as many as fitted when it was made. The least recently used caches are
-    removed for it; their readers, if there are any, then decode from the files. What another run is writing stays, so
-    the caches may exceed the limit while several runs write some.
+    removed for it. What another run reads or writes stays, so the caches may exceed the limit while several runs write
+    some.
 
     Args:
         rows: Rows of the index, in the order of the readers' positions.
@@ -84,7 +91,7 @@ def decoded_cache(
         make_worker=functools.partial(make_squares, size, value_range),
         label="decode",
     )
-    max_images = cache_limit(compute, context.workspace) // spec.row_bytes
+    max_images = available_bytes(compute, context) // spec.row_bytes
     return _open_or_write(spec, rows, max_images, context, compute)
 
 
@@ -139,7 +146,7 @@ def features_cache(
     if extraction is None:
         return None
 
-    max_views = cache_limit(compute, context.workspace) // features_bytes(extraction.shape) - reserved_views
+    max_views = available_bytes(compute, context) // features_bytes(extraction.shape) - reserved_views
     max_images = max(0, max_views // views)
     if all_or_none and max_images < len(rows):
         return None
@@ -297,13 +304,14 @@ def _open_or_write(
 
     context.caches.append(folder.name)
     with hold_stage(workspace, "cache", folder.name, run=context.name), disk_errors(folder):
+        reference_cache(workspace, context.name, folder.name)
         if folder.exists():
             os.utime(folder)
             if len(fitting) >= _GROWTH * count_images(folder):
-                _write_rows(spec, fitting, folder, workspace, compute)
+                _write_rows(spec, fitting, folder, context, compute)
         else:
             part = folder.with_suffix(".part")
-            _write_rows(spec, fitting, part, workspace, compute)
+            _write_rows(spec, fitting, part, context, compute)
             with workspace.lock("cache", "size"):  # no folder is renamed while another run adds up sizes
                 rename_folder(part, folder)
     return folder
@@ -316,18 +324,19 @@ def _rows_that_fit(rows: pa.Table, max_images: int, shard_rows: int) -> pa.Table
     return rows.slice(0, max_images)
 
 
-def _write_rows(spec: _CacheSpec, rows: pa.Table, folder: Path, workspace: Workspace, compute: ComputeConfig) -> None:
+def _write_rows(spec: _CacheSpec, rows: pa.Table, folder: Path, context: RunContext, compute: ComputeConfig) -> None:
     """Maps rows to the folder of a cache. Shards that it holds stay, and rows of earlier caches are copied.
 
     Args:
         spec: What the cache holds.
         rows: Rows of the index, all of which the folder holds afterwards.
         folder: A finished cache, or a folder with the suffix `.part`.
-        workspace: The workspace of the cache.
+        context: The context of the run.
         compute: The section `compute` of the configuration.
     """
+    workspace = context.workspace
     with workspace.lock("cache", "size"):
-        _reserve(folder, len(rows) * spec.row_bytes, workspace, compute)
+        _reserve(folder, len(rows) * spec.row_bytes, context, compute)
         caches = sorted(workspace.cache.glob(f"{spec.kind}-*"))
         earlier_caches = [path for path in caches if path.suffix != ".part" and path != folder]
         rows = find_rows(earlier_caches, rows)
@@ -351,37 +360,47 @@ def _write_rows(spec: _CacheSpec, rows: pa.Table, folder: Path, workspace: Works
     record_images(folder, rows)
 
 
-def _reserve(folder: Path, size: int, workspace: Workspace, compute: ComputeConfig) -> None:
+def _reserve(folder: Path, size: int, context: RunContext, compute: ComputeConfig) -> None:
     """Makes the folder of a cache, and space for it within the limit. The caller holds the lock `size`.
 
     Args:
         folder: The folder, which may exist.
         size: Size of the cache when it is complete, bytes.
-        workspace: The workspace of the cache.
+        context: The context of the run.
         compute: The section `compute` of the configuration.
     """
-    _evict(workspace, cache_limit(compute, workspace) - size, excluded=folder)
+    _evict(context, available_bytes(compute, context) - size, excluded=folder)
     folder.mkdir(exist_ok=True)
 
 
-def _evict(workspace: Workspace, max_bytes: int, *, excluded: Path) -> None:
+def _evict(context: RunContext, max_bytes: int, *, excluded: Path) -> None:
     """Removes caches, the least recently used first, until the others take at most `max_bytes`.
 
-    Unfinished caches are removed too, unless another run holds their lock because it is writing them.
+    Unfinished caches are removed too, unless another run holds their lock because it is writing them. Caches that other
+    runs read are not removed. They are not counted either, unless this run reads them, too.
 
     Args:
         excluded: A folder that is not counted and not removed.
     """
+    workspace = context.workspace
+    kept = {excluded, *_taken_folders(context)}
     folders = sorted(_folders(workspace), key=lambda path: path.stat().st_mtime)
-    sizes = {path: bytes_in(path) for path in folders if path != excluded}
+    sizes = {path: bytes_in(path) for path in folders if path not in kept}
 
     total = sum(sizes.values())
     for folder, size in sizes.items():
         if total <= max_bytes:
             break
         with contextlib.suppress(Timeout), workspace.lock("cache", folder.stem).acquire(blocking=False):
-            remove(folder)
-            total -= size
+            if folder.stem not in caches_in_use(workspace, except_run=context.name):
+                remove(folder)
+                total -= size
+
+
+def _taken_folders(context: RunContext) -> list[Path]:
+    """Returns the folders of the caches that other runs read and this one does not."""
+    taken = caches_in_use(context.workspace, except_run=context.name).difference(context.caches)
+    return [folder for folder in _folders(context.workspace) if folder.stem in taken]
 
 
 def _folders(workspace: Workspace) -> list[Path]:

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.storage.folders import local_path
+from mcis.datasets.storage.folders import local_path, names_in
 from mcis.datasets.tables.large_tables import release_arrow_memory
 from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.resolve import Resolved
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import fingerprint, write_json, write_text
-from mcis.platform.runs.locks import hold_run
+from mcis.platform.runs.locks import hold_run, run_holder
 from mcis.platform.runs.results import IndexResult
 from mcis.platform.runs.tracking import LogModel, OnRecords, Tracked, Tracker
 from mcis.platform.runs.workspace import RunRecord, Workspace, now
@@ -88,6 +88,24 @@ def reference_output(workspace: Workspace, name: str, stage: str, output: Path) 
     workspace.update_record(
         name, outputs=record.outputs | {stage: outputs}, current=record.current | {stage: output.name}
     )
+
+
+def reference_cache(workspace: Workspace, name: str, cache: str) -> None:
+    """Adds a cache to those that the stage in progress of a run reads. The caller holds the lock of the cache."""
+    record = workspace.record(name) or RunRecord(began=now())
+    workspace.update_record(name, caches=list(dict.fromkeys([*record.caches, cache])))
+
+
+def caches_in_use(workspace: Workspace, *, except_run: str) -> set[str]:
+    """Names of the caches that stages in progress read, except for those of one run. For errors see `read_record`."""
+    caches: set[str] = set()
+    for name in names_in(workspace.runs):
+        if name == except_run or not run_holder(workspace, name):
+            continue
+        record = workspace.record(name)
+        if record:
+            caches.update(record.caches)
+    return caches
 
 
 def record_interruption(workspace: Workspace, name: str, reason: str) -> None:

@@ -119,6 +119,7 @@ class RunRecord:
         current: outputs that the latest call has finished or is computing, by stage, and outputs of other runs that it
             uses as weights, by configuration key.
         outputs: all outputs that the run uses: `current` of this call and of earlier calls.
+        caches: names of the folders in cache/ that the stage in progress reads, which no other run removes meanwhile.
         tags: tags that the user gave the run, see `run_tags`.
     """
 
@@ -131,6 +132,7 @@ class RunRecord:
     reached: dict[str, _Output] = field(default_factory=dict)
     current: dict[str, _Output] = field(default_factory=dict)
     outputs: dict[str, list[_Output]] = field(default_factory=dict)
+    caches: list[str] = field(default_factory=list)
     tags: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -241,8 +243,8 @@ class Workspace:
         return {stage: self.store / output for stage, output in record.reached.items()}
 
     def record_outputs(self, name: str, outputs: Mapping[str, Path]) -> None:
-        """Records the finished outputs of a run by stage. `outputs` returns them."""
-        self.update_record(name, reached={stage: path.name for stage, path in outputs.items()})
+        """Records the finished outputs of a run by stage, and that no stage is in progress. `outputs` returns them."""
+        self.update_record(name, reached={stage: path.name for stage, path in outputs.items()}, caches=[])
 
     def update_record(self, name: str, **changes: Any) -> None:
         """Updates fields of the record of a run."""

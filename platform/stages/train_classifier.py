@@ -17,7 +17,7 @@ from mcis.datasets.tags import Tags
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.cache import (
     NUM_STATISTICS_IMAGES,
-    cache_limit,
+    available_bytes,
     decoded_cache,
     features_cache,
     temporary_features,
@@ -162,7 +162,7 @@ def _val_images(config: Config, context: RunContext, rows: pa.Table, images: Squ
         return features or _squares(config, rows)
 
     num_cached = int(images.cache.holds(np.arange(len(images.uris))).sum())
-    fits = (num_cached + len(rows)) * image_bytes(size) <= cache_limit(config.compute, context.workspace)
+    fits = (num_cached + len(rows)) * image_bytes(size) <= available_bytes(config.compute, context)
     cache = decoded_cache(rows, size, context, config.compute, config.data.value_range) if fits else None
     return _squares(config, rows, cache)
 

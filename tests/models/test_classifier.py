@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import mcis.models.classifier
 from mcis.models.backbones import Backbone, freeze_except_last, small
-from mcis.models.classifier import SELF_TRANSFORMS, Affinity, CoAttentionClassifier, PairInputs, transform
+from mcis.models.classifier import SELF_TRANSFORMS, Affinity, CoAttentionClassifier, MissingOutputs, PairInputs, transform
 from mcis.models.classifier_losses import LOSSES, LossInputs, PairScores, weighted_losses
 from mcis.models.coattention import affinity, coattend, unshared
 from mcis.models.dropout import SampleDropout, seed_dropout
@@ -289,16 +289,17 @@ def test_a_frozen_backbone_drops_nothing_in_training() -> None:
     model = CoAttentionClassifier(Backbone(body, stage_channels=(C,), layout=Layout(1)), classes=K)
     m, n = images(1, 2).float(), images(2, 2).float()
     with torch.no_grad():
-        expected = present(model.eval()(m, n).pairs)
+        expected = present(model.eval()(PairInputs(m, n)).pairs)
 
         seed_dropout(model, [0, 1])
-        dropped = present(model.train()(m, n).pairs)
+        dropped = present(model.train()(PairInputs(m, n)).pairs)
         assert not any(torch.equal(dropped[name], scores) for name, scores in expected.items())
 
         freeze_except_last(model.backbone, 0)
-        frozen = present(model.train()(m, n).pairs)
+        frozen = present(model.train()(PairInputs(m, n)).pairs)
         cached = model.backbone(torch.cat([m, n])).half().float()
-        partly = present(model(*cached.chunk(2), embedded=True, not_embedded=(torch.tensor([2]), n[:1])).pairs)
+        missing = MissingOutputs(torch.tensor([2]), n[:1])
+        partly = present(model(PairInputs(*cached.chunk(2), is_embedded=True, missing=missing)).pairs)
     assert model.training
     for name, scores in expected.items():
         torch.testing.assert_close(frozen[name], scores)

@@ -1,5 +1,6 @@
-"""Tests of the cache of decoded images: it is written once, bounded, and removes none that another run is writing."""
+"""Tests of the cache of decoded images: it is written once, bounded, and removes none that another run is using."""
 
+import dataclasses
 import functools
 import hashlib
 import os
@@ -20,6 +21,7 @@ from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.cache import cache_limit, decoded_cache
 from mcis.platform.engine.reused_rows import ReuseRows, find_rows, num_found, record_images
 from mcis.platform.runs.context import RunContext
+from mcis.platform.runs.locks import hold_run
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import Workspace
 
@@ -146,6 +148,20 @@ def test_the_least_recently_used_cache_is_removed(context: RunContext, tmp_path:
     assert cached(pictures(tmp_path / "images", "b", 3), context) == used
     new = cached(pictures(tmp_path / "images", "d", 4), context)
     assert folders(context) == {used.name, new.name, notes.name}, "what no run made is not a cache"
+
+
+def test_a_cache_that_another_run_reads_stays_until_that_run_ends(context: RunContext, tmp_path: Path) -> None:
+    other = dataclasses.replace(context, name="other", caches=[])
+    with hold_run(context.workspace, "other"):
+        read = cached(pictures(tmp_path / "images", "a", 5), other)
+        os.utime(read, (1, 1))
+        second = cached(pictures(tmp_path / "images", "b", 6), context)
+        assert folders(context) == {read.name, second.name}
+        held = CachedRows(second, (SIZE, SIZE, 3)).holds(np.arange(6))
+        np.testing.assert_array_equal(held, np.arange(6) < 4, "whole shards that fit next to the other run's images")
+
+    third = cached(pictures(tmp_path / "images", "c", 4), context)
+    assert folders(context) == {second.name, third.name}
 
 
 def test_an_unfinished_cache_is_removed_unless_another_run_is_writing_it(context: RunContext, tmp_path: Path) -> None:

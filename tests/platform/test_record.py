@@ -6,7 +6,13 @@ import datetime
 import pytest
 
 from mcis.datasets.errors import UserError
-from mcis.platform.runs.lifecycle import record_interruption, reference_output, run_record
+from mcis.platform.runs.lifecycle import (
+    caches_in_use,
+    record_interruption,
+    reference_cache,
+    reference_output,
+    run_record,
+)
 from mcis.platform.runs.workspace import RunRecord, Workspace
 
 
@@ -66,6 +72,20 @@ def test_an_output_is_recorded_before_it_is_computed(workspace: Workspace) -> No
     call(workspace, error=KeyboardInterrupt(), index="a", localize="b")
     assert list(workspace.outputs("run")) == ["index"]
     assert record(workspace).outputs == {"index": ["index-a"], "localize": ["localize-b"]}
+
+
+def test_a_cache_is_in_use_until_its_stage_or_the_run_ends(workspace: Workspace) -> None:
+    with run_record(workspace, "run", runs_all_stages=True):
+        reference_cache(workspace, "run", "squash64-a")
+        reference_cache(workspace, "run", "squash64-b")
+        assert caches_in_use(workspace, except_run="other") == {"squash64-a", "squash64-b"}
+        assert caches_in_use(workspace, except_run="run") == set()
+
+        workspace.record_outputs("run", {"train_classifier": workspace.output("train_classifier", "a")})
+        assert caches_in_use(workspace, except_run="other") == set()
+        reference_cache(workspace, "run", "squash64-a")
+    assert record(workspace).caches == ["squash64-a"]
+    assert caches_in_use(workspace, except_run="other") == set()
 
 
 def test_a_failed_call_removes_no_outputs_from_the_record(workspace: Workspace) -> None:
