@@ -10,7 +10,14 @@ from torch import Tensor, nn
 
 import mcis.models.classifier
 from mcis.models.backbones import Backbone, freeze_except_last, small
-from mcis.models.classifier import SELF_TRANSFORMS, Affinity, CoAttentionClassifier, MissingOutputs, PairInputs, transform
+from mcis.models.classifier import (
+    SELF_TRANSFORMS,
+    Affinity,
+    CoAttentionClassifier,
+    MissingOutputs,
+    PairInputs,
+    transform,
+)
 from mcis.models.classifier_losses import LOSSES, LossInputs, PairScores, weighted_losses
 from mcis.models.coattention import affinity, coattend, unshared
 from mcis.models.dropout import SampleDropout, seed_dropout
