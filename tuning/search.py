@@ -54,7 +54,9 @@ def run_search(search: Search) -> SearchResult:
 
     with (
         tempfile.TemporaryDirectory(prefix="mcis-search-") as folder,
-        study_session(search, identity=search.identity(), varied=search.axes.keys()) as tracker,
+        study_session(
+            search, search.resolved.config.compute, identity=search.identity(), varied=search.axes.keys()
+        ) as tracker,
     ):
         trials = StoredSearch(search, Path(folder))
         _run_missing_trials(search, trials, tracker.run_id)
@@ -98,7 +100,14 @@ def _run_missing_trials(search: Search, trials: StoredSearch, parent: str) -> No
     )
     start = time.monotonic()
     fit(
-        search, parent, tune_config, {}, total=missing, describe_progress=describe_progress, objective=search.goal.value
+        search,
+        search.resolved.config.compute,
+        parent,
+        tune_config,
+        {},
+        total=missing,
+        describe_progress=describe_progress,
+        objective=search.goal.value,
     )
     is_late = seconds is not None and time.monotonic() - start >= seconds
 

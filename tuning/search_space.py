@@ -23,7 +23,7 @@ from mcis.tuning.trials import Sweep, Trial, short_names
 _AXIS = re.compile(r"\s*([\w.]+)\s*=\s*(\w+)\((.*)\)\s*")
 _EXAMPLE = "write for example --axis 'classifier.optimizer.learning_rate=loguniform(1e-4,1e-2)'"
 _FORMS = "uniform(low,high), loguniform(low,high), integer(low,high), logint(low,high) or choice(a,b,...)"
-_SHARED_KEYS = ("sources", "recipe", "data.")
+_SHARED_KEYS = ("sources", "recipe", "data.", "compute.")
 """Prefixes of the keys that all trials of a search share."""
 
 

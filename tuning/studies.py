@@ -12,6 +12,7 @@ from pydantic_core import to_jsonable_python
 
 from mcis.datasets.errors import UserError
 from mcis.platform import pipeline
+from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import COMMAND_LINE, OVERRIDE, resolve, with_table
 from mcis.platform.config.sections import Config, sources_of
@@ -49,7 +50,7 @@ from mcis.tuning.definition import (
     configured,
 )
 from mcis.tuning.tables import cases_table, differences_table, plot_cases, seeds_table
-from mcis.tuning.trials import Outcome, Sweep, Trial, run_trials, short_names, study_session
+from mcis.tuning.trials import Outcome, Sweep, Trial, common_compute, run_trials, short_names, study_session
 
 _MAP_FILE_KEYS = ("localize.maps", "localize.maps_format")
 """Keys of map files of other programs, which are looked for before a trial starts."""
@@ -187,10 +188,11 @@ def _read_case_scores(entry: Mapping[str, Any]) -> CaseScores:
 
 
 class _Plan(NamedTuple):
-    """The trials of a study, and the configuration keys whose values differ between them."""
+    """The trials of a study, the configuration keys whose values differ between them, and their section `compute`."""
 
     trials: list[Trial]
     varied_keys: list[str]
+    compute: ComputeConfig
 
 
 def run_study(study: Study, definition: StudyDefinition) -> StudyResult:
@@ -212,8 +214,8 @@ def run_study(study: Study, definition: StudyDefinition) -> StudyResult:
     config = study.resolved.config
     changed = study.resolved.changed()
     identity = fingerprint(study.name, study.kind, changed, config.recipe, config.sources)
-    with study_session(study, identity=identity, varied=plan.varied_keys) as tracker:
-        outcome = run_trials(study, plan.trials, tracker.run_id)
+    with study_session(study, plan.compute, identity=identity, varied=plan.varied_keys) as tracker:
+        outcome = run_trials(study, plan.compute, plan.trials, tracker.run_id)
         archives = list(_write_archives(study, cases, outcome))
         result = _collect_result(study, cases, outcome, archives, definition.paper_column)
         _write_files(study, result, tracker)
@@ -287,6 +289,8 @@ def _make_plan(study: Study, cases: Sequence[StudyCase], paper_column: str | Non
         if study.predicts_test:
             trials += [_make_test_trial(study, case, seed) for case in cases if _has_predictions(case.until)]
     configs = _check_trials(study, trials, scored_names)
+    sections = {trial.name: config.compute for trial, config in zip(trials, configs, strict=True)}
+    compute = common_compute(sections, study.parallel)
     console.print(f"study:   {len(trials)} trials; a stage with the same settings in several trials is computed once")
 
     trial_values = [dict(leaves(config)) for config in configs]
@@ -296,7 +300,7 @@ def _make_plan(study: Study, cases: Sequence[StudyCase], paper_column: str | Non
     for trial, values in zip(trials, trial_values, strict=True):
         varied = {short[key]: values[key] for key in varied_keys if key in values}
         named_trials.append(trial._replace(varied=trial.varied | varied))
-    return _Plan(named_trials, varied_keys)
+    return _Plan(named_trials, varied_keys, compute)
 
 
 def _make_trial(study: Study, case: StudyCase, seed: int, paper_column: str | None) -> Trial:

@@ -36,6 +36,8 @@ _TUNE_FOLDER = "tune"
 _MAX_RETRIES = 2
 """How often Tune repeats a trial that failed. Its finished stages are kept, so it continues where it failed."""
 _MAX_ERROR_LENGTH = 600
+_RESERVING_VALUES = ("gpu", "gpu_share", "workers", "worker_cpus", "decode")
+"""Values of the section `compute` that decide what a trial reserves, see `stage_bundles`."""
 
 ObjectiveFunction = Callable[[float | None, Sequence[Score]], float]
 """Maps the classifier's mean average precision on val, in percent or None, and a run's scores to the objective."""
@@ -133,24 +135,50 @@ class Outcome(NamedTuple):
         )
 
 
+def common_compute(sections: Mapping[str, ComputeConfig], parallel: int) -> ComputeConfig:
+    """Returns the section `compute` that decides what each trial reserves: that of the first trial.
+
+    Args:
+        sections: section `compute` of each trial, by the name of the trial.
+        parallel: maximum number of trials that run at a time.
+
+    Raises:
+        UserError: trials run at the same time, but would have to reserve different resources.
+    """
+    (first_name, first), *others = sections.items()
+    if parallel == 1:  # a trial that runs alone reserves nothing
+        return first
+    for name, section in others:
+        for key in _RESERVING_VALUES:
+            if getattr(section, key) != getattr(first, key):
+                raise UserError(
+                    f"--parallel {parallel}, but compute.{key} is {getattr(first, key)} in {first_name} and "
+                    f"{getattr(section, key)} in {name}",
+                    "the same resources for all trials that run at a time",
+                    f"leave out --parallel, or set the same compute.{key} for all trials",
+                )
+    return first
+
+
 @contextmanager
-def study_session(sweep: Sweep, *, identity: str, varied: Collection[str]) -> Iterator[Tracker]:
+def study_session(sweep: Sweep, compute: ComputeConfig, *, identity: str, varied: Collection[str]) -> Iterator[Tracker]:
     """Holds the name of a study or search, connects to Ray, and opens the parent MLflow run of the trials' runs.
 
     The parent run is created before any trial starts, because several processes must not create MLflow's store at once.
 
     Args:
         sweep: the study or search.
+        compute: section `compute` of its trials.
         identity: its fingerprint. A study or search with another identity gets a new MLflow run.
         varied: configuration keys whose values differ between the trials.
     """
     config = sweep.resolved.config
     with (
         run_record(sweep.workspace, sweep.name, runs_all_stages=True, kind="study"),
-        ray_session(config.compute, shared=sweep.parallel > 1, verbose=sweep.verbose),
+        ray_session(compute, shared=sweep.parallel > 1, verbose=sweep.verbose),
     ):
         if sweep.parallel > 1:
-            _wait_for_trials(sweep)
+            _wait_for_trials(compute, sweep.parallel)
 
         tracker = Tracker(sweep.workspace, sweep.name, identity=identity)
         with tracker.running():
@@ -163,28 +191,28 @@ def study_session(sweep: Sweep, *, identity: str, varied: Collection[str]) -> It
             yield tracker
 
 
-def _wait_for_trials(sweep: Sweep) -> None:
+def _wait_for_trials(compute: ComputeConfig, parallel: int) -> None:
     """Waits until the cluster has the resources that a trial reserves, or those that all trials need at the same time.
 
     Ray Tune starts further trials when their resources are free.
     """
-    compute = sweep.resolved.config.compute
-    bundles = stage_bundles(compute, sweep.parallel)
+    bundles = stage_bundles(compute, parallel)
     task = "a trial of the study"
     if not bundles:
-        training_workers = [{"CPU": compute.worker_cpus}] * (sweep.parallel * compute.workers)
+        training_workers = [{"CPU": compute.worker_cpus}] * (parallel * compute.workers)
         bundles = [*training_workers, {"CPU": 1.0}]
-        task = f"{sweep.parallel} trials at a time"
+        task = f"{parallel} trials at a time"
     wait_for_nodes(bundles, compute.wait_minutes, task)
 
 
-def run_trials(sweep: Sweep, trials: Sequence[Trial], parent: str) -> Outcome:
+def run_trials(sweep: Sweep, compute: ComputeConfig, trials: Sequence[Trial], parent: str) -> Outcome:
     """Runs trials to their end, including the trials that come after one that failed.
 
     A trial that an earlier call has finished only looks up its stages.
 
     Args:
         sweep: the study or search.
+        compute: section `compute` of its trials.
         trials: its trials.
         parent: id of its MLflow run.
 
@@ -200,7 +228,9 @@ def run_trials(sweep: Sweep, trials: Sequence[Trial], parent: str) -> Outcome:
     def describe_progress(name: str, has_failed: bool) -> str:
         return f"{name} failed" if has_failed else name
 
-    results = fit(sweep, parent, tune_config, param_space, total=len(trials), describe_progress=describe_progress)
+    results = fit(
+        sweep, compute, parent, tune_config, param_space, total=len(trials), describe_progress=describe_progress
+    )
 
     scores: dict[str, list[Score]] = {}
     val_map: dict[str, float | None] = {}
@@ -231,6 +261,7 @@ def _trial_error(error: Exception) -> UserError:
 
 def fit(
     sweep: Sweep,
+    compute: ComputeConfig,
     parent: str,
     tune_config: tune.TuneConfig,
     param_space: dict[str, Any],
@@ -243,6 +274,7 @@ def fit(
 
     Args:
         sweep: the study or search.
+        compute: section `compute` of its trials.
         parent: id of its MLflow run.
         tune_config: Tune's search algorithm, scheduler and budget.
         param_space: Tune's parameters. Their entry `trial` has the fields of a `Trial`; a search algorithm may add it.
@@ -265,7 +297,7 @@ def fit(
     )
     with bar(f"study {sweep.name}", total, "trials") as progress:
         tuner = tune.Tuner(
-            tune.with_resources(trainable, trial_resources(sweep.resolved.config.compute, sweep.parallel)),
+            tune.with_resources(trainable, trial_resources(compute, sweep.parallel)),
             param_space=param_space,
             tune_config=tune_config,
             run_config=tune.RunConfig(

@@ -239,6 +239,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
         ((), RELATED, "segmentation", "whose score is reported"),
         (("localize.related=2",), RELATED, "maps", "override and --axis for localize.related"),
         ((), "data.saliency=choice(x,y)", "maps", "may differ between trials"),
+        ((), "compute.gpu=choice(false,true)", "maps", "may differ between trials"),
         ((), "localize.relatd=integer(0,3)", "maps", "did you mean localize.related"),
         ((), "localize.related=integer(-1,3)", "maps", "localize.related: Input should be greater"),
         ((), "localize.related=uniform(0,8)", "maps", "localize.related: Input should be a valid integer"),

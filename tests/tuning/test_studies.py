@@ -128,6 +128,30 @@ def test_the_maps_of_all_methods_are_found_before_the_first_trial(tmp_path: Path
     assert not list((tmp_path / "w" / "runs").iterdir())
 
 
+TWO_DEVICES = """
+about = "a method on CPUs and one on GPUs"
+
+[[method]]
+name = "one"
+recipe = "scratch"
+
+[[method]]
+name = "other"
+recipe = "scratch"
+set = { "compute.gpu" = true }
+"""
+
+
+def test_methods_on_different_devices_do_not_run_at_a_time(tmp_path: Path, small_voc: SmallVoc) -> None:
+    resolved = small_voc()
+    file = tmp_path / "devices.toml"
+    file.write_text(TWO_DEVICES)
+    study = make_study(resolved, tmp_path / "w", str(file), parallel=2)
+    with pytest.raises(UserError, match=r"compute\.gpu is False in study-one-s0 and True in study-other-s0"):
+        run_study(study, read_definition(str(file)))
+    assert not list((tmp_path / "w" / "runs").iterdir())
+
+
 CASES_WITHOUT_CONTRAST = [
     "none-single",
     "none-related",
@@ -339,13 +363,16 @@ set = { "data.voc" = "FOLDER/b", "data.classes" = "FOLDER/b/classes.txt" }
 
 [[method]]
 name = "one"
+recipe = "scratch"
 
 [[method]]
 name = "other"
+recipe = "scratch"
 set = { "localize.related" = 2 }
 
 [[method]]
 name = "theirs"
+recipe = "scratch"
 set = { "pseudo_masks.rule" = "imported", "segmenter.init" = "pretrained" }
 on.b = { "pseudo_masks.masks" = "FOLDER/b/SegmentationClassAug" }
 """
@@ -360,7 +387,7 @@ def test_methods_are_compared_on_each_data_set(
     file = tmp_path / "grid.toml"
     file.write_text(GRID.replace("FOLDER", str(tmp_path)))
     options: dict[str, Any] = {"overrides": (*TINY, "classifier.epochs=1"), "workspace": tmp_path / "w"}
-    result = mcis.study(file, name="study", recipe="scratch", until="pseudo_masks", parallel=2, **options)
+    result = mcis.study(file, name="study", until="pseudo_masks", parallel=2, **options)  # voc's own recipe needs a GPU
 
     assert [scores.case.name for scores in result.cases] == ["a-one", "a-other", "b-one", "b-other", "b-theirs"]
     compared = [(difference.case.name, difference.case.baseline) for difference in result.differences]

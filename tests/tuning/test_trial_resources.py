@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from mcis.datasets.errors import UserError
 from mcis.platform.config.compute import ComputeConfig
-from mcis.tuning.trials import stage_bundles
+from mcis.tuning.trials import common_compute, stage_bundles
 
 TRIALS = """
 import functools, json, sys, time
@@ -118,3 +119,11 @@ def test_a_trial_reserves_its_worker_and_a_share_of_the_cpus(ray_local: None) ->
 )
 def test_other_trials_take_what_is_free(ray_local: None, parallel: int, compute: ComputeConfig) -> None:
     assert stage_bundles(compute, parallel) == []
+
+
+def test_trials_that_run_at_a_time_reserve_the_same_resources() -> None:
+    sections = {"one": ComputeConfig(), "two": ComputeConfig(max_failures=1), "three": ComputeConfig(gpu=True)}
+    assert common_compute({name: sections[name] for name in ("one", "two")}, 2) == ComputeConfig()
+    with pytest.raises(UserError, match=r"--parallel 2, but compute\.gpu is False in one and True in three"):
+        common_compute(sections, 2)
+    assert common_compute(sections, 1) == ComputeConfig()
