@@ -71,6 +71,16 @@ def join_shortened_quoted(names: Sequence[str], max_names: int = 5) -> str:
     return join_shortened([f'"{name}"' if "," in name else name for name in names], max_names)
 
 
+def recompute_command(stage: str = "STAGE") -> str:
+    """Returns the command that computes a stage of a run and all later ones again, whatever command made the run.
+
+    Args:
+        stage: the stage; by default a placeholder, for messages about an output of any stage.
+    """
+    command = f"`mcis run --config WORKSPACE/runs/NAME/config.toml --name NAME --from {stage}`"
+    return f"{command}, with --until if the run ends before the report"
+
+
 class BadFile(UserError):
     """A file whose content is invalid: it is damaged, or not in the expected format."""
 

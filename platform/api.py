@@ -94,7 +94,8 @@ def run(
         config: Experiment, as `mcis config show --save` or an earlier run wrote it.
         workspace: Folder of all runs. None: the environment variable MCIS_WORKSPACE, or else mcis-workspace.
         until: Last stage. The stages so far are scored and reported.
-        start: Compute this stage and all after it again.
+        start: Compute this stage and all after it again. It may be a later one than `until` if it runs all the same, as
+            `evaluate` and `report` do.
         verbose: Print the output of the workers.
         locations: Where each source is: `voc=DIR`, `web=DIR`, `single=[DIR, DIR]`, ...
 

@@ -164,7 +164,8 @@ def run(
 
     Args:
         until: last stage; the stages `evaluate` and `report` still run on the outputs. None runs all stages.
-        start: first stage to compute again even if its output exists; so are all stages after it.
+        start: first stage to compute again even if its output exists; so are all stages after it. A later stage than
+            `until` must be one that still runs.
         study: study of which this run is a trial.
         sources: result of `check`, so that the sources are not listed twice.
 
@@ -178,7 +179,7 @@ def run(
     recompute: tuple[str, ...] = ()
     if start:
         first = STAGE_NAMES.index(start)
-        if first > last:
+        if first > last and not set(STAGES[first].runs_once_reached).intersection(STAGE_NAMES[: last + 1]):
             raise UserError(
                 f"--from {start} --until {until}", "a first stage that is not after the last", "change one of them"
             )

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, recompute_command
 from mcis.datasets.images.decode import (
     MAX_PIXELS,
     PILLOW_MAX_PIXELS,
@@ -56,7 +56,7 @@ def read_rgb(
         UserError: The file is gone, damaged or replaced since it was indexed, or cannot be read at present.
     """
     expected = "the file as it was indexed"
-    remedy = "restore it, or repeat the run's command with --from index"
+    remedy = f"restore it, or make the index again: {recompute_command('index')}"
 
     def decode(data: bytes) -> NDArray[np.uint8]:
         if content_hash is not None and hashlib.sha256(data).hexdigest() != content_hash:

@@ -4,10 +4,13 @@ import contextlib
 import re
 from collections.abc import Iterator
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, recompute_command
 from mcis.platform.runs.files import full_disk
 
-IMAGE_AT_FAULT = "if an image may be the cause, repeat it with --from index, which finds and rejects such images"
+IMAGE_AT_FAULT = (
+    "if an image may be the cause, make the index again, which finds and rejects such images: "
+    f"{recompute_command('index')}"
+)
 """A further remedy if a process died."""
 
 

@@ -9,7 +9,7 @@ import safetensors.torch
 import torch
 from torch import nn
 
-from mcis.datasets.errors import BadFile, UserError
+from mcis.datasets.errors import BadFile, UserError, recompute_command
 from mcis.datasets.storage.folders import read_file
 from mcis.platform.runs.files import atomic_write
 
@@ -44,7 +44,7 @@ def load_weights(model: nn.Module, path: Path, *, assign: bool = False) -> dict[
         UserError: The file cannot be read at present.
     """
     expected = "weights of the same networks"
-    remedy = "repeat the command with --from the training stage"
+    remedy = f"name another file, or, of a run's own weights, repeat the training: {recompute_command()}"
     try:
         content = read_file(path, load_tensors, expected, remedy)
         is_bare = "state_dict" not in content

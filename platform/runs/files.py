@@ -17,7 +17,7 @@ import pyarrow.feather
 import pyarrow.parquet as pq
 from pydantic import TypeAdapter, ValidationError
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, recompute_command
 from mcis.datasets.storage import folders
 from mcis.datasets.storage.files import read_opened, stamp, stamps_of_column, sync
 from mcis.datasets.storage.folders import describe_length, fetch_file, files_below, names_in, read_file
@@ -304,7 +304,9 @@ def read_shards(folder: Path, columns: list[str] | None = None) -> Iterator[pa.T
     """
     files = shards_in(folder)
     if not files:
-        raise UserError(f"no table in {folder}", "shards part-*.parquet", "repeat the command with --from its stage")
+        raise UserError(
+            f"no table in {folder}", "shards part-*.parquet", f"compute its stage again: {recompute_command()}"
+        )
     yield from _read_files(files, columns)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mcis.datasets.errors import BadFile, join_shortened
+from mcis.datasets.errors import BadFile, join_shortened, recompute_command
 from mcis.datasets.images.value_range import ValueRange
 from mcis.datasets.storage.files import sync
 from mcis.datasets.storage.folders import TEMPORARY_NAME
@@ -144,4 +144,4 @@ def read_result(folder: Path, kind: type[Result]) -> Result:
         UserError: the summary is damaged or was written by another version.
     """
     expected = "the summary of a stage as this version of mcis writes it"
-    return read_record_of(folder / SUMMARY, kind, expected, "repeat the command with --from its stage")
+    return read_record_of(folder / SUMMARY, kind, expected, f"compute its stage again: {recompute_command()}")

@@ -13,6 +13,7 @@ from typing import Annotated, Any, NamedTuple
 import pydantic
 from pydantic_core import PydanticCustomError
 
+from mcis.datasets.errors import recompute_command
 from mcis.platform.runs.files import read_record_of
 
 SCORES = "scores.json"
@@ -315,7 +316,7 @@ def read_scores(outputs: Mapping[str, Path]) -> list[Score]:
         return []
 
     expected = "scores as this version of mcis writes them"
-    remedy = "repeat the run's command with --from evaluate"
+    remedy = f"compute the scores again: {recompute_command('evaluate')}"
     return read_record_of(outputs["evaluate"] / SCORES, list[Score], expected, remedy)
 
 

@@ -168,6 +168,16 @@ def test_computing_again_from_a_stage_on_gives_the_same_weights_and_scores(small
     assert [s.miou for s in again.scores] == [s.miou for s in small.first.scores]
 
 
+def test_scores_of_a_run_that_ends_earlier_are_computed_again(small: Any) -> None:
+    before = small.run("again", until="pseudo_masks")
+    again = small.run("again", until="pseudo_masks", start="evaluate")
+    assert computed(again) == ["evaluate", "report"]
+    assert again.scores == before.scores
+    for start, until in (("predict", "pseudo_masks"), ("evaluate", "index")):
+        with pytest.raises(UserError, match=f"--from {start} --until {until}"):
+            small.run("again", until=until, start=start)
+
+
 def trained_weights(run: pipeline.RunResult) -> list[dict[str, bytes]]:
     """The weights of both networks of a run."""
     stages = ("train_classifier", "train_segmenter")

@@ -78,4 +78,4 @@ def test_a_command_says_how_to_repeat_the_index(tmp_path: Path, capsys: pytest.C
     (tmp_path / "damaged.jpg").write_bytes(b"no image")
     with pytest.raises(typer.Exit), plain_errors():
         read_rgb(str(tmp_path / "damaged.jpg"))
-    assert "repeat the run's command with --from index" in capsys.readouterr().err
+    assert "mcis run --config WORKSPACE/runs/NAME/config.toml --name NAME --from index" in capsys.readouterr().err
