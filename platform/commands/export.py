@@ -6,7 +6,14 @@ from typing import Annotated
 
 import typer
 
-from mcis.platform.commands.options import DEFAULT_WORKSPACE, ExistingRun, SmallestObject, WorkspaceFolder, plain_errors
+from mcis.platform.commands.options import (
+    DEFAULT_WORKSPACE,
+    OBJECTS_FORMATS,
+    ExistingRun,
+    SmallestObject,
+    WorkspaceFolder,
+    plain_errors,
+)
 
 
 def export(
@@ -34,7 +41,7 @@ def export(
     Localization maps with color overlays, or as the files of other methods; pseudo masks and their images as a VOC
     devkit; predictions as PNGs; the segmentation network for torch alone, for ONNX or for the Hugging Face hub.
     """
-    with plain_errors():
+    with plain_errors(resumes=False, new_folder=out if format in OBJECTS_FORMATS else None):
         from mcis.platform.runs.workspace import Workspace
 
         opened = Workspace(workspace, create=False)

@@ -7,7 +7,7 @@ import inspect
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
 import typer
 
@@ -78,9 +78,11 @@ From = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of every random draw; the same as seed=N.")]
 Gpu = Annotated[bool, typer.Option("--gpu", help="Run the networks on GPUs; the same as compute.gpu=true.")]
+_ObjectsFormatName = Literal["coco", "cvat", "yolo", "labelstudio"]
+OBJECTS_FORMATS = get_args(_ObjectsFormatName)
+"""Formats of objects, which are written to a new folder only."""
 ObjectsFormat = Annotated[
-    Literal["coco", "cvat", "yolo", "labelstudio"] | None,
-    typer.Option("--format", help="Write the masks as objects below OUT/FORMAT as well."),
+    _ObjectsFormatName | None, typer.Option("--format", help="Write the masks as objects below OUT/FORMAT as well.")
 ]
 SmallestObject = Annotated[
     int,
@@ -241,17 +243,20 @@ def _field_parameters(group: Any) -> list[inspect.Parameter]:
 
 
 @contextlib.contextmanager
-def plain_errors(verbose: bool = False, *, resumes: bool = True) -> Iterator[None]:
+def plain_errors(verbose: bool = False, *, resumes: bool = True, new_folder: Path | None = None) -> Iterator[None]:
     """Ends the command with one message and a non-zero status if the user can solve the problem.
 
     Args:
         verbose: Raise the error instead, with its traceback.
         resumes: Whether the same command continues after an interruption.
+        new_folder: The folder that a command writes only if it is new, so that its files prevent a second call.
     """
     try:
         yield
     except KeyboardInterrupt as error:
-        if resumes:
+        if new_folder and new_folder.exists():
+            advice = f"the result is incomplete; remove {new_folder} or choose another --out, and repeat the command"
+        elif resumes:
             advice = "finished work is kept; repeat the command, without --from, to continue"
         else:
             advice = "the result is incomplete; repeat the command"

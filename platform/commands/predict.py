@@ -62,7 +62,7 @@ def predict(
     all others are done. A second call computes everything again. The keys that can be set are predict.*,
     data.max_side, data.max_pixels, data.value_range and data.tags.allow_absolute.
     """
-    with plain_errors(resumes=False):
+    with plain_errors(resumes=False, new_folder=out / format if format else None):
         from mcis.datasets.sources.photographs import list_photographs
         from mcis.platform.config.keys import value_of
         from mcis.platform.networks.predictor import Predictor
@@ -168,7 +168,7 @@ def suggest(
         raise typer.BadParameter("--format and --min-area are for masks: leave them out with --tags")
     if rank is not None and not tags:
         raise typer.BadParameter("--rank is for tags: add --tags")
-    with plain_errors(resumes=False):
+    with plain_errors(resumes=False, new_folder=None if tags else out / "masks"):
         from mcis.platform.runs.workspace import Workspace
 
         opened = Workspace(workspace, create=False)

@@ -117,7 +117,9 @@ def check_objects(format: str | None, out: Path, min_area: int) -> None:
         return
     if out.is_dir() and any(out.iterdir()):
         raise UserError(
-            f"{out} contains files", "a new folder, so that two exports are not mixed", "choose another --out"
+            f"{out} contains files",
+            "a new folder, so that two exports are not mixed",
+            "remove it if they are those of an interrupted export, or choose another --out",
         )
     if format == "coco":
         require_module("pycocotools.mask")

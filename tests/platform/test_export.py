@@ -322,6 +322,25 @@ def test_objects_are_exported_only_to_a_new_folder(labeled: Labeled, yolo: Path)
         labeled.export(yolo, "yolo")
 
 
+@pytest.mark.parametrize(
+    ("format", "advice"), [("yolo", "remove {out} or choose another --out, and repeat"), ("png", "incomplete; repeat")]
+)
+def test_an_interrupted_export_says_how_to_repeat_it(
+    labeled: Labeled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str, advice: str
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mcis.datasets.formats.yolo.write_photograph", interrupt)
+    monkeypatch.setattr("mcis.platform.reporting.export.write_all", interrupt)
+    out = tmp_path / "out"
+    options = ["--name", "made", "--workspace", str(labeled.workspace.root), "--out", str(out)]
+    done = CliRunner().invoke(app, ["export", "predictions", "--format", format, *options])
+    assert done.exit_code == 130
+    assert out.is_dir()
+    assert advice.format(out=out) in done.output
+
+
 def test_a_list_of_images_of_yolo_may_name_missing_ones(yolo: Path, tmp_path: Path) -> None:
     (yolo / "data.yaml").write_text("train: train.txt\nnames: [cat, sea lion]")
     (yolo / "train.txt").write_text("data/images/_images/two.jpg\ndata/images/gone.jpg\n")
