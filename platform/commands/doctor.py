@@ -55,7 +55,7 @@ def doctor(
     if source is not None:
         with plain_errors(resumes=False):
             sizing = _size(source, recipe, overrides, workspace)
-    elif recipe or overrides.texts():
+    elif recipe or overrides.words or overrides.assignments:
         raise typer.BadParameter("--recipe and KEY=VALUE describe a run on a table; name it with --for")
 
     results = check_machine(workspace.expanduser())

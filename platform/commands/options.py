@@ -109,12 +109,32 @@ class Overrides:
     ] = None
 
     def texts(self, *, seed: int | None = None, gpu: bool = False) -> list[str]:
-        """Returns all overrides as texts `key=value`; later ones win."""
-        texts = [*(self.assignments or []), *(self.words or [])]
-        if seed is not None:
-            texts.append(f"seed={seed}")
+        """Returns all overrides as texts `key=value`. Later words win over earlier ones, and so do later --set.
+
+        Args:
+            seed: Value of --seed.
+            gpu: Whether --gpu is given.
+
+        Raises:
+            UserError: A key has different values in words, --set, --seed or --gpu, whose order is not known.
+        """
+        from mcis.datasets.errors import UserError
+        from mcis.platform.config.resolve import parse_overrides
+
+        options = [] if seed is None else [f"seed={seed}"]
         if gpu:
-            texts.append("compute.gpu=true")
+            options.append("compute.gpu=true")
+        texts: list[str] = []
+        values: dict[str, Any] = {}
+        for group in (self.assignments or [], self.words or [], options):
+            for key, value in parse_overrides(group).items():
+                if values.setdefault(key, value) != value:
+                    raise UserError(
+                        f"two values of {key}, in the words KEY=VALUE, --set, --seed and --gpu",
+                        "one value of each key",
+                        "leave one of them out",
+                    )
+            texts += group
         return texts
 
 
@@ -190,9 +210,9 @@ class Configuration:
         from mcis.platform.config.resolve import location_values, resolve
 
         source = self.named_source
-        texts = overrides.texts(seed=self.seed, gpu=self.gpu)
         if source != self.source:
-            texts = [str(self.source), *texts]
+            overrides = dataclasses.replace(overrides, words=[str(self.source), *(overrides.words or [])])
+        texts = overrides.texts(seed=self.seed, gpu=self.gpu)
         locations = {name: getattr(self, name) or None for name in SOURCES}
         files = {
             "data.corrected_masks": self.corrected_masks,

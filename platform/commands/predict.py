@@ -12,6 +12,7 @@ from mcis.platform.commands.options import (
     DEFAULT_WORKSPACE,
     ExistingRun,
     ObjectsFormat,
+    Overrides,
     SmallestObject,
     WorkspaceFolder,
     plain_errors,
@@ -69,7 +70,8 @@ def predict(
         from mcis.platform.runs.progress import console
 
         files = [word for word in images or [] if not _is_override(word)]
-        overrides = [*(assignments or []), *(word for word in images or [] if _is_override(word))]
+        words = [word for word in images or [] if _is_override(word)]
+        overrides = Overrides(words=words, assignments=assignments).texts()
         trained = _open_network(name, model, workspace, overrides)
 
         allow_absolute = value_of(trained.config, "data.tags.allow_absolute")

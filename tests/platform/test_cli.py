@@ -117,6 +117,27 @@ def test_seed_and_gpu_are_short_for_overrides() -> None:
     assert values["compute.gpu"] == ("True", "override")
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["voc", "--seed", "1", "seed=2"],
+        ["seed=2", "--seed", "1"],
+        ["voc", "--gpu", "compute.gpu=false"],
+        ["voc", "seed=1", "--set", "seed=2"],
+    ],
+)
+def test_two_values_of_a_key_are_refused(words: list[str]) -> None:
+    done = runner.invoke(app, ["config", "show", *words])
+    assert done.exit_code == 1
+    assert "error: two values of " in done.output
+
+
+def test_a_later_override_of_the_same_kind_wins() -> None:
+    values = shown_values("voc", "--seed", "2", "seed=1", "seed=2", "--set", "data.sbd=a", "--set", "data.sbd=None")
+    assert values["seed"] == ("2", "override")
+    assert values["data.sbd"] == ("None", "override")
+
+
 @pytest.mark.parametrize("command", [["run"], ["study", "run", "table5"], ["study", "search"], ["config", "show"]])
 def test_a_missing_source_is_the_same_error_in_every_command(command: list[str], tmp_path: Path) -> None:
     named = [] if command[0] == "config" else ["-n", "x", "-w", str(tmp_path)]
