@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import local_path
 from mcis.platform import pipeline
-from mcis.platform.config.resolve import Overrides, Resolved, location_values, resolve
+from mcis.platform.config.resolve import OVERRIDE, Overrides, Resolved, location_values, resolve
 from mcis.platform.engine.runtime import ray_session
 from mcis.platform.networks.predictor import Predictor
 from mcis.platform.outputs.read_index import OpenedIndex, open_index
@@ -55,6 +55,13 @@ class Imported(NamedTuple):
         """Returns the values of a run that trains nothing and scores the files of a folder."""
         scored = {"compute.gpu": False, "compute.stop_if_not_learning": False}  # poor masks are scored like others
         return {**self.values, **scored, self.folder: str(folder)}
+
+    def check_folder(self, resolved: Resolved) -> None:
+        """Raises UserError if an override of the configuration replaces the folder."""
+        if resolved.origins[self.folder] == OVERRIDE:
+            raise UserError(
+                f"two folders: the one to score, and {self.folder}", "one folder", f"leave {self.folder} out"
+            )
 
 
 _NO_CLASSIFIER = {"segmenter.init": "pretrained"}
@@ -158,6 +165,7 @@ def evaluate(
     """
     imported = IMPORTED[kind]
     resolved = _resolve(source, overrides, recipe, config, locations, imported.values_of(folder))
+    imported.check_folder(resolved)
     return run_resolved(resolved, name, workspace=workspace, until=imported.until, verbose=verbose)
 
 

@@ -44,6 +44,7 @@ def evaluate(
 
         imported = api.IMPORTED[kind]
         resolved = configuration.resolve(overrides, options=imported.values_of(folder))
+        imported.check_folder(resolved)
         result = api.run_resolved(
             resolved, name, workspace=workspace, until=imported.until, verbose=verbose, on_checked=show_outlook
         )

@@ -205,8 +205,12 @@ class Configuration:
         Args:
             overrides: Values that win over recipe and file.
             default_source: SOURCE of a command that names neither a source nor a file.
-            options: Values of further options of the command, by dotted key.
+            options: Values of further arguments of the command, by dotted key.
+
+        Raises:
+            UserError: An option gives a key of `options` another value.
         """
+        from mcis.datasets.errors import UserError
         from mcis.platform.config.resolve import location_values, resolve
 
         source = self.named_source
@@ -219,7 +223,10 @@ class Configuration:
             "localize.maps": self.maps,
             "localize.maps_format": self.maps_format,
         }
-        values = {**location_values(locations | files), **(options or {})}
+        values = location_values(locations | files)
+        for key, value in (options or {}).items():
+            if values.setdefault(key, value) != value:
+                raise UserError(f"an argument and an option for {key}", "one of them", "leave the option out")
         if source is None and self.config is None:
             source = default_source
         return resolve(source, self.recipe, values, texts, file=self.config)

@@ -466,6 +466,23 @@ def test_files_are_scored_from_python(
 
 
 @pytest.mark.parametrize(
+    ("kind", "words", "message"),
+    [
+        ("maps", ["--maps", "other"], "an argument and an option for localize.maps"),
+        ("predictions", ["predict.masks=other"], "two folders: the one to score, and predict.masks"),
+        ("masks", ["--set", "pseudo_masks.masks=other"], "two folders: the one to score, and pseudo_masks.masks"),
+    ],
+)
+def test_two_folders_to_score_are_refused(
+    small: Any, tmp_path: Path, kind: str, words: list[str], message: str
+) -> None:
+    source = ["voc", "--voc", str(small.root), "--recipe", "scratch", "--name", "two"]
+    done = invoke(small, "evaluate", str(tmp_path), *source, "--as", kind, *words)
+    assert done.exit_code == 1
+    assert message in done.output
+
+
+@pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["pseudo_masks.rule=imported"], "pseudo_masks.masks is not set"),
