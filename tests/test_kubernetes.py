@@ -66,6 +66,7 @@ def test_the_job_runs_a_command_of_mcis(manifest: dict[str, dict[str, Any]]) -> 
     group: Any = typer.main.get_command(app)
     with group.make_context(program, [command], resilient_parsing=True) as outer:
         group.get_command(outer, command).make_context(command, arguments, parent=outer).close()
+    assert "data.sbd=/mnt/mcis/data/benchmark_RELEASE" in arguments, "without SBD, VOC has no list train_aug"
 
 
 def test_the_mlflow_store_is_on_its_own_disk(manifest: dict[str, dict[str, Any]]) -> None:
