@@ -204,6 +204,13 @@ def test_relative_and_missing_paths_are_errors(tmp_path: Path, wrong: list[str])
         job_command(COMMANDS, [*wrong, *named], tmp_path / "files")
 
 
+@pytest.mark.parametrize("words", [["evaluate", "/masks", "voc"], ["saliency", "voc", "/data/voc"], ["demo"]])
+def test_commands_that_cannot_be_jobs_are_refused_here(tmp_path: Path, words: list[str]) -> None:
+    with pytest.raises(UserError, match=f"mcis {words[0]} as a job") as caught:
+        job_command(COMMANDS, [*words, *NAMED], tmp_path / "files")
+    assert caught.value.expected == "one of run, study, index, predict"
+
+
 def test_a_job_uses_its_own_code_even_if_the_node_has_an_installed_mcis(tmp_path: Path) -> None:
     installed = tmp_path / "site-packages" / "mcis"
     installed.mkdir(parents=True)

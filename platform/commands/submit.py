@@ -67,8 +67,8 @@ def job_command(root: Any, arguments: Sequence[str], files: Path, *, verbose: bo
         verbose: Add --verbose if the command has it.
 
     Raises:
-        UserError: The command is unknown; a path is relative; a file cannot be read; or a URI contains a password, key,
-            token or signature, because everyone can read the command of a job.
+        UserError: The command is unknown or cannot be a job; a path is relative; a file cannot be read; or a URI
+            contains a password, key, token or signature, because everyone can read the command of a job.
         Exception: The command does not accept the arguments; typer prints the error.
     """
     for text in arguments:
@@ -78,6 +78,12 @@ def job_command(root: Any, arguments: Sequence[str], files: Path, *, verbose: bo
 
     words = list(arguments)
     if not words or words[0] not in _COMMANDS:
+        if words and words[0] in root.commands:
+            raise UserError(
+                f"mcis {words[0]} as a job",
+                f"one of {', '.join(_COMMANDS)}",
+                "run it on a node, or on this machine if it reaches the data and the workspace",
+            )
         words = ["run", *words]
     command, values = _parse(root, words)
 
