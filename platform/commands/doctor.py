@@ -113,7 +113,8 @@ def _size(source: str, recipe: str | None, overrides: Overrides, workspace: Path
 
     config = resolve(source, recipe, overrides=overrides.texts()).config
     stages = [stage.name for stage in pipeline.STAGES if stage.takes_part(config)]
-    return size_run(config, Workspace(workspace), Sources(config).listing(), stages)
+    opened = Workspace(workspace, create=False, may_be_missing=True)
+    return size_run(config, opened, Sources(config).listing(), stages)
 
 
 def _check_run(sizing: "Sizing") -> Finding:
@@ -210,7 +211,9 @@ def _check_mlflow(workspace: Path) -> Finding:
 
 
 def _check_disk(workspace: Path) -> Finding:
-    folder = next(path for path in (workspace, *workspace.resolve().parents) if path.exists())
+    from mcis.platform.runs.files import existing_parent
+
+    folder = existing_parent(workspace)
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
         return Finding("bad", f"{folder} cannot be written", "choose another --workspace DIR")
 

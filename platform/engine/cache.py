@@ -34,7 +34,7 @@ from mcis.platform.networks.features import MakeFeatures, features_shape
 from mcis.platform.networks.pretrained import classifier_weights
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.files import bytes_in, content_digest, disk_errors, fingerprint, rename_folder
+from mcis.platform.runs.files import bytes_in, content_digest, disk_errors, existing_parent, fingerprint, rename_folder
 from mcis.platform.runs.lifecycle import caches_in_use, reference_cache
 from mcis.platform.runs.locks import hold_stage
 from mcis.platform.runs.progress import console
@@ -54,8 +54,7 @@ def cache_limit(compute: ComputeConfig, workspace: Workspace) -> int:
     """Returns the size limit of the workspace's caches, bytes (`compute.cache_gb`)."""
     if compute.cache_gb is not None:
         return int(compute.cache_gb * 2**30)
-    workspace.cache.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(workspace.cache).free
+    free = shutil.disk_usage(existing_parent(workspace.cache)).free
     return int(_FREE_SHARE * (free + sum(bytes_in(folder) for folder in _folders(workspace))))
 
 
@@ -405,4 +404,4 @@ def _taken_folders(context: RunContext) -> list[Path]:
 
 def _folders(workspace: Workspace) -> list[Path]:
     """Returns the folders of the caches, finished or not."""
-    return [path for path in workspace.cache.iterdir() if path.is_dir() and CACHE.fullmatch(path.name)]
+    return [path for path in workspace.cache.glob("*") if path.is_dir() and CACHE.fullmatch(path.name)]

@@ -28,7 +28,7 @@ from mcis.platform.networks.features import BATCH_ON_CPU
 from mcis.platform.reporting.terminal import print_table
 from mcis.platform.reporting.written_files import PARTS_OF_STAGE, Part, count_images, parts_of_run
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.files import bytes_in
+from mcis.platform.runs.files import bytes_in, existing_parent
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.results import find_missing_files
 from mcis.platform.runs.stage import Stage, output_folder
@@ -81,7 +81,7 @@ def size_run(
 
     Args:
         config: The configuration.
-        workspace: The workspace. For one in a bucket, the copies on this machine are counted.
+        workspace: The workspace, which may be missing. For one in a bucket, the copies on this machine are counted.
         listing: The listing of the image sources.
         stages: Names of the stages that the run computes.
         written: Bytes that an interrupted call has written for these stages.
@@ -155,8 +155,9 @@ def _disks(config: Config, workspace: Workspace, parts: list[Part], written: int
 
     disks: dict[int, Disk] = {}
     for place in places:
-        device = place.folder.stat().st_dev
-        disk = disks.get(device) or Disk(place.folder, [], 0, shutil.disk_usage(place.folder).free)
+        folder = existing_parent(place.folder)
+        device = folder.stat().st_dev
+        disk = disks.get(device) or Disk(place.folder, [], 0, shutil.disk_usage(folder).free)
         disks[device] = Disk(disk.folder, disk.parts + place.parts, disk.needed + place.needed, disk.free + place.free)
     return [disk for disk in disks.values() if disk.needed]
 

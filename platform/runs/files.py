@@ -105,6 +105,11 @@ def bytes_in(folder: Path) -> int:
     return sum(files_in(folder).values())
 
 
+def existing_parent(path: Path) -> Path:
+    """The path if it exists, or else the nearest folder above it that exists."""
+    return next(parent for parent in (path, *path.resolve().parents) if parent.exists())
+
+
 _FULL_DISK_MESSAGE = re.compile(
     "No space left on device|Disk quota exceeded|File too large"  # the system
     "|database or disk is full|Local disk is full"  # SQLite, Ray

@@ -167,15 +167,16 @@ class Workspace:
     Args:
         root: path of the folder; for a URI, the local path returned by `folders.local_path`.
         create: whether to create a missing folder. Commands that only read pass False.
+        may_be_missing: whether the folder may be missing if `create` is False.
 
     Attributes:
         uri: URI of a remote workspace, or None.
 
     Raises:
-        UserError: the folder cannot be written, or does not exist and `create` is False.
+        UserError: the folder cannot be written, or is missing although it is neither created nor may be missing.
     """
 
-    def __init__(self, root: Path, *, create: bool = True):
+    def __init__(self, root: Path, *, create: bool = True, may_be_missing: bool = False):
         self.root = root.expanduser().resolve()
         self.uri = uri_of(self.root)
         self.store = self.root / "store"
@@ -188,7 +189,7 @@ class Workspace:
         self.tracking_store = self.root / "mlflow.db"
         self.tracking_artifacts = self.root / "mlflow"
 
-        if not create and not path_exists(self.runs):
+        if not create and not may_be_missing and not path_exists(self.runs):
             raise UserError(
                 f"{self.uri or self.root} is not a workspace",
                 "a folder that `mcis run` has written",

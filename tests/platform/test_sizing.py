@@ -174,7 +174,8 @@ def doctor(*words: str) -> tuple[int, str]:
 
 
 def test_doctor_compares_a_run_on_a_table_with_this_machine(table: Path, tmp_path: Path) -> None:
-    words = ["--for", str(table), "--workspace", str(tmp_path), "data.tags.allow_absolute=true"]
+    workspace = tmp_path / "new" / "workspace"
+    words = ["--for", str(table), "--workspace", str(workspace), "data.tags.allow_absolute=true"]
     code, printed = doctor(*words)
     assert code == 0, printed
     assert "25 images: " in printed
@@ -184,6 +185,7 @@ def test_doctor_compares_a_run_on_a_table_with_this_machine(table: Path, tmp_pat
     assert code == 1
     assert "the run writes " in printed
     assert "localize.related=0" in printed
+    assert not workspace.parent.exists()
 
 
 def test_doctor_refuses_values_without_a_table() -> None:
