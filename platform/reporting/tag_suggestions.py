@@ -128,7 +128,7 @@ def write_tag_suggestions(workspace: Workspace, name: str, out: Path, *, min_ran
 
         doubtful_tags.csv   tags with a rank of at least `min_rank`, the highest first
         doubtful_tags.html  page with the first `count` of them
-        leave_out.txt       ids of the images of all these tags, for `data.leave_out`
+        leave_out.txt       ids of the images of all these tags, for `data.leave_out`; none if no tag is doubtful
 
     Returns:
         A description of what was written.
@@ -145,7 +145,10 @@ def write_tag_suggestions(workspace: Workspace, name: str, out: Path, *, min_ran
         out / "doubtful_tags.csv", csv_table(["image", "tag", "rank %", "most likely class", "domain", "file"], cells)
     )
     images = list(dict.fromkeys(tag.row["image_id"] for tag in doubtful))
-    write_bytes(out / LEAVE_OUT, "".join(f"{image}\n" for image in images).encode())
+    if images:
+        write_bytes(out / LEAVE_OUT, "".join(f"{image}\n" for image in images).encode())
+    else:  # an empty list is refused
+        (out / LEAVE_OUT).unlink(missing_ok=True)
 
     value_range = open_index(workspace, name, ["split"]).value_range
     shown = [(tag, _picture(tag.row, value_range)) for tag in doubtful[:count]]
@@ -159,10 +162,10 @@ def write_tag_suggestions(workspace: Workspace, name: str, out: Path, *, min_ran
         "theme": THEME,
     }
     write_bytes(out / "doubtful_tags.html", render("tags_page.html.j2", view).encode())
-    return (
-        f"{len(doubtful)} of {view['ranked']} tags are doubtful, see {out / 'doubtful_tags.html'} and .csv; to train "
-        f"without these {len(images)} images: data.leave_out={out / LEAVE_OUT}"
-    )
+    text = f"{len(doubtful)} of {view['ranked']} tags are doubtful, see {out / 'doubtful_tags.html'} and .csv"
+    if images:
+        text += f"; to train without these {len(images)} images: data.leave_out={out / LEAVE_OUT}"
+    return text
 
 
 def _picture(row: dict[str, Any], value_range: ValueRange | None) -> Image.Image:

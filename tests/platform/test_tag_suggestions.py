@@ -2,8 +2,10 @@
 
 import csv
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from PIL import Image
 from typer.testing import CliRunner
@@ -16,6 +18,7 @@ from mcis.platform.cli import app
 from mcis.platform.config.resolve import resolve
 from mcis.platform.reporting.index_page import browse_page
 from mcis.platform.reporting.near_duplicates import NearDuplicate, NearDuplicates, near_duplicates, similar_pairs
+from mcis.platform.reporting.tag_suggestions import RankedTags, write_tag_suggestions
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.workspace import Workspace
 
@@ -95,6 +98,19 @@ def test_listed_images_leave_train(tmp_path: Path) -> None:
     file.write_text("other.png\n")
     with pytest.raises(UserError, match=r"none of the 1 ids in .* is a training image"):
         listing(resolve("tags", "scratch", options, {"data.leave_out": str(file)}).config)
+
+
+def test_without_doubtful_tags_no_image_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = pa.table({"image_id": ["a", "b"], "domain": ["target"] * 2, "uri": ["a.jpg", "b.jpg"]})
+    ranked = RankedTags(rows, np.array([[0.1, np.nan], [np.nan, 0.2]]), np.array([0, 1]), ("cat", "dog"))
+    monkeypatch.setattr("mcis.platform.reporting.tag_suggestions.rank_tags", lambda *_: ranked)
+    index = SimpleNamespace(value_range=None)
+    monkeypatch.setattr("mcis.platform.reporting.tag_suggestions.open_index", lambda *_: index)
+    (tmp_path / "leave_out.txt").write_text("of an earlier call\n")
+    text = write_tag_suggestions(Workspace(tmp_path / "w"), "run", tmp_path, min_rank=0.25, count=5)
+    assert text.startswith("0 of 2 tags are doubtful")
+    assert "leave_out" not in text
+    assert not (tmp_path / "leave_out.txt").exists()
 
 
 def test_a_run_without_a_classifier_ranks_no_tags(tmp_path: Path) -> None:
