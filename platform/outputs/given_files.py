@@ -12,7 +12,9 @@ from mcis.datasets.sources.lists import map_paths, relative_name, without_image_
 _T = TypeVar("_T")
 
 
-def match_files(image_ids: Sequence[str], files: Mapping[str, _T]) -> list[_T | None]:
+def match_files(
+    image_ids: Sequence[str], files: Mapping[str, _T], all_ids: Sequence[str] | None = None
+) -> list[_T | None]:
     """Returns the file of each image, or None.
 
     A file has the name that `mcis export` gives it: the image's id without the suffix of an image file. It may also be
@@ -20,10 +22,12 @@ def match_files(image_ids: Sequence[str], files: Mapping[str, _T]) -> list[_T | 
 
     Args:
         files: Files by their name: the path relative to their folder, without suffix.
+        all_ids: Ids of all images that may have such a file, also in other splits. None: `image_ids`.
     """
-    paths = [PurePosixPath(unicodedata.normalize("NFC", relative_name(image_id) or "")) for image_id in image_ids]
-    images_by_stem = collections.Counter(path.stem for path in paths)
-    images_by_short_path = collections.Counter(without_image_suffix(str(path)) for path in paths)
+    paths = [_path_of(image_id) for image_id in image_ids]
+    all_paths = paths if all_ids is None else [_path_of(image_id) for image_id in all_ids]
+    images_by_stem = collections.Counter(path.stem for path in all_paths)
+    images_by_short_path = collections.Counter(without_image_suffix(str(path)) for path in all_paths)
 
     matched = []
     for path in paths:
@@ -36,6 +40,10 @@ def match_files(image_ids: Sequence[str], files: Mapping[str, _T]) -> list[_T | 
         matching = (files[name] for name in names if name in files)
         matched.append(next(matching, None))
     return matched
+
+
+def _path_of(image_id: str) -> PurePosixPath:
+    return PurePosixPath(unicodedata.normalize("NFC", relative_name(image_id) or ""))
 
 
 def imported_masks(folder: Path, kind: str, key: str, suffixes: Sequence[str] = (".png",)) -> dict[str, str]:
@@ -56,29 +64,45 @@ def imported_masks(folder: Path, kind: str, key: str, suffixes: Sequence[str] = 
     return files
 
 
-def check_any_matches(image_ids: Sequence[str], files: Mapping[str, object], kind: str, folder: Path, key: str) -> None:
-    """Raises UserError if no file belongs to any of the images."""
-    if not any(match_files(image_ids, files)):
+def check_any_matches(
+    image_ids: Sequence[str],
+    files: Mapping[str, object],
+    kind: str,
+    folder: Path,
+    key: str,
+    all_ids: Sequence[str] | None = None,
+) -> None:
+    """Raises UserError if no file belongs to any of the images. For `all_ids` see `match_files`."""
+    if not any(match_files(image_ids, files, all_ids)):
         raise UserError(
             f"none of the {len(files)} {kind}s in {folder} belongs to one of the {len(image_ids)} images: "
             f"{join_shortened(list(files))}",
-            f"files named after the images, such as {join_shortened(list(image_ids)[:3]) or 'none'}",
+            f"files named after the images, such as {join_shortened(list(image_ids)[:3]) or 'none'}, by the whole id "
+            "if another image has the same file name",
             f"rename the files, or correct {key}",
         )
 
 
-def match_all(image_ids: Sequence[str], files: Mapping[str, _T], kind: str, folder: Path, key: str) -> list[_T]:
-    """Returns the file of each image.
+def match_all(
+    image_ids: Sequence[str],
+    files: Mapping[str, _T],
+    kind: str,
+    folder: Path,
+    key: str,
+    all_ids: Sequence[str] | None = None,
+) -> list[_T]:
+    """Returns the file of each image. For `all_ids` see `match_files`.
 
     Raises:
         UserError: An image has none. Scores on the other images could not be compared with those of other runs.
     """
-    matched = match_files(image_ids, files)
+    matched = match_files(image_ids, files, all_ids)
     missing = [image_id for image_id, file in zip(image_ids, matched, strict=True) if file is None]
     if missing:
         raise UserError(
             f"{len(missing)} of {len(image_ids)} images have no {kind} in {folder}: {join_shortened(missing)}",
-            f"a {kind} of every image, so that scores can be compared",
+            f"a {kind} of every image, so that scores can be compared, named by the whole id if another image has "
+            "the same file name",
             f"add the files, or correct {key}; or leave the images out of all compared runs: data.leave_out=FILE for "
             "training images, predict.split for predictions",
         )

@@ -112,6 +112,12 @@ def split_rows(
     return rows.take(pa.array(ranks))
 
 
+def read_image_ids(context: RunContext) -> list[str]:
+    """Returns the ids of all images of the index, of any split."""
+    ids: list[str] = read_table(context.inputs["index"] / "index.parquet", ["image_id"])["image_id"].to_pylist()
+    return ids
+
+
 def _index_parts(file: Path, columns: list[str]) -> Iterator[pa.Table]:
     """Yields the parts of an index. In an index of an earlier version, which lacks `is_negative`, no image is one."""
     for part in read_parts(file, columns):

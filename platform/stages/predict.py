@@ -22,7 +22,7 @@ from mcis.platform.engine.mapping import map_table
 from mcis.platform.networks.predictor import Prediction, PredictionInput, Predictor
 from mcis.platform.networks.trained_segmenter import TrainedSegmenter
 from mcis.platform.outputs.given_files import check_any_matches, imported_masks, match_all, unused_note
-from mcis.platform.outputs.read_index import rows_in_split, split_rows
+from mcis.platform.outputs.read_index import read_image_ids, rows_in_split, split_rows
 from mcis.platform.outputs.tables import PREDICTIONS_SCHEMA
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import contents_digest, read_table
@@ -82,8 +82,14 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     split = _predicted_split(config, {row["values"]: row["counts"] for row in counts})
     if config.predict.masks is not None:
         files = _prediction_files(config.predict.masks)
-        image_ids = rows_in_split(listing.table, split)["image_id"].to_pylist()
-        check_any_matches(image_ids, files, "prediction", config.predict.masks, f"{_MASKS_KEY} or predict.split")
+        check_any_matches(
+            rows_in_split(listing.table, split)["image_id"].to_pylist(),
+            files,
+            "prediction",
+            config.predict.masks,
+            f"{_MASKS_KEY} or predict.split",
+            listing.table["image_id"].to_pylist(),
+        )
 
 
 def inputs(config: Config, context: RunContext) -> Any:
@@ -92,7 +98,7 @@ def inputs(config: Config, context: RunContext) -> Any:
     if config.predict.masks is None:
         return config.data.max_side
     split = _predicted_split(config, context.result("index", IndexResult).images)
-    rows = _with_imported(config.predict.masks, split_rows(context, split))
+    rows = _with_imported(config.predict.masks, split_rows(context, split), read_image_ids(context))
     return [split, contents_digest(rows["imported"].to_pylist())]
 
 
@@ -123,10 +129,10 @@ def _prediction_files(folder: Path) -> dict[str, str]:
     return imported_masks(folder, "prediction", _MASKS_KEY, (".png", LOGITS_SUFFIX))
 
 
-def _with_imported(folder: Path, rows: pa.Table) -> pa.Table:
+def _with_imported(folder: Path, rows: pa.Table, all_ids: Sequence[str]) -> pa.Table:
     """Adds the column `imported`: the file of each image's prediction."""
     files = _prediction_files(folder)
-    matched = match_all(rows["image_id"].to_pylist(), files, "prediction", folder, _MASKS_KEY)
+    matched = match_all(rows["image_id"].to_pylist(), files, "prediction", folder, _MASKS_KEY, all_ids)
     return rows.append_column("imported", pa.array(matched, pa.string()))
 
 
@@ -135,7 +141,7 @@ def _import_predictions(config: Config, context: RunContext, rows: pa.Table, spl
     folder = config.predict.masks
     assert folder is not None
     map_table(
-        _with_imported(folder, rows),
+        _with_imported(folder, rows, read_image_ids(context)),
         context.output / "predictions",
         worker=functools.partial(import_predictions, len(context.classes)),
         label="import predictions",

@@ -34,7 +34,7 @@ from mcis.platform.engine.shard_mapper import Worker
 from mcis.platform.networks.tagged_maps import AffinityWalk, tagged_maps
 from mcis.platform.outputs.corrected_masks import CORRECTED, given_mask, with_corrected
 from mcis.platform.outputs.given_files import check_any_matches, imported_masks, match_all, unused_note
-from mcis.platform.outputs.read_index import rows_in_split, split_rows
+from mcis.platform.outputs.read_index import read_image_ids, rows_in_split, split_rows
 from mcis.platform.outputs.regions import RowsWithRegions, add_regions, check_regions, regions_digest, with_regions
 from mcis.platform.outputs.tables import IMPORTED_MASKS_SCHEMA, MASKS_SCHEMA, with_maps_position
 from mcis.platform.runs.context import RunContext
@@ -237,7 +237,8 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     elif config.pseudo_masks.masks is not None:
         files = imported_masks(config.pseudo_masks.masks, "pseudo mask", _MASKS_KEY)
         tagged_ids = rows.filter(is_tagged)["image_id"].to_pylist()
-        check_any_matches(tagged_ids, files, "pseudo mask", config.pseudo_masks.masks, _MASKS_KEY)
+        all_ids = listing.table["image_id"].to_pylist()
+        check_any_matches(tagged_ids, files, "pseudo mask", config.pseudo_masks.masks, _MASKS_KEY, all_ids)
     elif _reads_saliency(config, _rows_of_rule(rows)):
         check_saliency_is_no_truth(_rows_of_rule(rows))
     elif config.pseudo_masks.regions:
@@ -276,7 +277,8 @@ def inputs(config: Config, context: RunContext) -> Any:
     if config.supervision == "full":
         files = file_stamps(rows["mask_uri"])
     elif config.pseudo_masks.masks is not None:
-        files = contents_digest(_with_imported(config.pseudo_masks.masks, rows)[IMPORTED].to_pylist())
+        imported = _with_imported(config.pseudo_masks.masks, rows, read_image_ids(context))
+        files = contents_digest(imported[IMPORTED].to_pylist())
     elif _reads_saliency(config, rows_of_rule):
         files = file_stamps(rows_of_rule["saliency_uri"])
     elif config.pseudo_masks.regions:
@@ -291,11 +293,12 @@ def _rows(config: Config, context: RunContext) -> pa.Table:
     return with_corrected(split_rows(context, "train", tagged=True, negatives=True), config.data.corrected_masks)
 
 
-def _with_imported(folder: Path, rows: pa.Table) -> pa.Table:
+def _with_imported(folder: Path, rows: pa.Table, all_ids: Sequence[str]) -> pa.Table:
     """Adds the column `imported`: the mask of another program of each tagged image; null for negatives."""
     tagged_ids = rows.filter(pc.invert(rows["is_negative"]))["image_id"].to_pylist()
     files = imported_masks(folder, "pseudo mask", _MASKS_KEY)
-    file_of = dict(zip(tagged_ids, match_all(tagged_ids, files, "pseudo mask", folder, _MASKS_KEY), strict=True))
+    matched = match_all(tagged_ids, files, "pseudo mask", folder, _MASKS_KEY, all_ids)
+    file_of = dict(zip(tagged_ids, matched, strict=True))
     paths = [file_of.get(image_id) for image_id in rows["image_id"].to_pylist()]
     return rows.append_column(IMPORTED, pa.array(paths, pa.string()))
 
@@ -400,7 +403,7 @@ def _make_masks(config: Config, context: RunContext, rows: pa.Table) -> None:
     if config.supervision == "full":
         worker = functools.partial(copy_truth, len(context.classes), config.data.max_side)
     elif config.pseudo_masks.masks is not None:
-        rows = _with_imported(config.pseudo_masks.masks, rows)
+        rows = _with_imported(config.pseudo_masks.masks, rows, read_image_ids(context))
         worker = functools.partial(import_masks, len(context.classes), config.data.max_side)
     else:
         maps = Shards(context.inputs["localize"] / "maps")

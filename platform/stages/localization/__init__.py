@@ -48,7 +48,7 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     """Raises UserError if maps of another program are wanted, but no file belongs to a training image."""
     if config.localize.is_imported:
         rows = rows_in_split(listing.table, "train", tagged=True)
-        check_map_files(config.localize, rows["image_id"].to_pylist())
+        check_map_files(config.localize, rows["image_id"].to_pylist(), listing.table["image_id"].to_pylist())
 
 
 def inputs(config: Config, context: RunContext) -> Any:

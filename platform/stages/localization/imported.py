@@ -15,7 +15,7 @@ from mcis.platform.config.maps import LocalizeConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.outputs.given_files import check_any_matches, match_all, unused_note
-from mcis.platform.outputs.read_index import split_rows
+from mcis.platform.outputs.read_index import read_image_ids, split_rows
 from mcis.platform.outputs.tables import IMPORTED_MAPS_SCHEMA
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import contents_digest, fingerprint, read_shards, read_table
@@ -26,28 +26,30 @@ _SHARD_ROWS = 16
 """Maximum number of images in a shard. Maps have the size of their image."""
 
 
-def check_map_files(section: LocalizeConfig, image_ids: list[str]) -> None:
-    """Raises UserError if there are no map files, or none belongs to any of the images."""
+def check_map_files(section: LocalizeConfig, image_ids: list[str], all_ids: list[str]) -> None:
+    """Raises UserError if there are no map files, or none belongs to any of the images. For `all_ids` see
+    `match_files`."""
     assert section.maps is not None
     files = find_map_files(section.maps, section.maps_format)
-    check_any_matches(image_ids, files, "map", section.maps, _KEY)
+    check_any_matches(image_ids, files, "map", section.maps, _KEY, all_ids)
 
 
 def map_file_contents(section: LocalizeConfig, context: RunContext) -> list[str]:
     """The format of the maps, and digests of the names and contents of their files, for the key of the stage."""
     assert section.maps is not None
     paths: list[str] = []
-    for files in _files_of_images(section, split_rows(context, "train", tagged=True, columns=["image_id"])):
+    rows = split_rows(context, "train", tagged=True, columns=["image_id"])
+    for files in _files_of_images(section, rows, read_image_ids(context)):
         paths += files
     names = [os.path.relpath(path, section.maps) for path in paths]
     return [section.maps_format, fingerprint(names), contents_digest(paths)]
 
 
-def _files_of_images(section: LocalizeConfig, rows: pa.Table) -> list[list[str]]:
+def _files_of_images(section: LocalizeConfig, rows: pa.Table, all_ids: list[str]) -> list[list[str]]:
     """The map files of each image. Raises UserError if an image has none."""
     assert section.maps is not None
     files = find_map_files(section.maps, section.maps_format)
-    return match_all(rows["image_id"].to_pylist(), files, "map", section.maps, _KEY)
+    return match_all(rows["image_id"].to_pylist(), files, "map", section.maps, _KEY, all_ids)
 
 
 def import_maps(config: Config, context: RunContext) -> StageResult:
@@ -59,7 +61,7 @@ def import_maps(config: Config, context: RunContext) -> StageResult:
     section = config.localize
     assert section.maps is not None
     rows = split_rows(context, "train", tagged=True)
-    files = _files_of_images(section, rows)
+    files = _files_of_images(section, rows, read_image_ids(context))
     with_files = rows.select(["image_id", "tags"]).append_column("files", pa.array(files, pa.list_(pa.string())))
     map_table(
         with_files,
