@@ -158,6 +158,8 @@ class Tracker:
     Everything is first written to `mlflow.json` and uploaded during the run or at its end. A store that cannot be used
     causes a note and does not end the run.
 
+    A restart whose networks are trained again, for example on other images, starts a new MLflow run, see `log`.
+
     Args:
         name: name of the run.
         identity: fingerprint of the configuration. If the existing MLflow run has another one, a new MLflow run is
@@ -198,14 +200,19 @@ class Tracker:
         self._was_unreachable = False
         self._client: MlflowClient | None = None
         self._experiment_id = ""
+        self._monitor: Any = None
+        self._values: dict[tuple[str, int], float] = {}  # (metric, step) -> value, of this call
+        self._continued: Tracked | None = None  # the record of earlier calls, if this call continues their MLflow run
 
         try:
             with store_errors(self.uri):
                 self._connect()
-                self._tracked = self._continued_run(identity, new_run) or self._new_run(identity)
+                self._continued = self._continued_run(identity, new_run)
+                self._tracked = self._continued or self._new_run(identity)
         except UserError as error:
             self._client = None
-            self._tracked = self._untracked_run(identity, new_run)
+            self._continued = self._untracked_run(identity, new_run)
+            self._tracked = self._continued or Tracked(uri=self.uri, identity=identity, origin=_origin(parent))
             self._note_fault(error)
         self._write(status="KILLED")
 
@@ -258,14 +265,14 @@ class Tracker:
         origin = _origin(self.parent)
         return Tracked(uri=self.uri, identity=identity, run_id=self._create_run(origin), origin=origin)
 
-    def _untracked_run(self, identity: str, new_run: bool) -> Tracked:
-        """Returns the existing record of the run if this call continues it, else a new one without an MLflow run."""
+    def _untracked_run(self, identity: str, new_run: bool) -> Tracked | None:
+        """Returns the existing record of the run if this call continues it, without using the store."""
         earlier = Tracked.read(self._workspace.run(self._name))
         if earlier and earlier.uri == self.uri and earlier.identity == identity and not new_run:
             return earlier
         if earlier and not earlier.sent:
             console.print("note: results of an earlier run of this name were not uploaded, and are overwritten")
-        return Tracked(uri=self.uri, identity=identity, origin=_origin(self.parent))
+        return None
 
     def _create_run(self, origin: Mapping[str, str]) -> str:
         """Creates an MLflow run with these tags and returns its id."""
@@ -278,7 +285,10 @@ class Tracker:
         for key, value in parameters.items():
             texts[key] = ", ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
         self._write(parameters=texts, tags=dict(tags))
-        if self._client is None:
+        self._upload_description()
+
+    def _upload_description(self) -> None:
+        if self._client is None or not self.run_id:
             return
 
         try:
@@ -303,14 +313,67 @@ class Tracker:
             logged[key, point_step] = str(value)  # as text, NaN equals NaN
         points = list(self._tracked.points)
         for key, value in values.items():
+            self._values[key, step] = float(value)
             if logged.get((key, step)) != str(float(value)):
                 points.append((key, float(value), time.time(), step))
         self._write(points=points)
         self._send_in_thread()
 
     def log(self, network: str, path: Path) -> None:
-        """Logs the step log of a training, which may still be running."""
-        self._write(logs=self._tracked.logs | {network: os.path.relpath(path, self._workspace.root)})
+        """Logs the step log of a training, which may still be running.
+
+        If the MLflow run has the log of another training of the network, from an earlier call, a new MLflow run is
+        started, because metrics cannot be removed.
+        """
+        log = os.path.relpath(path, self._workspace.root)
+        if self._continued and self._continued.logs.get(network, log) != log:
+            self._replace_run(self._continued)
+        self._write(logs=self._tracked.logs | {network: log})
+
+    def _replace_run(self, earlier: Tracked) -> None:
+        """Leaves the MLflow run to the earlier calls, and starts a new one with what this call has logged.
+
+        Args:
+            earlier: the record of the earlier calls.
+        """
+        if self._sender:
+            self._sender.join()
+        is_monitored = self._monitor is not None
+        self._stop_monitor()
+
+        run_id = ""
+        origin = _origin(self.parent)
+        if self._client is None or not earlier.run_id:
+            if not earlier.sent:
+                console.print("note: results of an earlier run of this name were not uploaded, and are overwritten")
+        else:
+            try:
+                with store_errors(self.uri):
+                    run_id = self._create_run(origin)
+                    if earlier.sent:
+                        self._client.update_run(earlier.run_id, status=earlier.status)
+                    else:
+                        earlier.upload(self._client, self._workspace, self._name, self._log_model)
+            except UserError as error:
+                self._note_fault(error)
+
+        self._continued = None
+        self._sent_steps = {}
+        points = [(key, value, time.time(), step) for (key, step), value in self._values.items()]
+        self._tracked = Tracked(
+            uri=self.uri,
+            identity=self._tracked.identity,
+            run_id=run_id,
+            origin=origin,
+            parameters=self._tracked.parameters,
+            tags=self._tracked.tags,
+            points=points,
+            images=self._tracked.images,
+        )
+        self._write()
+        self._upload_description()
+        if is_monitored:
+            self._start_monitor()
 
     def images(self, index: str, by_split: Mapping[str, int]) -> None:
         """Logs the identity of the run's index and the number of images per split as MLflow tags."""
@@ -344,7 +407,7 @@ class Tracker:
         MLflow's asynchronous logging is not used because a process then waits at its end for an unreachable server.
         """
         client = self._client
-        if client is None:
+        if client is None or not self.run_id:
             return
 
         def send() -> None:
@@ -378,8 +441,14 @@ class Tracker:
     @contextlib.contextmanager
     def _system_metrics(self) -> Iterator[None]:
         """Logs the use of this machine during the block, if MLflow can be used at its start."""
-        if self._client is None:
+        self._start_monitor()
+        try:
             yield
+        finally:
+            self._stop_monitor()
+
+    def _start_monitor(self) -> None:
+        if self._client is None or not self.run_id:
             return
 
         from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
@@ -389,14 +458,15 @@ class Tracker:
                 monitor = SystemMetricsMonitor(self.run_id, resume_logging=True, tracking_uri=self.uri)
         except UserError as error:
             self._note_fault(error)
-            yield
             return
 
         monitor.start()
-        try:
-            yield
-        finally:
-            monitor.finish()
+        self._monitor = monitor
+
+    def _stop_monitor(self) -> None:
+        if self._monitor is not None:
+            self._monitor.finish()
+            self._monitor = None
 
     def finish(self, status: str) -> None:
         """Uploads what MLflow lacks and ends the MLflow run with this status; prints a note if that fails."""

@@ -85,6 +85,38 @@ def test_another_configuration_starts_another_run_and_leaves_none_running(worksp
     assert third.client.get_run(third.run_id).data.metrics == {}
 
 
+def test_another_training_starts_another_run(workspace: Workspace) -> None:
+    """A training in another folder, for example after photographs were added, with the same configuration."""
+    name = "trained"
+
+    def track(classifier: Path, segmenter: Path, miou: float) -> Tracker:
+        tracker = Tracker(workspace, name, identity="same")
+        tracker.describe({"seed": 0}, {"recipe": "photos"})
+        tracker.metrics({"paper": 66.2})
+        tracker.log("classifier", classifier)
+        tracker.log("segmenter", segmenter)
+        tracker.metrics({"miou": miou})
+        tracker.finish("FINISHED")
+        return tracker
+
+    first = track(write_log(workspace, "trained-1", 30), write_log(workspace, "trained-2", 9), 50.0)
+    logs = (write_log(workspace, "trained-3", 20), write_log(workspace, "trained-4", 5))
+    second = track(*logs, 60.0)
+    again = track(*logs, 60.0)
+    assert second.run_id != first.run_id
+    assert again.run_id == second.run_id, "a restart of the same trainings continues their run"
+    assert len(runs(second, name)) == 2
+
+    for tracker, classifier, segmenter, miou in ((first, 30, 9, 50.0), (second, 20, 5, 60.0)):
+        run = tracker.client.get_run(tracker.run_id)
+        assert run.info.status == "FINISHED"
+        assert (run.data.params, run.data.tags["recipe"]) == ({"seed": "0"}, "photos")
+        assert history(tracker, "classifier.speed") == [(step, f"{classifier}.0") for step in range(1, classifier + 1)]
+        assert history(tracker, "segmenter.speed") == [(step, f"{segmenter}.0") for step in range(1, segmenter + 1)]
+        assert history(tracker, "miou") == [(0, str(miou))]
+        assert history(tracker, "paper") == [(0, "66.2")]
+
+
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Makes the store unreachable (True) or reachable again (False)."""
@@ -145,6 +177,19 @@ def test_missing_metrics_are_uploaded(
     again.finish("FINISHED")
     assert (again.run_id == tracker.run_id) == (not change)
     status, _, (loss, *_), files = content(tracker)
+    assert (status, len(loss), files) == ("FINISHED", 30, ["report.html"])
+
+
+def test_missing_metrics_are_uploaded_before_another_training(
+    workspace: Workspace, away: Callable[[bool], None]
+) -> None:
+    earlier = missed(workspace, "other-training", away)
+    tracker = Tracker(workspace, "other-training", identity="one")
+    tracker.log("classifier", write_log(workspace, "another-training", 20))
+    tracker.finish("FINISHED")
+    assert tracker.run_id != earlier.run_id
+    assert len(history(tracker, "classifier.loss")) == 20
+    status, _, (loss, *_), files = content(earlier)
     assert (status, len(loss), files) == ("FINISHED", 30, ["report.html"])
 
 
