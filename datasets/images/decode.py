@@ -297,8 +297,20 @@ def decode_labels(data: bytes, *, max_pixels: int = PILLOW_MAX_PIXELS) -> np.nda
         return np.array(image)
 
 
-def decode_colored_labels(data: bytes, height: int, width: int) -> np.ndarray:
-    """Decodes a label mask of another program, (H, W) uint8: as `decode_labels`, or in the colors of PASCAL VOC.
+class LabelMask(NamedTuple):
+    """A label mask of another program.
+
+    Attributes:
+        labels: (H, W) uint8.
+        differs_from_indices: Whether the labels are those of the colors of a palette, and its indices differ from them.
+    """
+
+    labels: np.ndarray
+    differs_from_indices: bool = False
+
+
+def decode_colored_labels(data: bytes, height: int, width: int) -> LabelMask:
+    """Decodes a label mask of another program: as `decode_labels`, or in the colors of PASCAL VOC.
 
     Colors are read from RGB, and from a palette if all of its used colors are those of labels (`classes.palette`).
     Editors and converters to a palette number colors in an order of their own.
@@ -314,13 +326,13 @@ def decode_colored_labels(data: bytes, height: int, width: int) -> np.ndarray:
         if image.size != (width, height):
             raise RejectedImage(f"unsupported: a mask of {image.height}x{image.width} pixels")
         if image.mode == "RGB":
-            return _labels_of_colors(np.array(image))
+            return LabelMask(_labels_of_colors(np.array(image)))
         if image.mode == "P":
             return _labels_of_palette(image)
-    return decode_labels(data)
+    return LabelMask(decode_labels(data))
 
 
-def _labels_of_palette(image: Image.Image) -> np.ndarray:
+def _labels_of_palette(image: Image.Image) -> LabelMask:
     """Returns the labels of a palette picture: of its colors if all of them are colors of labels, else its indices.
 
     If index i has the gray (i, i, i), the picture was a gray one, and its labels are the indices.
@@ -329,14 +341,14 @@ def _labels_of_palette(image: Image.Image) -> np.ndarray:
     used = np.unique(indices)
     colors = np.reshape(image.getpalette() or [], (-1, 3)).astype(np.uint8)
     if used[-1] >= len(colors) or (colors[used] == used[:, None]).all():
-        return indices
+        return LabelMask(indices)
 
     label_of_index = np.zeros(256, np.uint8)
     try:
         label_of_index[used] = _labels_of_colors(colors[None, used])[0]
     except RejectedImage:
-        return indices
-    return label_of_index[indices]
+        return LabelMask(indices)
+    return LabelMask(label_of_index[indices], bool((label_of_index[used] != used).any()))
 
 
 def _labels_of_colors(rgb: np.ndarray) -> np.ndarray:

@@ -2,18 +2,15 @@
 
 import functools
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mcis.datasets.classes import IGNORE
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import decode_colored_labels
+from mcis.datasets.images.decode import LabelMask, decode_colored_labels
 from mcis.datasets.storage.faults import error_text
 from mcis.datasets.storage.files import read_decoded
 
 
-def read_label_mask(file: str, shape: tuple[int, int], classes: int, *, may_ignore: bool = True) -> NDArray[np.uint8]:
-    """Reads a label mask, (H, W) uint8.
+def read_label_mask(file: str, shape: tuple[int, int], classes: int, *, may_ignore: bool = True) -> LabelMask:
+    """Reads a label mask.
 
     Args:
         file: A palette or 8-bit gray PNG, or one in the colors of PASCAL VOC, see `decode_colored_labels`.
@@ -28,7 +25,7 @@ def read_label_mask(file: str, shape: tuple[int, int], classes: int, *, may_igno
     height, width = shape
     remedy = "replace the file, or remove it from the folder"
     try:
-        labels = read_decoded(file, functools.partial(decode_colored_labels, height=height, width=width))
+        mask = read_decoded(file, functools.partial(decode_colored_labels, height=height, width=width))
     except (OSError, ValueError) as error:
         raise UserError(
             f"the mask {file} cannot be read ({error_text(error)})",
@@ -36,6 +33,7 @@ def read_label_mask(file: str, shape: tuple[int, int], classes: int, *, may_igno
             remedy,
         ) from None
 
+    labels = mask.labels
     unknown = labels[(labels > classes) & (labels != IGNORE)]
     if unknown.size:
         found = f"the mask {file} has label {int(unknown.max())}"
@@ -46,4 +44,4 @@ def read_label_mask(file: str, shape: tuple[int, int], classes: int, *, may_igno
             f"predictions with a label 0..{classes} at every pixel",
             "write them without ignored pixels; or score the files as pseudo masks: mcis evaluate DIR --as masks",
         )
-    return np.asarray(labels)
+    return mask

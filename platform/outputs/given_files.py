@@ -109,6 +109,21 @@ def match_all(
     return [file for file in matched if file is not None]
 
 
+def palette_note(kind: str, num_files: int, num_images: int) -> list[str]:
+    """A note on masks whose labels are those of the colors of a palette with other indices, if any.
+
+    Args:
+        num_files: Number of these masks.
+        num_images: Number of images with a mask.
+    """
+    if not num_files:
+        return []
+    return [
+        f"{num_files} of {num_images} {kind}s are palette PNGs whose indices differ from the labels of their colors, "
+        "which are used; the labels of other palettes are their indices"
+    ]
+
+
 def unused_note(kind: str, folder: Path, num_files: int, num_images: int) -> list[str]:
     """A note on files that belong to no image of the run, if any."""
     if num_files <= num_images:

@@ -52,9 +52,13 @@ MASKS_SCHEMA = pa.schema(
         schema_field("cue", pa.string(), "background cue: saliency, crf, affinity"),
     ]
 )
+DIFFERS_FROM_INDICES = schema_field(
+    "differs_from_indices", pa.bool_(), "the labels are those of a palette's colors, and its indices differ from them"
+)
+"""Field of the tables of masks and predictions of another program."""
 IMPORTED_MASKS_SCHEMA = MASKS_SCHEMA.append(
     schema_field("other_classes", pa.list_(pa.uint16()), "classes in the mask that are no tags of the image")
-)
+).append(DIFFERS_FROM_INDICES)
 """Pseudo masks of another program (`pseudo_masks.masks`)."""
 LABELS_SCHEMA = pa.schema(
     [
@@ -71,6 +75,8 @@ PREDICTIONS_SCHEMA = pa.schema(
         schema_field("absent_tags", pa.list_(pa.uint16()), "tags of the image that are not predicted", nullable=True),
     ]
 )
+IMPORTED_PREDICTIONS_SCHEMA = PREDICTIONS_SCHEMA.append(DIFFERS_FROM_INDICES)
+"""Predictions of another program (`predict.masks`)."""
 MAPS_POSITION = "maps_position"
 """Column of index rows: number of the image among those with maps, the tagged training images."""
 _MAX_FLOAT16 = float(np.finfo(np.float16).max)

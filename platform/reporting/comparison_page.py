@@ -294,7 +294,7 @@ def _read_examples(comparison: Comparison, image_ids: Sequence[str]) -> dict[str
 
 def _with_method_mask(example: _Example, file: Path, classes: Sequence[str]) -> tuple[Panel, float]:
     """Adds the mask of another method to a panel; returns the panel and the mask's mIoU, NaN if it has none."""
-    mask = read_label_mask(str(file), example.size, len(classes))
+    mask = read_label_mask(str(file), example.size, len(classes)).labels
     miou = math.nan
     if example.truth is not None and (mask != IGNORE).all():
         miou = mean(iou(confusion(example.truth, mask, len(classes))))

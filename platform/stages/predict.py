@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.formats.logit_files import SUFFIX as LOGITS_SUFFIX
 from mcis.datasets.formats.logit_files import read_logit_labels
-from mcis.datasets.images.decode import DecodedImage, encode_labels
+from mcis.datasets.images.decode import DecodedImage, LabelMask, encode_labels
 from mcis.datasets.images.label_masks import read_label_mask
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.index import Listing
@@ -21,9 +21,9 @@ from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.networks.predictor import Prediction, PredictionInput, Predictor
 from mcis.platform.networks.trained_segmenter import TrainedSegmenter
-from mcis.platform.outputs.given_files import check_any_matches, imported_masks, match_all, unused_note
+from mcis.platform.outputs.given_files import check_any_matches, imported_masks, match_all, palette_note, unused_note
 from mcis.platform.outputs.read_index import read_image_ids, rows_in_split, split_rows
-from mcis.platform.outputs.tables import PREDICTIONS_SCHEMA
+from mcis.platform.outputs.tables import DIFFERS_FROM_INDICES, IMPORTED_PREDICTIONS_SCHEMA, PREDICTIONS_SCHEMA
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import contents_digest, read_table
 from mcis.platform.runs.results import IndexResult, PredictResult
@@ -148,12 +148,14 @@ def _import_predictions(config: Config, context: RunContext, rows: pa.Table, spl
         compute=config.compute,
     )
     num_files = len(_prediction_files(folder))
-    notes = unused_note("prediction", folder, num_files, len(rows))
+    reordered = read_table(context.output / "predictions", [DIFFERS_FROM_INDICES.name])[DIFFERS_FROM_INDICES.name]
+    notes = palette_note("prediction", int(pc.sum(reordered).as_py()), len(rows))
+    notes += unused_note("prediction", folder, num_files, len(rows))
     return PredictResult(split=split, counts={"images": len(rows)}, notes=tuple(notes))
 
 
 def import_predictions(classes: int, rows: pa.Table) -> pa.Table:
-    """Reads label masks or logits of another program into a table of PREDICTIONS_SCHEMA.
+    """Reads label masks or logits of another program into a table of IMPORTED_PREDICTIONS_SCHEMA.
 
     Args:
         classes: number of classes K.
@@ -164,11 +166,11 @@ def import_predictions(classes: int, rows: pa.Table) -> pa.Table:
         file = row["imported"]
         shape = (row["height"], row["width"])
         if file.lower().endswith(LOGITS_SUFFIX):
-            labels = read_logit_labels(file, shape, classes)
+            mask = LabelMask(read_logit_labels(file, shape, classes))
         else:
-            labels = read_label_mask(file, shape, classes, may_ignore=False)
-        predictions.append(_as_row(row, labels, None))
-    return pa.Table.from_pylist(predictions, schema=PREDICTIONS_SCHEMA)
+            mask = read_label_mask(file, shape, classes, may_ignore=False)
+        predictions.append(_as_row(row, mask.labels, None) | {DIFFERS_FROM_INDICES.name: mask.differs_from_indices})
+    return pa.Table.from_pylist(predictions, schema=IMPORTED_PREDICTIONS_SCHEMA)
 
 
 def unpredicted_tags(

@@ -33,10 +33,10 @@ from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.shard_mapper import Worker
 from mcis.platform.networks.tagged_maps import AffinityWalk, tagged_maps
 from mcis.platform.outputs.corrected_masks import CORRECTED, given_mask, with_corrected
-from mcis.platform.outputs.given_files import check_any_matches, imported_masks, match_all, unused_note
+from mcis.platform.outputs.given_files import check_any_matches, imported_masks, match_all, palette_note, unused_note
 from mcis.platform.outputs.read_index import read_image_ids, rows_in_split, split_rows
 from mcis.platform.outputs.regions import RowsWithRegions, add_regions, check_regions, regions_digest, with_regions
-from mcis.platform.outputs.tables import IMPORTED_MASKS_SCHEMA, MASKS_SCHEMA, with_maps_position
+from mcis.platform.outputs.tables import DIFFERS_FROM_INDICES, IMPORTED_MASKS_SCHEMA, MASKS_SCHEMA, with_maps_position
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import contents_digest, file_stamps, read_table
 from mcis.platform.runs.results import MasksResult
@@ -182,17 +182,18 @@ def import_masks(classes: int, max_side: int | None, rows: pa.Table) -> pa.Table
     masks = []
     for row in rows.to_pylist():
         other_classes: list[int] = []
+        differs_from_indices = False
         if row[CORRECTED]:
             mask_row = _given_row(row, row[CORRECTED], classes, max_side, CORRECTED)
         elif row["is_negative"]:
             mask_row = _negative_row(row, max_side)
         else:
-            mask = read_label_mask(row[IMPORTED], (row["height"], row["width"]), classes)
+            mask, differs_from_indices = read_label_mask(row[IMPORTED], (row["height"], row["width"]), classes)
             labels = np.where(mask == IGNORE, 0, mask).astype(np.uint8)
             trained = resize_labels(mask, *fitted_size(row["height"], row["width"], max_side))
             mask_row = _mask_row(row, PseudoMask(labels, trained), IMPORTED)
             other_classes = sorted(set(tags_of_mask(labels, classes, row[IMPORTED])) - set(row["tags"]))
-        masks.append({**mask_row, "other_classes": other_classes})
+        masks.append({**mask_row, "other_classes": other_classes, DIFFERS_FROM_INDICES.name: differs_from_indices})
     return pa.Table.from_pylist(masks, schema=IMPORTED_MASKS_SCHEMA)
 
 
@@ -304,7 +305,8 @@ def _with_imported(folder: Path, rows: pa.Table, all_ids: Sequence[str]) -> pa.T
 
 
 def _imported_notes(config: Config, context: RunContext, num_tagged: int, ignored: float) -> list[str]:
-    """Notes on masks of another program: ignored pixels, classes that are no tags, and files that are not read."""
+    """Notes on masks of another program: ignored pixels, classes that are no tags, palettes, and files that are not
+    read."""
     folder = config.pseudo_masks.masks
     if folder is None:
         return []
@@ -314,7 +316,7 @@ def _imported_notes(config: Config, context: RunContext, num_tagged: int, ignore
         notes.append(
             f"{percent(ignored)} of the pixels of imported masks are 255: not trained on, and scored as background"
         )
-    masks = read_table(context.output / "masks", ["image_id", "other_classes"])
+    masks = read_table(context.output / "masks", ["image_id", "other_classes", DIFFERS_FROM_INDICES.name])
     others = masks.filter(pc.greater(pc.list_value_length(masks["other_classes"]), 0))
     if len(others):
         names = []
@@ -323,6 +325,7 @@ def _imported_notes(config: Config, context: RunContext, num_tagged: int, ignore
         notes.append(
             f"{len(others)} imported mask(s) contain classes without a tag, kept as they are: {join_shortened(names)}"
         )
+    notes += palette_note("mask", int(pc.sum(masks[DIFFERS_FROM_INDICES.name]).as_py()), num_tagged)
     num_files = len(imported_masks(folder, "pseudo mask", _MASKS_KEY))
     return notes + unused_note("mask", folder, num_files, num_tagged)
 

@@ -118,14 +118,16 @@ def test_colors_of_pascal_are_labels_in_every_kind_of_picture():
     adaptive = Image.fromarray(palette()[labels]).convert("P", palette=Image.Palette.ADAPTIVE, colors=16)
     assert (np.array(adaptive) != labels).any()
 
-    for data in (
-        encode_labels(labels),
-        encoded(labels),
-        encoded(palette()[labels]),
-        encoded(adaptive),
-        with_palette(indices, palette()[reordered]),
+    for data, differs_from_indices in (
+        (encode_labels(labels), False),
+        (encoded(labels), False),
+        (encoded(palette()[labels]), False),
+        (encoded(adaptive), True),
+        (with_palette(indices, palette()[reordered]), True),
     ):
-        np.testing.assert_array_equal(decode_colored_labels(data, 30, 20), labels)
+        mask = decode_colored_labels(data, 30, 20)
+        np.testing.assert_array_equal(mask.labels, labels)
+        assert mask.differs_from_indices == differs_from_indices
 
 
 GRAYS = np.repeat(np.arange(256)[:, None], 3, axis=1)
@@ -142,7 +144,9 @@ GRAYS = np.repeat(np.arange(256)[:, None], 3, axis=1)
 )
 def test_indices_of_other_palettes_are_labels(used: list[int], colors: np.ndarray):
     labels = np.random.default_rng(0).choice(np.array(used, np.uint8), (30, 20))
-    np.testing.assert_array_equal(decode_colored_labels(with_palette(labels, colors), 30, 20), labels)
+    mask = decode_colored_labels(with_palette(labels, colors), 30, 20)
+    np.testing.assert_array_equal(mask.labels, labels)
+    assert not mask.differs_from_indices
 
 
 def test_colors_are_read_with_little_memory():
@@ -154,7 +158,7 @@ def test_colors_are_read_with_little_memory():
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
 
-    np.testing.assert_array_equal(decoded, labels)
+    np.testing.assert_array_equal(decoded.labels, labels)
     assert peak < 8_000_000  # twice the 3 MB of colors, while Pillow's picture is copied
 
 

@@ -143,6 +143,15 @@ def test_predictions_in_colors_have_the_same_scores(
         Image.fromarray(palette()[decode_labels(path.read_bytes())]).save(tmp_path / path.name)
     run = small.run("their-colors", f"predict.masks={tmp_path}", until="predict")
     assert run.scores == predicted.scores
+    assert "palette" not in notes(run, "predict")
+
+    labels = decode_labels((theirs.predictions / path.name).read_bytes())
+    reordered = Image.fromarray(CLASSES - labels)
+    reordered.putpalette(palette()[CLASSES::-1].tobytes())
+    reordered.save(tmp_path / path.name)
+    run = small.run("their-colors", f"predict.masks={tmp_path}", until="predict")
+    assert run.scores == predicted.scores
+    assert "1 of 6 predictions are palette PNGs whose indices differ" in notes(run, "predict")
 
     Image.new("RGB", Image.open(path).size, (1, 2, 3)).save(tmp_path / path.name)
     with pytest.raises(Exception, match="colors that are not those of PASCAL VOC's labels"):
