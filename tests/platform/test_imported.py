@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ import mcis
 from mcis.datasets.classes import palette
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_labels, encode_labels
+from mcis.datasets.index import INDEX_SCHEMA
 from mcis.datasets.tables.shards import Shards
 from mcis.platform import api, pipeline
 from mcis.platform.cli import app
@@ -28,6 +30,7 @@ from mcis.platform.outputs.tables import image_maps
 from mcis.platform.reporting.export import export
 from mcis.platform.runs.files import contents_digest, read_table
 from mcis.platform.runs.results import StageResult
+from mcis.platform.stages.localization.imported import rows_per_shard
 
 CLASSES = 3
 NO_CLASSIFIER = "segmenter.init=pretrained"
@@ -304,6 +307,18 @@ def test_equal_maps_in_another_folder_and_format_are_one_output(
     run = small.run("their-psa-maps", *overrides, until="localize")
     assert computed(run) == ["localize", "report"]
     assert run.scores == mapped.scores
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "tags", "expected"),
+    [(375, 500, [0, 5], 16), (2000, 1500, [1], 11), (3000, 4000, [0, 1], 1), (10_000, 10_000, [0], 1)],
+)
+def test_shards_of_large_maps_have_few_images(height: int, width: int, tags: list[int], expected: int) -> None:
+    """A map takes 4 bytes per pixel, and a shard at most 128 MiB or one image."""
+    rows = [{"height": 300, "width": 200, "tags": [0]}, {"height": height, "width": width, "tags": tags}]
+    images = pa.Table.from_pylist(rows, schema=pa.schema([INDEX_SCHEMA.field(name) for name in rows[0]]))
+    assert rows_per_shard(images, 16) == expected
+    assert rows_per_shard(images, 8) == min(8, expected)
 
 
 def test_maps_that_are_missing_or_of_other_classes(small: Any, theirs: Files, tmp_path: Path) -> None:

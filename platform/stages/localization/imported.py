@@ -23,7 +23,9 @@ from mcis.platform.runs.results import StageResult
 
 _KEY = "localize.maps"
 _SHARD_ROWS = 16
-"""Maximum number of images in a shard. Maps have the size of their image."""
+"""Maximum number of images in a shard."""
+_SHARD_BYTES = 2**27
+"""Maximum size of the maps in a shard, bytes, if it has several images. It is half of `shards.SHARD_BYTES`."""
 
 
 def check_map_files(section: LocalizeConfig, image_ids: list[str], all_ids: list[str]) -> None:
@@ -52,6 +54,20 @@ def _files_of_images(section: LocalizeConfig, rows: pa.Table, all_ids: list[str]
     return match_all(rows["image_id"].to_pylist(), files, "map", section.maps, _KEY, all_ids)
 
 
+def rows_per_shard(images: pa.Table, max_rows: int) -> int:
+    """Returns the number of images per shard, so that processes can read a shard of large maps and keep it in memory.
+
+    Args:
+        images: rows of the index. Maps usually have the size of their image.
+        max_rows: the result is at most this number.
+    """
+    heights = images["height"].to_numpy().astype(np.int64)
+    widths = images["width"].to_numpy().astype(np.int64)
+    num_tags = pc.list_value_length(images["tags"]).to_numpy()
+    largest = int((4 * heights * widths * num_tags).max())  # bytes of float32
+    return max(1, min(max_rows, _SHARD_BYTES // largest))
+
+
 def import_maps(config: Config, context: RunContext) -> StageResult:
     """Writes the maps of all tagged training images.
 
@@ -69,7 +85,7 @@ def import_maps(config: Config, context: RunContext) -> StageResult:
         worker=functools.partial(read_maps, section.maps_format, len(context.classes)),
         label="import maps",
         compute=config.compute,
-        shard_rows=min(config.compute.shard_rows, _SHARD_ROWS),
+        shard_rows=rows_per_shard(rows, min(config.compute.shard_rows, _SHARD_ROWS)),
     )
 
     columns = read_table(context.output / "maps", ["image_id", "class", "is_in_file", "other_classes"])
