@@ -304,9 +304,9 @@ def test_a_frozen_backbone_drops_nothing_in_training() -> None:
 
         freeze_except_last(model.backbone, 0)
         frozen = present(model.train()(PairInputs(m, n)).pairs)
-        cached = model.backbone(torch.cat([m, n])).half().float()
+        cached_m, cached_n = model.backbone(torch.cat([m, n])).half().float().chunk(2)
         missing = MissingOutputs(torch.tensor([2]), n[:1])
-        partly = present(model(PairInputs(*cached.chunk(2), is_embedded=True, missing=missing)).pairs)
+        partly = present(model(PairInputs(cached_m, cached_n, is_embedded=True, missing=missing)).pairs)
     assert model.training
     for name, scores in expected.items():
         torch.testing.assert_close(frozen[name], scores)
