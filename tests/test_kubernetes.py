@@ -61,12 +61,13 @@ def test_the_job_is_valid_for_kuberay(manifest: dict[str, dict[str, Any]]) -> No
 
 
 def test_the_job_runs_a_command_of_mcis(manifest: dict[str, dict[str, Any]]) -> None:
-    program, command, *arguments = shlex.split(manifest["RayJob first"]["spec"]["entrypoint"])
+    entrypoint = shlex.split(manifest["RayJob first"]["spec"]["entrypoint"])
+    assert "data.sbd=/mnt/mcis/data/benchmark_RELEASE" in entrypoint, "without SBD, VOC has no list train_aug"
+    program, command, *arguments = entrypoint
     assert program == "mcis"
     group: Any = typer.main.get_command(app)
     with group.make_context(program, [command], resilient_parsing=True) as outer:
         group.get_command(outer, command).make_context(command, arguments, parent=outer).close()
-    assert "data.sbd=/mnt/mcis/data/benchmark_RELEASE" in arguments, "without SBD, VOC has no list train_aug"
 
 
 def test_the_mlflow_store_is_on_its_own_disk(manifest: dict[str, dict[str, Any]]) -> None:
