@@ -34,7 +34,6 @@ BLOCK_ROWS = 64
 IMAGE_SECONDS = 0.002
 SIDE = 96
 STORE_BYTES = 1200 * 2**20
-IDLE_SECONDS = 6
 TARGET_WINDOWS = 1
 TARGET_STREAM = 0.9
 TARGET_IDLE = 0.1
@@ -182,24 +181,24 @@ def measure(side: str, decoder: Any, steps: int) -> Measurement:
     return Measurement(steps / seconds, busy / (max(times) - min(times)), max(samples))
 
 
-def idle_cores(decoder: Any, steps: int) -> float:
-    """Returns the cores that a stream takes from which nothing is read."""
+def idle_cores(decoder: Any, steps: int, seconds: float) -> float:
+    """Returns the cores that a stream takes from which nothing is read for some seconds."""
     others = _coordinators()
     read = ray.remote(num_cpus=0)(read_batches)
-    readings = [read.remote("stream", 0, steps, [decoder], 5 * IDLE_SECONDS)]
+    readings = [read.remote("stream", 0, steps, [decoder], 5 * seconds)]
     deadline = time.monotonic() + 120
     coordinators: set[psutil.Process] = set()
     while not coordinators and time.monotonic() < deadline:
         time.sleep(0.2)
         coordinators = _coordinators() - others
-    time.sleep(2 * IDLE_SECONDS)
+    time.sleep(2 * seconds)
 
     (coordinator,) = coordinators
     before = coordinator.cpu_times()
-    time.sleep(IDLE_SECONDS)
+    time.sleep(seconds)
     after = coordinator.cpu_times()
     ray.get(readings)
-    return (after.user + after.system - before.user - before.system) / IDLE_SECONDS
+    return (after.user + after.system - before.user - before.system) / seconds
 
 
 def _coordinators() -> set[psutil.Process]:
@@ -214,7 +213,7 @@ def _coordinators() -> set[psutil.Process]:
 
 def main() -> None:
     """Measures the sides in turn and prints the ratios of their medians."""
-    options = harness.option_parser(__doc__, rows=1_000_000, cpus=8, steps=2000, rounds=3).parse_args()
+    options = harness.option_parser(__doc__, rows=1_000_000, cpus=8, steps=2000, rounds=3, idle_seconds=6).parse_args()
     print(harness.describe_machine())
     node = {"num_cpus": options.cpus, "object_store_memory": STORE_BYTES}
     cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
@@ -231,7 +230,7 @@ def main() -> None:
         rates[side], tasks, store = np.median(np.array(measurements), axis=0).tolist()
         print(f"{side}: {rates[side]:.1f} batches/s, {tasks:.1f} tasks at a time, {store:.0f} MiB in the object stores")
 
-    cores = idle_cores(decoder, options.steps)
+    cores = idle_cores(decoder, options.steps, options.idle_seconds)
     ray.shutdown()
     cluster.shutdown()
     windows = rates["windows"] / rates["fixed"]

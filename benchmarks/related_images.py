@@ -58,6 +58,7 @@ def read_maps(workspace: Path, run: str) -> pa.Table:
 def main() -> None:
     """Runs both sides in turn and prints the ratio of their medians."""
     parser = harness.option_parser(__doc__, images=96, repeats=1)
+    parser.add_argument("--cases", nargs="+", help="cases of table5 with r5 [all]")
     harness.add_overrides(parser)
     options = parser.parse_args()
     print(harness.describe_machine())
@@ -76,7 +77,8 @@ def main() -> None:
         )
 
         run = ("run", "voc", "--name", "one", "--until", "pseudo_masks", "--set", "localize.related=5")
-        study = ("study", "run", "table5", "voc", "--name", "six", "--until", "pseudo_masks")
+        cases = [f"--case={case}" for case in options.cases or ()]
+        study = ("study", "run", "table5", "voc", "--name", "six", "--until", "pseudo_masks", *cases)
         for repeat in range(options.repeats):
             one = folder / f"one-{repeat}"
             six = folder / f"six-{repeat}"

@@ -37,9 +37,16 @@ if shutil.which("nvidia-smi"):  # without GPUs, Ray would take the variable for 
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the files with most slow tests first, so that no process is left alone with one of them at the end."""
-    num_slow = collections.Counter(item.path for item in items if item.get_closest_marker("slow"))
-    items.sort(key=lambda item: -num_slow[item.path])
+    """Puts the files whose slow tests take longest first, so that no process is left alone with one of them at the end.
+
+    A slow test takes about a minute, unless its mark says how many: `pytest.mark.slow(minutes=6)`.
+    """
+    minutes: collections.Counter[Path] = collections.Counter()
+    for item in items:
+        mark = item.get_closest_marker("slow")
+        if mark:
+            minutes[item.path] += mark.kwargs.get("minutes", 1)
+    items.sort(key=lambda item: -minutes[item.path])
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -49,14 +49,14 @@ def run(environment: Path, folder: Path, *words: str) -> str:
     return done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=3)
 def test_a_fresh_environment_has_a_working_command(environment: Path, tmp_path: Path) -> None:
     assert run(environment, tmp_path, "--version").startswith("mcis ")
     assert "Usage: mcis demo" in run(environment, tmp_path, "demo", "--help")
     run(environment, tmp_path, "doctor")
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=3)
 def test_a_fresh_environment_runs_the_demo_and_indexes_a_table(
     environment: Path, tmp_path: Path, few_scenes: Path
 ) -> None:

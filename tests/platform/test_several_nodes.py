@@ -276,7 +276,7 @@ def wait_for(condition: Callable[[], Any], process: "subprocess.Popen[str]") -> 
         time.sleep(0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=5)
 def test_a_run_on_nodes_of_which_some_are_lost_equals_one_on_one_node(
     nodes: Nodes, root: Path, tmp_path: Path, undisturbed: Path
 ) -> None:

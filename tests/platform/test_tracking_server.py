@@ -13,7 +13,7 @@ from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.workspace import Workspace
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=3)
 def test_a_server_that_is_away_costs_no_time_and_nothing_that_was_logged(
     tracking_server: Callable[..., Any],
     trained: Callable[..., Path],

@@ -97,7 +97,7 @@ def tracked_runs(workspace: Path) -> dict[str, Any]:
     return {str(run.info.run_name): run for run in runs}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=3)
 def test_a_search_that_is_interrupted_and_killed_ends_as_one_that_is_not(tmp_path: Path) -> None:
     root = tmp_path / "VOC2012"
     synthetic.draw(root, train=32, val=16, size=64, classes=4)
@@ -127,7 +127,7 @@ def test_a_search_that_is_interrupted_and_killed_ends_as_one_that_is_not(tmp_pat
     assert parents == {"wide": None, "wide-t000": study, "wide-t001": study}
 
 
-@pytest.mark.slow
+@pytest.mark.slow(minutes=3)
 def test_a_killed_trial_is_repeated_and_continues(tmp_path: Path) -> None:
     """The process of one of two trials is killed while its classifier is trained."""
     root = tmp_path / "VOC2012"
