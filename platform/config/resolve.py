@@ -22,7 +22,6 @@ from mcis.datasets.storage.uris import holds_credentials, without_credentials
 from mcis.platform.config.experiment import Experiment, read_experiment
 from mcis.platform.config.keys import Values, explicit, leaves, nested
 from mcis.platform.config.recipes import RECIPES
-from mcis.platform.config.renamed import RENAMED_KEYS, RENAMED_RECIPES, REPLACED_KEYS, current_assignment
 from mcis.platform.config.sections import SOURCE_COMBINATIONS, Config, sources_of
 from mcis.platform.config.training import ClassifierConfig
 
@@ -99,12 +98,12 @@ def resolve(
         (f"sources {names['sources']}", explicit(source_values(names["sources"]))),
         (str(file), experiment.names | experiment.values),
         (COMMAND_LINE, given | options),
-        (OVERRIDE, {key: value for key, value in overridden.items() if _current_key(key) not in _NAMES}),
+        (OVERRIDE, {key: value for key, value in overridden.items() if key not in _NAMES}),
     ]
     problems = [f"{file}: {problem}" for problem in experiment.problems]
     for key in overridden:
-        if _current_key(key) in _NAMES:
-            problems.append(f"{key} cannot be overridden: {_REMEDIES[_current_key(key)]}")
+        if key in _NAMES:
+            problems.append(f"{key} cannot be overridden: {_REMEDIES[key]}")
 
     config, origins = _merge(layers, names, problems, file)
     if config is None or problems:
@@ -118,11 +117,6 @@ def resolve(
 
 _REMEDIES = {"sources": "name the sources as the first argument", "recipe": "name the recipe by --recipe"}
 """How to set the keys that overrides cannot set, because other values depend on them."""
-
-
-def _current_key(key: str) -> str:
-    """Returns the current name of a key, which may be a name of an earlier version."""
-    return RENAMED_KEYS.get(key, key)
 
 
 def location_values(locations: Mapping[str, object]) -> Values:
@@ -172,7 +166,7 @@ def _merge(
                 values[key] = value
                 origins[key] = origin
             else:
-                problems.append(_prefix(origin, file) + _unknown_key(key, value, known))
+                problems.append(_prefix(origin, file) + _unknown_key(key, known))
 
     try:
         return Config.model_validate(nested(values | names)), origins
@@ -189,14 +183,8 @@ def _prefix(origin: str, file: Path | None) -> str:
     return f"{file}: " if origin == str(file) else ""
 
 
-def _unknown_key(key: str, value: object, known: Sequence[str]) -> str:
-    """Describes an unknown key, with its current name if it was renamed, or else the most similar keys."""
-    if key in REPLACED_KEYS:
-        return f"key {key!r} was replaced: {REPLACED_KEYS[key]}"
-    renamed = current_assignment(key, value)
-    if renamed:
-        return f"key {key!r} was renamed: write {renamed}"
-
+def _unknown_key(key: str, known: Sequence[str]) -> str:
+    """Describes an unknown key, with the most similar keys."""
     similar = difflib.get_close_matches(key, known, 3, 0.5)
     hint = f"; did you mean {' or '.join(similar)}?" if similar else ""
     return f"unknown key {key!r}{hint}"
@@ -231,14 +219,6 @@ def _names(given: Mapping[str, str], experiment: Experiment, file: Path | None) 
                     f"leave out {known}, or change `{key}` in a copy of the file",
                 )
 
-    if "setting" in experiment.values and "sources" not in names:
-        value = experiment.values["setting"]
-        raise UserError(
-            f"{file} was written by an earlier version of mcis: it has the key 'setting'",
-            "the key 'sources', as this version writes it",
-            f"write sources = {value!r} in a copy of the file, and run it by `mcis run --config COPY --name NAME`; "
-            "further renamed keys are then reported together",
-        )
     if "sources" not in names:
         raise UserError(
             f"{file} names no image sources" if file else "no image sources are given",
@@ -260,9 +240,6 @@ def source_values(sources: str) -> Config:
 
 
 def _known_recipe(recipe: str) -> str:
-    if recipe in RENAMED_RECIPES:
-        current = RENAMED_RECIPES[recipe]
-        raise UserError(f"recipe {recipe!r} was renamed", f"the current name, {current}", f"write {current} instead")
     if recipe not in RECIPES:
         hint = did_you_mean([recipe], [*RECIPES]) or "choose one of them"
         raise UserError(f"unknown recipe {recipe!r}", f"one of {', '.join(RECIPES)}", hint.strip())

@@ -18,7 +18,6 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import fetch_file
 from mcis.models.pretrained import read_state_dict
 from mcis.platform.config.keys import leaves
-from mcis.platform.config.renamed import current_values
 from mcis.platform.config.resolve import Overrides, resolve
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import build_segmenter
@@ -66,7 +65,7 @@ def write_pretrained(trained: TrainedSegmenter, folder: Path) -> None:
 
 
 def open_pretrained(source: Path | str, overrides: Overrides = (), *, revision: str | None = None) -> TrainedSegmenter:
-    """Opens what `write_pretrained` wrote, in this version or an earlier one.
+    """Opens what `write_pretrained` wrote.
 
     Arguments and errors are those of `Predictor.from_pretrained`.
     """
@@ -78,7 +77,7 @@ def open_pretrained(source: Path | str, overrides: Overrides = (), *, revision: 
         raise UserError(f"{folder} lacks {_CONFIG} or {SAFETENSORS}", _EXPECTED, _REMEDY)
 
     description = read_record_of(folder / _CONFIG, _Description, _EXPECTED, _REMEDY)
-    config = resolve("voc", "paper", current_values(description.values), overrides).config
+    config = resolve("voc", "paper", description.values, overrides).config
     _check_weights(folder, config, len(description.classes))
     max_side = config.data.max_side if sets_max_side(overrides) else description.max_side
     return TrainedSegmenter(config, folder, description.classes, max_side)

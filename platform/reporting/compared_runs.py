@@ -8,7 +8,6 @@ from typing import NamedTuple
 from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.storage.folders import path_exists
 from mcis.platform.config.experiment import read_experiment
-from mcis.platform.config.renamed import current_values
 from mcis.platform.runs.results import IndexResult, read_result
 from mcis.platform.runs.scores import SCORES, Score, read_scores
 from mcis.platform.runs.workspace import RunFolder, Workspace
@@ -176,7 +175,7 @@ def _open_run(folder: RunFolder, name_is_shared: bool) -> Run:
         if score.variant:
             scores[score.variant.title] = score  # maps with related images follow single-round maps, and replace them
     experiment = read_experiment(folder.config)
-    values = current_values(experiment.names | experiment.values)
+    values = experiment.names | experiment.values
     configuration = {key: str(value) for key, value in values.items() if value is not None}
     label = f"{name} in {workspace.root}" if name_is_shared else name
     return Run(label, workspace, folder, outputs, scores, configuration)

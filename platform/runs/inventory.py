@@ -12,7 +12,6 @@ from typing import Any, Literal
 
 from mcis.datasets.errors import UserError
 from mcis.platform.config.experiment import read_experiment
-from mcis.platform.config.renamed import current_values
 from mcis.platform.runs.files import bytes_in
 from mcis.platform.runs.locks import Holder, run_holder
 from mcis.platform.runs.scores import read_scores
@@ -157,13 +156,11 @@ def _read_entry(workspace: Workspace, name: str, record: RunRecord | UserError |
 
 
 def _configured_names(config: Path) -> tuple[str | None, str | None]:
-    """Image sources and recipe of a run, which an earlier version may have written; None if they are unknown."""
+    """Returns the image sources and the recipe of a run; None if they are unknown."""
     if not config.exists():
         return None, None
-    experiment = read_experiment(config)
-    values = current_values(experiment.values | experiment.names)
-    sources = values.get("sources")
-    return sources if isinstance(sources, str) else None, values.get("recipe")
+    names = read_experiment(config).names
+    return names.get("sources"), names.get("recipe")
 
 
 def _scores(workspace: Workspace, record: RunRecord) -> dict[str, float]:

@@ -174,10 +174,6 @@ def _check_scored_output(what: str) -> str:
     return what
 
 
-_HFLIP = pydantic.AliasChoices("hflip", "mirror")
-"""Names of the field `hflip` in files of scores; earlier versions wrote `mirror`."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Score:
     """A mean IoU and the settings that it depends on. Settings that do not apply are None.
@@ -236,9 +232,7 @@ class Score:
     related: int | None = field(default=None, metadata=_heading("related images", grouped))
     method: str | None = field(default=None, metadata=_heading("method"))
     scales: tuple[float, ...] | None = field(default=None, metadata=_heading("scales", _joined))
-    hflip: Annotated[bool | None, pydantic.Field(validation_alias=_HFLIP)] = field(
-        default=None, metadata=_heading("horizontal flip", _yes_or_no)
-    )
+    hflip: bool | None = field(default=None, metadata=_heading("horizontal flip", _yes_or_no))
     crf: bool | None = field(default=None, metadata=_heading("CRF", _yes_or_no))
     ignored_share: float | None = field(default=None, metadata=_heading("ignored share", percent))
     trained_on: str | None = field(default=None, metadata=_heading("trained on"))

@@ -1,6 +1,5 @@
 """A trained network in a folder for others, and as MLflow's logged model, with a signature, registered on request."""
 
-import importlib
 import json
 import pickle
 import shutil
@@ -112,25 +111,6 @@ def test_a_network_in_a_folder_predicts_as_its_run(run: Path, tmp_path: Path, mo
     assert command.invoke(app, arguments).exit_code == 0
     np.testing.assert_array_equal(Image.open(tmp_path / "out/masks/a.png"), first.labels())
     assert "error: --name and --model" in command.invoke(app, [*arguments, *named]).output
-
-
-EARLIER_KEYS = {"predict.hflip": "predict.mirror", "segmenter.trainable_stages": "segmenter.trained"}
-
-
-def test_a_model_that_an_earlier_version_logged_is_loaded(run: Path, tmp_path: Path) -> None:
-    """Its files name another loader module, and configuration keys that were renamed."""
-    predictor = Predictor.load(run)
-    predictor.save_pretrained(tmp_path / "model")
-    config = tmp_path / "model/config.json"
-    description = json.loads(config.read_text())
-    for key, earlier_key in EARLIER_KEYS.items():
-        description["values"][earlier_key] = description["values"].pop(key)
-    config.write_text(json.dumps(description))
-
-    loader = importlib.import_module("mcis.platform.networks.served")
-    model = loader._load_pyfunc(str(tmp_path / "model"))
-    image = np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)
-    np.testing.assert_array_equal(model.predict(image), predictor(image))
 
 
 def changed(**values: Any) -> Callable[[Path], None]:

@@ -1,6 +1,5 @@
 """Layers of a configuration: precedence, origins, overrides, tables as sources, and errors reported together."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import leaves
 from mcis.platform.config.maps import MethodConfig
 from mcis.platform.config.recipes import RECIPES
-from mcis.platform.config.renamed import RENAMED_KEYS, RENAMED_RECIPES
 from mcis.platform.config.resolve import is_assignment, location_values, parse_overrides, resolve
 from mcis.platform.config.sections import SOURCE_COMBINATIONS, Config
 from mcis.platform.config.training import ClassifierConfig
@@ -173,8 +171,8 @@ def test_all_problems_are_reported_together() -> None:
         "classifier.batch=many": "classifier.batch: .*integer.*found 'many'",
         "classifier.color_jitter=[1, 1, 1, 9]": r"classifier.color_jitter.3: .*found 9",
         "segmenter.backbone=vgg61": "segmenter.backbone: .*timm/NAME.*did you mean vgg16.*'vgg61'",
-        "recipe=small": "recipe cannot be overridden: name the recipe by --recipe",
-        "setting=voc": "setting cannot be overridden: name the sources as the first argument",
+        "recipe=scratch": "recipe cannot be overridden: name the recipe by --recipe",
+        "sources=voc": "sources cannot be overridden: name the sources as the first argument",
     }
     with pytest.raises(UserError) as caught:
         resolve("voc", "paper", {"data.max_rejected": -5}, list(wrong))
@@ -234,45 +232,6 @@ def test_a_uri_with_a_password_is_refused_without_printing_it() -> None:
     with pytest.raises(UserError, match=r"data\.tags\.table: .* token or signature") as caught:
         resolve("tags", "scratch", {"data.tags.table": "abfs://c@acct.dfs.core.windows.net/x.csv?sv=1&sig=hunter2"})
     assert "hunter2" not in str(caught.value)
-
-
-# --- renamed keys and recipes
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED_KEYS.items())
-def test_a_renamed_key_gives_an_error_with_its_current_name(old: str, new: str) -> None:
-    keys = {key for key, _ in leaves(Config())}
-    assert old not in keys
-    assert new in keys
-    if old != "setting":
-        with pytest.raises(UserError, match=rf"key '{re.escape(old)}' was renamed: write {re.escape(new)}="):
-            resolve("voc", overrides=[f"{old}=1"])
-
-
-def test_a_renamed_key_is_reported_with_the_current_value() -> None:
-    with pytest.raises(UserError, match=r"write classifier\.trainable_stages=0"):
-        resolve("voc", overrides=["classifier.trained=neck"])
-
-
-def test_a_replaced_key_is_reported_with_what_to_set() -> None:
-    with pytest.raises(UserError, match=r"set classifier\.losses\.basic\.weight=0\.5 and"):
-        resolve("voc", overrides=["classifier.loss_reduction=released"])
-
-
-@pytest.mark.parametrize(("old", "new"), RENAMED_RECIPES.items())
-def test_a_renamed_recipe_gives_an_error_with_its_current_name(old: str, new: str) -> None:
-    assert new in RECIPES
-    with pytest.raises(UserError, match=f"recipe '{old}' was renamed") as caught:
-        resolve("voc", old)
-    assert new in caught.value.remedy
-
-
-def test_a_file_of_an_earlier_version_is_refused_with_the_current_key(tmp_path: Path) -> None:
-    path = tmp_path / "config.toml"
-    path.write_text('setting = "voc"\nrecipe = "photos"\n')
-    with pytest.raises(UserError, match="earlier version") as caught:
-        resolve(file=path)
-    assert "sources = 'voc'" in caught.value.remedy
 
 
 # --- single-label and web images

@@ -84,7 +84,7 @@ def test_scores_are_read_as_they_were_written(tmp_path: Path) -> None:
         ({"miou": "high"}, "miou: Input should be a valid number"),
     ],
 )
-def test_a_damaged_or_older_file_is_named_with_a_remedy(tmp_path: Path, damage: dict[str, Any], words: str) -> None:
+def test_a_file_with_other_fields_is_named_with_a_remedy(tmp_path: Path, damage: dict[str, Any], words: str) -> None:
     file = tmp_path / SCORES
     file.write_text(json.dumps([asdict(MASKS) | damage]))
     with pytest.raises(UserError, match=words) as caught:
@@ -94,6 +94,13 @@ def test_a_damaged_or_older_file_is_named_with_a_remedy(tmp_path: Path, damage: 
     file.write_text("[3]")
     with pytest.raises(UserError, match=r"is damaged \(0: "):
         read_scores({"evaluate": tmp_path})
+
+
+def test_a_damaged_file_of_scores_gives_an_error_with_a_remedy(tmp_path: Path) -> None:
+    (tmp_path / SCORES).write_text('[{"measured": 1}]')
+    with pytest.raises(UserError, match=r"scores\.json is damaged") as caught:
+        read_scores({"evaluate": tmp_path})
+    assert "--from evaluate" in caught.value.remedy
 
 
 def test_names_of_metrics_have_only_characters_that_mlflow_allows() -> None:
