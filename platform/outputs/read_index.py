@@ -1,6 +1,5 @@
 """Reads a finished index for later stages and commands: its rows by split, its rejects and its classes."""
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +12,6 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.images.masks import read_truth
 from mcis.datasets.images.value_range import ValueRange
 from mcis.datasets.index import INDEX_SCHEMA
-from mcis.datasets.sources.lists import constant_column
 from mcis.datasets.storage.folders import path_exists
 from mcis.datasets.tables.large_tables import take_rows
 from mcis.platform.outputs.provenance import read_provenance
@@ -59,7 +57,7 @@ def open_index(workspace: Workspace, name: str, columns: list[str] | None = None
             f"no run {name!r} with an index in {workspace.root}", "a run with an index", "list the runs by `mcis runs`"
         )
     result = read_result(folder, IndexResult)
-    index = pa.concat_tables(_index_parts(folder / "index.parquet", columns or INDEX_SCHEMA.names))
+    index = pa.concat_tables(read_parts(folder / "index.parquet", columns or INDEX_SCHEMA.names))
     rejects = read_table(folder / "rejects.parquet")
     provenance = read_provenance(folder)
     return OpenedIndex(index, rejects, result.classes, result.notes, result.value_range, provenance)
@@ -91,7 +89,7 @@ def split_rows(
 
     parts = [schema.empty_table()]
     first = 0
-    for part in _index_parts(file, columns_to_read):
+    for part in read_parts(file, columns_to_read):
         rows = rows_in_split(part, split, tagged=tagged, negatives=negatives).select(columns).cast(schema)
         last = first + len(rows)
         if only is None:
@@ -116,16 +114,6 @@ def read_image_ids(context: RunContext) -> list[str]:
     """Returns the ids of all images of the index, of any split."""
     ids: list[str] = read_table(context.inputs["index"] / "index.parquet", ["image_id"])["image_id"].to_pylist()
     return ids
-
-
-def _index_parts(file: Path, columns: list[str]) -> Iterator[pa.Table]:
-    """Yields the parts of an index. In an index of an earlier version, which lacks `is_negative`, no image is one."""
-    for part in read_parts(file, columns):
-        if "is_negative" in columns and "is_negative" not in part.column_names:
-            position = columns.index("is_negative")
-            field = INDEX_SCHEMA.field("is_negative")
-            part = part.add_column(position, field, constant_column(False, len(part), pa.bool_()))
-        yield part
 
 
 def tagged_among_negatives(source: RunContext | Path) -> NDArray[np.bool_]:

@@ -47,10 +47,3 @@ def test_negatives_are_returned_with_tagged_images_on_demand(file: Path) -> None
     with_negatives = split_rows(file, "train", tagged=True, negatives=True)["image_id"].to_pylist()
     tagged = split_rows(file, "train", tagged=True)["image_id"].to_pylist()
     assert [name for name in with_negatives if name not in tagged] == ["i0", "i16"], "i8 is in val, i4 is unlabelled"
-
-
-def test_an_index_of_an_earlier_version_has_no_negatives(file: Path) -> None:
-    old = pa.concat_tables(read_parts(file)).drop(["is_negative"])
-    write_batches(file, old.schema, [old])
-    assert split_rows(file, "train").schema.equals(INDEX_SCHEMA)
-    assert split_rows(file, "train", tagged=True, negatives=True).equals(split_rows(file, "train", tagged=True))
