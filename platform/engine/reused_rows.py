@@ -1,6 +1,5 @@
 """Copies rows of earlier caches for images that they hold, so that added photographs alone are decoded and embedded."""
 
-import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -25,16 +24,16 @@ def record_images(folder: Path, rows: pa.Table) -> None:
     write_table(folder / _IMAGES, rows.select(["content_hash"]))
 
 
-def count_images(folder: Path) -> float:
-    """Returns the number of images in a finished cache; infinity if it has no record, for it then holds all."""
-    return len(read_table(folder / _IMAGES)) if (folder / _IMAGES).exists() else math.inf
+def count_images(folder: Path) -> int:
+    """Returns the number of images in a finished cache."""
+    return len(read_table(folder / _IMAGES))
 
 
 def find_rows(folders: Sequence[Path], rows: pa.Table) -> pa.Table:
     """Finds images in finished caches.
 
     Args:
-        folders: Folders of caches with the same kind of rows. Those without a record of their images are left out.
+        folders: Folders of caches with the same kind of rows.
         rows: Rows of the images, with a column `content_hash`.
 
     Returns:
@@ -43,8 +42,6 @@ def find_rows(folders: Sequence[Path], rows: pa.Table) -> pa.Table:
     cache = pa.nulls(len(rows), pa.int32())
     cache_row = pa.nulls(len(rows), pa.int32())
     for number, folder in enumerate(folders):
-        if not (folder / _IMAGES).exists():
-            continue
         hashes = read_table(folder / _IMAGES)["content_hash"].combine_chunks()
         found = pc.index_in(rows["content_hash"].combine_chunks(), hashes)
         cache = pc.if_else(found.is_valid(), pa.scalar(number, pa.int32()), cache)
