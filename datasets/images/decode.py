@@ -59,8 +59,8 @@ _START_OF_SCAN = 0xDA
 _TEMPORARY = 0x01  # the only marker matched by _MARKER that no length follows
 
 DECODER_VERSION = f"3-{PIL.__version__}"
-"""Version of the decoders, with that of Pillow. Raise it when the same bytes give other pixels, so that decoded images
-and features that an earlier version cached are not used."""
+"""Version of the decoders, with that of Pillow. Raise it when the same bytes give other pixels, so that cached images
+and features are computed again."""
 
 CHECKS_VERSION = f"6-{PIL.__version__}" + ("-heif" if READS_HEIF else "")
 """Version of the image checks, with that of Pillow. Raise it when the check of the same bytes gives another result.

@@ -75,7 +75,7 @@ class OrderPurpose(enum.IntEnum):
 
     IMAGES = 0
     """Tagged images of all domains, for pairs: (turn). Training images, for crops: (epoch)."""
-    STATISTICS = 5  # 1 to 4 were used by orders that no longer exist
+    STATISTICS = 5
     """Training images; the first ones give the channel statistics of a backbone: (0)."""
     OTHER_DOMAINS = 6
     """Images of other domains than `target`, for pairs with a given share of target images: (turn)."""

@@ -41,7 +41,7 @@ OUTPUT = re.compile(r"[a-z_]+-[0-9a-f]{16}")
 """Names of outputs in store/: <stage>-<key>."""
 CACHE = re.compile(r"(?P<name>[a-z]+\d*(-[0-9a-f]{16}){1,2})(\.part)?")
 """Names of finished and unfinished caches in cache/."""
-IMAGE_CHECKS = "verdicts-"
+IMAGE_CHECKS = "checks-"
 """Beginning of the names of folders in cache/ with the results of image checks."""
 
 

@@ -115,11 +115,9 @@ def run(config: Config, context: RunContext) -> IndexResult:
         counts["licenses"] = {count.license: count.images for count in license_counts(rows)}
     in_several_splits = find_duplicates(functools.partial(read_parts, index_file))
     kinds = [reason.partition(":")[0] for reason in rejects["reason"].to_pylist()]
-    identity: list[Any] = [table_digest(read_parts(index_file, _IDENTITY_COLUMNS)), classes]
-    if config.data.value_range:
-        identity.append(config.data.value_range)
+    rows_digest = table_digest(read_parts(index_file, _IDENTITY_COLUMNS))
     return IndexResult(
-        identity=fingerprint(*identity),
+        identity=fingerprint(rows_digest, classes, config.data.value_range),
         classes=classes,
         value_range=config.data.value_range,
         notes=(*notes, *unclear.notes(), *_notes(train_counts, num_unlabelled, in_several_splits)),
