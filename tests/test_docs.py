@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 LEFT = ("docs/explanation/paper-vs-code.md",)
-"""Pages that describe earlier versions or other programs."""
+"""Pages that describe other programs."""
 
 
 def anchors(page: Path) -> set[str]:

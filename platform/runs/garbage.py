@@ -15,9 +15,10 @@ import psutil
 
 from mcis.datasets.errors import BadFile, UserError, join_shortened
 from mcis.datasets.storage.folders import TEMPORARY_NAME, host_name, names_in, path_exists, remove
-from mcis.platform.runs.files import bytes_in, disk_errors, read_json
+from mcis.platform.runs.files import bytes_in, disk_errors
 from mcis.platform.runs.inventory import records
-from mcis.platform.runs.workspace import CACHE, IMAGE_CHECKS, OUTPUT, SUMMARY, RunRecord, Workspace
+from mcis.platform.runs.results import read_cache_names
+from mcis.platform.runs.workspace import CACHE, IMAGE_CHECKS, OUTPUT, RunRecord, Workspace
 
 _ABANDONED = 24 * 3600.0
 """Seconds after which a temporary file of a process on another machine counts as abandoned."""
@@ -137,14 +138,13 @@ def _unused_caches(workspace: Workspace, used_outputs: set[str], notes: list[str
     for name in sorted(used_outputs):
         folder = workspace.store / name
         try:
-            used.update(read_json(folder / SUMMARY)["caches"])
-        except (FileNotFoundError, BadFile, KeyError, TypeError):
+            used.update(read_cache_names(folder))
+        except (FileNotFoundError, BadFile):
             if path_exists(folder):
                 unknown.append(name)
     if unknown:
         notes.append(
-            "cache/ is kept: it is unknown which caches these unfinished or older outputs use: "
-            f"{join_shortened(unknown)}"
+            f"cache/ is kept: it is unknown which caches these unfinished outputs use: {join_shortened(unknown)}"
         )
         return []
 

@@ -87,7 +87,15 @@ class PredictResult(StageResult):
     split: str
 
 
+@dataclass(frozen=True, kw_only=True)
+class _CacheNames:
+    """The part of a summary that names the folders in cache/ that the stage read."""
+
+    caches: tuple[str, ...]
+
+
 Result = TypeVar("Result", bound=StageResult)
+_Summary = TypeVar("_Summary")
 
 
 def write_result(folder: Path, result: StageResult, *, key: str, caches: Sequence[str] = ()) -> None:
@@ -143,5 +151,18 @@ def read_result(folder: Path, kind: type[Result]) -> Result:
         FileNotFoundError: the stage is not finished.
         UserError: the summary is damaged or was written by another version.
     """
+    return _read_summary(folder, kind)
+
+
+def read_cache_names(folder: Path) -> tuple[str, ...]:
+    """Returns the names of the folders in cache/ that a finished stage read. For errors see `read_result`.
+
+    Args:
+        folder: its output.
+    """
+    return _read_summary(folder, _CacheNames).caches
+
+
+def _read_summary(folder: Path, kind: type[_Summary]) -> _Summary:
     expected = "the summary of a stage as this version of mcis writes it"
     return read_record_of(folder / SUMMARY, kind, expected, f"compute its stage again: {recompute_command()}")
