@@ -56,17 +56,17 @@ Locations = Annotated[str | tuple[str, ...] | None, BeforeValidator(_absolute_lo
 
 
 class ClassFoldersConfig(Section):
-    """Fields of both sources. Fields that are not set are left out of stage keys, which earlier versions made."""
+    """Fields of both sources."""
 
     root: Locations = None
     """Folder of class folders, or a table of images and tags; or a list of folders and tables."""
-    list: LocalPath | None = Field(default=None, exclude_if=lambda path: path is None)
+    list: LocalPath | None = None
     """File with one image per line, <folder>/<image>, with or without suffix. Other images are left out, and listed
     images that are absent from their folder are an error. None: all images."""
-    max_per_class: int | None = Field(default=None, gt=0, exclude_if=lambda number: number is None)
+    max_per_class: int | None = Field(default=None, gt=0)
     """Maximum number of images of a class. If there are more, those are used whose names have the smallest SHA-256, so
     the choice depends neither on a seed nor on the order of files. None: unlimited."""
-    follow_links: bool = Field(default=False, exclude_if=lambda follows: not follows)
+    follow_links: bool = False
     """Use files and folders that links name outside of the folders. By default these are left out, with a note."""
 
 

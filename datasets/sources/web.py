@@ -8,8 +8,6 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import Field
-
 from mcis.datasets.classes import VOC_CLASSES
 from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.index import Listing
@@ -40,7 +38,7 @@ class WebConfig(ClassFoldersConfig):
     root: Locations = None
     """Folder of <class>/<file>, also in subfolders; or of <number of a VOC class>_<file>; or a table with the columns
     image and tags and, optionally, url, license and saliency; or a list of these."""
-    classes: LocalPath | None = Field(default=None, exclude_if=lambda path: path is None)
+    classes: LocalPath | None = None
     """File of lines `<folder> <class name>`. If the folder has spaces, a tab separates them. None: folders named after
     the classes, or by another spelling or a synonym, such as `potted plant` and `tv`."""
     saliency: LocalPath | None = None

@@ -55,7 +55,7 @@ class DataConfig(Section):
     leave_out: LocalPath | None = Field(default=None, exclude=True)  # the listing depends on its content
     """File with one image id per line, as `mcis suggest --tags` writes it. Training images with these ids are left out.
     None: all images."""
-    keep_copies: bool = Field(default=False, exclude_if=lambda keeps: not keeps)
+    keep_copies: bool = False
     """Keep training images that are exact copies, byte for byte, of other training images or of val images. By default
     one image of each content is trained on, and none that is a val image, because scores on it would be too high."""
     min_side: Positive = 32

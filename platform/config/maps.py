@@ -81,7 +81,7 @@ class LocalizeConfig(Section):
     """Additional scale factors of the input; features are averaged over all scales."""
     hflip: bool = False
     """Average the features with those of the horizontally flipped image."""
-    pixel_correlation: bool = Field(default=True, exclude_if=bool)  # keys of outputs contain only False
+    pixel_correlation: bool = True
     """Refine single-round maps by pixel correlation, if the classifier was trained with equivariant attention
     (`classifier.equivariant`). false: maps are the activations S_n of the classifier (section 4.4), and equivariant
     attention acts in training only."""

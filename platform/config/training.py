@@ -104,10 +104,10 @@ class CropSection(BackboneSection):
     """Images per step, summed over all workers."""
     min_steps: Positive = 16000
     """Minimum number of optimizer steps; `max_epochs` lowers it for a small training set."""
-    min_epochs: float = Field(default=0.0, ge=0, exclude_if=lambda min_epochs: not min_epochs)
+    min_epochs: NonNegative = 0.0
     """Minimum number of passes over the training set; large data sets then take more than `min_steps` steps. Images
     that `segmenter.class_balance_exponent` repeats count once and do not prolong training."""
-    max_epochs: float | None = Field(default=None, gt=0, exclude_if=lambda max_epochs: max_epochs is None)
+    max_epochs: float | None = Field(default=None, gt=0)
     """Passes over a small training set at which `min_steps` is lowered to that many; None = never."""
     hflip: bool = True
     """Flip each training image horizontally with probability 1/2."""
@@ -176,7 +176,7 @@ class ClassifierConfig(BackboneSection):
     """Pairs per epoch; None = the number of tagged training images and negatives."""
     class_balanced_fraction: Fraction = 0.0
     """Fraction of pairs whose image m is drawn by class: first a class, uniformly, then one of its images."""
-    target_share: float | None = Field(default=None, gt=0, le=1, exclude_if=lambda share: share is None)
+    target_share: float | None = Field(default=None, gt=0, le=1)
     """Fraction of the images of pairs that are of the data set, in runs with single-label or web images, which may be
     many times as many. None = pairs are drawn from all images alike. It does not change the number of pairs per epoch
     (`classifier.epoch_pairs`)."""
@@ -184,10 +184,10 @@ class ClassifierConfig(BackboneSection):
     """Pairs per step, summed over all workers (section 3.3)."""
     epochs: Positive = 15
     """Passes over the training images as image m; also the length of the learning rate schedule."""
-    min_steps: int = Field(default=0, ge=0, exclude_if=lambda min_steps: not min_steps)
+    min_steps: int = Field(default=0, ge=0)
     """Minimum number of optimizer steps. For small data sets, all settings that count epochs are scaled up to reach
     it."""
-    max_steps: int | None = Field(default=None, gt=0, exclude_if=lambda max_steps: max_steps is None)
+    max_steps: int | None = Field(default=None, gt=0)
     """Maximum number of optimizer steps of the schedule. For large data sets, `epoch_pairs` is lowered to keep it, so
     that an epoch uses a part of the images. None = no maximum."""
     stop_epoch: int | None = Field(default=None, ge=0)

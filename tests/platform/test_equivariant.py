@@ -169,12 +169,6 @@ def test_maps_without_pixel_correlation_are_the_activations(tmp_path: Path) -> N
     np.testing.assert_allclose(np.array(table["map"].to_pylist()), activations.flatten(1).numpy(), atol=1e-2)
 
 
-def test_keys_of_outputs_contain_pixel_correlation_only_if_it_is_turned_off() -> None:
-    assert "pixel_correlation" not in config().localize.model_dump(mode="json")
-    turned_off = config("localize.pixel_correlation=false").localize.model_dump(mode="json")
-    assert turned_off["pixel_correlation"] is False
-
-
 def test_the_section_is_left_out_of_keys_of_runs_without_equivariant_attention() -> None:
     """Stage keys are computed from the dumped sections."""
     for recipe in RECIPES:

@@ -237,15 +237,6 @@ def test_a_uri_with_a_password_is_refused_without_printing_it() -> None:
 # --- single-label and web images
 
 
-def test_unused_settings_of_extra_images_are_left_out_of_stage_keys() -> None:
-    """Keys and experiments of earlier versions have one folder as a text, and none of the newer settings."""
-    locations = {"data.single.root": "/single", "data.web.root": ["/web"]}
-    dumped = resolve("voc+single+web", options=locations).config.model_dump(mode="json")
-    assert dumped["data"]["single"] == {"root": "/single", "classes": None, "saliency": None}
-    assert dumped["data"]["web"] == {"root": "/web", "saliency": None}
-    assert "target_share" not in dumped["classifier"]
-
-
 def test_a_source_may_have_several_folders(tmp_path: Path) -> None:
     resolved = resolve("voc+single", options=location_values({"single": ["a", tmp_path / "b"]}))
     assert dict(leaves(resolved.config))["data.single.root"] == (str(Path.cwd() / "a"), str(tmp_path / "b"))
