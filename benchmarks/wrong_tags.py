@@ -114,7 +114,7 @@ class Reference:
 def list_extra(options: argparse.Namespace, folder: Path, names: tuple[str, ...]) -> Listing:
     """Lists the images of class folders."""
     lister = list_web if options.kind == "web" else list_single_label
-    return lister(folder, names, classes=options.extra_classes)
+    return lister([folder], names, classes=options.extra_classes)
 
 
 def write_table(extra: Extra, tags: NDArray[np.int64], names: tuple[str, ...], path: Path) -> Path:

@@ -37,22 +37,21 @@ _RUNNING_NUMBER = re.compile(r"\s+\d+$")
 """What follows the names in ImageNet's lists of images, such as train_cls.txt."""
 
 
-def _absolute_locations(value: Any) -> str | tuple[str, ...] | None:
-    """Makes one or several paths absolute. One path stays a text, as experiments of earlier versions have it."""
+def _absolute_locations(value: Any) -> tuple[str, ...] | None:
+    """Makes paths absolute. A single path needs no list."""
     if value is None:
         return None
     paths = value if isinstance(value, list | tuple) else [value]
     if not paths or not all(isinstance(path, str | Path) for path in paths):
         raise ValueError("Input should be a path or a list of paths")
-    locations = tuple(_absolute_location(str(path)) for path in paths)
-    return locations[0] if len(locations) == 1 else locations
+    return tuple(_absolute_location(str(path)) for path in paths)
 
 
 def _absolute_location(path: str) -> str:
     return absolute_location(path) if is_table(path) else str(absolute_path(Path(path)))
 
 
-Locations = Annotated[str | tuple[str, ...] | None, BeforeValidator(_absolute_locations)]
+Locations = Annotated[tuple[str, ...] | None, BeforeValidator(_absolute_locations)]
 
 
 class ClassFoldersConfig(Section):
@@ -333,11 +332,6 @@ class FolderListing:
                 f"{max_per_class}: {join_shortened(limited, len(limited))}"
             )
         self.images = list(itertools.compress(self.images, is_kept))
-
-
-def locations_of(root: Path | str | Sequence[Path | str]) -> Sequence[Path | str]:
-    """Returns the locations of a source, of which there may be one or several."""
-    return [root] if isinstance(root, Path | str) else root
 
 
 def _saliency_uris(

@@ -16,7 +16,6 @@ from mcis.datasets.sources.class_folders import (
     ImageChoice,
     ImageKind,
     Locations,
-    locations_of,
     read_class_file,
 )
 from mcis.datasets.sources.class_names import ClassNames, voc_folders
@@ -44,7 +43,7 @@ class SingleConfig(ClassFoldersConfig):
 
 
 def list_single_label(
-    root: Path | str | Sequence[Path | str],
+    root: Sequence[Path | str],
     names: tuple[str, ...],
     *,
     classes: Path | None = None,
@@ -77,7 +76,7 @@ def list_single_label(
         class_names = ClassNames(names, voc_folders() | {name: name for name in names}, spellings=True)
 
     listing = FolderListing(_KIND, class_names, ImageChoice(list, max_per_class, follow_links))
-    for location in locations_of(root):
+    for location in root:
         if is_table(str(location)):
             listing.add_table(str(location), trusted=allow_absolute)
         else:

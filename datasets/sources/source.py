@@ -17,7 +17,7 @@ class Source:
             keys of `data_keys`. Unless the source defines classes, it also takes the class names as `names`.
         location: Name of the lister's first argument, the path of the images.
         location_kind: Whether the location is a folder of this machine, or a file, which may be a URI.
-        several: Whether there may be several locations. The argument is then a location or a tuple of them.
+        several: Whether there may be several locations. The argument is then a tuple of them.
         help: Description of the location, for messages and the command line.
         example: Arguments of `mcis index` that index such a source.
         record: Section of the configuration, `data.<name>`. None: all arguments are in `data_keys`.

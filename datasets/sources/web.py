@@ -19,7 +19,6 @@ from mcis.datasets.sources.class_folders import (
     ImageChoice,
     ImageKind,
     Locations,
-    locations_of,
     read_class_file,
 )
 from mcis.datasets.sources.class_names import ClassNames
@@ -47,7 +46,7 @@ class WebConfig(ClassFoldersConfig):
 
 
 def list_web(
-    root: Path | str | Sequence[Path | str],
+    root: Sequence[Path | str],
     names: tuple[str, ...],
     *,
     classes: Path | None = None,
@@ -80,7 +79,7 @@ def list_web(
 
     remedy = "name by --web the folder that holds the classes"
     listing = FolderListing(_KIND, class_names, ImageChoice(list, max_per_class, follow_links))
-    for location in locations_of(root):
+    for location in root:
         if is_table(str(location)):
             listing.add_table(str(location), trusted=allow_absolute)
             continue

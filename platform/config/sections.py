@@ -217,8 +217,9 @@ def _check_unused_locations(config: Config) -> Iterator[str]:
     for name, source in SOURCES.items():
         location = value_of(config, source.keys(name)[source.location])
         if location is not None and name not in config.sources.split("+"):
+            places = ", ".join(location) if isinstance(location, tuple) else location
             yield (
-                f"sources is {config.sources}, without {name}, but {location} is given for {name}; "
+                f"sources is {config.sources}, without {name}, but {places} is given for {name}; "
                 f"use {config.sources}+{name}, or leave it out"
             )
 

@@ -50,8 +50,8 @@ def imagenet(tmp_path: Path) -> Path:
     return root
 
 
-def listed(root: Path | list[Path], **options: Any) -> Listing:
-    return list_single_label(root, VOC_CLASSES, **options)
+def listed(*roots: Path, **options: Any) -> Listing:
+    return list_single_label(roots, VOC_CLASSES, **options)
 
 
 # --- the table of folders
@@ -156,7 +156,7 @@ def test_folders_of_several_data_sets_can_be_mixed(tmp_path: Path) -> None:
 
 def test_classes_may_be_named_like_synsets(tmp_path: Path) -> None:
     fill(tmp_path, f"{DOG}/1.JPEG", f"{CAT}/2.png")
-    listing = list_single_label(tmp_path, (CAT, DOG))
+    listing = list_single_label([tmp_path], (CAT, DOG))
     assert ids(listing) == [f"single/{DOG}/1.JPEG", f"single/{CAT}/2.png"]
     assert tags(listing) == [[1], [0]]
 
@@ -181,7 +181,7 @@ def test_class_file_replaces_the_table(imagenet: Path, tmp_path: Path) -> None:
 def test_class_file_may_have_any_unicode_form(tmp_path: Path) -> None:
     fill(tmp_path / "photos", "a/1.jpg")
     (tmp_path / "names").write_text("a cafe\u0301\n")
-    listing = list_single_label(tmp_path / "photos", ("caf\u00e9",), classes=tmp_path / "names")
+    listing = list_single_label([tmp_path / "photos"], ("caf\u00e9",), classes=tmp_path / "names")
     assert tags(listing) == [[0]]
 
 
@@ -228,7 +228,7 @@ def test_folders_without_images_are_an_error(tmp_path: Path) -> None:
 
 def test_folders_of_no_class_are_an_error(imagenet: Path) -> None:
     with pytest.raises(UserError, match=rf"of the 1 classes; there are {TENCH}, {DOG}, {CAT}\n.*ImageNet"):
-        list_single_label(imagenet / "Data/CLS-LOC/train", ("teapot",))
+        list_single_label([imagenet / "Data/CLS-LOC/train"], ("teapot",))
 
 
 # --- several folders, lists and limits
@@ -242,7 +242,7 @@ def caltech(tmp_path: Path) -> Path:
 
 
 def test_folders_of_several_data_sets_are_listed_together(imagenet: Path, caltech: Path) -> None:
-    listing = listed([imagenet, caltech])
+    listing = listed(imagenet, caltech)
 
     assert ids(listing)[-2:] == ["single/056.dog/056_0001.jpg", "single/056.dog/056_0002.jpg"]
     assert ids(listing)[:-2] == ids(listed(imagenet))
@@ -273,7 +273,7 @@ def test_a_second_layout_below_a_root_is_noted(tmp_path: Path, imagenet: Path) -
 def test_every_folder_needs_images(imagenet: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=r"no folder with images in .*/empty"):
-        listed([imagenet, tmp_path / "empty"])
+        listed(imagenet, tmp_path / "empty")
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_every_folder_needs_images(imagenet: Path, tmp_path: Path) -> None:
 def test_a_list_chooses_images(imagenet: Path, caltech: Path, tmp_path: Path, lines: str) -> None:
     (tmp_path / "list.txt").write_text(lines)
 
-    listing = listed([imagenet, caltech], list=tmp_path / "list.txt")
+    listing = listed(imagenet, caltech, list=tmp_path / "list.txt")
 
     assert ids(listing) == [f"single/{DOG}/{DOG}_10.JPEG", "single/056.dog/056_0002.jpg"]
     assert has_note(listing, f"2 of 5 images are in {tmp_path / 'list.txt'}, the others are left out")
@@ -360,7 +360,7 @@ def test_links_are_followed_on_request(tmp_path: Path) -> None:
 
 def test_saliency_maps_of_several_folders_share_a_folder(imagenet: Path, caltech: Path, tmp_path: Path) -> None:
     fill(tmp_path / "maps", f"{CAT}/{CAT}_1.png", "056.dog/056_0001.png")
-    listing = listed([imagenet, caltech], saliency=tmp_path / "maps")
+    listing = listed(imagenet, caltech, saliency=tmp_path / "maps")
     maps = [Path(uri).name if uri else None for uri in listing.table["saliency_uri"].to_pylist()]
     assert maps == [None, None, f"{CAT}_1.png", "056_0001.png", None]
 
@@ -405,7 +405,7 @@ def test_image_in_two_listings_is_an_error(two_listings: tuple[Listing, Listing]
 def test_crawl_is_listed_with_any_suffixes(tmp_path: Path) -> None:
     fill(tmp_path, "dog/b.jpg", "dog/b.gif", "dog/page", "cat/a b.JPG", "cat/x.html")
 
-    listing = list_web(tmp_path, CLASSES)
+    listing = list_web([tmp_path], CLASSES)
 
     assert listing.classes == CLASSES
     assert listing.table.schema.equals(LISTING_SCHEMA, check_metadata=True)
@@ -437,7 +437,7 @@ def fail_scans(monkeypatch: pytest.MonkeyPatch, folder: Path, number: int, times
 def test_a_transient_error_of_a_folder_is_retried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(tmp_path, "cat/a.jpg")
     fail_scans(monkeypatch, tmp_path / "cat", errno.EIO, 1)
-    assert ids(list_web(tmp_path, CLASSES)) == ["web/cat/a.jpg"]
+    assert ids(list_web([tmp_path], CLASSES)) == ["web/cat/a.jpg"]
 
 
 @pytest.mark.parametrize(
@@ -454,7 +454,7 @@ def test_a_folder_that_cannot_be_read_is_named_with_the_cause(
     fill(tmp_path, "cat/a.jpg")
     fail_scans(monkeypatch, tmp_path / "cat", number, 99)
     with pytest.raises(UserError, match=found) as caught:
-        list_web(tmp_path, CLASSES)
+        list_web([tmp_path], CLASSES)
     assert remedy in caught.value.remedy
 
 
@@ -470,7 +470,7 @@ def test_entries_that_are_left_out_are_counted(tmp_path: Path) -> None:
     os.mkfifo(root / "cat/pipe.jpg")
     (root / "cat" / os.fsdecode(b"\xff.jpg")).touch()
 
-    listing = list_web(root, CLASSES)
+    listing = list_web([root], CLASSES)
 
     names = ["web/cat/a.jpg", "web/dog/a.jpg", "web/dog/inside.jpg", "web/dog/inner/c.jpg"]
     assert ids(listing) == names
@@ -489,7 +489,7 @@ def test_saliency_map_is_used_if_the_stem_of_its_image_is_unique(tmp_path: Path)
     fill(tmp_path / "web", "dog/b.jpg", "dog/b.gif", "dog/c.jpg", "cat/b.jpg", "cat/d", "cow/e.jpg")
     fill(tmp_path / "maps", "dog/b.png", "dog/c.png", "cat/b.png", "cat/d.png")
 
-    listing = list_web(tmp_path / "web", CLASSES, saliency=tmp_path / "maps")
+    listing = list_web([tmp_path / "web"], CLASSES, saliency=tmp_path / "maps")
 
     maps = dict(zip(ids(listing), listing.table["saliency_uri"].to_pylist(), strict=True))
     assert maps == {
@@ -523,22 +523,22 @@ def test_saliency_maps_of_images_with_the_same_stem_have_longer_names(tmp_path: 
 
 def test_missing_folders_of_a_crawl_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no folder .*/none"):
-        list_web(tmp_path / "none", CLASSES)
+        list_web([tmp_path / "none"], CLASSES)
 
     fill(tmp_path, "dog/a.jpg")
     with pytest.raises(UserError, match=r"no folder .*/none"):
-        list_web(tmp_path, CLASSES, saliency=tmp_path / "none")
+        list_web([tmp_path], CLASSES, saliency=tmp_path / "none")
 
 
 def test_empty_crawl_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="holds an image; there are none"):
-        list_web(tmp_path, CLASSES)
+        list_web([tmp_path], CLASSES)
 
 
 def test_crawl_of_other_folders_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     fill(tmp_path, "dogs/a.jpg")
     with pytest.raises(UserError, match="holds an image; there are dogs") as caught:
-        list_web(tmp_path, CLASSES)
+        list_web([tmp_path], CLASSES)
     assert "cat, cow, dog" in caught.value.expected
     assert "rename" in caught.value.remedy
 
@@ -546,12 +546,12 @@ def test_crawl_of_other_folders_is_an_error_with_a_remedy(tmp_path: Path) -> Non
 def test_crawl_of_hidden_files_is_an_error(tmp_path: Path) -> None:
     fill(tmp_path, "dogs/a.jpg", "dog/.a.jpg")
     with pytest.raises(UserError, match="holds an image; there are dog, dogs"):
-        list_web(tmp_path, CLASSES)
+        list_web([tmp_path], CLASSES)
 
 
 def test_folders_may_have_other_spellings_and_synonyms(tmp_path: Path) -> None:
     fill(tmp_path, "Potted Plant/1.jpg", "potted_plant/2.jpg", "tv/3.jpg", "tvmonitor/4.jpg", "AIRPLANE/5.jpg", "gnu/6")
-    for listing, source in ((list_web(tmp_path, VOC_CLASSES), "web"), (listed(tmp_path), "single")):
+    for listing, source in ((list_web([tmp_path], VOC_CLASSES), "web"), (listed(tmp_path), "single")):
         found = dict(zip(ids(listing), tags(listing), strict=True))
         assert found == {
             f"{source}/Potted Plant/1.jpg": [VOC_CLASSES.index("pottedplant")],
@@ -584,11 +584,11 @@ def test_a_name_that_fits_two_classes_is_none_of_them(names: tuple[str, ...], fo
 def test_a_class_file_gives_web_folders_a_class(tmp_path: Path) -> None:
     fill(tmp_path / "web", "cute kittens/1.jpg", "dog/2.jpg")
     (tmp_path / "names").write_text("cute kittens\tcat\n")
-    listing = list_web(tmp_path / "web", CLASSES, classes=tmp_path / "names")
+    listing = list_web([tmp_path / "web"], CLASSES, classes=tmp_path / "names")
     assert ids(listing) == ["web/cute kittens/1.jpg"]
     (tmp_path / "names").write_text("dog hound\n")
     with pytest.raises(UserError, match="unknown classes: hound"):
-        list_web(tmp_path / "web", CLASSES, classes=tmp_path / "names")
+        list_web([tmp_path / "web"], CLASSES, classes=tmp_path / "names")
 
 
 def test_folders_below_class_folders_are_read(tmp_path: Path) -> None:
@@ -597,13 +597,13 @@ def test_folders_below_class_folders_are_read(tmp_path: Path) -> None:
     (tmp_path / "web/dog/loop").symlink_to(tmp_path / "web/dog")
     (tmp_path / "web/dog/more").symlink_to(tmp_path / "more")
 
-    listing = list_web(tmp_path / "web", CLASSES)
+    listing = list_web([tmp_path / "web"], CLASSES)
     names = ["web/dog/d.jpg", "web/dog/2018/a.jpg", "web/dog/2018/b/c.jpg"]
     assert ids(listing) == names
     assert has_note(listing, "left out 1 link(s) to folders that were read already")
     assert has_note(listing, "left out 1 link(s) that lead out of")
 
-    followed = list_web(tmp_path / "web", CLASSES, follow_links=True)
+    followed = list_web([tmp_path / "web"], CLASSES, follow_links=True)
     assert ids(followed) == [*names, "web/dog/more/f.jpg"]
 
 
@@ -612,7 +612,7 @@ def test_files_may_be_named_by_the_number_of_their_class(tmp_path: Path) -> None
     fill(
         tmp_path / "flat", "12_abc.jpg", "8_x_1.jpg", "21_none.jpg", "0_none.jpg", "12.jpg", "readme.txt", "1_plane.jpg"
     )
-    listing = list_web(tmp_path / "flat", CLASSES)
+    listing = list_web([tmp_path / "flat"], CLASSES)
     assert ids(listing) == ["web/12_abc.jpg", "web/8_x_1.jpg"]
     assert tags(listing) == [[2], [0]]
     assert has_note(listing, "files are named by the number of their VOC class, such as 12_abc.jpg")
@@ -638,7 +638,7 @@ def table(tmp_path: Path) -> Path:
 
 
 def test_a_table_gives_several_tags_and_where_images_come_from(table: Path) -> None:
-    listing = list_web(table, CLASSES)
+    listing = list_web([table], CLASSES)
 
     assert ids(listing) == ["web/1.jpg", "web/2.jpg"]
     assert tags(listing) == [[0, 2], [1]]
@@ -671,7 +671,7 @@ def test_tables_and_folders_are_listed_together(table: Path, tmp_path: Path) -> 
 
 
 def test_a_table_gives_single_label_images(table: Path) -> None:
-    listing = list_single_label(str(table), CLASSES)
+    listing = list_single_label([str(table)], CLASSES)
     assert ids(listing) == ["single/1.jpg", "single/2.jpg"]
     assert set(listing.table["domain"].to_pylist()) == {"source"}
 
@@ -680,7 +680,7 @@ def test_a_trusted_table_names_files_anywhere(tmp_path: Path) -> None:
     (tmp_path / "tables").mkdir()
     path = tmp_path / "tables/t.csv"
     path.write_text(f"image,tags\n{tmp_path}/a/1.jpg,dog\ns3://bucket/2.jpg,cat\n")
-    listing = list_web(path, CLASSES, allow_absolute=True)
+    listing = list_web([path], CLASSES, allow_absolute=True)
     assert set(ids(listing)) == {f"web{tmp_path}/a/1.jpg", "web/s3/bucket/2.jpg"}
 
 
@@ -696,4 +696,4 @@ INVALID_TABLES = [
 def test_invalid_tables_are_errors(tmp_path: Path, text: str, message: str) -> None:
     (tmp_path / "t.csv").write_text(text)
     with pytest.raises(UserError, match=message):
-        list_web(tmp_path / "t.csv", CLASSES)
+        list_web([tmp_path / "t.csv"], CLASSES)

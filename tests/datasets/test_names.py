@@ -168,7 +168,7 @@ def test_paths_of_other_systems_are_found(tmp_path: Path) -> None:
 
 def test_a_folder_of_a_class_is_found_in_the_other_form(tmp_path: Path) -> None:
     draw(tmp_path / LION_NFD / "a.png")
-    listing = list_web(tmp_path, (LION_NFC, "cat"))
+    listing = list_web([tmp_path], (LION_NFC, "cat"))
     assert listing.table["tags"].to_pylist() == [[0]]
     assert listing.table["uri"].to_pylist() == [str(tmp_path / LION_NFD / "a.png")]
 

@@ -93,7 +93,7 @@ def lists(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
         return of_voc(path, f"../../Annotations/{names[0]}.xml")
 
     def of_single(path: Path) -> object:
-        return list_single_label(single, ("cat", "dog", "cow"), classes=path)
+        return list_single_label([single], ("cat", "dog", "cow"), classes=path)
 
     return {
         "list lid": (listed, "l.txt", of_lid),

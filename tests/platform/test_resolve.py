@@ -245,6 +245,8 @@ def test_a_source_may_have_several_folders(tmp_path: Path) -> None:
     assert resolve(file=tmp_path / "experiment.toml").config == resolved.config
     overridden = resolve("voc+single", overrides=[f'data.single.root=["/a", "{tmp_path / "b"}"]'])
     assert dict(leaves(overridden.config))["data.single.root"] == ("/a", str(tmp_path / "b"))
+    one = resolve("voc+single", overrides=["data.single.root=/a"])
+    assert dict(leaves(one.config))["data.single.root"] == ("/a",)
 
 
 @pytest.mark.parametrize(("root", "message"), [([], "a path or a list"), (["s3://b/c"], "a local path"), (3, "a path")])

@@ -303,7 +303,7 @@ def test_class_folders_get_maps_of_the_same_names(ray_local: None, tmp_path: Pat
     names = sorted(path.relative_to(tmp_path / "maps").as_posix() for path in (tmp_path / "maps").rglob("*.png"))
     assert names == ["cat/c.png", "dog/a.jpg.png", "dog/a.png.png", "dog/b.png"]
     lister = list_single_label if source == "single" else list_web
-    listed = lister(tmp_path / "images", VOC_CLASSES, saliency=tmp_path / "maps")
+    listed = lister([tmp_path / "images"], VOC_CLASSES, saliency=tmp_path / "maps")
     assert listed.table["saliency_uri"].null_count == 0
     assert not [note for note in listed.notes if "saliency" in note]
 

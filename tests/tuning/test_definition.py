@@ -237,7 +237,7 @@ def test_a_study_of_methods_may_adapt_to_its_sources(tmp_path: Path) -> None:
 def test_a_trial_has_only_the_locations_of_its_sources() -> None:
     resolved = resolve("voc+single+web", "paper", LOCATIONS)
     assert trial_values(resolved, {}, "voc") == {"data.voc": "/voc"}
-    assert trial_values(resolved, {}, "voc+web") == {"data.voc": "/voc", "data.web.root": "/web"}
+    assert trial_values(resolved, {}, "voc+web") == {"data.voc": "/voc", "data.web.root": ("/web",)}
 
 
 def test_axes_of_a_file_are_cases_of_all_combinations(tmp_path: Path) -> None:
