@@ -12,7 +12,7 @@ FOLDER = Path(__file__).resolve().parent
 RESULTS = FOLDER.parent / "docs" / "reference" / "benchmarks.md"
 BEGIN = "<!-- benchmarks -->"
 END = "<!-- /benchmarks -->"
-HEAD = ["| what | value | target | |", "| --- | --- | --- | --- |"]
+HEAD = ["| script | measured | value | target | missed |", "| --- | --- | --- | --- | --- |"]
 NOT_BENCHMARKS = (
     "direct_classifier",
     "growth",  # takes hours
@@ -30,12 +30,14 @@ class Ratio(NamedTuple):
     """A measured ratio and its target.
 
     Attributes:
+        script: Name of the script that measured it, as in `make bench ONLY=...`.
         subject: What was measured.
         value: Measured value, as printed.
         target: Target, as printed.
         is_upper_bound: Whether the value must be at most the target. Otherwise it must be at least the target.
     """
 
+    script: str
     subject: str
     value: str
     target: str
@@ -55,7 +57,8 @@ class Ratio(NamedTuple):
 
     def row(self) -> str:
         """Returns the row of the table."""
-        return f"| {self.subject} | {self.value} | {self.target_text} | {'missed' if self.misses_target else ''} |"
+        missed = "yes" if self.misses_target else ""
+        return f"| `{self.script}` | {self.subject} | {self.value} | {self.target_text} | {missed} |"
 
 
 def run_benchmark(script: Path) -> tuple[list[Ratio], str]:
@@ -86,7 +89,7 @@ def run_benchmark(script: Path) -> tuple[list[Ratio], str]:
         match = RATIO_LINE.fullmatch(line)
         if match:
             value, at_most, target, subject = match.groups()
-            ratios.append(Ratio(subject or default_subject, value, target, at_most is not None))
+            ratios.append(Ratio(script.stem, subject or default_subject, value, target, at_most is not None))
         elif line.startswith("machine: "):
             machine = line.removeprefix("machine: ")
     return ratios, machine
@@ -107,13 +110,13 @@ def run_benchmarks(scripts: list[Path]) -> tuple[list[Ratio], str, list[str]]:
     return ratios, machine, failures
 
 
-def read_rows(table: str) -> dict[str, str]:
-    """Returns the rows of a table by subject, without its head."""
+def read_rows(table: str) -> dict[tuple[str, str], str]:
+    """Returns the rows of a table by script and subject, without its head."""
     rows = {}
     for line in table.splitlines():
         if line.startswith("| ") and line not in HEAD:
-            subject = line.removeprefix("| ").split(" | ")[0]
-            rows[subject] = line
+            script, subject = line.removeprefix("| ").split(" | ")[:2]
+            rows[script.strip("`"), subject] = line
     return rows
 
 
@@ -122,7 +125,7 @@ def write_table(ratios: list[Ratio], machine: str, *, keep_rows: bool) -> None:
 
     Args:
         machine: Description of the machine.
-        keep_rows: Whether to keep the table's rows of other subjects.
+        keep_rows: Whether to keep the table's other rows.
     """
     text = RESULTS.read_text(encoding="utf-8")
     if BEGIN not in text or END not in text:
@@ -131,8 +134,8 @@ def write_table(ratios: list[Ratio], machine: str, *, keep_rows: bool) -> None:
     old_table, after = rest.split(END, 1)
     rows = read_rows(old_table) if keep_rows else {}
     for ratio in ratios:
-        rows[ratio.subject] = ratio.row()
-    sorted_rows = [rows[subject] for subject in sorted(rows)]
+        rows[ratio.script, ratio.subject] = ratio.row()
+    sorted_rows = [rows[key] for key in sorted(rows)]
     table = "\n".join([*HEAD, *sorted_rows, "", f"Measured on {machine}."])
     RESULTS.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}", encoding="utf-8")
 
