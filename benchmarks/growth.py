@@ -1,10 +1,10 @@
 """How the cost of each stage grows with the number of photographs: seconds, memory and disk for several sizes.
 
-Recipe `photos_fast` runs on 500, 2,000, 8,000 and 20,000 different JPEGs: crops, mirror images and color changes of the
-training photographs of a VOC devkit, written to disk once. The val photographs stay as they are. Processor seconds are
-those of all processes of the run, on which other programs have little influence. The driver's memory is resident, the
-workers' is that of the largest one. Without --voc, the photographs are synthetic scenes. With --folder, photographs and
-costs are kept, and a size that was measured before is not measured again; other settings need another folder. With
+Recipe `photos_fast` runs on 500, 2,000, 8,000 and 20,000 different JPEGs: crops, horizontal flips and color changes of
+the training photographs of a VOC devkit, written to disk once. The val photographs stay as they are. Processor seconds
+are those of all processes of the run, on which other programs have little influence. The driver's memory is resident,
+the workers' is that of the largest one. Without --voc, the photographs are synthetic scenes. With --folder, photographs
+and costs are kept, and a size that was measured before is not measured again; other settings need another folder. With
 --plot, the costs are plotted.
 
 The last line compares the processor seconds per photograph of the whole run at the largest size with those at the

@@ -1,9 +1,9 @@
 """mIoU of localization maps by the number of updates of the classifier, for few and for many photographs.
 
 The classifier of a recipe trains on a third of the photographs of a VOC devkit, on all of them, and on all with changed
-copies of each: crops, mirror images, other colors. For each set, `classifier.max_steps` bounds the updates; `all` means
-the recipe's epochs without a bound. Copies have no ground truth, so the maps of the photographs themselves are scored.
-Without --voc, the photographs are synthetic scenes.
+copies of each: crops, horizontal flips, other colors. For each set, `classifier.max_steps` bounds the updates; `all`
+means the recipe's epochs without a bound. Copies have no ground truth, so the maps of the photographs themselves are
+scored. Without --voc, the photographs are synthetic scenes.
 
 The last line compares the score with the largest bound to that without a bound, on photographs and copies.
 """
