@@ -108,7 +108,8 @@ class CropSection(BackboneSection):
     """Minimum number of passes over the training set; large data sets then take more than `min_steps` steps. Images
     that `segmenter.class_balance_exponent` repeats count once and do not prolong training."""
     max_epochs: float | None = Field(default=None, gt=0)
-    """Passes over a small training set at which `min_steps` is lowered to that many; None = never."""
+    """Maximum number of passes over the training set; it lowers `min_steps` for a small training set. None: no
+    maximum."""
     hflip: bool = True
     """Flip each training image horizontally with probability 1/2."""
     optimizer: SegmenterOptimizer = SegmenterOptimizer()
