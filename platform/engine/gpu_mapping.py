@@ -23,11 +23,12 @@ _MAX_PER_GPU = 16
 class GpuMapping:
     """The actors of a mapping on GPUs, and the state of its shards.
 
-    They are actors, because Ray ends a process after a task with a GPU. There are as many as the part
-    `compute.gpu_share` of each GPU of the cluster holds, so that other runs can use the rest, and enough for
-    `compute.workers`, so that a cluster starts nodes. An actor gets its first shard when it has a GPU, so GPUs are used
-    as soon as another run frees them or new nodes are up. If the memory of a GPU runs out, one actor ends and the
-    others continue. The last one is started once more, because others may have held the memory.
+    They are actors, because Ray ends a process after a task with a GPU. Their number is at most `actors_per_gpu` times
+    the number of GPUs of the cluster, or times `compute.workers` if that is larger, so that an autoscaler starts nodes.
+    Together they use the fraction `compute.gpu_share` of each GPU; other runs can use the rest. An actor gets its first
+    shard when it has a GPU, so GPUs are used as soon as another run frees them or new nodes are up. If the memory of a
+    GPU runs out, one actor ends and the others continue. The last one is started once more, because others may have
+    held the memory.
 
     If the cluster has several nodes, tasks on any CPUs read the files of the next shards meanwhile (`read` of
     `map_table`). The actors of a single machine read them: there is one for each core.
@@ -154,10 +155,10 @@ class GpuMapping:
 
 
 def actors_per_gpu(nodes: Sequence[Bundle], share: float, shards: int) -> int:
-    """Returns how many actors share the part `compute.gpu_share` of a GPU.
+    """Returns the number of actors on each GPU, at most `_MAX_PER_GPU` and the number of shards per GPU.
 
-    It is one for each core that belongs to the part on the nodes with GPUs, because decoding and the dense CRF take a
-    core each, and most networks take little of a GPU.
+    There is one for each CPU core in the fraction `share` (`compute.gpu_share`) of the nodes with GPUs, because
+    decoding and the dense CRF need a core each and most networks leave a GPU idle.
     """
     with_gpus = [node for node in nodes if node.get("GPU")]
     gpus = max(1.0, sum(node["GPU"] for node in with_gpus))
