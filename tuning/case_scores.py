@@ -20,7 +20,7 @@ COLUMNS = tuple(variant.study_column for variant in VARIANTS)
 """Columns of a study: the scores of a run, in the order of the pipeline."""
 INTERVAL_NOTE = (
     "in brackets",
-    "95 % interval over 2000 resamples of the images, and over the seeds by Student's t; none = the "
+    "95 % interval over 2000 resamples of the images, and over the seeds by Student's t; no difference = the "
     "interval contains 0. With one seed, it does not include the variation between seeds. Outputs of another program "
     "are one run of that program, whatever the number of seeds: neither ± nor the interval includes how it varies. On "
     "average, 5 % of such intervals do not contain the true difference.",

@@ -120,7 +120,7 @@ def ranks_of_methods(case_scores: Sequence[CaseScores], differences: Sequence[Pa
 def differences_table(differences: Sequence[PairedDifference]) -> Table:
     """The differences between cases: mean, standard deviation over the common seeds, and the interval in brackets.
 
-    An interval that contains 0 says `none`.
+    An interval that contains 0 says `no difference`.
     """
     score_columns = used_columns(differences)
     rows = []
@@ -267,11 +267,11 @@ def _value_at(values: Sequence[float] | None, position: int) -> float | None:
 
 
 def _interval_text(interval: Sequence[float]) -> str:
-    """`(+0.2 to +2.8)`, or `(none: -0.5 to +1.5)` if the interval contains 0; empty if it is not a number."""
+    """`(+0.2 to +2.8)`, or `(no difference: -0.5 to +1.5)` if the interval contains 0; empty if it is not a number."""
     low, high = interval
     if isnan(low):
         return ""
-    prefix = "none: " if low <= 0 <= high else ""
+    prefix = "no difference: " if low <= 0 <= high else ""
     return f"({prefix}{low:+.1f} to {high:+.1f})"
 
 
