@@ -6,6 +6,7 @@ The workspace stores the result of checking each file. The stage opens only imag
 import collections
 import functools
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,6 +48,7 @@ from mcis.platform.runs.files import file_stamps, fingerprint, read_parts, read_
 from mcis.platform.runs.image_checks import StoredChecks, image_files, store_checks
 from mcis.platform.runs.results import IndexResult
 
+_INDEX_FILE = "index.parquet"
 _SHARD_ROWS = 256  # about 0.2 s of work for one core
 _BLOCK_ROWS = 2**20
 """Number of consecutive rows of a listing that are checked before the results are stored. It bounds the memory."""
@@ -81,58 +83,53 @@ def run(config: Config, context: RunContext) -> IndexResult:
     if context.recompute:
         remove(context.workspace.image_checks)
     assert context.sources is not None
-    table, classes, notes, provenance = context.sources.listing()
+    table, classes, listing_notes, provenance = context.sources.listing()
     num_images = len(table)
     context.sources.release()
 
     shards, num_opened, copies = _check_images(table, config, context)
     del table  # `shards` yields shards and frees the listing with the last one
+    rejects, unclear = _write_index(context, shards, config)
+    _raise_for_rejects(config, rejects, num_images)
+
+    index_file = context.output / _INDEX_FILE
+    index = read_table(index_file, ["split", "domain", "tags", "is_negative", "saliency_uri"])
+    train = rows_in_split(index, "train")
+    train_counts = _images_per_class(train["tags"], classes)
+    _raise_for_classes(config, len(train), train_counts, rejects)
+
+    counts = _counts(index, train, rejects, num_opened, classes)
+    if provenance is not None:
+        counts["licenses"] = _write_licenses(context, provenance)
+    duplicates = find_duplicates(functools.partial(read_parts, index_file))
+    reject_notes = _reject_notes(rejects, num_images, copies)
+    data_notes = _data_notes(train_counts, counts["unlabelled"], duplicates)
+    return IndexResult(
+        identity=_identity(config, index_file, classes),
+        classes=classes,
+        value_range=config.data.value_range,
+        notes=(*listing_notes, *reject_notes, *unclear.notes(), *data_notes),
+        counts=counts,
+    )
+
+
+def _write_index(context: RunContext, shards: Iterator[pa.Table], config: Config) -> tuple[pa.Table, UnclearPixels]:
+    """Writes index.parquet and rejects.parquet.
+
+    Args:
+        shards: tables of CHECKED_SCHEMA.
+
+    Returns:
+        The rejected images (REJECTS_SCHEMA), and counts of the accepted images whose pixels are unclear.
+    """
     rejected: list[pa.Table] = []
     unclear = UnclearPixels(config.data.value_range)
-    index_file = context.output / "index.parquet"
-    write_batches(index_file, INDEX_SCHEMA, _accepted_images(shards, rejected, unclear))
+    write_batches(context.output / _INDEX_FILE, INDEX_SCHEMA, _accepted_images(shards, rejected, unclear))
     release_arrow_memory()  # returns the listing's memory to the system
 
     rejects = pa.concat_tables([REJECTS_SCHEMA.empty_table(), *rejected])
     write_table(context.output / "rejects.parquet", rejects)
-    _raise_for_rejects(config, rejects, num_images)
-
-    index = read_table(index_file, ["split", "domain", "tags", "is_negative", "saliency_uri"])
-    train = rows_in_split(index, "train")
-    train_counts = _images_per_class(train["tags"], classes)
-    num_negatives = pc.sum(train["is_negative"]).as_py() or 0
-    num_unlabelled = len(train) - len(rows_in_split(train, "train", tagged=True, negatives=True))
-    _raise_for_classes(config, len(train), train_counts, rejects)
-
-    unreadable = rejects.filter(pc.invert(is_copy(rejects)))
-    if len(unreadable):
-        notes = (*notes, f"{len(unreadable)} of {num_images} images are rejected: {_reasons(unreadable)}")
-    if copies:
-        notes = (*notes, *_copy_notes(rejects.filter(is_copy(rejects)), copies.other_tags))
-    counts: dict[str, Any] = {}
-    if provenance is not None:
-        rows = write_provenance(context.output, provenance, read_table(index_file, ["image_id"])["image_id"])
-        counts["licenses"] = {count.license: count.images for count in license_counts(rows)}
-    in_several_splits = find_duplicates(functools.partial(read_parts, index_file))
-    kinds = [reason.partition(":")[0] for reason in rejects["reason"].to_pylist()]
-    rows_digest = table_digest(read_parts(index_file, _IDENTITY_COLUMNS))
-    return IndexResult(
-        identity=fingerprint(rows_digest, classes, config.data.value_range),
-        classes=classes,
-        value_range=config.data.value_range,
-        notes=(*notes, *unclear.notes(), *_notes(train_counts, num_unlabelled, in_several_splits)),
-        counts={
-            "images": _value_counts(index["split"]),
-            "domains": _value_counts(index["domain"]),
-            "opened": num_opened,
-            "tags": _images_per_class(index["tags"], classes),
-            "negatives": num_negatives,
-            "unlabelled": num_unlabelled,
-            "rejected": dict(collections.Counter(kinds)),
-            "with saliency map": len(index) - index["saliency_uri"].null_count,
-            **counts,
-        },
-    )
+    return rejects, unclear
 
 
 def _accepted_images(
@@ -304,6 +301,23 @@ def _raise_for_rejects(config: Config, rejects: pa.Table, num_images: int) -> No
         )
 
 
+def _reject_notes(rejects: pa.Table, num_images: int, copies: TrainingCopies | None) -> list[str]:
+    """Notes on the images that are left out: those that cannot be read, and copies.
+
+    Args:
+        rejects: REJECTS_SCHEMA.
+        num_images: number of images of the listing.
+        copies: copies that are left out of train; None if copies are kept.
+    """
+    notes = []
+    unreadable = rejects.filter(pc.invert(is_copy(rejects)))
+    if len(unreadable):
+        notes.append(f"{len(unreadable)} of {num_images} images are rejected: {_reasons(unreadable)}")
+    if copies:
+        notes += _copy_notes(rejects.filter(is_copy(rejects)), copies.other_tags)
+    return notes
+
+
 def _copy_notes(rejects: pa.Table, other_tags: int) -> list[str]:
     """Notes on the copies that are left out of train.
 
@@ -345,19 +359,57 @@ def _raise_for_classes(config: Config, num_train: int, train_counts: Mapping[str
         )
 
 
+def _counts(
+    index: pa.Table, train: pa.Table, rejects: pa.Table, num_opened: int, classes: tuple[str, ...]
+) -> dict[str, Any]:
+    """Numbers for the report, by label.
+
+    Args:
+        index: columns of the index: `split`, `domain`, `tags`, `is_negative`, `saliency_uri`.
+        train: its rows of split train.
+        rejects: REJECTS_SCHEMA.
+        num_opened: number of images that were opened.
+        classes: the K class names.
+    """
+    reject_kinds = [reason.partition(":")[0] for reason in rejects["reason"].to_pylist()]
+    return {
+        "images": _value_counts(index["split"]),
+        "domains": _value_counts(index["domain"]),
+        "opened": num_opened,
+        "tags": _images_per_class(index["tags"], classes),
+        "negatives": pc.sum(train["is_negative"]).as_py() or 0,
+        "unlabelled": len(train) - len(rows_in_split(train, "train", tagged=True, negatives=True)),
+        "rejected": dict(collections.Counter(reject_kinds)),
+        "with saliency map": len(index) - index["saliency_uri"].null_count,
+    }
+
+
+def _write_licenses(context: RunContext, provenance: pa.Table) -> dict[str, int]:
+    """Writes the provenance of the images of the index, and counts them by license."""
+    image_ids = read_table(context.output / _INDEX_FILE, ["image_id"])["image_id"]
+    rows = write_provenance(context.output, provenance, image_ids)
+    return {count.license: count.images for count in license_counts(rows)}
+
+
+def _identity(config: Config, index_file: Path, classes: tuple[str, ...]) -> str:
+    """Fingerprint of what later stages depend on: columns of the index, classes and the range of pixel values."""
+    rows_digest = table_digest(read_parts(index_file, _IDENTITY_COLUMNS))
+    return fingerprint(rows_digest, classes, config.data.value_range)
+
+
 def _images_per_class(tags: pa.ChunkedArray, classes: tuple[str, ...]) -> dict[str, int]:
     """Number of images with each class."""
     counts = np.bincount(pc.list_flatten(tags).to_numpy(), minlength=len(classes)).tolist()
     return dict(zip(classes, counts, strict=True))
 
 
-def _notes(train_counts: Mapping[str, int], num_unlabelled: int, copies: list[list[str]]) -> list[str]:
+def _data_notes(train_counts: Mapping[str, int], num_unlabelled: int, duplicates: list[list[str]]) -> list[str]:
     """Notes on weaknesses of the data.
 
     Args:
         train_counts: number of training images per class.
         num_unlabelled: number of training images that have no tag and are no negatives.
-        copies: result of `find_duplicates`: the image ids of each content that is in more than one split.
+        duplicates: result of `find_duplicates`: the image ids of each content that is in more than one split.
     """
     notes = []
     empty = [name for name, count in train_counts.items() if count == 0]
@@ -369,10 +421,10 @@ def _notes(train_counts: Mapping[str, int], num_unlabelled: int, copies: list[li
             f"{len(single)} class(es) have a single training image, which is paired with itself: "
             f"{join_shortened(single)}"
         )
-    if copies:
-        examples = [" = ".join(images) for images in copies]
+    if duplicates:
+        examples = [" = ".join(images) for images in duplicates]
         notes.append(
-            f"{len(copies)} image(s) are in more than one split with the same content: {join_shortened(examples)}"
+            f"{len(duplicates)} image(s) are in more than one split with the same content: {join_shortened(examples)}"
         )
     if num_unlabelled:
         notes.append(
