@@ -174,25 +174,13 @@ def run(
             later stages of the run cannot learn from its output. In the last case, outputs so far are scored and
             reported first.
     """
-    config = resolved.config
     last = _last_position(until)
-    recompute: tuple[str, ...] = ()
-    if start:
-        first = STAGE_NAMES.index(start)
-        if first > last and not set(STAGES[first].runs_once_reached).intersection(STAGE_NAMES[: last + 1]):
-            raise UserError(
-                f"--from {start} --until {until}", "a first stage that is not after the last", "change one of them"
-            )
-        recompute = STAGE_NAMES[first:]
-
-    problem: UserError | None = None
-    is_stopped = False
-    runs_all_stages = last >= STAGE_NAMES.index("evaluate")
+    recompute = _stages_to_recompute(start, last)
     with run_lifecycle(
         resolved,
         workspace,
         name,
-        runs_all_stages=runs_all_stages,
+        runs_all_stages=last >= STAGE_NAMES.index("evaluate"),
         recompute=bool(recompute),
         study=study,
         log_model=log_segmenter,
@@ -203,32 +191,83 @@ def run(
             output=workspace.run(name, create=False).path,
             tracker=tracker,
             origins=resolved.origins,
-            sources=sources or Sources(config),
+            sources=sources or Sources(resolved.config),
         )
-        folders: dict[str, Path] = {}
-        if last > 0:  # the index needs neither much disk nor networks
-            folders, remaining = check_sizes(STAGES[: last + 1], config, context, recompute)
-            if any(stage.networks for stage in remaining):
-                check_gpus(config.compute)
-        for position, stage in enumerate(STAGES):
-            if not stage.takes_part(config):
-                continue
-            is_included = position <= last and problem is None
-            if not is_included and not set(stage.runs_once_reached).intersection(context.inputs):
-                is_stopped = is_stopped or position <= last
-                continue
-
-            folder = folders.get(stage.name)
-            context = run_stage(stage, config, context, recompute=stage.name in recompute, folder=folder)
-            if stage.name == "index":
-                record_index(resolved, context)
-            if stage.name == "train_classifier":  # also if an earlier call trained it
-                tracker.follow("classifier", read_records(context.inputs[stage.name] / STEPS))
-            problem = problem or _learning_problem(stage, config, context)
-
-        if problem and is_stopped:
-            raise problem
+        context = _run_stages(resolved, context, last, recompute)
     return RunResult(context, read_scores(context.inputs))
+
+
+def _stages_to_recompute(start: str | None, last: int) -> tuple[str, ...]:
+    """Names of the stages that are computed even if their outputs exist: `start` and all stages after it.
+
+    Args:
+        start: first of these stages; None if there are none.
+        last: position of the last stage of the run.
+
+    Raises:
+        UserError: the run does not include `start`.
+    """
+    if not start:
+        return ()
+    first = STAGE_NAMES.index(start)
+    if first > last and not set(STAGES[first].runs_once_reached).intersection(STAGE_NAMES[: last + 1]):
+        raise UserError(
+            f"--from {start} --until {STAGE_NAMES[last]}",
+            "a first stage that is not after the last",
+            "change one of them",
+        )
+    return STAGE_NAMES[first:]
+
+
+def _run_stages(resolved: Resolved, context: RunContext, last: int, recompute: tuple[str, ...]) -> RunContext:
+    """Runs the stages up to position `last`, and later ones that run once earlier stages are reached.
+
+    Returns:
+        The context after the last of them.
+
+    Raises:
+        UserError: see `run`.
+    """
+    config = resolved.config
+    folders = _check_machine(config, context, last, recompute)
+    problem: UserError | None = None
+    is_stopped = False
+    for position, stage in enumerate(STAGES):
+        if not stage.takes_part(config):
+            continue
+        is_included = position <= last and problem is None
+        if not is_included and not set(stage.runs_once_reached).intersection(context.inputs):
+            is_stopped = is_stopped or position <= last
+            continue
+
+        folder = folders.get(stage.name)
+        context = run_stage(stage, config, context, recompute=stage.name in recompute, folder=folder)
+        if stage.name == "index":
+            record_index(resolved, context)
+        if stage.name == "train_classifier":  # also if an earlier call trained it
+            context.tracker.follow("classifier", read_records(context.inputs[stage.name] / STEPS))
+        problem = problem or _learning_problem(stage, config, context)
+
+    if problem and is_stopped:
+        raise problem
+    return context
+
+
+def _check_machine(config: Config, context: RunContext, last: int, recompute: tuple[str, ...]) -> dict[str, Path]:
+    """Checks that the disk has enough space and that requested GPUs exist.
+
+    Returns:
+        The folders of stages that are known before the run, see `check_sizes`.
+
+    Raises:
+        UserError: the disk is too small, or a GPU is missing.
+    """
+    if last == 0:  # the index needs neither much disk nor networks
+        return {}
+    folders, remaining = check_sizes(STAGES[: last + 1], config, context, recompute)
+    if any(stage.networks for stage in remaining):
+        check_gpus(config.compute)
+    return folders
 
 
 def _learning_problem(stage: Stage, config: Config, context: RunContext) -> UserError | None:
