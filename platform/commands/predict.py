@@ -187,4 +187,5 @@ def suggest(
 
         trained = open_trained_segmenter(opened.run(name, create=False).path)
         with contextlib.closing(Predictor(trained, processes=_crf_processes())) as predictor:
-            typer.echo(write_suggestions(opened, name, predictor, count, out, format, min_area))
+            written = write_suggestions(opened, name, predictor, count=count, out=out, format=format, min_area=min_area)
+            typer.echo(written)

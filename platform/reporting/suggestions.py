@@ -112,6 +112,7 @@ def write_suggestions(
     workspace: Workspace,
     name: str,
     predictor: Predictor,
+    *,
     count: int,
     out: Path,
     format: str | None = None,
@@ -123,6 +124,15 @@ def write_suggestions(
         suggested.html    page that shows them
         <format>/         the masks as objects of at least `min_area` pixels, if `format` is given
         masks/, ...       files of `predict_photographs`, with predictions restricted to the tags of the images
+
+    Args:
+        workspace: the workspace of the run.
+        name: name of the run.
+        predictor: the segmentation network of the run.
+        count: maximum number of images.
+        out: the folder to write to.
+        format: one of `EXPORT_FORMATS`, for the objects; None for no objects.
+        min_area: smallest number of pixels of an object.
 
     Returns:
         A description of what was written.
@@ -141,34 +151,50 @@ def write_suggestions(
 
     suggestions = suggest_images(workspace, name, predictor, count)
     names = file_names((suggestion.row["image_id"] for suggestion in suggestions), out)
-    photographs = []
-    tags = {}
-    for suggestion in suggestions:
-        uri = suggestion.row["uri"]
-        photographs.append(Photograph(uri, names[suggestion.row["image_id"]]))
-        tags[uri] = suggestion.row["tags"]
+    photographs = [Photograph(row["uri"], names[row["image_id"]]) for row, _, _ in suggestions]
+    tags = {row["uri"]: row["tags"] for row, _, _ in suggestions}
     predict_photographs(predictor, photographs, out, tags)
 
-    rows = []
-    masks = []
-    for suggestion, photograph in zip(suggestions, photographs, strict=True):
-        mask_file = f"masks/{photograph.name}.png"
-        worst = predictor.classes[suggestion.worst]
-        rows.append((suggestion.row["image_id"], mask_file, f"{100 * suggestion.need:.3f}", worst))
-        masks.append(decode_labels((out / mask_file).read_bytes()))
-    write_bytes(out / "suggested.csv", csv_table(["image", "mask", "need %", "class"], rows))
+    mask_files = [f"masks/{photograph.name}.png" for photograph in photographs]
+    masks = [decode_labels((out / mask_file).read_bytes()) for mask_file in mask_files]
+    _write_table(out / "suggested.csv", suggestions, mask_files, predictor.classes)
     page = _render_page(workspace, name, predictor, suggestions, masks)
     write_bytes(out / "suggested.html", page.encode())
 
     order = f"in the order of {out / 'suggested.html'} and .csv"
-    description = f"{len(rows)} masks to correct below {masks_folder}, {order}"
+    description = f"{len(suggestions)} masks to correct below {masks_folder}, {order}"
     if not format:
         return description
+    objects = _write_objects(out / format, format, predictor, suggestions, photographs, masks, min_area)
+    return f"{description}; {objects}"
+
+
+def _write_table(
+    file: Path, suggestions: Sequence[Suggestion], mask_files: Sequence[str], classes: Sequence[str]
+) -> None:
+    """Writes suggested.csv."""
+    rows = []
+    for suggestion, mask_file in zip(suggestions, mask_files, strict=True):
+        worst = classes[suggestion.worst]
+        rows.append((suggestion.row["image_id"], mask_file, f"{100 * suggestion.need:.3f}", worst))
+    write_bytes(file, csv_table(["image", "mask", "need %", "class"], rows))
+
+
+def _write_objects(
+    out: Path,
+    format: str,
+    predictor: Predictor,
+    suggestions: Sequence[Suggestion],
+    photographs: Sequence[Photograph],
+    masks: Sequence[NDArray[np.uint8]],
+    min_area: int,
+) -> str:
+    """Writes the predicted masks as objects; returns a description of what was written."""
     images = []
     for suggestion, photograph, mask in zip(suggestions, photographs, masks, strict=True):
         content_hash = suggestion.row["content_hash"]
         images.append(LabeledImage(photograph.uri, content_hash, photograph.name, mask, predictor.value_range))
-    return f"{description}; {export_objects(format, predictor.classes, images, out / format, min_area)}"
+    return export_objects(format, predictor.classes, images, out, min_area)
 
 
 def _render_page(

@@ -157,9 +157,9 @@ def test_the_masks_to_correct_first_are_those_that_the_network_contradicts(small
     by_id = {row["image_id"]: need for row, need in zip(rows, needs, strict=True)}
     np.testing.assert_allclose([each.need for each in found], sorted(needs, reverse=True))
     np.testing.assert_allclose([each.need for each in found], [by_id[each.row["image_id"]] for each in found])
-    assert "objects" in write_suggestions(small.workspace, "first", predictor, 5, out, "labelstudio")
+    assert "objects" in write_suggestions(small.workspace, "first", predictor, count=5, out=out, format="labelstudio")
     with pytest.raises(UserError, match="may contain corrected masks"):
-        write_suggestions(small.workspace, "first", predictor, 5, out)
+        write_suggestions(small.workspace, "first", predictor, count=5, out=out)
     table = list(csv.DictReader((out / "suggested.csv").read_text().splitlines()))
     assert [line["image"] for line in table] == [each.row["image_id"] for each in found[:5]]
     for each, line in zip(found, table, strict=False):
