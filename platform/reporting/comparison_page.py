@@ -32,7 +32,7 @@ from mcis.platform.reporting.compared_runs import RunGroup
 from mcis.platform.reporting.comparison import ComparedScore, Comparison
 from mcis.platform.reporting.comparison_tables import Table, footnotes, page_tables
 from mcis.platform.reporting.html import render
-from mcis.platform.reporting.other_methods import OtherMethod, find_masks
+from mcis.platform.reporting.other_methods import MethodMasks, OtherMethod, find_masks
 from mcis.platform.reporting.panels import CELL_HEIGHT, Cell, Label, Panel, cells, labels, legend
 from mcis.platform.reporting.plots import MAX_BARS, THEME, Bars, iou_chart
 from mcis.platform.runs.files import fingerprint, read_table, write_text
@@ -182,6 +182,34 @@ def choose_images(
     return [(image_ids[i], True) for i in largest] + [(image_ids[i], False) for i in others]
 
 
+class _ShownOutput(NamedTuple):
+    """The output of a group that a gallery shows: that of its first run.
+
+    Attributes:
+        group: the group.
+        table: the output.
+        mious: mIoU of the output by image id.
+    """
+
+    group: RunGroup
+    table: Shards
+    mious: Mapping[str, float]
+
+
+class _Example(NamedTuple):
+    """A chosen image.
+
+    Attributes:
+        panel: its photograph and its ground truth, at the size on the page.
+        size: height and width of the image, pixels.
+        truth: its ground truth, (height, width); None if there is none.
+    """
+
+    panel: Panel
+    size: tuple[int, int]
+    truth: NDArray[np.uint8] | None
+
+
 def _make_gallery(comparison: Comparison, what: str, count: int, methods: Sequence[OtherMethod]) -> Gallery:
     """Makes the gallery of an output; it has no images if there is nothing to compare the output with."""
     output = SCORED_OUTPUTS[what]
@@ -190,44 +218,75 @@ def _make_gallery(comparison: Comparison, what: str, count: int, methods: Sequen
     if len(groups) + len(methods) < min(2, len(comparison.groups)):
         return Gallery(output.page_title, 0, [], [], [], [], [])
 
-    runs = [group.runs[0] for group in groups]
-    tables = [Shards(run.outputs[str(output.stage)] / output.table) for run in runs]
-    common = sorted(set.intersection(*(set(table) for table in tables)))
+    shown = [_shown_output(comparison, what, group) for group in groups]
+    common = sorted(set.intersection(*(set(table) for _, table, _ in shown)))
     others = [find_masks(method, common) for method in methods]
     common = [image_id for image_id in common if all(image_id in other.files for other in others)]
-    mious = [_image_mious(comparison, what, run.name) for run in runs]
-    compared_mious = [by_image for by_image in mious if by_image]  # empty for a run that is not compared
+    compared_mious = [mious for _, _, mious in shown if mious]  # empty for a run that is not compared
     chosen = dict(choose_images(common, compared_mious, count, seed=comparison.bootstrap.seed))
 
     examples = _read_examples(comparison, list(chosen))
-    masked: list[Panel] = []
     images = []
+    masked: list[Panel] = []
     for image_id, differs_most in chosen.items():
-        example = examples[image_id]
-        panel = example.panel
-        image_cells = cells(panel, comparison.classes, CELL_HEIGHT)
-        gallery_cells = [GalleryCell(column, image_cells.get(column), "") for column in ("image", "truth")]
-        for group, table, by_image in zip(groups, tables, mious, strict=True):
-            with_output, variant = _with_output(panel, what, table)
-            masked.append(with_output)
-            cell = cells(with_output, comparison.classes, CELL_HEIGHT)[output.picture]
-            described = cell._replace(alt=f"{group.label}: {cell.alt}")
-            note = _cell_note(group, variant, by_image.get(image_id, math.nan))
-            gallery_cells.append(GalleryCell(group.label, described, note))
-        for other in others:
-            with_mask, miou = _with_method_mask(example, other.files[image_id], comparison.classes)
-            masked.append(with_mask)
-            cell = cells(with_mask, comparison.classes, CELL_HEIGHT)["pseudo mask"]  # may have ignored pixels
-            described = cell._replace(alt=f"{other.method.name}: mask of {image_id}")
-            note = "" if math.isnan(miou) else f"mIoU here {miou:.1f}"
-            gallery_cells.append(GalleryCell(other.method.name, described, note))
-
-        why = f"{panel.split}, {'differs most' if differs_most else 'drawn at random'}"
-        images.append(GalleryImage(image_id, _tag_labels(panel, comparison.classes), why, gallery_cells))
+        image, panels = _gallery_image(examples[image_id], what, differs_most, shown, others, comparison.classes)
+        images.append(image)
+        masked += panels
     remarks = [remark for other in others for remark in other.remarks()]
     names = [method.name for method in methods]
     labels_shown = legend(masked, comparison.classes)
     return Gallery(output.page_title, len(common), without, names, remarks, labels_shown, images)
+
+
+def _shown_output(comparison: Comparison, what: str, group: RunGroup) -> _ShownOutput:
+    output = SCORED_OUTPUTS[what]
+    run = group.runs[0]
+    table = Shards(run.outputs[str(output.stage)] / output.table)
+    return _ShownOutput(group, table, _image_mious(comparison, what, run.name))
+
+
+def _gallery_image(
+    example: _Example,
+    what: str,
+    differs_most: bool,
+    shown: Sequence[_ShownOutput],
+    others: Sequence[MethodMasks],
+    classes: Sequence[str],
+) -> tuple[GalleryImage, list[Panel]]:
+    """Draws the pictures of an image.
+
+    Args:
+        example: the image.
+        what: the output.
+        differs_most: whether the image was chosen by the range of its mIoU.
+        shown: the output of every group.
+        others: the masks of the other methods.
+        classes: the K class names.
+
+    Returns:
+        The image with its pictures, and a panel for each output and mask that they show.
+    """
+    panel = example.panel
+    image_cells = cells(panel, classes, CELL_HEIGHT)
+    gallery_cells = [GalleryCell(column, image_cells.get(column), "") for column in ("image", "truth")]
+    masked = []
+    for group, table, mious in shown:
+        with_output, variant = _with_output(panel, what, table)
+        masked.append(with_output)
+        cell = cells(with_output, classes, CELL_HEIGHT)[SCORED_OUTPUTS[what].picture]
+        described = cell._replace(alt=f"{group.label}: {cell.alt}")
+        note = _cell_note(group, variant, mious.get(panel.image_id, math.nan))
+        gallery_cells.append(GalleryCell(group.label, described, note))
+    for other in others:
+        with_mask, miou = _with_method_mask(example, other.files[panel.image_id], classes)
+        masked.append(with_mask)
+        cell = cells(with_mask, classes, CELL_HEIGHT)["pseudo mask"]  # may have ignored pixels
+        described = cell._replace(alt=f"{other.method.name}: mask of {panel.image_id}")
+        note = "" if math.isnan(miou) else f"mIoU here {miou:.1f}"
+        gallery_cells.append(GalleryCell(other.method.name, described, note))
+
+    why = f"{panel.split}, {'differs most' if differs_most else 'drawn at random'}"
+    return GalleryImage(panel.image_id, _tag_labels(panel, classes), why, gallery_cells), masked
 
 
 def _cell_note(group: RunGroup, variant: str, miou: float) -> str:
@@ -254,20 +313,6 @@ def _image_mious(comparison: Comparison, what: str, run: str) -> Mapping[str, fl
         if run in mious:
             return mious[run]
     return {}
-
-
-class _Example(NamedTuple):
-    """A chosen image.
-
-    Attributes:
-        panel: its photograph and its ground truth, at the size on the page.
-        size: height and width of the image, pixels.
-        truth: its ground truth, (height, width); None if there is none.
-    """
-
-    panel: Panel
-    size: tuple[int, int]
-    truth: NDArray[np.uint8] | None
 
 
 def _read_examples(comparison: Comparison, image_ids: Sequence[str]) -> dict[str, _Example]:
