@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.images.decode import fitted_size, resize_labels
 from mcis.datasets.sources.lists import map_paths
-from mcis.platform.outputs.given_files import match_files
+from mcis.platform.outputs.imported_files import match_files
 from mcis.platform.outputs.read_index import truth_of_row
 
 CORRECTED = "corrected"

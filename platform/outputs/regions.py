@@ -19,7 +19,7 @@ from mcis.datasets.images.decode import decode_picture, resize_labels
 from mcis.datasets.storage.files import read_bytes
 from mcis.models.pseudo_masks import DetectedClasses, TaggedMaps
 from mcis.platform.config.maps import PseudoMasksConfig
-from mcis.platform.outputs.given_files import match_all, match_files
+from mcis.platform.outputs.imported_files import ImportedFiles, match_files
 from mcis.platform.runs.files import content_digest, contents_digest
 
 REGIONS = "regions"
@@ -75,8 +75,9 @@ def find_segments(image_ids: Sequence[str], section: PseudoMasksConfig) -> list[
         UserError: An image has none, or the folder is missing.
     """
     folder = section.section_of("segments").folder
-    files = find_segment_files(folder)
-    return match_all(image_ids, files, "file of segments", folder, "pseudo_masks.segments.folder")
+    key = "pseudo_masks.segments.folder"
+    files = ImportedFiles(find_segment_files(folder), "file of segments", folder, key)
+    return files.match_all(image_ids)
 
 
 def regions_digest(image_ids: Sequence[str], section: PseudoMasksConfig) -> str:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.sources.lists import map_paths
-from mcis.platform.outputs.given_files import match_files
+from mcis.platform.outputs.imported_files import match_files
 
 
 class OtherMethod(NamedTuple):

@@ -21,7 +21,7 @@ from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.networks.predictor import Prediction, PredictionInput, Predictor
 from mcis.platform.networks.trained_segmenter import TrainedSegmenter
-from mcis.platform.outputs.given_files import check_any_matches, imported_masks, match_all, palette_note, unused_note
+from mcis.platform.outputs.imported_files import ImportedFiles, imported_masks, palette_note, unused_note
 from mcis.platform.outputs.read_index import read_image_ids, rows_in_split, split_rows
 from mcis.platform.outputs.tables import DIFFERS_FROM_INDICES, IMPORTED_PREDICTIONS_SCHEMA, PREDICTIONS_SCHEMA
 from mcis.platform.runs.context import RunContext
@@ -81,15 +81,9 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     counts = listing.table["split"].value_counts().to_pylist()
     split = _predicted_split(config, {row["values"]: row["counts"] for row in counts})
     if config.predict.masks is not None:
-        files = _prediction_files(config.predict.masks)
-        check_any_matches(
-            rows_in_split(listing.table, split)["image_id"].to_pylist(),
-            files,
-            "prediction",
-            config.predict.masks,
-            f"{_MASKS_KEY} or predict.split",
-            listing.table["image_id"].to_pylist(),
-        )
+        files = _prediction_files(config.predict.masks)._replace(key=f"{_MASKS_KEY} or predict.split")
+        image_ids = rows_in_split(listing.table, split)["image_id"].to_pylist()
+        files.check_any_matches(image_ids, listing.table["image_id"].to_pylist())
 
 
 def inputs(config: Config, context: RunContext) -> Any:
@@ -124,15 +118,14 @@ def run(config: Config, context: RunContext) -> PredictResult:
     return PredictResult(split=split, counts={"images": len(rows)}, notes=notes)
 
 
-def _prediction_files(folder: Path) -> dict[str, str]:
+def _prediction_files(folder: Path) -> ImportedFiles[str]:
     """Finds the predictions of another program, label masks or logits: paths by the name of their image."""
     return imported_masks(folder, "prediction", _MASKS_KEY, (".png", LOGITS_SUFFIX))
 
 
 def _with_imported(folder: Path, rows: pa.Table, all_ids: Sequence[str]) -> pa.Table:
     """Adds the column `imported`: the file of each image's prediction."""
-    files = _prediction_files(folder)
-    matched = match_all(rows["image_id"].to_pylist(), files, "prediction", folder, _MASKS_KEY, all_ids)
+    matched = _prediction_files(folder).match_all(rows["image_id"].to_pylist(), all_ids)
     return rows.append_column("imported", pa.array(matched, pa.string()))
 
 
@@ -147,7 +140,7 @@ def _import_predictions(config: Config, context: RunContext, rows: pa.Table, spl
         label="import predictions",
         compute=config.compute,
     )
-    num_files = len(_prediction_files(folder))
+    num_files = len(_prediction_files(folder).files)
     reordered = read_table(context.output / "predictions", [DIFFERS_FROM_INDICES.name])[DIFFERS_FROM_INDICES.name]
     notes = palette_note("prediction", int(pc.sum(reordered).as_py()), len(rows))
     notes += unused_note("prediction", folder, num_files, len(rows))

@@ -33,7 +33,7 @@ from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.shard_mapper import Worker
 from mcis.platform.networks.tagged_maps import AffinityWalk, tagged_maps
 from mcis.platform.outputs.corrected_masks import CORRECTED, given_mask, with_corrected
-from mcis.platform.outputs.given_files import check_any_matches, imported_masks, match_all, palette_note, unused_note
+from mcis.platform.outputs.imported_files import ImportedFiles, imported_masks, palette_note, unused_note
 from mcis.platform.outputs.read_index import read_image_ids, rows_in_split, split_rows
 from mcis.platform.outputs.regions import RowsWithRegions, add_regions, check_regions, regions_digest, with_regions
 from mcis.platform.outputs.tables import DIFFERS_FROM_INDICES, IMPORTED_MASKS_SCHEMA, MASKS_SCHEMA, with_maps_position
@@ -236,10 +236,9 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
                 "add the masks, or set supervision=tags",
             )
     elif config.pseudo_masks.masks is not None:
-        files = imported_masks(config.pseudo_masks.masks, "pseudo mask", _MASKS_KEY)
+        files = _mask_files(config.pseudo_masks.masks)
         tagged_ids = rows.filter(is_tagged)["image_id"].to_pylist()
-        all_ids = listing.table["image_id"].to_pylist()
-        check_any_matches(tagged_ids, files, "pseudo mask", config.pseudo_masks.masks, _MASKS_KEY, all_ids)
+        files.check_any_matches(tagged_ids, listing.table["image_id"].to_pylist())
     elif _reads_saliency(config, _rows_of_rule(rows)):
         check_saliency_is_no_truth(_rows_of_rule(rows))
     elif config.pseudo_masks.regions:
@@ -294,11 +293,15 @@ def _rows(config: Config, context: RunContext) -> pa.Table:
     return with_corrected(split_rows(context, "train", tagged=True, negatives=True), config.data.corrected_masks)
 
 
+def _mask_files(folder: Path) -> ImportedFiles[str]:
+    """Finds the masks of another program: paths by the name of their image."""
+    return imported_masks(folder, "pseudo mask", _MASKS_KEY)
+
+
 def _with_imported(folder: Path, rows: pa.Table, all_ids: Sequence[str]) -> pa.Table:
     """Adds the column `imported`: the mask of another program of each tagged image; null for negatives."""
     tagged_ids = rows.filter(pc.invert(rows["is_negative"]))["image_id"].to_pylist()
-    files = imported_masks(folder, "pseudo mask", _MASKS_KEY)
-    matched = match_all(tagged_ids, files, "pseudo mask", folder, _MASKS_KEY, all_ids)
+    matched = _mask_files(folder).match_all(tagged_ids, all_ids)
     file_of = dict(zip(tagged_ids, matched, strict=True))
     paths = [file_of.get(image_id) for image_id in rows["image_id"].to_pylist()]
     return rows.append_column(IMPORTED, pa.array(paths, pa.string()))
@@ -326,7 +329,7 @@ def _imported_notes(config: Config, context: RunContext, num_tagged: int, ignore
             f"{len(others)} imported mask(s) contain classes without a tag, kept as they are: {join_shortened(names)}"
         )
     notes += palette_note("mask", int(pc.sum(masks[DIFFERS_FROM_INDICES.name]).as_py()), num_tagged)
-    num_files = len(imported_masks(folder, "pseudo mask", _MASKS_KEY))
+    num_files = len(_mask_files(folder).files)
     return notes + unused_note("mask", folder, num_files, num_tagged)
 
 

@@ -14,7 +14,7 @@ from mcis.datasets.tables.large_tables import table_digest
 from mcis.platform.config.maps import LocalizeConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
-from mcis.platform.outputs.given_files import check_any_matches, match_all, unused_note
+from mcis.platform.outputs.imported_files import ImportedFiles, unused_note
 from mcis.platform.outputs.read_index import read_image_ids, split_rows
 from mcis.platform.outputs.tables import IMPORTED_MAPS_SCHEMA
 from mcis.platform.runs.context import RunContext
@@ -31,9 +31,7 @@ _SHARD_BYTES = 2**27
 def check_map_files(section: LocalizeConfig, image_ids: list[str], all_ids: list[str]) -> None:
     """Raises UserError if there are no map files, or none belongs to any of the images. For `all_ids` see
     `match_files`."""
-    assert section.maps is not None
-    files = find_map_files(section.maps, section.maps_format)
-    check_any_matches(image_ids, files, "map", section.maps, _KEY, all_ids)
+    _map_files(section).check_any_matches(image_ids, all_ids)
 
 
 def map_file_contents(section: LocalizeConfig, context: RunContext) -> list[str]:
@@ -49,9 +47,13 @@ def map_file_contents(section: LocalizeConfig, context: RunContext) -> list[str]
 
 def _files_of_images(section: LocalizeConfig, rows: pa.Table, all_ids: list[str]) -> list[list[str]]:
     """The map files of each image. Raises UserError if an image has none."""
+    return _map_files(section).match_all(rows["image_id"].to_pylist(), all_ids)
+
+
+def _map_files(section: LocalizeConfig) -> ImportedFiles[list[str]]:
+    """Finds the map files of another program."""
     assert section.maps is not None
-    files = find_map_files(section.maps, section.maps_format)
-    return match_all(rows["image_id"].to_pylist(), files, "map", section.maps, _KEY, all_ids)
+    return ImportedFiles(find_map_files(section.maps, section.maps_format), "map", section.maps, _KEY)
 
 
 def rows_per_shard(images: pa.Table, max_rows: int) -> int:
@@ -89,7 +91,7 @@ def import_maps(config: Config, context: RunContext) -> StageResult:
     )
 
     columns = read_table(context.output / "maps", ["image_id", "class", "is_in_file", "other_classes"])
-    num_files = len(find_map_files(section.maps, section.maps_format))
+    num_files = len(_map_files(section).files)
     return StageResult(
         counts={"images": len(rows), "maps": int(pc.sum(columns["is_in_file"]).as_py())},
         notes=(*_content_notes(columns, context.classes), *unused_note("map file", section.maps, num_files, len(rows))),

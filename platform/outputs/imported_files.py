@@ -4,7 +4,7 @@ import collections
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.sources.lists import map_paths, relative_name, without_image_suffix
@@ -46,7 +46,53 @@ def _path_of(image_id: str) -> PurePosixPath:
     return PurePosixPath(unicodedata.normalize("NFC", relative_name(image_id) or ""))
 
 
-def imported_masks(folder: Path, kind: str, key: str, suffixes: Sequence[str] = (".png",)) -> dict[str, str]:
+class ImportedFiles(NamedTuple, Generic[_T]):
+    """Files of another program, by the name of their image.
+
+    Attributes:
+        files: Files by their name: the path relative to their folder, without suffix.
+        kind: What they are, for messages.
+        folder: Their folder.
+        key: Configuration key of the folder, for messages.
+    """
+
+    files: Mapping[str, _T]
+    kind: str
+    folder: Path
+    key: str
+
+    def check_any_matches(self, image_ids: Sequence[str], all_ids: Sequence[str] | None = None) -> None:
+        """Raises UserError if no file belongs to any of the images. For `all_ids` see `match_files`."""
+        if not any(match_files(image_ids, self.files, all_ids)):
+            raise UserError(
+                f"none of the {len(self.files)} {self.kind}s in {self.folder} belongs to one of the {len(image_ids)} "
+                f"images: {join_shortened(list(self.files))}",
+                f"files named after the images, such as {join_shortened(list(image_ids)[:3]) or 'none'}, by the whole "
+                "id if another image has the same file name",
+                f"rename the files, or correct {self.key}",
+            )
+
+    def match_all(self, image_ids: Sequence[str], all_ids: Sequence[str] | None = None) -> list[_T]:
+        """Returns the file of each image. For `all_ids` see `match_files`.
+
+        Raises:
+            UserError: An image has none. Scores on the other images could not be compared with those of other runs.
+        """
+        matched = match_files(image_ids, self.files, all_ids)
+        missing = [image_id for image_id, file in zip(image_ids, matched, strict=True) if file is None]
+        if missing:
+            raise UserError(
+                f"{len(missing)} of {len(image_ids)} images have no {self.kind} in {self.folder}: "
+                f"{join_shortened(missing)}",
+                f"a {self.kind} of every image, so that scores can be compared, named by the whole id if another image "
+                "has the same file name",
+                f"add the files, or correct {self.key}; or leave the images out of all compared runs: "
+                "data.leave_out=FILE for training images, predict.split for predictions",
+            )
+        return [file for file in matched if file is not None]
+
+
+def imported_masks(folder: Path, kind: str, key: str, suffixes: Sequence[str] = (".png",)) -> ImportedFiles[str]:
     """Finds the masks of another program: paths by the name of their image.
 
     Args:
@@ -61,52 +107,7 @@ def imported_masks(folder: Path, kind: str, key: str, suffixes: Sequence[str] = 
     if not files:
         names = " or ".join(suffixes)
         raise UserError(f"no {names} in {folder}", f"{kind}s, <image id>{names}", f"set {key} to their folder")
-    return files
-
-
-def check_any_matches(
-    image_ids: Sequence[str],
-    files: Mapping[str, object],
-    kind: str,
-    folder: Path,
-    key: str,
-    all_ids: Sequence[str] | None = None,
-) -> None:
-    """Raises UserError if no file belongs to any of the images. For `all_ids` see `match_files`."""
-    if not any(match_files(image_ids, files, all_ids)):
-        raise UserError(
-            f"none of the {len(files)} {kind}s in {folder} belongs to one of the {len(image_ids)} images: "
-            f"{join_shortened(list(files))}",
-            f"files named after the images, such as {join_shortened(list(image_ids)[:3]) or 'none'}, by the whole id "
-            "if another image has the same file name",
-            f"rename the files, or correct {key}",
-        )
-
-
-def match_all(
-    image_ids: Sequence[str],
-    files: Mapping[str, _T],
-    kind: str,
-    folder: Path,
-    key: str,
-    all_ids: Sequence[str] | None = None,
-) -> list[_T]:
-    """Returns the file of each image. For `all_ids` see `match_files`.
-
-    Raises:
-        UserError: An image has none. Scores on the other images could not be compared with those of other runs.
-    """
-    matched = match_files(image_ids, files, all_ids)
-    missing = [image_id for image_id, file in zip(image_ids, matched, strict=True) if file is None]
-    if missing:
-        raise UserError(
-            f"{len(missing)} of {len(image_ids)} images have no {kind} in {folder}: {join_shortened(missing)}",
-            f"a {kind} of every image, so that scores can be compared, named by the whole id if another image has "
-            "the same file name",
-            f"add the files, or correct {key}; or leave the images out of all compared runs: data.leave_out=FILE for "
-            "training images, predict.split for predictions",
-        )
-    return [file for file in matched if file is not None]
+    return ImportedFiles(files, kind, folder, key)
 
 
 def palette_note(kind: str, num_files: int, num_images: int) -> list[str]:

@@ -8,7 +8,7 @@ from PIL import Image
 
 from mcis.datasets.errors import UserError
 from mcis.platform.config.resolve import resolve
-from mcis.platform.outputs.given_files import match_files
+from mcis.platform.outputs.imported_files import match_files
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages import localization, predict, pseudo_masks
