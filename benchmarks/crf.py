@@ -32,7 +32,7 @@ from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.runtime import ray_session
 from mcis.platform.outputs.tables import map_rows
 from mcis.platform.runs.files import read_table, write_table
-from mcis.platform.stages.pseudo_masks import MakeMasks
+from mcis.platform.stages.pseudo_masks.making import MakeMasks
 
 TARGET = 0.95
 SIDE = 24

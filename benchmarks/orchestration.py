@@ -40,9 +40,10 @@ from mcis.platform.outputs.counts import RELATED, SINGLE_ROUND
 from mcis.platform.outputs.relations import VECTORS, draw_relations, read_vectors
 from mcis.platform.runs.files import write_table
 from mcis.platform.runs.listing import listing
-from mcis.platform.stages import predict, pseudo_masks
+from mcis.platform.stages import predict
 from mcis.platform.stages.evaluation.scoring import ScoreTrain, count_predictions
 from mcis.platform.stages.localization.workers import Embed, Relate, embed_rows, relate_rows
+from mcis.platform.stages.pseudo_masks.making import MakeMasks
 from mcis.platform.stages.train_affinity import make_labels
 
 TARGET = 1.2
@@ -168,7 +169,7 @@ class PlainLoop:
 
     def pseudo_masks(self) -> None:
         affinities = self.folder / "affinity_net" if self.config.uses_random_walk else None
-        make_masks = pseudo_masks.MakeMasks(self.config, self.classes, Shards(self.folder / "maps"), affinities, False)
+        make_masks = MakeMasks(self.config, self.classes, Shards(self.folder / "maps"), affinities, False)
         write_table(shard(self.folder / "masks", self.rows), make_masks(self.rows))
 
     def train_segmenter(self) -> None:

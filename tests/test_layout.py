@@ -143,8 +143,11 @@ def test_imports_point_one_way(package: str) -> None:
         ("mcis.platform.runs.context", "def f():\n    from mcis.platform.networks import build"),
         ("mcis.platform.pipeline", "from mcis.platform.commands.terminal import show_result"),
         # Stages do not import each other.
-        ("mcis.platform.stages.evaluation", "from mcis.platform.stages.pseudo_masks import background_cue"),
-        ("mcis.platform.stages.localization.workers", "from ..pseudo_masks import MakeMasks"),
+        (
+            "mcis.platform.stages.evaluation",
+            "from mcis.platform.stages.pseudo_masks.needed_files import background_cue",
+        ),
+        ("mcis.platform.stages.localization.workers", "from ..pseudo_masks.making import MakeMasks"),
     ],
 )
 def test_imports_against_the_direction_are_found(module: str, source: str) -> None:

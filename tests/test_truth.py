@@ -16,7 +16,7 @@ READERS: dict[str, set[str]] = {
         "platform/stages/evaluation/scoring.py",
     },
     "given_mask": {
-        "platform/stages/pseudo_masks.py",  # supervision=full, the upper bound; corrected masks
+        "platform/stages/pseudo_masks/making.py",  # supervision=full, the upper bound; corrected masks
         "platform/stages/train_affinity.py",  # corrected masks
     },
 }

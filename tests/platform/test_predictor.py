@@ -30,6 +30,8 @@ from mcis.platform.networks import predictor
 from mcis.platform.networks.crf_pool import CrfPool
 from mcis.platform.outputs.tables import map_rows
 from mcis.platform.stages import predict, pseudo_masks
+from mcis.platform.stages.pseudo_masks.making import MakeMasks
+from mcis.platform.stages.pseudo_masks.needed_files import check_saliency_is_no_truth
 
 
 class Halves(nn.Module):
@@ -188,7 +190,7 @@ def test_pseudo_masks_have_the_size_of_images_as_read(rows: pa.Table, background
     maps = np.zeros((1, 8, 8), np.float32)
     maps[..., :4] = 1000
     pq.write_table(map_rows(["a"], [0], maps, pixel_grids(8, 8)[0]), tmp_path / "part-00000000-00000001.parquet")
-    (row,) = pseudo_masks.MakeMasks(config, 1, Shards(tmp_path), None, False)(rows).to_pylist()
+    (row,) = MakeMasks(config, 1, Shards(tmp_path), None, False)(rows).to_pylist()
     labels = decode_labels(row["labels"])
     assert labels.shape == (30, 40)
     assert (labels[:, :16] == 1).all()
@@ -218,6 +220,6 @@ def test_ground_truth_that_is_named_as_saliency_maps_is_refused(tmp_path: Path, 
         columns = {"image_id": ["a", "b"], "mask_uri": [str(masks / f"{i}.png") for i in "ab"]}
         return pa.table(columns | {"saliency_uri": pa.array([str(folder / "a.png"), None], pa.string())})
 
-    pseudo_masks.check_saliency_is_no_truth(rows(tmp_path / "others"))
+    check_saliency_is_no_truth(rows(tmp_path / "others"))
     with pytest.raises(UserError, match="saliency maps of 1 of 2 training images are their ground-truth masks: a"):
-        pseudo_masks.check_saliency_is_no_truth(rows(saliency))
+        check_saliency_is_no_truth(rows(saliency))

@@ -127,7 +127,7 @@ def tree(tmp_path_factory: pytest.TempPathFactory) -> EditedTree:
 
 
 @pytest.mark.parametrize(
-    "module", ["platform/runs/progress.py", "models/classifier.py", "platform/stages/pseudo_masks.py"]
+    "module", ["platform/runs/progress.py", "models/classifier.py", "platform/stages/pseudo_masks/making.py"]
 )
 def test_docstrings_and_comments_change_no_stage(tree: EditedTree, module: str) -> None:
     assert not tree.stages_changed_by(edit_docstring, module)
