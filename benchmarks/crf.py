@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch.nn import functional
 
-from mcis.datasets.images.decode import decode_labels, encode_labels
+from mcis.datasets.images.label_masks import decode_labels, encode_labels
 from mcis.datasets.tables.shards import Shards
 from mcis.models.grids import pixel_grid
 from mcis.platform.config.resolve import resolve

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from mcis.datasets.classes import VOC_CLASSES
-from mcis.datasets.images.decode import decode_labels
+from mcis.datasets.images.label_masks import decode_labels
 from mcis.models.counts import MASK_PARTS, add_counts, mask_counts
 from mcis.platform.config.resolve import resolve
 from mcis.platform.engine.runtime import ray_session

@@ -15,7 +15,7 @@ import harness
 import numpy as np
 
 from mcis.datasets.classes import IGNORE
-from mcis.datasets.images.decode import decode_labels, encode_labels
+from mcis.datasets.images.label_masks import decode_labels, encode_labels
 from mcis.datasets.sources.tagged import list_tagged
 from mcis.datasets.sources.voc import list_voc
 from mcis.datasets.synthetic import devkit

@@ -25,7 +25,8 @@ from mcis.datasets.formats.label_studio import LABEL_STUDIO
 from mcis.datasets.formats.labelme import LABELME
 from mcis.datasets.formats.voc_xml import VOC_XML
 from mcis.datasets.formats.yolo import YOLO
-from mcis.datasets.images.decode import PILLOW_MAX_PIXELS, decode_picture, encode_labels
+from mcis.datasets.images.decode import PILLOW_MAX_PIXELS, decode_picture
+from mcis.datasets.images.label_masks import encode_labels
 from mcis.datasets.index import check_name_lengths
 from mcis.datasets.sources.annotations import recognize_annotations
 from mcis.datasets.sources.lists import LeftOut, did_you_mean, is_line, left_out_notes, path_inside

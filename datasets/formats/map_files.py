@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from mcis.datasets.classes import MAX_CLASSES
 from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.formats.pickled_arrays import read_pickled_arrays
-from mcis.datasets.images.decode import PILLOW_MAX_PIXELS, decode_saliency
+from mcis.datasets.images.decode import PILLOW_MAX_PIXELS
+from mcis.datasets.images.saliency_maps import decode_saliency
 from mcis.datasets.sources.lists import LeftOut, files_below, left_out_notes, source_folder
 from mcis.datasets.storage.faults import error_text
 from mcis.datasets.storage.files import read_bytes

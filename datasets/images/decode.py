@@ -1,6 +1,7 @@
-"""Decodes pictures to uint8 arrays, or raises a RejectedImage with the reason; encodes label masks as PNG.
+"""Decodes photographs to uint8 arrays, or raises a RejectedImage with the reason.
 
-No other module opens pictures. The data comes from crawls and old archives, so every decoder takes hostile input:
+`opened` opens all pictures, also label masks and saliency maps. The data comes from crawls and old archives, so every
+decoder takes hostile input:
 
 - Any exception of Pillow becomes a RejectedImage, except for MemoryError, which says nothing about the picture.
 - The size in the header is checked before any pixel is decoded.
@@ -12,7 +13,6 @@ import importlib.util
 import re
 import struct
 import warnings
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from io import BytesIO
@@ -22,7 +22,6 @@ import numpy as np
 import PIL
 from PIL import Image, UnidentifiedImageError
 
-from mcis.datasets.classes import palette
 from mcis.datasets.errors import one_line, unquoted
 from mcis.datasets.images.foreign_formats import recognize
 from mcis.datasets.images.value_range import ValueRange, range_problem, scaled_to_bytes
@@ -88,9 +87,6 @@ _DARK = 32
 """Pictures without a value of at least this, 0 to 255, are almost black."""
 _BRIGHT = 223
 """Pictures without a value of at most this, 0 to 255, are almost white."""
-
-_GRAY_TOLERANCE = 8
-"""Largest difference between channels, 0 to 255, that still counts as gray. JPEG changes them by a few."""
 
 
 class RejectedImage(ValueError):
@@ -191,10 +187,10 @@ def decode_picture(
     Raises:
         RejectedImage: The content is not a picture in one of FORMATS, is damaged, is too large or too small, or has
             pixels whose range is not known.
-        MemoryError: Not enough memory. No content raises any other exception. Both errors apply to every decoder of
-            this module.
+        MemoryError: Not enough memory. No content raises any other exception. Both errors apply to every decoder that
+            uses `opened`.
     """
-    with _opened(data, FORMATS, min_side, max_pixels) as image:
+    with opened(data, FORMATS, min_side, max_pixels) as image:
         width, height = image.size
         fitted_height, fitted_width = fitted_size(height, width, max_side)
 
@@ -214,12 +210,12 @@ def check_picture(data: bytes, *, min_side: int = 32, max_pixels: int = MAX_PIXE
 
     Pixels of an unknown range are no reason to reject; `range_problem` tells whether a range is needed.
     """
-    with _opened(data, FORMATS, min_side, max_pixels) as image:
+    with opened(data, FORMATS, min_side, max_pixels) as image:
         has_deep_color = any(";16" in str(tile.args) for tile in getattr(image, "tile", ()))
         image = _upright(image)
-        if _is_deep_gray(image):
-            values = _finite_values(image)
-            return PictureCheck(image.height, image.width, _gray_kind(image), float(values.min()), float(values.max()))
+        if is_deep_gray(image):
+            values = finite_values(image)
+            return PictureCheck(image.height, image.width, gray_kind(image), float(values.min()), float(values.max()))
 
         rgb = to_rgb(image)
         if image.has_transparency_data and _is_mostly_transparent(image):
@@ -244,7 +240,7 @@ def is_upright_jpeg(data: bytes) -> bool:
     Raises:
         RejectedImage: The bytes have no header of a picture.
     """
-    with _opened(data, FORMATS, 1, PILLOW_MAX_PIXELS) as image:
+    with opened(data, FORMATS, 1, PILLOW_MAX_PIXELS) as image:
         upright = _orientation(image) not in _UPRIGHT
         return image.format in ("JPEG", "MPO") and image.mode in ("L", "RGB") and upright
 
@@ -267,151 +263,12 @@ def decode_square(
     Raises:
         RejectedImage: See `decode_picture`.
     """
-    with _opened(data, FORMATS, 1, max_pixels) as image:
+    with opened(data, FORMATS, 1, max_pixels) as image:
         image.draft(None, (size, size))  # changes nothing for formats other than JPEG
         image = _upright(image)
         if image.mode != "RGB" or image.has_transparency_data:
             image = Image.fromarray(to_rgb(image, value_range))
         return np.array(image.resize((size, size), Image.Resampling.BILINEAR))
-
-
-def decode_labels(data: bytes, *, max_pixels: int = PILLOW_MAX_PIXELS) -> np.ndarray:
-    """Decodes a label mask, (H, W) uint8: the indices of a palette PNG, or the values of an 8-bit gray one.
-
-    Colors are ignored. EXIF orientation is not applied, because the indices are stored in the orientation of the image.
-
-    Args:
-        max_pixels: Largest width x height, checked before decoding.
-
-    Raises:
-        RejectedImage: The data is no PNG, is damaged, or its values are no labels: color, alpha or 16 bits. Gray of
-            fewer than 8 bits is rejected too, because writers disagree whether its 1 means 1 or white.
-    """
-    with _opened(data, ("PNG",), 1, max_pixels) as image:
-        bits = data[24]  # every PNG begins with the chunk IHDR, whose bit depth is this byte
-        if image.mode != "P" and (image.mode, bits) != ("L", 8):
-            raise RejectedImage(
-                f"unsupported: a mask of mode {image.mode} with {bits} bits per channel; "
-                "labels are read from palette or 8-bit gray PNG"
-            )
-        return np.array(image)
-
-
-class LabelMask(NamedTuple):
-    """A label mask of another program.
-
-    Attributes:
-        labels: (H, W) uint8.
-        differs_from_indices: Whether the labels are those of the colors of a palette, and its indices differ from them.
-    """
-
-    labels: np.ndarray
-    differs_from_indices: bool = False
-
-
-def decode_colored_labels(data: bytes, height: int, width: int) -> LabelMask:
-    """Decodes a label mask of another program: as `decode_labels`, or in the colors of PASCAL VOC.
-
-    Colors are read from RGB, and from a palette if all of its used colors are those of labels (`classes.palette`).
-    Editors and converters to a palette number colors in an order of their own.
-
-    Args:
-        height: Height that the mask must have, pixels; checked before decoding.
-        width: Width that the mask must have, pixels.
-
-    Raises:
-        RejectedImage: See `decode_labels`; or the size is another, or an RGB picture has a color that is no label's.
-    """
-    with _opened(data, ("PNG",), 1, PILLOW_MAX_PIXELS) as image:
-        if image.size != (width, height):
-            raise RejectedImage(f"unsupported: a mask of {image.height}x{image.width} pixels")
-        if image.mode == "RGB":
-            return LabelMask(_labels_of_colors(np.array(image)))
-        if image.mode == "P":
-            return _labels_of_palette(image)
-    return LabelMask(decode_labels(data))
-
-
-def _labels_of_palette(image: Image.Image) -> LabelMask:
-    """Returns the labels of a palette picture: of its colors if all of them are colors of labels, else its indices.
-
-    If index i has the gray (i, i, i), the picture was a gray one, and its labels are the indices.
-    """
-    indices = np.array(image)
-    used = np.unique(indices)
-    colors = np.reshape(image.getpalette() or [], (-1, 3)).astype(np.uint8)
-    if used[-1] >= len(colors) or (colors[used] == used[:, None]).all():
-        return LabelMask(indices)
-
-    label_of_index = np.zeros(256, np.uint8)
-    try:
-        label_of_index[used] = _labels_of_colors(colors[None, used])[0]
-    except RejectedImage:
-        return LabelMask(indices)
-    return LabelMask(label_of_index[indices], bool((label_of_index[used] != used).any()))
-
-
-def _labels_of_colors(rgb: np.ndarray) -> np.ndarray:
-    """Returns the labels of colors (H, W, 3). Works row by row, because it takes about 40 bytes per color."""
-    weights = np.array([1 << 16, 1 << 8, 1])
-    known = palette().astype(np.int64) @ weights
-    order = np.argsort(known)
-    labels = np.empty(rgb.shape[:2], np.uint8)
-
-    for row, row_labels in zip(rgb, labels, strict=True):
-        colors = row.astype(np.int64) @ weights
-        positions = np.searchsorted(known, colors, sorter=order).clip(max=len(order) - 1)
-        row_labels[:] = order[positions]
-        if (known[row_labels] != colors).any():
-            raise RejectedImage("unsupported: a mask in RGB with colors that are not those of PASCAL VOC's labels")
-    return labels
-
-
-def decode_saliency(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
-    """Decodes a saliency map, (H, W) uint8: 0 is background, 255 is certainly an object.
-
-    The map is gray of 1, 8 or 16 bits. Palette and RGB are accepted if every color is gray.
-
-    Args:
-        max_pixels: Largest width x height, checked before decoding.
-
-    Raises:
-        RejectedImage: The data is no image, is damaged, or has color or transparency, whose brightness has no meaning.
-    """
-    with _opened(data, FORMATS, 1, max_pixels) as image:
-        if image.has_transparency_data:
-            raise RejectedImage(f"unsupported: a saliency map with transparency (mode {image.mode}); expected gray")
-        if image.mode == "L":
-            return np.array(image)
-
-        if _is_deep_gray(image):
-            values = _finite_values(image)
-            if range_problem(_gray_kind(image), float(values.min()), float(values.max()), None):
-                found = f"values from {values.min():g} to {values.max():g}"
-                raise RejectedImage(f"unsupported: a saliency map with {found}; expected gray of 1, 8 or 16 bits")
-        rgb = to_rgb(image)
-        spread = int(np.ptp(rgb, axis=-1).max())
-        if spread > _GRAY_TOLERANCE:
-            raise RejectedImage(f"unsupported: a saliency map in color, channels differ by {spread}; expected gray")
-        return rgb[..., 1].copy()
-
-
-def encode_labels(labels: np.ndarray) -> bytes:
-    """Encodes labels (H, W) uint8 as a palette PNG in PASCAL's colors. `decode_labels` returns the same array.
-
-    Run-length matching suits flat masks: it is as fast as zlib's level 1 and more than twice as fast as level 6, with
-    at most a quarter more bytes.
-    """
-    image = Image.fromarray(labels)
-    image.putpalette(palette().tobytes())
-    stream = BytesIO()
-    image.save(stream, "PNG", compress_type=zlib.Z_RLE)
-    return stream.getvalue()
-
-
-def resize_labels(labels: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Resizes labels (H, W) uint8 to (height, width) by nearest neighbor, so that no new label appears."""
-    return np.array(Image.fromarray(labels).resize((width, height), Image.Resampling.NEAREST))
 
 
 def _resized(rgb: np.ndarray, height: int, width: int) -> np.ndarray:
@@ -420,8 +277,15 @@ def _resized(rgb: np.ndarray, height: int, width: int) -> np.ndarray:
 
 
 @contextmanager
-def _opened(data: bytes, formats: tuple[str, ...], min_side: int, max_pixels: int) -> Iterator[Image.Image]:
-    """Opens a picture and reads only its header. Any exception raised inside becomes a RejectedImage."""
+def opened(data: bytes, formats: tuple[str, ...], min_side: int, max_pixels: int) -> Iterator[Image.Image]:
+    """Opens a picture and reads only its header. Any exception raised inside becomes a RejectedImage, see `rejecting`.
+
+    Args:
+        data: Content of a file.
+        formats: The formats that are tried, by Pillow's names.
+        min_side: Smallest width and height, pixels.
+        max_pixels: Largest width x height.
+    """
     stream = BytesIO(data)  # outside of `rejecting`: an argument that is not bytes is the caller's mistake
     with rejecting():
         yield _header(stream, formats, min_side, max_pixels)
@@ -545,7 +409,7 @@ def _orientation(image: Image.Image) -> int:
     return orientation
 
 
-def _is_deep_gray(image: Image.Image) -> bool:
+def is_deep_gray(image: Image.Image) -> bool:
     """Returns whether pixels are gray of more than 8 bits: integers of 16 or 32 bits, or floating point."""
     return image.mode in ("I", "F") or image.mode.startswith("I;16")
 
@@ -562,7 +426,7 @@ def to_rgb(image: Image.Image, value_range: ValueRange | None = None) -> np.ndar
     Raises:
         RejectedImage: The picture has gray pixels of more than 8 bits whose range is not known.
     """
-    if _is_deep_gray(image):
+    if is_deep_gray(image):
         return np.repeat(_eight_bits(image, value_range)[..., None], 3, axis=-1)
 
     if image.has_transparency_data:
@@ -574,8 +438,8 @@ def to_rgb(image: Image.Image, value_range: ValueRange | None = None) -> np.ndar
 
 def _eight_bits(image: Image.Image, value_range: ValueRange | None) -> np.ndarray:
     """Scales gray of more than 8 bits to (H, W) uint8, rounded to nearest. A transparent value becomes white."""
-    values = _finite_values(image)
-    problem = range_problem(_gray_kind(image), float(values.min()), float(values.max()), value_range)
+    values = finite_values(image)
+    problem = range_problem(gray_kind(image), float(values.min()), float(values.max()), value_range)
     if problem:
         raise RejectedImage(problem)
 
@@ -584,13 +448,18 @@ def _eight_bits(image: Image.Image, value_range: ValueRange | None) -> np.ndarra
     return gray if transparent is None else np.where(values == transparent, np.uint8(255), gray)
 
 
-def _finite_values(image: Image.Image) -> np.ndarray:
-    """Returns the values of gray of more than 8 bits, (H, W)."""
+def finite_values(image: Image.Image) -> np.ndarray:
+    """Returns the values of gray of more than 8 bits, (H, W).
+
+    Raises:
+        RejectedImage: A value is infinite or not a number.
+    """
     values = np.asarray(image)
     if not np.isfinite(values).all():
         raise RejectedImage("unsupported: pixels that are not finite numbers")
     return values
 
 
-def _gray_kind(image: Image.Image) -> str:
+def gray_kind(image: Image.Image) -> str:
+    """Returns the kind of gray of more than 8 bits, see `PictureCheck.pixels`: "floats" or "integers"."""
     return "floats" if image.mode == "F" else "integers"

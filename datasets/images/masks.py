@@ -9,8 +9,10 @@ from PIL import Image
 
 from mcis.datasets.classes import BACKGROUND, IGNORE
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import MAX_PIXELS, PILLOW_MAX_PIXELS, decode_labels, decode_saliency
+from mcis.datasets.images.decode import MAX_PIXELS, PILLOW_MAX_PIXELS
+from mcis.datasets.images.label_masks import decode_labels
 from mcis.datasets.images.matlab import MAT_START, decode_mat_labels
+from mcis.datasets.images.saliency_maps import decode_saliency
 from mcis.datasets.storage.faults import error_text
 from mcis.datasets.storage.files import RELOCATE, read_decoded
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mcis.datasets.images.decode import decode_labels
+from mcis.datasets.images.label_masks import decode_labels
 from mcis.datasets.images.squares import Squares, read_rgb
 from mcis.datasets.images.value_range import ValueRange
 from mcis.datasets.sampling.batch_stream import Batch, WorkerShard

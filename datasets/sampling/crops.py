@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mcis.datasets.classes import IGNORE
-from mcis.datasets.images.decode import resize_labels
+from mcis.datasets.images.label_masks import resize_labels
 
 CROP_DRAWS = 4
 """Number of random numbers that a crop takes: scale, flip, top, left."""

@@ -9,7 +9,7 @@ from tempfile import TemporaryDirectory
 
 from PIL import Image
 
-from mcis.datasets.images.decode import encode_labels
+from mcis.datasets.images.label_masks import encode_labels
 from mcis.datasets.synthetic.scenes import SPLITS, Scene, draw_scene
 from mcis.datasets.synthetic.silhouettes import DRAWN_CLASSES
 

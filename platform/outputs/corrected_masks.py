@@ -8,7 +8,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError, join_shortened
-from mcis.datasets.images.decode import fitted_size, resize_labels
+from mcis.datasets.images.decode import fitted_size
+from mcis.datasets.images.label_masks import resize_labels
 from mcis.datasets.sources.lists import map_paths
 from mcis.platform.outputs.imported_files import match_files
 from mcis.platform.outputs.read_index import truth_of_row

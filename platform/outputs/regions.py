@@ -15,7 +15,8 @@ from PIL import Image
 from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.formats.detections import EXPECTED, Detection, Detections, draw_detections, read_detections
 from mcis.datasets.formats.segment_files import find_segment_files, read_segments
-from mcis.datasets.images.decode import decode_picture, resize_labels
+from mcis.datasets.images.decode import decode_picture
+from mcis.datasets.images.label_masks import resize_labels
 from mcis.datasets.storage.files import read_bytes
 from mcis.models.pseudo_masks import DetectedClasses, TaggedMaps
 from mcis.platform.config.maps import PseudoMasksConfig

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from mcis.datasets.classes import IGNORE
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import decode_labels, resize_labels
-from mcis.datasets.images.label_masks import read_label_mask
+from mcis.datasets.images.label_masks import decode_labels, read_label_mask, resize_labels
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
 from mcis.datasets.tables.shards import Shards

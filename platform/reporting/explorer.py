@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from mcis.datasets.images.decode import fit_picture, resize_labels
+from mcis.datasets.images.decode import fit_picture
+from mcis.datasets.images.label_masks import resize_labels
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.images.value_range import ValueRange
 from mcis.models.counts import intervals

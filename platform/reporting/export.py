@@ -13,7 +13,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.formats.data_set import LabeledImage
 from mcis.datasets.formats.exporting import EXPORT_FORMATS, export_data_set
 from mcis.datasets.formats.libraries import require_module
-from mcis.datasets.images.decode import decode_labels, resize_labels
+from mcis.datasets.images.label_masks import decode_labels, resize_labels
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.tables.shards import Shards
 from mcis.models.localization import score_maps

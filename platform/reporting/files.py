@@ -11,7 +11,7 @@ from typing import Any
 from mcis.datasets.classes import palette
 from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.formats.photographs import write_photograph
-from mcis.datasets.images.decode import decode_labels, encode_labels, resize_labels
+from mcis.datasets.images.label_masks import decode_labels, encode_labels, resize_labels
 from mcis.datasets.images.value_range import ValueRange
 from mcis.datasets.sources.lists import is_line, relative_name, without_image_suffix
 from mcis.datasets.storage.folders import MAX_NAME_BYTES

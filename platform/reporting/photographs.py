@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from mcis.datasets.errors import join_shortened
 from mcis.datasets.formats.data_set import LabeledImage
-from mcis.datasets.images.decode import RejectedImage, almost_uniform, decode_labels, encode_labels, resize_labels
+from mcis.datasets.images.decode import RejectedImage, almost_uniform
+from mcis.datasets.images.label_masks import decode_labels, encode_labels, resize_labels
 from mcis.datasets.images.squares import read_picture
 from mcis.datasets.sources.photographs import Photograph
 from mcis.datasets.storage.files import read_bytes

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.formats.data_set import LabeledImage
-from mcis.datasets.images.decode import DecodedImage, decode_labels, resize_labels
+from mcis.datasets.images.decode import DecodedImage
+from mcis.datasets.images.label_masks import decode_labels, resize_labels
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.sources.photographs import Photograph
 from mcis.datasets.tables.shards import Shards

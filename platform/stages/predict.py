@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.formats.logit_files import SUFFIX as LOGITS_SUFFIX
 from mcis.datasets.formats.logit_files import read_logit_labels
-from mcis.datasets.images.decode import DecodedImage, LabelMask, encode_labels
-from mcis.datasets.images.label_masks import read_label_mask
+from mcis.datasets.images.decode import DecodedImage
+from mcis.datasets.images.label_masks import LabelMask, encode_labels, read_label_mask
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.index import Listing
 from mcis.platform.config.sections import Config

@@ -11,7 +11,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from mcis.datasets.errors import join_shortened
-from mcis.datasets.images.decode import decode_labels, resize_labels
+from mcis.datasets.images.label_masks import decode_labels, resize_labels
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.storage.files import stamp
 from mcis.datasets.tables.shards import Shards

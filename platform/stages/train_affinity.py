@@ -13,7 +13,7 @@ import torch
 
 from mcis.datasets.classes import IGNORE
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import encode_labels
+from mcis.datasets.images.label_masks import encode_labels
 from mcis.datasets.index import Listing
 from mcis.datasets.tables.shards import Shards
 from mcis.models.pseudo_masks import MASK_RULES

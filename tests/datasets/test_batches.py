@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from mcis.datasets.images.decode import encode_labels
+from mcis.datasets.images.label_masks import encode_labels
 from mcis.datasets.sampling.batch_stream import WorkerShard
 from mcis.datasets.sampling.batches import CropBatch, CropDecoder, MaskedImages
 from mcis.datasets.sampling.pairs import epoch_rows

@@ -21,16 +21,16 @@ from mcis.datasets.images.decode import (
     PictureCheck,
     RejectedImage,
     check_picture,
-    decode_labels,
     decode_picture,
-    decode_saliency,
     decode_square,
     fit_picture,
     fitted_size,
     is_upright_jpeg,
 )
+from mcis.datasets.images.label_masks import decode_labels
 from mcis.datasets.images.masks import decode_mask
 from mcis.datasets.images.matlab import decode_mat_labels
+from mcis.datasets.images.saliency_maps import decode_saliency
 from mcis.datasets.images.value_range import likely_range
 
 H = 40

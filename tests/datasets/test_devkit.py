@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from mcis.datasets.classes import palette, read_classes
-from mcis.datasets.images.decode import decode_labels, decode_picture, decode_saliency
+from mcis.datasets.images.decode import decode_picture
+from mcis.datasets.images.label_masks import decode_labels
+from mcis.datasets.images.saliency_maps import decode_saliency
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.datasets.synthetic.devkit import draw
 from mcis.datasets.synthetic.scenes import SPLITS, Scene, draw_scene

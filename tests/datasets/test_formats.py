@@ -22,7 +22,7 @@ from mcis.datasets.formats.hugging_face import _tags
 from mcis.datasets.formats.importing import import_data_set
 from mcis.datasets.formats.libraries import require_module
 from mcis.datasets.formats.outlines import compressed_run_pixels
-from mcis.datasets.images.decode import decode_labels
+from mcis.datasets.images.label_masks import decode_labels
 from mcis.datasets.sources.tagged import list_tagged
 from mcis.datasets.storage.files import read_bytes
 

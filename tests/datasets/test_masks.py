@@ -16,18 +16,16 @@ from PIL import Image
 
 from mcis.datasets.classes import palette
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import (
-    MAX_PIXELS,
-    RejectedImage,
+from mcis.datasets.images.decode import MAX_PIXELS, RejectedImage, decode_picture
+from mcis.datasets.images.label_masks import (
     decode_colored_labels,
     decode_labels,
-    decode_picture,
-    decode_saliency,
     encode_labels,
+    read_label_mask,
     resize_labels,
 )
-from mcis.datasets.images.label_masks import read_label_mask
 from mcis.datasets.images.masks import read_saliency, read_truth, tags_of_mask
+from mcis.datasets.images.saliency_maps import decode_saliency
 
 H = 40
 W = 48

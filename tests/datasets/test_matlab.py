@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 import scipy.io
 
-from mcis.datasets.images.decode import RejectedImage, encode_labels
+from mcis.datasets.images.decode import RejectedImage
+from mcis.datasets.images.label_masks import encode_labels
 from mcis.datasets.images.masks import decode_mask
 from mcis.datasets.images.matlab import decode_mat_labels
 

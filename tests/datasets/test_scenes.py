@@ -7,7 +7,8 @@ import pytest
 from PIL import Image
 
 from mcis.datasets.classes import IGNORE
-from mcis.datasets.images.decode import decode_square, resize_labels
+from mcis.datasets.images.decode import decode_square
+from mcis.datasets.images.label_masks import resize_labels
 from mcis.datasets.synthetic.scenes import Scene, body_group, draw_scene
 from mcis.datasets.synthetic.silhouettes import DRAWN_CLASSES
 

@@ -10,7 +10,7 @@ import scipy.io
 
 from mcis.datasets.classes import VOC_CLASSES
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import encode_labels
+from mcis.datasets.images.label_masks import encode_labels
 from mcis.datasets.images.masks import decode_mask
 from mcis.datasets.index import LISTING_SCHEMA, Listing
 from mcis.datasets.sources.voc import list_voc

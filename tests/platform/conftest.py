@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
-from mcis.datasets.images.decode import encode_labels
+from mcis.datasets.images.label_masks import encode_labels
 from mcis.datasets.index import INDEX_SCHEMA, REJECTS_SCHEMA
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.datasets.tables.shards import Shards

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import decode_labels
+from mcis.datasets.images.label_masks import decode_labels
 from mcis.datasets.tables.shards import Shards
 from mcis.models.counts import confusion
 from mcis.models.metrics import iou, mean

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import decode_labels, encode_labels
+from mcis.datasets.images.label_masks import decode_labels, encode_labels
 from mcis.datasets.tables.shards import Shards
 from mcis.platform import pipeline
 from mcis.platform.networks.predictor import Predictor

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import encode_labels
+from mcis.datasets.images.label_masks import encode_labels
 from mcis.datasets.index import Listing
 from mcis.platform.config.resolve import resolve
 from mcis.platform.outputs.counts import crc_of_truth, read_counts

@@ -22,7 +22,7 @@ from typer.testing import CliRunner
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.formats.importing import import_data_set
-from mcis.datasets.images.decode import decode_labels, encode_labels
+from mcis.datasets.images.label_masks import decode_labels, encode_labels
 from mcis.datasets.index import INDEX_SCHEMA
 from mcis.datasets.sources.tagged import list_tagged
 from mcis.platform.cli import app

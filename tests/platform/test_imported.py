@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 import mcis
 from mcis.datasets.classes import palette
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import decode_labels, encode_labels
+from mcis.datasets.images.label_masks import decode_labels, encode_labels
 from mcis.datasets.index import INDEX_SCHEMA
 from mcis.datasets.tables.shards import Shards
 from mcis.platform import api, pipeline

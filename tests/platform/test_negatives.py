@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import decode_labels, encode_labels
+from mcis.datasets.images.label_masks import decode_labels, encode_labels
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.datasets.tables.shards import Shards
 from mcis.platform import pipeline

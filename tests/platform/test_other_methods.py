@@ -10,8 +10,7 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import encode_labels
-from mcis.datasets.images.label_masks import read_label_mask
+from mcis.datasets.images.label_masks import encode_labels, read_label_mask
 from mcis.models.counts import confusion
 from mcis.models.metrics import iou, mean
 from mcis.platform.cli import app

@@ -17,7 +17,7 @@ from scipy import ndimage
 from typer.testing import CliRunner
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import decode_labels
+from mcis.datasets.images.label_masks import decode_labels
 from mcis.platform.cli import app
 from mcis.platform.networks.predictor import Predictor
 from mcis.platform.networks.trained_segmenter import open_trained_segmenter

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from mcis.datasets.images.decode import decode_labels
+from mcis.datasets.images.label_masks import decode_labels
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.datasets.tables.memory_mapped import Features, features_bytes
 from mcis.datasets.tables.shards import Shards

@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import decode_labels
+from mcis.datasets.images.label_masks import decode_labels
 from mcis.datasets.tables.shards import Shards
 from mcis.models.localization import score_maps
 from mcis.platform import pipeline

@@ -20,7 +20,8 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import decode_labels, fit_picture
+from mcis.datasets.images.decode import fit_picture
+from mcis.datasets.images.label_masks import decode_labels
 from mcis.datasets.index import INDEX_SCHEMA
 from mcis.datasets.tables.shards import Shards
 from mcis.models.crf import CrfParameters

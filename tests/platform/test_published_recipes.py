@@ -14,7 +14,8 @@ import pytest
 import torch
 from PIL import Image
 
-from mcis.datasets.images.decode import decode_labels, decode_square
+from mcis.datasets.images.decode import decode_square
+from mcis.datasets.images.label_masks import decode_labels
 from mcis.datasets.sources.voc import list_voc
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.datasets.tables.shards import Shards

@@ -18,7 +18,7 @@ from pycocotools import mask as coco_masks
 
 from mcis.datasets.classes import IGNORE
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import decode_labels
+from mcis.datasets.images.label_masks import decode_labels
 from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.config.resolve import resolve
 from mcis.platform.outputs.read_index import open_index

@@ -22,7 +22,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from mcis.datasets.images.decode import decode_labels
+from mcis.datasets.images.label_masks import decode_labels
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.datasets.tables.shards import Shards
 from mcis.platform.outputs.tables import image_maps

@@ -17,7 +17,7 @@ import pytest
 from numpy.typing import NDArray
 from typer.testing import CliRunner
 
-from mcis.datasets.images.decode import decode_labels
+from mcis.datasets.images.label_masks import decode_labels
 from mcis.datasets.sources.tagged import list_tagged
 from mcis.platform.cli import app
 

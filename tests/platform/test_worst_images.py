@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from mcis.datasets.images.decode import decode_labels, encode_labels
+from mcis.datasets.images.label_masks import decode_labels, encode_labels
 from mcis.datasets.tables.shards import Shards
 from mcis.models.counts import confusion
 from mcis.models.metrics import iou, mean

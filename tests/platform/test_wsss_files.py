@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.formats.map_files import find_map_files, read_map_files
-from mcis.datasets.images.decode import encode_labels
+from mcis.datasets.images.label_masks import encode_labels
 from mcis.datasets.index import INDEX_SCHEMA
 from mcis.models.grids import Grid, Grids, pixel_grid
 from mcis.models.localization import score_maps

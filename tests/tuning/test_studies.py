@@ -18,7 +18,7 @@ from PIL import Image
 
 import mcis
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import decode_labels, encode_labels
+from mcis.datasets.images.label_masks import decode_labels, encode_labels
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.networks.build import build_classifier

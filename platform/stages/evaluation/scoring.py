@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import torch
 from numpy.typing import NDArray
 
-from mcis.datasets.images.decode import decode_labels, resize_labels
+from mcis.datasets.images.label_masks import decode_labels, resize_labels
 from mcis.datasets.images.masks import SALIENCY_THRESHOLD, read_saliency
 from mcis.datasets.sampling.keyed_random import DrawPurpose, uniforms
 from mcis.datasets.tables.shards import Shards

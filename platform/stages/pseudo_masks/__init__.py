@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from mcis.datasets.errors import join_shortened
 from mcis.datasets.formats.libraries import require_module
-from mcis.datasets.images.decode import decode_labels
+from mcis.datasets.images.label_masks import decode_labels
 from mcis.datasets.images.masks import tags_of_mask
 from mcis.datasets.index import Listing
 from mcis.datasets.tables.shards import Shards

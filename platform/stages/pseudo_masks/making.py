@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mcis.datasets.classes import IGNORE
-from mcis.datasets.images.decode import encode_labels, fitted_size, resize_labels
-from mcis.datasets.images.label_masks import read_label_mask
+from mcis.datasets.images.decode import fitted_size
+from mcis.datasets.images.label_masks import encode_labels, read_label_mask, resize_labels
 from mcis.datasets.images.masks import read_saliency, tags_of_mask
 from mcis.datasets.tables.shards import Shards
 from mcis.models.pseudo_masks import MASK_RULES, PseudoMask

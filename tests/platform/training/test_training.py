@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mcis.datasets.images.decode import encode_labels
+from mcis.datasets.images.label_masks import encode_labels
 from mcis.datasets.images.squares import Squares, read_rgb
 from mcis.datasets.sampling.batch_stream import WorkerShard
 from mcis.datasets.sampling.batches import MaskedImages
