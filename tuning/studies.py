@@ -16,7 +16,7 @@ from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import COMMAND_LINE, OVERRIDE, resolve, with_table
 from mcis.platform.config.sections import Config, sources_of
-from mcis.platform.outputs.read_index import rows_in_split
+from mcis.platform.outputs.read_index import predicted_split, rows_in_split
 from mcis.platform.reporting.compared_runs import open_run_groups
 from mcis.platform.reporting.comparison import BootstrapSettings, compare
 from mcis.platform.reporting.comparison_page import compared_images, write_page
@@ -389,9 +389,7 @@ def _check_truth(trial: Trial, config: Config, images: pa.Table) -> None:
     if config.supervision == "tags" and (config.has_maps or config.makes_masks):
         scored.append(rows_in_split(images, "train", tagged=True))
     if _has_predictions(trial.until):
-        split = config.predict.split
-        if split == "auto":
-            split = "val" if len(rows_in_split(images, "val")) else "train"
+        split = predicted_split(config, has_val=len(rows_in_split(images, "val")) > 0)
         scored.append(rows_in_split(images, split))
 
     if all(rows["mask_uri"].null_count == len(rows) for rows in scored):

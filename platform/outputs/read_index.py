@@ -14,6 +14,7 @@ from mcis.datasets.images.value_range import ValueRange
 from mcis.datasets.index import INDEX_SCHEMA
 from mcis.datasets.storage.folders import path_exists
 from mcis.datasets.tables.large_tables import take_rows
+from mcis.platform.config.sections import Config
 from mcis.platform.outputs.provenance import read_provenance
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_parts, read_table
@@ -146,6 +147,17 @@ def rows_in_split(images: pa.Table, split: str, *, tagged: bool = False, negativ
     if negatives:
         is_returned = pc.or_(is_returned, rows["is_negative"])
     return rows.filter(is_returned)
+
+
+def predicted_split(config: Config, *, has_val: bool) -> str:
+    """Returns `predict.split`; for `auto`, val if it has images, else train.
+
+    Args:
+        has_val: Whether split val has images.
+    """
+    if config.predict.split != "auto":
+        return config.predict.split
+    return "val" if has_val else "train"
 
 
 def truth_of_row(row: dict[str, Any], classes: int) -> NDArray[np.uint8]:

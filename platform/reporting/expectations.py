@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 from mcis.datasets.errors import join_shortened
 from mcis.datasets.index import Listing
 from mcis.platform.config.sections import Config
-from mcis.platform.outputs.read_index import rows_in_split
+from mcis.platform.outputs.read_index import predicted_split, rows_in_split
 
 _FEW_IMAGES = 10
 """Number of training images below which a class is learned poorly."""
@@ -48,9 +48,7 @@ def _rare_classes(tagged: pa.Table, names: tuple[str, ...]) -> list[str]:
 def _missing_scores(config: Config, listing: Listing) -> list[str]:
     """Sentences on what is not scored because there is no val split or no ground truth."""
     images = listing.table.select(["split", "mask_uri"])
-    split = config.predict.split
-    if split == "auto":
-        split = "val" if len(rows_in_split(images, "val")) else "train"
+    split = predicted_split(config, has_val=len(rows_in_split(images, "val")) > 0)
 
     sentences = []
     if split == "train":

@@ -22,7 +22,7 @@ from mcis.platform.config.sections import Config
 from mcis.platform.engine.checkpoint import checkpoint_bytes, weights_bytes
 from mcis.platform.networks.build import build_affinity_net, build_classifier, build_segmenter, freeze
 from mcis.platform.networks.features import features_shape
-from mcis.platform.outputs.read_index import rows_in_split
+from mcis.platform.outputs.read_index import predicted_split, rows_in_split
 from mcis.platform.outputs.relations import vector_bytes
 from mcis.platform.outputs.tables import labels_bytes, map_bytes
 
@@ -65,9 +65,7 @@ def count_images(config: Config, listing: Listing) -> ImageCounts:
     images = listing.table.select(["split", "tags", "is_negative"])
     tagged = rows_in_split(images, "train", tagged=True)
     trained = rows_in_split(images, "train", tagged=True, negatives=True)
-    split = config.predict.split
-    if split == "auto":
-        split = "val" if len(rows_in_split(images, "val")) else "train"
+    split = predicted_split(config, has_val=len(rows_in_split(images, "val")) > 0)
     sizes = list(_sample_sizes(config, listing))
     return ImageCounts(
         listed=len(images),

@@ -22,7 +22,7 @@ from mcis.platform.engine.mapping import map_table
 from mcis.platform.networks.predictor import Prediction, PredictionInput, Predictor
 from mcis.platform.networks.trained_segmenter import TrainedSegmenter
 from mcis.platform.outputs.imported_files import ImportedFiles, imported_masks, palette_note, unused_note
-from mcis.platform.outputs.read_index import read_image_ids, rows_in_split, split_rows
+from mcis.platform.outputs.read_index import predicted_split, read_image_ids, rows_in_split, split_rows
 from mcis.platform.outputs.tables import DIFFERS_FROM_INDICES, IMPORTED_PREDICTIONS_SCHEMA, PREDICTIONS_SCHEMA
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import contents_digest, read_table
@@ -79,7 +79,7 @@ def _as_row(row: dict[str, Any], plain: NDArray[np.uint8], refined: NDArray[np.u
 def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     """Raises UserError if the split to predict has no image, or none of the predictions of another program is of it."""
     counts = listing.table["split"].value_counts().to_pylist()
-    split = _predicted_split(config, {row["values"]: row["counts"] for row in counts})
+    split = _nonempty_split(config, {row["values"]: row["counts"] for row in counts})
     if config.predict.masks is not None:
         files = _prediction_files(config.predict.masks)._replace(key=f"{_MASKS_KEY} or predict.split")
         image_ids = rows_in_split(listing.table, split)["image_id"].to_pylist()
@@ -91,14 +91,14 @@ def inputs(config: Config, context: RunContext) -> Any:
     of another program."""
     if config.predict.masks is None:
         return config.data.max_side
-    split = _predicted_split(config, context.result("index", IndexResult).images)
+    split = _nonempty_split(config, context.result("index", IndexResult).images)
     rows = _with_imported(config.predict.masks, split_rows(context, split), read_image_ids(context))
     return [split, contents_digest(rows["imported"].to_pylist())]
 
 
 def run(config: Config, context: RunContext) -> PredictResult:
     """Predicts every image of a split, averaged over the configured scales and the horizontal flip."""
-    split = _predicted_split(config, context.result("index", IndexResult).images)
+    split = _nonempty_split(config, context.result("index", IndexResult).images)
     rows = split_rows(context, split)
     if config.predict.masks is not None:
         return _import_predictions(config, context, rows, split)
@@ -191,18 +191,17 @@ def unpredicted_tags(
     )
 
 
-def _predicted_split(config: Config, images: Mapping[str, int]) -> str:
+def _nonempty_split(config: Config, images: Mapping[str, int]) -> str:
     """The split to predict, given the number of images per split.
 
     Raises:
         UserError: the configured split has no image.
     """
-    if config.predict.split == "auto":
-        return "val" if images.get("val") else "train"
-    if not images.get(config.predict.split):
+    split = predicted_split(config, has_val=bool(images.get("val")))
+    if config.predict.split != "auto" and not images.get(split):
         raise UserError(
-            f"predict.split is {config.predict.split}, which has no images",
+            f"predict.split is {split}, which has no images",
             f"one of {', '.join(images)}",
             "set predict.split to one of them, or give a list for that split",
         )
-    return config.predict.split
+    return split
