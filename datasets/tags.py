@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 Positions = NDArray[np.uint32]
@@ -102,3 +103,13 @@ class ClassMembers:
     def ranges(self, classes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns where the images of the given classes, (B,), begin and end in `images`, (B,) each."""
         return self.start[classes], self.start[classes + 1]
+
+
+def count_tags(tags: pa.ChunkedArray, num_classes: int) -> NDArray[np.int64]:
+    """Returns the number of images with each class, (K,).
+
+    Args:
+        tags: The column `tags` of an index or a listing, list<uint16>, without repetition in a row.
+        num_classes: K.
+    """
+    return np.bincount(pc.list_flatten(tags).to_numpy(), minlength=num_classes)

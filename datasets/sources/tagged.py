@@ -36,6 +36,7 @@ from mcis.datasets.sources.user_table import UserTable, in_existing_spellings, r
 from mcis.datasets.storage.files import is_file
 from mcis.datasets.storage.uris import is_remote
 from mcis.datasets.tables.large_tables import pieces, release_arrow_memory, repeated_texts
+from mcis.datasets.tags import count_tags
 
 SPLITS = ("train", "val", "test")
 
@@ -288,8 +289,7 @@ def _read_tags(
             f"{pc.sum(has_no_class).as_py()} of {len(indices)} images have no tag"
         )
     else:
-        counts = np.bincount(pc.list_flatten(indices).to_numpy(), minlength=len(names)).tolist()
-        num_images = dict(zip(names, counts, strict=True))
+        num_images = dict(zip(names, count_tags(indices, len(names)).tolist(), strict=True))
         if not classes:
             notes += _doubtful_class_notes(num_images)
         notes += _misspelling_notes(num_images)

@@ -6,6 +6,7 @@ import pyarrow.compute as pc
 
 from mcis.datasets.errors import join_shortened
 from mcis.datasets.index import Listing
+from mcis.datasets.tags import count_tags
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.read_index import predicted_split, rows_in_split
 
@@ -36,8 +37,7 @@ def expectations(config: Config, listing: Listing) -> list[str]:
 
 def _rare_classes(tagged: pa.Table, names: tuple[str, ...]) -> list[str]:
     """A sentence on classes with few training images."""
-    tags = pc.list_flatten(tagged["tags"]).to_numpy().astype(np.int64)
-    counts = np.bincount(tags, minlength=len(names)).tolist()
+    counts = count_tags(tagged["tags"], len(names)).tolist()
     rare = [f"{name} ({count})" for name, count in zip(names, counts, strict=True) if count < _FEW_IMAGES]
     if not rare:
         return []

@@ -38,6 +38,7 @@ from mcis.datasets.index import (
 from mcis.datasets.sources import SOURCES
 from mcis.datasets.storage.folders import remove
 from mcis.datasets.tables.large_tables import in_shards, release_arrow_memory, table_digest, take_rows
+from mcis.datasets.tags import count_tags
 from mcis.datasets.unclear_pixels import UnclearPixels
 from mcis.platform.config.sections import Config, sources_of
 from mcis.platform.engine.mapping import map_table
@@ -399,8 +400,7 @@ def _identity(config: Config, index_file: Path, classes: tuple[str, ...]) -> str
 
 def _images_per_class(tags: pa.ChunkedArray, classes: tuple[str, ...]) -> dict[str, int]:
     """Number of images with each class."""
-    counts = np.bincount(pc.list_flatten(tags).to_numpy(), minlength=len(classes)).tolist()
-    return dict(zip(classes, counts, strict=True))
+    return dict(zip(classes, count_tags(tags, len(classes)).tolist(), strict=True))
 
 
 def _data_notes(train_counts: Mapping[str, int], num_unlabelled: int, duplicates: list[list[str]]) -> list[str]:

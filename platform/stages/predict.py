@@ -17,6 +17,7 @@ from mcis.datasets.images.decode import DecodedImage
 from mcis.datasets.images.label_masks import LabelMask, encode_labels, read_label_mask
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.index import Listing
+from mcis.datasets.tags import count_tags
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.networks.predictor import Prediction, PredictionInput, Predictor
@@ -176,8 +177,8 @@ def unpredicted_tags(
         absent: tags of each image that its prediction lacks.
         classes: the K class names.
     """
-    num_tagged = np.bincount(pc.list_flatten(tags).to_numpy(), minlength=len(classes)).tolist()
-    num_absent = np.bincount(pc.list_flatten(absent).to_numpy(), minlength=len(classes)).tolist()
+    num_tagged = count_tags(tags, len(classes)).tolist()
+    num_absent = count_tags(absent, len(classes)).tolist()
     unpredicted = []
     for name, tagged, missing in zip(classes, num_tagged, num_absent, strict=True):
         if tagged >= _MIN_TAGGED and 2 * missing > tagged:

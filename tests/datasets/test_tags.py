@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from mcis.datasets.tags import ClassMembers, Tags
+from mcis.datasets.tags import ClassMembers, Tags, count_tags
 
 CLASSES = 5
 tag_lists = st.lists(st.lists(st.integers(0, CLASSES - 1), max_size=CLASSES, unique=True).map(sorted), max_size=12)
@@ -43,6 +43,12 @@ def check_tags(tags: Tags, lists: list[list[int]]) -> None:
 @given(tag_lists, st.lists(st.integers(0, 12), max_size=3))
 def test_tags_of_an_index_equal_the_lists(lists: list[list[int]], cuts: list[int]) -> None:
     check_tags(Tags.from_index(column(lists, cuts), CLASSES), lists)
+
+
+@given(tag_lists, st.lists(st.integers(0, 12), max_size=3))
+def test_images_are_counted_per_class(lists: list[list[int]], cuts: list[int]) -> None:
+    expected = [sum(k in tags for tags in lists) for k in range(CLASSES)]
+    assert count_tags(column(lists, cuts), CLASSES).tolist() == expected
 
 
 @given(tag_lists)
