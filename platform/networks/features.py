@@ -33,6 +33,23 @@ def features_shape(config: ClassifierConfig) -> tuple[int, int, int]:
     return channels, height, width
 
 
+def check_half_range(features: Tensor, rows: pa.Table, remedy: str) -> None:
+    """Raises UserError if a feature of some images exceeds the range of float16.
+
+    Args:
+        features: The features as float16, in which such a value is infinite.
+        rows: The images, with the column `image_id`.
+        remedy: What the user can do.
+    """
+    if not features.isfinite().all():
+        image_ids = rows["image_id"].to_pylist()
+        raise UserError(
+            f"features exceed the range of float16 for at least one of the images {join_shortened(image_ids)}",
+            "finite features of at most 65,504",
+            remedy,
+        )
+
+
 class MakeFeatures:
     """Maps rows of an index to a shard of features, (V, C, H, W) float16 for each image.
 
@@ -76,12 +93,11 @@ class MakeFeatures:
                 done += len(batches[-1])
 
         features = torch.cat(batches)
-        if not features.isfinite().all():
-            raise UserError(
-                f"features beyond float16's range among the images {join_shortened(rows['image_id'].to_pylist())}",
-                "finite features of at most 65,504",
-                "choose another backbone or other weights, or train all of it (classifier.trainable_stages=all)",
-            )
+        check_half_range(
+            features,
+            rows,
+            "choose another backbone or other weights, or train all of it (classifier.trainable_stages=all)",
+        )
         return cache_table(features.numpy())
 
     def _features(self, rows: pa.Table) -> Tensor:

@@ -9,7 +9,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.images.squares import add_squares, read_squares
 from mcis.datasets.sampling.related_images import RELATED_IMAGE_RULES, Relations
 from mcis.datasets.tables.memory_mapped import CachedRows, Features, cache_table
@@ -20,7 +19,7 @@ from mcis.models.localization import embed, released_map
 from mcis.models.resampling import resample
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import build_classifier, load_trained
-from mcis.platform.networks.features import features_shape
+from mcis.platform.networks.features import check_half_range, features_shape
 from mcis.platform.outputs.relations import VECTORS
 from mcis.platform.outputs.tables import map_rows
 from mcis.platform.runs.files import write_table
@@ -207,14 +206,11 @@ class Embed:
             UserError: a value exceeds the range of float16.
         """
         half = features.half()
-        if not half.isfinite().all():
-            image_ids = rows["image_id"].to_pylist()
-            raise UserError(
-                f"features exceed the range of float16 for at least one of the images {join_shortened(image_ids)}",
-                f"finite values of at most {torch.finfo(torch.float16).max:g}",
-                "look at the loss curve of the classifier; train it again with a lower "
-                "classifier.optimizer.learning_rate",
-            )
+        check_half_range(
+            half,
+            rows,
+            "look at the loss curve of the classifier; train it again with a lower classifier.optimizer.learning_rate",
+        )
         return half.cpu().numpy()
 
     def _images(self, rows: pa.Table) -> Tensor:
