@@ -1,6 +1,5 @@
 """What the command line does, as functions. `import mcis` offers them: `mcis.run`, `mcis.index`, `mcis.scores`, ..."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -21,7 +20,7 @@ from mcis.platform.reporting.comparison import BootstrapSettings, Comparison
 from mcis.platform.reporting.comparison import compare as compare_groups
 from mcis.platform.reporting.panels import Panel
 from mcis.platform.runs.scores import Score, read_scores
-from mcis.platform.runs.workspace import Workspace
+from mcis.platform.runs.workspace import Workspace, open_workspace
 from mcis.platform.stages.report import panels_of
 
 __all__ = [
@@ -132,7 +131,7 @@ def run_resolved(
         resolved: The configuration.
         on_checked: Called with the configuration and the listing of its sources before the run starts.
     """
-    opened = _open_workspace(workspace)
+    opened = open_workspace(workspace)
     sources = pipeline.check(resolved.config, opened, name, until=until)
     if on_checked:
         on_checked(resolved.config, sources.listing())
@@ -209,7 +208,7 @@ def relocate(
     Raises:
         UserError: The run has no index, it reads nothing in `old`, or files in `new` are missing or differ.
     """
-    opened = _open_workspace(workspace, create=False)
+    opened = open_workspace(workspace, create=False)
     open_index(opened, name, ["split"])  # raises an error if there is no such run
     file = opened.run(name, create=False).config
     config = resolve(file=file).config
@@ -237,7 +236,7 @@ def scores(run: str | Path, *, workspace: Path | str | None = None) -> list[Scor
     if "/" in str(run):
         folder = local_path(str(run)).expanduser().resolve()
     else:
-        folder = _open_workspace(workspace, create=False).run(str(run), create=False).path
+        folder = open_workspace(workspace, create=False).run(str(run), create=False).path
     if not folder.is_dir():
         raise UserError(
             f"no run {run}", "a run's name, or its folder WORKSPACE/runs/NAME", "name a run that `mcis runs` shows"
@@ -259,7 +258,7 @@ def compare(runs: Sequence[str], *, workspace: Path | str | None = None, seed: i
     Raises:
         UserError: A run is absent or has no scores, or the runs have different classes.
     """
-    groups = open_run_groups(_open_workspace(workspace, create=False).root, runs)
+    groups = open_run_groups(open_workspace(workspace, create=False).root, runs)
     return compare_groups(groups, BootstrapSettings(seed=seed))
 
 
@@ -297,8 +296,3 @@ def _resolve(
     sources = None if source is None else str(source)
     file = None if config is None else Path(config)
     return resolve(sources, recipe, {**location_values(locations), **(values or {})}, overrides, file=file)
-
-
-def _open_workspace(workspace: Path | str | None, *, create: bool = True) -> Workspace:
-    folder = workspace or os.environ.get("MCIS_WORKSPACE", "mcis-workspace")
-    return Workspace(local_path(str(folder)), create=create)

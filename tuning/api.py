@@ -1,12 +1,10 @@
 """What `mcis study run` does, as the function `mcis.study`."""
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from mcis.datasets.storage.folders import local_path
 from mcis.platform.config.resolve import Overrides, location_values, resolve
-from mcis.platform.runs.workspace import Workspace
+from mcis.platform.runs.workspace import open_workspace
 from mcis.tuning.definition import read_definition, select_cases
 from mcis.tuning.studies import Study, StudyResult, run_study
 
@@ -54,12 +52,11 @@ def study(
         sources = definition.first_source
     if cases:
         definition = select_cases(definition, cases)
-    folder = workspace or os.environ.get("MCIS_WORKSPACE", "mcis-workspace")
     requested = Study(
         kind=str(study),
         name=name,
         resolved=resolve(sources, recipe, location_values(locations), overrides, file=file),
-        workspace=Workspace(local_path(str(folder))),
+        workspace=open_workspace(workspace),
         num_seeds=seeds,
         until=until,
         parallel=parallel,

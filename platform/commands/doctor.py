@@ -13,8 +13,9 @@ import typer
 from rich.filesize import decimal
 
 from mcis.platform.commands.checks import Check, Finding, run_checks
-from mcis.platform.commands.options import DEFAULT_WORKSPACE, Overrides, WorkspaceFolder, grouped, plain_errors
+from mcis.platform.commands.options import Overrides, WorkspaceFolder, grouped, plain_errors
 from mcis.platform.runs.version import git_revision, project_version
+from mcis.platform.runs.workspace import DEFAULT_WORKSPACE, Workspace
 
 if TYPE_CHECKING:
     from mcis.platform.reporting.sizing import Sizing
@@ -109,7 +110,6 @@ def _size(source: str, recipe: str | None, overrides: Overrides, workspace: Path
     from mcis.platform.config.resolve import resolve
     from mcis.platform.reporting.sizing import size_run
     from mcis.platform.runs.listing import Sources
-    from mcis.platform.runs.workspace import Workspace
 
     config = resolve(source, recipe, overrides=overrides.texts()).config
     stages = [stage.name for stage in pipeline.STAGES if stage.takes_part(config)]

@@ -6,7 +6,6 @@ from typing import Annotated, Literal
 import typer
 
 from mcis.platform.commands.options import (
-    DEFAULT_WORKSPACE,
     Configuration,
     Name,
     Overrides,
@@ -15,6 +14,7 @@ from mcis.platform.commands.options import (
     grouped,
     plain_errors,
 )
+from mcis.platform.runs.workspace import DEFAULT_WORKSPACE
 
 
 @grouped

@@ -6,14 +6,8 @@ from typing import Annotated
 
 import typer
 
-from mcis.platform.commands.options import (
-    DEFAULT_WORKSPACE,
-    OBJECTS_FORMATS,
-    ExistingRun,
-    SmallestObject,
-    WorkspaceFolder,
-    plain_errors,
-)
+from mcis.platform.commands.options import OBJECTS_FORMATS, ExistingRun, SmallestObject, WorkspaceFolder, plain_errors
+from mcis.platform.runs.workspace import DEFAULT_WORKSPACE, Workspace
 
 
 def export(
@@ -42,8 +36,6 @@ def export(
     devkit; predictions as PNGs; the segmentation network for torch alone, for ONNX or for the Hugging Face hub.
     """
     with plain_errors(resumes=False, new_folder=out if format in OBJECTS_FORMATS else None):
-        from mcis.platform.runs.workspace import Workspace
-
         opened = Workspace(workspace, create=False)
 
         from mcis.platform.reporting.export import export

@@ -1,18 +1,15 @@
 """The commands of `mcis index`: build the index of images, the first stage of a run, and look at it."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from mcis.datasets.sources import SOURCES
 from mcis.datasets.sources.source import Source
-from mcis.platform.commands.options import DEFAULT_WORKSPACE, Overrides, Verbose, WorkspaceFolder, grouped, plain_errors
+from mcis.platform.commands.options import Overrides, Verbose, WorkspaceFolder, grouped, plain_errors
 from mcis.platform.commands.source_commands import SourceGroup, location_argument
-
-if TYPE_CHECKING:
-    from mcis.platform.runs.workspace import Workspace
-
+from mcis.platform.runs.workspace import DEFAULT_WORKSPACE, Workspace
 
 index_app = typer.Typer(
     cls=SourceGroup,
@@ -23,7 +20,7 @@ index_app = typer.Typer(
 IndexName = Annotated[str, typer.Option("--name", "-n", help="Name of the run that the index belongs to.")]
 
 
-def _show_index(workspace: "Workspace", name: str, *, with_notes: bool = True) -> None:
+def _show_index(workspace: Workspace, name: str, *, with_notes: bool = True) -> None:
     from mcis.platform.commands.terminal import show_index
     from mcis.platform.outputs.read_index import open_index
 
@@ -65,8 +62,6 @@ for _name, _source in SOURCES.items():
 def index_show(name: IndexName, workspace: WorkspaceFolder = DEFAULT_WORKSPACE) -> None:
     """Show the counts of an index: images per split, domain and class, rejects by reason, copies across splits."""
     with plain_errors():
-        from mcis.platform.runs.workspace import Workspace
-
         _show_index(Workspace(workspace, create=False), name)
 
 
@@ -79,7 +74,6 @@ def index_browse(
     """Write an HTML page about an index: counts, example images with tags, copies, rejects with reasons."""
     with plain_errors():
         from mcis.platform.runs.files import write_text
-        from mcis.platform.runs.workspace import Workspace
 
         opened = Workspace(workspace, create=False)
 

@@ -20,8 +20,6 @@ from mcis.platform.config.sections import SOURCE_COMBINATIONS
 if TYPE_CHECKING:
     from mcis.platform.config.resolve import Resolved
 
-DEFAULT_WORKSPACE = Path("mcis-workspace")
-
 
 def _parse_workspace(folder: str | Path) -> Path:
     """Returns the local path of a workspace, which for a URI is where the bucket's files are handled."""

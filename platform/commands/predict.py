@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mcis.platform.commands.options import (
-    DEFAULT_WORKSPACE,
     ExistingRun,
     ObjectsFormat,
     Overrides,
@@ -17,6 +16,7 @@ from mcis.platform.commands.options import (
     WorkspaceFolder,
     plain_errors,
 )
+from mcis.platform.runs.workspace import DEFAULT_WORKSPACE, Workspace
 
 if TYPE_CHECKING:
     from mcis.platform.networks.trained_segmenter import TrainedSegmenter
@@ -120,7 +120,6 @@ def _open_network(name: str | None, model: str | None, workspace: Path, override
     from mcis.datasets.errors import UserError
     from mcis.platform.networks.hub import open_pretrained
     from mcis.platform.networks.trained_segmenter import open_trained_segmenter
-    from mcis.platform.runs.workspace import Workspace
 
     if name is not None and model is not None:
         raise UserError("--name and --model", "one of them", "leave one of them out")
@@ -171,8 +170,6 @@ def suggest(
     if rank is not None and not tags:
         raise typer.BadParameter("--rank is for tags: add --tags")
     with plain_errors(resumes=False, new_folder=None if tags else out / "masks"):
-        from mcis.platform.runs.workspace import Workspace
-
         opened = Workspace(workspace, create=False)
         if tags:
             from mcis.platform.reporting.tag_suggestions import DEFAULT_RANK, write_tag_suggestions

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mcis.platform.commands.options import (
-    DEFAULT_WORKSPACE,
     Configuration,
     From,
     Gpu,
@@ -20,6 +19,7 @@ from mcis.platform.commands.options import (
     grouped,
     plain_errors,
 )
+from mcis.platform.runs.workspace import DEFAULT_WORKSPACE, Workspace
 
 if TYPE_CHECKING:
     from mcis.platform.config.resolve import Resolved
@@ -85,7 +85,6 @@ def demo_configuration(workspace: Path, overrides: Sequence[str] = ()) -> "Resol
     from mcis.platform.config.resolve import resolve
     from mcis.platform.runs.files import disk_errors
     from mcis.platform.runs.progress import console
-    from mcis.platform.runs.workspace import Workspace
 
     root = Workspace(workspace).data / "synthetic" / "VOC2012"
     if not root.exists():

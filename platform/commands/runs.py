@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from mcis.platform.commands.options import DEFAULT_WORKSPACE, ExistingRun, Verbose, WorkspaceFolder, plain_errors
+from mcis.platform.commands.options import ExistingRun, Verbose, WorkspaceFolder, plain_errors
+from mcis.platform.runs.workspace import DEFAULT_WORKSPACE, Workspace
 
 
 def runs(
@@ -26,7 +27,6 @@ def runs(
     with plain_errors():
         from mcis.platform.runs.inventory import entries
         from mcis.platform.runs.run_tags import parse_tags
-        from mcis.platform.runs.workspace import Workspace
 
         wanted = parse_tags(tags or [])
         opened = Workspace(workspace, create=False)
@@ -50,7 +50,6 @@ def tag(
     """Set tags of a run, such as a note, for `mcis runs --tag` and MLflow. Without KEY=VALUE, print its tags."""
     with plain_errors(resumes=False):
         from mcis.platform.runs.run_tags import parse_tags, tag_run
-        from mcis.platform.runs.workspace import Workspace
 
         for key, value in tag_run(Workspace(workspace, create=False), name, parse_tags(tags or [])).items():
             typer.echo(f"{key}={value}")
@@ -94,7 +93,6 @@ def gc(
         from mcis.platform.commands.terminal import show_removal
         from mcis.platform.runs.garbage import plan_removal, remove_garbage
         from mcis.platform.runs.locks import hold_workspace, runs_in_progress
-        from mcis.platform.runs.workspace import Workspace
 
         opened = Workspace(workspace, create=False)
         with hold_workspace(opened, "mcis gc") if delete else contextlib.nullcontext():
@@ -125,7 +123,6 @@ def ui(
     """Start the MLflow UI for the workspace on loopback, or print the page of the server in MLFLOW_TRACKING_URI."""
     with plain_errors():
         from mcis.platform.runs.tracking_store import experiment_page, tracking_uri
-        from mcis.platform.runs.workspace import Workspace
 
         opened = Workspace(workspace, create=False)
         uri = tracking_uri(opened)

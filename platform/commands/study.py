@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 import typer
 
 from mcis.platform.commands.options import (
-    DEFAULT_WORKSPACE,
     Configuration,
     Name,
     Overrides,
@@ -20,6 +19,7 @@ from mcis.platform.commands.options import (
     plain_errors,
 )
 from mcis.platform.config.keys import STAGE_NAMES
+from mcis.platform.runs.workspace import DEFAULT_WORKSPACE, Workspace
 
 study_app = typer.Typer(help="Ablations as studies of many runs, and hyperparameter search.", no_args_is_help=True)
 
@@ -85,7 +85,6 @@ def run_study(
     The same command continues a study that was interrupted.
     """
     with plain_errors(verbose), _stdout_for_data(as_json=as_json, as_csv=as_csv) as write:
-        from mcis.platform.runs.workspace import Workspace
         from mcis.tuning.definition import read_definition, select_cases
         from mcis.tuning.studies import Study
         from mcis.tuning.studies import run_study as run
@@ -165,7 +164,6 @@ def search(
     """
     with plain_errors(verbose), _stdout_for_data(as_json=as_json, as_csv=as_csv) as write:
         from mcis.datasets.errors import UserError
-        from mcis.platform.runs.workspace import Workspace
         from mcis.tuning.search import run_search, search_csv, search_json
         from mcis.tuning.search_space import Search, parse_axes
 
@@ -204,7 +202,6 @@ def write_table(
 ) -> None:
     """Print the tables of a study for a document: scores, the paper's results, differences with intervals, units."""
     with plain_errors(resumes=False):
-        from mcis.platform.runs.workspace import Workspace
         from mcis.tuning.case_scores import column_descriptions
         from mcis.tuning.studies import StudyResult
         from mcis.tuning.table_formats import latex, markdown

@@ -19,6 +19,7 @@ uploaded, and files are downloaded before they are read. Caches, generated data 
 
 import dataclasses
 import datetime
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,9 +31,19 @@ from pydantic import AfterValidator, Field
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import CHECKS_VERSION
-from mcis.datasets.storage.folders import MAX_NAME_BYTES, TEMPORARY_NAME, fetch_below, names_in, path_exists, uri_of
+from mcis.datasets.storage.folders import (
+    MAX_NAME_BYTES,
+    TEMPORARY_NAME,
+    fetch_below,
+    local_path,
+    names_in,
+    path_exists,
+    uri_of,
+)
 from mcis.platform.runs.files import disk_errors, read_record_of, write_json
 
+DEFAULT_WORKSPACE = Path("mcis-workspace")
+"""The folder of a workspace unless another one is given."""
 SUMMARY = "summary.json"
 """File with the result of a stage, in its output. It is written last, so it also marks the output as finished."""
 _MAX_RUN_NAME = MAX_NAME_BYTES - len(".run-.lock")
@@ -263,3 +274,17 @@ class Workspace:
     def lock(self, kind: str, name: str) -> FileLock:
         """A lock for short operations; for long ones, whose holder is recorded, see `runs.locks`."""
         return FileLock(self.lock_file(kind, name), fallback_to_soft=False)
+
+
+def open_workspace(folder: Path | str | None, *, create: bool = True) -> Workspace:
+    """Opens a workspace.
+
+    Args:
+        folder: path or URI. None: the environment variable MCIS_WORKSPACE, or else DEFAULT_WORKSPACE.
+        create: whether to create a missing folder.
+
+    Raises:
+        UserError: see `Workspace` and `folders.local_path`.
+    """
+    folder = folder or os.environ.get("MCIS_WORKSPACE", DEFAULT_WORKSPACE)
+    return Workspace(local_path(str(folder)), create=create)

@@ -30,7 +30,7 @@ from mcis.platform.runs.files import (
     write_table,
 )
 from mcis.platform.runs.results import find_missing_files
-from mcis.platform.runs.workspace import SUMMARY, Workspace
+from mcis.platform.runs.workspace import DEFAULT_WORKSPACE, SUMMARY, Workspace, open_workspace
 
 OF_IMAGES = pa.table({"image_id": ["a", "a", "b"]})
 TABLE = pa.table({"a": [1, 2, 3]})
@@ -243,6 +243,18 @@ def test_a_workspace_opened_for_reading_creates_nothing(workspace: Workspace, tm
     opened = Workspace(workspace.root, create=False)
     assert opened.run("absent", create=False).path == workspace.runs / "absent"
     assert names(workspace.runs) == []
+
+
+def test_the_environment_names_the_workspace_unless_one_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("MCIS_WORKSPACE", raising=False)
+    assert open_workspace(None).root == tmp_path / DEFAULT_WORKSPACE
+
+    monkeypatch.setenv("MCIS_WORKSPACE", str(tmp_path / "other"))
+    assert open_workspace(None).root == tmp_path / "other"
+    assert open_workspace("given").root == tmp_path / "given"
 
 
 @pytest.mark.parametrize("name", ["a", "first-run_2.0+seed", "größe", "2024"])
