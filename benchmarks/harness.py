@@ -10,7 +10,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,16 @@ def print_medians(measured: Mapping[str, list[float]], unit: str, *, images: int
         rate = f" {images / median:10.2f} images/s" if images else ""
         print(f"{side:10}{median:10.2f} {unit} ({min(measured[side]):.2f}..{max(measured[side]):.2f}){rate}")
     return medians
+
+
+def mean_text(values: Sequence[float], width: int = 6) -> str:
+    """Returns the mean and the standard deviation of values as text. The deviation of a single value is 0.
+
+    Args:
+        width: Number of characters of the mean.
+    """
+    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
+    return f"{statistics.mean(values):{width}.2f} +-{deviation:5.2f}"
 
 
 def run_script(script: str, *words: str, environment: Mapping[str, str] | None = None) -> Any:

@@ -172,11 +172,7 @@ def localize_scenes(options: argparse.Namespace, workspace: Path) -> list[str]:
 
 def describe(measured: list[MaskScore]) -> str:
     """Returns means and standard deviations over seeds of mIoU and boundary mIoU."""
-    text = ""
-    for values in zip(*measured, strict=True):
-        deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-        text += f"{statistics.mean(values):8.2f} +-{deviation:5.2f}"
-    return text
+    return "".join(harness.mean_text(values, 8) for values in zip(*measured, strict=True))
 
 
 def measure(options: argparse.Namespace, workspace: Path) -> None:

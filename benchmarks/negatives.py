@@ -125,12 +125,6 @@ def run_ious(options: argparse.Namespace, workspace: Path, table: Path, run: str
     return [ious["pseudo_masks"], ious["segmentation"]]
 
 
-def describe(values: list[float]) -> str:
-    """Returns mean, standard deviation and values."""
-    deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-    return f"{statistics.mean(values):6.2f} +-{deviation:5.2f}  {[round(value, 2) for value in values]}"
-
-
 def measure(options: argparse.Namespace, workspace: Path) -> None:
     """Runs both tables with all seeds and prints the IoU of the class, and the ratios of the means."""
     photos, classes = read_photos(options.tags, workspace, options.train_images)
@@ -154,7 +148,8 @@ def measure(options: argparse.Namespace, workspace: Path) -> None:
         for table in tables:
             values = [seed_ious[position] for seed_ious in ious[table]]
             means[table] = statistics.mean(values)
-            print(f"{output:13}{table:4}{describe(values)}")
+            rounded = [round(value, 2) for value in values]
+            print(f"{output:13}{table:4}{harness.mean_text(values)}  {rounded}")
         ratio = means["one"] / means["all"] if means["all"] else float("nan")
         print(f"ratio {ratio:.2f} target {TARGET}: IoU of {output} of a class with negatives, relative to all classes")
 
