@@ -24,13 +24,14 @@ from mcis.datasets.images.masks import decode_mask
 from mcis.datasets.synthetic import devkit
 from mcis.models.counts import boundary_width
 from mcis.platform import api
+from mcis.platform.commands.run import DEMO_SETTINGS
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.resolve import resolve
 from mcis.platform.engine.runtime import ray_session
 from mcis.platform.outputs.read_index import OpenedIndex, open_index, rows_in_split
 from mcis.platform.runs.workspace import Workspace
 
-DRAWN_SETTINGS = ("classifier.input_size=256", "classifier.min_steps=480", "affinity_net.crop=160")
+DRAWN_SETTINGS = tuple(f"{key}={value}" for key, value in DEMO_SETTINGS.items())
 """Settings for the small scenes, those of `mcis demo`."""
 MIN_AREA = 16
 """Smallest region of the ground truth that is a detection, pixels."""

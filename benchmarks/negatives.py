@@ -20,17 +20,11 @@ from mcis.datasets.sources.tagged import list_tagged
 from mcis.datasets.sources.voc import list_voc
 from mcis.datasets.synthetic import devkit
 from mcis.platform import api
+from mcis.platform.commands.run import DEMO_SETTINGS
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.runtime import ray_session
 
-DRAWN_SETTINGS = (
-    "classifier.input_size=256",
-    "classifier.min_steps=480",
-    "affinity_net.crop=160",
-    "segmenter.crop=160",
-    "segmenter.min_steps=200",
-    "segmenter.trainable_stages=4",
-)
+DRAWN_SETTINGS = tuple(f"{key}={value}" for key, value in DEMO_SETTINGS.items())
 """Settings for the small scenes, those of `mcis demo`."""
 COLUMNS = ("image", "tags", "split", "mask", "id")
 TARGET = 0.9

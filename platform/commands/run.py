@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +23,17 @@ from mcis.platform.runs.workspace import DEFAULT_WORKSPACE, Workspace
 
 if TYPE_CHECKING:
     from mcis.platform.config.resolve import Resolved
+
+DEMO_SETTINGS = {
+    "classifier.input_size": 256,
+    "classifier.min_steps": 480,
+    "affinity_net.crop": 160,
+    "segmenter.crop": 160,
+    "segmenter.min_steps": 200,
+    "segmenter.trainable_stages": 4,
+}
+"""Values by key that differ from the recipe `photos` for the synthetic scenes, which are small and few: inputs are
+smaller, steps are fewer and one more stage of the segmenter is trained."""
 
 config_app = typer.Typer(help="The configuration of a run.", no_args_is_help=True)
 
@@ -78,8 +89,7 @@ def demo(
 def demo_configuration(workspace: Path, overrides: Sequence[str] = ()) -> "Resolved":
     """Returns the configuration of the demo: recipe `photos`, with tags and without saliency maps.
 
-    The synthetic data set is made if it does not exist. Its images are small and few, so inputs are smaller, steps are
-    fewer and one more stage of the segmenter is trained.
+    The synthetic data set is made if it does not exist.
     """
     from mcis.datasets.synthetic import devkit
     from mcis.platform.config.resolve import resolve
@@ -92,16 +102,7 @@ def demo_configuration(workspace: Path, overrides: Sequence[str] = ()) -> "Resol
         with disk_errors(root.parent):
             devkit.draw(root)
 
-    options = {
-        "data.voc": str(root),
-        "data.classes": str(root / "classes.txt"),
-        "classifier.input_size": 256,
-        "classifier.min_steps": 480,
-        "affinity_net.crop": 160,
-        "segmenter.crop": 160,
-        "segmenter.min_steps": 200,
-        "segmenter.trainable_stages": 4,
-    }
+    options: dict[str, Any] = {"data.voc": str(root), "data.classes": str(root / "classes.txt"), **DEMO_SETTINGS}
     return resolve("voc", "photos", options, overrides)
 
 
