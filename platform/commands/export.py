@@ -6,7 +6,14 @@ from typing import Annotated
 
 import typer
 
-from mcis.platform.commands.options import OBJECTS_FORMATS, ExistingRun, SmallestObject, WorkspaceFolder, plain_errors
+from mcis.platform.commands.options import (
+    OBJECTS_FORMATS,
+    ExistingRun,
+    SmallestObject,
+    WorkspaceFolder,
+    alternatives,
+    plain_errors,
+)
 from mcis.platform.runs.workspace import DEFAULT_WORKSPACE, Workspace
 
 
@@ -24,8 +31,9 @@ def export(
     format: Annotated[
         str | None,
         typer.Option(
-            help="For masks: voc, wsss, coco, cvat, yolo or labelstudio. For predictions: png, coco, cvat, yolo or "
-            "labelstudio. For maps: irn, psa, clip-es or png; without it, pictures."
+            help=f"For masks: {alternatives(('voc', 'wsss', *OBJECTS_FORMATS))}. "
+            f"For predictions: {alternatives(('png', *OBJECTS_FORMATS))}. "
+            "For maps: irn, psa, clip-es or png; without it, pictures."
         ),
     ] = None,
     min_area: SmallestObject = 1,

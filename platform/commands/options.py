@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import inspect
 import signal
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_type_hints
 
@@ -76,9 +76,16 @@ From = Annotated[
 ]
 Seed = Annotated[int | None, typer.Option("--seed", metavar="N", help="Seed of every random draw; the same as seed=N.")]
 Gpu = Annotated[bool, typer.Option("--gpu", help="Run the networks on GPUs; the same as compute.gpu=true.")]
+
+
+def alternatives(names: Sequence[str]) -> str:
+    """Returns a text such as `coco, cvat or yolo`."""
+    return f"{', '.join(names[:-1])} or {names[-1]}"
+
+
 _ObjectsFormatName = Literal["coco", "cvat", "yolo", "labelstudio"]
 OBJECTS_FORMATS = get_args(_ObjectsFormatName)
-"""Formats of objects, which are written to a new folder only."""
+"""The names of `EXPORT_FORMATS`, whose module takes long to load. Objects are written to a new folder only."""
 ObjectsFormat = Annotated[
     _ObjectsFormatName | None, typer.Option("--format", help="Write the masks as objects below OUT/FORMAT as well.")
 ]
@@ -88,7 +95,7 @@ SmallestObject = Annotated[
         "--min-area",
         min=1,
         metavar="PIXELS",
-        help="With --format coco, cvat, yolo or labelstudio: leave out objects of fewer pixels.",
+        help=f"With --format {alternatives(OBJECTS_FORMATS)}: leave out objects of fewer pixels.",
     ),
 ]
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show the workers' output and whole tracebacks.")]

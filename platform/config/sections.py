@@ -188,7 +188,9 @@ def sources_of(sources: str) -> tuple[str, ...]:
         hint = did_you_mean([sources], SOURCE_COMBINATIONS) or did_you_mean(unknown[:1], [*SOURCES])
         hint = hint or "name one of them, or your own table of images and tags, such as photos.csv"
         refuse_annotations(Path(sources))
-        if sources in ("coco", "yolo", "cvat", "labelstudio", "labelme", "vocxml") or "." in sources:
+        from mcis.datasets.formats.importing import FORMATS  # its libraries would slow down every command
+
+        if sources in FORMATS or "." in sources:
             hint = "convert the data set by `mcis import`, then name its table: `mcis run OUT/photos.csv --name NAME`"
         expected = f"{', '.join(SOURCE_COMBINATIONS)}, or other sources ({', '.join(SOURCES)}) joined by +"
         raise UserError(f"unknown sources {sources!r}", expected, hint.strip())

@@ -4,19 +4,26 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.formats.exporting import EXPORT_FORMATS
+from mcis.datasets.formats.importing import FORMATS
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform import api, pipeline
 from mcis.platform.cli import app
+from mcis.platform.commands.options import OBJECTS_FORMATS
 from mcis.platform.config.keys import STAGE_NAMES, leaves
 from mcis.platform.config.resolve import resolve
+from mcis.platform.reporting.export import EXPORTS, formats_of
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.version import project_version
 from mcis.platform.runs.workspace import Workspace
+from mcis.tuning.definition import library
 
 runner = CliRunner()
 
@@ -76,6 +83,41 @@ def completions(*words: str) -> list[str]:
 def test_the_shell_completes_the_stages_of_the_pipeline() -> None:
     assert completions("run", "voc", "--until", "train_") == ["train_classifier", "train_affinity", "train_segmenter"]
     assert STAGE_NAMES == pipeline.STAGE_NAMES
+
+
+def help_of(command: str, parameter: str) -> str:
+    """Returns the help text of a parameter of a command, such as `study run`."""
+    found: Any = get_command(app)
+    for name in command.split():
+        found = found.commands[name]
+    (text,) = [option.help for option in found.params if option.name == parameter]
+    return str(text)
+
+
+def names_in_text(text: str) -> list[str]:
+    """Returns the sorted names in a text such as `a, b (with more) or c.`"""
+    without_remarks = re.sub(r" \([^)]*\)", "", text.rstrip("."))
+    return sorted(re.split(r", | or ", without_remarks))
+
+
+def test_help_lists_the_formats_of_data_sets() -> None:
+    assert names_in_text(help_of("import", "format")) == sorted(FORMATS)
+
+
+def test_help_lists_what_can_be_exported() -> None:
+    assert names_in_text(help_of("export", "what")) == sorted(EXPORTS)
+
+
+def test_help_lists_the_formats_of_each_output() -> None:
+    formats = dict(re.findall(r"For (\w+): ([^.;]+)", help_of("export", "format")))
+    listed = {what: names_in_text(names) for what, names in formats.items()}
+    assert listed == {what: sorted(formats_of(what)) for what in EXPORTS if formats_of(what)}
+    assert sorted(OBJECTS_FORMATS) == sorted(EXPORT_FORMATS)
+
+
+def test_help_lists_the_studies_of_the_library() -> None:
+    papers, others = re.findall(r": ([^;]+);", help_of("study run", "study"))
+    assert sorted(names_in_text(papers) + names_in_text(others)) == library()
 
 
 # --- sources and overrides
