@@ -183,7 +183,8 @@ def measure(options: argparse.Namespace, workspace: Path) -> None:
     for seed, name in enumerate(names):
         runs = Runs(workspace, name, seed, options.overrides)
         of_seeds.append(runs.all_scores(options))
-        print(f"{name}: { ({variant: score.miou for variant, score in of_seeds[-1].items()}) }", flush=True)
+        mious = {variant: score.miou for variant, score in of_seeds[-1].items()}
+        print(f"{name}: {mious}", flush=True)
 
     print(harness.describe_machine())
     print(f"{'masks':32}    mIoU          boundary mIoU")

@@ -73,7 +73,12 @@ def find_training_copies(listing: pa.Table, content_hash: pa.ChunkedArray) -> Tr
 def _copy_rank(copy: tuple[int, dict[str, Any]]) -> tuple[int, bool, int]:
     row, image = copy
     is_unlabelled = not (image["tags"] or image["is_negative"])
-    return (*_DOMAIN_ORDER, image["domain"]).index(image["domain"]), is_unlabelled, row
+    domain = image["domain"]
+    if domain in _DOMAIN_ORDER:
+        position = _DOMAIN_ORDER.index(domain)
+    else:
+        position = len(_DOMAIN_ORDER)
+    return position, is_unlabelled, row
 
 
 def is_copy(rejects: pa.Table) -> pa.ChunkedArray:

@@ -357,9 +357,14 @@ def check_sources(definition: StudyDefinition, config: Config) -> None:
         UserError: images are not given; it names all of these sources.
     """
     cases = list(definition.all_cases())
-    needed = list(dict.fromkeys(itertools.chain(*(_sources_of_case(case, config) for case in cases))))
-    missing_by_case = {case.name: _missing_sources(case, config) for case in cases}
-    missing = [name for name in needed if any(name in names for names in missing_by_case.values())]
+    needed: dict[str, None] = {}
+    absent: set[str] = set()
+    missing_by_case: dict[str, list[str]] = {}
+    for case in cases:
+        needed |= dict.fromkeys(_sources_of_case(case, config))
+        missing_by_case[case.name] = _missing_sources(case, config)
+        absent.update(missing_by_case[case.name])
+    missing = [name for name in needed if name in absent]
     if not missing:
         return
 

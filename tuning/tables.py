@@ -63,7 +63,8 @@ def cases_table(
         if paper_column:
             cells.append("" if scores.case.paper is None else f"{scores.case.paper:.1f}")
         cells += [f"{mean(scores.shares[name]):.1f}" if name in scores.shares else "-" for name in share_columns]
-        cells += [ranks.get(scores.case.name, "")] if ranks else []
+        if ranks:
+            cells.append(ranks.get(scores.case.name, ""))
         cells.append(scores.case.inference)
         rows.append(tuple(cells))
 

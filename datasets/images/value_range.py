@@ -56,7 +56,10 @@ def likely_range(kind: str, low: float, high: float) -> ValueRange:
     """
     black = 0.0 if 0 <= low <= high / 2 else low
     tops = (255, 1023, 4095, 16383, 65535) if kind == "integers" else (1, 255)
-    return black, next((top for top in tops if black < top and high <= top), max(high, black + 1))
+    for top in tops:
+        if black < top and high <= top:
+            return black, top
+    return black, max(high, black + 1)
 
 
 def range_text(value_range: ValueRange) -> str:

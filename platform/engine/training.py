@@ -153,13 +153,15 @@ def _required_bundles(compute: ComputeConfig, *, decodes_images: bool) -> list[B
     if compute.gpu:
         worker["GPU"] = compute.gpu_share
 
-    decoder = {"CPU": 1.0}
-    if compute.decode == "tasks":
-        return [*[worker] * compute.workers, decoder]
+    num_workers = compute.workers if compute.decode == "tasks" else compute.effective_min_workers
+    bundles: list[Bundle] = [worker] * num_workers
+
     may_have_several_nodes = compute.min_workers is None and "RAY_ADDRESS" in os.environ
-    if compute.decode == "auto" and may_have_several_nodes and decodes_images:
-        return [*[worker] * compute.effective_min_workers, decoder]
-    return [worker] * compute.effective_min_workers
+    may_decode = compute.decode == "auto" and may_have_several_nodes and decodes_images
+    if compute.decode == "tasks" or may_decode:
+        decoder = {"CPU": 1.0}
+        bundles.append(decoder)
+    return bundles
 
 
 def _read_result(folder: Path) -> FitResult:
