@@ -23,11 +23,11 @@ from torch import Tensor
 
 from mcis.models.classifier import PairInputs
 from mcis.models.classifier_losses import LossInputs, PairScores, weighted_losses
-from mcis.platform.commands.bench import count_operations, measure_seconds
 from mcis.platform.config.resolve import resolve
 from mcis.platform.engine.optimizers import build_optimizer
 from mcis.platform.learners.classifier_learner import in_float32
 from mcis.platform.networks.build import build_classifier
+from mcis.platform.reporting.machine_speed import count_operations, measure_seconds
 
 TARGETS = {"paper": 1.0, "released": 1.25}
 CLASSES = 20

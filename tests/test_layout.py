@@ -284,8 +284,8 @@ def test_images_are_read_with_their_value_range() -> None:
             called = {part.id for part in (node.func, *node.args) if isinstance(part, ast.Name)}
             if called & readers and "value_range" not in ast.unparse(node):
                 without_range.append(f"{path.relative_to(ROOT)}:{node.lineno}")
-    # the benchmark of the machine reads no image from a file
-    assert not [call for call in without_range if not call.startswith("platform/commands/bench.py")]
+    # the measurements of the machine read no image from a file
+    assert not [call for call in without_range if not call.startswith("platform/reporting/machine_speed.py")]
 
 
 def test_tracked_files_contain_no_paths_of_a_machine() -> None:

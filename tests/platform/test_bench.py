@@ -16,10 +16,12 @@ from typer.testing import CliRunner
 from mcis.models.dropout import SampleDropout
 from mcis.platform.cli import app
 from mcis.platform.commands import bench
-from mcis.platform.commands.bench import MAX_DIFFERENCE, Bench, count_operations, score_difference
+from mcis.platform.commands.bench import MAX_DIFFERENCE, Bench
 from mcis.platform.config.recipes import lid, photos_fast, released, scratch
 from mcis.platform.config.sections import Config
 from mcis.platform.networks.build import build_classifier, build_segmenter
+from mcis.platform.reporting import machine_speed
+from mcis.platform.reporting.machine_speed import count_operations, measure_cost, score_difference
 
 PARTS = {"agreement", "matrices", "decoders"}
 
@@ -105,7 +107,7 @@ def test_the_number_of_samples_is_halved_when_memory_runs_out() -> None:
         if samples > 2:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    assert Bench(seconds=0.0).measure_cost(10, step).samples == 2
+    assert measure_cost(10, step, 0.0).samples == 2
 
 
 def test_memory_for_no_sample_is_an_error() -> None:
@@ -113,7 +115,7 @@ def test_memory_for_no_sample_is_an_error() -> None:
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     with pytest.raises(MemoryError):
-        Bench(seconds=0.0).measure_cost(1, step)
+        measure_cost(1, step, 0.0)
 
 
 @pytest.mark.parametrize("groups", [1, 8])
@@ -129,9 +131,9 @@ def test_operations_of_a_convolution_and_its_gradients_are_counted(groups: int) 
 @pytest.mark.parametrize("make_config", [photos_fast, released, lid])
 def test_a_step_does_not_wait_for_the_device(make_config: Any, network: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """On the device `meta`, reading a value raises an error. What `meta` lacks is replaced."""
-    monkeypatch.setattr(bench, "DEVICE", torch.device("meta"))
+    monkeypatch.setattr(machine_speed, "DEVICE", torch.device("meta"))
     monkeypatch.setattr(torch, "autocast", lambda *arguments, **options: contextlib.nullcontext())
-    monkeypatch.setattr(bench, "build_optimizer", lambda model, _: torch.optim.SGD(model.parameters()))
+    monkeypatch.setattr(machine_speed, "build_optimizer", lambda model, _: torch.optim.SGD(model.parameters()))
     monkeypatch.setattr(SampleDropout, "forward", lambda _, x: x)
-    work = bench.make_work(make_config(), network, bf16=False)
+    work = machine_speed.make_work(make_config(), network, bf16=False)
     work.step(work.samples)
