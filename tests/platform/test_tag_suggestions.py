@@ -17,7 +17,7 @@ from mcis.platform import api
 from mcis.platform.cli import app
 from mcis.platform.config.resolve import resolve
 from mcis.platform.reporting.index_page import browse_page
-from mcis.platform.reporting.near_duplicates import NearDuplicate, NearDuplicates, near_duplicates, similar_pairs
+from mcis.platform.reporting.near_duplicates import NearDuplicate, NearDuplicates, near_duplicates
 from mcis.platform.reporting.tag_suggestions import RankedTags, write_tag_suggestions
 from mcis.platform.runs.listing import listing
 from mcis.platform.runs.workspace import Workspace
@@ -125,29 +125,6 @@ def test_a_run_without_a_classifier_ranks_no_tags(tmp_path: Path) -> None:
 def test_options_that_would_have_no_effect_are_refused(tmp_path: Path, options: list[str]) -> None:
     words = ["suggest", *options, "--name", "none", "--out", str(tmp_path / "out"), "--workspace", str(tmp_path)]
     assert CliRunner().invoke(app, words).exit_code == 2
-
-
-def test_pairs_of_similar_vectors_are_found() -> None:
-    rng = np.random.default_rng(0)
-    vectors = rng.normal(size=(5000, 32)).astype(np.float32)
-    vectors[4000] = 3 * vectors[7]
-    vectors[2049] = vectors[2048] + 0.05 * rng.normal(size=32)
-    pairs = similar_pairs(vectors, 0.95, 10)
-    assert pairs.total == 2
-    assert pairs.first.tolist() == [7, 2048]
-    assert pairs.second.tolist() == [4000, 2049]
-    assert pairs.similarity[0] == pytest.approx(1)
-
-
-def test_only_the_most_similar_of_many_pairs_are_kept() -> None:
-    """Images of one machine: all look the same."""
-    angles = np.linspace(0, 0.1, 1500)
-    vectors = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    vectors[1400] = vectors[3]
-    pairs = similar_pairs(vectors, 0.95, 5)
-    assert pairs.total == 1500 * 1499 // 2
-    assert len(pairs.first) == 5
-    assert (pairs.first[0], pairs.second[0]) == (3, 1400)
 
 
 def test_the_page_lists_near_duplicates(tmp_path: Path) -> None:
