@@ -84,7 +84,7 @@ def show_configuration(config: "Config", origins: Mapping[str, str]) -> None:
         line = Text.assemble((key, "bold"), one_line(f" = {value}  ({origins[key]})"))
         console.print(line, soft_wrap=True)
         meaning = textwrap.fill(
-            one_line(descriptions[key]), console.width, initial_indent="    ", subsequent_indent="    "
+            one_line(descriptions[key]), console.width, initial_indent=_INDENT, subsequent_indent=_INDENT
         )
         console.print(Text(meaning), soft_wrap=True)
 
