@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from pycocotools import mask as coco_masks
 from scipy import ndimage
 
-from mcis.datasets.formats.regions import connected_regions
+from mcis.datasets.formats.regions import Region, connected_regions
 from mcis.datasets.images.masks import decode_mask
 from mcis.datasets.synthetic import devkit
 from mcis.models.counts import boundary_width
@@ -132,17 +132,25 @@ def damaged_detections(opened: OpenedIndex, seed: int) -> list[dict[str, Any]]:
             continue
         rng = np.random.default_rng([seed, zlib.crc32(row["image_id"].encode())])
         truth = decode_mask(Path(row["mask_uri"]).read_bytes())
-        for label, region in connected_regions(truth, MIN_AREA):
+        for region in connected_regions(truth, MIN_AREA):
             damage = rng.integers(3)
             if damage == 0:
                 continue
-            name = opened.classes[label - 1]
+            name = opened.classes[region.label - 1]
             if damage == 1:
                 name = str(rng.choice([other for other in opened.classes if other != name]))
             score = rng.uniform(0.5, 1)
             item = {"image_id": row["image_id"], "category_name": name, "score": score}
-            detections.append(item | {"segmentation": run_lengths(dilated(region))})
+            detections.append(item | {"segmentation": run_lengths(dilated(whole_mask(region, truth)))})
     return detections
+
+
+def whole_mask(region: Region, labels: NDArray[np.uint8]) -> NDArray[np.bool_]:
+    """Returns the pixels of a region of a label mask, (H, W)."""
+    whole = np.zeros(labels.shape, bool)
+    height, width = region.pixels.shape
+    whole[region.top : region.top + height, region.left : region.left + width] = region.pixels
+    return whole
 
 
 def dilated(region: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -20,7 +20,7 @@ from mcis.datasets.formats.data_set import (
 )
 from mcis.datasets.formats.libraries import require_module
 from mcis.datasets.formats.outlines import coco_pixels
-from mcis.datasets.formats.regions import connected_regions
+from mcis.datasets.formats.regions import Region, connected_regions
 
 _EXPECTED = "a JSON file of COCO's images, annotations and categories, next to its images, or with the folder --images"
 _WITHOUT_ANNOTATIONS = {"info", "licenses", "images", "categories"}
@@ -104,13 +104,14 @@ def write_coco(request: ExportRequest) -> int:
         image_id = len(images) + 1
         images.append({"id": image_id, "file_name": image.file_name, "height": height, "width": width})
 
-        for label, region in connected_regions(image.labels, request.min_area):
-            run_lengths = masks.encode(np.asfortranarray(region.astype(np.uint8)))
+        for region in connected_regions(image.labels, request.min_area):
+            uncompressed = {"size": [height, width], "counts": _run_lengths(region, height, width)}
+            run_lengths = masks.frPyObjects(uncompressed, height, width)
             annotations.append(
                 {
                     "id": len(annotations) + 1,
                     "image_id": image_id,
-                    "category_id": label,
+                    "category_id": region.label,
                     "iscrowd": 0,
                     "area": int(masks.area(run_lengths)),
                     "bbox": masks.toBbox(run_lengths).tolist(),
@@ -122,6 +123,17 @@ def write_coco(request: ExportRequest) -> int:
     content = {"images": images, "categories": categories, "annotations": annotations}
     write_file(request.out / "annotations.json", json.dumps(content, ensure_ascii=False))
     return len(annotations)
+
+
+def _run_lengths(region: Region, height: int, width: int) -> list[int]:
+    """Run lengths of an image's mask that shows only a region, column by column: background, object, and so on."""
+    columns = np.pad(region.pixels, ((1, 1), (0, 0))).T
+    column, row = np.nonzero(columns[:, 1:] != columns[:, :-1])
+    edges, counts = np.unique((region.left + column) * height + region.top + row, return_counts=True)
+    edges = edges[counts == 1]  # a run that ends where the next one starts, at the top of the next column, goes on
+    size = height * width
+    runs: list[int] = np.diff(edges[edges < size], prepend=0, append=size).tolist()
+    return runs
 
 
 COCO = Format(read_coco, _EXPECTED, write_coco)

@@ -4,7 +4,6 @@ import functools
 from xml.etree import ElementTree
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mcis.datasets.formats.data_set import (
     AnnotatedObject,
@@ -17,7 +16,7 @@ from mcis.datasets.formats.data_set import (
     write_file,
 )
 from mcis.datasets.formats.outlines import cvat_pixels, polygon_pixels
-from mcis.datasets.formats.regions import connected_regions
+from mcis.datasets.formats.regions import Region, connected_regions
 
 
 def read_cvat(request: ImportRequest) -> DataSet:
@@ -66,8 +65,8 @@ def write_cvat(request: ExportRequest) -> int:
         height, width = image.labels.shape
         sides = {"width": str(width), "height": str(height)}
         element = ElementTree.SubElement(root, "image", {"id": str(number), "name": image.file_name, **sides})
-        for label, region in connected_regions(image.labels, request.min_area):
-            ElementTree.SubElement(element, "mask", _mask_attributes(request.classes[label - 1], region))
+        for region in connected_regions(image.labels, request.min_area):
+            ElementTree.SubElement(element, "mask", _mask_attributes(request.classes[region.label - 1], region))
             count += 1
 
     text = ElementTree.tostring(root, "utf-8", xml_declaration=True).decode()
@@ -75,11 +74,10 @@ def write_cvat(request: ExportRequest) -> int:
     return count
 
 
-def _mask_attributes(name: str, region: NDArray[np.bool_]) -> dict[str, str]:
+def _mask_attributes(name: str, region: Region) -> dict[str, str]:
     """Attributes of a mask: the box of a region, and run lengths in it, row by row, which start with background."""
-    rows = np.flatnonzero(region.any(axis=1))
-    columns = np.flatnonzero(region.any(axis=0))
-    pixels = region[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].ravel()
+    height, width = region.pixels.shape
+    pixels = region.pixels.ravel()
     changes = np.flatnonzero(np.diff(pixels)) + 1
     runs = np.diff([0, *changes, len(pixels)]).tolist()
     if pixels[0]:
@@ -87,10 +85,10 @@ def _mask_attributes(name: str, region: NDArray[np.bool_]) -> dict[str, str]:
     return {
         "label": name,
         "rle": ", ".join(str(run) for run in runs),
-        "left": str(columns[0]),
-        "top": str(rows[0]),
-        "width": str(columns[-1] - columns[0] + 1),
-        "height": str(rows[-1] - rows[0] + 1),
+        "left": str(region.left),
+        "top": str(region.top),
+        "width": str(width),
+        "height": str(height),
         "occluded": "0",
         "z_order": "0",
         "source": "auto",

@@ -23,7 +23,7 @@ from mcis.datasets.formats.data_set import (
 )
 from mcis.datasets.formats.outlines import polygon_pixels
 from mcis.datasets.formats.photographs import write_photograph
-from mcis.datasets.formats.regions import connected_regions, region_outline
+from mcis.datasets.formats.regions import Region, connected_regions, region_outline
 from mcis.datasets.sources.lists import LeftOut
 
 
@@ -116,11 +116,11 @@ def write_label_studio(request: ExportRequest) -> int:
 def _polygon_results(image: LabeledImage, request: ExportRequest) -> list[dict[str, Any]]:
     height, width = image.labels.shape
     results: list[dict[str, Any]] = []
-    for label, region in connected_regions(image.labels, request.min_area):
+    for region in connected_regions(image.labels, request.min_area):
         value = {
-            "points": _corners_in_percent(region).tolist(),
+            "points": _corners_in_percent(region, height, width).tolist(),
             "closed": True,
-            "polygonlabels": [request.classes[label - 1]],
+            "polygonlabels": [request.classes[region.label - 1]],
         }
         results.append(
             {
@@ -135,11 +135,11 @@ def _polygon_results(image: LabeledImage, request: ExportRequest) -> list[dict[s
     return results
 
 
-def _corners_in_percent(region: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _corners_in_percent(region: Region, height: int, width: int) -> NDArray[np.float64]:
     """Corners of a region in percent of the image's sides, (N, 2), from its outline at twice the resolution."""
-    height, width = region.shape
-    doubled = region.repeat(2, axis=0).repeat(2, axis=1)
-    corners: NDArray[np.float64] = (region_outline(doubled) + 0.5) * (50 / width, 50 / height)
+    doubled = region.pixels.repeat(2, axis=0).repeat(2, axis=1)
+    outline = region_outline(doubled) + 2 * region.corner
+    corners: NDArray[np.float64] = (outline + 0.5) * (50 / width, 50 / height)
     return corners
 
 

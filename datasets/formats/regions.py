@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from contourpy import FillType, contour_generator
@@ -15,8 +15,29 @@ _NEARLY_ONE = 0.99
 """Level of contours that lead nearly through the centers of the border's pixels."""
 
 
-def connected_regions(labels: NDArray[np.uint8], min_area: int = 1) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-    """Yields the label and the pixels, bool (H, W), of each region of a label mask that is connected by 4 neighbors.
+class Region(NamedTuple):
+    """A connected region of a label mask. It holds no pixels outside of its box, because a mask may have thousands.
+
+    Attributes:
+        label: Its label.
+        pixels: Its pixels in the smallest box around them, (h, w).
+        left: Column of the box in the mask.
+        top: Row of the box in the mask.
+    """
+
+    label: int
+    pixels: NDArray[np.bool_]
+    left: int
+    top: int
+
+    @property
+    def corner(self) -> NDArray[np.int64]:
+        """x and y of the box's first pixel in the mask, (2,)."""
+        return np.array([self.left, self.top])
+
+
+def connected_regions(labels: NDArray[np.uint8], min_area: int = 1) -> Iterator[Region]:
+    """Yields the regions of a label mask that are connected by 4 neighbors.
 
     Background and ignored pixels are left out.
 
@@ -31,34 +52,33 @@ def connected_regions(labels: NDArray[np.uint8], min_area: int = 1) -> Iterator[
         for number, box in enumerate(ndimage.find_objects(numbers), 1):
             if areas[number] < min_area:
                 continue
-            region = np.zeros(labels.shape, bool)
-            region[box] = numbers[box] == number
-            yield label, region
+            rows, columns = box
+            yield Region(label, numbers[box] == number, columns.start, rows.start)
 
 
-def region_outline(region: NDArray[np.bool_]) -> NDArray[np.int64]:
+def region_outline(pixels: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Returns the corners of a polygon that is the region if it is filled together with its border.
 
     A hole is joined to the border on the left of its leftmost pixel, by a seam that is passed in both directions.
 
     Args:
-        region: Pixels of a connected region, (H, W).
+        pixels: Pixels of a connected region, (H, W).
 
     Returns:
-        x and y of at least three pixels, (N, 2).
+        x and y of at least three pixels in this array, (N, 2).
     """
-    contours: Any = contour_generator(z=np.pad(region, 1).astype(float), fill_type=FillType.OuterOffset)
+    contours: Any = contour_generator(z=np.pad(pixels, 1).astype(float), fill_type=FillType.OuterOffset)
     (points,), (starts,) = contours.filled(_NEARLY_ONE, 2.0)
     loops = []
     for start, end in itertools.pairwise(starts):
-        pixels = np.rint(points[start : end - 1]) - 1
-        loops.append(pixels.astype(int).tolist())
+        corners = np.rint(points[start : end - 1]) - 1
+        loops.append(corners.astype(int).tolist())
 
     polygon = loops[0]
     for hole in sorted(loops[1:], key=min):
         x, y = min(hole)
         start = hole.index([x, y])
-        outside = np.flatnonzero(~region[y, :x])
+        outside = np.flatnonzero(~pixels[y, :x])
         seam = [int(outside[-1]) + 1 if len(outside) else 0, y]
         position = polygon.index(seam)
         polygon[position:position] = [seam, *hole[start:], *hole[:start], [x, y]]

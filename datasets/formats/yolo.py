@@ -149,10 +149,11 @@ def write_yolo(request: ExportRequest) -> int:
         name = re.sub(r"(?<![^/])(_*images)(?=/)", r"_\1", image.name)
         height, width = image.labels.shape
         lines = []
-        for label, region in connected_regions(image.labels, request.min_area):
-            polygon = (region_outline(region) + _PIXEL_QUARTER) / (width, height)
+        for region in connected_regions(image.labels, request.min_area):
+            outline = region_outline(region.pixels) + region.corner
+            polygon = (outline + _PIXEL_QUARTER) / (width, height)
             coordinates = " ".join(f"{value:.6f}" for value in polygon.flat)
-            lines.append(f"{label - 1} {coordinates}\n")
+            lines.append(f"{region.label - 1} {coordinates}\n")
 
         write_file(request.out / "labels" / f"{name}.txt", "".join(lines))
         path = request.out / "images" / f"{name}.jpg"
