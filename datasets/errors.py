@@ -85,6 +85,18 @@ class BadFile(UserError):
     """A file whose content is invalid: it is damaged, or not in the expected format."""
 
 
+class UnreachableFile(UserError):
+    """A file that cannot be read at present: a disk or a server does not respond, or memory is insufficient.
+
+    Args:
+        reason: the message of the file system.
+    """
+
+    def __init__(self, found: str, expected: str, remedy: str, reason: str = ""):
+        super().__init__(found, expected, remedy)
+        self.reason = one_line(reason)
+
+
 def _bounded(text: str) -> str:
     """Shortens a text to _MAX_LENGTH characters."""
     return text if len(text) <= _MAX_LENGTH else f"{text[: _MAX_LENGTH - 3]}..."

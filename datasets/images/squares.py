@@ -53,7 +53,8 @@ def read_rgb(
         RGB, (H, W, 3) or (size, size, 3), uint8.
 
     Raises:
-        UserError: The file is gone, damaged or replaced since it was indexed, or cannot be read at present.
+        UserError: The file is gone, damaged or replaced since it was indexed, or cannot be read at present
+            (`UnreachableFile`).
     """
     expected = "the file as it was indexed"
     remedy = f"restore it, or make the index again: {recompute_command('index')}"
@@ -120,7 +121,7 @@ def read_picture(
 
     Raises:
         RejectedImage: The file is absent or its access is refused, or it holds no picture (`decode_picture`).
-        UserError: The file cannot be read at present.
+        UnreachableFile: The file cannot be read at present.
     """
     decode = functools.partial(
         decode_picture, min_side=min_side, max_pixels=max_pixels, max_side=max_side, value_range=value_range

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import tenacity
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UnreachableFile, UserError
 from mcis.datasets.storage.threads import run_in_background
 from mcis.datasets.storage.uris import without_credentials
 
@@ -51,7 +51,7 @@ def retry_io(uri: str, act: Callable[[], _T]) -> _T:
         uri: file, for messages.
 
     Raises:
-        UserError: a transient error persists for half a minute, or longer if each attempt is slow.
+        UnreachableFile: a transient error persists for half a minute, or longer if each attempt is slow.
         OSError: an error that describes the file: it does not exist, is a folder, has an invalid name, or access to it
             is refused.
     """
@@ -66,10 +66,11 @@ def retry_io(uri: str, act: Callable[[], _T]) -> _T:
         if not is_transient(error):
             raise
         reason = "not enough memory" if isinstance(error, MemoryError) else error_text(error)
-        raise UserError(
+        raise UnreachableFile(
             f"{without_credentials(uri)} cannot be read, after several attempts: {reason}",
             "a file system that responds, and enough memory for the file",
             "correct this and repeat the command; finished work is kept, and the file is not rejected",
+            reason,
         ) from None
 
 

@@ -59,8 +59,8 @@ def predict(
 ) -> None:
     """Predict masks of photographs: palette PNGs at their size, overlays, and the share of each class.
 
-    Files that cannot be read as photographs are listed in OUT/rejects.csv; the command then ends with status 1 after
-    all others are done. A second call computes everything again. The keys that can be set are predict.*,
+    Files that cannot be read, or are no photographs, are listed in OUT/rejects.csv; the command then ends with status 1
+    after all others are done. A second call computes everything again. The keys that can be set are predict.*,
     data.max_side, data.max_pixels, data.value_range and data.tags.allow_absolute.
     """
     with plain_errors(resumes=False, new_folder=out / format if format else None):
@@ -160,7 +160,8 @@ def suggest(
 
     OUT/suggested.html shows them. Correct the PNGs in OUT/masks (labels of OUT/labels.csv, 255 = unsure), delete those
     that you do not correct, and repeat the run's command with --corrected-masks OUT/masks. Masks that you corrected
-    with another tool, by --format, are imported by `mcis import ... --labels OUT/labels.csv`.
+    with another tool, by --format, are imported by `mcis import ... --labels OUT/labels.csv`. Images that cannot be
+    read at present are listed in OUT/rejects.csv; the command then ends with status 1.
 
     With --tags, OUT/doubtful_tags.html and .csv list the tags that the classifier ranks lowest, and OUT/leave_out.txt
     all their images, for data.leave_out. In runs with single-label or web images, only the tags of these are listed.
@@ -185,4 +186,7 @@ def suggest(
         trained = open_trained_segmenter(opened.run(name, create=False).path)
         with contextlib.closing(Predictor(trained, processes=_crf_processes())) as predictor:
             written = write_suggestions(opened, name, predictor, count=count, out=out, format=format, min_area=min_area)
-            typer.echo(written)
+        typer.echo(written.description)
+        if written.rejected:
+            typer.echo(f"rejected: {written.rejected}, see {out / 'rejects.csv'}", err=True)
+            raise typer.Exit(1)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mcis.datasets.errors import join_shortened
+from mcis.datasets.errors import UnreachableFile, join_shortened
 from mcis.datasets.formats.data_set import LabeledImage
 from mcis.datasets.images.decode import RejectedImage, almost_uniform
 from mcis.datasets.images.label_masks import decode_labels, encode_labels, resize_labels
@@ -23,9 +23,48 @@ from mcis.platform.reporting.html import encode
 from mcis.platform.reporting.panels import overlay_picture
 from mcis.platform.runs.progress import bar, console, counted
 
+_MAX_UNREACHABLE = 5
+"""Number of files in a row that cannot be read at present and are left out. More of them are a fault of the storage."""
+
+
+class Rejects:
+    """Files that a command leaves out of its results.
+
+    Args:
+        total: number of files that the command reads.
+
+    Attributes:
+        rows: the rows of rejects.csv: a file, and the reason.
+    """
+
+    def __init__(self, total: int):
+        self.rows: list[tuple[str, str]] = []
+        self._max_in_a_row = min(_MAX_UNREACHABLE, total - 1)
+        self._unreachable_in_a_row = 0
+
+    def add(self, uri: str, reason: str) -> None:
+        """Leaves out a file that can be read but is no photograph, or that does not exist."""
+        self._unreachable_in_a_row = 0
+        self.rows.append((uri, reason))
+
+    def add_unreachable(self, uri: str, error: UnreachableFile) -> None:
+        """Leaves out a file that a later call may read. Raises the error if it probably concerns all files."""
+        self._unreachable_in_a_row += 1
+        self.rows.append((uri, f"cannot be read at present: {error.reason}"))
+        if self._unreachable_in_a_row > self._max_in_a_row:
+            raise error
+
+    def note_readable(self) -> None:
+        """Notes that a file has been read."""
+        self._unreachable_in_a_row = 0
+
 
 def predict_photographs(
-    predictor: Predictor, photographs: Sequence[Photograph], out: Path, tags: Mapping[str, Sequence[int]]
+    predictor: Predictor,
+    photographs: Sequence[Photograph],
+    out: Path,
+    tags: Mapping[str, Sequence[int]],
+    rejected_before: Sequence[tuple[str, str]] = (),
 ) -> list[tuple[str, str]]:
     """Predicts photographs and writes the results. Existing files with the same names are overwritten.
 
@@ -37,16 +76,22 @@ def predict_photographs(
         labels.csv            class and color of each label
         rejects.csv           files that could not be read, and the reasons
 
+    Both tables are also written if an error ends the predictions.
+
     Args:
         predictor: the segmentation network.
         photographs: the photographs.
         out: the folder to write to.
         tags: class indices of the known tags of photographs, by URI. Predictions are restricted to them.
+        rejected_before: first rows of rejects.csv: files that the command has left out before.
 
     Returns:
         The rows of rejects.csv: a file and the reason.
+
+    Raises:
+        UnreachableFile: several files in a row, or all of them, cannot be read at present.
     """
-    rejected: list[tuple[str, str]] = []
+    rejects = Rejects(len(photographs))
     uniform: list[str] = []
     rows: list[list[Any]] = []
     classes = predictor.classes
@@ -64,8 +109,12 @@ def predict_photographs(
                     value_range=predictor.value_range,
                 )
             except RejectedImage as error:
-                rejected.append((photograph.uri, error.reason))
+                rejects.add(photograph.uri, error.reason)
                 continue
+            except UnreachableFile as error:
+                rejects.add_unreachable(photograph.uri, error)
+                continue
+            rejects.note_readable()
             if almost_uniform(shown.rgb):
                 uniform.append(photograph.name)
             yield PredictionInput((photograph, shown.rgb), image, tags.get(photograph.uri))
@@ -83,20 +132,23 @@ def predict_photographs(
         shares = np.bincount(labels.ravel(), minlength=len(classes) + 1) / labels.size
         return [photograph.uri, mask_file, *labels.shape, *(f"{share:.6f}" for share in shares)]
 
-    with bar("predict", len(photographs), "images") as progress:
-        for row in predictor.map(read(), write):
-            rows.append(row)
-            progress.update(len(rows) + len(rejected))
-        progress.update(len(photographs))
+    try:
+        with bar("predict", len(photographs), "images") as progress:
+            for row in predictor.map(read(), write):
+                rows.append(row)
+                progress.update(len(rows) + len(rejects.rows))
+            progress.update(len(photographs))
+    finally:
+        rejected = [*rejected_before, *rejects.rows]
+        columns = ["image", "mask", "height", "width", "background", *classes]
+        write_bytes(out / "shares.csv", csv_table(columns, rows))
+        write_bytes(out / "rejects.csv", csv_table(["image", "reason"], rejected))
 
     if uniform:
         console.print(
             f"note: {len(uniform)} photograph(s) are almost black or white: {join_shortened(uniform)}. For gray of "
             "more than 8 bits, set data.value_range"
         )
-    columns = ["image", "mask", "height", "width", "background", *classes]
-    write_bytes(out / "shares.csv", csv_table(columns, rows))
-    write_bytes(out / "rejects.csv", csv_table(["image", "reason"], rejected))
     return rejected
 
 

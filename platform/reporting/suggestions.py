@@ -9,10 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UnreachableFile, UserError
 from mcis.datasets.formats.data_set import LabeledImage
-from mcis.datasets.images.decode import DecodedImage
-from mcis.datasets.images.label_masks import decode_labels, resize_labels
+from mcis.datasets.images.decode import DecodedImage, decode_labels, resize_labels
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.sources.photographs import Photograph
 from mcis.datasets.tables.shards import Shards
@@ -24,7 +23,7 @@ from mcis.platform.reporting.export import check_objects, export_objects
 from mcis.platform.reporting.files import csv_table, file_names, stage_table, write_bytes
 from mcis.platform.reporting.html import render
 from mcis.platform.reporting.panels import CELL_HEIGHT, Panel, cells, labels, legend
-from mcis.platform.reporting.photographs import predict_photographs
+from mcis.platform.reporting.photographs import Rejects, predict_photographs
 from mcis.platform.reporting.plots import THEME
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.progress import counted
@@ -45,12 +44,36 @@ class Suggestion(NamedTuple):
     worst: int
 
 
-def suggest_images(workspace: Workspace, name: str, predictor: Predictor, count: int) -> list[Suggestion]:
+class Suggestions(NamedTuple):
+    """Result of `suggest_images`.
+
+    Attributes:
+        images: the images, the largest need first.
+        rejected: images that cannot be read at present, and the reasons.
+    """
+
+    images: list[Suggestion]
+    rejected: list[tuple[str, str]]
+
+
+class WrittenSuggestions(NamedTuple):
+    """Result of `write_suggestions`.
+
+    Attributes:
+        description: description of what was written.
+        rejected: number of images that were left out, because they cannot be read.
+    """
+
+    description: str
+    rejected: int
+
+
+def suggest_images(workspace: Workspace, name: str, predictor: Predictor, count: int) -> Suggestions:
     """Ranks the training images of a run by how much they need a corrected mask, without using any ground truth.
 
     The need of an image is a sum over its tags: the number of pixels that have the class in the pseudo mask or in the
     prediction, but not in both, divided by the number of pixels of the class in all pseudo masks. It estimates how much
-    a correction can change the IoU of the class.
+    a correction can change the IoU of the class. An image that cannot be read at present is left out.
 
     Args:
         workspace: the workspace of the run.
@@ -58,44 +81,48 @@ def suggest_images(workspace: Workspace, name: str, predictor: Predictor, count:
         predictor: the segmentation network of the run.
         count: maximum number of images.
 
-    Returns:
-        The images, the largest need first.
-
     Raises:
-        UserError: the run has no pseudo masks, or all masks are corrected.
+        UserError: the run has no pseudo masks, all masks are corrected, an image is missing or was changed, or several
+            images in a row cannot be read at present.
     """
     table = stage_table(workspace, name, "pseudo_masks", "masks")
     masks = Shards(table, ["labels"])
     rows = _uncorrected_rows(workspace, name, table)
+    rejects = Rejects(len(rows))
 
     def read() -> Iterator[PredictionInput[dict[str, Any]]]:
         for row in rows:
-            rgb = read_rgb(
-                row["uri"],
-                max_side=predictor.max_side,
-                content_hash=row["content_hash"],
-                value_range=predictor.value_range,
-            )
+            try:
+                rgb = read_rgb(
+                    row["uri"],
+                    max_side=predictor.max_side,
+                    content_hash=row["content_hash"],
+                    value_range=predictor.value_range,
+                )
+            except UnreachableFile as error:
+                rejects.add_unreachable(row["uri"], error)
+                continue
+            rejects.note_readable()
             yield PredictionInput(row, DecodedImage(rgb, row["height"], row["width"]))
 
-    def compare(row: dict[str, Any], prediction: Prediction) -> NDArray[np.int64]:
+    def compare(row: dict[str, Any], prediction: Prediction) -> tuple[dict[str, Any], NDArray[np.int64]]:
         mask = masks.rows(row["image_id"])
         pseudo_mask = resize_labels(decode_labels(mask["labels"][0].as_py()), row["height"], row["width"])
-        return confusion(pseudo_mask, prediction.labels(), len(predictor.classes))
+        return row, confusion(pseudo_mask, prediction.labels(), len(predictor.classes))
 
-    differing_pixels: list[NDArray[np.int64]] = []
+    differing_pixels: list[tuple[dict[str, Any], NDArray[np.int64]]] = []
     class_pixels = np.zeros(len(predictor.classes), np.int64)
-    for row, matrix in counted(zip(rows, predictor.map(read(), compare), strict=True), "suggest", len(rows)):
+    for row, matrix in counted(predictor.map(read(), compare), "suggest", len(rows)):
         class_pixels += matrix.sum(axis=1)[1:]
         differing = matrix.sum(axis=0) + matrix.sum(axis=1) - 2 * matrix.diagonal()
-        differing_pixels.append(differing[np.array(row["tags"]) + 1])
+        differing_pixels.append((row, differing[np.array(row["tags"]) + 1]))
 
     suggestions = []
-    for row, pixels in zip(rows, differing_pixels, strict=True):
+    for row, pixels in differing_pixels:
         needs = pixels / class_pixels[row["tags"]].clip(min=1)
         suggestions.append(Suggestion(row, float(needs.sum()), row["tags"][int(needs.argmax())]))
     order = np.argsort([-suggestion.need for suggestion in suggestions], kind="stable")[:count]
-    return [suggestions[i] for i in order.tolist()]
+    return Suggestions([suggestions[i] for i in order.tolist()], rejects.rows)
 
 
 def _uncorrected_rows(workspace: Workspace, name: str, table: Path) -> list[dict[str, Any]]:
@@ -113,12 +140,11 @@ def write_suggestions(
     workspace: Workspace,
     name: str,
     predictor: Predictor,
-    *,
     count: int,
     out: Path,
     format: str | None = None,
     min_area: int = 1,
-) -> str:
+) -> WrittenSuggestions:
     """Writes the images of `suggest_images`, with predicted masks from which corrections can start.
 
         suggested.csv     images, the largest need first: mask file, need in percent, the class that adds most to it
@@ -126,17 +152,7 @@ def write_suggestions(
         <format>/         the masks as objects of at least `min_area` pixels, if `format` is given
         masks/, ...       files of `predict_photographs`, with predictions restricted to the tags of the images
 
-    Args:
-        workspace: the workspace of the run.
-        name: name of the run.
-        predictor: the segmentation network of the run.
-        count: maximum number of images.
-        out: the folder to write to.
-        format: one of `EXPORT_FORMATS`, for the objects; None for no objects.
-        min_area: smallest number of pixels of an object.
-
-    Returns:
-        A description of what was written.
+    Images that cannot be read at present are left out and listed in rejects.csv.
 
     Raises:
         UserError: as in `suggest_images`; an image id cannot be a file name; or the folders exist already.
@@ -150,52 +166,40 @@ def write_suggestions(
         )
     check_objects(format, out / format if format else out, min_area)
 
-    suggestions = suggest_images(workspace, name, predictor, count)
+    suggestions, rejected = suggest_images(workspace, name, predictor, count)
     names = file_names((suggestion.row["image_id"] for suggestion in suggestions), out)
-    photographs = [Photograph(row["uri"], names[row["image_id"]]) for row, _, _ in suggestions]
-    tags = {row["uri"]: row["tags"] for row, _, _ in suggestions}
-    predict_photographs(predictor, photographs, out, tags)
+    photographs = []
+    tags = {}
+    for suggestion in suggestions:
+        uri = suggestion.row["uri"]
+        photographs.append(Photograph(uri, names[suggestion.row["image_id"]]))
+        tags[uri] = suggestion.row["tags"]
+    rejected = predict_photographs(predictor, photographs, out, tags, rejected)
+    unread = {uri for uri, _ in rejected}
+    suggestions = [suggestion for suggestion in suggestions if suggestion.row["uri"] not in unread]
+    photographs = [photograph for photograph in photographs if photograph.uri not in unread]
 
-    mask_files = [f"masks/{photograph.name}.png" for photograph in photographs]
-    masks = [decode_labels((out / mask_file).read_bytes()) for mask_file in mask_files]
-    _write_table(out / "suggested.csv", suggestions, mask_files, predictor.classes)
+    rows = []
+    masks = []
+    for suggestion, photograph in zip(suggestions, photographs, strict=True):
+        mask_file = f"masks/{photograph.name}.png"
+        worst = predictor.classes[suggestion.worst]
+        rows.append((suggestion.row["image_id"], mask_file, f"{100 * suggestion.need:.3f}", worst))
+        masks.append(decode_labels((out / mask_file).read_bytes()))
+    write_bytes(out / "suggested.csv", csv_table(["image", "mask", "need %", "class"], rows))
     page = _render_page(workspace, name, predictor, suggestions, masks)
     write_bytes(out / "suggested.html", page.encode())
 
     order = f"in the order of {out / 'suggested.html'} and .csv"
-    description = f"{len(suggestions)} masks to correct below {masks_folder}, {order}"
+    description = f"{len(rows)} masks to correct below {masks_folder}, {order}"
     if not format:
-        return description
-    objects = _write_objects(out / format, format, predictor, suggestions, photographs, masks, min_area)
-    return f"{description}; {objects}"
-
-
-def _write_table(
-    file: Path, suggestions: Sequence[Suggestion], mask_files: Sequence[str], classes: Sequence[str]
-) -> None:
-    """Writes suggested.csv."""
-    rows = []
-    for suggestion, mask_file in zip(suggestions, mask_files, strict=True):
-        worst = classes[suggestion.worst]
-        rows.append((suggestion.row["image_id"], mask_file, f"{100 * suggestion.need:.3f}", worst))
-    write_bytes(file, csv_table(["image", "mask", "need %", "class"], rows))
-
-
-def _write_objects(
-    out: Path,
-    format: str,
-    predictor: Predictor,
-    suggestions: Sequence[Suggestion],
-    photographs: Sequence[Photograph],
-    masks: Sequence[NDArray[np.uint8]],
-    min_area: int,
-) -> str:
-    """Writes the predicted masks as objects; returns a description of what was written."""
+        return WrittenSuggestions(description, len(rejected))
     images = []
     for suggestion, photograph, mask in zip(suggestions, photographs, masks, strict=True):
         content_hash = suggestion.row["content_hash"]
         images.append(LabeledImage(photograph.uri, content_hash, photograph.name, mask, predictor.value_range))
-    return export_objects(format, predictor.classes, images, out, min_area)
+    description += f"; {export_objects(format, predictor.classes, images, out / format, min_area)}"
+    return WrittenSuggestions(description, len(rejected))
 
 
 def _render_page(

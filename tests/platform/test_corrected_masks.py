@@ -10,8 +10,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UnreachableFile, UserError
 from mcis.datasets.images.label_masks import decode_labels, encode_labels
+from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.tables.shards import Shards
 from mcis.platform import pipeline
 from mcis.platform.networks.predictor import Predictor
@@ -153,11 +154,14 @@ def test_the_masks_to_correct_first_are_those_that_the_network_contradicts(small
         sum(int(((mask == k + 1) != (predicted == k + 1)).sum()) / max(of_class[k], 1) for k in row["tags"])
         for row, (mask, predicted) in zip(rows, both, strict=True)
     ]
-    found = suggest_images(small.workspace, "first", predictor, 24)
+    found, rejected = suggest_images(small.workspace, "first", predictor, 24)
+    assert not rejected
     by_id = {row["image_id"]: need for row, need in zip(rows, needs, strict=True)}
     np.testing.assert_allclose([each.need for each in found], sorted(needs, reverse=True))
     np.testing.assert_allclose([each.need for each in found], [by_id[each.row["image_id"]] for each in found])
-    assert "objects" in write_suggestions(small.workspace, "first", predictor, count=5, out=out, format="labelstudio")
+    written = write_suggestions(small.workspace, "first", predictor, count=5, out=out, format="labelstudio")
+    assert "objects" in written.description
+    assert written.rejected == 0
     with pytest.raises(UserError, match="may contain corrected masks"):
         write_suggestions(small.workspace, "first", predictor, count=5, out=out)
     table = list(csv.DictReader((out / "suggested.csv").read_text().splitlines()))
@@ -170,3 +174,24 @@ def test_the_masks_to_correct_first_are_those_that_the_network_contradicts(small
     assert (shown, page.count("<img")) == (sorted(shown), 3 * 5)
     assert [Path(task["data"]["image"]).stem for task in tasks] == [line["image"] for line in table]
     pipeline.check(small.settings(f"data.corrected_masks={out / 'masks'}").config, small.workspace, "any")
+
+
+def test_an_image_that_cannot_be_read_at_present_is_not_suggested(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = small.first.context
+    unreachable = split_rows(run, "train", tagged=True).to_pylist()[0]["uri"]
+
+    def read(uri: str, **options: Any) -> Any:
+        if uri == unreachable:
+            raise UnreachableFile(f"{uri} cannot be read", "a disk that responds", "repeat", "Input/output error")
+        return read_rgb(uri, **options)
+
+    monkeypatch.setattr("mcis.platform.reporting.suggestions.read_rgb", read)
+    out = tmp_path / "out"
+    written = write_suggestions(small.workspace, "first", Predictor.load(run.folder.path), 24, out)
+
+    assert written.rejected == 1
+    (rejected,) = csv.DictReader((out / "rejects.csv").read_text().splitlines())
+    assert rejected == {"image": unreachable, "reason": "cannot be read at present: Input/output error"}
+    assert len((out / "suggested.csv").read_text().splitlines()) == 1 + 23

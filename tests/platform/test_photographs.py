@@ -22,6 +22,8 @@ from mcis.platform.cli import app
 from mcis.platform.networks.predictor import Predictor
 from mcis.platform.networks.trained_segmenter import open_trained_segmenter
 
+BROKEN = Path("/proc/self/mem")
+"""A file that exists and cannot be read."""
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "predict.md"
 
 
@@ -192,6 +194,42 @@ def test_the_status_is_1_if_a_file_is_rejected(trained: Callable[..., Path], pho
     status, _ = predict(run, *arguments, str(photos / "broken.jpg"))
     assert (status, Image.open(out / "masks" / "a.png").size) == (1, (60, 40))
     assert rows(out / "rejects.csv")[0]["reason"].startswith("not an image")
+
+
+@pytest.mark.usefixtures("no_pauses")
+@pytest.mark.skipif(not BROKEN.exists(), reason="needs Linux")
+def test_a_file_that_cannot_be_read_at_present_is_left_out(
+    trained: Callable[..., Path], photos: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    (photos / "away.jpg").symlink_to(BROKEN)
+    files = [str(photos / name) for name in ("away.jpg", "a.jpg")]
+    status, output = predict(trained(2), *files, "--out", str(out), "--set", "predict.crf.iterations=0")
+
+    assert status == 1
+    assert f"rejected: 1, see {out / 'rejects.csv'}" in output
+    assert [Path(row["image"]).name for row in rows(out / "shares.csv")] == ["a.jpg"]
+    (rejected,) = rows(out / "rejects.csv")
+    assert Path(rejected["image"]).name == "away.jpg"
+    assert rejected["reason"] == "cannot be read at present: Input/output error"
+
+
+@pytest.mark.usefixtures("no_pauses")
+@pytest.mark.skipif(not BROKEN.exists(), reason="needs Linux")
+@pytest.mark.parametrize(("number", "listed"), [(1, 1), (3, 3), (9, 6)])
+def test_a_fault_of_all_files_ends_the_command_and_keeps_the_tables(
+    trained: Callable[..., Path], tmp_path: Path, number: int, listed: int
+) -> None:
+    out = tmp_path / "out"
+    files = [tmp_path / f"{file}.jpg" for file in range(number)]
+    for file in files:
+        file.symlink_to(BROKEN)
+    status, output = predict(trained(2), *map(str, files), "--out", str(out), "--set", "predict.crf.iterations=0")
+
+    assert status == 1
+    assert f"error: {files[listed - 1]} cannot be read, after several attempts: Input/output error" in output
+    assert [Path(row["image"]).name for row in rows(out / "rejects.csv")] == [file.name for file in files[:listed]]
+    assert rows(out / "shares.csv") == []
 
 
 @pytest.mark.parametrize(
