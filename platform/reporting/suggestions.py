@@ -180,44 +180,44 @@ def write_suggestions(
     photographs = [photograph for photograph in photographs if photograph.uri not in unread]
 
     rows = []
-    masks = []
+    mask_files = []
     for suggestion, photograph in zip(suggestions, photographs, strict=True):
         mask_file = f"masks/{photograph.name}.png"
         worst = predictor.classes[suggestion.worst]
         rows.append((suggestion.row["image_id"], mask_file, f"{100 * suggestion.need:.3f}", worst))
-        masks.append(decode_labels((out / mask_file).read_bytes()))
+        mask_files.append(out / mask_file)
     write_bytes(out / "suggested.csv", csv_table(["image", "mask", "need %", "class"], rows))
-    page = _render_page(workspace, name, predictor, suggestions, masks)
+    page = _render_page(workspace, name, predictor, suggestions, mask_files)
     write_bytes(out / "suggested.html", page.encode())
 
     order = f"in the order of {out / 'suggested.html'} and .csv"
     description = f"{len(rows)} masks to correct below {masks_folder}, {order}"
     if not format:
         return WrittenSuggestions(description, len(rejected))
-    images = []
-    for suggestion, photograph, mask in zip(suggestions, photographs, masks, strict=True):
-        content_hash = suggestion.row["content_hash"]
-        images.append(LabeledImage(photograph.uri, content_hash, photograph.name, mask, predictor.value_range))
-    description += f"; {export_objects(format, predictor.classes, images, out / format, min_area)}"
+
+    def labeled_images() -> Iterator[LabeledImage]:
+        for suggestion, photograph, file in zip(suggestions, photographs, mask_files, strict=True):
+            content_hash = suggestion.row["content_hash"]
+            mask = decode_labels(file.read_bytes())
+            yield LabeledImage(photograph.uri, content_hash, photograph.name, mask, predictor.value_range)
+
+    description += f"; {export_objects(format, predictor.classes, labeled_images(), out / format, min_area)}"
     return WrittenSuggestions(description, len(rejected))
 
 
 def _render_page(
-    workspace: Workspace,
-    name: str,
-    predictor: Predictor,
-    suggestions: Sequence[Suggestion],
-    predictions: Sequence[NDArray[np.uint8]],
+    workspace: Workspace, name: str, predictor: Predictor, suggestions: Sequence[Suggestion], mask_files: Sequence[Path]
 ) -> str:
-    """Renders a page with each image, its pseudo mask, and its prediction among its tags."""
+    """Renders a page with each image, its pseudo mask, and its prediction among its tags, from the file of the mask."""
     classes = predictor.classes
     masks = Shards(stage_table(workspace, name, "pseudo_masks", "masks"), ["labels"])
     panels = []
-    for (row, _, _), prediction in zip(suggestions, predictions, strict=True):
+    for (row, _, _), mask_file in zip(suggestions, mask_files, strict=True):
         image = read_rgb(
             row["uri"], max_side=2 * CELL_HEIGHT, content_hash=row["content_hash"], value_range=predictor.value_range
         )
         pseudo_mask = decode_labels(masks.rows(row["image_id"])["labels"][0].as_py())
+        prediction = decode_labels(mask_file.read_bytes())
         size = image.shape[:2]
         panels.append(
             Panel(

@@ -195,3 +195,21 @@ def test_an_image_that_cannot_be_read_at_present_is_not_suggested(
     (rejected,) = csv.DictReader((out / "rejects.csv").read_text().splitlines())
     assert rejected == {"image": unreachable, "reason": "cannot be read at present: Input/output error"}
     assert len((out / "suggested.csv").read_text().splitlines()) == 1 + 23
+
+
+def test_the_suggested_images_are_listed_before_their_masks_are_decoded(
+    small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory may not be enough for the page, and the folder is not written a second time."""
+    out = tmp_path / "out"
+
+    def decode(data: bytes) -> np.ndarray:
+        if (out / "shares.csv").exists():  # the predictions are finished
+            raise MemoryError
+        return decode_labels(data)
+
+    monkeypatch.setattr("mcis.platform.reporting.suggestions.decode_labels", decode)
+    predictor = Predictor.load(small.first.context.folder.path)
+    with pytest.raises(MemoryError):
+        write_suggestions(small.workspace, "first", predictor, 2, out)
+    assert len((out / "suggested.csv").read_text().splitlines()) == 1 + 2
