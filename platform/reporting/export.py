@@ -18,6 +18,7 @@ from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.tables.shards import Shards
 from mcis.models.localization import score_maps
 from mcis.platform.networks.exported import export_network, export_onnx, export_pretrained
+from mcis.platform.networks.trained_segmenter import DEFAULT_MAX_SIDE
 from mcis.platform.outputs.read_index import open_index
 from mcis.platform.outputs.tables import image_maps
 from mcis.platform.reporting.files import (
@@ -141,7 +142,7 @@ def export_maps(workspace: Workspace, name: str, out: Path) -> str:
     Maps of another program are written as given.
 
         <id>/<class>.png            8-bit gray at the image's size
-        <id>/<class>.overlay.jpg    in color over the image
+        <id>/<class>.overlay.jpg    in color over the image, at most DEFAULT_MAX_SIDE pixels a side
 
     Returns:
         A description of what was written.
@@ -153,24 +154,26 @@ def export_maps(workspace: Workspace, name: str, out: Path) -> str:
     rows = {row["image_id"]: row for row in index.index.to_pylist()}
 
     def write(row: dict[str, Any]) -> int:
-        rgb = read_rgb(row["uri"], content_hash=row["content_hash"], value_range=index.value_range)
-        return _write_maps(shards, row, Image.fromarray(rgb), class_names, out / names[row["image_id"]])
+        shown = read_rgb(
+            row["uri"], max_side=DEFAULT_MAX_SIDE, content_hash=row["content_hash"], value_range=index.value_range
+        )
+        return _write_maps(shards, row, Image.fromarray(shown), class_names, out / names[row["image_id"]])
 
     count = write_all((rows[image_id] for image_id in shards), write, label="export maps", total=len(names))
     return f"{count} maps below {out}"
 
 
 def _write_maps(
-    shards: Shards, row: dict[str, Any], image: Image.Image, class_names: Sequence[str], folder: Path
+    shards: Shards, row: dict[str, Any], shown: Image.Image, class_names: Sequence[str], folder: Path
 ) -> int:
-    """Writes the maps of an image; returns their number."""
+    """Writes the maps of an image, and overlays of the size of `shown`; returns their number."""
     image_map = image_maps(shards, row["image_id"])
     activations = torch.from_numpy(image_map.maps)
     maps = score_maps(activations, image_map.grids, image_map.export_scale, row["height"], row["width"]).numpy()
     for class_index, heat in zip(image_map.classes.tolist(), maps, strict=True):
         name = class_names[class_index]
         gray = Image.fromarray((heat * 255).round().astype(np.uint8))
-        overlay = heat_picture(image, heat[None], [class_index + 1])
+        overlay = heat_picture(shown, heat[None], [class_index + 1])
         write_bytes(folder / f"{name}.png", encode(gray, "PNG"))
         write_bytes(folder / f"{name}.overlay.jpg", encode(overlay, "JPEG"))
     return len(maps)

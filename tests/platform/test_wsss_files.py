@@ -98,6 +98,14 @@ def expected_scores(image_id: str, height: int, width: int) -> NDArray[np.float3
     return np.asarray(score_maps(maps, Grids(grid, grid), "maximum", height, width).numpy())
 
 
+def test_overlays_of_large_images_are_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their colors are computed in float64, in several threads."""
+    monkeypatch.setitem(SIZES, "2007_000039", (30, 1100))
+    export(make_run(tmp_path, {"2007_000039": "long"}), "made", "maps", tmp_path / "out")
+    assert Image.open(tmp_path / "out/long/bicycle.png").size == (1100, 30)
+    assert Image.open(tmp_path / "out/long/bicycle.overlay.jpg").size == (1024, 28)
+
+
 def test_irn_reads_maps(workspace: Workspace, tmp_path: Path) -> None:
     assert export(workspace, "made", "maps", tmp_path, "irn").startswith("3 maps of 2 images below ")
     for image_id, (height, width) in SIZES.items():
