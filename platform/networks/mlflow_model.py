@@ -43,7 +43,7 @@ def log_segmenter(client: "MlflowClient", experiment_id: str, run_id: str, folde
     trained = open_trained_segmenter(folder.path)
     logged = _find_or_create(client, experiment_id, run_id, trained)
     if logged.status != LoggedModelStatus.READY:
-        with tempfile.TemporaryDirectory(prefix=".model-", dir=folder.path) as temporary:
+        with tempfile.TemporaryDirectory(prefix="mcis-") as temporary:  # below the workspace, it would be uploaded
             _write_model(trained, logged.model_id, run_id, Path(temporary))
             client.log_model_artifacts(logged.model_id, str(Path(temporary, "model")))
         client.finalize_logged_model(logged.model_id, "READY")

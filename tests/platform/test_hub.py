@@ -19,6 +19,7 @@ from typer.testing import CliRunner
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import fit_picture
+from mcis.datasets.storage import folders
 from mcis.platform.api import Predictor, scores
 from mcis.platform.cli import app
 from mcis.platform.networks.mlflow_model import log_segmenter
@@ -34,6 +35,8 @@ def test_a_logged_network_labels_as_the_run_does(
 ) -> None:
     folder = trained(2, *PREDICT, sides=(64, 80, 96))
     workspace = Workspace(tmp_path / "workspace")
+    written: list[Path] = []
+    monkeypatch.setattr(folders, "upload_file", lambda _, path: written.append(path))
     shutil.copy(mlflow_store, workspace.tracking_store)
 
     def network(client: MlflowClient, experiment: str, run: str, _: RunFolder) -> None:
@@ -53,7 +56,9 @@ def test_a_logged_network_labels_as_the_run_does(
     assert outputs is not None
     assert [output.model_id for output in outputs.model_outputs] == [logged.model_id]
     assert logged.params["classes"] == "2"
-    assert not [path for path in folder.iterdir() if path.name.startswith(".model-")]
+    weights = [path for path in written if path.name == "model.safetensors"]
+    assert weights
+    assert not any(path.is_relative_to(workspace.root) for path in weights), "would be uploaded and left in a bucket"
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", tracker.uri)
     signature: Any = get_model_info(f"models:/{logged.model_id}").signature
