@@ -3,6 +3,7 @@
 labels = mlflow.pyfunc.load_model("models:/NAME/1").predict(image)  # (H, W, 3) uint8 -> (H, W) uint8
 """
 
+import importlib.metadata
 import tempfile
 import warnings
 from pathlib import Path
@@ -14,7 +15,6 @@ from numpy.typing import NDArray
 from mcis.platform.networks.hub import write_pretrained
 from mcis.platform.networks.predictor import Predictor
 from mcis.platform.networks.trained_segmenter import TrainedSegmenter, open_trained_segmenter
-from mcis.platform.runs.version import project_version
 from mcis.platform.runs.workspace import RunFolder
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 _NAME = "segmenter"
+_REQUIREMENTS = ("numpy", "pillow", "pydensecrf2", "timm", "torch", "torchvision")
+"""Packages whose versions a logged model names. mcis is not among them, because no package index has it."""
 _KEY_TAG = "mcis.key"
 """The tag of a logged model that holds the key of the stage that trained it."""
 
@@ -73,6 +75,11 @@ def _write_model(trained: TrainedSegmenter, model_id: str, run_id: str, folder: 
     from mlflow.models import Model, ModelSignature
     from mlflow.types import Schema, TensorSpec
 
+    requirements = []
+    for package in _REQUIREMENTS:
+        version, _, _ = importlib.metadata.version(package).partition("+")  # an index has 2.11.0, not 2.11.0+cpu
+        requirements.append(f"{package}=={version}")
+
     data = folder / "network"
     write_pretrained(trained, data)
     image = Schema([TensorSpec(np.dtype("uint8"), (-1, -1, 3))])
@@ -84,7 +91,7 @@ def _write_model(trained: TrainedSegmenter, model_id: str, run_id: str, folder: 
             loader_module=__name__,
             data_path=str(data),
             signature=ModelSignature(image, labels),
-            pip_requirements=[f"mcis=={project_version()}"],
+            pip_requirements=requirements,
             mlflow_model=Model(model_id=model_id, run_id=run_id),
         )
 

@@ -64,6 +64,10 @@ def test_a_logged_network_labels_as_the_run_does(
     signature: Any = get_model_info(f"models:/{logged.model_id}").signature
     assert [(str(t.type), t.shape) for t in signature.inputs.inputs] == [("uint8", (-1, -1, 3))]
     assert [(str(t.type), t.shape) for t in signature.outputs.inputs] == [("uint8", (-1, -1))]
+    requirements = Path(mlflow.artifacts.download_artifacts(f"models:/{logged.model_id}"), "requirements.txt")
+    packages = {line.partition("==")[0] for line in requirements.read_text().splitlines()}
+    assert packages >= {"mlflow", "torch"}
+    assert "mcis" not in packages, "no package index has it"
     model = mlflow.pyfunc.load_model(f"models:/{logged.model_id}")
     image = np.random.default_rng(0).integers(0, 256, (60, 90, 3), dtype=np.uint8)
     labels = model.predict(image)
