@@ -25,9 +25,9 @@ __all__ = ["Predictor", "UserError", "__version__", "compare", "evaluate", "inde
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from importlib.metadata import version
+        from mcis.platform.runs.version import project_version
 
-        return version("mcis")
+        return project_version()
     if name == "study":
         from mcis.tuning.api import study
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import importlib.metadata
 import json
 import os
 import re
@@ -25,6 +26,7 @@ from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.cli import app
 from mcis.platform.commands.submit import job_command
 from mcis.platform.engine.jobs import copy_code, run_job
+from mcis.platform.runs.version import git_commit, project_version
 
 COMMANDS: Any = typer.main.get_command(app)
 NAMED = ["--name", "x", "--workspace", "/workspace"]
@@ -247,6 +249,7 @@ class Dashboard:
         self.job_exists = True
         self.listed = True
         self.submissions = self.looks = self.port = 0
+        self.variables: dict[str, str] = {}
 
     async def version(self, _: web.Request) -> web.Response:
         return web.json_response({"version": "4", "ray_version": ray.__version__})
@@ -260,6 +263,7 @@ class Dashboard:
         job = await request.json()
         assert job["metadata"] == {"run": RUN}
         self.metadata = job["metadata"]
+        self.variables = job["runtime_env"]["env_vars"]
         self.entrypoint = job["entrypoint"]
         self.submissions += 1
         self.listed = True
@@ -377,6 +381,25 @@ def test_a_job_is_submitted_once_if_the_response_is_lost(dashboard: Dashboard, t
     with dashboard.up() as address:
         assert run_job(address, RUN, COMMAND, tmp_path, minutes=1) == 0
     assert dashboard.submissions == 1
+
+
+def test_a_job_knows_the_version_and_the_commit_of_its_code(
+    dashboard: Dashboard, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node may have the dependencies only, and the copied code is in no checkout."""
+    version, commit = project_version(), git_commit()
+    dashboard.listed = False
+    with dashboard.up() as address:
+        assert run_job(address, RUN, COMMAND, tmp_path, minutes=1) == 0
+
+    def absent(name: str) -> str:
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", absent)
+    assert project_version() == "unknown"
+    for name, value in dashboard.variables.items():
+        monkeypatch.setenv(name, value)
+    assert (project_version(), git_commit()) == (version, commit)
 
 
 def test_a_job_that_ended_with_its_head_is_reported_and_restarted(dashboard: Dashboard, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from mcis.datasets.errors import UserError, one_line, printable
 from mcis.datasets.storage.faults import REMOTE_TIMEOUT, with_timeout
+from mcis.platform.runs.version import job_variables
 
 if TYPE_CHECKING:
     from ray.job_submission import JobDetails, JobSubmissionClient
@@ -56,7 +57,7 @@ def run_job(address: str, run: str, command: Sequence[str], folder: Path, *, min
     entrypoint = shlex.join(command)
     environment: dict[str, Any] = {
         "py_modules": [str(copy_code(folder))],
-        "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": _STOP_SECONDS},
+        "env_vars": {"RAY_JOB_STOP_WAIT_TIME_S": _STOP_SECONDS, **job_variables()},
     }
     if any((folder / "files").iterdir()):  # otherwise the job runs in the folder in which the node's Ray was started
         environment["working_dir"] = str(folder / "files")

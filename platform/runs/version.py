@@ -20,6 +20,10 @@ _NO_EFFECT_ON_OUTPUTS = tuple(
 """Packages and modules whose code does not affect outputs. (Values of the configuration are part of stage keys.)"""
 _STEP_COUNTS = "mcis.platform.config.training"
 """The exception: a module of the configuration that computes the number of steps of a training."""
+_VERSION_VARIABLE = "MCIS_JOB_VERSION"
+"""Environment variable for the version of the code that was copied for a job."""
+_COMMIT_VARIABLE = "MCIS_JOB_COMMIT"
+"""Environment variable for the commit of the code that was copied for a job, followed by `+` if files were modified."""
 _MADE_WITH = ("torch", "pillow", "timm", "pydensecrf2")
 _PACKAGES = ("torch", "torchvision", "ray", "mlflow", "numpy", "pyarrow", "pillow", "pydensecrf2")
 _LAZY_ENTRY = re.compile(r"mcis(\.\w+)+:\w+")
@@ -38,8 +42,16 @@ class Commit(NamedTuple):
     modified: bool
 
 
-@functools.cache
 def git_commit() -> Commit | None:
+    """Commit of the checkout that the code runs from, or from which its job was submitted; None if there is none."""
+    of_job = os.environ.get(_COMMIT_VARIABLE)
+    if of_job:
+        return Commit(of_job.removesuffix("+"), of_job.endswith("+"))
+    return _checked_out_commit()
+
+
+@functools.cache
+def _checked_out_commit() -> Commit | None:
     """Commit of the checkout that the code runs from; None outside a checkout."""
 
     def git(*words: str) -> str:
@@ -185,8 +197,23 @@ def made_with(module: str, device: str | None) -> dict[str, str | None]:
 
 
 def project_version() -> str:
-    """Version of the installed project."""
-    return importlib.metadata.version("mcis")
+    """Version of the project; `unknown` for a copy of its code that is neither installed nor that of a job."""
+    of_job = os.environ.get(_VERSION_VARIABLE)
+    if of_job:
+        return of_job
+    try:
+        return importlib.metadata.version("mcis")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"
+
+
+def job_variables() -> dict[str, str]:
+    """Environment variables that tell a copy of this code, which a job runs, its version and its commit."""
+    variables = {_VERSION_VARIABLE: project_version()}
+    commit = git_commit()
+    if commit:
+        variables[_COMMIT_VARIABLE] = f"{commit.name}{'+' if commit.modified else ''}"
+    return variables
 
 
 def environment(device: str) -> dict[str, str]:
