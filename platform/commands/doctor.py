@@ -13,7 +13,7 @@ import typer
 from rich.filesize import decimal
 
 from mcis.platform.commands.checks import Check, Finding, run_checks
-from mcis.platform.commands.options import Overrides, WorkspaceFolder, grouped, plain_errors
+from mcis.platform.commands.options import Overrides, WorkspaceFolder, grouped, parse_output, plain_errors
 from mcis.platform.runs.version import git_revision, project_version
 from mcis.platform.runs.workspace import DEFAULT_WORKSPACE, Workspace
 
@@ -43,7 +43,9 @@ def doctor(
     bench: Annotated[
         bool, typer.Option("--bench", help="Measure accuracy and speed instead, which takes some minutes.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="File for the results of --bench.")] = Path("doctor-bench.json"),
+    out: Annotated[
+        Path, typer.Option(parser=parse_output, metavar="PATH", help="File for the results of --bench.")
+    ] = Path("doctor-bench.json"),
 ) -> None:
     """Check torch, GPU, dense CRF, Ray, MLflow, disk and cores, and say what to do about each problem."""
     from mcis.platform.reporting.terminal import make_table

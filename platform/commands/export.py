@@ -12,6 +12,7 @@ from mcis.platform.commands.options import (
     SmallestObject,
     WorkspaceFolder,
     alternatives,
+    parse_output,
     plain_errors,
 )
 from mcis.platform.runs.workspace import DEFAULT_WORKSPACE, Workspace
@@ -26,7 +27,12 @@ def export(
         ),
     ],
     name: ExistingRun,
-    out: Annotated[Path, typer.Option(help="Folder to write; for network and onnx a file .pt2 or .onnx.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            parser=parse_output, metavar="PATH", help="Folder to write; for network and onnx a file .pt2 or .onnx."
+        ),
+    ],
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
     format: Annotated[
         str | None,
@@ -59,7 +65,12 @@ def import_data_set(
         ),
     ],
     source: Annotated[Path, typer.Argument(metavar="SOURCE", help="The file or folder of the data set.")],
-    out: Annotated[Path, typer.Option(help="Folder to write: photos.csv, links to the images, and masks.")],
+    out: Annotated[
+        Path,
+        typer.Option(
+            parser=parse_output, metavar="PATH", help="Folder to write: photos.csv, links to the images, and masks."
+        ),
+    ],
     images: Annotated[Path | None, typer.Option(help="Folder of the images, if they are elsewhere.")] = None,
     split: Annotated[
         str, typer.Option(help="train, val or test. Other splits that the folder already has are kept.")
@@ -108,7 +119,9 @@ def import_data_set(
 
 def import_weights(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Checkpoint of the authors' released code.")],
-    out: Annotated[Path, typer.Option(help="File to write the converted weights to.")] = Path("classifier.pt"),
+    out: Annotated[
+        Path, typer.Option(parser=parse_output, metavar="PATH", help="File to write the converted weights to.")
+    ] = Path("classifier.pt"),
 ) -> None:
     """Convert a released classifier, for runs with --recipe released weights.classifier=FILE."""
     with plain_errors():

@@ -7,7 +7,7 @@ import typer
 
 from mcis.datasets.sources import SOURCES
 from mcis.datasets.sources.source import Source
-from mcis.platform.commands.options import Overrides, Verbose, WorkspaceFolder, grouped, plain_errors
+from mcis.platform.commands.options import Overrides, Verbose, WorkspaceFolder, grouped, parse_output, plain_errors
 from mcis.platform.commands.source_commands import SourceGroup, location_argument
 from mcis.platform.runs.workspace import DEFAULT_WORKSPACE, Workspace
 
@@ -68,7 +68,10 @@ def index_show(name: IndexName, workspace: WorkspaceFolder = DEFAULT_WORKSPACE) 
 @index_app.command("browse", epilog="Example: `mcis index browse --name index-voc`, then open the page that it names.")
 def index_browse(
     name: IndexName,
-    out: Annotated[Path | None, typer.Option(help="Name of the page; by default in the run's folder.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(parser=parse_output, metavar="PATH", help="Name of the page; by default in the run's folder."),
+    ] = None,
     workspace: WorkspaceFolder = DEFAULT_WORKSPACE,
 ) -> None:
     """Write an HTML page about an index: counts, example images with tags, copies, rejects with reasons."""

@@ -33,6 +33,22 @@ def _parse_workspace(folder: str | Path) -> Path:
         return local_path(text)
 
 
+def parse_output(path: str | Path) -> Path:
+    """Returns the path that an option --out names. A URI is refused, because only workspaces are uploaded."""
+    if "://" not in str(path):
+        return Path(path)
+
+    from mcis.datasets.errors import UserError
+    from mcis.datasets.storage.uris import without_credentials
+
+    with plain_errors():
+        raise UserError(
+            f"--out {without_credentials(str(path))}",
+            "a path on this machine; only runs are written to a bucket, by --workspace",
+            "name a local path, and upload what the command has written",
+        )
+
+
 Name = Annotated[str, typer.Option("--name", "-n", help="Name of the run; the same name resumes it.")]
 ExistingRun = Annotated[str, typer.Option("--name", "-n", help="Name of the run.")]
 WorkspaceFolder = Annotated[

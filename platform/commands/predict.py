@@ -14,6 +14,7 @@ from mcis.platform.commands.options import (
     Overrides,
     SmallestObject,
     WorkspaceFolder,
+    parse_output,
     plain_errors,
 )
 from mcis.platform.runs.workspace import DEFAULT_WORKSPACE, Workspace
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
 
 
 def predict(
-    out: Annotated[Path, typer.Option(help="Folder for masks, overlays and tables.")],
+    out: Annotated[
+        Path, typer.Option(parser=parse_output, metavar="PATH", help="Folder for masks, overlays and tables.")
+    ],
     name: Annotated[
         str | None, typer.Option("--name", "--run", "-n", help="Name of the run whose network predicts.")
     ] = None,
@@ -137,7 +140,10 @@ def _crf_processes() -> int:
 
 def suggest(
     name: ExistingRun,
-    out: Annotated[Path, typer.Option(help="Folder for masks to correct, overlays and tables.")],
+    out: Annotated[
+        Path,
+        typer.Option(parser=parse_output, metavar="PATH", help="Folder for masks to correct, overlays and tables."),
+    ],
     count: Annotated[int, typer.Option(min=1, help="Number of images.")] = 50,
     format: ObjectsFormat = None,
     min_area: SmallestObject = 1,

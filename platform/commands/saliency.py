@@ -10,7 +10,7 @@ import typer
 
 from mcis.datasets.sources import SOURCES
 from mcis.datasets.sources.source import Source
-from mcis.platform.commands.options import Overrides, Verbose, grouped, plain_errors
+from mcis.platform.commands.options import Overrides, Verbose, grouped, parse_output, plain_errors
 from mcis.platform.commands.source_commands import SourceGroup, location_argument
 
 if TYPE_CHECKING:
@@ -87,7 +87,12 @@ def _add_source_command(name: str, source: Source) -> None:
         location: Any,
         overrides: Overrides,
         network: Network,
-        out: Annotated[Path, typer.Option(help="Folder of the maps; on a cluster, one that all nodes reach.")],
+        out: Annotated[
+            Path,
+            typer.Option(
+                parser=parse_output, metavar="PATH", help="Folder of the maps; on a cluster, one that all nodes reach."
+            ),
+        ],
         verbose: Verbose = False,
     ) -> None:
         with plain_errors(verbose):

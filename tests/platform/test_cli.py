@@ -288,6 +288,28 @@ def test_bad_input_ends_in_one_message_without_a_traceback(case: str, root: Path
     assert "Traceback" not in done.output
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        "predict photos --name x",
+        "suggest --name x",
+        "export masks --name x",
+        "saliency tags photos.csv",
+        "import coco set.json",
+        "index browse --name x",
+    ],
+)
+def test_a_bucket_is_refused_as_the_folder_of_other_files(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = runner.invoke(app, [*command.split(), "--out", "s3://bucket/out"])
+    assert done.exit_code == 1
+    assert "error: --out s3://bucket/out\n" in done.output
+    assert "remedy:   name a local path" in done.output
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_recipe_offline_names_the_file_that_it_needs(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
