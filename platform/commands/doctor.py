@@ -204,12 +204,25 @@ def _check_ray() -> Finding:
 
 
 def _check_mlflow(workspace: Path) -> Finding:
+    """Checks whether the store that MLFLOW_TRACKING_URI names can be used; nothing is created in it."""
     import mlflow
 
-    from mcis.platform.runs.tracking_store import server_uri
+    from mcis.platform.runs.files import existing_parent
+    from mcis.platform.runs.tracking_errors import store_errors
+    from mcis.platform.runs.tracking_store import client_of, server_uri
 
-    store = server_uri() or f"SQLite store in {workspace}"
-    return Finding("ok", f"{mlflow.__version__}, {store}")
+    uri = server_uri()
+    if uri is None:
+        return Finding("ok", f"{mlflow.__version__}, SQLite store in {workspace}")
+
+    if uri.startswith("sqlite:///") and not os.path.exists(uri.removeprefix("sqlite:///")):  # a query would create it
+        folder = existing_parent(Path(uri.removeprefix("sqlite:///")).parent)
+        if not os.access(folder, os.W_OK):
+            return Finding("bad", f"{folder} cannot be written, for {uri}", "set MLFLOW_TRACKING_URI to another store")
+    else:
+        with store_errors(uri):
+            client_of(uri).search_experiments(max_results=1)
+    return Finding("ok", f"{mlflow.__version__}, {uri}")
 
 
 def _check_disk(workspace: Path) -> Finding:

@@ -54,6 +54,21 @@ def test_a_check_that_fails_is_a_line_with_a_remedy() -> None:
     ]
 
 
+def test_an_mlflow_server_that_does_not_answer_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    uri = "http://127.0.0.1:9"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    line = next(check for check in check_machine(tmp_path) if check.part == "mlflow")
+    assert (line.state, line.finding) == ("bad", f"MLflow's store {uri} cannot be used: no server answers there")
+    assert line.remedy.startswith("start the server")
+
+
+def test_a_store_of_mlflow_that_does_not_exist_is_not_created(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path / 'mine/mlflow.db'}")
+    line = next(check for check in check_machine(tmp_path) if check.part == "mlflow")
+    assert line.state == "ok"
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.fixture
 def gpu_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """Sets up a machine with or without a GPU; `check()` returns the line of the GPU."""
