@@ -4,6 +4,7 @@ A folder holds `model.safetensors`, `config.json` and `README.md`, the model car
 the rest as text, so loading a folder runs no code that came with it.
 """
 
+import dataclasses
 import re
 from pathlib import Path
 from typing import Annotated, Any
@@ -190,6 +191,7 @@ def _initial_weights(config: Config) -> str:
 
 
 def _score_row(score: Score) -> str:
-    """Returns the row of a score in the card's table."""
+    """Returns the row of a score in the card's table, with the name of a file of weights instead of its path here."""
+    score = dataclasses.replace(score, weights=Path(score.weights).name)
     settings = ", ".join(f"{name} {value}" for name, value in score.settings().items())
     return f"| {score.title}, {score.name} | {score.miou:.1f} | {settings} |\n"

@@ -84,7 +84,8 @@ def run(trained: Callable[..., Path], scored: Callable[..., Path], tmp_path: Pat
     init = ["classifier.backbone=small", "segmenter.init=classifier", "segmenter.trainable_stages=0"]
     folder = trained(3, *init, "predict.scales=[0.75,1.0]", "predict.crf.iterations=2", sides=(64, 80, 96))
     workspace = Workspace(folder.parent.parent)
-    scored(workspace.root, "scored", data=tmp_path / "data")
+    (tmp_path / "vgg.pth").touch()
+    scored(workspace.root, "scored", f"weights.classifier_backbone={tmp_path / 'vgg.pth'}", data=tmp_path / "data")
     evaluated = {"evaluate": workspace.outputs("scored")["evaluate"]}
     workspace.record_outputs("drawn", workspace.outputs("drawn") | evaluated)
     return folder
@@ -113,6 +114,8 @@ def test_a_network_in_a_folder_predicts_as_its_run(run: Path, tmp_path: Path, mo
     card, text = huggingface_hub.ModelCard.load(out / "README.md"), (out / "README.md").read_text()
     assert card.data.library_name == "mcis"
     assert "3 images with image-level tags only" in text
+    assert "weights vgg.pth" in text
+    assert str(tmp_path) not in text, "the card is published"
     for score in scores(run):
         assert f"| {score.title}, {score.name} | {score.miou:.1f} | split val, images 8, " in text
     Image.fromarray(image).save(tmp_path / "a.png")
