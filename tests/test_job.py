@@ -213,6 +213,13 @@ def test_commands_that_cannot_be_jobs_are_refused_here(tmp_path: Path, words: li
     assert caught.value.expected == "one of run, study, index, predict"
 
 
+def test_a_job_predicts_with_the_network_of_its_run(tmp_path: Path) -> None:
+    words = ["predict", "/photos", "--out", "/out"]
+    assert job_command(COMMANDS, [*words, *NAMED], tmp_path / "files")[3:] == [*words, *NAMED]
+    with pytest.raises(UserError, match="--model /network of a job"):
+        job_command(COMMANDS, [*words, "--model", "/network", *NAMED], tmp_path / "refused")
+
+
 def test_a_job_uses_its_own_code_even_if_the_node_has_an_installed_mcis(tmp_path: Path) -> None:
     installed = tmp_path / "site-packages" / "mcis"
     installed.mkdir(parents=True)

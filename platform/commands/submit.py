@@ -67,8 +67,9 @@ def job_command(root: Any, arguments: Sequence[str], files: Path, *, verbose: bo
         verbose: Add --verbose if the command has it.
 
     Raises:
-        UserError: The command is unknown or cannot be a job; a path is relative; a file cannot be read; or a URI
-            contains a password, key, token or signature, because everyone can read the command of a job.
+        UserError: The command is unknown or cannot be a job; it has --model, which excludes --name; a path is relative;
+            a file cannot be read; or a URI contains a password, key, token or signature, because everyone can read the
+            command of a job.
         Exception: The command does not accept the arguments; typer prints the error.
     """
     for text in arguments:
@@ -86,6 +87,12 @@ def job_command(root: Any, arguments: Sequence[str], files: Path, *, verbose: bo
             )
         words = ["run", *words]
     command, values = _parse(root, words)
+    if values.get("model") is not None:
+        raise UserError(
+            f"--model {values['model']} of a job",
+            "the network of the run that --name of the job names",
+            "leave --model out, or run `mcis predict` with it on a node",
+        )
 
     for parameter in command.params:
         given = values[parameter.name]
