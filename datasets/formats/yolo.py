@@ -160,7 +160,7 @@ def write_yolo(request: ExportRequest) -> int:
         write_photograph(image.uri, image.content_hash, path, image.value_range)
         count += len(lines)
 
-    names = json.dumps(list(request.classes))  # JSON is YAML
+    names = json.dumps(list(request.classes), ensure_ascii=False)  # JSON is YAML, but not its pairs of surrogates
     comment = "# the same images: name others for scores on unseen images"
     write_file(request.out / "data.yaml", f"train: images\nval: images  {comment}\nnames: {names}\n")
     return count

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from PIL import Image
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.formats.data_set import LabeledImage
+from mcis.datasets.formats.exporting import export_data_set
 from mcis.datasets.formats.hugging_face import _tags
 from mcis.datasets.formats.importing import import_data_set
 from mcis.datasets.formats.libraries import require_module
@@ -768,6 +770,17 @@ def yolo(photographs: Path) -> Path:
 def test_yolo_is_read_from_its_folder_or_a_named_file(yolo: Path, tmp_path: Path, source: str, tag: str) -> None:
     import_data_set("yolo", yolo.parent / source, tmp_path / "out")
     assert read_imported(tmp_path / "out") == {"train/a.png": Imported([tag], None)}
+
+
+def test_class_names_of_yolo_may_have_any_character(photographs: Path, tmp_path: Path) -> None:
+    labels = np.zeros((20, 30), np.uint8)
+    labels[:9, :9] = 1
+    path = photographs / "a.png"
+    image = LabeledImage(str(path), sha256(path.read_bytes()).hexdigest(), "a", labels)
+    export_data_set("yolo", ["Löwe \N{LION FACE}"], [image], tmp_path / "written")
+
+    import_data_set("yolo", tmp_path / "written", tmp_path / "out")
+    assert tags_of(tmp_path / "out") == {"train/a.jpg": ["Löwe \N{LION FACE}"]}
 
 
 @pytest.mark.parametrize(
