@@ -9,7 +9,15 @@ from typing import NamedTuple
 
 from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.index import check_name_lengths
-from mcis.datasets.sources.lists import LeftOut, files_below, is_utf8, left_out_notes, path_inside, relative_name
+from mcis.datasets.sources.lists import (
+    LeftOut,
+    files_below,
+    is_line,
+    is_utf8,
+    left_out_notes,
+    path_inside,
+    relative_name,
+)
 from mcis.datasets.sources.user_table import in_existing_spellings, is_table, read_user_table
 from mcis.datasets.storage.uris import credentials_refused, holds_credentials, is_remote, without_credentials
 
@@ -67,7 +75,9 @@ def list_photographs(
             raise credentials_refused(without_credentials(item))
 
         for uri, short_path in _files(item, excluded, left_out, allow_absolute):
-            if uri in names:
+            if not is_line(uri):  # annotations in XML could not be read again
+                left_out["file(s) whose path has line breaks or control characters, or ends with a space"] += 1
+            elif uri in names:
                 left_out["file(s) that are given more than once"] += 1
             else:
                 names[uri] = _candidate_names(uri, short_path)

@@ -133,6 +133,14 @@ def test_hidden_files_are_left_out(root: Path) -> None:
     assert notes == ["photographs: left out 1 hidden file(s)"]
 
 
+def test_paths_with_control_characters_are_left_out(root: Path) -> None:
+    for name in ("c\a.jpg", "d\ne.jpg"):
+        (root / "photos" / name).write_bytes(b"")
+    photographs, notes = listed(root, "photos", "photos/c\a.jpg")
+    assert len(photographs) == 6
+    assert "left out 3 file(s) whose path has line breaks or control characters" in " ".join(notes)
+
+
 def test_file_that_is_given_twice_counts_once(root: Path) -> None:
     photographs, notes = list_photographs([f"{root}/photos", f"{root}/photos/../photos/x/a.jpg"], excluded=root / "out")
     assert len(photographs) == 6
