@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError, unquoted
 from mcis.datasets.images.value_range import ValueRange
-from mcis.datasets.sources.lists import LeftOut, files_below
+from mcis.datasets.sources.lists import LeftOut, files_below, relative_name
 from mcis.datasets.storage.folders import atomic_write
 from mcis.datasets.storage.uris import is_remote
 
@@ -85,9 +85,18 @@ class LabeledImage(NamedTuple):
     @property
     def file_name(self) -> str:
         """The name with the suffix of the image's file."""
-        path = self.uri.partition("?")[0] if is_remote(self.uri) else self.uri
-        suffix = os.path.splitext(path)[1]
+        suffix = os.path.splitext(self._path)[1]
         return self.name if self.name.endswith(suffix) else self.name + suffix
+
+    @property
+    def is_named_by_path(self) -> bool:
+        """Whether the path of the image's file ends with `file_name`. It does not if a table has ids of its own."""
+        return f"/{relative_name(self._path)}".endswith(f"/{self.file_name}")
+
+    @property
+    def _path(self) -> str:
+        """The URI without its parameters."""
+        return self.uri.partition("?")[0] if is_remote(self.uri) else self.uri
 
 
 class ExportRequest(NamedTuple):
@@ -113,11 +122,13 @@ class Format(NamedTuple):
         read: Reads a split of a data set. Invalid data may raise any exception.
         expected: Description of a valid data set; used in messages.
         write: Writes label masks as objects and returns their number. None: the format cannot be written.
+        copies_images: Whether `write` also writes the images, under the names by which the objects name them.
     """
 
     read: Callable[[ImportRequest], DataSet]
     expected: str
     write: Callable[[ExportRequest], int] | None = None
+    copies_images: bool = False
 
 
 def write_file(path: Path, content: str) -> None:

@@ -9,6 +9,8 @@ from mcis.datasets.formats.importing import FORMATS
 
 EXPORT_FORMATS = tuple(name for name, format in FORMATS.items() if format.write)
 """Names of the formats that can be written."""
+COPYING_FORMATS = tuple(name for name in EXPORT_FORMATS if FORMATS[name].copies_images)
+"""Names of the formats that are written with copies of the images."""
 
 
 def export_data_set(

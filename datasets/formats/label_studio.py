@@ -153,4 +153,5 @@ LABEL_STUDIO = Format(
     read_label_studio,
     "Label Studio's JSON with choices, rectangles, polygons or brushes; --images is the folder of its images",
     write_label_studio,
+    copies_images=True,
 )

@@ -171,4 +171,5 @@ YOLO = Format(
     "a folder with data.yaml or classes.txt, images/... and labels/...; --images is the folder of the split's images "
     "if data.yaml does not name it and it is not images/SPLIT",
     write_yolo,
+    copies_images=True,
 )

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from mcis.datasets.errors import UserError
+from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.formats.data_set import LabeledImage
-from mcis.datasets.formats.exporting import EXPORT_FORMATS, export_data_set
+from mcis.datasets.formats.exporting import COPYING_FORMATS, EXPORT_FORMATS, export_data_set
 from mcis.datasets.formats.libraries import require_module
 from mcis.datasets.images.label_masks import decode_labels, resize_labels
 from mcis.datasets.images.squares import read_rgb
@@ -36,7 +36,7 @@ from mcis.platform.reporting.html import encode
 from mcis.platform.reporting.panels import heat_picture
 from mcis.platform.reporting.wsss_files import MAP_FORMATS, export_scored_maps, export_wsss_masks
 from mcis.platform.runs.files import disk_errors
-from mcis.platform.runs.progress import counted
+from mcis.platform.runs.progress import console, counted
 from mcis.platform.runs.workspace import Workspace
 
 
@@ -129,9 +129,26 @@ def check_objects(format: str | None, out: Path, min_area: int) -> None:
 def export_objects(
     format: str, classes: Sequence[str], images: Iterable[LabeledImage], out: Path, min_area: int = 1
 ) -> str:
-    """Writes label masks as objects in one of `EXPORT_FORMATS`; returns a description of what was written."""
+    """Writes label masks as objects in one of `EXPORT_FORMATS`; returns a description of what was written.
+
+    A note says if the written files name images that are not copied by other names than those of their files.
+    """
+    renamed: list[str] = []
+
+    def noted() -> Iterator[LabeledImage]:
+        for image in images:
+            if not image.is_named_by_path:
+                renamed.append(image.file_name)
+            yield image
+
     with disk_errors(out):
-        count = export_data_set(format, classes, images, out, min_area)
+        count = export_data_set(format, classes, noted(), out, min_area)
+    if renamed and format not in COPYING_FORMATS:
+        console.print(
+            f"note: {len(renamed)} image(s) are named by their ids, not by the paths of their files: "
+            f"{join_shortened(renamed)}. Before the objects are imported again, copy the images under these names, or "
+            f"choose a format that copies them: {', '.join(COPYING_FORMATS)}"
+        )
     smallest = f" of at least {min_area} pixels" if min_area > 1 else ""
     return f"{count} objects, connected regions{smallest} of a class, below {out}"
 

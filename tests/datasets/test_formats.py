@@ -67,6 +67,20 @@ def test_exported_file_name_has_the_suffix_of_the_image(uri: str, expected: str)
     assert LabeledImage(uri, "", "a", np.zeros((1, 1), np.uint8)).file_name == expected
 
 
+@pytest.mark.parametrize(
+    ("uri", "name", "expected"),
+    [
+        ("/photos/x/a.jpg", "x/a", True),
+        ("/photos/x/a.jpg", "photos/x/a.jpg", True),
+        ("s3://bucket/x/a.jpg?region=x.y", "s3/bucket/x/a", True),
+        ("/photos/x/a.jpg", "17", False),
+        ("/photos/x/117.jpg", "17", False),
+    ],
+)
+def test_exported_image_is_named_by_its_path_or_by_another_id(uri: str, name: str, expected: bool) -> None:
+    assert LabeledImage(uri, "", name, np.zeros((1, 1), np.uint8)).is_named_by_path is expected
+
+
 # --- coco
 
 SQUARE = [[2.0, 2.0, 12.0, 2.0, 12.0, 12.0, 2.0, 12.0]]

@@ -266,6 +266,23 @@ def test_objects_of_coco_are_imported_again(labeled: Labeled, coco: Path, tmp_pa
     assert_imported(tmp_path / "again", labeled.masks)
 
 
+@pytest.mark.parametrize(
+    ("image_id", "format", "is_noted"), [("17", "coco", True), ("17", "yolo", False), ("p/one.png", "coco", False)]
+)
+def test_images_that_are_named_by_ids_of_their_own_give_a_note(
+    labeled: Labeled, tmp_path: Path, capsys: pytest.CaptureFixture[str], image_id: str, format: str, is_noted: bool
+) -> None:
+    """Another photograph could be named 17.png."""
+    rows = [{"image_id": image_id, "plain": encode_labels(labeled.masks[0])}]
+    table = pa.Table.from_pylist(rows, schema=PREDICTIONS_SCHEMA)
+    paths = {image_id: labeled.images / "p/one.png"}
+    workspace = make_run(Workspace(tmp_path / "other"), paths, ("cat", "sea lion"), predict=table)
+
+    export(workspace, "made", "predictions", tmp_path / "out", format)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert ("note: 1 image(s) are named by their ids, not by the paths of their files: 17.png" in shown) == is_noted
+
+
 def test_objects_of_cvat_are_imported_again(labeled: Labeled, tmp_path: Path) -> None:
     labeled.export(tmp_path / "cvat", "cvat")
     annotations = tmp_path / "cvat" / "annotations.xml"
