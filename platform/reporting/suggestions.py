@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from mcis.datasets.errors import UnreachableFile, UserError
 from mcis.datasets.formats.data_set import LabeledImage
-from mcis.datasets.images.decode import DecodedImage, decode_labels, resize_labels
+from mcis.datasets.images.decode import DecodedImage
+from mcis.datasets.images.label_masks import decode_labels, resize_labels
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.sources.photographs import Photograph
 from mcis.datasets.tables.shards import Shards
@@ -140,6 +141,7 @@ def write_suggestions(
     workspace: Workspace,
     name: str,
     predictor: Predictor,
+    *,
     count: int,
     out: Path,
     format: str | None = None,
@@ -153,6 +155,15 @@ def write_suggestions(
         masks/, ...       files of `predict_photographs`, with predictions restricted to the tags of the images
 
     Images that cannot be read at present are left out and listed in rejects.csv.
+
+    Args:
+        workspace: the workspace of the run.
+        name: name of the run.
+        predictor: the segmentation network of the run.
+        count: maximum number of images.
+        out: the folder to write to.
+        format: one of `EXPORT_FORMATS`, for the objects; None for no objects.
+        min_area: smallest number of pixels of an object.
 
     Raises:
         UserError: as in `suggest_images`; an image id cannot be a file name; or the folders exist already.
@@ -179,19 +190,14 @@ def write_suggestions(
     suggestions = [suggestion for suggestion in suggestions if suggestion.row["uri"] not in unread]
     photographs = [photograph for photograph in photographs if photograph.uri not in unread]
 
-    rows = []
-    mask_files = []
-    for suggestion, photograph in zip(suggestions, photographs, strict=True):
-        mask_file = f"masks/{photograph.name}.png"
-        worst = predictor.classes[suggestion.worst]
-        rows.append((suggestion.row["image_id"], mask_file, f"{100 * suggestion.need:.3f}", worst))
-        mask_files.append(out / mask_file)
-    write_bytes(out / "suggested.csv", csv_table(["image", "mask", "need %", "class"], rows))
+    mask_names = [f"masks/{photograph.name}.png" for photograph in photographs]
+    mask_files = [out / mask_name for mask_name in mask_names]
+    _write_table(out / "suggested.csv", suggestions, mask_names, predictor.classes)
     page = _render_page(workspace, name, predictor, suggestions, mask_files)
     write_bytes(out / "suggested.html", page.encode())
 
     order = f"in the order of {out / 'suggested.html'} and .csv"
-    description = f"{len(rows)} masks to correct below {masks_folder}, {order}"
+    description = f"{len(suggestions)} masks to correct below {masks_folder}, {order}"
     if not format:
         return WrittenSuggestions(description, len(rejected))
 
@@ -203,6 +209,17 @@ def write_suggestions(
 
     description += f"; {export_objects(format, predictor.classes, labeled_images(), out / format, min_area)}"
     return WrittenSuggestions(description, len(rejected))
+
+
+def _write_table(
+    file: Path, suggestions: Sequence[Suggestion], mask_names: Sequence[str], classes: Sequence[str]
+) -> None:
+    """Writes suggested.csv."""
+    rows = []
+    for suggestion, mask_name in zip(suggestions, mask_names, strict=True):
+        worst = classes[suggestion.worst]
+        rows.append((suggestion.row["image_id"], mask_name, f"{100 * suggestion.need:.3f}", worst))
+    write_bytes(file, csv_table(["image", "mask", "need %", "class"], rows))
 
 
 def _render_page(

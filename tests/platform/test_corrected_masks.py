@@ -189,7 +189,7 @@ def test_an_image_that_cannot_be_read_at_present_is_not_suggested(
 
     monkeypatch.setattr("mcis.platform.reporting.suggestions.read_rgb", read)
     out = tmp_path / "out"
-    written = write_suggestions(small.workspace, "first", Predictor.load(run.folder.path), 24, out)
+    written = write_suggestions(small.workspace, "first", Predictor.load(run.folder.path), count=24, out=out)
 
     assert written.rejected == 1
     (rejected,) = csv.DictReader((out / "rejects.csv").read_text().splitlines())
