@@ -90,7 +90,11 @@ class Tracked(BaseModel):
         return len(found) > 0
 
     def upload(self, client: "MlflowClient", workspace: Workspace, name: str, log_model: LogModel | None) -> None:
-        """Uploads everything that MLflow lacks and ends the MLflow run. Repeated calls change nothing."""
+        """Uploads everything that MLflow lacks and ends the MLflow run. Repeated calls change nothing.
+
+        Args:
+            log_model: logs the trained network, if `model` is set; None leaves it out.
+        """
         folder = workspace.run(name)
         self.upload_description(client)
         self.upload_metrics(client, workspace, {})
@@ -352,8 +356,8 @@ class Tracker:
                     run_id = self._create_run(origin)
                     if earlier.sent:
                         self._client.update_run(earlier.run_id, status=earlier.status)
-                    else:
-                        earlier.upload(self._client, self._workspace, self._name, self._log_model)
+                    else:  # without the network, which the run may no longer have
+                        earlier.upload(self._client, self._workspace, self._name, log_model=None)
             except UserError as error:
                 self._note_fault(error)
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from mlflow.tracking import MlflowClient
 
+from mcis.datasets.errors import UserError
 from mcis.platform.runs.tracking import Tracker
 from mcis.platform.runs.version import git_commit, project_version
 from mcis.platform.runs.workspace import Workspace
@@ -191,6 +192,23 @@ def test_missing_metrics_are_uploaded_before_another_training(
     assert len(history(tracker, "classifier.loss")) == 20
     status, _, (loss, *_), files = content(earlier)
     assert (status, len(loss), files) == ("FINISHED", 30, ["report.html"])
+
+
+def test_the_earlier_run_of_another_training_ends_without_its_network(workspace: Workspace) -> None:
+    def refuse(*_: Any) -> None:
+        raise UserError("the run has no trained segmentation network", "a finished training", "repeat the command")
+
+    name = "with-network"
+    killed = Tracker(workspace, name, identity="same", log_model=refuse)
+    killed.log("segmenter", write_log(workspace, "with-network-1", 30))
+    killed.model()
+    tracker = Tracker(workspace, name, identity="same", log_model=refuse)
+    tracker.log("segmenter", write_log(workspace, "with-network-2", 20))
+    tracker.finish("FINISHED")
+    assert tracker.run_id != killed.run_id
+    assert content(killed)[0] == "KILLED"
+    assert len(history(killed, "segmenter.loss")) == 30
+    assert content(tracker)[0] == "FINISHED"
 
 
 def test_a_store_without_the_run_is_reported_and_stops_no_call(
