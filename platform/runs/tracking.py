@@ -335,7 +335,7 @@ class Tracker:
         self._write(logs=self._tracked.logs | {network: log})
 
     def _replace_run(self, earlier: Tracked) -> None:
-        """Leaves the MLflow run to the earlier calls, and starts a new one with what this call has logged.
+        """Ends the MLflow run of the earlier calls, and starts a new one with what this call has logged.
 
         Args:
             earlier: the record of the earlier calls.
@@ -345,21 +345,20 @@ class Tracker:
         is_monitored = self._monitor is not None
         self._stop_monitor()
 
-        run_id = ""
+        run_id = ""  # `finish` creates the MLflow run if that fails here
         origin = _origin(self.parent)
-        if self._client is None or not earlier.run_id:
-            if not earlier.sent:
-                console.print("note: results of an earlier run of this name were not uploaded, and are overwritten")
-        else:
+        if self._client is not None and earlier.run_id:
             try:
                 with store_errors(self.uri):
-                    run_id = self._create_run(origin)
                     if earlier.sent:
                         self._client.update_run(earlier.run_id, status=earlier.status)
                     else:  # without the network, which the run may no longer have
                         earlier.upload(self._client, self._workspace, self._name, log_model=None)
+                    run_id = self._create_run(origin)
             except UserError as error:
                 self._note_fault(error)
+        if not earlier.sent:
+            console.print("note: results of an earlier run of this name were not uploaded, and are overwritten")
 
         self._continued = None
         self._sent_steps = {}

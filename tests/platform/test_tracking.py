@@ -211,6 +211,24 @@ def test_the_earlier_run_of_another_training_ends_without_its_network(workspace:
     assert content(tracker)[0] == "FINISHED"
 
 
+def test_the_earlier_run_of_another_training_ends_although_no_run_can_be_created(
+    workspace: Workspace, away: Callable[[bool], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConnectionError("refused")
+
+    earlier = missed(workspace, "refused", away)
+    tracker = Tracker(workspace, "refused", identity="one")
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "create_run", refuse)
+        tracker.log("classifier", write_log(workspace, "refused-again", 20))
+    status, _, (loss, *_), files = content(earlier)
+    assert (status, len(loss), files) == ("FINISHED", 30, ["report.html"])
+    tracker.finish("FINISHED")
+    assert tracker.run_id not in ("", earlier.run_id)
+    assert len(history(tracker, "classifier.loss")) == 20
+
+
 def test_a_store_without_the_run_is_reported_and_stops_no_call(
     workspace: Workspace,
     away: Callable[[bool], None],
