@@ -162,7 +162,7 @@ class Tracker:
     Everything is first written to `mlflow.json` and uploaded during the run or at its end. A store that cannot be used
     causes a note and does not end the run.
 
-    A restart whose networks are trained again, for example on other images, starts a new MLflow run, see `log`.
+    A restart on other images, or whose networks are trained again, starts a new MLflow run, see `images` and `log`.
 
     Args:
         name: name of the run.
@@ -379,7 +379,12 @@ class Tracker:
             self._start_monitor()
 
     def images(self, index: str, by_split: Mapping[str, int]) -> None:
-        """Logs the identity of the run's index and the number of images per split as MLflow tags."""
+        """Logs the identity of the run's index and the number of images per split as MLflow tags.
+
+        If the MLflow run has the identity of another index, from an earlier call, a new MLflow run is started.
+        """
+        if self._continued and self._continued.images.get("mcis.index", index) != index:
+            self._replace_run(self._continued)
         counts = ", ".join(f"{split} {images}" for split, images in by_split.items() if images)
         self._write(images={"mcis.index": index, "mcis.images": counts})
 

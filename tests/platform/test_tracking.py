@@ -118,6 +118,26 @@ def test_another_training_starts_another_run(workspace: Workspace) -> None:
         assert history(tracker, "paper") == [(0, "66.2")]
 
 
+def test_other_images_start_another_run(workspace: Workspace) -> None:
+    """Photographs were added, and the repeated call was interrupted before its training."""
+
+    def track(index: str, train: int, status: str) -> Tracker:
+        tracker = Tracker(workspace, "photographs", identity="same")
+        tracker.images(index, {"train": train, "val": 0})
+        tracker.finish(status)
+        return tracker
+
+    first = track("a1", 20, "FINISHED")
+    second = track("b2", 24, "KILLED")
+    third = track("b2", 24, "FINISHED")
+    assert second.run_id != first.run_id
+    assert third.run_id == second.run_id, "a restart on the same images continues their run"
+    for tracker, index, images in ((first, "a1", "train 20"), (third, "b2", "train 24")):
+        run = tracker.client.get_run(tracker.run_id)
+        assert run.info.status == "FINISHED"
+        assert (run.data.tags["mcis.index"], run.data.tags["mcis.images"]) == (index, images)
+
+
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
     """Makes the store unreachable (True) or reachable again (False)."""
