@@ -299,10 +299,11 @@ def plain_errors(verbose: bool = False, *, resumes: bool = True, new_folder: Pat
         resumes: Whether the same command continues after an interruption.
         new_folder: The folder that a command writes only if it is new, so that its files prevent a second call.
     """
+    has_earlier_files = new_folder is not None and new_folder.is_dir() and any(new_folder.iterdir())
     try:
         yield
     except KeyboardInterrupt as error:
-        if new_folder and new_folder.exists():
+        if new_folder and new_folder.exists() and not has_earlier_files:
             advice = f"the result is incomplete; remove {new_folder} or choose another --out, and repeat the command"
         elif resumes:
             advice = "finished work is kept; repeat the command, without --from, to continue"

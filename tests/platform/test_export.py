@@ -358,6 +358,22 @@ def test_an_interrupted_export_says_how_to_repeat_it(
     assert advice.format(out=out) in done.output
 
 
+def test_an_interrupted_export_does_not_advise_removing_earlier_files(
+    labeled: Labeled, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("mcis.platform.reporting.export.export", interrupt)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "corrected.png").touch()
+    options = ["--name", "made", "--workspace", str(labeled.workspace.root), "--out", str(out)]
+    done = CliRunner().invoke(app, ["export", "predictions", "--format", "yolo", *options])
+    assert done.exit_code == 130
+    assert "interrupted: the result is incomplete; repeat the command" in done.output
+
+
 def test_a_list_of_images_of_yolo_may_name_missing_ones(yolo: Path, tmp_path: Path) -> None:
     (yolo / "data.yaml").write_text("train: train.txt\nnames: [cat, sea lion]")
     (yolo / "train.txt").write_text("data/images/_images/two.jpg\ndata/images/gone.jpg\n")
