@@ -257,7 +257,7 @@ def summary_csv(
         for column in columns_left_out:
             row[f"{column}, not compared because"] = difference.left_out.get(column) if difference else None
         if ranks:
-            row["rank"] = ranks[scores.case.name]
+            row["rank"] = ranks.get(scores.case.name, "")
         rows.append(row)
     return csv_table(list(rows[0]) if rows else ["case"], [list(row.values()) for row in rows]).decode()
 

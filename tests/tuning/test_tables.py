@@ -205,6 +205,12 @@ def test_the_csv_of_a_study_has_a_row_per_case_with_intervals() -> None:
     assert (rows[1]["pseudo masks, difference, points of mIoU"], low, high) == ("1.5", "0.25", "2.75")
 
 
+def test_the_csv_of_a_study_has_no_rank_for_cases_without_a_method() -> None:
+    methods = [case_scores("x", name, {MASKS: [miou]}, method=name) for name, miou in (("a", 10.0), ("b", 20.0))]
+    rows = csv.DictReader(io.StringIO(summary_csv([*methods, *EFFECT], [])))
+    assert {row["case"]: row["rank"] for row in rows} == {"a": "2", "b": "1", "none-single": "", "co-itself": ""}
+
+
 @pytest.mark.parametrize("scores", [EFFECT, EFFECT[:1], []])
 def test_a_plot_is_written_also_without_values(tmp_path: Path, scores: list[CaseScores]) -> None:
     plot_cases(scores, tmp_path / "plot.png", "name", {MASKS: "split train"}, PAPER)
