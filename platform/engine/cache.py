@@ -58,14 +58,15 @@ def cache_limit(compute: ComputeConfig, workspace: Workspace) -> int:
     return int(_FREE_SHARE * (free + sum(bytes_in(folder) for folder in _folders(workspace))))
 
 
-def available_bytes(compute: ComputeConfig, context: RunContext) -> int:
-    """Returns how many bytes the caches of a run may take: the limit, without the caches that only other runs read."""
-    taken = sum(bytes_in(folder) for folder in _taken_folders(context))
-    return max(0, cache_limit(compute, context.workspace) - taken)
-
-
 def decoded_cache(
-    rows: pa.Table, size: int, context: RunContext, compute: ComputeConfig, value_range: ValueRange | None = None
+    rows: pa.Table,
+    size: int,
+    context: RunContext,
+    compute: ComputeConfig,
+    value_range: ValueRange | None = None,
+    *,
+    reserved_images: int = 0,
+    all_or_none: bool = False,
 ) -> Path | None:
     """Returns the folder with decoded images, which are decoded now if it does not exist.
 
@@ -79,6 +80,8 @@ def decoded_cache(
         context: The context of the run.
         compute: The section `compute` of the configuration.
         value_range: See `read_rgb`.
+        reserved_images: Number of other images that are cached at the same time, so that neither displaces the other.
+        all_or_none: Whether there is no cache unless all images fit.
 
     Returns:
         None if not a single image fits, or if the nodes share no disk.
@@ -90,8 +93,8 @@ def decoded_cache(
         make_worker=functools.partial(make_squares, size, value_range),
         label="decode",
     )
-    max_images = available_bytes(compute, context) // spec.row_bytes
-    return _open_or_write(spec, rows, max_images, context, compute)
+    reserved_bytes = reserved_images * spec.row_bytes
+    return _open_or_write(spec, rows, context, compute, reserved_bytes=reserved_bytes, all_or_none=all_or_none)
 
 
 def training_features(rows: pa.Table, config: Config, context: RunContext) -> Features | None:
@@ -145,11 +148,6 @@ def features_cache(
     if extraction is None:
         return None
 
-    max_views = available_bytes(compute, context) // features_bytes(extraction.shape) - reserved_views
-    max_images = max(0, max_views // views)
-    if all_or_none and max_images < len(rows):
-        return None
-
     spec = _CacheSpec(
         kind=extraction.kind,
         dtype=np.float16,
@@ -159,7 +157,8 @@ def features_cache(
         label="features",
         network=True,
     )
-    folder = _open_or_write(spec, rows, max_images, context, compute)
+    reserved_bytes = reserved_views * features_bytes(extraction.shape)
+    folder = _open_or_write(spec, rows, context, compute, reserved_bytes=reserved_bytes, all_or_none=all_or_none)
     if folder is None:
         return None
 
@@ -275,23 +274,36 @@ def _content(rows: pa.Table) -> str:
 
 
 def _open_or_write(
-    spec: _CacheSpec, rows: pa.Table, max_images: int, context: RunContext, compute: ComputeConfig
+    spec: _CacheSpec,
+    rows: pa.Table,
+    context: RunContext,
+    compute: ComputeConfig,
+    *,
+    reserved_bytes: int,
+    all_or_none: bool,
 ) -> Path | None:
     """Returns a folder of the cache, which is written now if it does not exist.
+
+    It holds the rows that fit, from the first on. A folder that holds more is used as it is; rows are added to one that
+    holds fewer.
 
     Args:
         spec: What the cache holds.
         rows: Rows of the index to map.
-        max_images: Number of rows, from the first on, that fit. A folder that holds more is used as it is; rows are
-            added to one that holds fewer.
         context: The context of the run.
         compute: The section `compute` of the configuration.
+        reserved_bytes: Number of bytes that are left for other caches.
+        all_or_none: Whether there is no cache unless all rows fit.
 
     Returns:
         None if not a single image fits, or if the nodes share no disk.
     """
     workspace = context.workspace
     folder = workspace.cache / f"{spec.kind}-{_content(rows)}"
+    max_images = max(0, (_available_bytes(folder, context, compute) - reserved_bytes) // spec.row_bytes)
+    if all_or_none and max_images < len(rows):
+        return None
+
     may_have_several_nodes = "RAY_ADDRESS" in os.environ or not is_one_node()
     if workspace.uri and may_have_several_nodes:
         console.print("note: the nodes share no disk, so images are decoded each time")
@@ -314,6 +326,18 @@ def _open_or_write(
             with workspace.lock("cache", "size"):  # no folder is renamed while another run adds up sizes
                 rename_folder(part, folder)
     return folder
+
+
+def _available_bytes(folder: Path, context: RunContext, compute: ComputeConfig) -> int:
+    """Returns how many bytes the caches of a run may take: the limit, without the caches that only other runs read.
+
+    Args:
+        folder: The cache that the run asks for. It is not subtracted, because the run reads it from now on.
+        context: The context of the run.
+        compute: The section `compute` of the configuration.
+    """
+    taken = sum(bytes_in(path) for path in _taken_folders(context) if path.stem != folder.stem)
+    return max(0, cache_limit(compute, context.workspace) - taken)
 
 
 def _rows_that_fit(rows: pa.Table, max_images: int, shard_rows: int) -> pa.Table:
@@ -368,7 +392,7 @@ def _reserve(folder: Path, size: int, context: RunContext, compute: ComputeConfi
         context: The context of the run.
         compute: The section `compute` of the configuration.
     """
-    _evict(context, available_bytes(compute, context) - size, excluded=folder)
+    _evict(context, _available_bytes(folder, context, compute) - size, excluded=folder)
     folder.mkdir(exist_ok=True)
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import torch
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.squares import Squares, image_bytes
+from mcis.datasets.images.squares import Squares
 from mcis.datasets.index import Listing
 from mcis.datasets.sampling.keyed_random import OrderPurpose, permuted
 from mcis.datasets.tables.large_tables import Texts, take_rows
@@ -17,7 +17,6 @@ from mcis.datasets.tags import Tags
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.cache import (
     NUM_STATISTICS_IMAGES,
-    available_bytes,
     decoded_cache,
     features_cache,
     temporary_features,
@@ -153,8 +152,6 @@ def _val_images(config: Config, context: RunContext, rows: pa.Table, images: Squ
         rows: rows of the val images in the index.
         images: the training images.
     """
-    section = config.classifier
-    size = section.input_size
     if isinstance(images, Features):
         num_cached = int(images.holds(np.arange(len(images.uris))).sum())
         reserved_views = 2 * num_cached + min(NUM_STATISTICS_IMAGES, len(images.uris))
@@ -162,8 +159,15 @@ def _val_images(config: Config, context: RunContext, rows: pa.Table, images: Squ
         return features or _squares(config, rows)
 
     num_cached = int(images.cache.holds(np.arange(len(images.uris))).sum())
-    fits = (num_cached + len(rows)) * image_bytes(size) <= available_bytes(config.compute, context)
-    cache = decoded_cache(rows, size, context, config.compute, config.data.value_range) if fits else None
+    cache = decoded_cache(
+        rows,
+        config.classifier.input_size,
+        context,
+        config.compute,
+        config.data.value_range,
+        reserved_images=num_cached,
+        all_or_none=True,
+    )
     return _squares(config, rows, cache)
 
 

@@ -164,6 +164,20 @@ def test_a_cache_that_another_run_reads_stays_until_that_run_ends(context: RunCo
     assert folders(context) == {second.name, third.name}
 
 
+def test_all_images_or_none_are_read_from_a_cache_that_another_run_reads(context: RunContext, tmp_path: Path) -> None:
+    rows = pictures(tmp_path / "images", "a", 6)
+    others = pictures(tmp_path / "images", "b", 6)
+    run = dataclasses.replace(context, name="other", caches=[])
+    all_or_none = functools.partial(decoded_cache, size=SIZE, compute=COMPUTE, all_or_none=True)
+    with hold_run(context.workspace, "other"):
+        read = all_or_none(rows, context=run)
+        assert read is not None
+        assert all_or_none(others, context=context) is None, "they do not fit next to the other run's images"
+        assert all_or_none(rows, context=context) == read
+    assert all_or_none(others, context=context, reserved_images=5) is None
+    assert all_or_none(others, context=context, reserved_images=4) is not None
+
+
 def test_an_unfinished_cache_is_removed_unless_another_run_is_writing_it(context: RunContext, tmp_path: Path) -> None:
     part = context.workspace.cache / f"squash{SIZE}-{'0' * 16}.part"
     part.mkdir()
