@@ -2,7 +2,7 @@
 
 import collections
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Generic, NamedTuple, TypeVar
 
@@ -13,7 +13,7 @@ _T = TypeVar("_T")
 
 
 def match_files(
-    image_ids: Sequence[str], files: Mapping[str, _T], all_ids: Sequence[str] | None = None
+    image_ids: Sequence[str], files: Mapping[str, _T], all_ids: Iterable[str] | None = None
 ) -> list[_T | None]:
     """Returns the file of each image, or None.
 
@@ -24,13 +24,21 @@ def match_files(
         files: Files by their name: the path relative to their folder, without suffix.
         all_ids: Ids of all images that may have such a file, also in other splits. None: `image_ids`.
     """
-    paths = [_path_of(image_id) for image_id in image_ids]
-    all_paths = paths if all_ids is None else [_path_of(image_id) for image_id in all_ids]
-    images_by_stem = collections.Counter(path.stem for path in all_paths)
-    images_by_short_path = collections.Counter(without_image_suffix(str(path)) for path in all_paths)
+    # Only names that a file may have are counted, because there may be millions of images.
+    names_in_files = set(files)
+    names_in_files.update(name.removesuffix(".jpg") for name in files)
+    names_in_files.update(PurePosixPath(name).stem for name in files)
+    images_by_stem: collections.Counter[str] = collections.Counter()
+    images_by_short_path: collections.Counter[str] = collections.Counter()
+    for path in map(_path_of, image_ids if all_ids is None else all_ids):
+        short_path = without_image_suffix(str(path))
+        if path.stem in names_in_files:
+            images_by_stem[path.stem] += 1
+        if short_path in names_in_files:
+            images_by_short_path[short_path] += 1
 
     matched = []
-    for path in paths:
+    for path in map(_path_of, image_ids):
         names = [str(path), f"{path}.jpg"]
         short_path = without_image_suffix(str(path))
         if images_by_short_path[short_path] == 1:

@@ -25,6 +25,14 @@ def test_a_file_name_of_images_in_two_splits_belongs_to_neither() -> None:
     assert match_files(IDS[:2], FILES) == ["001.png", None]
 
 
+def test_a_name_with_a_suffix_is_that_of_no_image_if_another_one_has_the_stem() -> None:
+    ids = ["a/001.png", "b/001.jpg", "c/002.tif"]
+    assert match_files(ids, {"001.png": "1", "002.tif": "2"}) == [None, None, "2"]
+    assert match_files(ids[:1], {"001.png": "1"}, iter(ids)) == [None]
+    assert match_files(ids, {"a/001.jpg": "1"}) == ["1", None, None]
+    assert match_files(["a/001.png", "a/001.jpg"], {"a/001": "1"}) == [None, None]
+
+
 @pytest.mark.parametrize(
     ("stage", "file", "overrides"),
     [
