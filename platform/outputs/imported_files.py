@@ -69,7 +69,7 @@ class ImportedFiles(NamedTuple, Generic[_T]):
     folder: Path
     key: str
 
-    def check_any_matches(self, image_ids: Sequence[str], all_ids: Sequence[str] | None = None) -> None:
+    def check_any_matches(self, image_ids: Sequence[str], all_ids: Iterable[str] | None = None) -> None:
         """Raises UserError if no file belongs to any of the images. For `all_ids` see `match_files`."""
         if not any(match_files(image_ids, self.files, all_ids)):
             raise UserError(
@@ -80,7 +80,7 @@ class ImportedFiles(NamedTuple, Generic[_T]):
                 f"rename the files, or correct {self.key}",
             )
 
-    def match_all(self, image_ids: Sequence[str], all_ids: Sequence[str] | None = None) -> list[_T]:
+    def match_all(self, image_ids: Sequence[str], all_ids: Iterable[str] | None = None) -> list[_T]:
         """Returns the file of each image. For `all_ids` see `match_files`.
 
         Raises:

@@ -111,10 +111,16 @@ def split_rows(
     return rows.take(pa.array(ranks))
 
 
-def read_image_ids(context: RunContext) -> list[str]:
-    """Returns the ids of all images of the index, of any split."""
-    ids: list[str] = read_table(context.inputs["index"] / "index.parquet", ["image_id"])["image_id"].to_pylist()
-    return ids
+def read_image_ids(source: RunContext | Path) -> Iterator[str]:
+    """Yields the ids of all listed images, of any split: those of the index, then those that it rejected.
+
+    Args:
+        source: The context of a run that has the index, or the file of the index.
+    """
+    file = source if isinstance(source, Path) else source.inputs["index"] / "index.parquet"
+    for part in read_parts(file, ["image_id"]):
+        yield from part["image_id"].to_pylist()
+    yield from read_table(file.with_name("rejects.parquet"), ["image_id"])["image_id"].to_pylist()
 
 
 def tagged_among_negatives(source: RunContext | Path) -> NDArray[np.bool_]:

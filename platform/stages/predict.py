@@ -1,7 +1,7 @@
 """Stage 7: segmentation network + images of a split -> labels without and with the dense CRF (PREDICTIONS_SCHEMA)."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -124,7 +124,7 @@ def _prediction_files(folder: Path) -> ImportedFiles[str]:
     return imported_masks(folder, "prediction", _MASKS_KEY, (".png", LOGITS_SUFFIX))
 
 
-def _with_imported(folder: Path, rows: pa.Table, all_ids: Sequence[str]) -> pa.Table:
+def _with_imported(folder: Path, rows: pa.Table, all_ids: Iterable[str]) -> pa.Table:
     """Adds the column `imported`: the file of each image's prediction."""
     matched = _prediction_files(folder).match_all(rows["image_id"].to_pylist(), all_ids)
     return rows.append_column("imported", pa.array(matched, pa.string()))

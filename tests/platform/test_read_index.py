@@ -6,10 +6,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from mcis.datasets.index import INDEX_SCHEMA
+from mcis.datasets.index import INDEX_SCHEMA, REJECTS_SCHEMA
 from mcis.datasets.tables import large_tables
-from mcis.platform.outputs.read_index import rows_in_split, split_rows
-from mcis.platform.runs.files import read_parts, write_batches
+from mcis.platform.outputs.read_index import read_image_ids, rows_in_split, split_rows
+from mcis.platform.runs.files import read_parts, write_batches, write_table
 
 ROWS = 23
 
@@ -47,3 +47,10 @@ def test_negatives_are_returned_with_tagged_images_on_demand(file: Path) -> None
     with_negatives = split_rows(file, "train", tagged=True, negatives=True)["image_id"].to_pylist()
     tagged = split_rows(file, "train", tagged=True)["image_id"].to_pylist()
     assert [name for name in with_negatives if name not in tagged] == ["i0", "i16"], "i8 is in val, i4 is unlabelled"
+
+
+def test_the_ids_of_all_listed_images_include_rejected_ones(file: Path) -> None:
+    """Files of other programs are matched by names that no listed image shares."""
+    rejected = {"image_id": "r0", "uri": "/r0.jpg", "domain": "target", "split": "val", "reason": "damaged: r0"}
+    write_table(file.with_name("rejects.parquet"), pa.Table.from_pylist([rejected], REJECTS_SCHEMA))
+    assert list(read_image_ids(file)) == [*(f"i{n}" for n in range(ROWS)), "r0"]

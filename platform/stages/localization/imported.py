@@ -2,6 +2,7 @@
 
 import functools
 import os
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -45,7 +46,7 @@ def map_file_contents(section: LocalizeConfig, context: RunContext) -> list[str]
     return [section.maps_format, fingerprint(names), contents_digest(paths)]
 
 
-def _files_of_images(section: LocalizeConfig, rows: pa.Table, all_ids: list[str]) -> list[list[str]]:
+def _files_of_images(section: LocalizeConfig, rows: pa.Table, all_ids: Iterable[str]) -> list[list[str]]:
     """The map files of each image. Raises UserError if an image has none."""
     return _map_files(section).match_all(rows["image_id"].to_pylist(), all_ids)
 

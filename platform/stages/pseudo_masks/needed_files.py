@@ -1,7 +1,7 @@
 """Finds the files that pseudo masks are made from: ground truth, saliency maps, and masks of other programs."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -121,7 +121,7 @@ def mask_files(folder: Path) -> ImportedFiles[str]:
     return imported_masks(folder, "pseudo mask", "pseudo_masks.masks")
 
 
-def with_imported(folder: Path, rows: pa.Table, all_ids: Sequence[str]) -> pa.Table:
+def with_imported(folder: Path, rows: pa.Table, all_ids: Iterable[str]) -> pa.Table:
     """Adds the column `imported`: the mask of another program of each tagged image; null for negatives."""
     tagged_ids = rows.filter(pc.invert(rows["is_negative"]))["image_id"].to_pylist()
     matched = mask_files(folder).match_all(tagged_ids, all_ids)
