@@ -6,7 +6,7 @@ INDEX_SCHEMA and REJECTS_SCHEMA are the contract between the sources and all lat
 import errno
 import functools
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -91,6 +91,11 @@ class Listing(NamedTuple):
     classes: tuple[str, ...]
     notes: tuple[str, ...] = ()
     provenance: pa.Table | None = None
+
+    def image_ids(self) -> Iterator[str]:
+        """Yields the id of each image."""
+        for chunk in self.table["image_id"].chunks:
+            yield from chunk.to_pylist()
 
 
 def merge(first: Listing, *others: Listing) -> Listing:

@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
@@ -43,7 +43,11 @@ class RowsWithRegions(NamedTuple):
 
 
 def with_regions(
-    rows: pa.Table, needed: Sequence[bool], section: PseudoMasksConfig, classes: Sequence[str]
+    rows: pa.Table,
+    needed: Sequence[bool],
+    section: PseudoMasksConfig,
+    classes: Sequence[str],
+    all_ids: Iterable[str] | None = None,
 ) -> RowsWithRegions:
     """Adds the column REGIONS to rows of an index or a listing.
 
@@ -52,6 +56,7 @@ def with_regions(
         needed: Whether the mask of an image is made by the rule.
         section: The section `pseudo_masks`, with a rule that reads regions.
         classes: The K class names.
+        all_ids: Ids of all images, see `match_files`.
 
     Raises:
         UserError: A file is missing, or cannot be read.
@@ -60,17 +65,19 @@ def with_regions(
     images = rows.select(["image_id", "tags"]).filter(pa.array(is_needed))
     notes: tuple[str, ...] = ()
     if section.regions == "segments":
-        found = find_segments(images["image_id"].to_pylist(), section)
+        found = find_segments(images["image_id"].to_pylist(), section, all_ids)
     else:
-        found, notes = _find_detections(images, section, classes)
+        found, notes = _find_detections(images, section, classes, all_ids)
 
     column = np.full(len(rows), None, object)
     column[is_needed] = found
     return RowsWithRegions(rows.append_column(REGIONS, pa.array(column, pa.string())), notes)
 
 
-def find_segments(image_ids: Sequence[str], section: PseudoMasksConfig) -> list[str]:
-    """Returns the file of segments of each image.
+def find_segments(
+    image_ids: Sequence[str], section: PseudoMasksConfig, all_ids: Iterable[str] | None = None
+) -> list[str]:
+    """Returns the file of segments of each image. For `all_ids` see `match_files`.
 
     Raises:
         UserError: An image has none, or the folder is missing.
@@ -78,18 +85,19 @@ def find_segments(image_ids: Sequence[str], section: PseudoMasksConfig) -> list[
     folder = section.section_of("segments").folder
     key = "pseudo_masks.segments.folder"
     files = ImportedFiles(find_segment_files(folder), "file of segments", folder, key)
-    return files.match_all(image_ids)
+    return files.match_all(image_ids, all_ids)
 
 
-def regions_digest(image_ids: Sequence[str], section: PseudoMasksConfig) -> str:
+def regions_digest(image_ids: Sequence[str], section: PseudoMasksConfig, all_ids: Iterable[str] | None = None) -> str:
     """Returns a digest of the files that the regions of images depend on: their segments, or all detections.
 
     Args:
         image_ids: Ids of the images whose masks are made by the rule.
         section: The section `pseudo_masks`, with a rule that reads regions.
+        all_ids: Ids of all images, see `match_files`.
     """
     if section.regions == "segments":
-        return contents_digest(find_segments(image_ids, section))
+        return contents_digest(find_segments(image_ids, section, all_ids))
     return content_digest(section.section_of("detections").file)
 
 
@@ -160,13 +168,14 @@ def _resized(values: NDArray[Any], size: tuple[int, ...]) -> NDArray[Any]:
 
 
 def _find_detections(
-    images: pa.Table, section: PseudoMasksConfig, classes: Sequence[str]
+    images: pa.Table, section: PseudoMasksConfig, classes: Sequence[str], all_ids: Iterable[str] | None
 ) -> tuple[list[str], tuple[str, ...]]:
     """Returns the detections of each image that the rule uses, as JSON, and notes on those that it does not use."""
     values = section.section_of("detections")
     detections = read_detections(values.file, classes)
     image_ids = images["image_id"].to_pylist()
-    matched = _match_images(image_ids, detections.by_image)
+    listed_ids = image_ids if all_ids is None else list(all_ids)
+    matched = _match_images(image_ids, detections.by_image, listed_ids)
     if not any(matched):
         raise UserError(
             f"{values.file} has no detection of one of the {len(image_ids)} tagged training images: it has detections "
@@ -207,20 +216,27 @@ def _find_detections(
     return texts, tuple(notes)
 
 
-def _match_images(image_ids: Sequence[str], by_image: Mapping[str, list[Detection]]) -> list[list[Detection] | None]:
+def _match_images(
+    image_ids: Sequence[str], by_image: Mapping[str, list[Detection]], all_ids: Sequence[str]
+) -> list[list[Detection] | None]:
     """Returns the detections of each image. An image `000000000139.jpg` is also number 139, as in COCO.
 
-    Numbers that several images have, such as those of `cat/001.jpg` and `dog/001.jpg`, name none of them.
+    Numbers that several images have, such as those of `cat/001.jpg` and `dog/001.jpg`, name none of them. For
+    `all_ids` see `match_files`.
     """
-    matched = match_files(image_ids, by_image)
-    stems = [PurePosixPath(image_id).stem for image_id in image_ids]
-    numbers = [str(int(stem)) if stem.isdecimal() else None for stem in stems]
-    images_by_number = Counter(numbers)
+    matched = match_files(image_ids, by_image, all_ids)
+    images_by_number = Counter(_number_of(image_id) for image_id in all_ids)
 
-    for position, number in enumerate(numbers):
+    for position, number in enumerate(map(_number_of, image_ids)):
         if matched[position] is None and number is not None and images_by_number[number] == 1:
             matched[position] = by_image.get(number)
     return matched
+
+
+def _number_of(image_id: str) -> str | None:
+    """Returns the number that is the name of an image's file, without leading zeros; None if it is no number."""
+    stem = PurePosixPath(image_id).stem
+    return str(int(stem)) if stem.isdecimal() else None
 
 
 def _classes_in(detections: Detections, classes: Sequence[str]) -> list[str]:

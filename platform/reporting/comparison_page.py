@@ -25,7 +25,7 @@ from mcis.datasets.tables.shards import Shards
 from mcis.models.counts import confusion
 from mcis.models.metrics import iou, mean
 from mcis.platform.outputs.counts import PLAIN, WITH_CRF
-from mcis.platform.outputs.read_index import truth_of_row
+from mcis.platform.outputs.read_index import read_image_ids, truth_of_row
 from mcis.platform.outputs.tables import image_maps
 from mcis.platform.reporting.compared_runs import RunGroup
 from mcis.platform.reporting.comparison import ComparedScore, Comparison
@@ -219,7 +219,8 @@ def _make_gallery(comparison: Comparison, what: str, count: int, methods: Sequen
 
     shown = [_shown_output(comparison, what, group) for group in groups]
     common = sorted(set.intersection(*(set(table) for _, table, _ in shown)))
-    others = [find_masks(method, common) for method in methods]
+    index_file = groups[0].runs[0].outputs["index"] / "index.parquet"
+    others = [find_masks(method, common, read_image_ids(index_file)) for method in methods]
     common = [image_id for image_id in common if all(image_id in other.files for other in others)]
     compared_mious = [mious for _, _, mious in shown if mious]  # empty for a run that is not compared
     chosen = dict(choose_images(common, compared_mious, count, seed=comparison.bootstrap.seed))

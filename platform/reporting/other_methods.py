@@ -1,6 +1,6 @@
 """Masks that other methods predicted, shown next to the predictions of compared runs (Fig. 3)."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,12 +84,13 @@ def parse_methods(arguments: Sequence[str], run_labels: Sequence[str]) -> list[O
     return methods
 
 
-def find_masks(method: OtherMethod, image_ids: Sequence[str]) -> MethodMasks:
+def find_masks(method: OtherMethod, image_ids: Sequence[str], all_ids: Iterable[str] | None = None) -> MethodMasks:
     """Finds the masks of a method. They are named as `match_files` says.
 
     Args:
         method: the method.
         image_ids: the images that all compared runs predict.
+        all_ids: ids of all images, see `match_files`.
 
     Raises:
         UserError: the folder has no mask of any of them, or something in it would be left out (`map_paths`).
@@ -97,7 +98,7 @@ def find_masks(method: OtherMethod, image_ids: Sequence[str]) -> MethodMasks:
     masks = map_paths(method.folder, "mask")
     files = {}
     missing = []
-    for image_id, file in zip(image_ids, match_files(image_ids, masks), strict=True):
+    for image_id, file in zip(image_ids, match_files(image_ids, masks, all_ids), strict=True):
         if file is None:
             missing.append(image_id)
         else:
@@ -107,7 +108,8 @@ def find_masks(method: OtherMethod, image_ids: Sequence[str]) -> MethodMasks:
         raise UserError(
             f"{method.folder} has no mask of an image that all runs predict; it has "
             f"{join_shortened(list(masks)) or 'no PNG'}",
-            f"label masks <id>.png, named after images such as {join_shortened(list(image_ids)[:3])}",
+            f"label masks <id>.png, named after images such as {join_shortened(list(image_ids)[:3])}, by the whole id "
+            "if another image has the same file name",
             f"rename the masks, or correct the folder of --with {method.name}=FOLDER",
         )
     used = set(files.values())

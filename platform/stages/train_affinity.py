@@ -25,7 +25,7 @@ from mcis.platform.networks.build import build_affinity_net, build_backbone, fre
 from mcis.platform.networks.pretrained import downstream_weights, load_backbone
 from mcis.platform.networks.tagged_maps import tagged_maps
 from mcis.platform.outputs.corrected_masks import CORRECTED, given_mask, with_corrected
-from mcis.platform.outputs.read_index import split_rows
+from mcis.platform.outputs.read_index import read_image_ids, split_rows
 from mcis.platform.outputs.tables import LABELS_SCHEMA, with_maps_position
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import content_digest, file_stamps, read_table
@@ -46,7 +46,7 @@ def inputs(config: Config, context: RunContext) -> Any:
     """Inputs of the stage key: the pretrained weights, the longest side of images, and the corrected masks."""
     path = downstream_weights(config, "affinity_net", context.workspace)
     rows = split_rows(context, "train", tagged=True, negatives=True, columns=["image_id"])
-    rows = with_corrected(rows, config.data.corrected_masks)
+    rows = with_corrected(rows, config.data.corrected_masks, read_image_ids(context))
     digest = content_digest(path) if path else None
     return digest, config.data.max_side, file_stamps(rows[CORRECTED])
 
@@ -56,7 +56,8 @@ def _rows(config: Config, context: RunContext) -> pa.Table:
 
     Other negatives have no localization map from which labels could be made.
     """
-    rows = with_corrected(split_rows(context, "train", tagged=True, negatives=True), config.data.corrected_masks)
+    rows = split_rows(context, "train", tagged=True, negatives=True)
+    rows = with_corrected(rows, config.data.corrected_masks, read_image_ids(context))
     return rows.filter(pc.or_(pc.invert(rows["is_negative"]), rows[CORRECTED].is_valid()))
 
 

@@ -287,6 +287,7 @@ def write_outputs(outputs: Mapping[str, Path], rows: ScoredRows, result: IndexRe
     """
     index = pa.Table.from_pylist(rows.index, schema=INDEX_SCHEMA)
     write_table(outputs["index"] / "index.parquet", index)
+    write_table(outputs["index"] / "rejects.parquet", REJECTS_SCHEMA.empty_table())
     write_result(outputs["index"], result, key=key)
 
     shard = f"part-{0:08d}-{len(index):08d}.parquet"

@@ -51,6 +51,10 @@ def test_a_mask_is_named_after_the_image_id_or_after_its_file_where_no_other_has
     assert found("elsewhere/c.jpg.png") == [None, None, None, "elsewhere/c.jpg.png"]
     with pytest.raises(UserError, match=r"1 of 1 masks in .* match no training image with a tag, nor .*b\.png"):
         found("b.png")
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "c.png").touch()
+    with pytest.raises(UserError, match=r"1 of 1 masks in .* match no training image with a tag, nor .*c\.png"):
+        with_corrected(rows, tmp_path / "c", [*rows["image_id"].to_pylist(), "val/c.jpg"])
 
 
 def test_masks_with_the_labels_of_other_classes_show_before_the_trainings(small: Any, tmp_path: Path) -> None:

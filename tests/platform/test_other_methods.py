@@ -78,6 +78,14 @@ def test_masks_are_named_like_imported_files(tmp_path: Path) -> None:
     assert (found.missing, found.unused) == (["photos/e.jpg"], ["d"])
 
 
+def test_masks_named_after_images_in_two_splits_belong_to_neither(tmp_path: Path) -> None:
+    (tmp_path / "001.png").write_bytes(encode_labels(square_of(0)))
+    method = OtherMethod("PSA", tmp_path)
+    assert list(find_masks(method, ["val/001.jpg"]).files) == ["val/001.jpg"]
+    with pytest.raises(UserError, match="has no mask of an image that all runs predict; it has 001"):
+        find_masks(method, ["val/001.jpg"], ["train/001.jpg", "val/001.jpg"])
+
+
 def test_ignored_pixels_are_shown_without_a_score(folder: Path, tmp_path: Path, parsed: Callable[..., Any]) -> None:
     mask = square_of(0)
     mask[30:] = 255

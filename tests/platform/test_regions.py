@@ -229,6 +229,20 @@ def test_numbers_name_images_that_no_other_image_shares(tmp_path: Path) -> None:
         "2 detections are used; left out: 1 in other images",
         "3 of 5 images have no detection of their tags",
     )
+    found = with_regions(rows, [True] * 5, section, ["cat"], [*image_ids, "val/2.jpg"])
+    counts = [len(json.loads(text)) for text in found.rows[REGIONS].to_pylist()]
+    assert counts == [0, 0, 0, 1, 0]
+
+
+def test_segments_named_after_images_in_two_splits_belong_to_neither(tmp_path: Path) -> None:
+    np.save(tmp_path / "001.npy", np.zeros((4, 5), int))
+    rows = pa.table({"image_id": ["train/001.jpg"], "tags": [[0]]})
+    folder = f"pseudo_masks.segments.folder={tmp_path}"
+    section = resolve("photos.csv", None, {}, [*SEGMENTS, folder]).config.pseudo_masks
+    found = with_regions(rows, [True], section, ["cat"])
+    assert found.rows[REGIONS].to_pylist() == [str(tmp_path / "001.npy")]
+    with pytest.raises(UserError, match="1 of 1 images have no file of segments in"):
+        with_regions(rows, [True], section, ["cat"], ["train/001.jpg", "val/001.jpg"])
 
 
 def test_regions_of_another_size_are_found_before_a_run(

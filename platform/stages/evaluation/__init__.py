@@ -25,7 +25,7 @@ from mcis.datasets.storage.files import read_bytes, stamp, stamps
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.corrected_masks import CORRECTED, with_corrected
 from mcis.platform.outputs.counts import IMPORTED
-from mcis.platform.outputs.read_index import rows_in_split, split_rows, truth_of_row
+from mcis.platform.outputs.read_index import read_image_ids, rows_in_split, split_rows, truth_of_row
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import file_stamps, write_json
 from mcis.platform.runs.results import PredictResult, StageResult
@@ -59,7 +59,7 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     _check_masks(with_mask, listing.classes, config.data.max_pixels)
     if config.data.corrected_masks:
         rows = rows_in_split(listing.table, "train", tagged=True, negatives=True)
-        rows = with_corrected(rows, config.data.corrected_masks)
+        rows = with_corrected(rows, config.data.corrected_masks, listing.image_ids())
         rows = rows.drop(["mask_uri"]).rename_columns({CORRECTED: "mask_uri"})
         with_mask = rows.filter(pc.is_valid(rows["mask_uri"]))
         _check_masks(with_mask, listing.classes, config.data.max_pixels, corrected=True)
@@ -121,7 +121,7 @@ def inputs(config: Config, context: RunContext) -> Any:
 def _with_corrected(config: Config, context: RunContext) -> pa.Table:
     """Tagged training images and negatives, with the file of the corrected mask or null in the column `corrected`."""
     rows = split_rows(context, "train", tagged=True, negatives=True, columns=["image_id"])
-    return with_corrected(rows, config.data.corrected_masks)
+    return with_corrected(rows, config.data.corrected_masks, read_image_ids(context))
 
 
 def run(config: Config, context: RunContext) -> StageResult:

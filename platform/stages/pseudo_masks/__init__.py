@@ -6,7 +6,7 @@ A negative, which shows none of the classes, has no localization map. Its mask i
 import collections
 import functools
 import importlib.metadata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -58,17 +58,17 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
             detections are missing or damaged.
     """
     rows = rows_in_split(listing.table, "train", tagged=True, negatives=True)
-    rows = with_corrected(rows, config.data.corrected_masks)
+    rows = with_corrected(rows, config.data.corrected_masks, listing.image_ids())
     if config.supervision == "full":
         check_truth_exists(rows)
     elif config.pseudo_masks.masks is not None:
         files = mask_files(config.pseudo_masks.masks)
         tagged_ids = rows.filter(pc.invert(rows["is_negative"]))["image_id"].to_pylist()
-        files.check_any_matches(tagged_ids, listing.table["image_id"].to_pylist())
+        files.check_any_matches(tagged_ids, listing.image_ids())
     elif reads_saliency(config, rows_of_rule(rows)):
         check_saliency_is_no_truth(rows_of_rule(rows))
     elif config.pseudo_masks.regions:
-        with_files = _with_regions(config, rows, listing.classes).rows
+        with_files = _with_regions(config, rows, listing.classes, listing.image_ids()).rows
         check_regions(with_files, config.pseudo_masks, config.data.max_pixels)
     elif config.pseudo_masks.rule == "segments":
         require_module("skimage.segmentation", extra="segments")
@@ -88,7 +88,7 @@ def inputs(config: Config, context: RunContext) -> Any:
     elif reads_saliency(config, rule_rows):
         files = file_stamps(rule_rows["saliency_uri"])
     elif config.pseudo_masks.regions:
-        files = regions_digest(rule_rows["image_id"].to_pylist(), config.pseudo_masks)
+        files = regions_digest(rule_rows["image_id"].to_pylist(), config.pseudo_masks, read_image_ids(context))
     elif config.pseudo_masks.rule == "segments":
         files = f"scikit-image {importlib.metadata.version('scikit-image')}"  # its superpixels
     return config.data.max_side, files, file_stamps(rows[CORRECTED])
@@ -105,7 +105,7 @@ def run(config: Config, context: RunContext) -> MasksResult:
     cue = GROUND_TRUTH if is_full else background_cue(config, rows_of_rule(rows))
     notes: list[str] = []
     if config.pseudo_masks.regions and not is_full:
-        rows, region_notes = _with_regions(config, rows, context.classes)
+        rows, region_notes = _with_regions(config, rows, context.classes, read_image_ids(context))
         notes += region_notes
     _make_masks(config, context, rows)
 
@@ -150,12 +150,13 @@ def run(config: Config, context: RunContext) -> MasksResult:
 
 def _rows(config: Config, context: RunContext) -> pa.Table:
     """Tagged training images and negatives, with the file of the corrected mask or null in the column `corrected`."""
-    return with_corrected(split_rows(context, "train", tagged=True, negatives=True), config.data.corrected_masks)
+    rows = split_rows(context, "train", tagged=True, negatives=True)
+    return with_corrected(rows, config.data.corrected_masks, read_image_ids(context))
 
 
-def _with_regions(config: Config, rows: pa.Table, classes: Sequence[str]) -> RowsWithRegions:
+def _with_regions(config: Config, rows: pa.Table, classes: Sequence[str], all_ids: Iterable[str]) -> RowsWithRegions:
     """Adds the segments or detections of the images whose masks the rule makes."""
-    return with_regions(rows, made_by_rule(rows).to_pylist(), config.pseudo_masks, classes)
+    return with_regions(rows, made_by_rule(rows).to_pylist(), config.pseudo_masks, classes, all_ids)
 
 
 def _make_masks(config: Config, context: RunContext, rows: pa.Table) -> None:
