@@ -315,10 +315,24 @@ def test_equal_maps_in_another_folder_and_format_are_one_output(
 )
 def test_shards_of_large_maps_have_few_images(height: int, width: int, tags: list[int], expected: int) -> None:
     """A map takes 4 bytes per pixel, and a shard at most 128 MiB or one image."""
-    rows = [{"height": 300, "width": 200, "tags": [0]}, {"height": height, "width": width, "tags": tags}]
-    images = pa.Table.from_pylist(rows, schema=pa.schema([INDEX_SCHEMA.field(name) for name in rows[0]]))
+    images = sized(*[(height, width, tags)] * 20)
     assert rows_per_shard(images, 16) == expected
     assert rows_per_shard(images, 8) == min(8, expected)
+
+
+def sized(*images: tuple[int, int, list[int]]) -> pa.Table:
+    """Rows of images with these heights, widths and tags."""
+    schema = pa.schema([INDEX_SCHEMA.field(name) for name in ("height", "width", "tags")])
+    rows = [dict(zip(schema.names, image, strict=True)) for image in images]
+    return pa.Table.from_pylist(rows, schema=schema)
+
+
+def test_one_large_map_does_not_decide_for_all_shards() -> None:
+    ordinary = [(375, 500, [0, 5])] * 40
+    assert rows_per_shard(sized(*ordinary, (4000, 5000, [0])), 16) == 16
+    assert rows_per_shard(sized(*ordinary, (10_000, 10_000, [0])), 16) == 5
+    assert rows_per_shard(sized((3000, 4000, [0, 1]), (300, 200, [0])), 16) == 2
+    assert rows_per_shard(sized(), 16) == 1
 
 
 def test_maps_that_are_missing_or_of_other_classes(small: Any, theirs: Files, tmp_path: Path) -> None:

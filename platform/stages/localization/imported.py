@@ -26,7 +26,7 @@ _KEY = "localize.maps"
 _SHARD_ROWS = 16
 """Maximum number of images in a shard."""
 _SHARD_BYTES = 2**27
-"""Maximum size of the maps in a shard, bytes, if it has several images. It is half of `shards.SHARD_BYTES`."""
+"""Size of the maps in a shard of large images, bytes, if it has several images. It is half of `shards.SHARD_BYTES`."""
 
 
 def check_map_files(section: LocalizeConfig, image_ids: list[str], all_ids: list[str]) -> None:
@@ -60,6 +60,8 @@ def _map_files(section: LocalizeConfig) -> ImportedFiles[list[str]]:
 def rows_per_shard(images: pa.Table, max_rows: int) -> int:
     """Returns the number of images per shard, so that processes can read a shard of large maps and keep it in memory.
 
+    It follows from the mean size of the largest maps, so that a single large one does not decide for all shards.
+
     Args:
         images: rows of the index. Maps usually have the size of their image.
         max_rows: the result is at most this number.
@@ -67,8 +69,10 @@ def rows_per_shard(images: pa.Table, max_rows: int) -> int:
     heights = images["height"].to_numpy().astype(np.int64)
     widths = images["width"].to_numpy().astype(np.int64)
     num_tags = pc.list_value_length(images["tags"]).to_numpy()
-    largest = int((4 * heights * widths * num_tags).max())  # bytes of float32
-    return max(1, min(max_rows, _SHARD_BYTES // largest))
+    sizes = 4 * heights * widths * num_tags  # bytes of float32
+    largest = np.sort(sizes)[-max_rows:]
+    total = max(1, int(largest.sum()))
+    return max(1, min(max_rows, _SHARD_BYTES * len(largest) // total))
 
 
 def import_maps(config: Config, context: RunContext) -> StageResult:
@@ -94,7 +98,7 @@ def import_maps(config: Config, context: RunContext) -> StageResult:
     columns = read_table(context.output / "maps", ["image_id", "class", "is_in_file", "other_classes"])
     num_files = len(_map_files(section).files)
     return StageResult(
-        counts={"images": len(rows), "maps": int(pc.sum(columns["is_in_file"]).as_py())},
+        counts={"images": len(rows), "maps": pc.sum(columns["is_in_file"]).as_py() or 0},
         notes=(*_content_notes(columns, context.classes), *unused_note("map file", section.maps, num_files, len(rows))),
         identity=table_digest(read_shards(context.output / "maps")),  # other folders may have the same maps
     )
