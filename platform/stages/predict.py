@@ -143,7 +143,7 @@ def _import_predictions(config: Config, context: RunContext, rows: pa.Table, spl
     )
     num_files = len(_prediction_files(folder).files)
     reordered = read_table(context.output / "predictions", [DIFFERS_FROM_INDICES.name])[DIFFERS_FROM_INDICES.name]
-    notes = palette_note("prediction", int(pc.sum(reordered).as_py()), len(rows))
+    notes = palette_note("prediction", pc.sum(reordered).as_py() or 0, len(rows))
     notes += unused_note("prediction", folder, num_files, len(rows))
     return PredictResult(split=split, counts={"images": len(rows)}, notes=tuple(notes))
 

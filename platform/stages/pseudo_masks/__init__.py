@@ -113,7 +113,7 @@ def run(config: Config, context: RunContext) -> MasksResult:
     tagged_masks = masks.filter(pc.invert(rows["is_negative"]))
     ignored = float(pc.mean(tagged_masks["ignored"]).as_py())
     foreground = float(pc.mean(tagged_masks["foreground"]).as_py())
-    num_ignored = int(pc.sum(pc.greater_equal(masks["ignored"], 1.0)).as_py())
+    num_ignored = pc.sum(pc.greater_equal(masks["ignored"], 1.0)).as_py() or 0
     corrected_counts, contradictions = _compare_corrected_masks(context, rows)
     domains_and_cues = pa.table({"domain": rows["domain"], "cue": masks["cue"]})
     # In one thread, the groups are in the order of their first rows.
@@ -207,7 +207,7 @@ def _imported_notes(config: Config, context: RunContext, num_tagged: int, ignore
         notes.append(
             f"{len(others)} imported mask(s) contain classes without a tag, kept as they are: {join_shortened(names)}"
         )
-    notes += palette_note("mask", int(pc.sum(masks[DIFFERS_FROM_INDICES.name]).as_py()), num_tagged)
+    notes += palette_note("mask", pc.sum(masks[DIFFERS_FROM_INDICES.name]).as_py() or 0, num_tagged)
     num_files = len(mask_files(folder).files)
     return notes + unused_note("mask", folder, num_files, num_tagged)
 
