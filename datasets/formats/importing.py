@@ -5,6 +5,8 @@ Data sets come from other people and tools, so values may be missing or invalid,
 
 import csv
 import re
+import shutil
+import tempfile
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from pathlib import Path
@@ -118,6 +120,8 @@ def import_data_set(
 ) -> list[str]:
     """Imports a split of a data set into a folder, which may already hold other splits.
 
+    An earlier import of the split stays as it is until all masks are drawn.
+
     Writes:
 
         photos.csv                  image, tags, split, mask, as `list_tagged` reads it; the tag of a photograph without
@@ -161,13 +165,16 @@ def import_data_set(
     exported = _read_exported_classes(labels) if labels else []
     selection = _select_classes(source, data_set.photos, classes, exported, other_rows, output, left_out)
 
-    _remove_masks(earlier_rows, output)
-    if not other_rows:
-        output.table.unlink(missing_ok=True)
-        output.classes.unlink(missing_ok=True)
-    if data_set.folder != output.images:
-        _link(output.images, data_set.folder)
-    rows = list(_write_masks(data_set.folder, selection, output, left_out, track))
+    output.folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".masks-", dir=output.folder) as new_masks:
+        rows = list(_write_masks(data_set.folder, selection, Path(new_masks), output, left_out, track))
+        _remove_stale_masks(earlier_rows, rows, output)
+        if not other_rows:
+            output.table.unlink(missing_ok=True)
+            output.classes.unlink(missing_ok=True)
+        if data_set.folder != output.images:
+            _link(output.images, data_set.folder)
+        _move_masks(Path(new_masks), rows, output)
     _write_table(output, other_rows + rows, selection.classes)
 
     negative_count = len(selection.negatives)
@@ -322,17 +329,30 @@ def _read_earlier_rows(output: _Output) -> tuple[list[Row], list[Row]]:
     return of_split, [row for row in rows if row["split"] != output.split]
 
 
-def _remove_masks(rows: Sequence[Row], output: _Output) -> None:
-    """Removes the masks that an earlier import of the split wrote. They may have other labels, or no object any more.
+def _remove_stale_masks(earlier_rows: Sequence[Row], rows: Sequence[Row], output: _Output) -> None:
+    """Removes the masks that an earlier import of the split wrote and that this one does not write.
+
+    They may have other labels, or no object any more.
 
     Args:
-        rows: Rows of the earlier import. Files that they do not name are kept.
+        earlier_rows: Rows of the earlier import. Files that they do not name are kept.
+        rows: Rows of this import.
         output: The files of the import.
     """
+    new_masks = {row["mask"] for row in rows}
+    for row in earlier_rows:
+        mask = (output.folder / (row["mask"] or "")).resolve()  # a row may lack its last cell
+        if row["mask"] not in new_masks and mask.is_relative_to(output.masks.resolve()) and mask.is_file():
+            mask.unlink()
+
+
+def _move_masks(new_masks: Path, rows: Sequence[Row], output: _Output) -> None:
+    """Moves the masks of all rows from the folder in which they were written to their place."""
     for row in rows:
-        mask = (output.folder / row["mask"]).resolve()
-        if row["mask"] and mask.is_relative_to(output.masks.resolve()):
-            mask.unlink(missing_ok=True)
+        if row["mask"]:
+            mask = output.folder / row["mask"]
+            mask.parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(new_masks / mask.relative_to(output.masks), mask)
 
 
 def _read_exported_classes(labels: Path) -> list[str]:
@@ -438,11 +458,19 @@ def _link(link: Path, folder: Path) -> None:
 
 
 def _write_masks(
-    folder: Path, selection: _Selection, output: _Output, left_out: LeftOut, track: Track
+    folder: Path, selection: _Selection, new_masks: Path, output: _Output, left_out: LeftOut, track: Track
 ) -> Iterator[Row]:
     """Writes the mask of each photograph whose objects all have outlines, and yields the photographs' rows.
 
     If no object of the data set has an outline, it has no masks. Masks that cannot be drawn are left out.
+
+    Args:
+        folder: Folder of the images.
+        selection: The photographs.
+        new_masks: Folder to write the masks to.
+        output: The files of the import.
+        left_out: Counts of items that are left out, to which the masks are added.
+        track: See `import_data_set`.
 
     Raises:
         UserError: No mask can be drawn.
@@ -461,7 +489,7 @@ def _write_masks(
                 problems.append(f"{name}: {unquoted(error)}")
             else:
                 mask = f"masks/{output.split}/{name}.png"
-                with atomic_write(output.masks / f"{name}.png", durable=False) as temporary:
+                with atomic_write(new_masks / f"{name}.png", durable=False) as temporary:
                     temporary.write_bytes(labels)
 
         tags = [_NEGATIVE] if name in negatives else sorted({item.tag for item in objects if item.tag})

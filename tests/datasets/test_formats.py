@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import sys
+from collections.abc import Iterator, Sequence
 from hashlib import sha256
 from pathlib import Path
 from types import SimpleNamespace
@@ -285,6 +286,37 @@ def test_masks_of_an_earlier_import_are_removed(coco: Path) -> None:
     change(coco, "annotations", 3, "segmentation", [])
     import_data_set("coco", coco, coco.parent / "out")
     assert {path.name for path in masks.iterdir()} == {"a.png.png", "other.png"}
+
+
+def test_an_earlier_import_stays_until_all_masks_are_drawn(coco: Path) -> None:
+    out = coco.parent / "out"
+    import_data_set("coco", coco, out)
+    files = ("photos.csv", "classes.txt", "masks/train/a.png.png", "masks/train/b.png.png")
+    before = [(out / name).read_bytes() for name in files]
+
+    def interrupt(names: Sequence[str]) -> Iterator[str]:
+        yield names[0]
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        import_data_set("coco", coco, out, classes=["cat"], track=interrupt)
+    for name in ("a", "b"):
+        (coco.parent / f"{name}.png").write_bytes(b"no picture")
+    with pytest.raises(UserError, match=r"/a\.png: "):
+        import_data_set("coco", coco, out)
+
+    assert [(out / name).read_bytes() for name in files] == before
+    assert {path.name for path in out.iterdir()} == {"photos.csv", "classes.txt", "images", "masks"}
+
+
+def test_rows_of_an_earlier_import_without_a_mask_file_are_replaced(coco: Path) -> None:
+    """A row lacks its last cell, another one names the folder of the masks."""
+    out = coco.parent / "out"
+    import_data_set("coco", coco, out)
+    rows = ["image,tags,split,mask", "images/train/a.png,cat,train", "images/train/b.png,dog,train,masks/train"]
+    (out / "photos.csv").write_text("\n".join(rows))
+    import_data_set("coco", coco, out)
+    assert all(photograph.mask is not None for photograph in read_imported(out).values())
 
 
 @every_invalid_outline
