@@ -485,6 +485,8 @@ def _write_masks(
         if has_masks and len(_outlined(objects)) == len(objects):
             try:
                 labels = encode_labels(_draw_labels(folder / name, objects, names))
+            except MemoryError:
+                problems.append(f"{name}: it takes more memory than there is")
             except (KeyError, OSError, OverflowError, TypeError, ValueError) as error:
                 problems.append(f"{name}: {unquoted(error)}")
             else:
@@ -499,7 +501,9 @@ def _write_masks(
     if problems and len(problems) == len(drawable):
         found = f"{folder}/{problems[0]}"
         raise UserError(found, "a picture, and outlines that fit it", "correct the file or remove it")
-    reason = f"mask(s), because the image is damaged or its outlines do not fit: {join_shortened(problems)}"
+    reason = (
+        f"mask(s), because the image is damaged or too large, or its outlines do not fit: {join_shortened(problems)}"
+    )
     left_out[reason] = len(problems)
 
 

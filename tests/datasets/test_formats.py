@@ -25,6 +25,7 @@ from mcis.datasets.formats.hugging_face import _tags
 from mcis.datasets.formats.importing import import_data_set
 from mcis.datasets.formats.libraries import require_module
 from mcis.datasets.formats.outlines import compressed_run_pixels
+from mcis.datasets.images.decode import decode_picture
 from mcis.datasets.images.label_masks import decode_labels
 from mcis.datasets.sources.tagged import list_tagged
 from mcis.datasets.storage.files import read_bytes
@@ -263,6 +264,22 @@ def test_mask_that_cannot_be_drawn_is_left_out(coco: Path, part: str, key: str, 
     assert imported["train/a.png"].mask is None
     assert imported["train/b.png"].mask is not None
     assert imported["train/b.png"].mask.max() == 2
+
+
+def test_image_for_which_memory_runs_out_is_left_out(coco: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode(content: bytes, **options: Any) -> Any:
+        if content == (coco.parent / "a.png").read_bytes():
+            raise MemoryError
+        return decode_picture(content, **options)
+
+    monkeypatch.setattr("mcis.datasets.formats.importing.decode_picture", decode)
+    notes = " ".join(import_data_set("coco", coco, coco.parent / "out"))
+    assert (
+        "left out 1 mask(s), because the image is damaged or too large, or its outlines do not fit: a.png: it" in notes
+    )
+    imported = read_imported(coco.parent / "out")
+    assert imported["train/a.png"].mask is None
+    assert imported["train/b.png"].mask is not None
 
 
 def test_corrected_data_set_replaces_the_split(coco: Path) -> None:
