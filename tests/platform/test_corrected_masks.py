@@ -1,7 +1,9 @@
 """Masks that people correct: which to correct first, how they are named, and that they teach and are not scored."""
 
 import csv
+import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +84,18 @@ def test_an_image_with_a_corrected_mask_needs_no_saliency_map(small: Any, tmp_pa
         pseudo_masks.check(config, listed, small.workspace)
     corrected = small.settings("pseudo_masks.rule=saliency", f"data.corrected_masks={tmp_path}").config
     pseudo_masks.check(corrected, listed, small.workspace)
+
+
+def test_masks_that_are_all_corrected_use_no_background_cue(small: Any, tmp_path: Path) -> None:
+    corrected = tmp_path / "corrected"
+    output = tmp_path / "output"
+    corrected.mkdir()
+    output.mkdir()
+    for path in (small.root / "SegmentationClassAug").glob("train_*.png"):
+        shutil.copy(path, corrected)
+    config = small.settings("pseudo_masks.rule=auto", f"data.corrected_masks={corrected}").config
+    result = pseudo_masks.run(config, dataclasses.replace(small.first.context, output=output))
+    assert result.notes[0] == "no background cue is used, because all tagged images have corrected masks"
 
 
 @pytest.mark.slow

@@ -102,7 +102,8 @@ def run(config: Config, context: RunContext) -> MasksResult:
     """
     rows = _rows(config, context)
     is_full = config.supervision == "full"
-    cue = GROUND_TRUTH if is_full else background_cue(config, rows_of_rule(rows))
+    rule_rows = rows_of_rule(rows)
+    cue = GROUND_TRUTH if is_full else background_cue(config, rule_rows)
     notes: list[str] = []
     if config.pseudo_masks.regions and not is_full:
         rows, region_notes = _with_regions(config, rows, context.classes, read_image_ids(context))
@@ -121,6 +122,8 @@ def run(config: Config, context: RunContext) -> MasksResult:
 
     if is_full:
         notes.append(FULL_SUPERVISION)
+    elif config.pseudo_masks.rule == "auto" and not len(rule_rows):
+        notes.append("no background cue is used, because all tagged images have corrected masks")
     elif config.pseudo_masks.rule == "auto":
         reasons = {"saliency": "all images have saliency maps", "crf": "there are no saliency maps"}
         notes.append(f"background cue: {cue}, because {reasons.get(cue, 'these images have no saliency map')}")
