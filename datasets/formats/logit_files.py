@@ -79,6 +79,8 @@ def _checked(content: dict[str | int, object], classes: int) -> NDArray[np.float
         logits = logits[0]
     if logits.ndim != 3 or len(logits) != classes + 1 or not logits.size or logits.size > _MAX_VALUES:
         raise ValueError(f"{names[0]} has the shape {logits.shape}")
-    if not np.isfinite(logits).all():
-        raise ValueError(f"{names[0]} has a value that is not a finite number")
-    return logits.astype(np.float32)
+    with np.errstate(over="ignore"):  # numbers that are too large become infinite
+        values = logits.astype(np.float32)
+    if not np.isfinite(values).all():
+        raise ValueError(f"{names[0]} has a value that is not a finite number of 32 bits")
+    return values

@@ -72,6 +72,7 @@ def test_logits_are_interpolated_one_class_at_a_time(tmp_path: Path, monkeypatch
         ({"seg": np.zeros((2, 3, 2, 2), np.float32)}, r"seg has the shape \(2, 3, 2, 2\)"),
         ({"seg": np.zeros((3, 0, 2), np.float32)}, r"seg has the shape \(3, 0, 2\)"),
         ({"seg": np.full((3, 2, 2), np.nan, np.float32)}, "not a finite number"),
+        ({"seg": np.full((3, 2, 2), 1e300)}, "not a finite number of 32 bits"),
         ({"seg": np.zeros((3, 2, 2), np.int64)}, "no array of floating-point numbers"),
         ({"seg": "text"}, "no array of floating-point numbers"),
     ],
