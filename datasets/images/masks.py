@@ -9,7 +9,7 @@ from PIL import Image
 
 from mcis.datasets.classes import BACKGROUND, IGNORE
 from mcis.datasets.errors import UserError
-from mcis.datasets.images.decode import MAX_PIXELS, PILLOW_MAX_PIXELS
+from mcis.datasets.images.decode import PILLOW_MAX_PIXELS
 from mcis.datasets.images.label_masks import decode_labels
 from mcis.datasets.images.matlab import MAT_START, decode_mat_labels
 from mcis.datasets.images.saliency_maps import decode_saliency
@@ -20,7 +20,7 @@ SALIENCY_THRESHOLD = 128
 """Saliency, 0 to 255, from which scores count a pixel as salient."""
 
 
-def decode_mask(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
+def decode_mask(data: bytes, *, max_pixels: int = PILLOW_MAX_PIXELS) -> np.ndarray:
     """Decodes a ground-truth mask, a PNG or a MATLAB file of SBD, to (H, W) uint8 labels.
 
     The content decides which of the two formats it is.

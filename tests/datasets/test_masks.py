@@ -24,7 +24,7 @@ from mcis.datasets.images.label_masks import (
     read_label_mask,
     resize_labels,
 )
-from mcis.datasets.images.masks import read_saliency, read_truth, tags_of_mask
+from mcis.datasets.images.masks import decode_mask, read_saliency, read_truth, tags_of_mask
 from mcis.datasets.images.saliency_maps import decode_saliency
 
 H = 40
@@ -94,7 +94,9 @@ def test_labels_of_images_above_the_default_limit_are_decoded():
     """`data.max_pixels` may be larger than its default, and masks are as large as their images."""
     labels = np.zeros((7_100, 7_100), np.uint8)
     assert labels.size > MAX_PIXELS
-    assert decode_labels(encode_labels(labels)).shape == labels.shape
+    data = encode_labels(labels)
+    assert decode_labels(data).shape == labels.shape
+    assert decode_mask(data).shape == labels.shape
 
 
 @given(arrays(np.uint8, array_shapes(min_dims=2, max_dims=2, max_side=40)))
