@@ -1,5 +1,6 @@
 """Reads a finished index for later stages and commands: its rows by split, its rejects and its classes."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 

@@ -1,7 +1,7 @@
 """Finds the files that pseudo masks are made from: ground truth, saliency maps, and masks of other programs."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
