@@ -139,8 +139,7 @@ def _corners_in_percent(region: Region, height: int, width: int) -> NDArray[np.f
     """Corners of a region in percent of the image's sides, (N, 2), from its outline at twice the resolution."""
     doubled = region.pixels.repeat(2, axis=0).repeat(2, axis=1)
     outline = region_outline(doubled) + 2 * region.corner
-    corners: NDArray[np.float64] = (outline + 0.5) * (50 / width, 50 / height)
-    return corners
+    return ((outline + 0.5) * (50 / width, 50 / height)).astype(np.float64)
 
 
 def _labeling_interface(request: ExportRequest) -> str:

@@ -229,5 +229,5 @@ def test_the_suggested_images_are_listed_before_their_masks_are_decoded(
     monkeypatch.setattr("mcis.platform.reporting.suggestions.decode_labels", decode)
     predictor = Predictor.load(small.first.context.folder.path)
     with pytest.raises(MemoryError):
-        write_suggestions(small.workspace, "first", predictor, 2, out)
+        write_suggestions(small.workspace, "first", predictor, count=2, out=out)
     assert len((out / "suggested.csv").read_text().splitlines()) == 1 + 2
