@@ -79,7 +79,7 @@ class Runs:
         result = api.run(
             config=self.experiment, name=run, overrides=overrides, workspace=self.workspace, until="pseudo_masks"
         )
-        (score,) = (score for score in result.scores if score.what == "pseudo_masks")
+        (score,) = (score for score in result.scores if score.output == "pseudo_masks")
         return MaskScore(score.miou, score.boundary_miou or 0.0)
 
     def segments(self, superpixels: int, *values: str) -> MaskScore:

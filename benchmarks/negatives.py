@@ -114,8 +114,8 @@ def run_ious(options: argparse.Namespace, workspace: Path, table: Path, run: str
 
     ious = {}
     for score in result.scores:
-        if score.what in ("pseudo_masks", "segmentation"):
-            ious[score.what] = score.iou[name] or 0.0  # the last score of predictions is with the CRF, if it is on
+        if score.output in ("pseudo_masks", "segmentation"):
+            ious[score.output] = score.iou[name] or 0.0  # the last score of predictions is with the CRF, if it is on
     return [ious["pseudo_masks"], ious["segmentation"]]
 
 

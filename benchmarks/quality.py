@@ -36,9 +36,9 @@ def measure(workspace: Path) -> dict[str, float]:
 
     mious = {}
     for score in result.scores:
-        if score.what == "pseudo_masks":
+        if score.output == "pseudo_masks":
             mious["pseudo masks"] = score.miou
-        if score.what == "segmentation":
+        if score.output == "segmentation":
             mious["segmentation with CRF" if score.crf else "segmentation"] = score.miou
     return mious
 

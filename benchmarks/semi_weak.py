@@ -32,7 +32,7 @@ def run_command(*words: str) -> None:
 
 def segmentation_miou(workspace: Path, name: str) -> float:
     """Returns the mIoU of a run's segmentation network on val, without CRF."""
-    (score,) = (s for s in scores(workspace / "runs" / name) if s.what == "segmentation" and not s.crf)
+    (score,) = (s for s in scores(workspace / "runs" / name) if s.output == "segmentation" and not s.crf)
     return score.miou
 
 

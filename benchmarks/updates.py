@@ -75,7 +75,7 @@ def score_of_maps(options: argparse.Namespace, table: Path, bound: str, seed: in
         workspace=workspace,
         until="localize",
     )
-    maps = [score for score in result.scores if score.what == "localization_maps"]
+    maps = [score for score in result.scores if score.output == "localization_maps"]
     return maps[-1].miou  # those with related images, after the single-round maps
 
 

@@ -195,7 +195,7 @@ def compare_maps(
     run(options, workspace, root, right_table, "right")
     for name in ("right", "swapped", "left-out"):
         for score in api.scores(workspace / "runs" / name):
-            if score.what == "localization_maps":
+            if score.output == "localization_maps":
                 print(f"{name:10}{score.name:16}{score.miou:6.2f} mIoU of maps")
 
 

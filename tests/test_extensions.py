@@ -237,7 +237,7 @@ def test_a_run_uses_extensions(package: dict[str, str], tmp_path: Path) -> None:
     assert all(step["sparsity"] > 0 for step in steps)
 
     scores = read_json(out / "runs" / "a" / "scores.json")["scores"]
-    masks = next(score for score in scores if "pseudo" in score["what"])
+    masks = next(score for score in scores if "pseudo" in score["output"])
     for label, iou in masks["iou"].items():
         assert masks["label_scores"]["dice"][label] == pytest.approx(200 * iou / (100 + iou), abs=0.02)
     assert_score_is_compared_and_tracked(package, out, masks["label_scores"]["dice"])

@@ -117,7 +117,7 @@ def test_a_submitted_run_is_followed_reattached_stopped_and_resumed(cluster: dic
     assert len(jobs(cluster)) == 2
 
     scores = json.loads((workspace / "runs" / "job" / "scores.json").read_text())["scores"]
-    assert {s["what"] for s in scores} == {"localization_maps", "pseudo_masks", "baseline", "segmentation"}
+    assert {s["output"] for s in scores} == {"localization_maps", "pseudo_masks", "baseline", "segmentation"}
 
 
 @pytest.mark.slow

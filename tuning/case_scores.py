@@ -104,7 +104,7 @@ def scores_by_column(scores: Sequence[Score], related: int | None) -> dict[str, 
     selected: dict[str, Score] = {}
     for score in scores:
         column = column_of(score)
-        has_other_maps = score.what == "localization_maps" and score.related != related
+        has_other_maps = score.output == "localization_maps" and score.related != related
         if column is not None and not has_other_maps:
             selected[column] = score
 

@@ -105,13 +105,13 @@ class Objective(NamedTuple):
     Attributes:
         about: description, with the unit.
         until: last stage of a trial.
-        what: kind of score, see `Score`; None = mean average precision of the classifier.
+        output: the scored output (`Score.output`); None = mean average precision of the classifier.
         crf: whether the score is the one after the CRF; None = any.
     """
 
     about: str
     until: str
-    what: str | None = None
+    output: str | None = None
     crf: bool | None = None
 
     def value(self, val_map: float | None, scores: Sequence[Score]) -> float:
@@ -127,8 +127,8 @@ class Objective(NamedTuple):
             UserError: the trial has no such score.
         """
         value = val_map
-        if self.what is not None:
-            values = [score.miou for score in scores if score.what == self.what and self.crf in (None, score.crf)]
+        if self.output is not None:
+            values = [score.miou for score in scores if score.output == self.output and self.crf in (None, score.crf)]
             value = values[-1] if values else None
 
         if value is None or math.isnan(value):
@@ -138,9 +138,11 @@ class Objective(NamedTuple):
 
 OBJECTIVES: dict[str, Objective] = {"val_map": Objective("mAP % of the classifier on val", "train_classifier")}
 """Objectives by name: the classifier's mean average precision, and each score of a run."""
-for _what, _output in SCORED_OUTPUTS.items():
-    for _variant in _output.variants:
-        OBJECTIVES[_variant.objective] = Objective(f"mIoU % of {_variant.title}", _output.until, _what, _variant.crf)
+for _output, _scored_output in SCORED_OUTPUTS.items():
+    for _variant in _scored_output.variants:
+        OBJECTIVES[_variant.objective] = Objective(
+            f"mIoU % of {_variant.title}", _scored_output.until, _output, _variant.crf
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -238,7 +240,7 @@ def _check_objective(search: Search) -> None:
     config = search.resolved.config
     goal = search.goal
     choose_another = "choose another objective"
-    if goal.what == "segmentation" and config.predict.split != "train":
+    if goal.output == "segmentation" and config.predict.split != "train":
         raise UserError(
             f"--objective {search.objective} with predict.split={config.predict.split}, the images whose score is "
             "reported: a score on the images that chose the values is too high",
@@ -258,7 +260,7 @@ def _check_images(search: Search) -> None:
     """Raises a `UserError` if no image has what the objective needs."""
     config = search.resolved.config
     images = listing(config).table.select(["split", "mask_uri", "tags"])
-    if search.goal.what is not None:
+    if search.goal.output is not None:
         masks = rows_in_split(images, "train", tagged=True)["mask_uri"]
         if masks.null_count == len(masks):
             raise UserError(

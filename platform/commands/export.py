@@ -19,7 +19,7 @@ from mcis.platform.runs.workspace import DEFAULT_WORKSPACE, Workspace
 
 
 def export(
-    what: Annotated[
+    output: Annotated[
         str,
         typer.Argument(
             metavar="OUTPUT",
@@ -54,7 +54,7 @@ def export(
 
         from mcis.platform.reporting.export import export
 
-        typer.echo(export(opened, name, what, out, format, min_area))
+        typer.echo(export(opened, name, output, out, format, min_area))
 
 
 def import_data_set(

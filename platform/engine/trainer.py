@@ -356,11 +356,11 @@ class Trainer(Generic[AnyBatch]):
             self._raise_not_finite(failed, f"loss {values}")
         self._raise_not_finite(checked[-1], "gradients")
 
-    def _raise_not_finite(self, failed: _UncheckedStep, what: str) -> NoReturn:
+    def _raise_not_finite(self, failed: _UncheckedStep, cause: str) -> NoReturn:
         label = self.job.label
         owner = f" of worker {self.rank} (or of another worker, a step before)" if self.world_size > 1 else ""
         raise UserError(
-            f"training the {label} is not finite at step {failed.step}: {what}, "
+            f"training the {label} is not finite at step {failed.step}: {cause}, "
             f"with the images{owner} {join_shortened(failed.image_uris, max_names=64)}",
             "a finite loss and finite gradients",
             f"look at these images; lower {label}.optimizer.learning_rate, or raise {label}.optimizer.warm_up",

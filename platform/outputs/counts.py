@@ -111,10 +111,10 @@ def read_counts(output: Path, score: Score) -> ImageCounts:
     Raises:
         UserError: See `read_shards`.
     """
-    folder = output / (PREDICTED_IMAGES if score.what == "segmentation" else TRAINING_IMAGES)
-    if score.what == "localization_maps":
+    folder = output / (PREDICTED_IMAGES if score.output == "segmentation" else TRAINING_IMAGES)
+    if score.output == "localization_maps":
         scored = _scored_maps(score)
-    elif score.what == "pseudo_masks":
+    elif score.output == "pseudo_masks":
         scored = PSEUDO_MASKS
     else:
         scored = score.name

@@ -130,12 +130,12 @@ def _raise_for_ids(known: pa.ChunkedArray, listed: pa.ChunkedArray) -> None:
         )
 
 
-def _raise_for_files(uris: pa.ChunkedArray, wrong: pa.ChunkedArray, what: str) -> None:
+def _raise_for_files(uris: pa.ChunkedArray, wrong: pa.ChunkedArray, problem: str) -> None:
     """Raises UserError if files are missing or differ from those of the run."""
     names = uris.filter(wrong).to_pylist()
     if names:
         raise UserError(
-            f"{len(names)} of {len(uris)} files are {what}: {join_shortened(names)}",
+            f"{len(names)} of {len(uris)} files are {problem}: {join_shortened(names)}",
             "the files of the run in the new place",
             "copy them there; or repeat the run's command with the new place, which checks every image again",
         )

@@ -92,7 +92,7 @@ class ComparedScore:
     """One score of the baseline and of the groups that can be compared with it.
 
     Attributes:
-        what: what is scored, a key of `SCORED_OUTPUTS`.
+        output: the scored output, a key of `SCORED_OUTPUTS`.
         title: its `Variant.title`.
         groups: the baseline and the groups that can be compared with it, in the order given.
         left_out: why other groups cannot be compared, by their labels.
@@ -102,7 +102,7 @@ class ComparedScore:
         image_mious: mIoU in percent by the name of a run and the id of an image; NaN if no pixel of it is scored.
     """
 
-    what: str
+    output: str
     title: str
     groups: Sequence[RunGroup]
     left_out: Mapping[str, str]
@@ -217,7 +217,7 @@ def _compare_score(groups: Sequence[RunGroup], title: str, bootstrap: BootstrapS
             image_mious[run.name] = dict(zip(by_run[run.name].image_ids, map(mean, ious), strict=True))
 
     return ComparedScore(
-        what=reference.scores[title].what,
+        output=reference.scores[title].output,
         title=title,
         groups=[entry.group for entry in compared],
         left_out=left_out,
@@ -308,7 +308,7 @@ def _read_overlaps(run: Run, title: str) -> _ImageOverlaps:
     score = run.scores[title]
     output = run.outputs["evaluate"]
     counted = read_counts(output, score)
-    if score.what == "localization_maps":
+    if score.output == "localization_maps":
         thresholds, _ = read_json(output / CURVES)[score.name]
         counted = _apply_threshold(counted, thresholds.index(score.threshold))
 

@@ -127,7 +127,7 @@ def compared_images(comparison: Comparison, count: int, methods: Sequence[OtherM
         UserError: the baseline's index, a photograph, a ground-truth mask or a method's mask cannot be read; or there
             are methods, but no images or no segmentation to show them with.
     """
-    compared = {score.what for score in comparison.scores}
+    compared = {score.output for score in comparison.scores}
     if methods and not count:
         raise UserError("--with and --images 0", "images that show other methods", "leave one of them out")
     if methods and "segmentation" not in compared:
@@ -141,10 +141,10 @@ def compared_images(comparison: Comparison, count: int, methods: Sequence[OtherM
 
     galleries = []
     try:
-        for what in reversed(SCORED_OUTPUTS):
-            shown_methods = methods if what == "segmentation" else ()
-            if what in compared and len(comparison.groups) + len(shown_methods) > 1:
-                galleries.append(_make_gallery(comparison, what, count, shown_methods))
+        for output in reversed(SCORED_OUTPUTS):
+            shown_methods = methods if output == "segmentation" else ()
+            if output in compared and len(comparison.groups) + len(shown_methods) > 1:
+                galleries.append(_make_gallery(comparison, output, count, shown_methods))
         return galleries
     except UserError as error:
         raise UserError(
@@ -209,15 +209,15 @@ class _Example(NamedTuple):
     truth: NDArray[np.uint8] | None
 
 
-def _make_gallery(comparison: Comparison, what: str, count: int, methods: Sequence[OtherMethod]) -> Gallery:
+def _make_gallery(comparison: Comparison, output: str, count: int, methods: Sequence[OtherMethod]) -> Gallery:
     """Makes the gallery of an output; it has no images if there is nothing to compare the output with."""
-    output = SCORED_OUTPUTS[what]
-    groups = [group for group in comparison.groups if output.stage in group.runs[0].outputs]
-    without = [group.label for group in comparison.groups if output.stage not in group.runs[0].outputs]
+    scored_output = SCORED_OUTPUTS[output]
+    groups = [group for group in comparison.groups if scored_output.stage in group.runs[0].outputs]
+    without = [group.label for group in comparison.groups if scored_output.stage not in group.runs[0].outputs]
     if len(groups) + len(methods) < min(2, len(comparison.groups)):
-        return Gallery(output.page_title, 0, [], [], [], [], [])
+        return Gallery(scored_output.page_title, 0, [], [], [], [], [])
 
-    shown = [_shown_output(comparison, what, group) for group in groups]
+    shown = [_shown_output(comparison, output, group) for group in groups]
     common = sorted(set.intersection(*(set(table) for _, table, _ in shown)))
     index_file = groups[0].runs[0].outputs["index"] / "index.parquet"
     others = [find_masks(method, common, read_image_ids(index_file)) for method in methods]
@@ -229,25 +229,25 @@ def _make_gallery(comparison: Comparison, what: str, count: int, methods: Sequen
     images = []
     masked: list[Panel] = []
     for image_id, differs_most in chosen.items():
-        image, panels = _gallery_image(examples[image_id], what, differs_most, shown, others, comparison.classes)
+        image, panels = _gallery_image(examples[image_id], output, differs_most, shown, others, comparison.classes)
         images.append(image)
         masked += panels
     remarks = [remark for other in others for remark in other.remarks()]
     names = [method.name for method in methods]
     labels_shown = legend(masked, comparison.classes)
-    return Gallery(output.page_title, len(common), without, names, remarks, labels_shown, images)
+    return Gallery(scored_output.page_title, len(common), without, names, remarks, labels_shown, images)
 
 
-def _shown_output(comparison: Comparison, what: str, group: RunGroup) -> _ShownOutput:
-    output = SCORED_OUTPUTS[what]
+def _shown_output(comparison: Comparison, output: str, group: RunGroup) -> _ShownOutput:
+    scored_output = SCORED_OUTPUTS[output]
     run = group.runs[0]
-    table = Shards(run.outputs[str(output.stage)] / output.table)
-    return _ShownOutput(group, table, _image_mious(comparison, what, run.name))
+    table = Shards(run.outputs[str(scored_output.stage)] / scored_output.table)
+    return _ShownOutput(group, table, _image_mious(comparison, output, run.name))
 
 
 def _gallery_image(
     example: _Example,
-    what: str,
+    output: str,
     differs_most: bool,
     shown: Sequence[_ShownOutput],
     others: Sequence[MethodMasks],
@@ -257,7 +257,7 @@ def _gallery_image(
 
     Args:
         example: the image.
-        what: the output.
+        output: key of `SCORED_OUTPUTS`.
         differs_most: whether the image was chosen by the range of its mIoU.
         shown: the output of every group.
         others: the masks of the other methods.
@@ -271,9 +271,9 @@ def _gallery_image(
     gallery_cells = [GalleryCell(column, image_cells.get(column), "") for column in ("image", "truth")]
     masked = []
     for group, table, mious in shown:
-        with_output, variant = _with_output(panel, what, table)
+        with_output, variant = _with_output(panel, output, table)
         masked.append(with_output)
-        cell = cells(with_output, classes, CELL_HEIGHT)[SCORED_OUTPUTS[what].picture]
+        cell = cells(with_output, classes, CELL_HEIGHT)[SCORED_OUTPUTS[output].picture]
         described = cell._replace(alt=f"{group.label}: {cell.alt}")
         note = _cell_note(group, variant, mious.get(panel.image_id, math.nan))
         gallery_cells.append(GalleryCell(group.label, described, note))
@@ -305,10 +305,10 @@ def _tag_labels(panel: Panel, classes: Sequence[str]) -> list[Label]:
     return [by_label[classes.index(name) + 1] for name in panel.tags]
 
 
-def _image_mious(comparison: Comparison, what: str, run: str) -> Mapping[str, float]:
+def _image_mious(comparison: Comparison, output: str, run: str) -> Mapping[str, float]:
     """mIoU of a run by image id, for the shown variant of an output: with the CRF if the run has it."""
-    by_title = {score.title: score.image_mious for score in comparison.scores if score.what == what}
-    for variant in reversed(SCORED_OUTPUTS[what].variants):
+    by_title = {score.title: score.image_mious for score in comparison.scores if score.output == output}
+    for variant in reversed(SCORED_OUTPUTS[output].variants):
         mious = by_title.get(variant.title, {})
         if run in mious:
             return mious[run]
@@ -346,14 +346,14 @@ def _with_method_mask(example: _Example, file: Path, classes: Sequence[str]) -> 
     return replace(example.panel, pseudo_mask=resize_labels(mask, *example.panel.image.shape[:2])), miou
 
 
-def _with_output(panel: Panel, what: str, table: Shards) -> tuple[Panel, str]:
+def _with_output(panel: Panel, output: str, table: Shards) -> tuple[Panel, str]:
     """Adds an output of a run to a panel; returns the panel and which variant of the segmentation it shows."""
-    if what == "localization_maps":
+    if output == "localization_maps":
         return replace(panel, maps=image_maps(table, panel.image_id)), ""
 
     [row] = table.rows(panel.image_id).to_pylist()
     size = panel.image.shape[:2]
-    if what == "pseudo_masks":
+    if output == "pseudo_masks":
         return replace(panel, pseudo_mask=resize_labels(decode_labels(row["labels"]), *size)), ""
     prediction = resize_labels(decode_labels(row["crf"] or row["plain"]), *size)
     return replace(panel, prediction=prediction), WITH_CRF if row["crf"] else PLAIN

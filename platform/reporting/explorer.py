@@ -95,7 +95,7 @@ def explorer_data(
 def _curve(related: int | None, scores: Sequence[Score], curves: Mapping[str, Curve]) -> dict[str, Any] | None:
     """mIoU of all scored training images at each threshold, and its best value; None if the maps are not scored."""
     for score in scores:
-        if score.what == "localization_maps" and score.related == related and math.isfinite(score.miou):
+        if score.output == "localization_maps" and score.related == related and math.isfinite(score.miou):
             mious = [miou if math.isfinite(miou) else None for miou in curves[score.name].mious]
             return {
                 "name": score.name,

@@ -52,48 +52,50 @@ class _LabelTable(NamedTuple):
     table: str
 
 
-def export(workspace: Workspace, name: str, what: str, out: Path, format: str | None = None, min_area: int = 1) -> str:
+def export(
+    workspace: Workspace, name: str, output: str, out: Path, format: str | None = None, min_area: int = 1
+) -> str:
     """Exports one kind of output of a run.
 
     Args:
         workspace: the workspace of the run.
         name: name of the run.
-        what: the kind of output, one of `EXPORTS`.
+        output: the kind of output, one of `EXPORTS`.
         out: file or folder to write.
-        format: one of `formats_of(what)`; None for the default format.
+        format: one of `formats_of(output)`; None for the default format.
         min_area: smallest number of pixels of an object; smaller regions are left out.
 
     Returns:
         A description of what was written.
 
     Raises:
-        UserError: `what` is unknown or cannot be written in the format, the format has no objects that a `min_area`
+        UserError: `output` is unknown or cannot be written in the format, the format has no objects that a `min_area`
             could leave out, the run has not finished the stage, or an image
             id cannot be a file name below the folder.
     """
-    if what not in EXPORTS:
-        raise UserError(f"export {what}", f"one of {', '.join(EXPORTS)}", "choose one of them")
+    if output not in EXPORTS:
+        raise UserError(f"export {output}", f"one of {', '.join(EXPORTS)}", "choose one of them")
 
-    if format is not None and format not in formats_of(what):
-        expected = ", ".join(formats_of(what))
+    if format is not None and format not in formats_of(output):
+        expected = ", ".join(formats_of(output))
         raise UserError(
-            f"format {format} of {what}",
+            f"format {format} of {output}",
             f"one of {expected}" if expected else "no --format",
             "choose another by --format",
         )
     if format is None or format not in EXPORT_FORMATS:
         check_objects(None, out, min_area)
-        write = EXPORTS[what] if format is None else _FORMATS[what][format]
+        write = EXPORTS[output] if format is None else _FORMATS[output][format]
         return write(workspace, name, out)
     check_objects(format, out, min_area)
 
     classes = open_index(workspace, name, ["split"]).classes
-    return export_objects(format, classes, _labeled_images(workspace, name, what, out), out, min_area)
+    return export_objects(format, classes, _labeled_images(workspace, name, output, out), out, min_area)
 
 
-def formats_of(what: str) -> tuple[str, ...]:
+def formats_of(output: str) -> tuple[str, ...]:
     """Names of the formats of a kind of output; empty if it has only one."""
-    return (*_FORMATS.get(what, ()), *(EXPORT_FORMATS if what in _LABEL_TABLES else ()))
+    return (*_FORMATS.get(output, ()), *(EXPORT_FORMATS if output in _LABEL_TABLES else ()))
 
 
 def check_objects(format: str | None, out: Path, min_area: int) -> None:
@@ -261,14 +263,14 @@ def export_masks(workspace: Workspace, name: str, out: Path) -> str:
     return f"{count} images and their pseudo masks in {devkit}"
 
 
-def _labeled_images(workspace: Workspace, name: str, what: str, out: Path) -> Iterator[LabeledImage]:
+def _labeled_images(workspace: Workspace, name: str, output: str, out: Path) -> Iterator[LabeledImage]:
     """Yields each image with its pseudo mask or prediction, and shows the progress."""
-    label_table = _LABEL_TABLES[what]
+    label_table = _LABEL_TABLES[output]
     table = stage_table(workspace, name, label_table.stage, label_table.table)
     names = file_names((row["image_id"] for row in table_rows(table, ["image_id"])), out)
     index = open_index(workspace, name)
     images = {row["image_id"]: row for row in index.index.to_pylist()}
-    for row in counted(table_rows(table), f"export {what}", len(names)):
+    for row in counted(table_rows(table), f"export {output}", len(names)):
         image = images[row["image_id"]]
         content = row.get("mask") or row.get("crf") or row["plain"]
         labels = resize_labels(decode_labels(content), image["height"], image["width"])

@@ -16,7 +16,7 @@ class Step(NamedTuple):
     """A score as a step of the pipeline. All values are in percent.
 
     Attributes:
-        what: what is scored, a key of `SCORED_OUTPUTS`.
+        output: the scored output, a key of `SCORED_OUTPUTS`.
         name: name of the score.
         images: text with the split and the number of its images.
         miou: mIoU.
@@ -26,7 +26,7 @@ class Step(NamedTuple):
         labels: name and values of each label, background first; None for values that it does not have.
     """
 
-    what: str
+    output: str
     name: str
     images: str
     miou: float
@@ -41,7 +41,7 @@ def steps(scores: Sequence[Score]) -> list[Step]:
     made: list[Step] = []
     previous: Score | None = None
     for score in scores:
-        if score.what != "baseline" and np.any(score.confusion):
+        if score.output != "baseline" and np.any(score.confusion):
             made.append(_make_step(score, previous))
             previous = score
     return made
@@ -60,8 +60,8 @@ def _make_step(score: Score, previous: Score | None) -> Step:
     if previous and previous.split == score.split and previous.images == score.images:
         gain = score.miou - previous.miou
     return Step(
-        what=score.what,
-        name=score.title if score.what == "pseudo_masks" else f"{score.title}, {score.name}",
+        output=score.output,
+        name=score.title if score.output == "pseudo_masks" else f"{score.title}, {score.name}",
         images=f"{score.split}, {grouped(score.images)} images",
         miou=score.miou,
         lost=[mean(part) for part in lost],

@@ -143,7 +143,7 @@ def loss_chart(steps: Sequence[Step]) -> Plot:
         axes = figure.add_subplot()
         rows = np.arange(len(steps))
         mious = np.array([step.miou for step in steps])
-        axes.barh(rows, mious, 0.62, color=[f"C{SCORED_OUTPUTS[step.what].color}" for step in steps])
+        axes.barh(rows, mious, 0.62, color=[f"C{SCORED_OUTPUTS[step.output].color}" for step in steps])
         for row, miou in enumerate(mious):
             axes.text(miou - 1, row, f"{miou:.1f}", color=THEME.paper, va="center", ha="right")
 

@@ -34,7 +34,7 @@ from mcis.platform.runs.workspace import RunFolder
 Counts: TypeAlias = Mapping[str, Union[float, "Counts"]]
 """Numbers by name, with any nesting: {"images": {"train": 480, "val": 120}, ...}."""
 
-_TILES = tuple(what for what, output in SCORED_OUTPUTS.items() if output.stage)
+_TILES = tuple(output for output, scored_output in SCORED_OUTPUTS.items() if scored_output.stage)
 """The outputs that have a tile at the top of the page."""
 _NUMBER_HEADINGS = {
     "images",
@@ -99,7 +99,7 @@ class Tile(NamedTuple):
     """The headline number of an output.
 
     Attributes:
-        what: key of `SCORED_OUTPUTS`.
+        output: key of `SCORED_OUTPUTS`.
         title: its heading.
         score: the best score; None if there is none.
         explanation: how the scored output was made, or why there is no score.
@@ -107,7 +107,7 @@ class Tile(NamedTuple):
         baselines: baselines on the same split, for pseudo masks.
     """
 
-    what: str
+    output: str
     title: str
     score: Score | None
     explanation: str
@@ -118,7 +118,7 @@ class Tile(NamedTuple):
 class ScoreGroup(NamedTuple):
     """The scores of one output, each with its `Score.settings`."""
 
-    what: str
+    output: str
     title: str
     rows: list[tuple[Score, dict[str, str]]]
 
@@ -126,7 +126,7 @@ class ScoreGroup(NamedTuple):
 class IouColumn(NamedTuple):
     """A column of the table of IoU per class."""
 
-    what: str
+    output: str
     title: str
     score: Score
 
@@ -201,8 +201,8 @@ def _view(data: ReportData) -> dict[str, Any]:
     """The variables of the template. `plots` has the plots by the stem of their file name."""
     all_settings = [score.settings() for score in data.scores]
     shared = shared_origin(all_settings)
-    tiles = [_make_tile(data.scores, what) for what in _TILES]
-    iou_columns = [IouColumn(tile.what, tile.title, tile.score) for tile in tiles if tile.score and tile.score.iou]
+    tiles = [_make_tile(data.scores, output) for output in _TILES]
+    iou_columns = [IouColumn(tile.output, tile.title, tile.score) for tile in tiles if tile.score and tile.score.iou]
     iou_order = _iou_order([column.score for column in iou_columns])
     stages = dict.fromkeys([*data.seconds, *data.computed])
     splits = _gallery_by_split(data)
@@ -253,7 +253,7 @@ def _draw_plots(data: ReportData, iou_columns: Sequence[IouColumn], iou_order: l
             names = iou_order[:half] + iou_order[-half:]
         bars = []
         for column in iou_columns:
-            color = SCORED_OUTPUTS[column.what].color or 0
+            color = SCORED_OUTPUTS[column.output].color or 0
             bars.append(plots.Bars(column.title, column.score.iou, column.score.miou, color))
         drawn["iou"] = plots.iou_chart(names, bars)
 
@@ -273,37 +273,39 @@ def _draw_plots(data: ReportData, iou_columns: Sequence[IouColumn], iou_order: l
 def _group_scores(scores: Sequence[Score], all_settings: Sequence[dict[str, str]]) -> list[ScoreGroup]:
     """Groups scores by output, without empty groups."""
     groups = []
-    for what, output in SCORED_OUTPUTS.items():
-        rows = [(score, settings) for score, settings in zip(scores, all_settings, strict=True) if score.what == what]
+    for output, scored_output in SCORED_OUTPUTS.items():
+        rows = [
+            (score, settings) for score, settings in zip(scores, all_settings, strict=True) if score.output == output
+        ]
         if rows:
-            groups.append(ScoreGroup(what, output.page_title, rows))
+            groups.append(ScoreGroup(output, scored_output.page_title, rows))
     return groups
 
 
-def _candidates(scores: Sequence[Score], what: str) -> list[Score]:
+def _candidates(scores: Sequence[Score], output: str) -> list[Score]:
     """Scores with an mIoU, of which a tile shows the best; for segmentation, not of split train if there are others."""
-    computed = [score for score in scores if score.what == what and isfinite(score.miou)]
-    if what == "segmentation":
+    computed = [score for score in scores if score.output == output and isfinite(score.miou)]
+    if output == "segmentation":
         held_out = [score for score in computed if not score.split.startswith("train")]
         return held_out or computed
     return computed
 
 
-def _make_tile(scores: Sequence[Score], what: str) -> Tile:
+def _make_tile(scores: Sequence[Score], output: str) -> Tile:
     """Makes the tile of an output from its best score."""
-    title = SCORED_OUTPUTS[what].page_title
-    candidates = _candidates(scores, what)
+    title = SCORED_OUTPUTS[output].page_title
+    candidates = _candidates(scores, output)
     best = max(candidates, key=attrgetter("miou"), default=None)
     if best is None:
-        is_scored = any(score.what == what for score in scores)
+        is_scored = any(score.output == output for score in scores)
         explanation = "no mIoU: no pixel was scored" if is_scored else "no score in this run"
-        return Tile(what, title, None, explanation, 0, [])
+        return Tile(output, title, None, explanation, 0, [])
 
     baselines = []
-    if what == "pseudo_masks":
+    if output == "pseudo_masks":
         baselines = [baseline for baseline in _candidates(scores, "baseline") if baseline.split == best.split]
     explanation = " · ".join(f"{heading} {text}" for heading, text in best.output_settings().items())
-    return Tile(what, title, best, explanation, len(candidates), baselines)
+    return Tile(output, title, best, explanation, len(candidates), baselines)
 
 
 def _iou_order(scores: Sequence[Score]) -> list[str]:

@@ -84,7 +84,7 @@ def rank_by_miou(evaluate: Path, score: Score) -> Ranking:
 
 
 def _mask_name(score: Score) -> str:
-    if score.what == "pseudo_masks":
+    if score.output == "pseudo_masks":
         return "pseudo mask"
     return "prediction after the CRF" if score.crf else "prediction"
 

@@ -110,8 +110,8 @@ SCORED_OUTPUTS: dict[str, ScoredOutput] = {
     ),
     "baseline": ScoredOutput(title="baseline", page_title="Baselines, without a classifier"),
 }
-"""The scored outputs by the value of `Score.what`, in the order of the pipeline."""
-VARIANTS = tuple(variant for output in SCORED_OUTPUTS.values() for variant in output.variants)
+"""The scored outputs by the value of `Score.output`, in the order of the pipeline."""
+VARIANTS = tuple(variant for scored_output in SCORED_OUTPUTS.values() for variant in scored_output.variants)
 """The scores of a run that are shown, compared and searched for, in the order of the pipeline."""
 MEASURES = {"miou": "mIoU", "boundary_miou": "boundary mIoU"}
 """Headings of the measures of label masks, by name. Further measures are the means of `LABEL_SCORES`, `mean_<name>`."""
@@ -167,11 +167,11 @@ def _heading(heading: str, text: Callable[[Any], str] = str, *, is_origin: bool 
     return {"heading": heading, "text": text, "origin": is_origin}
 
 
-def _check_scored_output(what: str) -> str:
-    if what not in SCORED_OUTPUTS:
+def _check_scored_output(output: str) -> str:
+    if output not in SCORED_OUTPUTS:
         text = f"Input should be one of {', '.join(SCORED_OUTPUTS)}"
         raise PydanticCustomError("unknown_output", "{text}", {"text": text})
-    return what
+    return output
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +179,7 @@ class Score:
     """A mean IoU and the settings that it depends on. Settings that do not apply are None.
 
     Attributes:
-        what: what is scored, a key of `SCORED_OUTPUTS`.
+        output: the scored output, a key of `SCORED_OUTPUTS`.
         name: which of its scores, such as "single round" or "with CRF".
         split: the split whose images were scored.
         images: number of scored images.
@@ -213,7 +213,7 @@ class Score:
 
     __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
 
-    what: Annotated[str, pydantic.AfterValidator(_check_scored_output)]
+    output: Annotated[str, pydantic.AfterValidator(_check_scored_output)]
     name: str
     split: str
     images: int
@@ -245,19 +245,19 @@ class Score:
     @property
     def title(self) -> str:
         """Name of what is scored, for example `localization maps`."""
-        return SCORED_OUTPUTS[self.what].title
+        return SCORED_OUTPUTS[self.output].title
 
     @property
     def variant(self) -> Variant | None:
         """The entry of `VARIANTS` for this score; None for a baseline."""
-        for variant in SCORED_OUTPUTS[self.what].variants:
+        for variant in SCORED_OUTPUTS[self.output].variants:
             if variant.crf is None or variant.crf == bool(self.crf):
                 return variant
         return None
 
     def metrics(self) -> dict[str, float]:
         """Measures by the name of their MLflow metric."""
-        prefix = metric_name(f"{self.what}.{self.name}")
+        prefix = metric_name(f"{self.output}.{self.name}")
         return {f"{prefix}.{name}": value for name, value in self.measures().items()}
 
     def measures(self) -> dict[str, float]:

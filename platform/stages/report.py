@@ -197,7 +197,7 @@ def _rankings(context: RunContext, scores: Sequence[Score]) -> dict[str, Ranking
     If training images were predicted, they are ranked by their predictions.
     """
     rankings: dict[str, Ranking] = {}
-    masks = [score for score in scores if score.what == "pseudo_masks"]
+    masks = [score for score in scores if score.output == "pseudo_masks"]
     if masks:
         rankings["train"] = rank_by_miou(context.inputs["evaluate"], masks[0])
     elif "pseudo_masks" in context.inputs:
@@ -205,7 +205,7 @@ def _rankings(context: RunContext, scores: Sequence[Score]) -> dict[str, Ranking
 
     if "predict" in context.inputs:
         split = context.result("predict", PredictResult).split
-        segmentation = [score for score in scores if score.what == "segmentation"]
+        segmentation = [score for score in scores if score.output == "segmentation"]
         if segmentation:
             shown_score = max(segmentation, key=lambda score: bool(score.crf))
             rankings[split] = rank_by_miou(context.inputs["evaluate"], shown_score)

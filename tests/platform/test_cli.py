@@ -105,13 +105,13 @@ def test_help_lists_the_formats_of_data_sets() -> None:
 
 
 def test_help_lists_what_can_be_exported() -> None:
-    assert names_in_text(help_of("export", "what")) == sorted(EXPORTS)
+    assert names_in_text(help_of("export", "output")) == sorted(EXPORTS)
 
 
 def test_help_lists_the_formats_of_each_output() -> None:
     formats = dict(re.findall(r"For (\w+): ([^.;]+)", help_of("export", "format")))
-    listed = {what: names_in_text(names) for what, names in formats.items()}
-    assert listed == {what: sorted(formats_of(what)) for what in EXPORTS if formats_of(what)}
+    listed = {output: names_in_text(names) for output, names in formats.items()}
+    assert listed == {output: sorted(formats_of(output)) for output in EXPORTS if formats_of(output)}
     assert sorted(OBJECTS_FORMATS) == sorted(EXPORT_FORMATS)
 
 

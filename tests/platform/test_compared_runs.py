@@ -130,6 +130,6 @@ def test_damaged_files_are_named(copied: Workspace) -> None:
     with pytest.raises(UserError, match=r"config\.toml is not TOML"):
         open_run_groups(copied.root, ["a-s0", "b"])
     file = copied.output("evaluate", "a-s1") / SCORES
-    file.write_text(json.dumps([{"what": "?"}]))
+    file.write_text(json.dumps([{"output": "?"}]))
     with pytest.raises(UserError, match=r"scores\.json is damaged"):
         open_run_groups(copied.root, ["a-s0", "a-s1"])

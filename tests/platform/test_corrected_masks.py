@@ -146,7 +146,7 @@ def test_corrected_masks_teach_as_they_are_and_are_not_scored(small: Any, tmp_pa
     assert masks_result.counts["masks by domain and cue"]["target, corrected"] == 2
     assert any("contradict the tags" in note and names[1].removesuffix(".png") in note for note in masks_result.notes)
     assert {score.images for score in result.scores} == {22}
-    assert {"pseudo_masks", "segmentation"} <= {score.what for score in result.scores}
+    assert {"pseudo_masks", "segmentation"} <= {score.output for score in result.scores}
     training_counts = result.context.result("train_segmenter", StageResult).counts
     assert training_counts["images of an epoch, rare classes and corrected masks repeated"] == 24 + 2 * 3
     assert training_counts["steps"] == 3, "as many as half of 24 images ask for, not of 30"

@@ -108,7 +108,7 @@ def test_classes_with_much_worse_predictions_than_masks_are_named(first: RunCont
     plain, refined = read_scores(first.inputs)
     at: dict[str, float | None] = dict.fromkeys(plain.iou, 60.0)
     far, near, absent = first.classes[:3]
-    masks = dataclasses.replace(plain, what="pseudo_masks", iou=at | {absent: None})
+    masks = dataclasses.replace(plain, output="pseudo_masks", iou=at | {absent: None})
     low = dataclasses.replace(refined, iou=at | {far: 44.9, near: 45.0, absent: 10.0})
     config = resolve("voc", "scratch").config
     balanced = resolve("voc", "scratch", overrides=["segmenter.class_balance_exponent=1"]).config

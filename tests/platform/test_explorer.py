@@ -68,7 +68,7 @@ def page_of(folder: Path, images: list[Panel], scale: str, classes: tuple[str, .
     """Writes a report with these images; its curve is best at threshold 9 / 32."""
     mious = [float("nan"), *(40 - abs(9 - i) for i in range(1, BINS))]
     score = Score(
-        what="localization_maps",
+        output="localization_maps",
         name="R = 3",
         split="train",
         images=2,
@@ -302,7 +302,7 @@ def ended(small: Any) -> pipeline.RunResult:
 def test_the_page_scores_each_image_as_the_run_did(browser: "Chrome", ended: pipeline.RunResult) -> None:
     page = ended.context.folder.report
     opened(browser, page)
-    (score,) = (score for score in ended.scores if score.what == "localization_maps" and score.related)
+    (score,) = (score for score in ended.scores if score.output == "localization_maps" and score.related)
     counted = read_counts(ended.context.inputs["evaluate"], score)
     classes = len(ended.context.classes)
     curve = read_json(ended.context.inputs["evaluate"] / CURVES)[score.name]

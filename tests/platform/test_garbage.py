@@ -64,7 +64,7 @@ def run(
         for stage, value in zip(names, values, strict=True):
             toy = Toy(value, error if stage == names[-1] else None)
             context = run_stage(Stage(name=stage, module=toy), CONFIG, context)
-        write_json(workspace.run(name).scores, {"scores": [{"what": "pseudo_masks", **SCORE}]})
+        write_json(workspace.run(name).scores, {"scores": [{"output": "pseudo_masks", **SCORE}]})
     return [stage for stage, computed in context.computed.items() if computed]
 
 

@@ -113,7 +113,7 @@ def predicted(small: Any, theirs: Files) -> pipeline.RunResult:
 def test_predictions_become_a_run_without_trainings(predicted: pipeline.RunResult) -> None:
     assert list(predicted.context.computed) == ["index", "predict", "evaluate", "report"]
     (score,) = predicted.scores
-    assert (score.what, score.name, score.split, score.images) == ("segmentation", "imported", "val", 6)
+    assert (score.output, score.name, score.split, score.images) == ("segmentation", "imported", "val", 6)
     assert (score.method, score.crf, score.weights, score.recipe) == ("another program", False, "", "")
     assert score.boundary_miou is not None
     assert predicted.context.folder.report.exists()
@@ -224,7 +224,7 @@ def test_masks_are_pseudo_masks_with_unsure_pixels_as_background(small: Any, the
     run = small.run("their-masks", *overrides, until="pseudo_masks")
     assert list(run.context.computed) == ["index", "pseudo_masks", "evaluate", "report"]
     (score,) = run.scores
-    assert (score.what, score.name, score.split, score.images) == ("pseudo_masks", "imported", "train", 24)
+    assert (score.output, score.name, score.split, score.images) == ("pseudo_masks", "imported", "train", 24)
     assert score.method == "another program"
     assert "are 255: not trained on, and scored as background" in notes(run, "pseudo_masks")
 
@@ -274,7 +274,12 @@ def test_large_files_are_recognized_by_their_content(tmp_path: Path) -> None:
 def test_maps_are_scored_as_given(mapped: pipeline.RunResult, theirs: Files) -> None:
     assert list(mapped.context.computed) == ["index", "localize", "evaluate", "report"]
     (score,) = mapped.scores
-    assert (score.what, score.name, score.map_scale, score.related) == ("localization_maps", "imported", "given", None)
+    assert (score.output, score.name, score.map_scale, score.related) == (
+        "localization_maps",
+        "imported",
+        "given",
+        None,
+    )
 
     def miou_at(threshold: float) -> float:
         pairs = []
@@ -395,7 +400,7 @@ def test_maps_of_the_project_give_the_same_scores_when_imported(
 ) -> None:
     own, again = reimported
     assert "train_classifier" not in again.context.computed
-    assert [score.what for score in again.scores] == ["localization_maps", "pseudo_masks"]
+    assert [score.output for score in again.scores] == ["localization_maps", "pseudo_masks"]
     for before, after in zip(own.scores, again.scores, strict=True):
         assert (after.miou, after.iou, after.confusion) == (before.miou, before.iou, before.confusion)
         assert (after.threshold, after.held_out_miou) == (before.threshold, before.held_out_miou)
@@ -500,7 +505,7 @@ def test_files_are_scored_from_python(
     values = {"data.classes": str(small.root / "classes.txt"), "data.min_side": 16}
     options: dict[str, Any] = {"recipe": "scratch", "overrides": values, "workspace": small.workspace.root}
     result = mcis.evaluate(getattr(theirs, kind), "voc", name=f"python-{kind}", kind=kind, voc=small.root, **options)
-    assert (scored, 24) in {(score.what, score.images) for score in result.scores}
+    assert (scored, 24) in {(score.output, score.images) for score in result.scores}
 
 
 @pytest.mark.parametrize(

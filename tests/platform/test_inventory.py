@@ -48,7 +48,7 @@ def score(workspace: Workspace, name: str) -> None:
     ]
     same: Any = {"name": "any", "split": "val", "images": 6, "iou": {}, "label_scores": {}, "confusion": ()}
     same |= {"seed": 0, "recipe": "scratch", "weights": "none", "git": None}
-    scores = [asdict(Score(what=what, miou=miou, crf=crf, **same)) for what, miou, crf in values]
+    scores = [asdict(Score(output=output, miou=miou, crf=crf, **same)) for output, miou, crf in values]
     write_json(workspace.outputs(name)["evaluate"] / SCORES, scores)
 
 
@@ -135,7 +135,7 @@ def test_trials_follow_their_study_and_share_outputs(workspace: Workspace) -> No
 
 DAMAGED = {
     "record.json": ["", "[]", '{"began": "x"}', '{"began": "2026-01-01", "outputs": 3}'],
-    "scores.json": ["{", "{}", "[3]", '[{"what": []}]'],
+    "scores.json": ["{", "{}", "[3]", '[{"output": []}]'],
     "config.toml": ["[", "sources = ["],
 }
 

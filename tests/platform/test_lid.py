@@ -89,7 +89,7 @@ def test_the_recipe_runs_from_lists_to_scores(ray_local: None, tmp_path: Path) -
     assert values.shape[1] == 8 * 8
     assert 0 <= values.min() < values.max() <= 1
     assert not list(folder.glob("*.npy"))
-    scored = [(s.what, s.name, s.images) for s in result.scores]
+    scored = [(s.output, s.name, s.images) for s in result.scores]
     assert scored == [("segmentation", "plain", 4), ("segmentation", "with CRF", 4)]
     assert all(np.isfinite(s.miou) for s in result.scores)
 

@@ -158,7 +158,7 @@ def test_predictions_of_negatives_are_scored(run: pipeline.RunResult, drawn: Wit
     """A negative without a mask is known to be all background."""
     negatives = drawn.named("none", "val")
     assert negatives
-    scored = [score.images for score in run.scores if score.what == "segmentation"]
+    scored = [score.images for score in run.scores if score.output == "segmentation"]
     assert set(scored) == {len(negatives) + len(drawn.named("disc", "val"))}
     notes = run.context.result("evaluate", StageResult).notes
     assert (

@@ -143,7 +143,7 @@ def test_masks_have_the_size_of_images_as_read_and_are_scored_at_full_size(kept:
     masks = read_table(kept.context.inputs["pseudo_masks"] / "masks")
     sizes = {decode_labels(png.as_py()).shape for column in ("mask", "labels") for png in masks[column]}
     assert {max(size) for size in sizes} == {48}
-    (score,) = [score for score in kept.scores if score.what == "pseudo_masks"]
+    (score,) = [score for score in kept.scores if score.output == "pseudo_masks"]
     assert score.images == 20
 
 
@@ -152,7 +152,7 @@ def test_masks_are_computed_from_maps_after_the_random_walk(kept: pipeline.RunRe
     inputs, config = kept.context.inputs, settings(Path("unused")).config
     masks = read_table(inputs["pseudo_masks"] / "masks")
     assert set(masks["cue"].to_pylist()) == {"affinity"}
-    (score,) = [score for score in kept.scores if score.what == "pseudo_masks"]
+    (score,) = [score for score in kept.scores if score.output == "pseudo_masks"]
     assert score.background_cue == "affinity"
     labels = read_table(inputs["train_affinity"] / "labels")
     assert labels["image_id"].to_pylist() == masks["image_id"].to_pylist()

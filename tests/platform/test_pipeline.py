@@ -42,7 +42,7 @@ def test_scores_json_holds_all_scores_with_their_settings(small: Any) -> None:
 
 
 def test_a_run_scores_maps_masks_baselines_and_segmentation(small: Any) -> None:
-    assert [(s.what, s.split, s.related, s.crf, s.map_scale, s.method) for s in small.first.scores] == [
+    assert [(s.output, s.split, s.related, s.crf, s.map_scale, s.method) for s in small.first.scores] == [
         ("localization_maps", "train", 0, None, "logarithm", None),
         ("localization_maps", "train", 3, None, "logarithm", "co-attention"),
         ("pseudo_masks", "train", 3, None, "logarithm", "co-attention"),
@@ -54,7 +54,7 @@ def test_a_run_scores_maps_masks_baselines_and_segmentation(small: Any) -> None:
 
 
 def test_the_baseline_with_the_best_tags_beats_the_one_with_random_tags(small: Any) -> None:
-    random_tags, best_tags = (score.miou for score in small.first.scores if score.what == "baseline")
+    random_tags, best_tags = (score.miou for score in small.first.scores if score.output == "baseline")
     assert random_tags < best_tags
 
 
@@ -74,7 +74,7 @@ def test_miou_is_the_mean_over_background_and_classes(small: Any) -> None:
 
 def test_only_localization_maps_have_no_boundary_miou(small: Any) -> None:
     for score in small.first.scores:
-        assert (score.boundary_miou is None) == (score.what == "localization_maps")
+        assert (score.boundary_miou is None) == (score.output == "localization_maps")
 
 
 def test_scores_json_holds_the_counts_and_seconds_of_stages(small: Any) -> None:
@@ -117,8 +117,8 @@ def test_a_changed_threshold_never_retrains_the_classifier(small: Any) -> None:
     assert computed(other) == ["pseudo_masks", "evaluate", "report"]
     assert other.context.inputs["train_classifier"] == small.first.context.inputs["train_classifier"]
     assert other.context.tracker.run_id != small.first.context.tracker.run_id
-    kept = [s for s in small.first.scores if s.what in ("localization_maps", "baseline")]
-    assert [s for s in other.scores if s.what != "pseudo_masks"] == kept
+    kept = [s for s in small.first.scores if s.output in ("localization_maps", "baseline")]
+    assert [s for s in other.scores if s.output != "pseudo_masks"] == kept
 
 
 @pytest.mark.slow
@@ -131,12 +131,12 @@ def test_other_saliency_maps_give_other_baselines(small: Any, tmp_path: Path) ->
 
     after = small.run("baselines", root=root, until="localize")
     assert computed(after) == ["evaluate", "report"]
-    baselines_before = [score.miou for score in before.scores if score.what == "baseline"]
-    baselines_after = [score.miou for score in after.scores if score.what == "baseline"]
+    baselines_before = [score.miou for score in before.scores if score.output == "baseline"]
+    baselines_after = [score.miou for score in after.scores if score.output == "baseline"]
     assert all(whole < salient for salient, whole in zip(baselines_before, baselines_after, strict=True))
 
     without = small.run("baselines", "pseudo_masks.rule=crf", root=root, until="localize")
-    assert {score.what for score in without.scores} == {"localization_maps"}
+    assert {score.output for score in without.scores} == {"localization_maps"}
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ def test_invalid_saliency_maps_are_not_read_if_no_mask_needs_them(small: Any, tm
     root = small.draw(tmp_path)
     Image.new("RGB", (7, 5)).save(next((root / "SaliencyMaps").iterdir()))
     unread = small.run("unread", "pseudo_masks.rule=crf", root=root, until="localize")
-    assert {score.what for score in unread.scores} == {"localization_maps"}
+    assert {score.output for score in unread.scores} == {"localization_maps"}
 
 
 @pytest.mark.slow
@@ -270,7 +270,7 @@ def test_changed_truth_changes_scores_and_nothing_else(truth_runs: TruthRuns) ->
 
     mious = []
     for run in (truth_runs.scored, truth_runs.flipped):
-        mious.append(next(score.miou for score in run.scores if score.what == "pseudo_masks"))
+        mious.append(next(score.miou for score in run.scores if score.output == "pseudo_masks"))
     assert mious[0] != mious[1]
 
 
@@ -299,8 +299,8 @@ def test_scores_say_that_saliency_maps_were_used(small: Any) -> None:
     """The synthetic devkit has saliency maps, and its masks use them by the rule auto."""
     for score in small.first.scores:
         settings = score.output_settings()
-        text = settings.get("trained on") if score.what == "segmentation" else settings["background cue"]
-        assert (SALIENCY_SUPERVISION in (text or "")) == (score.what != "localization_maps")
+        text = settings.get("trained on") if score.output == "segmentation" else settings["background cue"]
+        assert (SALIENCY_SUPERVISION in (text or "")) == (score.output != "localization_maps")
     assert SALIENCY_SUPERVISION in small.first.context.folder.report.read_text()
 
     without = small.run(
@@ -311,7 +311,7 @@ def test_scores_say_that_saliency_maps_were_used(small: Any) -> None:
 
 def test_full_supervision_trains_on_ground_truth_masks_and_marks_its_scores(small: Any) -> None:
     full = small.run("bound", "supervision=full", "segmenter.init=pretrained", until="predict")
-    assert [(s.what, s.trained_on) for s in full.scores] == [("segmentation", "ground truth")] * 2
+    assert [(s.output, s.trained_on) for s in full.scores] == [("segmentation", "ground truth")] * 2
     assert "ground truth" in full.scores[0].settings().values()
     assert "ground truth" not in [score.trained_on for score in small.first.scores]
     assert "trained on the masks of the data set" in full.context.folder.report.read_text()
@@ -376,7 +376,7 @@ def test_mlflow_keeps_the_files_of_the_run(small: Any, mlflow_run: Any) -> None:
 
 
 def test_mlflow_has_a_metric_for_every_scored_output(small: Any, mlflow_run: Any) -> None:
-    scored = {score.what for score in small.first.scores}
+    scored = {score.output for score in small.first.scores}
     assert {key.split(".")[0] for key in mlflow_run.data.metrics if key.endswith(".miou")} == scored
 
 
@@ -535,7 +535,7 @@ def test_without_related_images_the_maps_are_the_single_round_maps(
     single_round = read_table(folder / "single")
     assert read_table(folder / "maps").equals(single_round)
     assert single_round.equals(read_table(small.first.context.inputs["localize"] / "single"))
-    assert [score.what for score in without_related.scores] == ["localization_maps", "baseline", "baseline"]
+    assert [score.output for score in without_related.scores] == ["localization_maps", "baseline", "baseline"]
 
 
 def test_compare_shows_the_maps_of_both_runs(small: Any, without_related: pipeline.RunResult) -> None:

@@ -128,7 +128,7 @@ def test_maps_and_masks_are_those_of_a_straight_line(
     values = {key: value for key, value in drawn.items() if key.split(".")[1] not in extra_sources}
     resolved = resolve(sources, recipe, values, [*SHRUNK, *EPOCHS[recipe]])
     result = pipeline.run(resolved, Workspace(tmp_path), "run")
-    assert {score.what for score in result.scores} >= {"localization_maps", "pseudo_masks", "segmentation"}
+    assert {score.output for score in result.scores} >= {"localization_maps", "pseudo_masks", "segmentation"}
 
     with torch.inference_mode():
         compare(resolved.config, result.context)

@@ -114,7 +114,7 @@ def test_masks_have_one_label_in_each_segment_of_a_file(make_masks: Callable[...
         for top in (mask[: height // 2], mask[height // 2 :]):
             assert len(np.unique(top[:, : width // 2])) == len(np.unique(top[:, width // 2 :])) == 1
 
-    (score,) = [score for score in result.scores if score.what == "pseudo_masks"]
+    (score,) = [score for score in result.scores if score.output == "pseudo_masks"]
     assert score.background_cue == "segments (the program that made them may have been trained on masks)"
 
 
@@ -164,7 +164,7 @@ def test_detections_of_the_truth_give_its_masks(
     make_masks: Callable[..., RunResult], images: Images, tmp_path: Path
 ) -> None:
     result = detections_run(make_masks, tmp_path, images.detections(), "pseudo_masks.detections.weight=1")
-    (score,) = [score for score in result.scores if score.what == "pseudo_masks"]
+    (score,) = [score for score in result.scores if score.output == "pseudo_masks"]
     assert score.miou == 100
     assert notes_of(result)[0] == f"{len(images.detections())} detections are used"
 
@@ -181,7 +181,7 @@ def test_detections_of_classes_without_a_tag_are_left_out(
     items.append({"image_id": row["image_id"], "category_name": "unicorn", "score": 1, "segmentation": whole})
 
     result = detections_run(make_masks, tmp_path, items, "pseudo_masks.detections.weight=1")
-    (score,) = [score for score in result.scores if score.what == "pseudo_masks"]
+    (score,) = [score for score in result.scores if score.output == "pseudo_masks"]
     assert score.miou == 100
     assert notes_of(result)[0] == (
         f"{len(items) - 3} detections are used; left out: 1 of classes without a tag of their image, 1 in other "
@@ -189,7 +189,7 @@ def test_detections_of_classes_without_a_tag_are_left_out(
     )
 
     overrides = ("pseudo_masks.detections.weight=1", "pseudo_masks.detections.tagged_only=false")
-    (score,) = [s for s in detections_run(make_masks, tmp_path, items, *overrides).scores if s.what == "pseudo_masks"]
+    (score,) = [s for s in detections_run(make_masks, tmp_path, items, *overrides).scores if s.output == "pseudo_masks"]
     assert score.miou < 100
 
 

@@ -24,11 +24,11 @@ HOSTILE = "$\\frac$<script>alert('\"{&amp;</title>\x00\udcff\u202e"
 Parsed = Callable[..., Any]
 
 
-def score(what: str, miou: float, **meaning: Any) -> Score:
+def score(output: str, miou: float, **meaning: Any) -> Score:
     origin: dict[str, Any] = {"seed": 0, "recipe": "scratch", "weights": "none", "git": None}
     images: dict[str, Any] = {"name": "any", "split": "val", "images": 6, "iou": {}}
     images |= {"label_scores": {}, "confusion": ()}
-    return Score(what=what, miou=miou, **origin | images | meaning)
+    return Score(output=output, miou=miou, **origin | images | meaning)
 
 
 def panel(image_id: str = "a", **changes: Any) -> Panel:

@@ -12,7 +12,7 @@ from mcis.platform.runs.scores import HEADINGS, SCORES, VARIANTS, Score, read_sc
 
 THIN = "\N{NARROW NO-BREAK SPACE}"
 MASKS = Score(
-    what="pseudo_masks",
+    output="pseudo_masks",
     name="R = 3",
     split="train",
     images=10582,
@@ -33,7 +33,7 @@ MASKS = Score(
     git="0123456789ab+",
 )
 SEGMENTATION = Score(
-    what="segmentation",
+    output="segmentation",
     name="with CRF",
     split="val",
     images=4,
@@ -79,7 +79,7 @@ def test_scores_are_read_as_they_were_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        ({"what": "mark"}, "what: Input should be one of localization_maps"),
+        ({"output": "mark"}, "output: Input should be one of localization_maps"),
         ({"related_images": 3}, "related_images: "),
         ({"miou": "high"}, "miou: Input should be a valid number"),
     ],
@@ -123,7 +123,7 @@ def test_variants_follow_from_the_scored_output_and_the_crf() -> None:
     assert MASKS.variant == VARIANTS[1]
     assert SEGMENTATION.variant == VARIANTS[2]
     assert replace(SEGMENTATION, crf=True).variant == VARIANTS[3]
-    assert replace(MASKS, what="baseline").variant is None
+    assert replace(MASKS, output="baseline").variant is None
 
 
 def test_keys_of_variants_are_unique() -> None:

@@ -181,7 +181,7 @@ def output(workspace: Path, stage: str) -> Path:
 
 def scores(workspace: Path) -> dict[tuple[str, ...], float]:
     written = json.loads((workspace / "runs/run/scores.json").read_text())["scores"]
-    return {(score["what"], score["name"]): score["miou"] for score in written}
+    return {(score["output"], score["name"]): score["miou"] for score in written}
 
 
 def differences(one: Path, other: Path) -> dict[str, float]:

@@ -134,10 +134,10 @@ def test_crawled_images_train_both_networks(ray_local: None, drawn: tuple[Path, 
     segmenter = result.context.result("train_segmenter", StageResult).counts
     assert segmenter["training images"] + segmenter["without a useful mask"] == 26
 
-    scored = {s.what: s.images for s in result.scores}
+    scored = {s.output: s.images for s in result.scores}
     assert scored == {"localization_maps": 20, "pseudo_masks": 20, "baseline": 20, "segmentation": 4}
     scored_shares = [share for name, share in ignored.items() if not name.startswith("web/")]
-    (share,) = (s.ignored_share for s in result.scores if s.what == "pseudo_masks")
+    (share,) = (s.ignored_share for s in result.scores if s.output == "pseudo_masks")
     assert share == pytest.approx(sum(scored_shares) / 20, abs=1e-4)
     assert abs(share - sum(ignored.values()) / 26) > 1e-3, "the masks of web images have another share"
 

@@ -28,7 +28,7 @@ def printed(monkeypatch: pytest.MonkeyPatch) -> StringIO:
 def test_scores_are_printed_with_their_settings_and_paths_without_markup(printed: StringIO) -> None:
     origin: dict[str, Any] = {"seed": 0, "recipe": "scratch", "weights": "none", "git": None}
     score = Score(
-        what="localization_maps",
+        output="localization_maps",
         name=HOSTILE,
         split="train",
         images=9,

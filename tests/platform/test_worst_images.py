@@ -30,7 +30,7 @@ MASK = encode_labels(np.zeros((2, 2), np.uint8))
 def test_scored_images_are_ranked_by_their_miou(scored: Callable[..., Path], tmp_path: Path) -> None:
     scored(tmp_path / "workspace", "a", data=tmp_path / "data")
     outputs = Workspace(tmp_path / "workspace").outputs("a")
-    (score,) = [score for score in read_scores(outputs) if score.what == "segmentation" and score.crf]
+    (score,) = [score for score in read_scores(outputs) if score.output == "segmentation" and score.crf]
     ranking = rank_by_miou(outputs["evaluate"], score)
 
     predictions = Shards(outputs["predict"] / "predictions")

@@ -19,7 +19,7 @@ MAPS = "localization maps"
 MASKS = "pseudo masks"
 
 
-def make_score(what: str, miou: float, **settings: Any) -> Score:
+def make_score(output: str, miou: float, **settings: Any) -> Score:
     values: dict[str, Any] = {
         "name": "any",
         "split": "train",
@@ -32,7 +32,7 @@ def make_score(what: str, miou: float, **settings: Any) -> Score:
         "weights": "none",
         "git": "abc",
     }
-    return Score(what=what, miou=miou, **(values | settings))
+    return Score(output=output, miou=miou, **(values | settings))
 
 
 def trial_scores(related: int) -> dict[str, Score]:

@@ -166,7 +166,7 @@ def run(config: Config, context: RunContext) -> StageResult:
 
     if config.supervision == "tags" and config.trains_segmenter:
         notes += large_drops(scores, config, context)
-    mask_scores = [score for score in scores if score.what in ("pseudo_masks", "segmentation")]
+    mask_scores = [score for score in scores if score.output in ("pseudo_masks", "segmentation")]
     if mask_scores:
         notes += counted_as_zero(mask_scores[-1])
 
@@ -189,8 +189,8 @@ def held_out_note(scores: Sequence[Score]) -> list[str]:
 
 def large_drops(scores: Sequence[Score], config: Config, context: RunContext) -> list[str]:
     """A note on classes whose predictions have a much lower IoU than the pseudo masks, if any."""
-    masks = [score for score in scores if score.what == "pseudo_masks"]
-    predictions = [score for score in scores if score.what == "segmentation"]
+    masks = [score for score in scores if score.output == "pseudo_masks"]
+    predictions = [score for score in scores if score.output == "segmentation"]
     if not masks or not predictions:
         return []
 

@@ -66,21 +66,21 @@ class Scorer:
     split: str
     images: int
 
-    def score(self, what: str, name: str, matrix: NDArray[np.int64], **score_fields: Any) -> Score:
+    def score(self, output: str, name: str, matrix: NDArray[np.int64], **score_fields: Any) -> Score:
         """Makes a score from a confusion matrix (K + 1, K + 1) and further fields of `Score`."""
         weights = self.config.weights
         recipe = self.config.recipe
         if score_fields.get("method") == _IMPORTED_METHOD:
             origin = ""
             recipe = ""
-        elif what == "segmentation":
+        elif output == "segmentation":
             origin = weights.origin("segmenter")
         elif self.config.trains_classifier:
             origin = weights.classifier or weights.classifier_backbone
         else:
             origin = ""
         return Score(
-            what=what,
+            output=output,
             name=name,
             split=self.split,
             images=self.images,
@@ -96,11 +96,11 @@ class Scorer:
             **score_fields,
         )
 
-    def mask_score(self, what: str, name: str, counts: NDArray[np.int64], **score_fields: Any) -> Score:
+    def mask_score(self, output: str, name: str, counts: NDArray[np.int64], **score_fields: Any) -> Score:
         """Makes a score with boundary IoU from the counts of label masks, (MASK_PARTS, K + 1, K + 1)."""
         boundary_values = boundary_iou(counts)
         return self.score(
-            what,
+            output,
             name,
             counts.sum(axis=0),
             boundary_miou=round(mean(boundary_values), 2),
