@@ -68,7 +68,7 @@ def main() -> None:
         folder = Path(name)
         paths = mask_files.find_or_draw(options.masks, options.images, folder / "masks")
         context = mask_files.prepare_evaluation(folder / "workspace", paths)
-        shards = sorted((context.inputs["predict"] / "predictions").glob("*.parquet"))
+        shards = sorted((context.stage_outputs["predict"] / "predictions").glob("*.parquet"))
         with ray_session(resolve("voc", "scratch").config.compute):
             stage_seconds(context, folder / "warm-up")  # Ray starts its processes at the first task
             sides = {

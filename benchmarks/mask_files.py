@@ -124,5 +124,5 @@ def prepare_evaluation(root: Path, paths: list[Path], *, name: str = "masks", se
         output=workspace.output("evaluate", name),
         tracker=Tracker(workspace, name, identity=""),
         origins={},
-        inputs={"index": index, "predict": output},
+        stage_outputs={"index": index, "predict": output},
     )

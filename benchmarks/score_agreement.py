@@ -172,7 +172,7 @@ def main() -> None:
             evaluation.run(config, context)
         scores = read_json(context.output / SCORES)
         with harness.process_pool() as pool:
-            expected = independent_scores(paths, context.inputs["predict"] / "predictions", pool.imap_unordered)
+            expected = independent_scores(paths, context.stage_outputs["predict"] / "predictions", pool.imap_unordered)
 
     for score, expected_score in zip(scores, expected, strict=True):
         for name in ("miou", "boundary_miou"):

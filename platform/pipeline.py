@@ -33,7 +33,7 @@ from mcis.platform.stages import (
 )
 
 _PROJECT_STAGES = (
-    Stage(name="index", module=index, sections=("data", "sources"), networks=False),
+    Stage(name="index", module=index, sections=("data", "sources"), uses_networks=False),
     Stage(
         name="train_classifier",
         module=train_classifier,
@@ -83,9 +83,9 @@ _PROJECT_STAGES = (
         needs=("index", "localize", "pseudo_masks", "predict"),
         sections=("seed", "recipe", "supervision", "weights", "maps", "evaluate"),
         runs_once_reached=("localize", "pseudo_masks", "predict"),
-        networks=False,
+        uses_networks=False,
     ),
-    Stage(name="report", module=report, runs_once_reached=("index",), kept=False),
+    Stage(name="report", module=report, runs_once_reached=("index",), is_stored=False),
 )
 
 
@@ -194,7 +194,7 @@ def run(
             sources=sources or Sources(resolved.config),
         )
         context = _run_stages(resolved, context, last, recompute)
-    return RunResult(context, read_scores(context.inputs))
+    return RunResult(context, read_scores(context.stage_outputs))
 
 
 def _stages_to_recompute(start: str | None, last: int) -> tuple[str, ...]:
@@ -236,7 +236,7 @@ def _run_stages(resolved: Resolved, context: RunContext, last: int, recompute: t
         if not stage.takes_part(config):
             continue
         is_included = position <= last and problem is None
-        if not is_included and not set(stage.runs_once_reached).intersection(context.inputs):
+        if not is_included and not set(stage.runs_once_reached).intersection(context.stage_outputs):
             is_stopped = is_stopped or position <= last
             continue
 
@@ -245,7 +245,7 @@ def _run_stages(resolved: Resolved, context: RunContext, last: int, recompute: t
         if stage.name == "index":
             record_index(resolved, context)
         if stage.name == "train_classifier":  # also if an earlier call trained it
-            context.tracker.follow("classifier", read_records(context.inputs[stage.name] / STEPS))
+            context.tracker.follow("classifier", read_records(context.stage_outputs[stage.name] / STEPS))
         problem = problem or _learning_problem(stage, config, context)
 
     if problem and is_stopped:
@@ -265,14 +265,14 @@ def _check_machine(config: Config, context: RunContext, last: int, recompute: tu
     if last == 0:  # the index needs neither much disk nor networks
         return {}
     folders, remaining = check_sizes(STAGES[: last + 1], config, context, recompute)
-    if any(stage.networks for stage in remaining):
+    if any(stage.uses_networks for stage in remaining):
         check_gpus(config.compute)
     return folders
 
 
 def _learning_problem(stage: Stage, config: Config, context: RunContext) -> UserError | None:
     """The error that ends a run if later stages cannot learn from the output of a stage; None if they can."""
-    if not stage.kept or not config.compute.stop_if_not_learning:
+    if not stage.is_stored or not config.compute.stop_if_not_learning:
         return None
     problem = context.result(stage.name, StageResult).problem
     if problem is None:

@@ -113,13 +113,13 @@ from mcis.platform.runs.stage import Stage
 
 
 def run(config, context):
-    masks = read_table(context.inputs["pseudo_masks"] / "masks", ["foreground"])
+    masks = read_table(context.stage_outputs["pseudo_masks"] / "masks", ["foreground"])
     foreground = round(pc.mean(masks["foreground"]).as_py(), 4)
     write_json(context.output / "foreground.json", foreground)
     return StageResult(counts={"mean foreground": foreground}, notes=(f"{foreground} of the masks is foreground",))
 
 
-STAGE = Stage(name="foreground", module=sys.modules[__name__], needs=("index", "pseudo_masks"), networks=False)
+STAGE = Stage(name="foreground", module=sys.modules[__name__], needs=("index", "pseudo_masks"), uses_networks=False)
 """
 ENTRIES = """
 [mcis.sources]

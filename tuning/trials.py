@@ -384,7 +384,7 @@ def _run_trial(
     )
 
     metrics: dict[str, Any] = {"ended": True}  # Tune writes metrics to JSON files
-    if "train_classifier" in result.context.inputs:
+    if "train_classifier" in result.context.stage_outputs:
         metrics["val_map"] = result.context.result("train_classifier", StageResult).counts.get(VAL_MAP)
     if objective:
         metrics["objective"] = objective(metrics.get("val_map"), result.scores)

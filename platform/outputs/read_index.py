@@ -84,7 +84,7 @@ def split_rows(
         only: Positions, among the rows of the split, of the rows to return, in this order. None: all rows, in the order
             of the index.
     """
-    file = source if isinstance(source, Path) else source.inputs["index"] / "index.parquet"
+    file = source if isinstance(source, Path) else source.stage_outputs["index"] / "index.parquet"
     columns = INDEX_SCHEMA.names if columns is None else columns
     schema = pa.schema([INDEX_SCHEMA.field(name) for name in columns])
     columns_to_read = list(dict.fromkeys([*columns, "split", "tags", "is_negative"]))
@@ -118,7 +118,7 @@ def read_image_ids(source: RunContext | Path) -> Iterator[str]:
     Args:
         source: The context of a run that has the index, or the file of the index.
     """
-    file = source if isinstance(source, Path) else source.inputs["index"] / "index.parquet"
+    file = source if isinstance(source, Path) else source.stage_outputs["index"] / "index.parquet"
     for part in read_parts(file, ["image_id"]):
         yield from part["image_id"].to_pylist()
     yield from read_table(file.with_name("rejects.parquet"), ["image_id"])["image_id"].to_pylist()

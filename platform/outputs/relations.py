@@ -105,7 +105,7 @@ def relations_of_run(config: Config, context: RunContext) -> MapRelations | None
     vectors = None
     related_images = None
     if RELATED_IMAGE_RULES[config.localize.related_by].needs_vectors:
-        localized = context.inputs["localize"]
+        localized = context.stage_outputs["localize"]
         if path_exists(localized / RELATED):
             related_images = read_related(localized / RELATED, len(tags.values), config.localize.related)
         else:

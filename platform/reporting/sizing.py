@@ -138,11 +138,11 @@ def _disks(config: Config, workspace: Workspace, parts: list[Part], written: int
     on_cluster = bool(os.environ.get("RAY_ADDRESS"))
     places = []
     if not (on_cluster and workspace.uri):
-        stored = [part for part in parts if part.kept != "cache"]
+        stored = [part for part in parts if part.place != "cache"]
         limit = cache_limit(compute, workspace)
-        cached = [_cached_part(part, limit) for part in parts if part.kept == "cache"]
-        kept = sum(part.size for part in stored if part.kept == "kept")
-        needed = max(0, kept + _largest_temporary(stored) - written)
+        cached = [_cached_part(part, limit) for part in parts if part.place == "cache"]
+        output_size = sum(part.size for part in stored if part.place == "output")
+        needed = max(0, output_size + _largest_temporary(stored) - written)
         places.append(Disk(workspace.store, stored, needed, 0))
         needed = sum(part.size for part in cached)
         replaced = bytes_in(workspace.cache) if needed else 0
@@ -173,7 +173,7 @@ def _largest_temporary(parts: list[Part]) -> int:
     """Returns the largest size that the temporary files of one stage have, bytes."""
     sizes: collections.Counter[str] = collections.Counter()
     for part in parts:
-        if part.kept == "temporary":
+        if part.place == "temporary":
             sizes[part.stage] += part.size
     return max(sizes.values(), default=0)
 
@@ -197,7 +197,7 @@ def check_sizes(
         UserError: A disk is too small for the run, unless `compute.check_disk` is false.
     """
     assert context.sources is not None
-    computed = [stage for stage in stages if stage.kept and stage.takes_part(config)]
+    computed = [stage for stage in stages if stage.is_stored and stage.takes_part(config)]
     folders: dict[str, Path] = {}
     written = 0
     before = context
@@ -234,11 +234,11 @@ def _disk_error(disk: Disk) -> UserError:
     large = [part for part in disk.parts if part.size > disk.needed / 20]
     large.sort(key=lambda part: part.size, reverse=True)
     sizes = ", ".join(f"{part.name} {decimal(part.size)}" for part in large)
-    cached = sum(part.size for part in disk.parts if part.kept == "cache")
+    cached = sum(part.size for part in disk.parts if part.place == "cache")
     fitting = (disk.free - (disk.needed - cached)) // 2**30
     keys = []
     for part in large:
-        is_cache = part.kept == "cache" and fitting > 0
+        is_cache = part.place == "cache" and fitting > 0
         keys.append(f"compute.cache_gb={fitting}" if is_cache else part.keys)
     return UserError(
         f"the run writes {decimal(disk.needed)} to the disk of {disk.folder}, where {decimal(disk.free)} are free: "
@@ -274,6 +274,6 @@ def print_parts(sizing: Sizing) -> None:
     for disk in sizing.disks:
         for part in disk.parts:
             if part.size >= disk.needed / 1000:
-                rows.append((part.name, part.stage, decimal(part.size), part.kept, part.keys))
-    columns = ("files", "stage", "disk", "kept", "fewer by")
-    print_table(f"Files of {sizing.images:,} images", columns, rows, numbers=("disk",), optional=("stage", "kept"))
+                rows.append((part.name, part.stage, decimal(part.size), part.place, part.keys))
+    columns = ("files", "stage", "disk", "place", "fewer by")
+    print_table(f"Files of {sizing.images:,} images", columns, rows, numbers=("disk",), optional=("stage", "place"))

@@ -107,19 +107,19 @@ class Part(NamedTuple):
         stage: The stage that writes them.
         name: What they are.
         size: Bytes.
-        kept: `kept`: in the stage's output; `temporary`: removed at the end of the stage; `cache`: in the cache.
+        place: `output`: in the stage's output; `temporary`: removed at the end of the stage; `cache`: in the cache.
         keys: Configuration keys that reduce them.
     """
 
     stage: str
     name: str
     size: int
-    kept: Literal["kept", "temporary", "cache"]
+    place: Literal["output", "temporary", "cache"]
     keys: str
 
 
 def _index_parts(config: Config, images: ImageCounts) -> list[Part]:
-    return [Part("index", "index and scores", _ROW_BYTES * images.listed, "kept", "fewer images")]
+    return [Part("index", "index and scores", _ROW_BYTES * images.listed, "output", "fewer images")]
 
 
 def _classifier_parts(config: Config, images: ImageCounts) -> list[Part]:
@@ -148,11 +148,13 @@ def _localization_parts(config: Config, images: ImageCounts) -> list[Part]:
     if localize.is_imported:
         height = round(images.file_height)
         size = 2 * images.maps * map_bytes(height, 4 * height // 3)  # float32, of the size of photographs
-        return [Part("localize", "localization maps", size, "kept", "smaller maps in localize.maps")]
+        return [Part("localize", "localization maps", size, "output", "smaller maps in localize.maps")]
     shape = features_shape(config.classifier)
     channels, height, width = shape
     maps = images.maps * map_bytes(height, width)
-    parts = [Part("localize", "localization maps", 2 * maps, "kept", "classifier.input_size")]  # and single-round maps
+    parts = [
+        Part("localize", "localization maps", 2 * maps, "output", "classifier.input_size")
+    ]  # and single-round maps
     intermediate = maps  # a copy of the single-round maps
     if localize.related:
         float_maps = 4 * height * width * images.maps
@@ -162,7 +164,7 @@ def _localization_parts(config: Config, images: ImageCounts) -> list[Part]:
         if RELATED_IMAGE_RULES[localize.related_by].needs_vectors:
             vectors = images.tagged * vector_bytes(channels)
             intermediate += vectors
-            parts.append(Part("localize", "image vectors", vectors, "kept", "localize.related_by=class"))
+            parts.append(Part("localize", "image vectors", vectors, "output", "localize.related_by=class"))
         features = images.tagged * features_bytes(shape)
         keys = "localize.related=0, classifier.input_size"
         parts.append(Part("localize", "features of localization", features, "temporary", keys))
@@ -175,13 +177,13 @@ def _affinity_parts(config: Config, images: ImageCounts) -> list[Part]:
         network = build_affinity_net(config.affinity_net)
         freeze(network, config.affinity_net)
     size = labels_bytes(images.height) * images.tagged
-    labels = Part("train_affinity", "confident labels", size, "kept", "data.max_side")
+    labels = Part("train_affinity", "confident labels", size, "output", "data.max_side")
     return [labels, *_weights_parts("train_affinity", network, "affinity_net.backbone")]
 
 
 def _mask_parts(config: Config, images: ImageCounts) -> list[Part]:
     size = 2 * labels_bytes(images.height) * (images.tagged + images.negatives)
-    return [Part("pseudo_masks", "pseudo masks", size, "kept", "data.max_side")]
+    return [Part("pseudo_masks", "pseudo masks", size, "output", "data.max_side")]
 
 
 def _segmenter_parts(config: Config, images: ImageCounts) -> list[Part]:
@@ -193,13 +195,13 @@ def _segmenter_parts(config: Config, images: ImageCounts) -> list[Part]:
 
 def _prediction_parts(config: Config, images: ImageCounts) -> list[Part]:
     size = 2 * labels_bytes(images.file_height) * images.predicted
-    return [Part("predict", "predictions", size, "kept", "predict.split")]
+    return [Part("predict", "predictions", size, "output", "predict.split")]
 
 
 def _weights_parts(stage: str, network: nn.Module, keys: str) -> list[Part]:
     """Weights and checkpoints of a training. There are two checkpoints while one is replaced."""
     return [
-        Part(stage, "weights", weights_bytes(network), "kept", keys),
+        Part(stage, "weights", weights_bytes(network), "output", keys),
         Part(stage, "checkpoints", 2 * checkpoint_bytes(network), "temporary", keys),
     ]
 

@@ -21,7 +21,7 @@ class RunContext:
         tracker: MLflow run.
         origins: layer that each configuration value comes from, by dotted key.
         recompute: whether the stage is recomputed on request and must not reuse anything from earlier calls.
-        inputs: folders of the finished outputs of earlier stages, by stage.
+        stage_outputs: folders of the finished outputs of earlier stages, by stage.
         seconds: wall time of earlier stages.
         computed: whether this call computed these stages, rather than finding them finished.
         sources: the image sources; None in contexts that do not run the stage `index`.
@@ -34,7 +34,7 @@ class RunContext:
     tracker: Tracker
     origins: Mapping[str, str]
     recompute: bool = False
-    inputs: Mapping[str, Path] = field(default_factory=dict)
+    stage_outputs: Mapping[str, Path] = field(default_factory=dict)
     seconds: Mapping[str, float] = field(default_factory=dict)
     computed: Mapping[str, bool] = field(default_factory=dict)
     sources: Sources | None = None
@@ -44,14 +44,14 @@ class RunContext:
         """The context after a stage has finished with its output in `folder`."""
         return replace(
             self,
-            inputs={**self.inputs, stage: folder},
+            stage_outputs={**self.stage_outputs, stage: folder},
             seconds={**self.seconds, stage: seconds},
             computed={**self.computed, stage: computed},
         )
 
     def result(self, stage: str, kind: type[Result]) -> Result:
         """The result of an earlier stage, as a record of type `kind`."""
-        return read_result(self.inputs[stage], kind)
+        return read_result(self.stage_outputs[stage], kind)
 
     @property
     def folder(self) -> RunFolder:

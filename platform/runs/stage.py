@@ -51,9 +51,9 @@ class Stage:
         sections: parts of the configuration that its output depends on.
         runs_once_reached: once a run has reached one of these stages, it also runs this stage, even after the stage at
             which it stops (`--until`).
-        kept: whether its output is stored under a key; otherwise the stage runs in every call and writes to the folder
-            of the run.
-        networks: whether it runs networks, so that its key includes the type of device.
+        is_stored: whether its output is stored under a key; otherwise the stage runs in every call and writes to the
+            folder of the run.
+        uses_networks: whether it runs networks, so that its key includes the type of device.
         takes_part: returns whether a run with a given configuration includes this stage.
         is_imported: returns whether its output is that of another program. It then depends on files alone, and
             `sections` are not part of its key.
@@ -64,8 +64,8 @@ class Stage:
     needs: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()
     runs_once_reached: tuple[str, ...] = ()
-    kept: bool = True
-    networks: bool = True
+    is_stored: bool = True
+    uses_networks: bool = True
     takes_part: Callable[[Config], bool] = lambda _: True
     is_imported: Callable[[Config], bool] = lambda _: False
 
@@ -80,7 +80,7 @@ def run_stage(
     """
     start_time = time.monotonic()
     workspace = context.workspace
-    if not stage.kept:
+    if not stage.is_stored:
         stage.module.run(config, context)
         return context.after(stage.name, context.folder.path, seconds=time.monotonic() - start_time, computed=True)
 
@@ -90,7 +90,7 @@ def run_stage(
     seconds = time.monotonic() - start_time
 
     context = context.after(stage.name, folder, seconds=seconds, computed=computed)
-    workspace.record_outputs(context.name, context.inputs)
+    workspace.record_outputs(context.name, context.stage_outputs)
     status = f"{seconds:.1f} s" if computed else "already computed"
     console.print(f"[bold]{stage.name}[/bold]: {status}", markup=True)
     if computed:
@@ -111,9 +111,9 @@ def key_parts(stage: Stage, config: Config, context: RunContext) -> dict[str, An
         value = getattr(config, name)
         configuration[name] = value.model_dump(mode="json") if isinstance(value, Section) else value
 
-    device = config.compute.device if stage.networks else None
+    device = config.compute.device if stage.uses_networks else None
     inputs = stage.module.inputs(config, context) if hasattr(stage.module, "inputs") else None
-    needs = [name for name in stage.needs if name in context.inputs]
+    needs = [name for name in stage.needs if name in context.stage_outputs]
     return {
         "stage": stage.name,
         "made with": made_with(stage.module.__name__, device),

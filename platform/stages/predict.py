@@ -107,7 +107,7 @@ def run(config: Config, context: RunContext) -> PredictResult:
     map_table(
         rows,
         context.output / "predictions",
-        make_worker=functools.partial(PredictRows, config, context.inputs["train_segmenter"], context.classes),
+        make_worker=functools.partial(PredictRows, config, context.stage_outputs["train_segmenter"], context.classes),
         label="predict",
         compute=config.compute,
         network=True,

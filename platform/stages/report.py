@@ -61,32 +61,34 @@ def run(config: Config, context: RunContext) -> StageResult:
 
     for stage, network in _TRAININGS.items():
         if network in records:
-            context.tracker.log(network, context.inputs[stage] / STEPS)
+            context.tracker.log(network, context.stage_outputs[stage] / STEPS)
     _track(config, context, data.scores, data.seconds)
     return StageResult(counts={"panels": len(data.panels)})
 
 
 def report_data(config: Config, context: RunContext, training: Mapping[str, TrainingLog]) -> ReportData:
     """Collects the content of the report from the stages that were reached."""
-    results = {stage: context.result(stage, StageResult) for stage in context.inputs}
+    results = {stage: context.result(stage, StageResult) for stage in context.stage_outputs}
     notes = [note for result in results.values() for note in result.remarks()]
-    rejects = read_table(context.inputs["index"] / "rejects.parquet", ["reason"])["reason"].to_pylist()
+    rejects = read_table(context.stage_outputs["index"] / "rejects.parquet", ["reason"])["reason"].to_pylist()
     if rejects:
         counts = collections.Counter(rejects).most_common()
         reasons = join_shortened([f"{count} x {reason}" for reason, count in counts])
         notes.append(f"{len(rejects)} images rejected: {reasons}; `mcis index browse --name {context.name}` lists them")
 
-    scores = read_scores(context.inputs)
+    scores = read_scores(context.stage_outputs)
     curves: dict[str, Curve] = {}
-    if "evaluate" in context.inputs:
-        points = read_json(context.inputs["evaluate"] / CURVES)
+    if "evaluate" in context.stage_outputs:
+        points = read_json(context.stage_outputs["evaluate"] / CURVES)
         curves = {name: Curve(*values) for name, values in points.items()}
     panels = _panels_of_run(config, context)
     relations = relations_of_run(config, context) if any(panel.maps for panel in panels) else None
     pair_data = None
     if relations:
-        classifier = context.inputs["train_classifier"]
-        pair_data = PairData(config, len(context.classes), classifier, context.inputs["localize"] / "single", relations)
+        classifier = context.stage_outputs["train_classifier"]
+        pair_data = PairData(
+            config, len(context.classes), classifier, context.stage_outputs["localize"] / "single", relations
+        )
     return ReportData(
         name=context.name,
         sources=config.sources,
@@ -114,8 +116,8 @@ def _training_records(context: RunContext) -> dict[str, list[dict[str, Any]]]:
     """Records of the finished trainings by network. A classifier that was trained elsewhere has none."""
     logs = {}
     for stage, network in _TRAININGS.items():
-        if stage in context.inputs:
-            records = read_records(context.inputs[stage] / STEPS)
+        if stage in context.stage_outputs:
+            records = read_records(context.stage_outputs[stage] / STEPS)
             if records:
                 logs[network] = records
     return logs
@@ -137,7 +139,7 @@ def _track(config: Config, context: RunContext, scores: Sequence[Score], seconds
 
     is_trial = tracker.parent is not None
     log_model = not is_trial if config.tracking.model is None else config.tracking.model
-    if log_model and "train_segmenter" in context.inputs:
+    if log_model and "train_segmenter" in context.stage_outputs:
         tracker.model()
 
 
@@ -147,7 +149,7 @@ def _panels_of_run(config: Config, context: RunContext) -> list[Panel]:
     Ground truth is shown only after it was scored (`evaluate`). Training images are predicted here, only for display.
     """
     half = config.report.panels // 2
-    second_split = context.result("predict", PredictResult).split if "predict" in context.inputs else "val"
+    second_split = context.result("predict", PredictResult).split if "predict" in context.stage_outputs else "val"
     if second_split == "train":
         counts = {"train": 2 * half}
     else:
@@ -199,18 +201,18 @@ def _rankings(context: RunContext, scores: Sequence[Score]) -> dict[str, Ranking
     rankings: dict[str, Ranking] = {}
     masks = [score for score in scores if score.output == "pseudo_masks"]
     if masks:
-        rankings["train"] = rank_by_miou(context.inputs["evaluate"], masks[0])
-    elif "pseudo_masks" in context.inputs:
-        rankings["train"] = rank_by_ignored(context.inputs["pseudo_masks"] / "masks")
+        rankings["train"] = rank_by_miou(context.stage_outputs["evaluate"], masks[0])
+    elif "pseudo_masks" in context.stage_outputs:
+        rankings["train"] = rank_by_ignored(context.stage_outputs["pseudo_masks"] / "masks")
 
-    if "predict" in context.inputs:
+    if "predict" in context.stage_outputs:
         split = context.result("predict", PredictResult).split
         segmentation = [score for score in scores if score.output == "segmentation"]
         if segmentation:
             shown_score = max(segmentation, key=lambda score: bool(score.crf))
-            rankings[split] = rank_by_miou(context.inputs["evaluate"], shown_score)
+            rankings[split] = rank_by_miou(context.stage_outputs["evaluate"], shown_score)
         else:
-            rankings[split] = rank_by_absent_tags(context.inputs["predict"] / "predictions", context.classes)
+            rankings[split] = rank_by_absent_tags(context.stage_outputs["predict"] / "predictions", context.classes)
     return rankings
 
 
@@ -221,10 +223,10 @@ def panels_of(config: Config, context: RunContext, rows: pa.Table, split: str, *
         predict: whether images of another split than the predicted one are predicted here.
     """
     classes = context.classes
-    inputs = context.inputs
+    stage_outputs = context.stage_outputs
     predictions = _predictions(config, context, rows, split, predict=predict)
-    maps = Shards(inputs["localize"] / "maps") if "localize" in inputs else None
-    masks = Shards(inputs["pseudo_masks"] / "masks") if "pseudo_masks" in inputs else None
+    maps = Shards(stage_outputs["localize"] / "maps") if "localize" in stage_outputs else None
+    masks = Shards(stage_outputs["pseudo_masks"] / "masks") if "pseudo_masks" in stage_outputs else None
 
     panels = []
     for row in rows.to_pylist():
@@ -232,7 +234,7 @@ def panels_of(config: Config, context: RunContext, rows: pa.Table, split: str, *
         image = read_rgb(row["uri"], max_side=config.data.max_side, value_range=config.data.value_range)
         height, width = image.shape[:2]
         truth = None
-        if "evaluate" in inputs and row["mask_uri"] and stamp(row["mask_uri"]):
+        if "evaluate" in stage_outputs and row["mask_uri"] and stamp(row["mask_uri"]):
             truth = resize_labels(truth_of_row(row, len(classes)), height, width)
         prediction = predictions.get(image_id)
         mask = masks.rows(image_id) if masks and image_id in masks else None
@@ -257,21 +259,21 @@ def _predictions(
     config: Config, context: RunContext, rows: pa.Table, split: str, *, predict: bool
 ) -> dict[str, NDArray[np.uint8]]:
     """Predicted labels by image id, refined by the CRF if it is on; empty if the run has not reached `predict`."""
-    if "predict" not in context.inputs:
+    if "predict" not in context.stage_outputs:
         return {}
 
     predictions: dict[str, NDArray[np.uint8]] = {}
     if split == context.result("predict", PredictResult).split:
-        shards = Shards(context.inputs["predict"] / "predictions")
+        shards = Shards(context.stage_outputs["predict"] / "predictions")
         for image_id in rows["image_id"].to_pylist():
             if image_id in shards:
                 (row,) = shards.rows(image_id).to_pylist()
                 predictions[image_id] = decode_labels(row["crf"] or row["plain"])
         return predictions
-    if not predict or "train_segmenter" not in context.inputs:
+    if not predict or "train_segmenter" not in context.stage_outputs:
         return {}
 
-    trained = TrainedSegmenter(config, context.inputs["train_segmenter"], context.classes, config.data.max_side)
+    trained = TrainedSegmenter(config, context.stage_outputs["train_segmenter"], context.classes, config.data.max_side)
     predictor = Predictor(trained, gpu=False)
     for row in rows.select(["image_id", "uri"]).to_pylist():
         predictions[row["image_id"]] = predictor(row["uri"])

@@ -90,7 +90,7 @@ def run(config: Config, context: RunContext) -> StageResult:
         UserError: no image has a confident label, or the loss is not finite.
     """
     rows = _rows(config, context)
-    maps = Shards(context.inputs["localize"] / "maps")
+    maps = Shards(context.stage_outputs["localize"] / "maps")
     labels = context.output / "labels"
     worker = functools.partial(make_labels, config, len(context.classes), maps)
     map_table(with_maps_position(rows), labels, worker=worker, label="confident labels", compute=config.compute)

@@ -76,7 +76,7 @@ def run(config: Config, context: RunContext) -> StageResult:
     """
     section = config.segmenter
     classes = context.classes
-    folder = context.inputs["pseudo_masks"] / "masks"
+    folder = context.stage_outputs["pseudo_masks"] / "masks"
     masks = read_table(folder, ["image_id", "ignored", "cue"])
     rows = split_rows(context, "train", tagged=True, negatives=True, columns=_COLUMNS)
     if len(masks) != len(rows):
@@ -104,7 +104,7 @@ def run(config: Config, context: RunContext) -> StageResult:
     backbone = None
     if section.init == "classifier":
         classifier = build_classifier(config.classifier, len(classes))
-        backbone = load_trained(classifier, context.inputs["train_classifier"]).backbone.state_dict()
+        backbone = load_trained(classifier, context.stage_outputs["train_classifier"]).backbone.state_dict()
 
     return train_on_crops(
         "segmenter",

@@ -128,7 +128,9 @@ class Localizable:
     @property
     def state(self) -> dict[str, torch.Tensor]:
         """The classifier's weights."""
-        return dict(torch.load(self.context.inputs["train_classifier"] / WEIGHTS, weights_only=True)["state_dict"])
+        return dict(
+            torch.load(self.context.stage_outputs["train_classifier"] / WEIGHTS, weights_only=True)["state_dict"]
+        )
 
     def config(self, *overrides: str) -> Config:
         """The configuration with overrides `key=value`."""
@@ -142,7 +144,7 @@ class Localizable:
 
     def with_index(self, folder: Path, change: Callable[[int], dict[str, Any]]) -> "Localizable":
         """The same data set with another index: `change` returns new values of a row, given its number."""
-        index = self.context.inputs["index"]
+        index = self.context.stage_outputs["index"]
         table = read_table(index / "index.parquet")
         rows = [row | change(number) for number, row in enumerate(table.to_pylist())]
         write_table(folder / "index.parquet", pa.Table.from_pylist(rows, schema=table.schema))
@@ -158,8 +160,8 @@ class Localizable:
         return self._reading("train_classifier", folder)
 
     def _reading(self, stage: str, folder: Path) -> "Localizable":
-        inputs = {**self.context.inputs, stage: folder}
-        return Localizable(self.root, dataclasses.replace(self.context, inputs=inputs))
+        stage_outputs = {**self.context.stage_outputs, stage: folder}
+        return Localizable(self.root, dataclasses.replace(self.context, stage_outputs=stage_outputs))
 
 
 @pytest.fixture(scope="session")

@@ -54,7 +54,7 @@ def test_index_takes_a_table(ray_local: None, root: Path, tmp_path: Path) -> Non
 def test_overrides_are_values_or_texts(options: dict[str, Any], root: Path, indexed: RunResult) -> None:
     texts = [f"data.classes={root / 'classes.txt'}", "data.min_side=40"]
     repeated = api.run("voc", name="texts", until="index", **options | {"overrides": texts})
-    assert repeated.context.inputs["index"] == indexed.context.inputs["index"]
+    assert repeated.context.stage_outputs["index"] == indexed.context.stage_outputs["index"]
 
 
 def test_a_panel_has_the_image(indexed: RunResult) -> None:

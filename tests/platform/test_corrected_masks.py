@@ -110,7 +110,7 @@ def test_an_image_with_a_corrected_mask_is_scored_no_more_although_maps_stay(sma
 
 def test_corrected_masks_teach_as_they_are_and_are_not_scored(small: Any, tmp_path: Path) -> None:
     """Of two images; one mask lacks classes that are tagged. A changed mask is another input, the index is not."""
-    assert "train_classifier" in small.first.context.inputs  # the run before
+    assert "train_classifier" in small.first.context.stage_outputs  # the run before
     truth, folder = small.root / "SegmentationClassAug", tmp_path / "corrected"
     folder.mkdir()
     names = [path.name for path in sorted(truth.glob("train_*.png"))[:2]]
@@ -137,7 +137,7 @@ def test_corrected_masks_teach_as_they_are_and_are_not_scored(small: Any, tmp_pa
     assert not {"index", "train_classifier", "localize"} & set(computed(result))
     assert result.scores[-1].trained_on == "pseudo masks with corrected masks"
     for stage, table in (("pseudo_masks", "masks"), ("train_affinity", "labels")):
-        rows = Shards(result.context.inputs[stage] / table)
+        rows = Shards(result.context.stage_outputs[stage] / table)
         for name in names:
             (mask,) = rows.rows(name.removesuffix(".png"))["mask"].to_pylist()
             np.testing.assert_array_equal(decode_labels(mask), decode_labels((folder / name).read_bytes()))
@@ -161,7 +161,7 @@ def test_the_masks_to_correct_first_are_those_that_the_network_contradicts(small
     """Needs as a loop over pixels has them; the masks hold tags alone and are taken as corrected masks."""
     run, out = small.first.context, tmp_path / "corrected"
     predictor = Predictor.load(run.folder.path)
-    rows, masks = split_rows(run, "train", tagged=True).to_pylist(), Shards(run.inputs["pseudo_masks"] / "masks")
+    rows, masks = split_rows(run, "train", tagged=True).to_pylist(), Shards(run.stage_outputs["pseudo_masks"] / "masks")
     both = []
     for row in rows:
         (mask,) = masks.rows(row["image_id"])["labels"].to_pylist()

@@ -55,8 +55,8 @@ def evaluated(workspace: Workspace, paths: list[Path], name: str, seed: int) -> 
     context = mask_files.prepare_evaluation(workspace.root, paths, name=name, seed=seed)
     config = resolve("voc", "scratch", overrides=["compute.shard_rows=5"]).config
     write_result(context.output, evaluation.run(config, context), key=name)
-    done = dataclasses.replace(context, inputs={**context.inputs, "evaluate": context.output})
-    workspace.record_outputs(name, done.inputs)
+    done = dataclasses.replace(context, stage_outputs={**context.stage_outputs, "evaluate": context.output})
+    workspace.record_outputs(name, done.stage_outputs)
     return done
 
 
@@ -68,8 +68,8 @@ def first(ray_local: None, workspace: Workspace, paths: list[Path]) -> RunContex
 def test_scores_equal_those_of_an_independent_program_to_the_last_digit(first: RunContext, paths: list[Path]) -> None:
     import score_agreement
 
-    scores = read_json(first.inputs["evaluate"] / SCORES)
-    expected = score_agreement.independent_scores(paths, first.inputs["predict"] / "predictions")
+    scores = read_json(first.stage_outputs["evaluate"] / SCORES)
+    expected = score_agreement.independent_scores(paths, first.stage_outputs["predict"] / "predictions")
     assert [score["name"] for score in scores] == ["plain", "with CRF"]
     for score, of_plain in zip(scores, expected, strict=True):
         assert {name: score[name] for name in of_plain} == of_plain
@@ -90,8 +90,8 @@ def test_masks_of_images_above_the_default_limit_are_checked(workspace: Workspac
 
 
 def test_counts_of_images_sum_to_the_confusion_matrix(first: RunContext, paths: list[Path]) -> None:
-    for score in read_scores(first.inputs):
-        counted = read_counts(first.inputs["evaluate"], score)
+    for score in read_scores(first.stage_outputs):
+        counted = read_counts(first.stage_outputs["evaluate"], score)
         assert counted.image_ids == [path.stem for path in paths]
         total = np.zeros((21, 21), int)
         for true, label, _, pixels in zip(*counted.counts, strict=True):
@@ -105,7 +105,7 @@ def test_counts_of_images_sum_to_the_confusion_matrix(first: RunContext, paths: 
 
 def test_classes_with_much_worse_predictions_than_masks_are_named(first: RunContext) -> None:
     """A class is named if it is more than 15 points worse after the CRF; classes without a score are not."""
-    plain, refined = read_scores(first.inputs)
+    plain, refined = read_scores(first.stage_outputs)
     at: dict[str, float | None] = dict.fromkeys(plain.iou, 60.0)
     far, near, absent = first.classes[:3]
     masks = dataclasses.replace(plain, output="pseudo_masks", iou=at | {absent: None})

@@ -303,9 +303,9 @@ def test_the_page_scores_each_image_as_the_run_did(browser: "Chrome", ended: pip
     page = ended.context.folder.report
     opened(browser, page)
     (score,) = (score for score in ended.scores if score.output == "localization_maps" and score.related)
-    counted = read_counts(ended.context.inputs["evaluate"], score)
+    counted = read_counts(ended.context.stage_outputs["evaluate"], score)
     classes = len(ended.context.classes)
-    curve = read_json(ended.context.inputs["evaluate"] / CURVES)[score.name]
+    curve = read_json(ended.context.stage_outputs["evaluate"] / CURVES)[score.name]
     assert score.threshold is not None
     best = round(score.threshold * BINS)
     images = embedded(page)["images"]

@@ -23,7 +23,7 @@ def out(small: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def train_rows(small: Any) -> dict[str, dict[str, Any]]:
-    index = read_table(small.first.context.inputs["index"] / "index.parquet").to_pylist()
+    index = read_table(small.first.context.stage_outputs["index"] / "index.parquet").to_pylist()
     return {row["image_id"]: row for row in index if row["split"] == "train"}
 
 
@@ -44,7 +44,7 @@ def test_maps_have_the_size_of_their_image(small: Any, out: Path) -> None:
 
 
 def test_masks_are_those_of_the_stage(small: Any, out: Path) -> None:
-    mask = Shards(small.first.context.inputs["pseudo_masks"] / "masks").rows("train_000003")
+    mask = Shards(small.first.context.stage_outputs["pseudo_masks"] / "masks").rows("train_000003")
     masks = out / "masks" / "VOCdevkit" / "VOC2012" / "SegmentationClass"
     assert (masks / "train_000003.png").read_bytes() == mask["mask"][0].as_py()
     assert (out / "predictions" / "labels.csv").read_text() == (out / "masks" / "labels.csv").read_text()

@@ -231,7 +231,7 @@ def test_masks_are_pseudo_masks_with_unsure_pixels_as_background(small: Any, the
     pairs = []
     for path in sorted(theirs.masks.glob("*.png")):
         labels = decode_labels(path.read_bytes())
-        stored = Shards(run.context.inputs["pseudo_masks"] / "masks").rows(path.stem)
+        stored = Shards(run.context.stage_outputs["pseudo_masks"] / "masks").rows(path.stem)
         np.testing.assert_array_equal(decode_labels(stored["mask"][0].as_py()), labels)
         pairs.append((theirs.truth[path.stem], np.where(labels == 255, 0, labels)))
     assert score.miou == pytest.approx(iou_metric(pairs), abs=0.006)
@@ -357,7 +357,7 @@ def test_maps_that_are_missing_or_of_other_classes(small: Any, theirs: Files, tm
         run, "localize"
     )
     assert f"1 of 25 map files in {tmp_path} belong to no image" in notes(run, "localize")
-    stored = image_maps(Shards(run.context.inputs["localize"] / "maps"), first.stem)
+    stored = image_maps(Shards(run.context.stage_outputs["localize"] / "maps"), first.stem)
     assert stored.classes.tolist() == tags
     assert not stored.maps[0].any()
 
@@ -410,7 +410,7 @@ def test_maps_of_the_project_give_the_same_scores_when_imported(
 def test_maps_of_the_project_give_the_same_masks_when_imported(
     reimported: tuple[pipeline.RunResult, pipeline.RunResult],
 ) -> None:
-    own, again = (read_table(run.context.inputs["pseudo_masks"] / "masks") for run in reimported)
+    own, again = (read_table(run.context.stage_outputs["pseudo_masks"] / "masks") for run in reimported)
     assert own.equals(again)
 
 

@@ -75,14 +75,14 @@ def test_the_recipe_runs_from_lists_to_scores(ray_local: None, tmp_path: Path) -
         options[f"weights.{key}_backbone"] = str(tmp_path / f"{backbone}.pth")
         torch.save(BACKBONES[backbone]().body.state_dict(), options[f"weights.{key}_backbone"])
     result = run(None, tmp_path / "workspace", options, *SHRUNK)
-    steps = (result.context.inputs["train_classifier"] / "steps.jsonl").read_text()
+    steps = (result.context.stage_outputs["train_classifier"] / "steps.jsonl").read_text()
     assert {f'"{term}"' for term in ("basic", "co_attention", "contrastive", "equivariant", "cross")} <= set(
         part.strip(" {") for line in steps.splitlines() for pair in line.split(",") for part in pair.split(":")[:1]
     )
     assert result.context.result("train_classifier", StageResult).counts["steps"] == 2
     assert result.context.result("train_affinity", StageResult).counts["steps"] == 2
     assert result.context.result("pseudo_masks", MasksResult).background_cue == "affinity"
-    folder = result.context.inputs["localize"]
+    folder = result.context.stage_outputs["localize"]
     maps = read_table(folder / "maps")
     assert maps.equals(read_table(folder / "single"))
     values = np.array(maps["map"].to_pylist())

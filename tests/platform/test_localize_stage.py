@@ -38,7 +38,7 @@ def test_features_of_an_image_do_not_depend_on_its_batch(localizable: Any, tmp_p
 
     def embed(folder: Path, rows_per_call: int) -> tuple[pa.Table, np.ndarray]:
         """The rows of maps and the features of all images, (30, 24, 8, 8)."""
-        weights = context.inputs["train_classifier"]
+        weights = context.stage_outputs["train_classifier"]
         worker = Embed(localizable.config(), weights, len(context.classes), None, folder)
         worker.model.backbone.register_forward_hook(lambda module, inputs, output: batch_sizes.add(len(inputs[0])))
         parts = [worker(table.slice(first, rows_per_call)) for first in range(0, 30, rows_per_call)]

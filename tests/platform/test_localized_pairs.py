@@ -37,7 +37,9 @@ def relations_of(config: Config, context: RunContext) -> tuple[Relations, NDArra
 
 def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
     """All maps, (T, H, W), pair by pair: features of both images, whole affinity, attention, class layer."""
-    model = load_trained(build_classifier(config.classifier, len(context.classes)), context.inputs["train_classifier"])
+    model = load_trained(
+        build_classifier(config.classifier, len(context.classes)), context.stage_outputs["train_classifier"]
+    )
     uris = split_rows(context, "train", tagged=True)["uri"].to_pylist()
     relations, is_source = relations_of(config, context)
     method = config.localize.method
@@ -91,7 +93,9 @@ def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
 
 def literal_released(config: Config, context: RunContext) -> tuple[list[torch.Tensor], int]:
     """The released maps of all tags, unrounded, (T, H, W), and the number of left-out parts (of 5 per map)."""
-    model = load_trained(build_classifier(config.classifier, len(context.classes)), context.inputs["train_classifier"])
+    model = load_trained(
+        build_classifier(config.classifier, len(context.classes)), context.stage_outputs["train_classifier"]
+    )
     layer = model.common_head if model.own_head else model.phi
     uris = split_rows(context, "train", tagged=True)["uri"].to_pylist()
     relations, _ = relations_of(config, context)
@@ -217,7 +221,7 @@ def test_float32_maps_differ_only_by_rounding(localizable: Any, tmp_path: Path) 
     context = localizable.into(tmp_path / "part")
     rows = split_rows(context, "train", tagged=True)
     relations, is_source = relations_of(config, context)
-    weights = context.inputs["train_classifier"]
+    weights = context.stage_outputs["train_classifier"]
     classes = len(context.classes)
     model = load_trained(build_classifier(config.classifier, classes), weights)
     size = config.classifier.input_size

@@ -129,12 +129,12 @@ def test_a_run_with_one_class_trains_on_negatives(run: pipeline.RunResult, drawn
 def test_masks_of_negatives_alone_train_no_segmenter(
     run: pipeline.RunResult, drawn: WithAndWithout, tmp_path: Path
 ) -> None:
-    masks = read_table(run.context.inputs["pseudo_masks"] / "masks")
+    masks = read_table(run.context.stage_outputs["pseudo_masks"] / "masks")
     ignored = pc.if_else(pc.equal(masks["cue"], "negative"), 0.0, 1.0).cast(pa.float32())
     masks = masks.set_column(masks.column_names.index("ignored"), "ignored", ignored)
     (tmp_path / "masks").mkdir()
     write_table(tmp_path / "masks" / f"part-{0:08d}-{len(masks):08d}.parquet", masks)
-    context = dataclasses.replace(run.context, inputs={**run.context.inputs, "pseudo_masks": tmp_path})
+    context = dataclasses.replace(run.context, stage_outputs={**run.context.stage_outputs, "pseudo_masks": tmp_path})
     count = len(drawn.named("disc", "train"))
     with pytest.raises(UserError, match=rf"all {count} pseudo masks of tagged images are ignored entirely"):
         train_segmenter.run(drawn.settings().config, context)
@@ -143,8 +143,8 @@ def test_masks_of_negatives_alone_train_no_segmenter(
 def test_masks_of_negatives_are_background_and_no_map_is_computed(
     run: pipeline.RunResult, drawn: WithAndWithout
 ) -> None:
-    masks = Shards(run.context.inputs["pseudo_masks"] / "masks")
-    maps = Shards(run.context.inputs["localize"] / "maps")
+    masks = Shards(run.context.stage_outputs["pseudo_masks"] / "masks")
+    maps = Shards(run.context.stage_outputs["localize"] / "maps")
     assert set(masks) == {*drawn.named("disc", "train"), *drawn.named("none", "train")}
     assert set(maps) == set(drawn.named("disc", "train"))
     for image in drawn.named("none", "train"):
@@ -193,7 +193,7 @@ def test_negatives_may_have_corrected_masks(run: pipeline.RunResult, drawn: With
 
     corrected = drawn.settings(f"data.corrected_masks={tmp_path}")
     again = pipeline.run(corrected, run.context.workspace, "corrected", until="pseudo_masks")
-    masks = Shards(again.context.inputs["pseudo_masks"] / "masks")
+    masks = Shards(again.context.stage_outputs["pseudo_masks"] / "masks")
     for image, mask in ((first, background), (second, objects)):
         (row,) = masks.rows(image).to_pylist()
         assert row["cue"] == "corrected"
@@ -230,13 +230,13 @@ def test_features_are_cached_once_and_belong_to_their_images(
     table = drawn.table.with_name("positives.csv")
     lines = drawn.table.read_text().splitlines()
     table.write_text("\n".join([lines[0], *(line for line in lines if ",disc,train" in line)]))
-    weights = first.context.inputs["train_classifier"] / WEIGHTS
+    weights = first.context.stage_outputs["train_classifier"] / WEIGHTS
     options = {"data.tags.table": str(table)}
     alone = resolve("tags", "photos", options, [*TINY_PHOTOS, f"weights.classifier={weights}"])
     second = pipeline.run(alone, workspace, "second", until="localize")
-    vectors = read_vectors(first.context.inputs["localize"] / VECTORS)
+    vectors = read_vectors(first.context.stage_outputs["localize"] / VECTORS)
     rounding = 2**-10  # of float16, as the images of a batch differ
-    np.testing.assert_allclose(vectors, read_vectors(second.context.inputs["localize"] / VECTORS), atol=rounding)
+    np.testing.assert_allclose(vectors, read_vectors(second.context.stage_outputs["localize"] / VECTORS), atol=rounding)
 
 
 def test_ground_truth_that_contradicts_negatives_shows_before_the_trainings(

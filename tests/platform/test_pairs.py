@@ -47,7 +47,7 @@ class Direct:
         self.config = config
         self.relations = relations
         network = build_classifier(config.classifier, len(context.classes))
-        self.model: CoAttentionClassifier = load_trained(network, context.inputs["train_classifier"])
+        self.model: CoAttentionClassifier = load_trained(network, context.stage_outputs["train_classifier"])
         self.model.requires_grad_(False)
 
     @torch.inference_mode()
@@ -102,7 +102,7 @@ class Examined:
 
     def data(self, row: int) -> Any:
         """The data of an image, as a script reads it."""
-        classifier = self.context.inputs["train_classifier"]
+        classifier = self.context.stage_outputs["train_classifier"]
         single = self.context.output / "single"
         pair_data = PairData(self.config, len(self.context.classes), classifier, single, self.relations)
         image_id = self.relations.rows["image_id"][row].as_py()
@@ -230,7 +230,7 @@ def test_the_attention_of_the_pointed_position_is_that_of_the_classifier(browser
     image_id = text(browser, "#pairs-shelf button[aria-pressed=true] .mono")
     row = relations.rows["image_id"].to_pylist().index(image_id)
     _, related = next(iter(relations.maps_of(row)))
-    stored = image_maps(Shards(run.context.inputs["localize"] / "maps"), image_id)
+    stored = image_maps(Shards(run.context.stage_outputs["localize"] / "maps"), image_id)
     grid = stored.grids.rows
     strongest = np.unravel_index(stored.maps[0].argmax(), stored.maps[0].shape)
     assert np.abs(np.subtract(shown_at(browser), strongest)).max() <= 1  # it is resized bicubically before

@@ -71,16 +71,16 @@ def kept(ray_local: None, root: Path, mlflow_store: Path, tmp_path_factory: Any)
 
 
 def weights(run: pipeline.RunResult) -> dict[str, torch.Tensor]:
-    content = torch.load(run.context.inputs["train_classifier"] / WEIGHTS, weights_only=True)
+    content = torch.load(run.context.stage_outputs["train_classifier"] / WEIGHTS, weights_only=True)
     state: dict[str, torch.Tensor] = content["state_dict"]
     return state
 
 
 def check_maps(actual: pipeline.RunResult, expected: pipeline.RunResult, tolerance: float) -> None:
     """Checks that the maps of two runs differ by at most a share of the highest expected value of each image."""
-    actual_folder = actual.context.inputs["localize"] / "maps"
+    actual_folder = actual.context.stage_outputs["localize"] / "maps"
     actual_shards = Shards(actual_folder)
-    expected_shards = Shards(expected.context.inputs["localize"] / "maps")
+    expected_shards = Shards(expected.context.stage_outputs["localize"] / "maps")
     for image_id in read_table(actual_folder)["image_id"].unique().to_pylist():
         actual_maps = image_maps(actual_shards, image_id).maps
         expected_maps = image_maps(expected_shards, image_id).maps
@@ -140,7 +140,7 @@ def test_features_of_images_and_flipped_images_are_cached_and_standardize_channe
 
 
 def test_masks_have_the_size_of_images_as_read_and_are_scored_at_full_size(kept: pipeline.RunResult) -> None:
-    masks = read_table(kept.context.inputs["pseudo_masks"] / "masks")
+    masks = read_table(kept.context.stage_outputs["pseudo_masks"] / "masks")
     sizes = {decode_labels(png.as_py()).shape for column in ("mask", "labels") for png in masks[column]}
     assert {max(size) for size in sizes} == {48}
     (score,) = [score for score in kept.scores if score.output == "pseudo_masks"]
@@ -149,19 +149,20 @@ def test_masks_have_the_size_of_images_as_read_and_are_scored_at_full_size(kept:
 
 def test_masks_are_computed_from_maps_after_the_random_walk(kept: pipeline.RunResult) -> None:
     """Computing a mask step by step, with the trained affinity network, gives the same mask."""
-    inputs, config = kept.context.inputs, settings(Path("unused")).config
-    masks = read_table(inputs["pseudo_masks"] / "masks")
+    stage_outputs = kept.context.stage_outputs
+    config = settings(Path("unused")).config
+    masks = read_table(stage_outputs["pseudo_masks"] / "masks")
     assert set(masks["cue"].to_pylist()) == {"affinity"}
     (score,) = [score for score in kept.scores if score.output == "pseudo_masks"]
     assert score.background_cue == "affinity"
-    labels = read_table(inputs["train_affinity"] / "labels")
+    labels = read_table(stage_outputs["train_affinity"] / "labels")
     assert labels["image_id"].to_pylist() == masks["image_id"].to_pylist()
     shares = [float((decode_labels(png.as_py()) != 255).mean()) for png in labels["mask"]]
     np.testing.assert_allclose(labels["confident"].to_numpy(), shares, atol=1e-6)
-    rows = read_table(inputs["index"] / "index.parquet")
+    rows = read_table(stage_outputs["index"] / "index.parquet")
     row = next(row for row in rows.to_pylist() if row["image_id"] == masks["image_id"][0].as_py())
-    table = Shards(inputs["localize"] / "maps")
-    walk = AffinityWalk(config, inputs["train_affinity"], gpu=False)
+    table = Shards(stage_outputs["localize"] / "maps")
+    walk = AffinityWalk(config, stage_outputs["train_affinity"], gpu=False)
     walked, still = tagged_maps(row, table, config, walk=walk), tagged_maps(row, table, config)
     assert walked.scores.shape == still.scores.shape
     assert walked.scores.max() <= 1
@@ -173,7 +174,7 @@ def test_masks_are_computed_from_maps_after_the_random_walk(kept: pipeline.RunRe
 def test_the_affinity_network_is_trained_on_a_frozen_backbone(kept: pipeline.RunResult) -> None:
     config = settings(Path("unused")).config.affinity_net
     fresh = build_affinity_net(config)
-    trained = load_trained(build_affinity_net(config), kept.context.inputs["train_affinity"])
+    trained = load_trained(build_affinity_net(config), kept.context.stage_outputs["train_affinity"])
     load_pretrained(fresh.backbone, bundled_weights(BUNDLED_BACKBONES[2]))
     for name, value in fresh.backbone.state_dict().items():
         assert torch.equal(trained.backbone.state_dict()[name], value), name
@@ -181,7 +182,7 @@ def test_the_affinity_network_is_trained_on_a_frozen_backbone(kept: pipeline.Run
 
 
 def test_vectors_for_nearest_images_are_means_of_features(kept: pipeline.RunResult) -> None:
-    vectors = read_vectors(kept.context.inputs["localize"] / VECTORS)
+    vectors = read_vectors(kept.context.stage_outputs["localize"] / VECTORS)
     assert vectors.shape == (20, 472)
     assert (np.linalg.norm(vectors, axis=1) <= 1).all()
 
@@ -234,7 +235,7 @@ def test_without_a_cache_the_same_weights_are_trained(kept: pipeline.RunResult, 
     """As on nodes that share no disk. Features differ by the rounding of the cache to float16."""
     run = pipeline.run(settings(root, "compute.cache_gb=0"), Workspace(tmp_path), "none", until="train_classifier")
     assert not list(run.context.workspace.cache.glob("features-*"))
-    assert not (run.context.inputs["train_classifier"] / "features").exists()
+    assert not (run.context.stage_outputs["train_classifier"] / "features").exists()
     expected = weights(kept)
     for name, value in weights(run).items():
         torch.testing.assert_close(value, expected[name], atol=2e-4, rtol=2e-3, msg=name)

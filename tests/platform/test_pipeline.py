@@ -115,7 +115,7 @@ def test_a_run_with_the_configuration_file_of_another_computes_nothing(small: An
 def test_a_changed_threshold_never_retrains_the_classifier(small: Any) -> None:
     other = small.run("other", "pseudo_masks.score_floor=0.2", until="pseudo_masks")
     assert computed(other) == ["pseudo_masks", "evaluate", "report"]
-    assert other.context.inputs["train_classifier"] == small.first.context.inputs["train_classifier"]
+    assert other.context.stage_outputs["train_classifier"] == small.first.context.stage_outputs["train_classifier"]
     assert other.context.tracker.run_id != small.first.context.tracker.run_id
     kept = [s for s in small.first.scores if s.output in ("localization_maps", "baseline")]
     assert [s for s in other.scores if s.output != "pseudo_masks"] == kept
@@ -153,9 +153,9 @@ def test_another_map_scale_changes_scores_and_masks_but_not_maps(small: Any) -> 
     other = small.run("range", "maps.scale=range", until="pseudo_masks")
     assert computed(other) == ["pseudo_masks", "evaluate", "report"]
     assert [s.map_scale for s in other.scores] == ["range"] * 3 + [None] * 2
-    masks = [read_table(r.context.inputs["pseudo_masks"] / "masks")["labels"] for r in (first, other)]
+    masks = [read_table(r.context.stage_outputs["pseudo_masks"] / "masks")["labels"] for r in (first, other)]
     assert masks[0] != masks[1]
-    curves = [read_json(r.context.inputs["evaluate"] / "curves.json") for r in (first, other)]
+    curves = [read_json(r.context.stage_outputs["evaluate"] / "curves.json") for r in (first, other)]
     assert all(curves[0][name] != curves[1][name] for name in curves[0])
 
 
@@ -181,7 +181,7 @@ def test_scores_of_a_run_that_ends_earlier_are_computed_again(small: Any) -> Non
 def trained_weights(run: pipeline.RunResult) -> list[dict[str, bytes]]:
     """The weights of both networks of a run."""
     stages = ("train_classifier", "train_segmenter")
-    return [bytes_of(run.context.inputs[stage] / "weights.pt") for stage in stages]
+    return [bytes_of(run.context.stage_outputs[stage] / "weights.pt") for stage in stages]
 
 
 def bytes_of(path: Path) -> dict[str, bytes]:
@@ -194,7 +194,7 @@ def test_tags_that_predictions_lack_are_counted_and_noted(small: Any, monkeypatc
     monkeypatch.setattr(predict, "_MIN_TAGGED", 1)
     context = small.run("noted", "predict.scales=[0.5]").context
     tags = split_rows(context, "val", columns=["tags"])["tags"]
-    predictions = read_table(context.inputs["predict"] / "predictions")
+    predictions = read_table(context.stage_outputs["predict"] / "predictions")
     for row, own in zip(predictions.to_pylist(), tags.to_pylist(), strict=True):
         predicted_labels = set(np.unique(decode_labels(row["crf"] or row["plain"])).tolist())
         assert row["absent_tags"] == [tag for tag in own if tag + 1 not in predicted_labels]
@@ -248,8 +248,8 @@ def test_a_run_without_truth_has_no_scores_and_a_note(truth_runs: TruthRuns) -> 
     ("stage", "table"), [("localize", "maps"), ("pseudo_masks", "masks"), ("predict", "predictions")]
 )
 def test_outputs_without_truth_are_the_same(small: Any, truth_runs: TruthRuns, stage: str, table: str) -> None:
-    without = read_table(truth_runs.without.context.inputs[stage] / table)
-    with_truth = read_table(small.first.context.inputs[stage] / table)
+    without = read_table(truth_runs.without.context.stage_outputs[stage] / table)
+    with_truth = read_table(small.first.context.stage_outputs[stage] / table)
     assert without.equals(with_truth)
 
 
@@ -264,8 +264,8 @@ def test_added_truth_is_scored_without_training_again(small: Any, truth_runs: Tr
 
 def test_changed_truth_changes_scores_and_nothing_else(truth_runs: TruthRuns) -> None:
     assert computed(truth_runs.flipped) == ["evaluate", "report"]
-    before = {**truth_runs.scored.context.inputs, "evaluate": None, "report": None}
-    after = {**truth_runs.flipped.context.inputs, "evaluate": None, "report": None}
+    before = {**truth_runs.scored.context.stage_outputs, "evaluate": None, "report": None}
+    after = {**truth_runs.flipped.context.stage_outputs, "evaluate": None, "report": None}
     assert before == after
 
     mious = []
@@ -315,8 +315,8 @@ def test_full_supervision_trains_on_ground_truth_masks_and_marks_its_scores(smal
     assert "ground truth" in full.scores[0].settings().values()
     assert "ground truth" not in [score.trained_on for score in small.first.scores]
     assert "trained on the masks of the data set" in full.context.folder.report.read_text()
-    masks = Shards(full.context.inputs["pseudo_masks"] / "masks")
-    for row in read_table(full.context.inputs["index"] / "index.parquet").to_pylist():
+    masks = Shards(full.context.stage_outputs["pseudo_masks"] / "masks")
+    for row in read_table(full.context.stage_outputs["index"] / "index.parquet").to_pylist():
         if row["split"] == "train":
             (mask,) = masks.rows(row["image_id"])["mask"].to_pylist()
             truth = np.array(Image.open(small.root / "SegmentationClassAug" / f"{row['image_id']}.png"))
@@ -391,7 +391,7 @@ def test_a_given_classifier_is_used_without_its_initial_weights(
     small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`weights.classifier_backbone` names a missing file. It is not needed, because nothing is trained from it."""
-    weights = small.first.context.inputs["train_classifier"] / "weights.pt"
+    weights = small.first.context.stage_outputs["train_classifier"] / "weights.pt"
     shutil.copy(weights, tmp_path / "mine.pt")
     monkeypatch.setenv("HOME", str(tmp_path))
     values = (
@@ -406,9 +406,9 @@ def test_a_given_classifier_is_used_without_its_initial_weights(
     trained = result.context.result("train_classifier", StageResult)
     assert trained.counts == {"steps": 0}
     assert "not trained but taken from" in trained.notes[0]
-    assert bytes_of(result.context.inputs["train_classifier"] / "weights.pt") == bytes_of(weights)
+    assert bytes_of(result.context.stage_outputs["train_classifier"] / "weights.pt") == bytes_of(weights)
     for table in ("single", "maps"):
-        ours, theirs = (read_table(r.context.inputs["localize"] / table) for r in (result, small.first))
+        ours, theirs = (read_table(r.context.stage_outputs["localize"] / table) for r in (result, small.first))
         assert ours.equals(theirs)
 
 
@@ -425,7 +425,7 @@ def test_a_given_classifier_is_used_without_its_initial_weights(
 def test_a_given_classifier_that_is_missing_or_does_not_fit_is_refused_before_the_run(
     small: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, weights: str, more: Any, found: str
 ) -> None:
-    shutil.copy(small.first.context.inputs["train_classifier"] / "weights.pt", tmp_path / "mine.pt")
+    shutil.copy(small.first.context.stage_outputs["train_classifier"] / "weights.pt", tmp_path / "mine.pt")
     (tmp_path / "garbage.pt").write_bytes(b"PK garbage")
     (tmp_path / "reversed.txt").write_text("\n".join(reversed(small.first.context.classes)) + "\n")
     monkeypatch.chdir(tmp_path)
@@ -531,10 +531,10 @@ def without_related(small: Any) -> pipeline.RunResult:
 def test_without_related_images_the_maps_are_the_single_round_maps(
     small: Any, without_related: pipeline.RunResult
 ) -> None:
-    folder = without_related.context.inputs["localize"]
+    folder = without_related.context.stage_outputs["localize"]
     single_round = read_table(folder / "single")
     assert read_table(folder / "maps").equals(single_round)
-    assert single_round.equals(read_table(small.first.context.inputs["localize"] / "single"))
+    assert single_round.equals(read_table(small.first.context.stage_outputs["localize"] / "single"))
     assert [score.output for score in without_related.scores] == ["localization_maps", "baseline", "baseline"]
 
 
@@ -555,7 +555,7 @@ def test_compare_shows_the_maps_of_both_runs(small: Any, without_related: pipeli
 
 def expected_heat(run: pipeline.RunResult, image_id: str, photograph: Any) -> Any:
     """The picture of an image's maps over its photograph, computed from the output of `localize`."""
-    maps = image_maps(Shards(run.context.inputs["localize"] / "maps"), image_id)
+    maps = image_maps(Shards(run.context.stage_outputs["localize"] / "maps"), image_id)
     longest = max(photograph.size)
     width, height = photograph.size
     scores = score_maps(

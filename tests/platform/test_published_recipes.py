@@ -140,14 +140,14 @@ def compare(config: Any, context: RunContext) -> None:
     A small rounding of a map changes many labels where the map is nearly constant, so masks are made from stored maps.
     """
     module = straight_line()
-    state = torch.load(context.inputs["train_classifier"] / WEIGHTS, weights_only=True)["state_dict"]
+    state = torch.load(context.stage_outputs["train_classifier"] / WEIGHTS, weights_only=True)["state_dict"]
     classifier = module.Classifier(state, released=config.recipe == "released")
     relations = relations_of_run(config, context)
     assert relations
     rows = relations.rows.to_pylist()
     examples = [example_of(module, row) for row in rows]
-    maps = Shards(context.inputs["localize"] / "maps")
-    masks = Shards(context.inputs["pseudo_masks"] / "masks")
+    maps = Shards(context.stage_outputs["localize"] / "maps")
+    masks = Shards(context.stage_outputs["pseudo_masks"] / "masks")
 
     spreads = []
     pixels = 0

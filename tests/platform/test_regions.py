@@ -96,7 +96,7 @@ def make_masks(small: Any) -> Callable[..., RunResult]:
 
 def labels_of(result: RunResult) -> list[NDArray[np.uint8]]:
     """The labels of all masks."""
-    table = read_table(result.context.inputs["pseudo_masks"] / "masks")
+    table = read_table(result.context.stage_outputs["pseudo_masks"] / "masks")
     return [np.asarray(decode_labels(png)) for png in table["labels"].to_pylist()]
 
 
@@ -131,7 +131,7 @@ def test_a_changed_file_changes_the_key_and_a_moved_folder_does_not(
     shutil.copytree(quarters, moved)  # with modification times
     first = make_masks("here", *SEGMENTS, f"pseudo_masks.segments.folder={quarters}")
     there = make_masks("there", *SEGMENTS, f"pseudo_masks.segments.folder={moved}")
-    assert there.context.inputs["pseudo_masks"] == first.context.inputs["pseudo_masks"]
+    assert there.context.stage_outputs["pseudo_masks"] == first.context.stage_outputs["pseudo_masks"]
 
     file = next(moved.iterdir())
     stamp = file.stat()
@@ -139,7 +139,7 @@ def test_a_changed_file_changes_the_key_and_a_moved_folder_does_not(
     os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))
     assert file.stat().st_size == stamp.st_size, "only its content is another"
     changed = make_masks("there", *SEGMENTS, f"pseudo_masks.segments.folder={moved}")
-    assert changed.context.inputs["pseudo_masks"] != first.context.inputs["pseudo_masks"]
+    assert changed.context.stage_outputs["pseudo_masks"] != first.context.stage_outputs["pseudo_masks"]
 
 
 def test_missing_segments_are_listed(

@@ -56,7 +56,7 @@ def test_a_run_on_moved_photographs_is_relocated(moved: Moved, small: Any) -> No
 
     assert after.result("index", IndexResult).counts["opened"] == 0
     stages = ("train_classifier", "localize", "pseudo_masks", "evaluate")
-    assert [after.inputs[stage] for stage in stages] == [before.inputs[stage] for stage in stages]
+    assert [after.stage_outputs[stage] for stage in stages] == [before.stage_outputs[stage] for stage in stages]
     uris = open_index(moved.workspace, "mine").index["uri"].to_pylist()
     assert len(uris) == 30
     assert all(os.path.isfile(uri) and uri.startswith(str(moved.new)) for uri in uris)
@@ -142,5 +142,5 @@ def test_the_order_and_spelling_of_rows_change_nothing(small: Any, tmp_path: Pat
     random.Random(0).shuffle(others)
     second = pipeline.run(settings(others), workspace, "second", until="index")
 
-    assert second.context.inputs["index"] == first.context.inputs["index"]
+    assert second.context.stage_outputs["index"] == first.context.stage_outputs["index"]
     assert open_index(workspace, "second").index["image_id"].to_pylist() == [f"JPEGImages/{name}" for name in names]

@@ -47,7 +47,7 @@ def test_sizes_are_within_a_factor_of_two_of_what_a_run_wrote(
 ) -> None:
     resolved = small.settings("compute.shard_rows=64", "classifier.val_every=0")
     workspace = Workspace(tmp_path)
-    outputs = pipeline.run(resolved, workspace, "first").context.inputs
+    outputs = pipeline.run(resolved, workspace, "first").context.stage_outputs
     printed = capsys.readouterr().out
     assert printed.count("needs:   ") == 1
     assert "Files of" not in printed, "the table is for large runs"
@@ -75,7 +75,7 @@ def test_features_of_localization_have_the_computed_size(localizable: Localizabl
     config = localizable.config("compute.shard_rows=64")
     context = localizable.context
     rows = split_rows(context, "train", tagged=True)
-    embed = Embed(config, context.inputs["train_classifier"], len(context.classes), None, tmp_path)
+    embed = Embed(config, context.stage_outputs["train_classifier"], len(context.classes), None, tmp_path)
     embed(embed_rows(rows))
 
     parts = parts_of_run(config, count_images(config, listing(config)), ["localize"])
@@ -104,7 +104,7 @@ def test_a_run_that_seems_too_large_starts_if_the_check_is_off(
     with pytest.raises(UserError, match="the run writes"):
         pipeline.run(small.settings(), Workspace(tmp_path), "large", until="train_classifier")
     resolved = small.settings("compute.check_disk=false")
-    assert pipeline.run(resolved, Workspace(tmp_path), "large", until="train_classifier").context.inputs
+    assert pipeline.run(resolved, Workspace(tmp_path), "large", until="train_classifier").context.stage_outputs
 
 
 def test_the_cache_is_compared_with_its_own_file_system(
@@ -143,7 +143,7 @@ def test_an_error_names_the_large_files_and_a_cache_that_fits() -> None:
     parts = [
         Part("train_classifier", "features in the cache", 40 * 2**30, "cache", "compute.cache_gb"),
         Part("localize", "features of localization", 20 * 2**30, "temporary", "localize.related=0"),
-        Part("predict", "predictions", 2**20, "kept", "predict.split"),
+        Part("predict", "predictions", 2**20, "output", "predict.split"),
     ]
     sizing = Sizing(9, [Disk(Path("/disk"), parts, 60 * 2**30, 50 * 2**30)], 2, 2**30, 2**32)
     with pytest.raises(UserError) as error:

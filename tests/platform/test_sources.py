@@ -117,9 +117,9 @@ def test_crawled_images_train_both_networks(ray_local: None, drawn: tuple[Path, 
     assert index["domains"] == {"target": 24, "web": 6}
     assert index["rejected"] == {"not an image": 1}
     assert "1 images rejected: 1 x not an image" in result.context.folder.report.read_text()
-    assert read_table(result.context.inputs["index"] / "rejects.parquet")["uri"].to_pylist() == [str(broken)]
+    assert read_table(result.context.stage_outputs["index"] / "rejects.parquet")["uri"].to_pylist() == [str(broken)]
 
-    table = read_table(result.context.inputs["pseudo_masks"] / "masks").to_pylist()
+    table = read_table(result.context.stage_outputs["pseudo_masks"] / "masks").to_pylist()
     ignored = {row["image_id"]: row["ignored"] for row in table}
     masks = list(ignored)
     assert {(row["image_id"].startswith("web/"), row["cue"]) for row in table} == {(True, "crf"), (False, "saliency")}
@@ -156,7 +156,7 @@ def test_single_label_images_get_maps(ray_local: None, drawn: tuple[Path, Listin
     options = {"data.voc": str(root), "data.classes": str(root / "classes.txt"), "data.single.root": str(single)}
     options |= {"data.single.classes": str(table)}
     result = run("voc+single", tmp_path / "workspace", options, "classifier.epoch_pairs=16", until="localize")
-    maps = set(read_table(result.context.inputs["localize"] / "maps")["image_id"].to_pylist())
+    maps = set(read_table(result.context.stage_outputs["localize"] / "maps")["image_id"].to_pylist())
     assert sum(name.startswith("single/") for name in maps) == 9
 
 
@@ -175,7 +175,7 @@ def test_a_table_without_masks_or_val_images_is_predicted_and_not_scored(
     assert result.scores == []
     assert result.context.classes == tuple(sorted(listing.classes))
     assert result.context.result("predict", PredictResult).split == "train"
-    assert len(read_table(result.context.inputs["predict"] / "predictions")) == len(rows)
+    assert len(read_table(result.context.stage_outputs["predict"] / "predictions")) == len(rows)
     assert "no ground-truth masks" in " ".join(result.context.result("evaluate", StageResult).notes)
     assert result.context.folder.report.is_file()
 

@@ -49,7 +49,7 @@ class Tables:
     def go(self, workspace: Workspace, *, recompute: bool = False) -> Path:
         """Runs it; returns the folder of its output, which is whole."""
         context = run_stage(self.stage, Config(seed=1), a_run(workspace), recompute=recompute)
-        folder = context.inputs["work"]
+        folder = context.stage_outputs["work"]
         assert read_table(folder / "maps")["n"].to_pylist() == [0, 1, 2, 3]
         assert (folder / "weights.pt").read_text() == "weights"
         return folder

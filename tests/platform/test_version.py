@@ -110,7 +110,7 @@ class EditedTree:
         assert spec.loader is not None
         version = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(version)
-        return {stage.name: version.code_of(stage.module.__name__) for stage in pipeline.STAGES if stage.kept}
+        return {stage.name: version.code_of(stage.module.__name__) for stage in pipeline.STAGES if stage.is_stored}
 
 
 def edit_docstring(text: str) -> str:

@@ -106,7 +106,7 @@ def inputs(config: Config, context: RunContext) -> Any:
     """Inputs of the stage key: stamps of the ground-truth masks, of the saliency maps of training images if the rule
     for pseudo masks reads them (for the baselines), and of the corrected masks (whose images are not scored)."""
     splits = ["train"]
-    if "predict" in context.inputs:
+    if "predict" in context.stage_outputs:
         splits.append(context.result("predict", PredictResult).split)
     masks = []
     for split in dict.fromkeys(splits):
@@ -156,7 +156,7 @@ def run(config: Config, context: RunContext) -> StageResult:
                 scores, curves = evaluate_train(config, context, rows)
                 notes += held_out_note(scores)
 
-    if "predict" in context.inputs:
+    if "predict" in context.stage_outputs:
         split = context.result("predict", PredictResult).split
         rows = rows_with_truth(context, split, notes, tagged=False)
         rows = rows.filter(pc.invert(pc.is_in(rows["image_id"], corrected_ids)))

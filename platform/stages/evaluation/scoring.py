@@ -144,7 +144,7 @@ def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, sp
     """
     classes = len(context.classes)
     counts_folder = context.output / PREDICTED_IMAGES
-    predictions = Shards(context.inputs["predict"] / "predictions")
+    predictions = Shards(context.stage_outputs["predict"] / "predictions")
     if not config.trains_segmenter:
         worker = functools.partial(count_predictions, classes, predictions, plain=IMPORTED)
         map_table(rows, counts_folder, worker=worker, label="score predictions", compute=config.compute)
@@ -176,7 +176,7 @@ def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, sp
 
 def uses_saliency(config: Config, context: RunContext) -> bool:
     """Whether saliency maps were used for any pseudo mask of the run."""
-    if config.supervision == "full" or "pseudo_masks" not in context.inputs:
+    if config.supervision == "full" or "pseudo_masks" not in context.stage_outputs:
         return False
     cue = context.result("pseudo_masks", MasksResult).background_cue
     return config.pseudo_masks.reads_saliency and cue != "crf"  # the rule auto, if no image has a saliency map
@@ -184,7 +184,7 @@ def uses_saliency(config: Config, context: RunContext) -> bool:
 
 def used_regions(config: Config, context: RunContext) -> str | None:
     """What the pseudo masks of the run take from files of another program: segments, detections, or None."""
-    if config.supervision == "full" or "pseudo_masks" not in context.inputs:
+    if config.supervision == "full" or "pseudo_masks" not in context.stage_outputs:
         return None
     return config.pseudo_masks.regions
 
@@ -277,7 +277,7 @@ def evaluate_train(config: Config, context: RunContext, rows: pa.Table) -> tuple
     """
     classes = len(context.classes)
     bins = config.evaluate.thresholds
-    has_masks = "pseudo_masks" in context.inputs
+    has_masks = "pseudo_masks" in context.stage_outputs
     maps = _tables_of_maps(config, context)
     worker = ScoreTrain(
         classes=classes,
@@ -285,7 +285,7 @@ def evaluate_train(config: Config, context: RunContext, rows: pa.Table) -> tuple
         scale=config.map_scale,
         seed=config.seed,
         maps={name: Shards(table) for name, table in maps.items()},
-        masks=Shards(context.inputs["pseudo_masks"] / "masks") if has_masks else None,
+        masks=Shards(context.stage_outputs["pseudo_masks"] / "masks") if has_masks else None,
     )
     if not config.pseudo_masks.reads_saliency:  # no stage has validated the saliency maps
         position = rows.schema.get_field_index("saliency_uri")
@@ -315,7 +315,7 @@ def evaluate_train(config: Config, context: RunContext, rows: pa.Table) -> tuple
 
 def _tables_of_maps(config: Config, context: RunContext) -> dict[str, Path]:
     """Tables of the maps of the run by their value of the column `scored`; none if it has only imported masks."""
-    folder = context.inputs.get("localize")
+    folder = context.stage_outputs.get("localize")
     if folder is None:
         return {}
     if config.localize.is_imported:
@@ -414,7 +414,7 @@ def score_pseudo_masks(scorer: Scorer, counts: NDArray[np.int64], context: RunCo
         cue = f"{cue} ({SALIENCY_SUPERVISION})"
     if used_regions(config, context):
         cue = f"{cue} ({REGIONS_SUPERVISION})"
-    masks = read_table(context.inputs["pseudo_masks"] / "masks", ["image_id", "ignored"])
+    masks = read_table(context.stage_outputs["pseudo_masks"] / "masks", ["image_id", "ignored"])
     masks = masks.filter(pc.is_in(masks["image_id"], rows["image_id"].combine_chunks()))
     ignored_share = round(float(pc.mean(masks["ignored"]).as_py()), 4)
     if config.pseudo_masks.rule == "imported":

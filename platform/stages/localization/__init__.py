@@ -112,7 +112,7 @@ def _embed(config: Config, context: RunContext, rows: pa.Table, embedded: Path) 
     cached_outputs = training_features(cached_rows, config, context) if config.classifier.trains_on_features else None
     to_embed = embed_rows(rows, np.flatnonzero(is_tagged))
 
-    weights = context.inputs["train_classifier"]
+    weights = context.stage_outputs["train_classifier"]
     make_worker = functools.partial(Embed, config, weights, len(context.classes), cached_outputs, embedded)
     read = functools.partial(read_images, config, cached_outputs)
     _run_workers(config, to_embed, make_worker, embedded / "single", "embed", read)
@@ -134,7 +134,7 @@ def _relate(config: Config, context: RunContext, rows: pa.Table, embedded: Path)
         vectors = read_vectors(context.output / VECTORS)
     relations = draw_relations(localize, config.seed, tags, from_source_domain(rows), vectors, related_images)
 
-    weights = context.inputs["train_classifier"]
+    weights = context.stage_outputs["train_classifier"]
     make_relater = functools.partial(Relate, config, weights, len(context.classes), embedded, from_source_domain(rows))
     to_relate = relate_rows(rows, relations, localize.hops)
     for hop in range(1, localize.hops):

@@ -172,8 +172,8 @@ def _make_masks(config: Config, context: RunContext, rows: pa.Table) -> None:
         rows = with_imported(config.pseudo_masks.masks, rows, read_image_ids(context))
         worker = functools.partial(import_masks, len(context.classes), config.data.max_side)
     else:
-        maps = Shards(context.inputs["localize"] / "maps")
-        affinity_net = context.inputs.get("train_affinity")
+        maps = Shards(context.stage_outputs["localize"] / "maps")
+        affinity_net = context.stage_outputs.get("train_affinity")
         gpu = config.uses_random_walk and config.compute.gpu
         make_worker = functools.partial(MakeMasks, config, len(context.classes), maps, affinity_net, gpu)
         rows = with_maps_position(rows)
