@@ -101,7 +101,9 @@ def read_shard(table: pa.Table, shard: dict[str, Any]) -> dict[str, Any]:
 def map_with_ray_data(table: pa.Table, folder: Path) -> None:
     """Reads in tasks of Ray Data and computes in its actors, one per GPU."""
     ray.data.DataContext.get_current().enable_progress_bars = False
-    shards = [{"name": name, "first": s.first, "rows": s.rows} for name, s in shards_of(len(table), SHARD_ROWS).items()]
+    shards = [
+        {"name": name, "first": s.first, "rows": s.num_rows} for name, s in shards_of(len(table), SHARD_ROWS).items()
+    ]
     actor: Any = Forward
     dataset = (
         ray.data.from_items(shards, override_num_blocks=len(shards))

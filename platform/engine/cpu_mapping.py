@@ -9,7 +9,7 @@ import pyarrow as pa
 from mcis.platform.engine.errors import death_text, death_types
 from mcis.platform.engine.nodes import Bundle, tasks_to_submit
 from mcis.platform.engine.runtime import placement
-from mcis.platform.engine.shard_mapper import RETRIES, MappingWork, Reject, ShardRows, death_error, map_rows, map_shard
+from mcis.platform.engine.shard_mapper import RETRIES, MappingWork, Reject, RowRange, death_error, map_rows, map_shard
 from mcis.platform.runs.files import write_table
 
 
@@ -18,13 +18,13 @@ class _Piece(NamedTuple):
 
     Attributes:
         shard: Name of the shard.
-        rows: The rows.
-        of_dead_shard: Whether it is a row of a shard whose process died.
+        row_range: The rows.
+        is_retried_row: Whether it is a row of a shard whose process died.
     """
 
     shard: str
-    rows: ShardRows
-    of_dead_shard: bool = False
+    row_range: RowRange
+    is_retried_row: bool = False
 
 
 class CpuMapping:
@@ -46,7 +46,7 @@ class CpuMapping:
         waiting: What is not submitted yet.
         running: Future of a submitted task -> what it maps.
         unfinished: Number of shards that are not written.
-        rows: Output of the rows of each shard whose process died, by row number.
+        row_outputs: Output of the rows of each shard whose process died, by row number.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class CpuMapping:
         table: pa.Table,
         reference: tuple[Any],
         work: MappingWork,
-        shards: dict[str, ShardRows],
+        shards: dict[str, RowRange],
         reject: Reject | None,
     ):
         import ray
@@ -64,10 +64,10 @@ class CpuMapping:
         self.work = work
         self.shards = shards
         self.reject = reject
-        self.waiting = deque(_Piece(name, rows) for name, rows in shards.items())
+        self.waiting = deque(_Piece(name, row_range) for name, row_range in shards.items())
         self.running: dict[Any, _Piece] = {}
         self.unfinished = len(shards)
-        self.rows: dict[str, dict[int, pa.Table]] = {}
+        self.row_outputs: dict[str, dict[int, pa.Table]] = {}
 
         options: Any = {"num_cpus": 1, "max_retries": RETRIES, **placement()}
         self.shard_task: Any = ray.remote(**options)(map_shard)
@@ -78,10 +78,10 @@ class CpuMapping:
         free = max(1, tasks_to_submit(nodes)) - len(self.running)
         for _ in range(min(free, len(self.waiting))):
             piece = self.waiting.popleft()
-            if piece.of_dead_shard:
-                result = self.row_task.remote(self.reference, piece.rows)
+            if piece.is_retried_row:
+                result = self.row_task.remote(self.reference, piece.row_range)
             else:
-                result = self.shard_task.remote(self.reference, piece.shard, piece.rows)
+                result = self.shard_task.remote(self.reference, piece.shard, piece.row_range)
             self.running[result] = piece
 
     def collect(self, result: Any) -> int:
@@ -101,32 +101,32 @@ class CpuMapping:
         except death_types() as death:
             if self.reject is None or not isinstance(death, ray.exceptions.WorkerCrashedError):
                 raise death_error(self.work, piece.shard, death) from None
-            if not piece.of_dead_shard:
+            if not piece.is_retried_row:
                 self._map_by_row(piece.shard)
                 return 0
-            row = self.table.slice(piece.rows.first, 1)
+            row = self.table.slice(piece.row_range.first, 1)
             output = self.reject(row, f"{death_text(death)}, {1 + RETRIES} times")
 
-        if piece.of_dead_shard:
+        if piece.is_retried_row:
             return self._add_row(piece, output)
         self.unfinished -= 1
-        return piece.rows.rows
+        return piece.row_range.num_rows
 
     def _map_by_row(self, name: str) -> None:
         """Divides a shard whose processes died into its rows, which are submitted next."""
         shard = self.shards[name]
-        self.rows[name] = {}
-        for row in reversed(range(shard.first, shard.first + shard.rows)):
-            self.waiting.appendleft(_Piece(name, ShardRows(row, 1), of_dead_shard=True))
+        self.row_outputs[name] = {}
+        for row in reversed(range(shard.first, shard.first + shard.num_rows)):
+            self.waiting.appendleft(_Piece(name, RowRange(row, 1), is_retried_row=True))
 
     def _add_row(self, piece: _Piece, output: pa.Table) -> int:
         """Keeps the output of a row, and writes the shard if it was the last one. Returns what `collect` returns."""
-        outputs = self.rows[piece.shard]
-        outputs[piece.rows.first] = output
-        if len(outputs) < self.shards[piece.shard].rows:
+        outputs = self.row_outputs[piece.shard]
+        outputs[piece.row_range.first] = output
+        if len(outputs) < self.shards[piece.shard].num_rows:
             return 0
 
-        del self.rows[piece.shard]
+        del self.row_outputs[piece.shard]
         write_table(self.work.folder / piece.shard, pa.concat_tables(outputs[row] for row in sorted(outputs)))
         self.unfinished -= 1
         return len(outputs)

@@ -11,7 +11,7 @@ from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.errors import MemoryRanOut, death_in
 from mcis.platform.engine.nodes import Bundle, tasks_to_submit
 from mcis.platform.engine.runtime import placement
-from mcis.platform.engine.shard_mapper import RETRIES, GpuProcess, MappingWork, ShardRows, death_error, read_rows
+from mcis.platform.engine.shard_mapper import RETRIES, GpuProcess, MappingWork, RowRange, death_error, read_rows
 from mcis.platform.runs.progress import console
 
 _UNAVAILABLE_SECONDS = 1.0
@@ -41,14 +41,14 @@ class GpuMapping:
         dropped: Number of actors that ended because memory ran out, and are not replaced.
         last_was_restarted: Whether the last actor was started again after memory had run out.
         failed: The shards whose actor died once.
-        rows: Name of a waiting shard -> future of its rows with what was read for them.
+        read_rows: Name of a waiting shard -> future of its rows with what was read for them.
     """
 
     def __init__(
         self,
         reference: tuple[Any],
         work: MappingWork,
-        shards: dict[str, ShardRows],
+        shards: dict[str, RowRange],
         compute: ComputeConfig,
         nodes: Sequence[Bundle],
     ):
@@ -65,7 +65,7 @@ class GpuMapping:
         self.dropped = 0
         self.last_was_restarted = False
         self.failed: set[str] = set()
-        self.rows: dict[str, Any] = {}
+        self.read_rows: dict[str, Any] = {}
 
         self.actors_per_gpu = actors_per_gpu(nodes, compute.gpu_share, len(shards))
         share = math.floor(1e4 * compute.gpu_share / self.actors_per_gpu) / 1e4  # Ray keeps four digits
@@ -90,8 +90,8 @@ class GpuMapping:
     def _read_ahead(self, nodes: Sequence[Bundle]) -> None:
         """Submits tasks that read the files of the next shards."""
         for name in itertools.islice(self.waiting, tasks_to_submit(nodes)):
-            if name not in self.rows:
-                self.rows[name] = self.read_task.remote(self.reference, self.shards[name])
+            if name not in self.read_rows:
+                self.read_rows[name] = self.read_task.remote(self.reference, self.shards[name])
 
     def collect(self, result: Any) -> int:
         """Handles the end of an actor's call, and gives the actor its next shard.
@@ -141,7 +141,7 @@ class GpuMapping:
 
         if self.waiting:
             name = self.waiting.popleft()
-            rows = self.rows.pop(name, None)
+            rows = self.read_rows.pop(name, None)
             self.running[actor.map_shard.remote(self.reference, name, self.shards[name], rows)] = actor, name
         else:
             self._end_actor(None)

@@ -17,14 +17,14 @@ from mcis.platform.engine.errors import user_errors
 from mcis.platform.engine.gpu_mapping import GpuMapping
 from mcis.platform.engine.nodes import Bundle, NodeWatch
 from mcis.platform.engine.runtime import reserved_resources
-from mcis.platform.engine.shard_mapper import MappingWork, Reject, ShardRows, Worker
+from mcis.platform.engine.shard_mapper import MappingWork, Reject, RowRange, Worker
 from mcis.platform.runs.progress import Bar, bar
 
 _CHECK_INTERVAL = 3.0
 """Maximum seconds between two looks at the nodes, for CPUs and GPUs that have joined and for nodes that are missing."""
 
 
-def shards_of(rows: int, shard_rows: int, suffix: str = "parquet") -> dict[str, ShardRows]:
+def shards_of(rows: int, shard_rows: int, suffix: str = "parquet") -> dict[str, RowRange]:
     """Returns the shards of a table of `rows` rows by the names of their files.
 
     Args:
@@ -32,8 +32,8 @@ def shards_of(rows: int, shard_rows: int, suffix: str = "parquet") -> dict[str, 
         shard_rows: Number of rows of each shard but the last.
         suffix: Suffix of the files.
     """
-    shards = [ShardRows(first, min(shard_rows, rows - first)) for first in range(0, rows, shard_rows)]
-    return {f"part-{shard.first:08d}-{shard.first + shard.rows:08d}.{suffix}": shard for shard in shards}
+    shards = [RowRange(first, min(shard_rows, rows - first)) for first in range(0, rows, shard_rows)]
+    return {f"part-{shard.first:08d}-{shard.first + shard.num_rows:08d}.{suffix}": shard for shard in shards}
 
 
 def map_table(
@@ -88,7 +88,7 @@ def map_table(
     work = MappingWork(worker, make_worker, read, folder, label, memory_hint)
     folder.mkdir(parents=True, exist_ok=True)
     missing = _missing_shards(folder, shards_of(len(table), shard_rows or compute.shard_rows, suffix))
-    num_finished = len(table) - sum(shard.rows for shard in missing.values())
+    num_finished = len(table) - sum(shard.num_rows for shard in missing.values())
 
     with bar(label, len(table), "images") as progress, user_errors():
         progress.update(num_finished)
@@ -148,7 +148,7 @@ def _usable_nodes(watch: NodeWatch, reserved: Bundle | None) -> Sequence[Bundle]
     return [reserved] if reserved else watch.nodes
 
 
-def _missing_shards(folder: Path, shards: dict[str, ShardRows]) -> dict[str, ShardRows]:
+def _missing_shards(folder: Path, shards: dict[str, RowRange]) -> dict[str, RowRange]:
     """Returns the shards that `folder` lacks. Removes files of other divisions of the table."""
     present = {name for name in names_in(folder) if name.startswith("part-")}
     for name in present - shards.keys():

@@ -21,16 +21,16 @@ RETRIES = 2
 """How often Ray repeats the work of a process that died."""
 
 
-class ShardRows(NamedTuple):
-    """The rows of a table that a shard holds.
+class RowRange(NamedTuple):
+    """Consecutive rows of a table, such as those of a shard.
 
     Attributes:
         first: The first row.
-        rows: Number of rows.
+        num_rows: Number of rows.
     """
 
     first: int
-    rows: int
+    num_rows: int
 
 
 class MappingWork(NamedTuple):
@@ -58,11 +58,11 @@ class _ShardMapper:
         self.work: MappingWork = work
         self.worker: Worker | None = None
 
-    def rows(self, shard: ShardRows) -> pa.Table:
+    def rows(self, row_range: RowRange) -> pa.Table:
         """Returns some rows of the table."""
         import ray
 
-        return ray.get(self.table).slice(shard.first, shard.rows).combine_chunks()
+        return ray.get(self.table).slice(row_range.first, row_range.num_rows).combine_chunks()
 
     def map_rows(self, rows: pa.Table) -> pa.Table:
         """Returns the output of some rows."""
@@ -86,33 +86,33 @@ _mapper = functools.lru_cache(maxsize=1)(_ShardMapper)
 """Returns the mapper of this process. It is cached, so that a network is loaded once, not for every shard."""
 
 
-def map_shard(reference: tuple[Any], name: str, shard: ShardRows, rows: pa.Table | None = None) -> int:
+def map_shard(reference: tuple[Any], name: str, row_range: RowRange, rows: pa.Table | None = None) -> int:
     """Maps and writes a shard. Returns the number of its rows.
 
     Args:
         reference: A tuple of a reference to the work and to the reference of the table. Ray resolves references among
             arguments, but not in a tuple, so the processes of a node share the table.
         name: File of the shard.
-        shard: Its rows.
+        row_range: Its rows.
         rows: What `read_rows` returned for them, if it was called.
     """
     mapper = _mapper(reference)
-    output = mapper.map_rows(mapper.rows(shard) if rows is None else rows)
+    output = mapper.map_rows(mapper.rows(row_range) if rows is None else rows)
     write_table(mapper.work.folder / name, output)
-    return shard.rows
+    return row_range.num_rows
 
 
-def map_rows(reference: tuple[Any], shard: ShardRows) -> pa.Table:
+def map_rows(reference: tuple[Any], row_range: RowRange) -> pa.Table:
     """Maps some rows. Returns the output."""
     mapper = _mapper(reference)
-    return mapper.map_rows(mapper.rows(shard))
+    return mapper.map_rows(mapper.rows(row_range))
 
 
-def read_rows(reference: tuple[Any], shard: ShardRows) -> pa.Table:
+def read_rows(reference: tuple[Any], row_range: RowRange) -> pa.Table:
     """Reads what the worker needs for some rows, in a process without a worker. Returns the rows with it."""
     mapper = _mapper(reference)
     assert mapper.work.read is not None
-    return mapper.work.read(mapper.rows(shard))
+    return mapper.work.read(mapper.rows(row_range))
 
 
 class GpuProcess:
@@ -121,9 +121,9 @@ class GpuProcess:
     def wait_until_started(self) -> None:
         """Returns as soon as the actor has its share of a GPU and runs."""
 
-    def map_shard(self, reference: tuple[Any], name: str, shard: ShardRows, rows: pa.Table | None) -> int:
+    def map_shard(self, reference: tuple[Any], name: str, row_range: RowRange, rows: pa.Table | None) -> int:
         """Maps and writes a shard. Returns the number of its rows."""
-        return map_shard(reference, name, shard, rows)
+        return map_shard(reference, name, row_range, rows)
 
 
 def death_error(work: MappingWork, name: str | None, death: Exception) -> UserError:
