@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from numpy.typing import NDArray
 
 from mcis.datasets.errors import one_line
-from mcis.platform.reporting.losses import LOST, Step
+from mcis.platform.reporting.error_breakdown import ERROR_KINDS, ScoredStep
 from mcis.platform.runs.scores import SCORED_OUTPUTS, Curve
 
 
@@ -136,7 +136,7 @@ def iou_chart(names: Sequence[str], bars: Sequence[Bars]) -> Plot:
     return plot(480, legend_height + len(names) * row_height, draw)
 
 
-def loss_chart(steps: Sequence[Step]) -> Plot:
+def error_chart(steps: Sequence[ScoredStep]) -> Plot:
     """Draws a stacked horizontal bar per step: its mIoU, and the points lost by each kind of error."""
 
     def draw(figure: Figure) -> None:
@@ -148,8 +148,8 @@ def loss_chart(steps: Sequence[Step]) -> Plot:
             axes.text(miou - 1, row, f"{miou:.1f}", color=THEME.paper, va="center", ha="right")
 
         start = mious
-        for number, name in enumerate(LOST):
-            points = np.array([step.lost[number] for step in steps])
+        for number, name in enumerate(ERROR_KINDS):
+            points = np.array([step.points_lost[number] for step in steps])
             axes.barh(rows, points, 0.62, left=start, color=f"C{3 + number}", label=name)
             start = start + points
 

@@ -22,9 +22,9 @@ import numpy as np
 
 from mcis.platform.config.keys import flat
 from mcis.platform.reporting import plots
+from mcis.platform.reporting.error_breakdown import ERROR_KINDS, scored_steps
 from mcis.platform.reporting.files import write_bytes
 from mcis.platform.reporting.html import printable, render, script
-from mcis.platform.reporting.losses import LOST, steps
 from mcis.platform.reporting.panels import CELL_HEIGHT, COLUMNS, Cell, Label, Panel, cells, labels, legend
 from mcis.platform.reporting.worst_images import WorstImages
 from mcis.platform.runs.files import write_text
@@ -45,7 +45,7 @@ _NUMBER_HEADINGS = {
     "seed",
 }
 """Headings of right-aligned columns."""
-_PICTURE_NAME = re.compile(r"(iou|losses|thresholds|training-\w+)\.png")
+_PICTURE_NAME = re.compile(r"(iou|errors|thresholds|training-\w+)\.png")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,8 +235,8 @@ def _view(data: ReportData) -> dict[str, Any]:
         "iou_order": iou_order,
         "images_of": data.counts.get("index", {}).get("tags", {}),
         "max_bars": plots.MAX_BARS,
-        "steps": steps(data.scores),
-        "lost": list(LOST),
+        "scored_steps": scored_steps(data.scores),
+        "error_kinds": list(ERROR_KINDS),
         "label_of": {label.name: label for label in labels(data.classes).values()},
         "counts": list(flat(data.counts, " → ")),
         "theme": plots.THEME,
@@ -257,9 +257,9 @@ def _draw_plots(data: ReportData, iou_columns: Sequence[IouColumn], iou_order: l
             bars.append(plots.Bars(column.title, column.score.iou, column.score.miou, color))
         drawn["iou"] = plots.iou_chart(names, bars)
 
-    run_steps = steps(data.scores)
+    run_steps = scored_steps(data.scores)
     if run_steps:
-        drawn["losses"] = plots.loss_chart(run_steps)
+        drawn["errors"] = plots.error_chart(run_steps)
 
     swept = {name: curve for name, curve in data.curves.items() if curve.thresholds}
     if swept:

@@ -8,15 +8,15 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageColor
 
-from mcis.platform.reporting.losses import Step
+from mcis.platform.reporting.error_breakdown import ScoredStep
 from mcis.platform.reporting.plots import (
     THEME,
     Bars,
     Plot,
     TrainingLog,
+    error_chart,
     iou_chart,
     log_columns,
-    loss_chart,
     loss_terms,
     threshold_chart,
     training_chart,
@@ -53,10 +53,10 @@ def records(count: int = 12, **more: Any) -> list[dict[str, Any]]:
     [
         iou_chart(["circle", "square", "star"], [BARS._replace(color=0), BARS]),
         threshold_chart({"R = 3": Curve([0.1, 0.2], [40.0, 42.0])}),
-        loss_chart([Step("pseudo_masks", "masks", "train, 6 images", 40.0, [30.0, 20.0, 10.0], None, [], [])]),
+        error_chart([ScoredStep("pseudo_masks", "masks", "train, 6 images", 40.0, [30.0, 20.0, 10.0], None, [], [])]),
         training_chart(training()),
     ],
-    ids=["iou", "thresholds", "losses", "training"],
+    ids=["iou", "thresholds", "errors", "training"],
 )
 def test_plots_have_two_pixels_per_css_pixel(plot: Plot) -> None:
     shown = pixels(plot.png)
@@ -66,9 +66,9 @@ def test_plots_have_two_pixels_per_css_pixel(plot: Plot) -> None:
     assert np.median(shown.reshape(-1, 3), axis=0).tolist() == list(ImageColor.getrgb(THEME.paper))
 
 
-def test_stacked_bars_of_losses_sum_to_100() -> None:
-    step = Step("segmentation", "with CRF", "val, 6 images", 40.0, [30.0, 20.0, 10.0], None, [], [])
-    shown = pixels(loss_chart([step, step]).png)
+def test_stacked_bars_of_errors_sum_to_100() -> None:
+    step = ScoredStep("segmentation", "with CRF", "val, 6 images", 40.0, [30.0, 20.0, 10.0], None, [], [])
+    shown = pixels(error_chart([step, step]).png)
     colors = [ImageColor.getrgb(color) for color in (THEME.series[1], *THEME.series[3:6])]
     widths = np.array([(shown == color).all(axis=2).sum(axis=1).max() for color in colors])
     np.testing.assert_allclose(widths / widths.sum(), [0.4, 0.3, 0.2, 0.1], atol=0.01)

@@ -143,7 +143,7 @@ def test_the_iou_table_is_sorted_by_the_last_stage(page: Any) -> None:
     ]
 
 
-def test_losses_are_shown_for_each_step(tmp_path: Path, parsed: Parsed) -> None:
+def test_errors_are_shown_for_each_step(tmp_path: Path, parsed: Parsed) -> None:
     """Squares predicted as background, background predicted as squares, and stars predicted as squares."""
     confusion = ((80, 0, 10, 0), (0, 0, 0, 0), (5, 0, 45, 0), (0, 0, 20, 30))
     hits = {"background": 80 / 95, "square": 45 / 80, "star": 30 / 50}
@@ -160,22 +160,22 @@ def test_losses_are_shown_for_each_step(tmp_path: Path, parsed: Parsed) -> None:
         score("segmentation", miou, name="plain", **fields | edges),
     ]
     page = parsed(write_report(bare(scores=scores), RunFolder(tmp_path)))
-    rows = page.rows["losses"]
+    rows = page.rows["errors"]
 
     starts = [number for number, row in enumerate(rows) if row[0] == "label"]
     shares = ((5 / 95, 5 / 80), (10 / 95, 10 / 80), (1 / 4, 2 / 5))  # of the unions of background, square and star
-    lost = [f"{100 / 3 * (one + other):.1f}" for one, other in shares]
+    points_lost = [f"{100 / 3 * (one + other):.1f}" for one, other in shares]
     shown_miou = f"{miou:.1f}"
     assert rows[1 : starts[0]] == [
-        ["localization maps, R = 3", "train, 480 images", f"{miou - 5:.1f}", "–", *lost],
-        ["pseudo masks", "train, 480 images", shown_miou, "5.0", *lost],
-        ["segmentation, plain", "val, 6 images", shown_miou, "–", *lost],
+        ["localization maps, R = 3", "train, 480 images", f"{miou - 5:.1f}", "–", *points_lost],
+        ["pseudo masks", "train, 480 images", shown_miou, "5.0", *points_lost],
+        ["segmentation, plain", "val, 6 images", shown_miou, "–", *points_lost],
     ]
 
     assert len(starts) == 3
     assert rows[starts[1] + 3] == ["square", "56.2", "56.2", "56.2", "56.2", "6.2", "12.5", "25.0"]
     assert rows[starts[0] + 2] == ["circle", *["–"] * 7]
-    assert (tmp_path / "pictures" / "losses.png").exists()
+    assert (tmp_path / "pictures" / "errors.png").exists()
 
 
 def test_the_headline_of_segmentation_is_not_a_score_on_training_images(page: Any) -> None:

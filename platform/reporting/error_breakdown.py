@@ -8,11 +8,11 @@ import numpy as np
 from mcis.models.metrics import error_shares, mean
 from mcis.platform.runs.scores import Score, grouped
 
-LOST = ("missed", "spurious", "confused")
+ERROR_KINDS = ("missed", "spurious", "confused")
 """The kinds of errors (`models.metrics.ErrorShares`), in the order of columns and bars."""
 
 
-class Step(NamedTuple):
+class ScoredStep(NamedTuple):
     """A score as a step of the pipeline. All values are in percent.
 
     Attributes:
@@ -20,7 +20,8 @@ class Step(NamedTuple):
         name: name of the score.
         images: text with the split and the number of its images.
         miou: mIoU.
-        lost: points lost by each kind of error in `LOST`, means over the labels; with `miou` they sum to 100.
+        points_lost: points lost by each kind of error in `ERROR_KINDS`, means over the labels; with `miou` they sum to
+            100.
         gain: mIoU minus the mIoU of the previous step; None if it is scored on another number of images or split.
         measures: headings of the values of a label.
         labels: name and values of each label, background first; None for values that it does not have.
@@ -30,42 +31,42 @@ class Step(NamedTuple):
     name: str
     images: str
     miou: float
-    lost: list[float]
+    points_lost: list[float]
     gain: float | None
     measures: list[str]
     labels: list[tuple[str, list[float | None]]]
 
 
-def steps(scores: Sequence[Score]) -> list[Step]:
+def scored_steps(scores: Sequence[Score]) -> list[ScoredStep]:
     """The steps of a run in their order, without baselines."""
-    made: list[Step] = []
+    steps: list[ScoredStep] = []
     previous: Score | None = None
     for score in scores:
         if score.output != "baseline" and np.any(score.confusion):
-            made.append(_make_step(score, previous))
+            steps.append(_make_step(score, previous))
             previous = score
-    return made
+    return steps
 
 
-def _make_step(score: Score, previous: Score | None) -> Step:
-    lost = error_shares(np.array(score.confusion))
+def _make_step(score: Score, previous: Score | None) -> ScoredStep:
+    shares = error_shares(np.array(score.confusion))
     rows: list[tuple[str, list[float | None]]] = []
     for label, name in enumerate(score.iou):
         boundary = score.boundary_iou[name] if score.boundary_iou else None
         registered = [by_label.get(name) for by_label in score.label_scores.values()]
-        label_losses = [None if np.isnan(part[label]) else float(part[label]) for part in lost]
-        rows.append((name, [score.iou[name], boundary, *registered, *label_losses]))
+        label_shares = [None if np.isnan(share[label]) else float(share[label]) for share in shares]
+        rows.append((name, [score.iou[name], boundary, *registered, *label_shares]))
 
     gain = None
     if previous and previous.split == score.split and previous.images == score.images:
         gain = score.miou - previous.miou
-    return Step(
+    return ScoredStep(
         output=score.output,
         name=score.title if score.output == "pseudo_masks" else f"{score.title}, {score.name}",
         images=f"{score.split}, {grouped(score.images)} images",
         miou=score.miou,
-        lost=[mean(part) for part in lost],
+        points_lost=[mean(share) for share in shares],
         gain=gain,
-        measures=["IoU", "boundary IoU", *score.label_scores, *LOST],
+        measures=["IoU", "boundary IoU", *score.label_scores, *ERROR_KINDS],
         labels=rows,
     )
