@@ -212,13 +212,13 @@ def folder_gib(folder: Path) -> float:
 
 def costs_of_size(options: argparse.Namespace, classes: Path, size: int, folder: Path) -> Costs:
     """Measures a size, unless the folder has its costs."""
-    kept = folder / f"costs-{size}.json"
-    if kept.exists():
-        return {stage: Cost(**cost) for stage, cost in json.loads(kept.read_text()).items()}
+    costs_file = folder / f"costs-{size}.json"
+    if costs_file.exists():
+        return {stage: Cost(**cost) for stage, cost in json.loads(costs_file.read_text()).items()}
 
     table = write_photographs(options.voc, classes, options.train_list, size, folder / f"photographs-{size}")
     costs = measure(table, f"growth-{size}", options, folder / f"workspace-{size}")
-    kept.write_text(json.dumps({stage: dataclasses.asdict(cost) for stage, cost in costs.items()}, indent=2))
+    costs_file.write_text(json.dumps({stage: dataclasses.asdict(cost) for stage, cost in costs.items()}, indent=2))
     return costs
 
 

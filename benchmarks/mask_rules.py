@@ -187,18 +187,18 @@ def describe(measured: list[MaskScore]) -> str:
 def measure(options: argparse.Namespace, workspace: Path) -> None:
     """Scores all variants with the maps of each run, and prints the table and the ratios."""
     names = options.runs or localize_scenes(options, workspace)
-    of_seeds: list[dict[str, MaskScore]] = []
+    seed_scores: list[dict[str, MaskScore]] = []
     for seed, name in enumerate(names):
         runs = Runs(workspace, name, seed, options.overrides)
-        of_seeds.append(runs.all_scores(options))
-        mious = {variant: score.miou for variant, score in of_seeds[-1].items()}
+        seed_scores.append(runs.all_scores(options))
+        mious = {variant: score.miou for variant, score in seed_scores[-1].items()}
         print(f"{name}: {mious}", flush=True)
 
     print(harness.describe_machine())
     print(f"{'masks':32}    mIoU          boundary mIoU")
     means = {}
-    for variant in of_seeds[0]:
-        measured = [seed_scores[variant] for seed_scores in of_seeds]
+    for variant in seed_scores[0]:
+        measured = [scores[variant] for scores in seed_scores]
         means[variant] = statistics.mean(score.miou for score in measured)
         print(f"{variant:32}{describe(measured)}")
 

@@ -39,7 +39,7 @@ from mcis.platform.networks.weights_files import WEIGHTS
 from mcis.platform.outputs.counts import RELATED, SINGLE_ROUND
 from mcis.platform.outputs.relations import VECTORS, draw_relations, read_vectors
 from mcis.platform.runs.files import write_table
-from mcis.platform.runs.listing import listing
+from mcis.platform.runs.listing import list_images
 from mcis.platform.stages import predict
 from mcis.platform.stages.evaluation.scoring import ScoreTrain, count_predictions
 from mcis.platform.stages.localization.workers import Embed, Relate, embed_rows, relate_rows
@@ -107,7 +107,7 @@ class PlainLoop:
 
     @classmethod
     def index(cls, config: Config, folder: Path) -> "PlainLoop":
-        listed = listing(config)
+        listed = list_images(config)
         checked = check_images(listed.table, min_side=config.data.min_side)
         rows = checked.filter(pc.equal(checked["split"], "train"))
         val_rows = checked.filter(pc.equal(checked["split"], "val"))

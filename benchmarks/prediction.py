@@ -142,9 +142,9 @@ def main() -> None:
         crf_process.close()
 
     medians = harness.print_medians(measured, "s")
-    of_limit = medians["limit"] / medians["parallel"]
+    share_of_limit = medians["limit"] / medians["parallel"]
     print(
-        f"ratio {of_limit:.2f} target {TARGET_OF_LIMIT}: "
+        f"ratio {share_of_limit:.2f} target {TARGET_OF_LIMIT}: "
         "prediction with the CRF, relative to network and CRF in independent processes"
     )
     ratio = max(medians["network"], medians["CRF"]) / medians["parallel"]

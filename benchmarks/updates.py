@@ -92,8 +92,8 @@ def compare(options: argparse.Namespace, folder: Path) -> None:
     for name, table in sets_of_photographs(options, folder):
         means = {}
         for bound in bounds:
-            of_seeds = [score_of_maps(options, table, bound, seed, folder) for seed in range(options.seeds)]
-            means[bound] = statistics.mean(of_seeds)
+            seed_scores = [score_of_maps(options, table, bound, seed, folder) for seed in range(options.seeds)]
+            means[bound] = statistics.mean(seed_scores)
         num_images = len(table.read_text().splitlines()) - 1
         row = f"{name} {num_images}"
         lines.append(f"{row:14}" + "".join(f"{means[bound]:10.2f}" for bound in bounds))

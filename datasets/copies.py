@@ -63,9 +63,9 @@ def find_training_copies(listing: pa.Table, content_hash: pa.ChunkedArray) -> Tr
         if val:
             reason_of |= {row: f"{COPY_OF_VAL}: {val[0]['image_id']}" for row, _ in train}
         elif train:
-            (_, kept), *others = train
-            reason_of |= {row: f"{COPY_IN_TRAIN}: {kept['image_id']}" for row, _ in others}
-            other_tags += sum(image["tags"] != kept["tags"] for _, image in others)
+            (_, remaining), *others = train
+            reason_of |= {row: f"{COPY_IN_TRAIN}: {remaining['image_id']}" for row, _ in others}
+            other_tags += sum(image["tags"] != remaining["tags"] for _, image in others)
     ordered_rows = sorted(reason_of)
     return TrainingCopies(np.array(ordered_rows, np.int64), [reason_of[row] for row in ordered_rows], other_tags)
 

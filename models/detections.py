@@ -50,12 +50,12 @@ def by_detections(
         weight: see `fuse_detections`.
     """
     assert maps.detections is not None
-    made = by_crf(
+    pseudo_mask = by_crf(
         fuse_detections(maps, weight), threshold=threshold, background_threshold=background_threshold, crf=crf
     )
     if weight == 1 and not maps.detections.labels.any():
-        return made._replace(mask=np.full_like(made.mask, IGNORE))
-    return made
+        return pseudo_mask._replace(mask=np.full_like(pseudo_mask.mask, IGNORE))
+    return pseudo_mask
 
 
 def fuse_detections(maps: TaggedMaps, weight: float) -> TaggedMaps:

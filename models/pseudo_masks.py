@@ -96,18 +96,18 @@ class MaskRule:
         """
         parameters = inspect.signature(self.make).parameters.values()
         names = [parameter.name for parameter in parameters if parameter.kind == parameter.KEYWORD_ONLY]
-        made = self.make(maps, **{name: values[name] for name in names})
+        pseudo_mask = self.make(maps, **{name: values[name] for name in names})
 
         size = maps.scores.shape[1:]
-        has_valid_arrays = all(array.dtype == np.uint8 and array.shape == size for array in made)
-        if not has_valid_arrays or (made.labels == IGNORE).any():
-            arrays = ", ".join(f"{name} {array.dtype} {array.shape}" for name, array in made._asdict().items())
+        has_valid_arrays = all(array.dtype == np.uint8 and array.shape == size for array in pseudo_mask)
+        if not has_valid_arrays or (pseudo_mask.labels == IGNORE).any():
+            arrays = ", ".join(f"{name} {array.dtype} {array.shape}" for name, array in pseudo_mask._asdict().items())
             raise UserError(
                 f"the rule {self.make.__module__}.{self.make.__qualname__} returned {arrays}",
                 f"uint8 arrays of shape {size}, with {IGNORE} only in the mask",
                 "correct the package that adds it, or choose another pseudo_masks.rule",
             )
-        return made
+        return pseudo_mask
 
 
 def _most_likely(scores: NDArray[np.float32], tags: NDArray[np.int64]) -> NDArray[np.uint8]:

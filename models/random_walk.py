@@ -17,14 +17,14 @@ from torch import Tensor
 
 def directions(radius: int) -> list[tuple[int, int]]:
     """Returns the offsets (dy, dx) shorter than `radius`, one of each opposite pair: 34 for radius 5."""
-    found = []
+    offsets = []
     for dy in range(radius):
         for dx in range(1 - radius, radius):
             is_near = dy * dy + dx * dx < radius * radius
             is_first_of_pair = dy > 0 or dx > 0
             if is_near and is_first_of_pair:
-                found.append((dy, dx))
-    return found
+                offsets.append((dy, dx))
+    return offsets
 
 
 def pair_slices(shape: tuple[int, int], direction: tuple[int, int]) -> tuple[tuple[slice, slice], tuple[slice, slice]]:

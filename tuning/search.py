@@ -24,7 +24,7 @@ from mcis.platform.reporting.files import csv_table
 from mcis.platform.reporting.terminal import print_table
 from mcis.platform.runs.files import atomic_write, write_json, write_text
 from mcis.platform.runs.lifecycle import record_interruption
-from mcis.platform.runs.listing import listing
+from mcis.platform.runs.listing import list_images
 from mcis.platform.runs.locks import refuse_if_running
 from mcis.platform.runs.progress import console
 from mcis.platform.runs.tracking import Tracker, end_run
@@ -49,7 +49,7 @@ def run_search(search: Search) -> SearchResult:
     """
     refuse_if_running(search.workspace, search.name)
     check_search(search)
-    search = dataclasses.replace(search, images=table_digest([listing(search.resolved.config).table]))
+    search = dataclasses.replace(search, images=table_digest([list_images(search.resolved.config).table]))
     start = time.monotonic()
 
     with (

@@ -15,7 +15,7 @@ from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import OVERRIDE, parse_value
 from mcis.platform.outputs.read_index import rows_in_split
 from mcis.platform.runs.files import fingerprint
-from mcis.platform.runs.listing import listing
+from mcis.platform.runs.listing import list_images
 from mcis.platform.runs.scores import SCORED_OUTPUTS, Score
 from mcis.tuning.definition import configured, trial_values
 from mcis.tuning.trials import Sweep, Trial, short_names
@@ -259,7 +259,7 @@ def _check_objective(search: Search) -> None:
 def _check_images(search: Search) -> None:
     """Raises a `UserError` if no image has what the objective needs."""
     config = search.resolved.config
-    images = listing(config).table.select(["split", "mask_uri", "tags"])
+    images = list_images(config).table.select(["split", "mask_uri", "tags"])
     if search.goal.output is not None:
         masks = rows_in_split(images, "train", tagged=True)["mask_uri"]
         if masks.null_count == len(masks):

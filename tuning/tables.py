@@ -99,19 +99,19 @@ def ranks_of_methods(case_scores: Sequence[CaseScores], differences: Sequence[Pa
     left_out = {difference.case.name: difference.left_out for difference in differences}
     ranks: dict[str, str] = {}
     for data_set in dict.fromkeys(scores.case.data_set for scores in case_scores if scores.case.method):
-        of_data_set = [scores for scores in case_scores if scores.case.method and scores.case.data_set == data_set]
-        common = [column for column in used_columns(of_data_set) if all(column in s.miou for s in of_data_set)]
-        has_baseline = any(scores.case.baseline is None for scores in of_data_set)
-        seeds = _all_seeds(of_data_set)
+        data_set_scores = [scores for scores in case_scores if scores.case.method and scores.case.data_set == data_set]
+        common = [column for column in used_columns(data_set_scores) if all(column in s.miou for s in data_set_scores)]
+        has_baseline = any(scores.case.baseline is None for scores in data_set_scores)
+        seeds = _all_seeds(data_set_scores)
 
         means = {}
-        for scores in of_data_set:
+        for scores in data_set_scores:
             is_comparable = common and common[-1] not in left_out.get(scores.case.name, {})
             if has_baseline and is_comparable and sorted(scores.seeds) == seeds:
                 value = mean(scores.miou[common[-1]])
                 if not isnan(value):
                     means[scores.case.name] = value
-        for scores in of_data_set:
+        for scores in data_set_scores:
             name = scores.case.name
             is_ranked = name in means and len(means) > 1
             ranks[name] = str(1 + sum(value > means[name] for value in means.values())) if is_ranked else ""

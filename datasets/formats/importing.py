@@ -325,8 +325,8 @@ def _read_earlier_rows(output: _Output) -> tuple[list[Row], list[Row]]:
     if has_table != output.classes.exists():
         found = f"{output.folder} holds photos.csv or classes.txt that no import wrote"
         raise UserError(found, "a folder for imports only", "name another --out")
-    of_split = [row for row in rows if row["split"] == output.split]
-    return of_split, [row for row in rows if row["split"] != output.split]
+    split_rows = [row for row in rows if row["split"] == output.split]
+    return split_rows, [row for row in rows if row["split"] != output.split]
 
 
 def _remove_stale_masks(earlier_rows: Sequence[Row], rows: Sequence[Row], output: _Output) -> None:

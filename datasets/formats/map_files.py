@@ -198,11 +198,11 @@ def _by_class(files: Sequence[str]) -> tuple[Any, Any]:
     if len(indices) < len(record):
         raise ValueError(f"the keys {join_shortened([str(key) for key in record])}, which are no class indices")
     maps = list(record.values())
-    if any(not isinstance(one_map, np.ndarray) or one_map.ndim != 2 for one_map in maps):
+    if any(not isinstance(class_map, np.ndarray) or class_map.ndim != 2 for class_map in maps):
         raise ValueError("values that are no maps (H, W)")
-    if len({one_map.shape for one_map in maps}) > 1:
+    if len({class_map.shape for class_map in maps}) > 1:
         raise ValueError("maps of different sizes")
-    _check_count(sum(one_map.size for one_map in maps))  # a short file can have the same map many times
+    _check_count(sum(class_map.size for class_map in maps))  # a short file can have the same map many times
     return _index_array(indices), np.stack(maps) if maps else np.zeros((0, 1, 1))
 
 
@@ -211,7 +211,7 @@ def _gray(files: Sequence[str]) -> tuple[Any, Any]:
     indices = _index_array([int(Path(file).stem.rpartition("_")[2]) for file in files])
     max_pixels = min(PILLOW_MAX_PIXELS, _MAX_VALUES // len(files))
     maps = [decode_saliency(read_bytes(file), max_pixels=max_pixels) for file in files]
-    if len({one_map.shape for one_map in maps}) > 1:
+    if len({class_map.shape for class_map in maps}) > 1:
         raise ValueError("maps of different sizes")
     order = np.argsort(indices)
     return indices[order], np.stack(maps)[order].astype(np.float32) / 255
@@ -250,7 +250,7 @@ MAP_FORMATS: Mapping[str, MapFormat] = {
 """The formats, by the names of the programs that write them."""
 
 
-def map_format(name: str) -> str:
+def check_map_format(name: str) -> str:
     """Checks the name of a format; a validator of the configuration.
 
     Raises:

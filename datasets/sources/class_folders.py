@@ -284,30 +284,34 @@ class FolderListing:
             names = {number: _RUNNING_NUMBER.sub("", text) for number, text in texts.items()}
             line_of = _first_lines(names)
 
-        found: set[int | None] = set()
-        kept = []
+        found_lines: set[int | None] = set()
+        listed_images = []
         for image in self.images:
             line = _line_of_image(image, line_of)
-            found.add(line)
+            found_lines.add(line)
             if line is not None:
-                kept.append(image)
+                listed_images.append(image)
 
-        missing = [text for number, text in texts.items() if number not in found and line_of[names[number]] == number]
+        missing = [
+            text for number, text in texts.items() if number not in found_lines and line_of[names[number]] == number
+        ]
         absent = [text for text in missing if self.classes.find(text.partition("/")[0]) is not None]
-        of_other_folders = [text for text in missing if text not in absent]
+        unmatched = [text for text in missing if text not in absent]
         if absent:
             raise UserError(
                 f"{path} names {len(absent)} image(s) that are not in the folders of {where}: {join_shortened(absent)}",
                 expected,
                 "add the images or remove them from the list",
             )
-        if of_other_folders:
-            count = len(of_other_folders)
+        if unmatched:
+            count = len(unmatched)
             self.notes.append(
-                f"{path} names {count} image(s) in folders that match no class: {join_shortened(of_other_folders)}"
+                f"{path} names {count} image(s) in folders that match no class: {join_shortened(unmatched)}"
             )
-        self.notes.append(f"{where}: {len(kept)} of {len(self.images)} images are in {path}, the others are left out")
-        self.images = kept
+        self.notes.append(
+            f"{where}: {len(listed_images)} of {len(self.images)} images are in {path}, the others are left out"
+        )
+        self.images = listed_images
 
     def _limit_classes(self, max_per_class: int, where: str) -> None:
         """Removes images of classes with more than `max_per_class` images; those with the smallest hashes stay.

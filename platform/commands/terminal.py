@@ -15,7 +15,7 @@ from mcis.platform.config.keys import leaves, meanings
 from mcis.platform.reporting.index_facts import index_facts
 from mcis.platform.reporting.terminal import make_table, print_descriptions, print_table
 from mcis.platform.runs.progress import console
-from mcis.platform.runs.scores import MEASURES, VARIANTS, Score, grouped, measure_heading, measure_names
+from mcis.platform.runs.scores import MEASURES, VARIANTS, Score, format_count, measure_heading, measure_names
 
 if TYPE_CHECKING:
     from mcis.datasets.index import Listing
@@ -50,7 +50,7 @@ def _show_scores(title: str, scores: Sequence[Score]) -> None:
     for score in scores:
         values = score.measures()
         cells = [f"{values[name]:.2f}" if name in values else "-" for name in measures]
-        rows.append((score.title, score.name, score.split, grouped(score.images), *cells))
+        rows.append((score.title, score.name, score.split, format_count(score.images), *cells))
 
     headings = [measure_heading(name) for name in measures]
     further_headings = [measure_heading(name) for name in measures if name not in MEASURES]

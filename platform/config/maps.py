@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field
 
-from mcis.datasets.formats.map_files import map_format
+from mcis.datasets.formats.map_files import check_map_format
 from mcis.datasets.sampling.related_images import RELATED_IMAGE_RULES
 from mcis.datasets.section import Fraction, LocalPath, Positive, Rate, Section, with_records
 from mcis.models.crf import CrfParameters
@@ -91,7 +91,7 @@ class LocalizeConfig(Section):
     """Folder of localization maps of another program, used instead of maps of a classifier, which is then not trained:
     a file for each tagged training image, with scores in [0, 1] as they compete with one another and with the
     background (`maps.scale` is not used). None = maps are made by the run."""
-    maps_format: Annotated[str, AfterValidator(map_format)] = Field(default="irn", exclude=True)
+    maps_format: Annotated[str, AfterValidator(check_map_format)] = Field(default="irn", exclude=True)
     """Format of `localize.maps`, named after programs that write it: irn (also AdvCAM, ReCAM), amn, clip-es, toco,
     excel, psa (also SEAM, MCTformer, L2G, S2C) or png (L2G); docs/howto/compare-methods.md describes them."""
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from mcis.platform.reporting.compared_runs import RunGroup, differing_keys, joined_once
 from mcis.platform.reporting.comparison import Comparison, Interval
 from mcis.platform.runs.results import VAL_MAP, StageResult, read_result
-from mcis.platform.runs.scores import MEASURES, grouped, headings_of, measure_heading, measure_names, shared_origin
+from mcis.platform.runs.scores import MEASURES, format_count, headings_of, measure_heading, measure_names, shared_origin
 
 
 class Table(NamedTuple):
@@ -152,7 +152,7 @@ def _differences_table(comparison: Comparison) -> Table:
         interval = "-" if row.low is None or row.high is None else f"{row.low:+.2f} to {row.high:+.2f}"
         values = (f"{row.baseline:.2f}", f"{row.compared:.2f}", f"{row.difference:+.2f}", interval)
         measure = measure_heading(row.measure)
-        rows.append((row.scored, measure, row.compared_runs, row.verdict, row.split, grouped(row.images), *values))
+        rows.append((row.scored, measure, row.compared_runs, row.verdict, row.split, format_count(row.images), *values))
     numbers = ("images", "baseline", "compared", "difference", "interval")
     columns = ("score", "measure", "run", "verdict", "split", *numbers)
     return Table(f"Differences to {comparison.groups[0].label}", columns, rows, numbers)
@@ -184,7 +184,7 @@ def _group_table(comparison: Comparison, group: RunGroup) -> Table:
             further_values.append(text if is_first_row else "")
         deviations = [_deviation_text(_values(runs, row.title, row.measure)) for runs in (baseline, group)]
         values = (f"{row.baseline:.2f}", f"{row.compared:.2f}", difference)
-        rows.append((name, *values, row.verdict, row.split, grouped(row.images), *deviations, *further_values))
+        rows.append((name, *values, row.verdict, row.split, format_count(row.images), *deviations, *further_values))
 
     confidence = f"{100 * comparison.bootstrap.confidence:g}"
     difference_heading = f"difference [{confidence} %]"

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mcis.models.metrics import error_shares, mean
-from mcis.platform.runs.scores import Score, grouped
+from mcis.platform.runs.scores import Score, format_count
 
 ERROR_KINDS = ("missed", "spurious", "confused")
 """The kinds of errors (`models.metrics.ErrorShares`), in the order of columns and bars."""
@@ -63,7 +63,7 @@ def _make_step(score: Score, previous: Score | None) -> ScoredStep:
     return ScoredStep(
         output=score.output,
         name=score.title if score.output == "pseudo_masks" else f"{score.title}, {score.name}",
-        images=f"{score.split}, {grouped(score.images)} images",
+        images=f"{score.split}, {format_count(score.images)} images",
         miou=score.miou,
         points_lost=[mean(share) for share in shares],
         gain=gain,

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from mcis.platform.runs.scores import SCORED_OUTPUTS, grouped
+from mcis.platform.runs.scores import SCORED_OUTPUTS, format_count
 
 _TEMPLATES = Path(__file__).parent / "templates"
 _QUALITY = 88
@@ -82,7 +82,7 @@ def _templates() -> jinja2.Environment:
         finalize=_finalize,
     )
     templates.filters |= {
-        "count": grouped,
+        "count": format_count,
         "decimal": "{:.1f}".format,
         "duration": _duration,
         "exact": float,

@@ -28,7 +28,7 @@ from mcis.platform.reporting.html import printable, render, script
 from mcis.platform.reporting.panels import CELL_HEIGHT, COLUMNS, Cell, Label, Panel, cells, labels, legend
 from mcis.platform.reporting.worst_images import WorstImages
 from mcis.platform.runs.files import write_text
-from mcis.platform.runs.scores import SCORED_OUTPUTS, Curve, Score, grouped, headings_of, percent, shared_origin
+from mcis.platform.runs.scores import SCORED_OUTPUTS, Curve, Score, format_count, headings_of, percent, shared_origin
 from mcis.platform.runs.workspace import RunFolder
 
 Counts: TypeAlias = Mapping[str, Union[float, "Counts"]]
@@ -328,7 +328,7 @@ def _gallery_by_split(data: ReportData) -> list[GallerySplit]:
     for split in dict.fromkeys(panel.split for panel in data.panels):
         panels = [panel for panel in data.panels if panel.split == split]
         gallery = _gallery_split(panels, data.classes, explored)
-        number = f"{grouped(len(panels))} {'image' if len(panels) == 1 else 'images'}"
+        number = f"{format_count(len(panels))} {'image' if len(panels) == 1 else 'images'}"
         splits.append(gallery._replace(title=number))
     return splits
 
@@ -341,7 +341,7 @@ def _worst_by_split(data: ReportData) -> list[GallerySplit]:
         panels = []
         for position, (panel, note) in enumerate(zip(gallery.panels, worst.notes, strict=True)):
             panels.append(panel._replace(note=note, only_of_class=position >= worst.num_worst))
-        title = f"worst of {grouped(worst.ranked)} images, by {worst.criterion}"
+        title = f"worst of {format_count(worst.ranked)} images, by {worst.criterion}"
         splits.append(gallery._replace(title=title, panels=panels))
     return splits
 
@@ -388,7 +388,7 @@ def _summarize_training(network: str, log: plots.TrainingLog) -> TrainingSummary
     first = f"{losses[0]:.3g}"
     last = f"{fmean(last_twentieth):.3g}"
     facts = [
-        ("steps", grouped(int(log["step"][-1]))),
+        ("steps", format_count(int(log["step"][-1]))),
         ("epochs", f"{log['epoch'][-1]:.4g}"),
         ("loss", f"{first} → {last}"),
     ]

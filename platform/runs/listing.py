@@ -22,12 +22,12 @@ class Sources:
 
     def __init__(self, config: Config):
         self._config = config
-        self._listing: Listing | None = listing(config)
+        self._listing: Listing | None = list_images(config)
 
     def listing(self) -> Listing:
         """The listing; it is computed again after `release`."""
         if self._listing is None:
-            self._listing = listing(self._config)
+            self._listing = list_images(self._config)
         return self._listing
 
     def release(self) -> None:
@@ -35,7 +35,7 @@ class Sources:
         self._listing = None
 
 
-def listing(config: Config) -> Listing:
+def list_images(config: Config) -> Listing:
     """Lists all configured sources, one after the other. The first source defines the classes of all.
 
     Raises:
@@ -84,7 +84,7 @@ def list_source(name: str, config: Config, names: tuple[str, ...]) -> Listing:
         names: the K class names, for sources that do not define classes.
 
     Raises:
-        UserError: see `listing`.
+        UserError: see `list_images`.
     """
     source = SOURCES[name]
     keys = source.keys(name)

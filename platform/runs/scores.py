@@ -137,7 +137,7 @@ def metric_name(text: str) -> str:
     return "".join(allowed).replace("  ", " ")
 
 
-def grouped(number: int) -> str:
+def format_count(number: int) -> str:
     """Formats a number with thin spaces between thousands, for example 10 582."""
     return f"{number:,}".replace(",", "\N{NARROW NO-BREAK SPACE}")
 
@@ -229,7 +229,7 @@ class Score:
     )
     background_cue: str | None = field(default=None, metadata=_heading("background cue"))
     map_scale: str | None = field(default=None, metadata=_heading("map scale"))
-    related: int | None = field(default=None, metadata=_heading("related images", grouped))
+    related: int | None = field(default=None, metadata=_heading("related images", format_count))
     method: str | None = field(default=None, metadata=_heading("method"))
     scales: tuple[float, ...] | None = field(default=None, metadata=_heading("scales", _joined))
     hflip: bool | None = field(default=None, metadata=_heading("horizontal flip", _yes_or_no))
@@ -278,7 +278,7 @@ class Score:
 
     def settings(self) -> dict[str, str]:
         """All settings that apply, as heading -> text: split, number of images, how the output was made, origin."""
-        images = {"split": self.split, "images": grouped(self.images)}
+        images = {"split": self.split, "images": format_count(self.images)}
         return images | self.output_settings() | self._texts(is_origin=True)
 
     def _texts(self, *, is_origin: bool) -> dict[str, str]:

@@ -328,12 +328,14 @@ def _copy_notes(rejects: pa.Table, other_tags: int) -> list[str]:
     """
     if not len(rejects):
         return []
-    of_val = pc.sum(pc.starts_with(rejects["reason"], COPY_OF_VAL)).as_py()
+    num_val_copies = pc.sum(pc.starts_with(rejects["reason"], COPY_OF_VAL)).as_py()
     parts = []
-    if len(rejects) > of_val:
-        parts.append(f"{len(rejects) - of_val} exact copies of other training images ({other_tags} with other tags)")
-    if of_val:
-        parts.append(f"{of_val} exact copies of val images")
+    if len(rejects) > num_val_copies:
+        parts.append(
+            f"{len(rejects) - num_val_copies} exact copies of other training images ({other_tags} with other tags)"
+        )
+    if num_val_copies:
+        parts.append(f"{num_val_copies} exact copies of val images")
     return [f"left out of train: {' and '.join(parts)}: {_reasons(rejects)}; data.keep_copies=true keeps them"]
 
 

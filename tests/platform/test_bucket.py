@@ -19,7 +19,7 @@ import pytest
 from mcis.datasets.synthetic import devkit as synthetic
 from mcis.platform.config.resolve import resolve
 from mcis.platform.reporting.files import csv_table
-from mcis.platform.runs.listing import listing
+from mcis.platform.runs.listing import list_images
 
 TINY = (
     "classifier.epochs=2",
@@ -72,7 +72,7 @@ def _fill(system: pafs.FileSystem) -> None:
         root = Path(folder) / "VOC2012"
         synthetic.draw(root, train=20, val=4, size=64, classes=3)
         options = {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
-        drawn = listing(resolve("voc", "scratch", options).config)
+        drawn = list_images(resolve("voc", "scratch", options).config)
         system.create_dir("bucket")
         rows = []
         for row in drawn.table.to_pylist():

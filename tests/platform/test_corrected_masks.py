@@ -21,7 +21,7 @@ from mcis.platform.networks.predictor import Predictor
 from mcis.platform.outputs.corrected_masks import CORRECTED, with_corrected
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.reporting.suggestions import suggest_images, write_suggestions
-from mcis.platform.runs.listing import listing
+from mcis.platform.runs.listing import list_images
 from mcis.platform.runs.results import StageResult
 from mcis.platform.stages import pseudo_masks
 
@@ -73,7 +73,7 @@ def test_an_image_with_a_corrected_mask_needs_no_saliency_map(small: Any, tmp_pa
     truth = small.root / "SegmentationClassAug" / f"{image_id}.png"
     (tmp_path / truth.name).write_bytes(truth.read_bytes())
     config = small.settings("pseudo_masks.rule=saliency").config
-    listed = listing(config)
+    listed = list_images(config)
     table = listed.table
     is_other = pc.not_equal(table["image_id"], image_id)
     uris = pc.if_else(is_other, table["saliency_uri"], pa.scalar(None, pa.string()))

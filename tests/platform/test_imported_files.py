@@ -9,7 +9,7 @@ from PIL import Image
 from mcis.datasets.errors import UserError
 from mcis.platform.config.resolve import resolve
 from mcis.platform.outputs.imported_files import match_files
-from mcis.platform.runs.listing import listing
+from mcis.platform.runs.listing import list_images
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages import localization, predict, pseudo_masks
 
@@ -58,4 +58,4 @@ def test_a_file_of_an_image_in_another_split_is_refused_before_a_run(
     values = [text.replace("FOLDER", str(theirs)) for text in overrides]
     config = resolve(str(tmp_path / "photos.csv"), "scratch", {}, values).config
     with pytest.raises(UserError, match=r"none of the 1 .* in .*theirs belongs to one of the"):
-        stage.check(config, listing(config), Workspace(tmp_path / "w"))
+        stage.check(config, list_images(config), Workspace(tmp_path / "w"))

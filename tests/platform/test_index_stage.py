@@ -19,7 +19,7 @@ from mcis.platform.config.sections import Config
 from mcis.platform.outputs.read_index import open_index
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.image_checks import StoredChecks
-from mcis.platform.runs.listing import listing
+from mcis.platform.runs.listing import list_images
 from mcis.platform.runs.results import IndexResult, read_result
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages import index
@@ -150,9 +150,9 @@ def test_sources_are_listed_once_per_call(photos: Path, ray_local: None, monkeyp
 
     def recording(config: Config) -> Listing:
         listed_sources.append(config.sources)
-        return listing(config)
+        return list_images(config)
 
-    monkeypatch.setattr("mcis.platform.runs.listing.listing", recording)
+    monkeypatch.setattr("mcis.platform.runs.listing.list_images", recording)
     resolved = resolve("tags", "scratch", {"data.tags.table": str(photos)})
     workspace = Workspace(photos.parent / "workspace")
     for _ in range(2):

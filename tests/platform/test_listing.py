@@ -12,11 +12,11 @@ from mcis.datasets.index import Listing
 from mcis.datasets.sources import SOURCES
 from mcis.datasets.synthetic.devkit import draw
 from mcis.platform.config.resolve import resolve
-from mcis.platform.runs.listing import listing
+from mcis.platform.runs.listing import list_images
 
 
 def listed(sources: str, options: dict[str, Any]) -> Listing:
-    return listing(resolve(sources, "scratch", {key: str(value) for key, value in options.items()}).config)
+    return list_images(resolve(sources, "scratch", {key: str(value) for key, value in options.items()}).config)
 
 
 def fill(folder: Path, *names: str) -> Path:

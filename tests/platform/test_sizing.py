@@ -18,7 +18,7 @@ from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.reporting.sizing import Disk, Sizing, check_disks, memory_note, size_run
 from mcis.platform.reporting.written_files import Part, count_images, parts_of_run
 from mcis.platform.runs.files import bytes_in
-from mcis.platform.runs.listing import listing
+from mcis.platform.runs.listing import list_images
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages.localization.workers import Embed, embed_rows
 
@@ -53,7 +53,7 @@ def test_sizes_are_within_a_factor_of_two_of_what_a_run_wrote(
     assert "Files of" not in printed, "the table is for large runs"
 
     config = resolved.config
-    parts = parts_of_run(config, count_images(config, listing(config)), STAGE_NAMES)
+    parts = parts_of_run(config, count_images(config, list_images(config)), STAGE_NAMES)
     sizes = {(part.stage, part.name): part.size for part in parts}
     written = {
         ("train_classifier", "decoded images in the cache"): bytes_in(workspace.cache),
@@ -78,7 +78,7 @@ def test_features_of_localization_have_the_computed_size(localizable: Localizabl
     embed = Embed(config, context.stage_outputs["train_classifier"], len(context.classes), None, tmp_path)
     embed(embed_rows(rows))
 
-    parts = parts_of_run(config, count_images(config, listing(config)), ["localize"])
+    parts = parts_of_run(config, count_images(config, list_images(config)), ["localize"])
     (features,) = (part.size for part in parts if part.name == "features of localization")
     assert 0.9 < features / bytes_in(tmp_path / "features") < 1.1
 
@@ -116,14 +116,14 @@ def test_the_cache_is_compared_with_its_own_file_system(
     cache.mkdir()
     (disk / "cache").symlink_to(cache)
     config = config_of(drawn, "compute.cache_gb=1")
-    sizing = size_run(config, Workspace(disk), listing(config), STAGE_NAMES)
+    sizing = size_run(config, Workspace(disk), list_images(config), STAGE_NAMES)
     stored, cached = sizing.disks
     assert stored.folder == disk / "store"
     assert stored.free <= 2**26 < cached.free
     assert [part.name for part in cached.parts if part.size] == ["decoded images in the cache"]
 
     # What an interrupted call wrote does not count again.
-    again = size_run(config, Workspace(disk), listing(config), STAGE_NAMES, written=1000)
+    again = size_run(config, Workspace(disk), list_images(config), STAGE_NAMES, written=1000)
     assert again.disks[0].needed == stored.needed - 1000
 
 
@@ -134,9 +134,9 @@ def test_copies_of_a_bucket_are_not_compared_on_a_cluster(
 
     config = config_of(drawn)
     workspace = Workspace(local_path(f"s3://{bucket.base_path.rstrip('/')}/work"))  # type: ignore[attr-defined]
-    assert size_run(config, workspace, listing(config), STAGE_NAMES).disks
+    assert size_run(config, workspace, list_images(config), STAGE_NAMES).disks
     monkeypatch.setenv("RAY_ADDRESS", "elsewhere")
-    assert not size_run(config, workspace, listing(config), STAGE_NAMES).disks
+    assert not size_run(config, workspace, list_images(config), STAGE_NAMES).disks
 
 
 def test_an_error_names_the_large_files_and_a_cache_that_fits() -> None:
@@ -161,7 +161,7 @@ def test_too_little_memory_is_a_note() -> None:
 @pytest.fixture
 def table(drawn: Path, tmp_path: Path) -> Path:
     """A table of the images of the small run and one that does not exist."""
-    train = listing(config_of(drawn)).table.filter(pc.field("split") == "train")
+    train = list_images(config_of(drawn)).table.filter(pc.field("split") == "train")
     file = tmp_path / "photos.csv"
     lines = [f"{uri},cat,train" for uri in [*train["uri"].to_pylist(), tmp_path / "absent.jpg"]]
     file.write_text("\n".join(["image,tags,split", *lines]))

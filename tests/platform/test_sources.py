@@ -19,7 +19,7 @@ from mcis.platform.config.resolve import resolve
 from mcis.platform.config.sections import sources_of
 from mcis.platform.outputs.read_index import open_index
 from mcis.platform.runs.files import read_table
-from mcis.platform.runs.listing import listing
+from mcis.platform.runs.listing import list_images
 from mcis.platform.runs.results import IndexResult, MasksResult, PredictResult, StageResult
 from mcis.platform.runs.workspace import Workspace
 
@@ -99,7 +99,7 @@ def test_a_source_without_a_value_in_a_column_is_an_error(
     root, _ = drawn
     options = {"data.voc": str(root), "data.classes": str(root / "classes.txt")}
     with pytest.raises(UserError, match="source voc lists images without a value in column is_negative") as caught:
-        listing(resolve("voc", "scratch", options, TINY).config)
+        list_images(resolve("voc", "scratch", options, TINY).config)
     assert "listing_table" in caught.value.remedy
 
 

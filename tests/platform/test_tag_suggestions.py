@@ -19,7 +19,7 @@ from mcis.platform.config.resolve import resolve
 from mcis.platform.reporting.index_page import browse_page
 from mcis.platform.reporting.near_duplicates import NearDuplicate, NearDuplicates, near_duplicates
 from mcis.platform.reporting.tag_suggestions import RankedTags, write_tag_suggestions
-from mcis.platform.runs.listing import listing
+from mcis.platform.runs.listing import list_images
 from mcis.platform.runs.workspace import Workspace
 
 QUICK = {
@@ -71,7 +71,7 @@ def test_a_wrong_tag_is_listed_and_can_be_left_out(tmp_path: Path) -> None:
 
     left_out = overrides | {"data.leave_out": str(tmp_path / "out/leave_out.txt")}
     options = {"data.voc": str(root), "data.single.root": str(single)}
-    without = listing(resolve("voc+single", "photos_fast", options, left_out).config)
+    without = list_images(resolve("voc+single", "photos_fast", options, left_out).config)
     assert len(without.table) == 48 + 12 - len(doubtful)
 
     found = near_duplicates(Workspace(workspace), "one")
@@ -91,13 +91,13 @@ def test_listed_images_leave_train(tmp_path: Path) -> None:
     options = {"data.tags.table": str(photos(tmp_path))}
     file = tmp_path / "ids.txt"
     file.write_text("1.png\n2.png\nother.png\n")
-    listed = listing(resolve("tags", "scratch", options, {"data.leave_out": str(file)}).config)
+    listed = list_images(resolve("tags", "scratch", options, {"data.leave_out": str(file)}).config)
     assert listed.table["image_id"].to_pylist() == ["0.png", "2.png", "3.png"]  # an image of val stays
     assert f"left out 1 training images that {file} names; 2 further ids are no training images" in listed.notes
 
     file.write_text("other.png\n")
     with pytest.raises(UserError, match=r"none of the 1 ids in .* is a training image"):
-        listing(resolve("tags", "scratch", options, {"data.leave_out": str(file)}).config)
+        list_images(resolve("tags", "scratch", options, {"data.leave_out": str(file)}).config)
 
 
 def test_without_doubtful_tags_no_image_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
