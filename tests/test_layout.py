@@ -293,9 +293,9 @@ def test_tracked_files_contain_no_paths_of_a_machine() -> None:
     files = [ROOT / name for name in listed.split("\0") if name and (ROOT / name).is_file()]
 
     assert files, "no files tracked by Git: run the test in a checkout"
-    of_this = [re.escape(str(path)) for path in (ROOT, Path.home()) if path != Path(path.anchor)]
-    of_any = r"/(?:home|root|Users|work|opt|private)/\w"
-    pattern = re.compile(rf"(?<![\w.~$}})/-])(?:{'|'.join([*of_this, of_any])})(?!\w-)".encode())
+    machine_paths = [re.escape(str(path)) for path in (ROOT, Path.home()) if path != Path(path.anchor)]
+    common_paths = r"/(?:home|root|Users|work|opt|private)/\w"
+    pattern = re.compile(rf"(?<![\w.~$}})/-])(?:{'|'.join([*machine_paths, common_paths])})(?!\w-)".encode())
     paths = {str(path.relative_to(ROOT)): hit.group() for path in files for hit in pattern.finditer(path.read_bytes())}
 
     assert not paths

@@ -76,25 +76,25 @@ def slow_row(case: Case, row: int) -> tuple[int, int, int, int]:
     epoch, position = divmod(row, case.options["epoch_pairs"] or len(tags))
     turn, within = divmod(row, len(tags))
     m = targets_first[int(permuted(OrderPurpose.IMAGES, seed, turn, len(tags), np.array([within]))[0])]
-    of_class, of_partner = uniforms(DrawPurpose.PARTNER, seed, turn, np.array([m]), count=2)[0]
+    class_draw, partner_draw = uniforms(DrawPurpose.PARTNER, seed, turn, np.array([m]), count=2)[0]
     if not tags[m].any():
-        n = pick(tagged, of_partner)
+        n = pick(tagged, partner_draw)
         return m, n, epoch, TARGET_SOURCE if is_source[n] else TARGET_TARGET
-    tag = pick([k for k in range(tags.shape[1]) if tags[m, k]], of_class)
+    tag = pick([k for k in range(tags.shape[1]) if tags[m, k]], class_draw)
 
     def members(tag: int) -> list[int]:
         return [i for i in targets_first if tags[i, tag]]
 
     draws = uniforms(DrawPurpose.CLASS_BALANCE, seed, epoch, np.array([position]), count=4)
-    balanced, of_class, of_image, of_other = draws[0]
+    balanced, class_draw, image_draw, other_partner_draw = draws[0]
     if balanced < case.options["class_balanced_fraction"]:
-        tag = pick([k for k in range(tags.shape[1]) if members(k)], of_class)
-        m = pick(members(tag), of_image)
-        of_partner = of_other
+        tag = pick([k for k in range(tags.shape[1]) if members(k)], class_draw)
+        m = pick(members(tag), image_draw)
+        partner_draw = other_partner_draw
     choice = members(tag) if itself else replace_itself(members(tag), m)
-    n = pick(choice, of_partner) if choice else m
+    n = pick(choice, partner_draw) if choice else m
     if case.options["wrong_class"]:
-        n = pick([i for i in range(len(tags)) if not tags[i, tag]] or list(range(len(tags))), of_partner)
+        n = pick([i for i in range(len(tags)) if not tags[i, tag]] or list(range(len(tags))), partner_draw)
     if is_source[m] and not is_source[n]:
         return n, m, epoch, TARGET_SOURCE
     pair_domains = {(False, False): TARGET_TARGET, (True, True): SOURCE_SOURCE, (False, True): TARGET_SOURCE}
@@ -160,11 +160,11 @@ def test_epochs_and_seeds_have_different_orders() -> None:
     one_class = Tags.from_matrix(np.ones((40, 1), bool))
     sampler = PairSampler(one_class, seed=0)
     rows = sampler.rows(0, 80)
-    of_seed_1 = PairSampler(one_class, seed=1).rows(0, 40)
+    other_seed_rows = PairSampler(one_class, seed=1).rows(0, 40)
 
     assert rows.m[:40].tolist() != rows.m[40:].tolist()
-    assert rows.m[:40].tolist() != of_seed_1.m.tolist()
-    assert rows.n[np.argsort(rows.m[:40])].tolist() != of_seed_1.n[np.argsort(of_seed_1.m)].tolist()
+    assert rows.m[:40].tolist() != other_seed_rows.m.tolist()
+    assert rows.n[np.argsort(rows.m[:40])].tolist() != other_seed_rows.n[np.argsort(other_seed_rows.m)].tolist()
 
 
 def chi_square(counts: NDArray[np.int64], chances: NDArray[np.float64]) -> float:
@@ -223,17 +223,17 @@ def test_domains_only_decide_which_image_is_m() -> None:
 @pytest.mark.parametrize("balance", [0.0, 0.3, 1.0])
 def test_probability_of_the_shared_class(balance: float) -> None:
     """Mixes class sizes (2, 10 and 48 images) and equal probabilities by the class-balanced fraction."""
-    of_class = np.repeat([0, 1, 2], [2, 10, 48])
-    tags = Tags.from_matrix(of_class[:, None] == np.arange(4))  # class 3 has no image
+    image_classes = np.repeat([0, 1, 2], [2, 10, 48])
+    tags = Tags.from_matrix(image_classes[:, None] == np.arange(4))  # class 3 has no image
     rows = PairSampler(tags, seed=0, class_balanced_fraction=balance).rows(0, 60_000)
 
-    np.testing.assert_array_equal(of_class[rows.m], of_class[rows.n])
+    np.testing.assert_array_equal(image_classes[rows.m], image_classes[rows.n])
 
     chance = balance / 3 + (1 - balance) * np.array([2, 10, 48]) / 60
     # Turns vary less than random draws: the statistic is at most that of 2 degrees of freedom.
-    assert chi_square(np.bincount(of_class[rows.m]), chance) < 24
+    assert chi_square(np.bincount(image_classes[rows.m]), chance) < 24
     # Within a class, images are m equally often. 47 degrees of freedom: the probability of 107 is below 1e-5.
-    assert chi_square(np.bincount(rows.m[of_class[rows.m] == 2] - 12, minlength=48), np.full(48, 1 / 48)) < 107
+    assert chi_square(np.bincount(rows.m[image_classes[rows.m] == 2] - 12, minlength=48), np.full(48, 1 / 48)) < 107
     assert (rows.m != rows.n).all()
 
 
@@ -277,14 +277,14 @@ def test_partners_have_the_target_share(options: dict[str, Any]) -> None:
     assert not is_extra[rows.n[classes[rows.m] == 1]].any()
     assert is_extra[rows.n[classes[rows.m] == 2]].all()
 
-    of_both = classes[rows.m] == 0
-    share = (~is_extra[rows.n[of_both]]).mean()
+    has_class_of_both = classes[rows.m] == 0
+    share = (~is_extra[rows.n[has_class_of_both]]).mean()
     assert abs(share - 0.6) < 0.02
     # Within a group, partners are equally likely. 14 degrees of freedom: the probability of 50 is below 1e-5.
-    partners = rows.n[of_both & ~is_extra[rows.n]]
+    partners = rows.n[has_class_of_both & ~is_extra[rows.n]]
     assert chi_square(np.bincount(partners, minlength=30)[:30:2], np.full(15, 1 / 15)) < 50
     # 299 degrees of freedom: the probability of 420 is below 1e-5.
-    partners = rows.n[of_both & is_extra[rows.n]]
+    partners = rows.n[has_class_of_both & is_extra[rows.n]]
     assert chi_square(np.bincount(partners, minlength=630)[30::2], np.full(300, 1 / 300)) < 420
 
 

@@ -125,13 +125,13 @@ class Classifier:
         flipped = self.features(image.flip(3))
 
         total = addend(self.activation(self.summary_of_m(m, flipped, pair_domains), tag), always=True)
-        of_flipped = addend(self.activation(self.summary_of_n(m, flipped, pair_domains), tag))
-        total = total + of_flipped.flip(1)
+        flipped_map = addend(self.activation(self.summary_of_n(m, flipped, pair_domains), tag))
+        total = total + flipped_map.flip(1)
         for factor in (0.75, 2):
             size = round(image.shape[2] * factor)
             scaled = self.features(functional.interpolate(image, (size, size), mode="bilinear"))
-            of_scaled = addend(self.activation(self.summary_of_n(m, scaled, pair_domains), tag))
-            total = total + resized(of_scaled, m.shape[1], m.shape[2]).clamp(0, 1)
+            scaled_map = addend(self.activation(self.summary_of_n(m, scaled, pair_domains), tag))
+            total = total + resized(scaled_map, m.shape[1], m.shape[2]).clamp(0, 1)
         return total
 
     def map(self, target: Example, related: list[Example], tag: int) -> Tensor:

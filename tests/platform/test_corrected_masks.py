@@ -33,7 +33,7 @@ def computed(run: pipeline.RunResult) -> list[str]:
 def test_a_mask_is_named_after_the_image_id_or_after_its_file_where_no_other_has_that_name(tmp_path: Path) -> None:
     rows = pa.table({"image_id": ["photos/a.jpg", "photos/b.jpg", "more/b.jpg", "/elsewhere/c.jpg"]})
 
-    def found(*names: str) -> list[str | None]:
+    def matched_files(*names: str) -> list[str | None]:
         folder = tmp_path / "-".join(names).replace("/", "_")
         for name in names:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -43,16 +43,16 @@ def test_a_mask_is_named_after_the_image_id_or_after_its_file_where_no_other_has
 
     assert with_corrected(rows, None)[CORRECTED].null_count == 4
     with pytest.raises(UserError, match="no PNG in"):
-        found()
-    assert found("a.jpg.png", "c.png") == ["a.jpg.png", None, None, "c.png"]
-    assert found("photos/b.jpg.png", "a.png") == ["a.png", "photos/b.jpg.png", None, None]
-    assert found("a.PNG") == ["a.PNG", None, None, None]
+        matched_files()
+    assert matched_files("a.jpg.png", "c.png") == ["a.jpg.png", None, None, "c.png"]
+    assert matched_files("photos/b.jpg.png", "a.png") == ["a.png", "photos/b.jpg.png", None, None]
+    assert matched_files("a.PNG") == ["a.PNG", None, None, None]
     (tmp_path / "a.PNG" / "b.png").symlink_to(tmp_path)
     with pytest.raises(UserError, match=r"left out 1 link\(s\) .*"):
         with_corrected(rows, tmp_path / "a.PNG")
-    assert found("elsewhere/c.jpg.png") == [None, None, None, "elsewhere/c.jpg.png"]
+    assert matched_files("elsewhere/c.jpg.png") == [None, None, None, "elsewhere/c.jpg.png"]
     with pytest.raises(UserError, match=r"1 of 1 masks in .* match no training image with a tag, nor .*b\.png"):
-        found("b.png")
+        matched_files("b.png")
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "c.png").touch()
     with pytest.raises(UserError, match=r"1 of 1 masks in .* match no training image with a tag, nor .*c\.png"):
@@ -111,7 +111,8 @@ def test_an_image_with_a_corrected_mask_is_scored_no_more_although_maps_stay(sma
 def test_corrected_masks_teach_as_they_are_and_are_not_scored(small: Any, tmp_path: Path) -> None:
     """Of two images; one mask lacks classes that are tagged. A changed mask is another input, the index is not."""
     assert "train_classifier" in small.first.context.stage_outputs  # the run before
-    truth, folder = small.root / "SegmentationClassAug", tmp_path / "corrected"
+    truth = small.root / "SegmentationClassAug"
+    folder = tmp_path / "corrected"
     folder.mkdir()
     names = [path.name for path in sorted(truth.glob("train_*.png"))[:2]]
     for name in names:
@@ -159,35 +160,41 @@ def test_corrected_masks_teach_as_they_are_and_are_not_scored(small: Any, tmp_pa
 
 def test_the_masks_to_correct_first_are_those_that_the_network_contradicts(small: Any, tmp_path: Path) -> None:
     """Needs as a loop over pixels has them; the masks hold tags alone and are taken as corrected masks."""
-    run, out = small.first.context, tmp_path / "corrected"
+    run = small.first.context
+    out = tmp_path / "corrected"
     predictor = Predictor.load(run.folder.path)
-    rows, masks = split_rows(run, "train", tagged=True).to_pylist(), Shards(run.stage_outputs["pseudo_masks"] / "masks")
-    both = []
+    rows = split_rows(run, "train", tagged=True).to_pylist()
+    masks = Shards(run.stage_outputs["pseudo_masks"] / "masks")
+    masks_and_predictions = []
     for row in rows:
         (mask,) = masks.rows(row["image_id"])["labels"].to_pylist()
-        both.append((decode_labels(mask), predictor(row["uri"])))
+        masks_and_predictions.append((decode_labels(mask), predictor(row["uri"])))
 
-    of_class = [sum(int((mask == k + 1).sum()) for mask, _ in both) for k in range(3)]
+    class_pixels = [sum(int((mask == k + 1).sum()) for mask, _ in masks_and_predictions) for k in range(3)]
     needs = [
-        sum(int(((mask == k + 1) != (predicted == k + 1)).sum()) / max(of_class[k], 1) for k in row["tags"])
-        for row, (mask, predicted) in zip(rows, both, strict=True)
+        sum(int(((mask == k + 1) != (predicted == k + 1)).sum()) / max(class_pixels[k], 1) for k in row["tags"])
+        for row, (mask, predicted) in zip(rows, masks_and_predictions, strict=True)
     ]
-    found, rejected = suggest_images(small.workspace, "first", predictor, 24)
+    suggestions, rejected = suggest_images(small.workspace, "first", predictor, 24)
     assert not rejected
     by_id = {row["image_id"]: need for row, need in zip(rows, needs, strict=True)}
-    np.testing.assert_allclose([each.need for each in found], sorted(needs, reverse=True))
-    np.testing.assert_allclose([each.need for each in found], [by_id[each.row["image_id"]] for each in found])
+    np.testing.assert_allclose([suggestion.need for suggestion in suggestions], sorted(needs, reverse=True))
+    np.testing.assert_allclose(
+        [suggestion.need for suggestion in suggestions],
+        [by_id[suggestion.row["image_id"]] for suggestion in suggestions],
+    )
     written = write_suggestions(small.workspace, "first", predictor, count=5, out=out, format="labelstudio")
     assert "objects" in written.description
     assert written.rejected == 0
     with pytest.raises(UserError, match="may contain corrected masks"):
         write_suggestions(small.workspace, "first", predictor, count=5, out=out)
     table = list(csv.DictReader((out / "suggested.csv").read_text().splitlines()))
-    assert [line["image"] for line in table] == [each.row["image_id"] for each in found[:5]]
-    for each, line in zip(found, table, strict=False):
+    assert [line["image"] for line in table] == [suggestion.row["image_id"] for suggestion in suggestions[:5]]
+    for suggestion, line in zip(suggestions, table, strict=False):
         labels = decode_labels((out / line["mask"]).read_bytes())
-        assert set(np.unique(labels)) <= {0, *(k + 1 for k in each.row["tags"])}
-    page, tasks = (out / "suggested.html").read_text(), json.loads((out / "labelstudio" / "tasks.json").read_text())
+        assert set(np.unique(labels)) <= {0, *(k + 1 for k in suggestion.row["tags"])}
+    page = (out / "suggested.html").read_text()
+    tasks = json.loads((out / "labelstudio" / "tasks.json").read_text())
     shown = [page.index(f"<bdi>{line['image']}</bdi>") for line in table]
     assert (shown, page.count("<img")) == (sorted(shown), 3 * 5)
     assert [Path(task["data"]["image"]).stem for task in tasks] == [line["image"] for line in table]

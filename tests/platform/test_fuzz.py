@@ -24,7 +24,7 @@ import pytest
 Open = Callable[[Path], object]
 SECONDS = 30
 MESSAGE = 3 * 4000 + 100
-OF_IMAGES = Path(__file__).parents[1] / "datasets" / "test_fuzz.py"
+IMAGE_FUZZ = Path(__file__).parents[1] / "datasets" / "test_fuzz.py"
 TOKENS = [b"", b"../../x", b"\0", b"1e999", b"-1", b"9" * 400, b"[" * 3000, b"{", b'"', b"\xef\xbb\xbf", b"\xff"]
 TOKENS += [b"nan", b"null", b"'", b"\r", b"/etc/passwd", b"file:///etc/passwd", b"s3://[b/a", b"a" * 70_000, b";"]
 TOKENS += [b"\xe2\x80\xae"]
@@ -189,21 +189,23 @@ def pictures(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
     def truth(path: Path) -> object:
         return read_truth(str(path), (40, 48), 20)
 
-    of_images, of_sbd, labels = images_module(), io.BytesIO(), np.zeros((40, 48), np.uint8)
+    image_fuzz = images_module()
+    sbd_file = io.BytesIO()
+    labels = np.zeros((40, 48), np.uint8)
     labels[10:30, 10:30] = 2
     content = {"GTcls": {"Boundaries": np.zeros((2, 1), object), "Segmentation": labels}}
-    scipy.io.savemat(of_sbd, content, do_compression=True)
-    saliency = of_images.saved(of_images.GREY, "PNG")
+    scipy.io.savemat(sbd_file, content, do_compression=True)
+    saliency = image_fuzz.saved(image_fuzz.GREY, "PNG")
     return {
-        "mask png": (of_images.saved(labels, "PNG"), "m.png", truth),
-        "mask mat": (of_sbd.getvalue(), "m.mat", truth),
+        "mask png": (image_fuzz.saved(labels, "PNG"), "m.png", truth),
+        "mask mat": (sbd_file.getvalue(), "m.mat", truth),
         "saliency": (saliency, "s.png", lambda path: read_saliency(str(path), (40, 48))),
     }
 
 
 def images_module() -> Any:
     """The module that damages images, imported by path, because tests are not a package."""
-    spec = importlib.util.spec_from_file_location("fuzz_of_images", OF_IMAGES)
+    spec = importlib.util.spec_from_file_location("image_fuzz", IMAGE_FUZZ)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -251,7 +253,7 @@ def run(count: int, seed: int) -> dict[str, dict[str, int]]:
     """
     from mcis.datasets.errors import UserError
 
-    of_images = images_module()
+    image_fuzz = images_module()
     outcomes: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
 
     def late(*_: object) -> None:
@@ -267,7 +269,7 @@ def run(count: int, seed: int) -> dict[str, dict[str, int]]:
             path = folder / file
             path.write_bytes(data)
             read(path)
-        damages = [*of_images.DAMAGES[:-1], nudged, nudged, nudged, swapped, swapped]
+        damages = [*image_fuzz.DAMAGES[:-1], nudged, nudged, nudged, swapped, swapped]
         for number in range(count):
             draw = np.random.default_rng([seed, number])
             kind = list(kinds)[number % len(kinds)]
@@ -276,7 +278,7 @@ def run(count: int, seed: int) -> dict[str, dict[str, int]]:
             if damaged and draw.random() < 0.2:
                 damaged = damages[0](damaged, draw)
             damaged = (
-                with_valid_tar_checksums(of_images.with_valid_checksums(damaged)) if draw.random() < 0.8 else damaged
+                with_valid_tar_checksums(image_fuzz.with_valid_checksums(damaged)) if draw.random() < 0.8 else damaged
             )
             path = folder / file
             path.write_bytes(damaged)
