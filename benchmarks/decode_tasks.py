@@ -45,7 +45,7 @@ class SleptBatch(Batch):
 
     Attributes:
         images: (N, SIDE, SIDE, 6) uint8.
-        start, end: time at which the task of each row began and ended, (N,).
+        start, end: Time at which the task of each row began and ended, (N,).
     """
 
     images: NDArray[np.uint8]

@@ -37,7 +37,7 @@ class Photo(NamedTuple):
     Attributes:
         uri: Its file.
         tags: Its class names.
-        split: train or val.
+        split: Train or val.
         mask: File of its ground-truth mask. None: there is none.
         id: Its id.
     """

@@ -45,9 +45,9 @@ class Extra(NamedTuple):
     """Single-label images.
 
     Attributes:
-        uris: their files.
-        classes: class index of the right tag of each.
-        tags: class index of the tag that the run gets.
+        uris: Their files.
+        classes: Class index of the right tag of each.
+        tags: Class index of the tag that the run gets.
     """
 
     uris: list[str]

@@ -21,9 +21,9 @@ class TrainingCopies(NamedTuple):
     """Training images that are left out because another image has the same content.
 
     Attributes:
-        rows: row numbers in the listing, ascending, (C,).
-        reasons: reason of each row, `COPY_IN_TRAIN: <id>` or `COPY_OF_VAL: <id>`.
-        other_tags: number of copies in train whose tags differ from those of the image that stays.
+        rows: Row numbers in the listing, ascending, (C,).
+        reasons: Reason of each row, `COPY_IN_TRAIN: <id>` or `COPY_OF_VAL: <id>`.
+        other_tags: Number of copies in train whose tags differ from those of the image that stays.
     """
 
     rows: NDArray[np.int64]
@@ -103,7 +103,7 @@ def find_duplicates(read: Callable[[list[str]], Iterable[pa.Table]]) -> list[lis
     """Finds images with the same content in more than one split. A network would be trained and scored on them.
 
     Args:
-        read: returns the given columns of an index as consecutive tables. It is called a second time if there are such
+        read: Returns the given columns of an index as consecutive tables. It is called a second time if there are such
             images.
 
     Returns:

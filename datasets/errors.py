@@ -27,9 +27,9 @@ class UserError(Exception):
     The texts name configuration keys and options, for example data.classes or --voc, since these are what users set.
 
     Args:
-        found: what was found, with the name of the file, key or value.
-        expected: what would have been correct.
-        remedy: what to do about it.
+        found: What was found, with the name of the file, key or value.
+        expected: What would have been correct.
+        remedy: What to do about it.
     """
 
     def __init__(self, found: str, expected: str, remedy: str):
@@ -75,7 +75,7 @@ def recompute_command(stage: str = "STAGE") -> str:
     """Returns the command that computes a stage of a run and all later ones again, whatever command made the run.
 
     Args:
-        stage: the stage; by default a placeholder, for messages about an output of any stage.
+        stage: The stage; by default a placeholder, for messages about an output of any stage.
     """
     command = f"`mcis run --config WORKSPACE/runs/NAME/config.toml --name NAME --from {stage}`"
     return f"{command}, with --until if the run ends before the report"
@@ -89,7 +89,7 @@ class UnreachableFile(UserError):
     """A file that cannot be read at present: a disk or a server does not respond, or memory is insufficient.
 
     Args:
-        reason: the message of the file system.
+        reason: The message of the file system.
     """
 
     def __init__(self, found: str, expected: str, remedy: str, reason: str = ""):

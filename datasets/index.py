@@ -83,7 +83,7 @@ class Listing(NamedTuple):
     Attributes:
         table: LISTING_SCHEMA, one row per image.
         classes: K class names.
-        notes: messages for the user.
+        notes: Messages for the user.
         provenance: PROVENANCE_SCHEMA, at most one row per image; None if no source states where its images come from.
     """
 
@@ -104,7 +104,7 @@ def merge(first: Listing, *others: Listing) -> Listing:
     The order of rows in lists and tables therefore changes no result.
 
     Raises:
-        UserError: an image id is in two of them, or is too long.
+        UserError: An image id is in two of them, or is too long.
     """
     tables = [first.table]
     tables += [listing.table for listing in others]
@@ -164,13 +164,13 @@ class ImageCheck(NamedTuple):
     """Result of checking an image file.
 
     Attributes:
-        height, width: pixels, orientation applied; 0 if there is no picture.
+        height, width: Pixels, orientation applied; 0 if there is no picture.
         content_hash: SHA-256 of the file; empty if it could not be read.
-        reason: why the image is rejected; None if it is valid. It is the reason of a `RejectedImage`, `cannot be read`
+        reason: Why the image is rejected; None if it is valid. It is the reason of a `RejectedImage`, `cannot be read`
             for a file that does not exist, is not a regular file or is too large, or `kills the decoder` for a file
             that ends every process that opens it. Transient errors (of a disk or a server, or refused access) are never
             reasons.
-        pixels, low, high: see `PictureCheck`.
+        pixels, low, high: See `PictureCheck`.
     """
 
     height: int
@@ -186,14 +186,14 @@ def check_images(listing: pa.Table, *, min_side: int = 32, max_pixels: int = MAX
     """Opens, decodes and hashes the images of a part of a listing.
 
     Args:
-        min_side: minimum length of the shorter side, pixels. Smaller images are rejected.
-        max_pixels: maximum width x height. Larger images are rejected before they are decoded.
+        min_side: Minimum length of the shorter side, pixels. Smaller images are rejected.
+        max_pixels: Maximum width x height. Larger images are rejected before they are decoded.
 
     Returns:
         Table of CHECKED_SCHEMA. Reasons are permanent: the file does not exist, or its content is not a valid image.
 
     Raises:
-        UserError: a file cannot be read at present (see `read_bytes`), or access to it is refused.
+        UserError: A file cannot be read at present (see `read_bytes`), or access to it is refused.
     """
     return with_checks(listing, [_check_file(uri, min_side, max_pixels) for uri in listing["uri"].to_pylist()])
 

@@ -23,11 +23,11 @@ class Registry(UserDict[str, _T]):
     """Maps names to the extensions of one kind, those of this project first.
 
     Args:
-        kind: plural name of the kind, for example `sources`. The group of entry points is then `mcis.sources`.
-        entries: entries of this project. A text like `mcis.models.crf:dense_crf` is imported on first access.
+        kind: Plural name of the kind, for example `sources`. The group of entry points is then `mcis.sources`.
+        entries: Entries of this project. A text like `mcis.models.crf:dense_crf` is imported on first access.
 
     Raises:
-        UserError: an installed package declares a name that is taken.
+        UserError: An installed package declares a name that is taken.
     """
 
     def __init__(self, kind: str, entries: Mapping[str, _T | str]):
@@ -54,8 +54,8 @@ class Registry(UserDict[str, _T]):
         """Returns the extension of a name. Entry points are imported on first access.
 
         Raises:
-            KeyError: the name is unknown.
-            UserError: the package of the entry cannot be imported.
+            KeyError: The name is unknown.
+            UserError: The package of the entry cannot be imported.
         """
         entry = self.data[name]
         if isinstance(entry, importlib.metadata.EntryPoint):

@@ -91,8 +91,8 @@ def with_records(extensions: Mapping[str, Any], *, exclude_defaults: bool = Fals
     """Returns a decorator that adds a field to a section for each extension with a `record`, under its name.
 
     Args:
-        extensions: extensions of one kind, for example a `Registry`. A `record` is a subclass of `Section`.
-        exclude_defaults: whether records that have only default values are left out of keys of outputs, so that a new
+        extensions: Extensions of one kind, for example a `Registry`. A `record` is a subclass of `Section`.
+        exclude_defaults: Whether records that have only default values are left out of keys of outputs, so that a new
             extension changes no key.
     """
 

@@ -86,7 +86,7 @@ class ClassMembers:
         """Sorts the images by class.
 
         Args:
-            is_source: whether each image belongs to the source domain, (N,). None: no image does.
+            is_source: Whether each image belongs to the source domain, (N,). None: no image does.
         """
         group_type = np.min_scalar_type(2 * tags.classes)  # NumPy sorts integers of up to 16 bits by radix
         counts = np.diff(tags.start).astype(np.int64)

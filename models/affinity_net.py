@@ -30,7 +30,7 @@ def semantic_affinities(features: Tensor, radius: int) -> Tensor:
 
     Args:
         features: (B, C, h, w).
-        radius: radius of `directions`.
+        radius: Radius of `directions`.
 
     Returns:
         Affinities in (0, 1], (B, D, h, w); 0 for pairs that extend beyond the map.
@@ -55,8 +55,8 @@ def boundary_affinities(boundaries: Tensor, radius: int) -> Tensor:
     """Computes 1 - the highest boundary probability on the line between neighboring positions (CVPR 2019, Eq. 3).
 
     Args:
-        boundaries: boundary probabilities in [0, 1], (B, 1, h, w).
-        radius: radius of `directions`.
+        boundaries: Boundary probabilities in [0, 1], (B, 1, h, w).
+        radius: Radius of `directions`.
 
     Returns:
         Affinities in [0, 1], (B, D, h, w); 0 for pairs that extend beyond the map.
@@ -83,7 +83,7 @@ def affinity_losses(affinities: Tensor, labels: Tensor, radius: int) -> dict[str
     Args:
         affinities: (B, D, h, w).
         labels: (B, h, w); pairs with a label of 255 are ignored.
-        radius: radius of `directions`.
+        radius: Radius of `directions`.
 
     Returns:
         Weighted losses `background`, `foreground` and `different`, scalars, summed over the images.
@@ -118,8 +118,8 @@ def nearest_labels(labels: Tensor, grids: Grids) -> Tensor:
     """Returns the labels of the pixels nearest to positions, (B, H, W) -> (B, h, w).
 
     Args:
-        labels: labels of pixels.
-        grids: locations of the positions in the image.
+        labels: Labels of pixels.
+        grids: Locations of the positions in the image.
     """
     height, width = labels.shape[1:]
     rows = _nearest_pixels(grids.rows, height)
@@ -141,7 +141,7 @@ class Neighbors(NamedTuple):
 
     Attributes:
         affinities: (B, D, h, w).
-        grids: locations of the positions in the images.
+        grids: Locations of the positions in the images.
     """
 
     affinities: Tensor
@@ -154,15 +154,15 @@ class AffinityNet(nn.Module):
     As in IRN, a group norm and a ReLU follow each convolution. AffinityNet's own layers differ only in their widths.
 
     Args:
-        backbone: network whose levels and features are read.
-        kind: what affinities are computed from: the distance of `features`, or `boundaries`.
-        width: number of channels to which each level is reduced, a multiple of 4.
-        embedding: number of channels of the compared features (kind `features`).
-        finest: stride of the finest level that is read, pixels.
-        radius: positions at a distance below this are compared; in positions of the finest level.
+        backbone: Network whose levels and features are read.
+        kind: What affinities are computed from: the distance of `features`, or `boundaries`.
+        width: Number of channels to which each level is reduced, a multiple of 4.
+        embedding: Number of channels of the compared features (kind `features`).
+        finest: Stride of the finest level that is read, pixels.
+        radius: Positions at a distance below this are compared; in positions of the finest level.
 
     Attributes:
-        layout: layout of the positions.
+        layout: Layout of the positions.
     """
 
     def __init__(self, backbone: Backbone, *, kind: AffinityKind, width: int, embedding: int, finest: int, radius: int):

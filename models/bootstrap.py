@@ -30,12 +30,12 @@ def bootstrap_differences(
     in three of four cases only. With one seed, nothing is known about others, and it has weight 1 in every resample.
 
     Args:
-        first, second: overlaps of the same N images, (S, N, K + 1), for S seeds; the numbers of seeds may differ.
+        first, second: Overlaps of the same N images, (S, N, K + 1), for S seeds; the numbers of seeds may differ.
             Images without a scored pixel are excluded.
-        paired: whether both configurations have the same seeds. Both then get the same weights of seeds, so effects
+        paired: Whether both configurations have the same seeds. Both then get the same weights of seeds, so effects
             that seeds share cancel out.
-        resamples: number of resamples.
-        seed: seed of the draws.
+        resamples: Number of resamples.
+        seed: Seed of the draws.
 
     Returns:
         Differences in percentage points, (resamples,); all NaN if fewer than two images have a scored pixel.
@@ -72,10 +72,10 @@ def bootstrap_score_differences(
     The resamples draw the same images and weigh the seeds alike.
 
     Args:
-        first, second: confusion matrices of the same N images, for each seed a matrix of pixels (N, (K + 1)^2) whose
+        first, second: Confusion matrices of the same N images, for each seed a matrix of pixels (N, (K + 1)^2) whose
             rows are flattened (K + 1, K + 1) matrices. Images without a scored pixel are excluded.
-        score: function from a confusion matrix to percentages of labels, an entry of `metrics.LABEL_SCORES`.
-        paired, resamples, seed: see `bootstrap_differences`.
+        score: Function from a confusion matrix to percentages of labels, an entry of `metrics.LABEL_SCORES`.
+        paired, resamples, seed: See `bootstrap_differences`.
 
     Returns:
         Differences in percentage points, (resamples,); NaN in resamples where no label has a value, and all NaN if
@@ -113,11 +113,11 @@ def _resample(
     """Computes the difference of two configurations in each resample, (resamples,).
 
     Args:
-        first_values, second_values: functions from how often R resamples draw each image, (R, images), to the values
+        first_values, second_values: Functions from how often R resamples draw each image, (R, images), to the values
             of the configuration, (R, S) for S seeds.
-        images: number of images.
-        chunk: number of resamples that are computed at a time.
-        paired, resamples, seed: see `bootstrap_differences`.
+        images: Number of images.
+        chunk: Number of resamples that are computed at a time.
+        paired, resamples, seed: See `bootstrap_differences`.
     """
     differences = []
     for start in range(0, resamples, chunk):
@@ -157,9 +157,9 @@ def times_drawn(images: int, resamples: NDArray[np.int64], seed: int) -> NDArray
     """Returns how often each resample draws each image.
 
     Args:
-        images: number of images.
-        resamples: numbers of the resamples, (R,).
-        seed: seed of the draws.
+        images: Number of images.
+        resamples: Numbers of the resamples, (R,).
+        seed: Seed of the draws.
 
     Returns:
         (R, images); rows sum to the number of images.
@@ -177,10 +177,10 @@ def seed_weights(seeds: int, resamples: NDArray[np.int64], seed: int, *, turn: i
     draw from the chi-squared distribution.
 
     Args:
-        seeds: number of seeds S.
-        resamples: numbers of the resamples, (R,).
-        seed: seed of the draws.
-        turn: number of the first of S + 1 draws of a resample. Different numbers give independent draws.
+        seeds: Number of seeds S.
+        resamples: Numbers of the resamples, (R,).
+        seed: Seed of the draws.
+        turn: Number of the first of S + 1 draws of a resample. Different numbers give independent draws.
 
     Returns:
         (R, S); rows sum to 1.

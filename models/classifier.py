@@ -32,8 +32,8 @@ class MissingOutputs(NamedTuple):
     """M of the 2B images of B pairs, whose outputs of the backbone are missing.
 
     Attributes:
-        rows: their numbers among the 2B images, images m first, (M,).
-        images: the normalized images, (M, 3, S, S).
+        rows: Their numbers among the 2B images, images m first, (M,).
+        images: The normalized images, (M, 3, S, S).
     """
 
     rows: Tensor
@@ -44,11 +44,11 @@ class PairInputs(NamedTuple):
     """Inputs of the classifier for a batch of B pairs (m, n).
 
     Attributes:
-        m, n: normalized images, (B, 3, H, W), or outputs of the backbone, (B, C, H, W).
-        is_embedded: whether `m` and `n` are outputs of the backbone.
-        missing: if `is_embedded`, the images whose outputs are missing; None if none is.
-        unjittered_m: images m without color jitter, to which tau is applied for self pairs (paper-vs-code,
-            "Classifier"); None = `m`.
+        m, n: Normalized images, (B, 3, H, W), or outputs of the backbone, (B, C, H, W).
+        is_embedded: Whether `m` and `n` are outputs of the backbone.
+        missing: If `is_embedded`, the images whose outputs are missing; None if none is.
+        unjittered_m: Images m without color jitter, to which tau is applied for self pairs (paper-vs-code,
+            "Classifier"); None: `m`.
     """
 
     m: Tensor
@@ -62,11 +62,11 @@ class BatchScores(NamedTuple):
     """Outputs of the classifier for a batch of B pairs.
 
     Attributes:
-        pairs: class scores of the pairs (m, n).
-        selves: class scores of the self pairs, an image m and its transformed copy tau(m), for each transformation tau.
-        features: features (B, C, H, W) of both images of the pairs, then of the self pairs of each transformation.
-        copies: basic scores of the smaller copies; None without equivariant attention.
-        maps: maps of the 2B images, images m first, and of their copies; None without equivariant attention.
+        pairs: Class scores of the pairs (m, n).
+        selves: Class scores of the self pairs, an image m and its transformed copy tau(m), for each transformation tau.
+        features: Features (B, C, H, W) of both images of the pairs, then of the self pairs of each transformation.
+        copies: Basic scores of the smaller copies; None without equivariant attention.
+        maps: Maps of the 2B images, images m first, and of their copies; None without equivariant attention.
     """
 
     pairs: PairScores
@@ -97,20 +97,20 @@ class CoAttentionClassifier(nn.Module):
     attention all read F.
 
     Args:
-        backbone: convolutional embedding or vision transformer.
-        classes: number of classes K.
-        standardized: whether to standardize each channel of the backbone's output, see `set_statistics`.
-        attention: which scores are computed: basic, also co-attention (`co`), or also contrastive (`co+contrastive`).
-        head: layer that scores co-attentive and contrastive features. `shared`: phi (paper); `own`: a separate 1x1
+        backbone: Convolutional embedding or vision transformer.
+        classes: Number of classes K.
+        standardized: Whether to standardize each channel of the backbone's output, see `set_statistics`.
+        attention: Which scores are computed: basic, also co-attention (`co`), or also contrastive (`co+contrastive`).
+        head: Layer that scores co-attentive and contrastive features. `shared`: phi (paper); `own`: a separate 1x1
             convolution without bias (paper-vs-code, "Classifier").
-        affinity: how positions of two images are compared.
-        num_domain_affinities: number of matrices W_P: 1, or 3 for pairs of two domains (end of section 3.2), in the
+        affinity: How positions of two images are compared.
+        num_domain_affinities: Number of matrices W_P: 1, or 3 for pairs of two domains (end of section 3.2), in the
             order target-target, source-source, target-source.
-        phi_std: standard deviation of phi's initial weights; None = sqrt(2 / K) (paper-vs-code, "Classifier").
-        correlated: whether to add the layers of pixel correlation, which equivariant attention trains.
+        phi_std: Standard deviation of phi's initial weights; None: sqrt(2 / K) (paper-vs-code, "Classifier").
+        correlated: Whether to add the layers of pixel correlation, which equivariant attention trains.
 
     Raises:
-        UserError: the backbone has no layers that pixel correlation can compare.
+        UserError: The backbone has no layers that pixel correlation can compare.
     """
 
     mean: Tensor
@@ -193,9 +193,9 @@ class CoAttentionClassifier(nn.Module):
         """Refines maps by pixel correlation.
 
         Args:
-            images: normalized images, (B, 3, H, W).
-            maps: maps of T classes of these images, (B, T, h, w).
-            layer_outputs: outputs of the layers `Backbone.correlation_layers` for these images.
+            images: Normalized images, (B, 3, H, W).
+            maps: Maps of T classes of these images, (B, T, h, w).
+            layer_outputs: Outputs of the layers `Backbone.correlation_layers` for these images.
 
         Returns:
             Scores of background and the classes, (B, 1 + T, h, w).
@@ -213,10 +213,10 @@ class CoAttentionClassifier(nn.Module):
         """Returns W_P: one for all pairs, (C, C), or one per pair, (B, C, C); None for the identity.
 
         Args:
-            pair_domains: domains of the pairs, (B,), see `coattention.pair_domains`; only read if there are three W_P.
+            pair_domains: Domains of the pairs, (B,), see `coattention.pair_domains`; only read if there are three W_P.
 
         Raises:
-            ValueError: there are three W_P, but `pair_domains` is None.
+            ValueError: There are three W_P, but `pair_domains` is None.
         """
         if self.affinity.w_p == "identity":
             return None
@@ -243,13 +243,13 @@ class CoAttentionClassifier(nn.Module):
         activations and the output of W_B instead of C channels.
 
         Args:
-            m, n: features of the images, (B, C, H, W) each.
-            pair_domains: domains of the pairs, (B,), if there are three W_P.
-            attend: whether to compute co-attention scores, if the classifier has co-attention.
-            attention_partner: what the images of a pair attend to: each other, or, as a control, themselves.
-            contrastive: whether to compute contrastive scores, too, if the classifier has contrastive co-attention.
-            compared: the features that the affinity compares, if autograd is to add up their gradient separately;
-                None = m and n.
+            m, n: Features of the images, (B, C, H, W) each.
+            pair_domains: Domains of the pairs, (B,), if there are three W_P.
+            attend: Whether to compute co-attention scores, if the classifier has co-attention.
+            attention_partner: What the images of a pair attend to: each other, or, as a control, themselves.
+            contrastive: Whether to compute contrastive scores, too, if the classifier has contrastive co-attention.
+            compared: The features that the affinity compares, if autograd is to add up their gradient separately;
+                None: m and n.
         """
         basic = PairScores(self.scores(m), self.scores(n))
         if self.attention == "none" or not attend:
@@ -305,11 +305,11 @@ class CoAttentionClassifier(nn.Module):
         """Computes the target's factor of the affinity, F_n^T W_P (Eq. 2), which all related images share.
 
         Args:
-            target: features of the image whose maps are computed, (C, H, W).
-            pair_domains: domains of the R pairs of target and related image, (R,), if there are three W_P.
-            target_is_n: whether the target is image n of a pair, for all pairs or for each, (R,). The factor is then
+            target: Features of the image whose maps are computed, (C, H, W).
+            pair_domains: Domains of the R pairs of target and related image, (R,), if there are three W_P.
+            target_is_n: Whether the target is image n of a pair, for all pairs or for each, (R,). The factor is then
                 F_n^T W_P^T.
-            identity: whether to use the identity instead of the learned W_P.
+            identity: Whether to use the identity instead of the learned W_P.
 
         Returns:
             (HW, C), or (R, HW, C) if the R pairs have a W_P each.
@@ -333,11 +333,11 @@ class CoAttentionClassifier(nn.Module):
         """Computes the target's co-attentive activations of a class with each related image; their mean is the map.
 
         Args:
-            query: result of `query` for the target; the same for all its classes.
-            target: features of the target, (C, H, W).
-            related: features of its related images, (R, C, H', W').
-            tag: index of the class.
-            related_maps: maps of the class in the related images for attention to average, see `multi_round`.
+            query: Result of `query` for the target; the same for all its classes.
+            target: Features of the target, (C, H, W).
+            related: Features of its related images, (R, C, H', W').
+            tag: Index of the class.
+            related_maps: Maps of the class in the related images for attention to average, see `multi_round`.
 
         Returns:
             Activations, (R, H, W).
@@ -352,8 +352,8 @@ class CoAttentionClassifier(nn.Module):
         """Computes the target's contrastive activations of a class with each of Q images that lack it (section 4.5).
 
         Args:
-            query, target, tag: see `co_maps`.
-            others: features of the images that lack the class, (Q, C, H', W').
+            query, target, tag: See `co_maps`.
+            others: Features of the images that lack the class, (Q, C, H', W').
 
         Returns:
             Activations, (Q, H, W).
@@ -378,13 +378,13 @@ class CoAttentionClassifier(nn.Module):
         """Scores the pairs (m, n) and the self pairs (m, tau(m)). The backbone embeds m and n in one pass.
 
         Args:
-            inputs: images of the pairs, or outputs of the backbone.
-            self_transforms: names of transformations tau from SELF_TRANSFORMS. Self pairs require images, reuse the
+            inputs: Images of the pairs, or outputs of the backbone.
+            self_transforms: Names of transformations tau from SELF_TRANSFORMS. Self pairs require images, reuse the
                 features of m and have no contrastive scores.
-            pair_domains: domains of the pairs, (B,), if there are three W_P.
-            attend: whether to compute co-attention and contrastive scores, if the classifier has them.
-            attention_partner: see `pair_scores`.
-            equivariance: tags of the 2B images, images m first, for equivariant attention, which requires images.
+            pair_domains: Domains of the pairs, (B,), if there are three W_P.
+            attend: Whether to compute co-attention and contrastive scores, if the classifier has them.
+            attention_partner: See `pair_scores`.
+            equivariance: Tags of the 2B images, images m first, for equivariant attention, which requires images.
         """
         images = torch.cat([inputs.m, inputs.n])
         if inputs.missing is not None:

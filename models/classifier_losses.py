@@ -52,13 +52,13 @@ class LossInputs(NamedTuple):
     """Inputs of a loss: B pairs of images, which are a batch or the part of it that one worker processes.
 
     Attributes:
-        scores: class scores of the pairs, float32.
+        scores: Class scores of the pairs, float32.
         tags_m, tags_n: l_m and l_n, (B, K) of 0 and 1, float32.
         features_m, features_n: F_m and F_n, (B, C, H, W), in the precision of the network.
-        unshared_m: whether any image m of the whole batch, over all workers, has a tag that its partner lacks.
-        unshared_n: the same for images n.
-        copies: basic scores of smaller copies of the images; None without equivariant attention and for self pairs.
-        maps: localization maps of images and copies, float32; None without equivariant attention and for self pairs.
+        unshared_m: Whether any image m of the whole batch, over all workers, has a tag that its partner lacks.
+        unshared_n: The same for images n.
+        copies: Basic scores of smaller copies of the images; None without equivariant attention and for self pairs.
+        maps: Localization maps of images and copies, float32; None without equivariant attention and for self pairs.
     """
 
     scores: PairScores
@@ -108,10 +108,10 @@ class ClassifierLoss:
     """A loss of the classifier, an entry of `LOSSES`.
 
     Attributes:
-        compute: function from `LossInputs` to a scalar, the sum (not the mean) over the pairs, or to None if the inputs
+        compute: Function from `LossInputs` to a scalar, the sum (not the mean) over the pairs, or to None if the inputs
             lack what the loss needs. Its keyword-only parameters are values of its section.
-        record: class of its section `classifier.losses.<name>`; None if it uses an existing section.
-        section: name of the existing section of `classifier` that it uses, or None.
+        record: Class of its section `classifier.losses.<name>`; None if it uses an existing section.
+        section: Name of the existing section of `classifier` that it uses, or None.
     """
 
     compute: LossFunction
@@ -122,7 +122,7 @@ class ClassifierLoss:
         """Computes the loss.
 
         Raises:
-            UserError: the function does not return a scalar, which can happen with a function of another package.
+            UserError: The function does not return a scalar, which can happen with a function of another package.
         """
         parameters = inspect.signature(self.compute).parameters.values()
         names = [parameter.name for parameter in parameters if parameter.kind == parameter.KEYWORD_ONLY]
@@ -143,8 +143,8 @@ def classifier_loss(
     """Decorates a function as a loss of the classifier, see `ClassifierLoss`.
 
     Args:
-        record: class of the configuration section with its weight.
-        section: name of an existing section of `classifier` to use instead.
+        record: Class of the configuration section with its weight.
+        section: Name of an existing section of `classifier` to use instead.
     """
 
     def decorate(compute: LossFunction) -> ClassifierLoss:
@@ -248,9 +248,9 @@ def weighted_losses(inputs: LossInputs, values: Mapping[str, LossConfig], *, epo
     """Computes the losses of the pairs, each multiplied by its weight.
 
     Args:
-        inputs: scores, tags and features of the pairs.
-        values: section of each loss by name.
-        epoch: current epoch, counted from 0. A loss that starts later is multiplied by 0.
+        inputs: Scores, tags and features of the pairs.
+        values: Section of each loss by name.
+        epoch: Current epoch, counted from 0. A loss that starts later is multiplied by 0.
 
     Returns:
         Scalars by name, sums over the pairs. A loss is absent if it is disabled or the inputs lack what it needs.

@@ -33,7 +33,7 @@ def pair_domains(m_is_source: Tensor, n_is_source: Tensor) -> Tensor:
     """Returns the domains of pairs, (B,): 0 = target-target, 1 = source-source, 2 = one image of each domain.
 
     Args:
-        m_is_source, n_is_source: whether the images belong to the source domain, (B,) bool.
+        m_is_source, n_is_source: Whether the images belong to the source domain, (B,) bool.
     """
     return torch.where(m_is_source == n_is_source, m_is_source.long(), 2)
 
@@ -44,9 +44,9 @@ def target_is_image_n(is_source: Tensor, related_is_source: Tensor, position: Li
     In pairs of two domains, n is the image of the source domain.
 
     Args:
-        is_source: whether the target belongs to the source domain, () bool.
-        related_is_source: whether the related images do, (R,) bool.
-        position: which image of a pair of one domain the target is.
+        is_source: Whether the target belongs to the source domain, () bool.
+        related_is_source: Whether the related images do, (R,) bool.
+        position: Which image of a pair of one domain the target is.
     """
     return torch.where(is_source == related_is_source, position == "n", is_source)
 
@@ -85,10 +85,10 @@ def affinity(
     the inverse temperature of the softmax.
 
     Args:
-        f_m, f_n: features, (B, C, H, W).
-        w_p: W_P, (C, C), or one per pair, (B, C, C); None = identity.
-        form: how vectors are compared.
-        scale: factor of P.
+        f_m, f_n: Features, (B, C, H, W).
+        w_p: W_P, (C, C), or one per pair, (B, C, C); None: identity.
+        form: How vectors are compared.
+        scale: Factor of P.
 
     Returns:
         P, (B, HW_m, HW_n).
@@ -103,8 +103,8 @@ def coattend(values_m: Tensor, values_n: Tensor, p: Tensor) -> CoAttentive:
     normalized over m, does so for position j of n.
 
     Args:
-        values_m, values_n: values to average, (B, V, H, W).
-        p: affinity, (B, HW_m, HW_n).
+        values_m, values_n: Values to average, (B, V, H, W).
+        p: Affinity, (B, HW_m, HW_n).
     """
     flat_m = positions(values_m)
     flat_n = positions(values_n)
@@ -163,7 +163,7 @@ def unshared(values: Tensor, gate: Tensor) -> Tensor:
     """Computes values * (1 - sigmoid(gate)), the part of an image that the pair does not share (Eq. 6-8).
 
     Args:
-        values: features F, which yield F^{m\\n}, or anything linear in them without a bias, (B, V, H, W).
+        values: Features F, which yield F^{m\\n}, or anything linear in them without a bias, (B, V, H, W).
         gate: W_B F^{m∩n}, (B, 1, H, W).
     """
     return values * (1 - torch.sigmoid(gate))

@@ -23,9 +23,9 @@ class Counts(NamedTuple):
     """Pixels of an image by true label, predicted label and part; (E,) each, without entries of 0 pixels.
 
     Attributes:
-        truth, predicted: labels.
-        part: for label masks, 0 to MASK_PARTS - 1; for maps, the interval of the score.
-        pixels: number of pixels, at least 1.
+        truth, predicted: Labels.
+        part: For label masks, 0 to MASK_PARTS - 1; for maps, the interval of the score.
+        pixels: Number of pixels, at least 1.
     """
 
     truth: NDArray[np.uint8]
@@ -66,9 +66,9 @@ def _over_windows(extreme: Callable[..., NDArray[np.uint8]], labels: NDArray[np.
     Windows grow by doubling, so each dimension takes log2(side) passes.
 
     Args:
-        extreme: numpy.minimum or numpy.maximum.
+        extreme: Numpy.minimum or numpy.maximum.
         labels: (H, W).
-        side: side of the window, pixels.
+        side: Side of the window, pixels.
 
     Returns:
         (H - side + 1, W - side + 1).
@@ -91,15 +91,15 @@ def mask_counts(truth: NDArray[np.uint8], predictions: Iterable[NDArray[np.uint8
     prediction may be at ignored pixels. Only scored pixels are counted.
 
     Args:
-        truth: true labels, (H, W).
-        predictions: predicted labels, (H, W) each.
-        classes: number of classes K.
+        truth: True labels, (H, W).
+        predictions: Predicted labels, (H, W) each.
+        classes: Number of classes K.
 
     Yields:
         Counts of each prediction.
 
     Raises:
-        ValueError: a predicted label is above K.
+        ValueError: A predicted label is above K.
     """
     sides = (256, classes + 1, 2, 2)
     truth_cells = truth.astype(np.min_scalar_type(np.prod(sides) - 1))
@@ -122,10 +122,10 @@ def map_counts(truth: NDArray[np.uint8], maps: NDArray[np.float32], tags: NDArra
     `metrics.sweep` converts the sum of these over all images to the confusion matrix at each background threshold.
 
     Args:
-        truth: true labels, (H, W).
-        maps: scores in [0, 1], one map per tag, (T, H, W).
-        tags: class indices, (T,).
-        bins: number of intervals of equal width in [0, 1].
+        truth: True labels, (H, W).
+        maps: Scores in [0, 1], one map per tag, (T, H, W).
+        tags: Class indices, (T,).
+        bins: Number of intervals of equal width in [0, 1].
     """
     score, index = max_with_index(maps)
 
@@ -168,7 +168,7 @@ def confusion(truth: NDArray[np.uint8], prediction: NDArray[np.uint8], classes: 
     """Computes the confusion matrix of a label mask, (K + 1, K + 1), with one row per true label.
 
     Raises:
-        ValueError: a predicted label is above K = `classes`.
+        ValueError: A predicted label is above K = `classes`.
     """
     total = np.zeros((MASK_PARTS, classes + 1, classes + 1), np.int64)
     (counts,) = mask_counts(truth, [prediction], classes)
@@ -180,9 +180,9 @@ class Overlaps(NamedTuple):
     """Pixels of each label in N images, (N, K + 1) each, from which the IoU is computed.
 
     Attributes:
-        both: pixels with the label in truth and prediction.
-        truth: pixels with the label in the truth.
-        predicted: pixels with the label in the prediction.
+        both: Pixels with the label in truth and prediction.
+        truth: Pixels with the label in the truth.
+        predicted: Pixels with the label in the prediction.
     """
 
     both: NDArray[np.int64]
@@ -196,11 +196,11 @@ def overlaps(
     """Computes the overlaps of labels in N images.
 
     Args:
-        counts: counts of all images, concatenated.
-        images: position of the image to which each entry belongs, (E,).
-        count: number of images N.
-        classes: number of classes K.
-        boundary: whether to compute overlaps of boundary regions; the counts must then be of label masks.
+        counts: Counts of all images, concatenated.
+        images: Position of the image to which each entry belongs, (E,).
+        count: Number of images N.
+        classes: Number of classes K.
+        boundary: Whether to compute overlaps of boundary regions; the counts must then be of label masks.
     """
     in_truth = np.ones(len(images), np.bool_)
     in_prediction = np.ones(len(images), np.bool_)

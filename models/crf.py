@@ -29,7 +29,7 @@ class CrfParameters(Section):
     """Lower bound of probabilities before the logarithm."""
     max_side: int | None = Field(default=None, gt=0)
     """Longest side at which the CRF runs, pixels. Larger images are downscaled, the result is upscaled again, and the
-    standard deviations are pixels of the downscaled image. None = original size."""
+    standard deviations are pixels of the downscaled image. None: original size."""
 
 
 def dense_crf(rgb: NDArray[np.uint8], probabilities: _Float32, parameters: CrfParameters) -> _Float32:
@@ -38,10 +38,10 @@ def dense_crf(rgb: NDArray[np.uint8], probabilities: _Float32, parameters: CrfPa
     Images whose longest side exceeds `max_side` are downscaled first, which bounds time and memory.
 
     Args:
-        rgb: image, (H, W, 3).
-        probabilities: probabilities of L labels, (L, H, W), or N estimates of them, (N, L, H, W). N estimates are
+        rgb: Image, (H, W, 3).
+        probabilities: Probabilities of L labels, (L, H, W), or N estimates of them, (N, L, H, W). N estimates are
             refined independently, but in less time than by N calls.
-        parameters: parameters of the CRF.
+        parameters: Parameters of the CRF.
 
     Returns:
         Refined probabilities with the shape of the input; they sum to 1 over the labels.

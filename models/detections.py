@@ -45,9 +45,9 @@ def by_detections(
     With detections alone, an image without a detection has nothing to learn from and is ignored entirely.
 
     Args:
-        maps: the image, its maps, and its detections.
-        threshold, background_threshold, crf: see `by_crf`.
-        weight: see `fuse_detections`.
+        maps: The image, its maps, and its detections.
+        threshold, background_threshold, crf: See `by_crf`.
+        weight: See `fuse_detections`.
     """
     assert maps.detections is not None
     pseudo_mask = by_crf(
@@ -64,8 +64,8 @@ def fuse_detections(maps: TaggedMaps, weight: float) -> TaggedMaps:
     Detections of classes without a tag, if there are any, add their classes; these have no map.
 
     Args:
-        maps: the image, its maps, and its detections.
-        weight: weight of the detections, in [0, 1]. Below 1, the map of a tag without a detection keeps its scores.
+        maps: The image, its maps, and its detections.
+        weight: Weight of the detections, in [0, 1]. Below 1, the map of a tag without a detection keeps its scores.
     """
     assert maps.detections is not None
     labels, detected_scores = maps.detections

@@ -31,12 +31,12 @@ def embed(
     The class layer is linear, so the map of the averaged features is the average of the maps.
 
     Args:
-        backbone: network that embeds the images.
-        head: maps the backbone's output to features, position by position (`CoAttentionClassifier.standardize`).
-        images: normalized images, (B, 3, H, W).
-        extra_scales: factors of the images' size in addition to 1.
-        hflip: whether to include horizontally flipped images, whose features are flipped back.
-        outputs: outputs of the backbone that have been computed before: none, those of the images, or those of the
+        backbone: Network that embeds the images.
+        head: Maps the backbone's output to features, position by position (`CoAttentionClassifier.standardize`).
+        images: Normalized images, (B, 3, H, W).
+        extra_scales: Factors of the images' size in addition to 1.
+        hflip: Whether to include horizontally flipped images, whose features are flipped back.
+        outputs: Outputs of the backbone that have been computed before: none, those of the images, or those of the
             images and of the flipped images.
 
     Returns:
@@ -70,10 +70,10 @@ def affinity_query(target: Tensor, w_p: Tensor | None, *, form: AffinityForm = "
     """Computes the target's factor of Eq. 2, scale * F_n^T W_P. It is the same for all related images and classes.
 
     Args:
-        target: features of the target, (C, H, W).
-        w_p: W_P, (C, C), or one for each of R related images, (R, C, C); None = identity.
-        form: how vectors are compared.
-        scale: factor of P.
+        target: Features of the target, (C, H, W).
+        w_p: W_P, (C, C), or one for each of R related images, (R, C, C); None: identity.
+        form: How vectors are compared.
+        scale: Factor of P.
 
     Returns:
         (HW, C), or (R, HW, C).
@@ -109,10 +109,10 @@ def multi_round(
 
     Args:
         query: `affinity_query` of the target, (HW, C), or one for each related image, (R, HW, C).
-        related: features F_r of R images that share the class, (R, C, H', W').
-        weight, bias: weight (C,) and bias () of the class in the layer for co-attentive features.
-        form: how vectors are compared.
-        related_maps: maps of the class in the related images, (H', W') each; None for an image without a map.
+        related: Features F_r of R images that share the class, (R, C, H', W').
+        weight, bias: Weight (C,) and bias () of the class in the layer for co-attentive features.
+        form: How vectors are compared.
+        related_maps: Maps of the class in the related images, (H', W') each; None for an image without a map.
 
     Returns:
         Activations before clipping and normalization, (R, HW). L_{n,k} is their mean.
@@ -134,12 +134,12 @@ def contrastive_round(
     F_n * (1 - B) is the class layer on F_n, times (1 - B).
 
     Args:
-        query: see `multi_round`.
-        others: features F_q of Q images that lack the class, (Q, C, H', W').
+        query: See `multi_round`.
+        others: Features F_q of Q images that lack the class, (Q, C, H', W').
         w_b: W_B, (C,).
-        values: activation of the class in F_n by the layer for contrastive features, without bias, (HW,).
-        bias: bias of this layer, ().
-        form: how vectors are compared.
+        values: Activation of the class in F_n by the layer for contrastive features, without bias, (HW,).
+        bias: Bias of this layer, ().
+        form: How vectors are compared.
 
     Returns:
         Activations before clipping and normalization, (Q, HW).
@@ -195,8 +195,8 @@ def scale_maps(maps: Tensor, scale: str) -> Tensor:
     - `given`: maps of another program, which are scores already, clipped to [0, 1] because resampling overshoots.
 
     Args:
-        maps: activations.
-        scale: name in SCALES.
+        maps: Activations.
+        scale: Name in SCALES.
     """
     return SCALES[scale](maps)
 
@@ -207,10 +207,10 @@ def score_maps(maps: Tensor, grids: Grids, scale: str, height: int, width: int) 
     Maps are resized bicubically before they are scaled (`scale_maps`), so a map's maximum is that of its pixels.
 
     Args:
-        maps: activations at feature resolution.
-        grids: locations of the maps' positions in the image.
-        scale: name in SCALES.
-        height, width: size of the image, pixels.
+        maps: Activations at feature resolution.
+        grids: Locations of the maps' positions in the image.
+        scale: Name in SCALES.
+        height, width: Size of the image, pixels.
     """
     return scale_maps(resample(maps.float(), grids, pixel_grids(height, width), "bicubic"), scale)
 
@@ -222,7 +222,7 @@ def released_map(activation: Tensor, *, always: bool = False) -> Tensor:
 
     Args:
         activation: (..., H, W).
-        always: whether to keep the map even if the sigmoid of its mean activation is at most 0.1; else it becomes 0.
+        always: Whether to keep the map even if the sigmoid of its mean activation is at most 0.1; else it becomes 0.
     """
     if not always and torch.sigmoid(activation.mean()) <= 0.1:  # false for NaN, so that the map is NaN, too
         return torch.zeros_like(activation)

@@ -13,8 +13,8 @@ def sigmoid_ce(scores: Tensor, tags: Tensor) -> Tensor:
     """Computes L_CE(s, l), the sigmoid cross entropy of each image averaged over the K classes.
 
     Args:
-        scores: class scores before the sigmoid, (B, K).
-        tags: labels 0 or 1, (B, K), float.
+        scores: Class scores before the sigmoid, (B, K).
+        tags: Labels 0 or 1, (B, K), float.
 
     Returns:
         Losses, (B,).
@@ -36,7 +36,7 @@ def presence_ce(class_logits: Tensor, labels: Tensor) -> Tensor:
     """Computes the sigmoid cross entropy of which classes a crop contains: averaged over classes, summed over crops.
 
     Args:
-        class_logits: logits of the presence of each class, (B, K).
+        class_logits: Logits of the presence of each class, (B, K).
         labels: 0 = background, k + 1 = class k, 255 = ignored, (B, H, W).
     """
     present = class_logits.new_zeros(len(labels), 256).scatter_(1, labels.flatten(1).long(), 1.0)

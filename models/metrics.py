@@ -13,7 +13,7 @@ def iou(matrix: NDArray[np.int64]) -> NDArray[np.float64]:
     """Computes the intersection over union of each label in percent.
 
     Args:
-        matrix: confusion matrices, (..., K + 1, K + 1), with one row per true label.
+        matrix: Confusion matrices, (..., K + 1, K + 1), with one row per true label.
 
     Returns:
         (..., K + 1); NaN for labels that occur in neither truth nor prediction.
@@ -55,7 +55,7 @@ def boundary_iou(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     because the contours of the ignored area are not contours of the prediction.
 
     Args:
-        counts: counts of label masks, (MASK_PARTS, K + 1, K + 1).
+        counts: Counts of label masks, (MASK_PARTS, K + 1, K + 1).
 
     Returns:
         (K + 1,); NaN for labels that occur in neither truth nor prediction.
@@ -76,9 +76,9 @@ class ErrorShares(NamedTuple):
     """What reduces the IoU of each label, in percent of its union, (K + 1,) each. Their sum with the IoU is 100.
 
     Attributes:
-        missed: pixels of a class that are predicted as background. They reduce the IoU of both.
-        spurious: background pixels that are predicted as a class. They reduce the IoU of both.
-        confused: pixels of a class that are predicted as another class; 0 for the background.
+        missed: Pixels of a class that are predicted as background. They reduce the IoU of both.
+        spurious: Background pixels that are predicted as a class. They reduce the IoU of both.
+        confused: Pixels of a class that are predicted as another class; 0 for the background.
     """
 
     missed: NDArray[np.float64]
@@ -118,7 +118,7 @@ def sweep(counts: NDArray[np.int64]) -> NDArray[np.int64]:
     the background.
 
     Args:
-        counts: sums of `counts.map_counts`, (bins, K + 1, K + 1).
+        counts: Sums of `counts.map_counts`, (bins, K + 1, K + 1).
 
     Returns:
         Confusion matrices, (bins, K + 1, K + 1).
@@ -132,9 +132,9 @@ def random_tag_mask(salient: NDArray[np.bool_], tags: NDArray[np.int64], draw: f
     """Makes the mask of the baseline without a classifier: a random tag of the image on all its salient pixels.
 
     Args:
-        salient: whether a pixel is salient, (H, W).
-        tags: class indices, (T,).
-        draw: random number in [0, 1) that selects the tag.
+        salient: Whether a pixel is salient, (H, W).
+        tags: Class indices, (T,).
+        draw: Random number in [0, 1) that selects the tag.
 
     Returns:
         Labels, (H, W).
@@ -147,9 +147,9 @@ def best_tag_mask(salient: NDArray[np.bool_], tags: NDArray[np.int64], truth: ND
     """Makes the mask of the baseline with a perfect classifier: the true tag on each salient pixel.
 
     Args:
-        salient: whether a pixel is salient, (H, W).
-        tags: class indices, (T,). The first is used at salient pixels whose true label is not a tag.
-        truth: true labels, (H, W).
+        salient: Whether a pixel is salient, (H, W).
+        tags: Class indices, (T,). The first is used at salient pixels whose true label is not a tag.
+        truth: True labels, (H, W).
 
     Returns:
         Labels, (H, W).
@@ -165,8 +165,8 @@ def average_precision(scores: NDArray[np.float64], tags: NDArray[np.bool_]) -> N
     Among images with equal scores, those without the class are ranked first, so constant scores gain nothing.
 
     Args:
-        scores: scores of N images, (N, K).
-        tags: whether an image has a class, (N, K).
+        scores: Scores of N images, (N, K).
+        tags: Whether an image has a class, (N, K).
 
     Returns:
         (K,); NaN for classes without a positive image.

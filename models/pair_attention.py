@@ -17,9 +17,9 @@ class CoarseAttention(NamedTuple):
     """Attention from some positions of an image to cells of its partner.
 
     Attributes:
-        weights: share of the attention that each cell gets, (h, w, h', w'); the shares of a position sum to 1.
-        targets: locations of the h x w positions in their image.
-        cells: locations of the centers of the h' x w' cells in the partner. Cells of one side are `step` wide.
+        weights: Share of the attention that each cell gets, (h, w, h', w'); the shares of a position sum to 1.
+        targets: Locations of the h x w positions in their image.
+        cells: Locations of the centers of the h' x w' cells in the partner. Cells of one side are `step` wide.
     """
 
     weights: Tensor
@@ -32,8 +32,8 @@ def attention_weights(query: Tensor, partner: Tensor, form: AffinityForm = "bili
 
     Args:
         query: `affinity_query` of the image, (HW, C).
-        partner: features of its partner, (C, H', W').
-        form: how vectors are compared.
+        partner: Features of its partner, (C, H', W').
+        form: How vectors are compared.
 
     Returns:
         (HW, H'W'); row i is column i of A, whose entries sum to 1.
@@ -49,7 +49,7 @@ def shared_gate(weights: Tensor, partner: Tensor, w_b: Tensor) -> Tensor:
 
     Args:
         weights: `attention_weights` of the image, (HW, H'W').
-        partner: features of its partner, (C, H', W').
+        partner: Features of its partner, (C, H', W').
         w_b: W_B, (C,).
 
     Returns:
@@ -67,8 +67,8 @@ def coarse_attention(weights: Tensor, target: Grids, partner: Grids, side: int) 
 
     Args:
         weights: `attention_weights`, (HW, H'W').
-        target, partner: locations of the positions of both images.
-        side: maximum number of positions along a side.
+        target, partner: Locations of the positions of both images.
+        side: Maximum number of positions along a side.
     """
     full = weights.unflatten(1, (partner.rows.positions, partner.columns.positions))
     full = full.unflatten(0, (target.rows.positions, target.columns.positions))

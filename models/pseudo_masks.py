@@ -20,8 +20,8 @@ class PseudoMask(NamedTuple):
     """A pseudo mask before and after uncertain pixels are ignored.
 
     Attributes:
-        labels: most likely label of each pixel, (H, W) uint8; scored by the evaluation.
-        mask: copy of `labels` in which ignored pixels are 255, (H, W) uint8; the segmentation network is trained on it.
+        labels: Most likely label of each pixel, (H, W) uint8; scored by the evaluation.
+        mask: Copy of `labels` in which ignored pixels are 255, (H, W) uint8; the segmentation network is trained on it.
     """
 
     labels: NDArray[np.uint8]
@@ -32,8 +32,8 @@ class DetectedClasses(NamedTuple):
     """Detections of an image, at most one at each pixel: the one with the highest score.
 
     Attributes:
-        labels: class index + 1 of the detection at each pixel, 0 where there is none, (H, W) uint8.
-        scores: score of this detection in [0, 1], (H, W) float32.
+        labels: Class index + 1 of the detection at each pixel, 0 where there is none, (H, W) uint8.
+        scores: Score of this detection in [0, 1], (H, W) float32.
     """
 
     labels: NDArray[np.uint8]
@@ -44,14 +44,14 @@ class TaggedMaps(NamedTuple):
     """Inputs of a rule for pseudo masks: an image and the localization maps of its tags.
 
     Attributes:
-        scores: scores of the tagged classes, (T, H, W) float32 in [0, 1], T >= 1.
-        tags: indices of these classes, (T,).
-        read_rgb: function that decodes the image, (H, W, 3) uint8.
-        saliency: saliency map, (H, W) uint8; None if the image has none or the rule reads none.
-        one_scale: whether the scores of different maps share a scale, which normalization of each map would destroy.
-        segments: segment of each pixel, negative where there is none, (H, W) int32; None if the rule reads none or
+        scores: Scores of the tagged classes, (T, H, W) float32 in [0, 1], T >= 1.
+        tags: Indices of these classes, (T,).
+        read_rgb: Function that decodes the image, (H, W, 3) uint8.
+        saliency: Saliency map, (H, W) uint8; None if the image has none or the rule reads none.
+        one_scale: Whether the scores of different maps share a scale, which normalization of each map would destroy.
+        segments: Segment of each pixel, negative where there is none, (H, W) int32; None if the rule reads none or
             no files are given.
-        detections: detections of the image; None if the rule reads none.
+        detections: Detections of the image; None if the rule reads none.
     """
 
     scores: NDArray[np.float32]
@@ -68,13 +68,13 @@ class MaskRule:
     """A rule that makes pseudo masks, an entry of `MASK_RULES`.
 
     Attributes:
-        make: function from TaggedMaps to a PseudoMask. Its keyword-only parameters are values of the section
+        make: Function from TaggedMaps to a PseudoMask. Its keyword-only parameters are values of the section
             `pseudo_masks` or of the rule's own section, by name.
-        record: class of the rule's own section `pseudo_masks.<name of the rule>`, or None.
-        reads_saliency: whether each image needs a saliency map.
-        uses_random_walk: whether a random walk over learned affinities is applied to the maps first. If the rule's own
+        record: Class of the rule's own section `pseudo_masks.<name of the rule>`, or None.
+        reads_saliency: Whether each image needs a saliency map.
+        uses_random_walk: Whether a random walk over learned affinities is applied to the maps first. If the rule's own
             section has a field `random_walk`, that field decides.
-        reads: files of other programs that the rule reads, which `pseudo_masks.segments.folder` or
+        reads: Files of other programs that the rule reads, which `pseudo_masks.segments.folder` or
             `pseudo_masks.detections.file` names.
     """
 
@@ -88,11 +88,11 @@ class MaskRule:
         """Makes a pseudo mask.
 
         Args:
-            maps: the image and its maps.
-            values: values by name; those that the rule does not take are ignored.
+            maps: The image and its maps.
+            values: Values by name; those that the rule does not take are ignored.
 
         Raises:
-            UserError: the result is not a valid pseudo mask, which can happen with a rule of another package.
+            UserError: The result is not a valid pseudo mask, which can happen with a rule of another package.
         """
         parameters = inspect.signature(self.make).parameters.values()
         names = [parameter.name for parameter in parameters if parameter.kind == parameter.KEYWORD_ONLY]
@@ -114,8 +114,8 @@ def _most_likely(scores: NDArray[np.float32], tags: NDArray[np.int64]) -> NDArra
     """Returns the label with the highest score at each pixel, (H, W).
 
     Args:
-        scores: scores of background and T tags, (1 + T, H, W).
-        tags: indices of the tagged classes, (T,).
+        scores: Scores of background and T tags, (1 + T, H, W).
+        tags: Indices of the tagged classes, (T,).
     """
     _, index = max_with_index(scores)
     labels = np.concatenate([[0], tags + 1]).astype(np.uint8)
@@ -136,12 +136,12 @@ def by_saliency(
     Each map is min-max normalized first, unless the maps share a scale.
 
     Args:
-        maps: the image and its maps.
-        score_floor: scores below it, including the background score, count as 0.
-        conflict_threshold: pixels where two or more scores, including the background score, exceed it are ignored.
-        foreground_confidence: background pixels where a map exceeds it are ignored.
-        max_background_saliency: background pixels with at least this saliency, of 255, are ignored.
-        min_foreground_fraction: images whose foreground covers a smaller fraction are ignored entirely.
+        maps: The image and its maps.
+        score_floor: Scores below it, including the background score, count as 0.
+        conflict_threshold: Pixels where two or more scores, including the background score, exceed it are ignored.
+        foreground_confidence: Background pixels where a map exceeds it are ignored.
+        max_background_saliency: Background pixels with at least this saliency, of 255, are ignored.
+        min_foreground_fraction: Images whose foreground covers a smaller fraction are ignored entirely.
     """
     assert maps.saliency is not None
     classes = maps.scores
@@ -177,10 +177,10 @@ def by_crf(maps: TaggedMaps, *, threshold: float, background_threshold: float, c
     foreground, pixels that lose against `background_threshold` are background, and all others are ignored.
 
     Args:
-        maps: the image and its maps.
-        threshold: background score that foreground has to exceed.
-        background_threshold: background score that no class may exceed at background pixels; at most `threshold`.
-        crf: parameters of the CRF.
+        maps: The image and its maps.
+        threshold: Background score that foreground has to exceed.
+        background_threshold: Background score that no class may exceed at background pixels; at most `threshold`.
+        crf: Parameters of the CRF.
     """
     return refine_winners(maps, winning_maps(maps.scores, threshold, background_threshold), crf)
 
@@ -189,8 +189,8 @@ def winning_maps(scores: NDArray[np.float32], *backgrounds: float) -> tuple[NDAr
     """Returns which map has the highest score at each pixel, (H, W) for each background score.
 
     Args:
-        scores: scores of T maps, (T, H, W).
-        backgrounds: constant scores of the background.
+        scores: Scores of T maps, (T, H, W).
+        backgrounds: Constant scores of the background.
 
     Returns:
         0 where the background wins, number of the map + 1 elsewhere.
@@ -203,9 +203,9 @@ def refine_winners(maps: TaggedMaps, winners: Sequence[NDArray[np.integer]], crf
     """Refines the winners at two background scores by the dense CRF; pixels that differ between them are ignored.
 
     Args:
-        maps: the image and its maps.
-        winners: results of `winning_maps` at a high and at a low background score, (H, W) each.
-        crf: parameters of the CRF.
+        maps: The image and its maps.
+        winners: Results of `winning_maps` at a high and at a low background score, (H, W) each.
+        crf: Parameters of the CRF.
     """
     count, height, width = maps.scores.shape
     probabilities = np.full((2, count + 1, height, width), (1 - _CERTAINTY) / count, np.float32)

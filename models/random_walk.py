@@ -31,8 +31,8 @@ def pair_slices(shape: tuple[int, int], direction: tuple[int, int]) -> tuple[tup
     """Returns the slices of a map that select the pairs of positions in a direction.
 
     Args:
-        shape: height and width of the map.
-        direction: offset (dy, dx) of the second position, dy >= 0.
+        shape: Height and width of the map.
+        direction: Offset (dy, dx) of the second position, dy >= 0.
 
     Returns:
         Slices of rows and columns for the first positions, and for the second ones.
@@ -53,10 +53,10 @@ class _Structure(NamedTuple):
     positions and those from second to first.
 
     Attributes:
-        row_starts: index of the first entry of each row, (hw + 1,) int32.
-        columns: column of each entry, int32.
-        order: number of each entry's weight in the list.
-        rows: row of each weight in the list, int64.
+        row_starts: Index of the first entry of each row, (hw + 1,) int32.
+        columns: Column of each entry, int32.
+        order: Number of each entry's weight in the list.
+        rows: Row of each weight in the list, int64.
     """
 
     row_starts: Tensor
@@ -96,8 +96,8 @@ def transition(affinities: Tensor, radius: int, beta: float) -> Tensor:
 
     Args:
         affinities: (D, h, w) in [0, 1].
-        radius: radius of `directions`.
-        beta: exponent; large values suppress low affinities.
+        radius: Radius of `directions`.
+        beta: Exponent; large values suppress low affinities.
 
     Returns:
         Sparse matrix in CSR format, (hw, hw).
@@ -127,8 +127,8 @@ def random_walk(maps: Tensor, affinities: Tensor, *, radius: int, beta: float, s
     Args:
         maps: (T, h, w).
         affinities: (D, h, w) in [0, 1].
-        radius, beta: see `transition`.
-        steps: number of steps.
+        radius, beta: See `transition`.
+        steps: Number of steps.
 
     Returns:
         Maps, (T, h, w).

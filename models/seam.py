@@ -23,9 +23,9 @@ class Equivariance(NamedTuple):
     """Inputs of the classifier for a step with equivariant attention.
 
     Attributes:
-        tags: tags of the images, (B, K), float.
-        max_tags: largest number of tags of an image, at least 1. A Python number, so that no step waits for the GPU.
-        scale: sides of the copies as a fraction of the images' sides.
+        tags: Tags of the images, (B, K), float.
+        max_tags: Largest number of tags of an image, at least 1. A Python number, so that no step waits for the GPU.
+        scale: Sides of the copies as a fraction of the images' sides.
     """
 
     tags: Tensor
@@ -37,8 +37,8 @@ class RefinedMaps(NamedTuple):
     """Maps of the tagged classes of images, before and after pixel correlation.
 
     Attributes:
-        maps: activations, (B, T, H, W); zero for the missing tags of an image with fewer than T.
-        refined: scores of background and the tagged classes, (B, 1 + T, H, W).
+        maps: Activations, (B, T, H, W); zero for the missing tags of an image with fewer than T.
+        refined: Scores of background and the tagged classes, (B, 1 + T, H, W).
     """
 
     maps: Tensor
@@ -64,7 +64,7 @@ def tagged_maps(activations: Tensor, tags: Tensor, max_tags: int) -> Tensor:
     Args:
         activations: (B, K, H, W).
         tags: (B, K) of 0 and 1.
-        max_tags: largest number of tags of an image, T.
+        max_tags: Largest number of tags of an image, T.
 
     Returns:
         (B, T, H, W); an image with fewer tags has zeros after its maps.
@@ -87,7 +87,7 @@ def keep_strongest(maps: Tensor) -> Tensor:
     """Sets all but the highest class score at each position to 0, and adds a background score.
 
     Args:
-        maps: class scores in [0, 1], (B, T, H, W).
+        maps: Class scores in [0, 1], (B, T, H, W).
 
     Returns:
         Scores (B, 1 + T, H, W); that of the background is 1 minus the highest class score.
@@ -102,10 +102,10 @@ class PixelCorrelation(nn.Module):
     Positions are compared by color and by two layers of the backbone, which receive no gradient.
 
     Args:
-        layers: the two layers, `Backbone.correlation_layers`.
+        layers: The two layers, `Backbone.correlation_layers`.
 
     Raises:
-        UserError: the backbone does not have two layers at the positions of its features.
+        UserError: The backbone does not have two layers at the positions of its features.
     """
 
     def __init__(self, layers: tuple[Layer, ...]):
@@ -129,9 +129,9 @@ class PixelCorrelation(nn.Module):
         """Refines the maps of T classes.
 
         Args:
-            activations: activations of the classes, (B, T, H, W); they receive no gradient.
-            colors: normalized images resized to the same positions, (B, 3, H, W).
-            low, high: outputs of the two layers, (B, C, H, W).
+            activations: Activations of the classes, (B, T, H, W); they receive no gradient.
+            colors: Normalized images resized to the same positions, (B, 3, H, W).
+            low, high: Outputs of the two layers, (B, C, H, W).
 
         Returns:
             Scores of background and classes, (B, 1 + T, H, W).
@@ -171,8 +171,8 @@ def equivariant_loss(maps: EquivariantMaps, *, classes: int) -> Tensor:
     """Computes the equivariant regularization: the mean difference between the maps of an image and its copy.
 
     Args:
-        maps: maps of B images and their copies.
-        classes: number of classes K. The mean is over K maps; those of classes without a tag count as zero.
+        maps: Maps of B images and their copies.
+        classes: Number of classes K. The mean is over K maps; those of classes without a tag count as zero.
 
     Returns:
         Losses, (B,).
@@ -186,9 +186,9 @@ def cross_equivariant_loss(maps: EquivariantMaps, *, classes: int, hard: float) 
     """Computes the equivariant cross regularization: refined maps of image and copy compared with the other's maps.
 
     Args:
-        maps: maps of B images and their copies. Maps that are not refined receive no gradient.
-        classes: number of classes K.
-        hard: fraction of the values of K + 1 maps, those with the largest differences, over which the mean is taken
+        maps: Maps of B images and their copies. Maps that are not refined receive no gradient.
+        classes: Number of classes K.
+        hard: Fraction of the values of K + 1 maps, those with the largest differences, over which the mean is taken
             (online hard example mining).
 
     Returns:

@@ -19,7 +19,7 @@ class SegmentsConfig(Section):
     folder: LocalPath | None = Field(default=None, exclude=True)  # the output depends on the files in it
     """Folder with the segments of each tagged training image: `<id>.npy`, integers (H, W), negative for pixels of no
     segment; or `<id>.json`, masks in COCO's run lengths as SAM's automatic mask generator writes them, of which smaller
-    ones are on top. None = superpixels of each image (SLIC), which need scikit-image (extra `segments`)."""
+    ones are on top. None: superpixels of each image (SLIC), which need scikit-image (extra `segments`)."""
     superpixels: Positive = 300
     """Number of superpixels of an image, if `folder` is None."""
     compactness: Rate = 10.0
@@ -41,9 +41,9 @@ def by_segments(
     """Makes a pseudo mask as `by_crf` does, with one winner in each segment of the image.
 
     Args:
-        maps: the image, its maps, and its segments; without segments, superpixels are computed.
-        threshold, background_threshold, crf: see `by_crf`.
-        superpixels, compactness: see `slic_superpixels`.
+        maps: The image, its maps, and its segments; without segments, superpixels are computed.
+        threshold, background_threshold, crf: See `by_crf`.
+        superpixels, compactness: See `slic_superpixels`.
     """
     segments = maps.segments
     if segments is None:
@@ -58,9 +58,9 @@ def majority(labels: NDArray[np.uint8], segments: NDArray[np.int32], count: int)
     """Replaces the label of each pixel by the most frequent label in its segment, the lowest of equally frequent ones.
 
     Args:
-        labels: labels below `count`, (H, W).
-        segments: segment of each pixel, (H, W). Pixels with a negative value are in none and keep their label.
-        count: number of labels.
+        labels: Labels below `count`, (H, W).
+        segments: Segment of each pixel, (H, W). Pixels with a negative value are in none and keep their label.
+        count: Number of labels.
     """
     inside = segments >= 0
     _, numbers = np.unique(segments[inside], return_inverse=True)
@@ -76,15 +76,15 @@ def slic_superpixels(rgb: NDArray[np.uint8], count: int, compactness: float) -> 
     """Divides an image into superpixels by SLIC (Achanta et al., TPAMI 2012), as scikit-image computes it.
 
     Args:
-        rgb: image, (H, W, 3).
-        count: approximate number of superpixels.
-        compactness: weight of closeness against similar color.
+        rgb: Image, (H, W, 3).
+        count: Approximate number of superpixels.
+        compactness: Weight of closeness against similar color.
 
     Returns:
         Superpixel of each pixel, (H, W).
 
     Raises:
-        UserError: scikit-image is not installed.
+        UserError: Scikit-image is not installed.
     """
     segmentation = require_module("skimage.segmentation", extra="segments")
     superpixels = segmentation.slic(rgb, n_segments=count, compactness=compactness, start_label=0)

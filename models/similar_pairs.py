@@ -13,9 +13,9 @@ class SimilarPairs(NamedTuple):
     """Pairs of similar vectors.
 
     Attributes:
-        total: number of pairs.
-        first, second: rows of the most similar pairs, (P,).
-        similarity: their cosine similarities, in descending order, (P,).
+        total: Number of pairs.
+        first, second: Rows of the most similar pairs, (P,).
+        similarity: Their cosine similarities, in descending order, (P,).
     """
 
     total: int
@@ -28,8 +28,8 @@ def similar_pairs(vectors: NDArray[np.float32], min_similarity: float, max_pairs
     """Counts the pairs of rows whose cosine similarity is at least `min_similarity`, and returns the most similar.
 
     Args:
-        vectors: vectors of any length, (N, C).
-        max_pairs: maximum number of pairs to return. Memory holds these pairs and one block of similarities. Its pairs
+        vectors: Vectors of any length, (N, C).
+        max_pairs: Maximum number of pairs to return. Memory holds these pairs and one block of similarities. Its pairs
             are sorted only if they are among its most similar ones.
     """
     vectors = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-6)

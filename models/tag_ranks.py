@@ -12,7 +12,7 @@ def class_ranks(scores: NDArray[np.float32], tags: NDArray[np.bool_]) -> NDArray
     compared, because they do not depend on the scale of the scores.
 
     Args:
-        scores: class scores, (N, K).
+        scores: Class scores, (N, K).
         tags: (N, K).
 
     Returns:

@@ -87,11 +87,11 @@ def build_timm_backbone(name: str, *, stride: int | None = None) -> Backbone:
     Batch norms are frozen and dropout is off, so an image's features depend on the image only.
 
     Args:
-        name: timm's name, for example `convnext_atto` or `vit_small_patch14_dinov2.lvd142m`.
+        name: Timm's name, for example `convnext_atto` or `vit_small_patch14_dinov2.lvd142m`.
         stride: Input pixels per position. None: 16, or the network's own stride if it cannot be dilated.
 
     Raises:
-        UserError: timm has no such network, it does not support the stride, or the locations of its positions are
+        UserError: Timm has no such network, it does not support the stride, or the locations of its positions are
             unknown.
     """
     structure = _measure_structure(name, stride)
@@ -143,7 +143,7 @@ def check_timm_name(name: str) -> None:
     """Checks that timm has a network, and weights for the tag after a dot in its name.
 
     Raises:
-        UserError: timm has no such name. The message suggests the most similar ones.
+        UserError: Timm has no such name. The message suggests the most similar ones.
     """
     try:
         if not timm.is_model(name):

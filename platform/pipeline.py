@@ -93,7 +93,7 @@ def _insert_extensions(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
     """Inserts the stages of installed packages (entry points of `mcis.stages`), each after the last stage it needs.
 
     Raises:
-        UserError: a package uses the name of another stage, or needs a stage that does not exist.
+        UserError: A package uses the name of another stage, or needs a stage that does not exist.
     """
     ordered = list(stages)
     registry: Registry[Stage] = Registry("stages", {stage.name: stage for stage in stages})
@@ -131,13 +131,13 @@ def check(config: Config, workspace: Workspace, name: str, *, until: str | None 
     pretrained weights that cannot be loaded.
 
     Args:
-        until: last stage of the run; later stages are not checked.
+        until: Last stage of the run; later stages are not checked.
 
     Returns:
         The listing of the image sources.
 
     Raises:
-        UserError: the first problem found, or another process is running under this name.
+        UserError: The first problem found, or another process is running under this name.
     """
     workspace.run(name, create=False)
     refuse_if_running(workspace, name)
@@ -163,14 +163,14 @@ def run(
     """Runs the pipeline. Ray must be initialized. Stages whose outputs exist and are current are not computed again.
 
     Args:
-        until: last stage; the stages `evaluate` and `report` still run on the outputs. None runs all stages.
-        start: first stage to compute again even if its output exists; so are all stages after it. A later stage than
+        until: Last stage; the stages `evaluate` and `report` still run on the outputs. None runs all stages.
+        start: First stage to compute again even if its output exists; so are all stages after it. A later stage than
             `until` must be one that still runs.
-        study: study of which this run is a trial.
-        sources: result of `check`, so that the sources are not listed twice.
+        study: Study of which this run is a trial.
+        sources: Result of `check`, so that the sources are not listed twice.
 
     Raises:
-        UserError: another process is running under this name; GPUs are requested but missing; or a stage reports that
+        UserError: Another process is running under this name; GPUs are requested but missing; or a stage reports that
             later stages of the run cannot learn from its output. In the last case, outputs so far are scored and
             reported first.
     """
@@ -201,11 +201,11 @@ def _stages_to_recompute(start: str | None, last: int) -> tuple[str, ...]:
     """Names of the stages that are computed even if their outputs exist: `start` and all stages after it.
 
     Args:
-        start: first of these stages; None if there are none.
-        last: position of the last stage of the run.
+        start: First of these stages; None if there are none.
+        last: Position of the last stage of the run.
 
     Raises:
-        UserError: the run does not include `start`.
+        UserError: The run does not include `start`.
     """
     if not start:
         return ()
@@ -226,7 +226,7 @@ def _run_stages(resolved: Resolved, context: RunContext, last: int, recompute: t
         The context after the last of them.
 
     Raises:
-        UserError: see `run`.
+        UserError: See `run`.
     """
     config = resolved.config
     folders = _check_machine(config, context, last, recompute)
@@ -260,7 +260,7 @@ def _check_machine(config: Config, context: RunContext, last: int, recompute: tu
         The folders of stages that are known before the run, see `check_sizes`.
 
     Raises:
-        UserError: the disk is too small, or a GPU is missing.
+        UserError: The disk is too small, or a GPU is missing.
     """
     if last == 0:  # the index needs neither much disk nor networks
         return {}

@@ -178,7 +178,7 @@ class TrackingServer:
 
     Args:
         store: URL of the database, as in SQLAlchemy.
-        environment: additional environment variables, for example the password of the database.
+        environment: Additional environment variables, for example the password of the database.
     """
 
     def __init__(self, folder: Path, store: str, environment: dict[str, str]) -> None:
@@ -314,7 +314,7 @@ class FaultyS3:
     """Local read-only S3 server with configurable errors and delays.
 
     Attributes:
-        files: path /BUCKET/KEY -> content.
+        files: Path /BUCKET/KEY -> content.
         faults: path -> HTTP error statuses of the next requests, one per request.
         slow: path -> number of next requests whose content is sent at ten bytes per second.
         num_requests: path -> number of requests.

@@ -172,7 +172,7 @@ def mutual_imports(sources: dict[str, str]) -> list[tuple[str, str]]:
     """Pairs of modules that import each other, also late or for type annotations.
 
     Args:
-        sources: import name of a module -> its text.
+        sources: Import name of a module -> its text.
     """
     imported: dict[str, set[str]] = {}
     for module, source in sources.items():

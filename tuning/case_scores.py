@@ -36,10 +36,10 @@ class CaseScores:
     """Scores of a case, for each seed whose run has finished.
 
     Attributes:
-        case: the case.
-        seeds: seeds of the finished runs.
+        case: The case.
+        seeds: Seeds of the finished runs.
         miou: mIoU in percent by column, one value per seed.
-        shares: further percentages by heading, one value per seed. `recall` and `precision`: those of the foreground of
+        shares: Further percentages by heading, one value per seed. `recall` and `precision`: those of the foreground of
             the maps at their best threshold, regardless of the class. `mAP`: mean average precision of the tags on val.
     """
 
@@ -54,11 +54,11 @@ class PairedDifference:
     """Differences of mIoU between a case and its baseline.
 
     Attributes:
-        case: the case.
-        seeds: seeds that both cases have.
-        miou: differences in percentage points by column, one value per seed.
-        intervals: lower and upper end of the interval of the mean difference by column, see `with_intervals`.
-        left_out: why there is no difference, by column, for scores of the two cases that cannot be compared.
+        case: The case.
+        seeds: Seeds that both cases have.
+        miou: Differences in percentage points by column, one value per seed.
+        intervals: Lower and upper end of the interval of the mean difference by column, see `with_intervals`.
+        left_out: Why there is no difference, by column, for scores of the two cases that cannot be compared.
     """
 
     case: StudyCase
@@ -94,8 +94,8 @@ def scores_by_column(scores: Sequence[Score], related: int | None) -> dict[str, 
     """Selects the scores of a trial that a study shows.
 
     Args:
-        scores: scores of the trial's run.
-        related: number of related images of the trial, None for maps of another program. Maps with another number are
+        scores: Scores of the trial's run.
+        related: Number of related images of the trial, None for maps of another program. Maps with another number are
             not shown.
 
     Returns:
@@ -122,9 +122,9 @@ def score_case(
     """Collects the scores of a case.
 
     Args:
-        case: the case.
-        scores: scores by seed and column.
-        val_map: mean average precision of the classifier on val, in percent, by seed.
+        case: The case.
+        scores: Scores by seed and column.
+        val_map: Mean average precision of the classifier on val, in percent, by seed.
     """
     trials = list(scores.values())
     common_columns = [column for column in COLUMNS if all(column in trial for trial in trials)]
@@ -195,9 +195,9 @@ def with_intervals(
     states the reason.
 
     Args:
-        difference: the difference.
-        trial_name: returns the name of the run of a case and a seed.
-        workspace: workspace of the runs.
+        difference: The difference.
+        trial_name: Returns the name of the run of a case and a seed.
+        workspace: Workspace of the runs.
     """
     baseline = str(difference.case.baseline)
     name = difference.case.name
@@ -242,7 +242,7 @@ def meaning_of_columns(trials: Sequence[Mapping[str, Score]]) -> dict[str, dict[
     """Describes what the scores of each column are.
 
     Args:
-        trials: scores by column of each trial.
+        trials: Scores by column of each trial.
 
     Returns:
         Texts by column and heading. Where trials differ, all their texts, joined by `or`, with `-` for trials to which
@@ -267,7 +267,7 @@ def column_descriptions(meanings: Mapping[str, Mapping[str, str]]) -> dict[str, 
     """Describes each column, without the origin of the scores and without methods that differ by row.
 
     Args:
-        meanings: texts by column and heading, see `meaning_of_columns`.
+        meanings: Texts by column and heading, see `meaning_of_columns`.
     """
     descriptions = {}
     for column, meaning in meanings.items():

@@ -48,18 +48,18 @@ class CaseDefinition(_StrictModel):
     """A case of a study as the file defines it; a row of the study's table.
 
     Attributes:
-        name: part of the names of its trials and metrics.
-        group: name of a group of cases, for example cases with the same training. The plot has a color for each group.
-        sources: image sources, a subset of the study's; None = all of them. With `adapts_to_sources`, `first` is
+        name: Part of the names of its trials and metrics.
+        group: Name of a group of cases, for example cases with the same training. The plot has a color for each group.
+        sources: Image sources, a subset of the study's; None: all of them. With `adapts_to_sources`, `first` is
             the source that defines the classes.
-        recipe: recipe; None = that of the study.
-        method, data_set: names of its method and data set, if the case is one of a grid of methods and data sets.
-        values: configuration values of the case, by dotted key; `set` in the file.
-        until: last stage, if it comes before the last stage of the study; None = the last stage of the study.
-        paper: the paper's mIoU of the segmentation network on val of `StudyDefinition.paper_data`, in percent.
-        paper_test: the same on test.
-        baseline: name of the case that it is compared with.
-        description: what the difference to the baseline shows.
+        recipe: Recipe; None: that of the study.
+        method, data_set: Names of its method and data set, if the case is one of a grid of methods and data sets.
+        values: Configuration values of the case, by dotted key; `set` in the file.
+        until: Last stage, if it comes before the last stage of the study; None: the last stage of the study.
+        paper: The paper's mIoU of the segmentation network on val of `StudyDefinition.paper_data`, in percent.
+        paper_test: The same on test.
+        baseline: Name of the case that it is compared with.
+        description: What the difference to the baseline shows.
     """
 
     name: str = Field(pattern=_NAME)
@@ -80,13 +80,13 @@ class StudyCase(CaseDefinition):
     """A case of a study of one configuration.
 
     Attributes:
-        sources: image sources.
-        recipe: recipe.
-        until: last stage.
-        paper: as above; None if the trials of the case do not score the segmentation network on that data set's val.
-        paper_test: as above; None where `paper` is.
-        inference: description of how its maps are inferred.
-        related: number of related images R; None for maps of another program.
+        sources: Image sources.
+        recipe: Recipe.
+        until: Last stage.
+        paper: As above; None if the trials of the case do not score the segmentation network on that data set's val.
+        paper_test: As above; None where `paper` is.
+        inference: Description of how its maps are inferred.
+        related: Number of related images R; None for maps of another program.
     """
 
     sources: str
@@ -100,9 +100,9 @@ class DataSet(_StrictModel):
     """A data set of a study, on which all of its methods run.
 
     Attributes:
-        name: part of the names of its cases, if the study has several data sets.
-        source: table of images and tags, or names of image sources, like SOURCE of `mcis run`.
-        values: configuration values of all its cases, by dotted key; `set` in the file.
+        name: Part of the names of its cases, if the study has several data sets.
+        source: Table of images and tags, or names of image sources, like SOURCE of `mcis run`.
+        values: Configuration values of all its cases, by dotted key; `set` in the file.
     """
 
     name: str = Field(pattern=_NAME)
@@ -120,10 +120,10 @@ class Method(_StrictModel):
     """A method of a study: a recipe with values of its own, or maps, masks or predictions of another program.
 
     Attributes:
-        name: part of the names of its cases.
-        recipe: recipe; None = that of the study.
-        values: configuration values, by dotted key; `set` in the file.
-        values_on: further values on each data set, by the name of the data set; `on` in the file. If it is not empty,
+        name: Part of the names of its cases.
+        recipe: Recipe; None: that of the study.
+        values: Configuration values, by dotted key; `set` in the file.
+        values_on: Further values on each data set, by the name of the data set; `on` in the file. If it is not empty,
             the method only runs on these.
     """
 
@@ -137,13 +137,13 @@ class StudyDefinition(_StrictModel):
     """A study as the file defines it.
 
     Attributes:
-        about: the question that the study answers.
-        paper_data: source of the data set of the paper's results, see `_PAPER_DATA`.
-        adapts_to_sources: whether the study leaves out cases with sources that it is not run with.
-        cases: cases; `case` in the file.
-        axes: lists of values by dotted key. Each combination of values is a case.
-        methods: methods; `method` in the file. Each one on each data set is a case, compared with the first method.
-        data_sets: data sets; `data` in the file. Empty: the methods run on the sources of the command.
+        about: The question that the study answers.
+        paper_data: Source of the data set of the paper's results, see `_PAPER_DATA`.
+        adapts_to_sources: Whether the study leaves out cases with sources that it is not run with.
+        cases: Cases; `case` in the file.
+        axes: Lists of values by dotted key. Each combination of values is a case.
+        methods: Methods; `method` in the file. Each one on each data set is a case, compared with the first method.
+        data_sets: Data sets; `data` in the file. Empty: the methods run on the sources of the command.
     """
 
     about: str
@@ -199,7 +199,7 @@ class StudyDefinition(_StrictModel):
             yield from self._cases_of_methods(None)
 
     def _cases_of_methods(self, data_set: DataSet | None) -> Iterator[CaseDefinition]:
-        """Yields a case for each method that runs on a data set; None = the sources of the command."""
+        """Yields a case for each method that runs on a data set; None: the sources of the command."""
         first = None
         for method in self.methods:
             if data_set and method.values_on and data_set.name not in method.values_on:
@@ -246,7 +246,7 @@ def select_cases(definition: StudyDefinition, names: Sequence[str]) -> StudyDefi
     """The study with some of its cases only.
 
     Raises:
-        UserError: it has no case of one of the names.
+        UserError: It has no case of one of the names.
     """
     cases = {case.name: case for case in definition.all_cases()}
     unknown = [name for name in names if name not in cases]
@@ -262,10 +262,10 @@ def read_definition(study: str) -> StudyDefinition:
     """Reads the definition of a study.
 
     Args:
-        study: name of a study in the library, or path of a TOML file.
+        study: Name of a study in the library, or path of a TOML file.
 
     Raises:
-        UserError: there is no such file, or it does not define a study.
+        UserError: There is no such file, or it does not define a study.
     """
     path = LIBRARY / f"{study}.toml" if study in library() else Path(study)
     expected = f"one of {', '.join(library())}, or a TOML file with cases, axes or methods"
@@ -325,7 +325,7 @@ def adapted_to_sources(definition: StudyDefinition, config: Config) -> StudyDefi
     """Returns a study that adapts to its sources with the cases for the sources of a configuration; others unchanged.
 
     Raises:
-        UserError: only the case without further sources is left.
+        UserError: Only the case without further sources is left.
     """
     if not definition.adapts_to_sources:
         return definition
@@ -354,7 +354,7 @@ def check_sources(definition: StudyDefinition, config: Config) -> None:
     """Checks that the images of all sources are given that the cases of a study need.
 
     Raises:
-        UserError: images are not given; it names all of these sources.
+        UserError: Images are not given; it names all of these sources.
     """
     cases = list(definition.all_cases())
     needed: dict[str, None] = {}
@@ -402,9 +402,9 @@ def trial_values(resolved: Resolved, values: Values, sources: str | None = None)
     features without related images, and the locations of sources that the trial does not use.
 
     Args:
-        resolved: configuration of the study.
-        values: values of the trial's case.
-        sources: image sources of the trial; None = the study's.
+        resolved: Configuration of the study.
+        values: Values of the trial's case.
+        sources: Image sources of the trial; None: the study's.
     """
     config = resolved.config
     unused_sources = set(sources_of(config.sources)) - set(sources_of(sources or config.sources))
@@ -426,10 +426,10 @@ def configured(resolved: Resolved, values: Values, sources: str | None = None, r
     """The configuration of a trial. For the arguments see `trial_values`.
 
     Args:
-        recipe: recipe of the trial; None = the study's.
+        recipe: Recipe of the trial; None: the study's.
 
     Raises:
-        UserError: the configuration does not accept the values, or they contradict each other.
+        UserError: The configuration does not accept the values, or they contradict each other.
     """
     sources = sources or resolved.config.sources
     return resolve(sources, recipe or resolved.config.recipe, trial_values(resolved, values, sources))
@@ -439,12 +439,12 @@ def cases_of(definition: StudyDefinition, resolved: Resolved, until: str) -> lis
     """The cases of a study of this configuration.
 
     Args:
-        definition: the study.
-        resolved: configuration that the cases share.
-        until: last stage of the study.
+        definition: The study.
+        resolved: Configuration that the cases share.
+        until: Last stage of the study.
 
     Raises:
-        UserError: the configuration does not accept the values of a case; a case sets a key that it must not set; or
+        UserError: The configuration does not accept the values of a case; a case sets a key that it must not set; or
             its last stage is unknown.
     """
     return [_study_case(case, definition.paper_data, resolved, until) for case in definition.all_cases()]

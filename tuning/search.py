@@ -44,7 +44,7 @@ def run_search(search: Search) -> SearchResult:
     search's run.
 
     Raises:
-        UserError: another process runs a run of this name in the workspace; the search is not possible (see
+        UserError: Another process runs a run of this name in the workspace; the search is not possible (see
             `check_search`); or no trial finished, after the table has been printed.
     """
     refuse_if_running(search.workspace, search.name)
@@ -78,7 +78,7 @@ def _run_missing_trials(search: Search, trials: StoredSearch, parent: str) -> No
     """Runs the trials that earlier calls have not finished, until the time limit.
 
     Raises:
-        KeyboardInterrupt: the user interrupted the search. Tune handles the signal itself and returns early.
+        KeyboardInterrupt: The user interrupted the search. Tune handles the signal itself and returns early.
     """
     missing = search.trials - len(trials.result().trials)
     if missing <= 0:
@@ -122,9 +122,9 @@ def _record_stop(search: Search, number: int, trial: EndedTrial | None) -> None:
     """Records in the run of a trial, and in MLflow, why Tune ended its process, if it did.
 
     Args:
-        search: the search.
-        number: number of the trial.
-        trial: the trial; None if it was interrupted.
+        search: The search.
+        number: Number of the trial.
+        trial: The trial; None if it was interrupted.
     """
     if trial is None:
         reason = "the search ended before the trial"

@@ -37,7 +37,7 @@ def parse_axes(texts: Sequence[str]) -> dict[str, BaseDistribution]:
         Optuna's distributions by dotted key. Both ends of a range are included.
 
     Raises:
-        UserError: there is no axis, a text has another form, or a key occurs twice.
+        UserError: There is no axis, a text has another form, or a key occurs twice.
     """
     if not texts:
         raise UserError("no --axis", "at least one key with a range of values", _EXAMPLE)
@@ -103,10 +103,10 @@ class Objective(NamedTuple):
     """What a search maximizes.
 
     Attributes:
-        about: description, with the unit.
-        until: last stage of a trial.
-        output: the scored output (`Score.output`); None = mean average precision of the classifier.
-        crf: whether the score is the one after the CRF; None = any.
+        about: Description, with the unit.
+        until: Last stage of a trial.
+        output: The scored output (`Score.output`); None: mean average precision of the classifier.
+        crf: Whether the score is the one after the CRF; None: any.
     """
 
     about: str
@@ -120,11 +120,11 @@ class Objective(NamedTuple):
         If maps with and without related images are scored, the score with related images, the last one, counts.
 
         Args:
-            val_map: mean average precision of the classifier on val, in percent, or None.
-            scores: scores of the trial's run.
+            val_map: Mean average precision of the classifier on val, in percent, or None.
+            scores: Scores of the trial's run.
 
         Raises:
-            UserError: the trial has no such score.
+            UserError: The trial has no such score.
         """
         value = val_map
         if self.output is not None:
@@ -151,12 +151,12 @@ class Search(Sweep):
 
     Attributes:
         axes: Optuna's distributions by dotted key, see `parse_axes`.
-        objective: name of an objective in OBJECTIVES.
-        trials: number of trials, including the trials of earlier calls.
-        minutes: time limit of a call; None = no limit.
-        halving: reduction factor N of successive halving: at validations 1, N, N^2, ... of the classifier, the best
+        objective: Name of an objective in OBJECTIVES.
+        trials: Number of trials, including the trials of earlier calls.
+        minutes: Time limit of a call; None: no limit.
+        halving: Reduction factor N of successive halving: at validations 1, N, N^2, ... of the classifier, the best
             1/N of the trials continue; 0 = all trials continue.
-        images: fingerprint of the images and tags that all trials use.
+        images: Fingerprint of the images and tags that all trials use.
     """
 
     kind: str = "search"
@@ -212,7 +212,7 @@ def check_search(search: Search) -> None:
     """Checks a search before its first trial.
 
     Raises:
-        UserError: the objective is unknown, cannot be computed, or uses the images whose score is reported; an axis has
+        UserError: The objective is unknown, cannot be computed, or uses the images whose score is reported; an axis has
             a key or values that the configuration does not accept; or every trial would fail.
     """
     if search.objective not in OBJECTIVES:

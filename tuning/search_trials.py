@@ -38,14 +38,14 @@ class EndedTrial:
     """A trial of a search that has ended.
 
     Attributes:
-        number: number from 0, at the end of the name of its run.
-        values: values of the axes, by dotted key.
+        number: Number from 0, at the end of the name of its run.
+        values: Values of the axes, by dotted key.
         state: `done`, `stopped` by successive halving, or `failed`.
-        objective: value that the search maximizes; None unless it is done.
-        val_map: mean average precision of the classifier at its last validation, in percent.
-        epoch: epoch of the last validation of a stopped trial.
-        minutes: duration in the call in which it ended.
-        cause: error of a failed trial.
+        objective: Value that the search maximizes; None unless it is done.
+        val_map: Mean average precision of the classifier at its last validation, in percent.
+        epoch: Epoch of the last validation of a stopped trial.
+        minutes: Duration in the call in which it ended.
+        cause: Error of a failed trial.
     """
 
     number: int
@@ -63,10 +63,10 @@ class SearchResult:
     """Result of a search.
 
     Attributes:
-        trials: trials that have ended, by number.
-        best: trial with the highest objective, or None.
-        default: trial with the values of the configuration itself; None if it is not done or not on the axes.
-        importances: share of the variance of the objective that each axis explains, the largest first.
+        trials: Trials that have ended, by number.
+        best: Trial with the highest objective, or None.
+        default: Trial with the values of the configuration itself; None if it is not done or not on the axes.
+        importances: Share of the variance of the objective that each axis explains, the largest first.
     """
 
     trials: list[EndedTrial]
@@ -89,15 +89,15 @@ class StoredSearch(OptunaSearch):
     numbers and values.
 
     Args:
-        search: the search.
-        folder: local folder for the copy.
+        search: The search.
+        folder: Local folder for the copy.
 
     Attributes:
         study: Optuna's study.
-        numbers: numbers of the trials of this call, by Tune's id of the trial.
+        numbers: Numbers of the trials of this call, by Tune's id of the trial.
 
     Raises:
-        UserError: the file belongs to another search, or cannot be read or written.
+        UserError: The file belongs to another search, or cannot be read or written.
     """
 
     def __init__(self, search: Search, folder: Path):

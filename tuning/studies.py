@@ -67,9 +67,9 @@ class Study(Sweep):
     """A study before it runs. Its trials are the runs NAME-CASE-sSEED.
 
     Attributes:
-        num_seeds: number of runs of each case. Their seeds start with the seed of the configuration.
-        until: last stage of its longest trials.
-        predicts_test: whether each case and seed has a second trial, which predicts VOC's test images.
+        num_seeds: Number of runs of each case. Their seeds start with the seed of the configuration.
+        until: Last stage of its longest trials.
+        predicts_test: Whether each case and seed has a second trial, which predicts VOC's test images.
     """
 
     num_seeds: int = 1
@@ -95,10 +95,10 @@ class ServerArchive(NamedTuple):
     """Predictions of the test images, for VOC's evaluation server.
 
     Attributes:
-        case: name of the case.
-        seed: seed of the trial.
-        file: the archive.
-        paper: the paper's mIoU on test, in percent.
+        case: Name of the case.
+        seed: Seed of the trial.
+        file: The archive.
+        paper: The paper's mIoU on test, in percent.
     """
 
     case: str
@@ -112,12 +112,12 @@ class StudyResult:
     """Result of a study.
 
     Attributes:
-        about: description of the study in study.json.
-        cases: scores of each case with a finished trial.
-        differences: differences between cases.
-        meanings: what the scores of each column are, by column and heading.
-        paper_column: heading of the column with the paper's results; None if the study has none.
-        archives: archives for VOC's evaluation server.
+        about: Description of the study in study.json.
+        cases: Scores of each case with a finished trial.
+        differences: Differences between cases.
+        meanings: What the scores of each column are, by column and heading.
+        paper_column: Heading of the column with the paper's results; None if the study has none.
+        archives: Archives for VOC's evaluation server.
     """
 
     about: Values
@@ -136,10 +136,10 @@ class StudyResult:
         """Reads the result of a study.
 
         Args:
-            folder: files of the study's run.
+            folder: Files of the study's run.
 
         Raises:
-            UserError: there is no study.json of a study.
+            UserError: There is no study.json of a study.
         """
         expected = "the files of a study that `mcis study run` has written"
         try:
@@ -199,7 +199,7 @@ def run_study(study: Study, definition: StudyDefinition) -> StudyResult:
     """Runs the trials of a study, writes its files, logs them to MLflow, and prints its tables.
 
     Raises:
-        UserError: the study is not possible; another process runs a run of its name in the workspace; or a trial
+        UserError: The study is not possible; another process runs a run of its name in the workspace; or a trial
             failed, after the tables of the other trials have been printed.
     """
     definition = adapted_to_sources(definition, study.resolved.config)
@@ -243,11 +243,11 @@ def _check_study(study: Study, case_keys: set[str]) -> None:
     """Checks a study before its first trial.
 
     Args:
-        study: the study.
-        case_keys: keys that every case or a data set sets.
+        study: The study.
+        case_keys: Keys that every case or a data set sets.
 
     Raises:
-        UserError: the last stage has no score, or the user sets one of the keys.
+        UserError: The last stage has no score, or the user sets one of the keys.
     """
     if study.until not in LAST_STAGES:
         raise UserError(
@@ -353,12 +353,12 @@ def _check_trials(study: Study, trials: Sequence[Trial], scored_names: Set[str])
     Trials that differ only in their seed and in how maps are inferred have the same requirements and are checked once.
 
     Args:
-        study: the study.
-        trials: its trials.
-        scored_names: names of the trials with scores, which need ground truth.
+        study: The study.
+        trials: Its trials.
+        scored_names: Names of the trials with scores, which need ground truth.
 
     Raises:
-        UserError: a trial is not possible, or has no ground truth.
+        UserError: A trial is not possible, or has no ground truth.
     """
     configs = [resolve(trial.sources, trial.recipe, trial.values).config for trial in trials]
     checked = set()
@@ -381,9 +381,9 @@ def _check_truth(trial: Trial, config: Config, images: pa.Table) -> None:
     """Raises UserError if no image that a trial scores has a ground-truth mask.
 
     Args:
-        trial: the trial.
-        config: its configuration.
-        images: table of the listing of its sources.
+        trial: The trial.
+        config: Its configuration.
+        images: Table of the listing of its sources.
     """
     scored = []
     if config.supervision == "tags" and (config.has_maps or config.makes_masks):

@@ -45,10 +45,10 @@ def cases_table(
     A case with fewer finished seeds than others says so after its name.
 
     Args:
-        case_scores: scores of the cases.
-        title: title of the table.
-        paper_column: heading of the column with the paper's mIoU; None for no such column.
-        differences: differences between the cases, which state the scores that cannot be compared.
+        case_scores: Scores of the cases.
+        title: Title of the table.
+        paper_column: Heading of the column with the paper's mIoU; None for no such column.
+        differences: Differences between the cases, which state the scores that cannot be compared.
     """
     score_columns = used_columns(case_scores)
     share_columns = list(dict.fromkeys(name for scores in case_scores for name in scores.shares))
@@ -93,8 +93,8 @@ def ranks_of_methods(case_scores: Sequence[CaseScores], differences: Sequence[Pa
     method, and for methods without a seed that others have finished. Studies without methods have no ranks.
 
     Args:
-        case_scores: scores of the cases.
-        differences: differences between the cases, which state the scores that cannot be compared.
+        case_scores: Scores of the cases.
+        differences: Differences between the cases, which state the scores that cannot be compared.
     """
     left_out = {difference.case.name: difference.left_out for difference in differences}
     ranks: dict[str, str] = {}
@@ -143,8 +143,8 @@ def seeds_table(case_scores: Sequence[CaseScores], paper_column: str | None = No
     """All scores in percent: a row per case and seed, null where there is no value.
 
     Args:
-        case_scores: scores of the cases.
-        paper_column: heading of the column with the paper's mIoU; None for no such column.
+        case_scores: Scores of the cases.
+        paper_column: Heading of the column with the paper's mIoU; None for no such column.
     """
     score_columns = used_columns(case_scores)
     share_columns = list(dict.fromkeys(name for scores in case_scores for name in scores.shares))
@@ -181,10 +181,10 @@ def written_tables(
     """The tables of a study for a document: `cases_table` and `differences_table` with units in the headings.
 
     Args:
-        case_scores: scores of the cases.
-        differences: differences between the cases.
-        paper_column: heading of the column with the paper's mIoU; None for no such column.
-        descriptions: descriptions of the columns, which the title of the first table includes.
+        case_scores: Scores of the cases.
+        differences: Differences between the cases.
+        paper_column: Heading of the column with the paper's mIoU; None for no such column.
+        descriptions: Descriptions of the columns, which the title of the first table includes.
     """
     paper_headings = {paper_column: f"{paper_column}, mIoU %"} if paper_column else {}
     score_headings = {heading: f"{heading}, mIoU %" for heading in _HEADINGS.values()}
@@ -288,11 +288,11 @@ def plot_cases(
     Lines show the standard deviation over the seeds, dots the seeds.
 
     Args:
-        case_scores: scores of the cases.
+        case_scores: Scores of the cases.
         path: PNG file to write.
-        title: title of the figure.
-        descriptions: descriptions of the columns, printed below the subplots.
-        paper_column: title of the subplot with the paper's mIoU; None for no such subplot.
+        title: Title of the figure.
+        descriptions: Descriptions of the columns, printed below the subplots.
+        paper_column: Title of the subplot with the paper's mIoU; None for no such subplot.
     """
     values_by_column = {}
     for column in used_columns(case_scores):

@@ -49,13 +49,13 @@ class Trial(NamedTuple):
     """One run of the pipeline.
 
     Attributes:
-        name: name of the run.
-        sources: image sources.
-        recipe: recipe.
-        values: values that differ from the recipe, by dotted key.
-        until: last stage.
-        varied: values that differ between the trials of the study or search, by short name.
-        metrics: metrics of the trial's MLflow run that do not depend on its outputs.
+        name: Name of the run.
+        sources: Image sources.
+        recipe: Recipe.
+        values: Values that differ from the recipe, by dotted key.
+        until: Last stage.
+        varied: Values that differ between the trials of the study or search, by short name.
+        metrics: Metrics of the trial's MLflow run that do not depend on its outputs.
     """
 
     name: str
@@ -71,8 +71,8 @@ def short_names(keys: Sequence[str], taken: Sequence[str] = ()) -> dict[str, str
     """Shortens dotted keys for column headings.
 
     Args:
-        keys: dotted keys.
-        taken: names that stand for something else.
+        keys: Dotted keys.
+        taken: Names that stand for something else.
 
     Returns:
         The last part of each key, without a final `.name`; the whole key if its last part is ambiguous or taken.
@@ -87,12 +87,12 @@ class Sweep:
     """A study or a search before it runs: trials that share one configuration except for some values.
 
     Attributes:
-        kind: name of the study in the library, or `search`.
-        name: name of its run. The names of its trials start with it.
-        resolved: configuration that all trials share.
-        workspace: workspace of the trials.
-        parallel: maximum number of trials that run at a time.
-        verbose: whether the output of Ray's workers is shown.
+        kind: Name of the study in the library, or `search`.
+        name: Name of its run. The names of its trials start with it.
+        resolved: Configuration that all trials share.
+        workspace: Workspace of the trials.
+        parallel: Maximum number of trials that run at a time.
+        verbose: Whether the output of Ray's workers is shown.
     """
 
     kind: str
@@ -112,10 +112,10 @@ class Outcome(NamedTuple):
     """Results of the trials of a study.
 
     Attributes:
-        scores: scores of each finished trial, by the name of the trial.
-        val_map: mean average precision of the classifier on val, in percent, of each finished trial; None if the
+        scores: Scores of each finished trial, by the name of the trial.
+        val_map: Mean average precision of the classifier on val, in percent, of each finished trial; None if the
             classifier was not validated.
-        failures: error of each other trial.
+        failures: Error of each other trial.
     """
 
     scores: dict[str, list[Score]]
@@ -139,11 +139,11 @@ def common_compute(sections: Mapping[str, ComputeConfig], parallel: int) -> Comp
     """Returns the section `compute` that decides what each trial reserves: that of the first trial.
 
     Args:
-        sections: section `compute` of each trial, by the name of the trial.
-        parallel: maximum number of trials that run at a time.
+        sections: Section `compute` of each trial, by the name of the trial.
+        parallel: Maximum number of trials that run at a time.
 
     Raises:
-        UserError: trials run at the same time, but would have to reserve different resources.
+        UserError: Trials run at the same time, but would have to reserve different resources.
     """
     (first_name, first), *others = sections.items()
     if parallel == 1:  # a trial that runs alone reserves nothing
@@ -167,10 +167,10 @@ def study_session(sweep: Sweep, compute: ComputeConfig, *, identity: str, varied
     The parent run is created before any trial starts, because several processes must not create MLflow's store at once.
 
     Args:
-        sweep: the study or search.
-        compute: section `compute` of its trials.
-        identity: its fingerprint. A study or search with another identity gets a new MLflow run.
-        varied: configuration keys whose values differ between the trials.
+        sweep: The study or search.
+        compute: Section `compute` of its trials.
+        identity: Its fingerprint. A study or search with another identity gets a new MLflow run.
+        varied: Configuration keys whose values differ between the trials.
     """
     config = sweep.resolved.config
     with (
@@ -211,13 +211,13 @@ def run_trials(sweep: Sweep, compute: ComputeConfig, trials: Sequence[Trial], pa
     A trial that an earlier call has finished only looks up its stages.
 
     Args:
-        sweep: the study or search.
-        compute: section `compute` of its trials.
-        trials: its trials.
+        sweep: The study or search.
+        compute: Section `compute` of its trials.
+        trials: Its trials.
         parent: id of its MLflow run.
 
     Raises:
-        KeyboardInterrupt: the user interrupted the trials. Tune handles the signal itself and returns early.
+        KeyboardInterrupt: The user interrupted the trials. Tune handles the signal itself and returns early.
     """
     tune_config = tune.TuneConfig(
         max_concurrent_trials=sweep.parallel,
@@ -273,14 +273,14 @@ def fit(
     """Runs trials with a Ray Tune `Tuner` and shows a progress bar.
 
     Args:
-        sweep: the study or search.
-        compute: section `compute` of its trials.
+        sweep: The study or search.
+        compute: Section `compute` of its trials.
         parent: id of its MLflow run.
         tune_config: Tune's search algorithm, scheduler and budget.
         param_space: Tune's parameters. Their entry `trial` has the fields of a `Trial`; a search algorithm may add it.
-        total: number of trials, for the progress bar.
-        describe_progress: called when a trial ends; returns the note next to the progress bar.
-        objective: computes the value that a search maximizes.
+        total: Number of trials, for the progress bar.
+        describe_progress: Called when a trial ends; returns the note next to the progress bar.
+        objective: Computes the value that a search maximizes.
 
     Returns:
         The result of each trial, by the name of the trial.
@@ -324,8 +324,8 @@ def trial_resources(compute: ComputeConfig, parallel: int) -> tune.PlacementGrou
     loopback address and the locks of a remote workspace are only available here. The others are `stage_bundles`.
 
     Args:
-        compute: section `compute` of the configuration.
-        parallel: maximum number of trials that run at a time.
+        compute: Section `compute` of the configuration.
+        parallel: Maximum number of trials that run at a time.
     """
     driver = {f"node:{ray.util.get_node_ip_address()}": 0.0001}
     this_node = {"ray.io/node-id": ray.get_runtime_context().get_node_id()}  # nodes of a test share their address
@@ -344,8 +344,8 @@ def stage_bundles(compute: ComputeConfig, parallel: int) -> list[Bundle]:
     Train reserves groups of several workers itself; and tasks of Ray Data do not run in reserved resources.
 
     Args:
-        compute: section `compute` of the configuration.
-        parallel: maximum number of trials that run at a time.
+        compute: Section `compute` of the configuration.
+        parallel: Maximum number of trials that run at a time.
     """
     if parallel == 1 or compute.workers > 1 or compute.decode == "tasks":
         return []

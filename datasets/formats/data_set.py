@@ -54,7 +54,7 @@ class ImportRequest(NamedTuple):
         source: File or folder of the data set.
         images: Folder of the images. None: where the format expects it.
         copies: Folder for copies of the images, for formats whose images are not files.
-        split: train, val or test.
+        split: Train, val or test.
         left_out: Counts of items that are left out, by reason. The reader adds to them.
     """
 

@@ -96,9 +96,9 @@ class _Selection(NamedTuple):
     """Classes of a table.
 
     Attributes:
-        classes: names of the classes.
-        photos: photographs with objects of these classes only.
-        negatives: names of the photographs that show no object of any class, whether it is selected or not.
+        classes: Names of the classes.
+        photos: Photographs with objects of these classes only.
+        negatives: Names of the photographs that show no object of any class, whether it is selected or not.
     """
 
     classes: list[str]
@@ -135,12 +135,12 @@ def import_data_set(
         source: File or folder of the data set.
         out: Folder to write.
         images: Folder of the images, see `find_files`. None: where the format expects it.
-        split: train, val or test.
+        split: Train, val or test.
         classes: Classes to import, in addition to those of `out`: names, or lists of names (`split_names`). Empty: all
             classes.
         negatives: Tags, next to NEGATIVE_TAGS, that are no classes: they mean none of the classes. Names, or lists of
             names.
-        labels: labels.csv of an export. Its classes are imported, whether they occur or not, and masks get its labels.
+        labels: Labels.csv of an export. Its classes are imported, whether they occur or not, and masks get its labels.
         track: Iterates over the names of the photographs, and may show the progress, as `tqdm` does.
 
     Returns:

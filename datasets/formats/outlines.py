@@ -30,7 +30,7 @@ def coco_pixels(
 
     Raises:
         ValueError: The outline is damaged, or its size is not that of the image.
-        UserError: pycocotools is required and not installed.
+        UserError: Pycocotools is required and not installed.
     """
     outline_size = tuple(outline["size"]) if isinstance(outline, dict) else annotated_size
     if annotated_size != (height, width):

@@ -65,7 +65,7 @@ def region_outline(pixels: NDArray[np.bool_]) -> NDArray[np.int64]:
         pixels: Pixels of a connected region, (H, W).
 
     Returns:
-        x and y of at least three pixels in this array, (N, 2).
+        X and y of at least three pixels in this array, (N, 2).
     """
     contours: Any = contour_generator(z=np.pad(pixels, 1).astype(float), fill_type=FillType.OuterOffset)
     (points,), (starts,) = contours.filled(_NEARLY_ONE, 2.0)

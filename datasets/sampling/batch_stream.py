@@ -86,9 +86,9 @@ def decode_in_threads(decode: Decode[AnyBatch], *, shard: WorkerShard, threads: 
     Threads of this process decode, which is fastest if the node has enough cores.
 
     Args:
-        decode: decodes the rows of some steps.
-        shard: steps and rows of the worker.
-        threads: number of decoding threads.
+        decode: Decodes the rows of some steps.
+        shard: Steps and rows of the worker.
+        threads: Number of decoding threads.
     """
     steps = (np.array([step]) for step in range(shard.steps))
     return map_in_threads(decode, steps, threads=threads)
@@ -102,11 +102,11 @@ def decode_in_tasks(
     They decode one window of steps after the other. The more CPUs the cluster has, the larger is a window.
 
     Args:
-        decoder: reference to the decoder in Ray's object store, a dataclass with the field `shard`. All workers of a
+        decoder: Reference to the decoder in Ray's object store, a dataclass with the field `shard`. All workers of a
             training share it.
-        shard: steps and rows of the worker.
-        cpus: number of CPUs that decode for all workers. None: those that the cluster has when a window begins.
-        block_rows: approximate number of rows that a task decodes.
+        shard: Steps and rows of the worker.
+        cpus: Number of CPUs that decode for all workers. None: those that the cluster has when a window begins.
+        block_rows: Approximate number of rows that a task decodes.
     """
     import ray
 
@@ -150,8 +150,8 @@ def _windows(example: Batch, shard: WorkerShard, cpus: int | None, block_rows: i
     than `_STORE_FRACTION`.
 
     Args:
-        example: a batch of the worker.
-        shard, cpus, block_rows: see `decode_in_tasks`.
+        example: A batch of the worker.
+        shard, cpus, block_rows: See `decode_in_tasks`.
     """
     import ray
 

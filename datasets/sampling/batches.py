@@ -26,13 +26,13 @@ class PairBatch(Batch):
     Attributes:
         images_m, images_n: (N, S, S, 3) uint8 images, or their features from a frozen backbone, (N, C, H, W) float16;
             0 for images whose features are not cached.
-        m, n: positions of the images in the index, (N,).
-        epoch, pair_domains: epoch and domains of each pair (see `PairRows`), (N,).
-        row: number of each pair in the endless stream, (N,). Random numbers for a pair are keyed by it, since an image
+        m, n: Positions of the images in the index, (N,).
+        epoch, pair_domains: Epoch and domains of each pair (see `PairRows`), (N,).
+        row: Number of each pair in the endless stream, (N,). Random numbers for a pair are keyed by it, since an image
             may occur in several pairs of an epoch.
-        unshared_m: whether any image m of the whole batch, over all workers, has a tag that its partner lacks, (N,)
+        unshared_m: Whether any image m of the whole batch, over all workers, has a tag that its partner lacks, (N,)
             bool; the same value in all rows.
-        unshared_n: the same for images n.
+        unshared_n: The same for images n.
         pixels_m, pixels_n: (N, S, S, 3) uint8, the images whose features are not cached; 0 for the others. None if the
             features of all images of the data set are cached, or none are used.
     """
@@ -57,8 +57,8 @@ class CropBatch(Batch):
     Attributes:
         images: (N, S, S, 3) uint8.
         labels: (N, S, S) uint8, 255 = ignore.
-        index: positions of the images among the training images, (N,).
-        epoch: epoch of each crop, (N,).
+        index: Positions of the images among the training images, (N,).
+        epoch: Epoch of each crop, (N,).
     """
 
     images: NDArray[np.uint8]
@@ -72,14 +72,14 @@ class PairDecoder:
     """Decodes the pairs of a worker's steps.
 
     Attributes:
-        images: images of the index, or their features.
-        sampler: draws the pairs.
-        batch: pairs per step, over all workers.
-        shard: steps and rows of the worker.
-        crop_scales: if given, images are random crops (`random_crop`), keyed by (seed, row, image); otherwise whole.
-        hflip: whether features of the horizontally flipped image are used with probability 1/2. The random number is
+        images: Images of the index, or their features.
+        sampler: Draws the pairs.
+        batch: Pairs per step, over all workers.
+        shard: Steps and rows of the worker.
+        crop_scales: If given, images are random crops (`random_crop`), keyed by (seed, row, image); otherwise whole.
+        hflip: Whether features of the horizontally flipped image are used with probability 1/2. The random number is
             the one that flips images.
-        uncached: images of the index, some of whose features are not cached; None: all are, or none are used.
+        uncached: Images of the index, some of whose features are not cached; None: all are, or none are used.
     """
 
     images: Squares | Features
@@ -171,12 +171,12 @@ class MaskedImages:
     """Training images and their label masks.
 
     Attributes:
-        ids, uris: names and files of the images.
-        masks: table of the masks.
-        max_side: longest side at which images are read and masks were made, pixels; None = original size.
-        hashes: SHA-256 of the indexed image files, compared on reading; None = not compared.
-        value_range: see `read_rgb`.
-        mask_positions: (N,) position of each image in the table of masks; None = masks are found by the images' ids.
+        ids, uris: Names and files of the images.
+        masks: Table of the masks.
+        max_side: Longest side at which images are read and masks were made, pixels; None: original size.
+        hashes: SHA-256 of the indexed image files, compared on reading; None: not compared.
+        value_range: See `read_rgb`.
+        mask_positions: (N,) position of each image in the table of masks; None: masks are found by the images' ids.
     """
 
     ids: Sequence[str]
@@ -202,12 +202,12 @@ class CropDecoder:
     """Decodes random crops of the training images and their masks.
 
     Attributes:
-        images: the training images and their masks.
-        seed: seed of all random numbers.
-        batch: images per step, over all workers.
-        shard: steps and rows of the worker.
-        size: side of a crop, pixels.
-        scales, hflip: see `random_crop`.
+        images: The training images and their masks.
+        seed: Seed of all random numbers.
+        batch: Images per step, over all workers.
+        shard: Steps and rows of the worker.
+        size: Side of a crop, pixels.
+        scales, hflip: See `random_crop`.
     """
 
     images: MaskedImages

@@ -19,10 +19,10 @@ def repeat_rare_classes(tags: Tags, strength: float, seed: int, max_images: int)
     factor 1.
 
     Args:
-        strength: exponent in [0, 1]; 0 repeats nothing, 1 shows the classes of single-tag images equally often, unless
+        strength: Exponent in [0, 1]; 0 repeats nothing, 1 shows the classes of single-tag images equally often, unless
             the limits apply.
-        seed: seed of the rounding.
-        max_images: number of images that the training shows. With more, some would never be shown.
+        seed: Seed of the rounding.
+        max_images: Number of images that the training shows. With more, some would never be shown.
 
     Returns:
         (M,) positions in ascending order, each of 0..N-1 at least once. M is at most about max(N, `max_images`).

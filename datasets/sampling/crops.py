@@ -36,10 +36,10 @@ def random_crop(
     Padding has the mean color of ImageNet and the ignore label.
 
     Args:
-        size: side of the crop, pixels.
-        scales: factors to draw from. Images are resized with bilinear, labels with nearest interpolation.
-        hflip: whether to flip half of the crops horizontally.
-        draws: four numbers in [0, 1): scale, flip, top, left.
+        size: Side of the crop, pixels.
+        scales: Factors to draw from. Images are resized with bilinear, labels with nearest interpolation.
+        hflip: Whether to flip half of the crops horizontally.
+        draws: Four numbers in [0, 1): scale, flip, top, left.
     """
     factor = scales[int(draws[0] * len(scales))]
     height, width = (max(1, round(side * factor)) for side in labels.shape)

@@ -118,7 +118,7 @@ def uniforms(
     """Returns numbers in [0, 1), (N, count), for N keys. A larger `count` adds columns and leaves the others unchanged.
 
     Args:
-        purpose: what is drawn. Its docstring gives the next two parts of the key.
+        purpose: What is drawn. Its docstring gives the next two parts of the key.
         first: (N,), or one value for all keys.
         second: (N,).
     """
@@ -138,9 +138,9 @@ def permuted(
     Black and Rogaway, CT-RSA 2002). At most one position in about sqrt(count) needs this.
 
     Args:
-        purpose: what is permuted. Its docstring gives the meaning of `turn`.
-        turn: number of the permutation; one value for all positions, or (N,).
-        count: below 2^62.
+        purpose: What is permuted. Its docstring gives the meaning of `turn`.
+        turn: Number of the permutation; one value for all positions, or (N,).
+        count: Below 2^62.
         positions: (N,), in 0..count-1.
     """
     # An array of one element, because numpy warns if a scalar overflows and mixing relies on overflow.

@@ -45,8 +45,8 @@ class ClassMaps:
         images: (T,) image of each map.
         cells: (T,) cell of each map among those of its class.
         start: (K + 1,) where the maps of each class begin.
-        seed: seed of the random numbers that choose the centers of cells.
-        max_candidates, cell_images: see MAX_CANDIDATES and CELL_IMAGES.
+        seed: Seed of the random numbers that choose the centers of cells.
+        max_candidates, cell_images: See MAX_CANDIDATES and CELL_IMAGES.
     """
 
     maps: NDArray[np.int64]

@@ -44,10 +44,10 @@ class PairRows(NamedTuple):
     """Pairs of images.
 
     Attributes:
-        m, n: positions of the images in the index, (N,). If the domains are TARGET_SOURCE, m is of the domain
+        m, n: Positions of the images in the index, (N,). If the domains are TARGET_SOURCE, m is of the domain
             `target` and n of the domain `source`.
-        epoch: epoch of each pair, (N,).
-        pair_domains: domains of each pair, (N,).
+        epoch: Epoch of each pair, (N,).
+        pair_domains: Domains of each pair, (N,).
     """
 
     m: NDArray[np.int64]
@@ -60,9 +60,9 @@ class _HalfPairs(NamedTuple):
     """B pairs whose n is not chosen yet.
 
     Attributes:
-        m: positions of the first images, (B,).
-        classes: class that m and n are to share, (B,); _NO_CLASS if m is a negative.
-        choice: numbers in [0, 1) that choose n, (B,).
+        m: Positions of the first images, (B,).
+        classes: Class that m and n are to share, (B,); _NO_CLASS if m is a negative.
+        choice: Numbers in [0, 1) that choose n, (B,).
     """
 
     m: NDArray[np.int64]
@@ -74,8 +74,8 @@ class _Candidates(NamedTuple):
     """Images from which a partner is picked.
 
     Attributes:
-        images: positions of the images; with a target share, those of the data set first.
-        num_targets: number of images of the data set; without a target share, of all.
+        images: Positions of the images; with a target share, those of the data set first.
+        num_targets: Number of images of the data set; without a target share, of all.
     """
 
     images: Positions | NDArray[np.int64]
@@ -90,17 +90,17 @@ class PairSampler:
     and n of the domain `target`, they are swapped, so that the pair is TARGET_SOURCE.
 
     Args:
-        tags: tags of the N images. At least one image has a tag; those without are negatives.
-        seed: seed of all random numbers.
-        partner_may_be_itself: whether an image may be drawn as its own partner (paper-vs-code, "Classifier").
-        wrong_class: whether to draw partners that lack the class, as a control for the effect of partners.
-        is_source: whether each image is of the domain `source`, (N,); None if none is.
-        epoch_pairs: E, pairs per epoch; None = the number of images.
-        class_balanced_fraction: fraction of the pairs, in [0, 1], for which a class is drawn uniformly, then m from its
+        tags: Tags of the N images. At least one image has a tag; those without are negatives.
+        seed: Seed of all random numbers.
+        partner_may_be_itself: Whether an image may be drawn as its own partner (paper-vs-code, "Classifier").
+        wrong_class: Whether to draw partners that lack the class, as a control for the effect of partners.
+        is_source: Whether each image is of the domain `source`, (N,); None if none is.
+        epoch_pairs: E, pairs per epoch; None: the number of images.
+        class_balanced_fraction: Fraction of the pairs, in [0, 1], for which a class is drawn uniformly, then m from its
             images; this class is the one that the pair shares. 1 is class-balanced sampling. Pairs of negatives stay.
-        target_share: fraction of the images of pairs, in (0, 1], that are of the data set. None = its share of the
+        target_share: Fraction of the images of pairs, in (0, 1], that are of the data set. None: its share of the
             images. It has no effect if all images are in one of the two groups.
-        is_extra: whether each image is a single-label or web image, not one of the data set, (N,); None if none is.
+        is_extra: Whether each image is a single-label or web image, not one of the data set, (N,); None if none is.
     """
 
     def __init__(
@@ -291,9 +291,9 @@ class _TargetShare(NamedTuple):
     """The images of the data set and the others, which take turns as image m in a fixed proportion.
 
     Attributes:
-        parts: target share, in parts of `_SHARE_PARTS`.
-        is_extra: whether each image is not of the data set, (N,).
-        targets, others: images of each group.
+        parts: Target share, in parts of `_SHARE_PARTS`.
+        is_extra: Whether each image is not of the data set, (N,).
+        targets, others: Images of each group.
     """
 
     parts: int
@@ -337,8 +337,8 @@ class _TargetShare(NamedTuple):
         """Draws whether each image is extra; returns this and new numbers in [0, 1), (B,) each.
 
         Args:
-            choice: numbers in [0, 1).
-            num_targets, num_extra: number of candidates in both groups. A group without candidates is not drawn.
+            choice: Numbers in [0, 1).
+            num_targets, num_extra: Number of candidates in both groups. A group without candidates is not drawn.
         """
         share = self.parts / _SHARE_PARTS
         is_extra = choice >= share

@@ -52,13 +52,13 @@ class RelatedImagesQuery(NamedTuple):
     """Input of a rule for related images: N images, their T maps, and values of the configuration.
 
     Attributes:
-        tags: tags of the N images; each image has at least one.
-        is_source: whether each image is of the domain `source`, (N,).
-        image, tag: image and class of each map, (T,).
+        tags: Tags of the N images; each image has at least one.
+        is_source: Whether each image is of the domain `source`, (N,).
+        image, tag: Image and class of each map, (T,).
         related: R.
-        seed: seed of all random numbers.
-        may_repeat: draw with replacement, including the image itself (paper-vs-code, "Localization maps").
-        vectors: vectors of all images, (N, C), see `rounded_unit_vectors`; None for rules that need none.
+        seed: Seed of all random numbers.
+        may_repeat: Draw with replacement, including the image itself (paper-vs-code, "Localization maps").
+        vectors: Vectors of all images, (N, C), see `rounded_unit_vectors`; None for rules that need none.
     """
 
     tags: Tags
@@ -86,10 +86,10 @@ def draw_related_images(
     """Draws the related images of the maps of all tags.
 
     Args:
-        tags, is_source, seed, related, related_may_repeat, vectors: see `RelatedImagesQuery`.
-        related_by: a rule in `RELATED_IMAGE_RULES`.
-        contrastive: whether maps are contrasted with the related images of the image's other tags.
-        related_images: the related images of all maps, (T, R), if they are known; None = they are drawn.
+        tags, is_source, seed, related, related_may_repeat, vectors: See `RelatedImagesQuery`.
+        related_by: A rule in `RELATED_IMAGE_RULES`.
+        contrastive: Whether maps are contrasted with the related images of the image's other tags.
+        related_images: The related images of all maps, (T, R), if they are known; None: they are drawn.
     """
     start = tags.start.astype(np.int64)
     tag = tags.values.astype(np.int64)
@@ -119,13 +119,13 @@ class RelatedImageRule:
     """A rule that chooses related images, an entry of `RELATED_IMAGE_RULES`.
 
     Attributes:
-        draw: returns (T, R) positions of images for a query; the first r columns are the result for R = r.
-        description_suffix: text that scores append to the name of the method.
-        needs_vectors: whether the rule needs vectors of the images.
-        is_nearest: whether it chooses the nearest images (`nearest_images`), which are searched in parallel if there
+        draw: Returns (T, R) positions of images for a query; the first r columns are the result for R = r.
+        description_suffix: Text that scores append to the name of the method.
+        needs_vectors: Whether the rule needs vectors of the images.
+        is_nearest: Whether it chooses the nearest images (`nearest_images`), which are searched in parallel if there
             are many.
-        is_control: whether it chooses images without the class, so that contrastive images have no meaning.
-        repetition_note: ends the note "N map(s) ..." on repeated related images.
+        is_control: Whether it chooses images without the class, so that contrastive images have no meaning.
+        repetition_note: Ends the note "N map(s) ..." on repeated related images.
     """
 
     draw: Callable[[RelatedImagesQuery], NDArray[np.int64]]
@@ -195,7 +195,7 @@ def _draw_without_replacement(draws: NDArray[np.float64], size: NDArray[np.int64
     """Draws R of 0 .. size - 1 for each of B rows without replacement; if size < R, the row repeats.
 
     Args:
-        draws: numbers in [0, 1), (B, R).
+        draws: Numbers in [0, 1), (B, R).
         size: (B,), at least 0; if it is 0, all choices of the row are 0.
 
     Returns:

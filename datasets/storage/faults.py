@@ -48,11 +48,11 @@ def retry_io(uri: str, act: Callable[[], _T]) -> _T:
     """Calls `act`, which reads or decodes a file, and retries it after transient errors (`RETRY_POLICY`).
 
     Args:
-        uri: file, for messages.
+        uri: File, for messages.
 
     Raises:
-        UnreachableFile: a transient error persists for half a minute, or longer if each attempt is slow.
-        OSError: an error that describes the file: it does not exist, is a folder, has an invalid name, or access to it
+        UnreachableFile: A transient error persists for half a minute, or longer if each attempt is slow.
+        OSError: An error that describes the file: it does not exist, is a folder, has an invalid name, or access to it
             is refused.
     """
     try:
@@ -99,7 +99,7 @@ def with_timeout(seconds: float, act: Callable[[], _T]) -> _T:
     After the timeout, the waiting thread is abandoned.
 
     Raises:
-        TimeoutError: the call takes longer than `seconds`.
+        TimeoutError: The call takes longer than `seconds`.
     """
     future = run_in_background(act)
     try:
@@ -114,12 +114,12 @@ def call_remote(act: Callable[[], _T], *, size: int = 0, many: bool = False) -> 
     """Calls `act`, which uses a remote file system, with a timeout.
 
     Args:
-        size: requested content, bytes.
-        many: whether it lists or deletes the content of a folder, which may take ten times as long.
+        size: Requested content, bytes.
+        many: Whether it lists or deletes the content of a folder, which may take ten times as long.
 
     Raises:
-        TimeoutError: the call exceeds the time given by REMOTE_TIMEOUT and MIN_BYTES_PER_SECOND.
-        OSError: pyarrow's error, converted to FileNotFoundError, IsADirectoryError or PermissionError by its text.
+        TimeoutError: The call exceeds the time given by REMOTE_TIMEOUT and MIN_BYTES_PER_SECOND.
+        OSError: Pyarrow's error, converted to FileNotFoundError, IsADirectoryError or PermissionError by its text.
     """
     try:
         return with_timeout(REMOTE_TIMEOUT * (10 if many else 1) + size / MIN_BYTES_PER_SECOND, act)

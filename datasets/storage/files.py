@@ -72,9 +72,9 @@ def read_bytes(uri: str, max_bytes: int = MAX_BYTES) -> bytes:
     """Returns the content of a file, read with `retry_io`.
 
     Raises:
-        UserError: the file system does not respond, or memory is insufficient, for half a minute.
-        PermissionError: access is refused.
-        OSError: the file does not exist, is not a regular file, or is larger than `max_bytes` bytes.
+        UserError: The file system does not respond, or memory is insufficient, for half a minute.
+        PermissionError: Access is refused.
+        OSError: The file does not exist, is not a regular file, or is larger than `max_bytes` bytes.
         ValueError: `uri` is neither a path nor a URI, or its scheme is unknown.
     """
     data = retry_io(uri, functools.partial(_read, uri, max_bytes + 1))
@@ -143,7 +143,7 @@ def stamp(uri: str) -> Stamp | None:
     """Returns the stamp of a file, read with `retry_io`; None if there is no such file or `uri` is invalid.
 
     Raises:
-        UserError: the file system does not respond for half a minute, or refuses access.
+        UserError: The file system does not respond for half a minute, or refuses access.
     """
 
     def read_stamp() -> Stamp | None:
@@ -170,7 +170,7 @@ def is_file(path: str) -> bool:
     """Returns whether a path of this machine is a regular file, read with `retry_io`.
 
     Raises:
-        UserError: the file system does not respond for half a minute, or refuses access.
+        UserError: The file system does not respond for half a minute, or refuses access.
     """
     try:
         return stat.S_ISREG(retry_io(path, functools.partial(os.stat, path)).st_mode)

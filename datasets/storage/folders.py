@@ -52,7 +52,7 @@ def local_path(folder: str) -> Path:
     """Returns the local path of a folder: the path of the copy for a URI of a bucket, otherwise the path itself.
 
     Raises:
-        UserError: the URI has a password or a query, or its scheme is not that of a bucket; or the folder of all copies
+        UserError: The URI has a password or a query, or its scheme is not that of a bucket; or the folder of all copies
             belongs to another user, who could plant files in it.
     """
     if not is_remote(folder):
@@ -127,8 +127,8 @@ def fetch_file(path: Path) -> Path:
     """Returns the path itself, after downloading the file if the bucket has a different version.
 
     Raises:
-        FileNotFoundError: the bucket does not have the file. A local copy is removed.
-        UserError: the bucket does not respond for half a minute, or refuses access.
+        FileNotFoundError: The bucket does not have the file. A local copy is removed.
+        UserError: The bucket does not respond for half a minute, or refuses access.
     """
     uri = uri_of(path)
     if uri is None:
@@ -149,14 +149,14 @@ def read_file(
     """Returns the result of `read` for the current version of a file. Transient errors are retried with `retry_io`.
 
     Args:
-        expected: what the file should be, for the error.
-        remedy: what to do if it is not, for the error.
-        fetch: whether to download the bucket's version first.
+        expected: What the file should be, for the error.
+        remedy: What to do if it is not, for the error.
+        fetch: Whether to download the bucket's version first.
 
     Raises:
-        FileNotFoundError: the file does not exist.
+        FileNotFoundError: The file does not exist.
         BadFile: `read` raises a ValueError, or an error of the file system that describes the file.
-        UserError: the disk or the bucket does not respond or memory is insufficient for half a minute, or access is
+        UserError: The disk or the bucket does not respond or memory is insufficient for half a minute, or access is
             refused.
     """
 
@@ -178,7 +178,7 @@ def fetch_below(folder: Path, wanted: Callable[[str, Stamp], bool]) -> None:
     """Downloads some of the files below a folder in a bucket, in parallel. Does nothing for other folders.
 
     Args:
-        wanted: returns whether to download a file, given its path relative to the folder, and its stamp.
+        wanted: Returns whether to download a file, given its path relative to the folder, and its stamp.
     """
     if uri_of(folder):
         paths = [folder / name for name, file_stamp in files_below(folder).items() if wanted(name, file_stamp)]
@@ -229,11 +229,11 @@ def atomic_write(path: Path, *, durable: bool = True) -> Iterator[Path]:
     """Yields a temporary path to write to, which is then renamed to `path`, or removed if writing failed.
 
     Args:
-        durable: whether to flush the content to the disk before renaming. Otherwise a power failure may leave an empty
+        durable: Whether to flush the content to the disk before renaming. Otherwise a power failure may leave an empty
             file. Use False for files that are cheap to write again.
 
     Raises:
-        UserError: the bucket does not respond for half a minute, or refuses access.
+        UserError: The bucket does not respond for half a minute, or refuses access.
     """
     with _replacing(path) as temporary:
         yield temporary
@@ -260,7 +260,7 @@ def upload_file(file: Path, path: Path) -> None:
     The file gets the modification time of the bucket's version, so that it can serve as the copy.
 
     Raises:
-        UserError: the bucket does not respond for half a minute, or refuses access.
+        UserError: The bucket does not respond for half a minute, or refuses access.
     """
     uri = uri_of(path)
     if uri is None:
@@ -347,7 +347,7 @@ def names_in(folder: Path) -> list[str]:
     """Returns the sorted names of the entries of a folder; none if the folder does not exist.
 
     Raises:
-        UserError: the disk or the bucket does not respond for half a minute, or refuses access.
+        UserError: The disk or the bucket does not respond for half a minute, or refuses access.
     """
     uri = uri_of(folder)
     if uri:

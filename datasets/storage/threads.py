@@ -16,7 +16,7 @@ def map_in_threads(
     """Applies `act` to each item in threads and yields the results in order. The threads end with the generator.
 
     Args:
-        ahead: maximum number of items per thread that are processed ahead of the reader, which bounds memory.
+        ahead: Maximum number of items per thread that are processed ahead of the reader, which bounds memory.
     """
     pool = ThreadPoolExecutor(threads)
     pending: deque[Future[_T]] = deque()

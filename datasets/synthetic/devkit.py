@@ -29,12 +29,12 @@ def draw(root: Path, *, train: int = 480, val: int = 120, size: int = 96, classe
     with content is left unchanged.
 
     Args:
-        root: folder to create.
-        train: number of images in the split train_aug.
-        val: number of images in the split val.
-        size: long side of the images, at least 48 pixels.
-        classes: number of classes, 2 to 8.
-        seed: seed of all random numbers.
+        root: Folder to create.
+        train: Number of images in the split train_aug.
+        val: Number of images in the split val.
+        size: Long side of the images, at least 48 pixels.
+        classes: Number of classes, 2 to 8.
+        seed: Seed of all random numbers.
     """
     if root.exists() and any(root.iterdir()):
         return

@@ -38,7 +38,7 @@ class Scene:
         rgb: (H, W, 3) uint8.
         labels: (H, W) uint8, 0 background, k + 1 for class index k, 255 on a border of one pixel.
         saliency: (H, W) uint8, imitates the output of a salient object detector.
-        tags: class indices in `labels`, ascending; at least one.
+        tags: Class indices in `labels`, ascending; at least one.
     """
 
     rgb: np.ndarray
@@ -51,11 +51,11 @@ def draw_scene(seed: int, split: str, index: int, *, size: int = 96, classes: in
     """Draws image `index` of a split. Equal arguments give equal scenes.
 
     Args:
-        seed: seed of all random numbers.
-        split: name in SPLITS.
-        index: number of the image in the split, from 0.
-        size: long side of the image, at least 48 pixels.
-        classes: number of classes, 2 to 8.
+        seed: Seed of all random numbers.
+        split: Name in SPLITS.
+        index: Number of the image in the split, from 0.
+        size: Long side of the image, at least 48 pixels.
+        classes: Number of classes, 2 to 8.
     """
     rng = np.random.default_rng([seed, SPLITS.index(split), index])
     short = 3 * size // 4
@@ -105,10 +105,10 @@ class _Thing:
     """An outline with its pose in the image and its paint.
 
     Attributes:
-        outline: polygons in coordinates of the thing.
+        outline: Polygons in coordinates of the thing.
         frame: (2, 2) matrix from coordinates of the thing to pixels.
         center: (2,), position of the thing's origin, pixels.
-        paint: maps x and y of each pixel, (H, W), in coordinates of the thing, and the coverage, (H, W), to colors in
+        paint: Maps x and y of each pixel, (H, W), in coordinates of the thing, and the coverage, (H, W), to colors in
             [0, 1], (H, W, 3).
     """
 
@@ -209,7 +209,7 @@ def _noise(rng: np.random.Generator, height: int, width: int, cells: Iterable[in
     """Returns smooth noise, (H, W) float32, with mean 0 and deviation 1: a sum of grids, weighted by cell size.
 
     Args:
-        cells: number of cells per side of each grid.
+        cells: Number of cells per side of each grid.
     """
     total = np.zeros((height, width), np.float32)
     for side in cells:
@@ -234,8 +234,8 @@ def _frame(scale: float, angle: float, stretch: float = 1.0, hflip: bool = False
     """Returns the (2, 2) matrix from coordinates of a thing to pixels.
 
     Args:
-        angle: rotation, radians.
-        stretch: factor of the width; the height is divided by it.
+        angle: Rotation, radians.
+        stretch: Factor of the width; the height is divided by it.
     """
     cos = np.cos(angle)
     sin = np.sin(angle)

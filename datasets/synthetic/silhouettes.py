@@ -15,11 +15,11 @@ class DrawnClass:
     """A synthetic class.
 
     Attributes:
-        name: name of the class.
-        outline: draws a silhouette.
-        head: maps x and y to a score. The fifth of the object with the highest scores is the head.
-        colors: two colors of the head's checker, RGB in 0..255.
-        tilt: maximum rotation to either side, degrees.
+        name: Name of the class.
+        outline: Draws a silhouette.
+        head: Maps x and y to a score. The fifth of the object with the highest scores is the head.
+        colors: Two colors of the head's checker, RGB in 0..255.
+        tilt: Maximum rotation to either side, degrees.
     """
 
     name: str

@@ -58,7 +58,7 @@ def take_rows(table: pa.Table, rows: NDArray[np.int64]) -> pa.Table:
     Here it takes at most SHARD_ROWS rows at a time.
 
     Args:
-        rows: row numbers, (N,), in any order.
+        rows: Row numbers, (N,), in any order.
     """
     batches = table.to_batches()
     firsts = range(0, len(rows), SHARD_ROWS)
@@ -147,7 +147,7 @@ class Texts(Sequence[str]):
     array, which Ray's processes share.
 
     Args:
-        column: texts without nulls.
+        column: Texts without nulls.
     """
 
     def __init__(self, column: pa.ChunkedArray):

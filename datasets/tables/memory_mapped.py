@@ -38,9 +38,9 @@ class CachedRows:
     It keeps MAX_MAPPED shards mapped and drops the least recently used first. Returned rows stay valid.
 
     Args:
-        folder: folder with shards `part-<first>-<last + 1>.arrow`, see `cache_table` and `ShardSpans`; None = an empty
+        folder: Folder with shards `part-<first>-<last + 1>.arrow`, see `cache_table` and `ShardSpans`; None: an empty
             cache.
-        shape: shape of a row.
+        shape: Shape of a row.
     """
 
     def __init__(self, folder: Path | None, shape: tuple[int, ...]):
@@ -53,7 +53,7 @@ class CachedRows:
         """Returns the row of an image, of `shape`; None if it is not in the cache, or no longer.
 
         Raises:
-            UserError: the shard is damaged or cannot be read at present.
+            UserError: The shard is damaged or cannot be read at present.
         """
         shard = self.spans.shard_of(position)
         if shard is None or self.folder is None:
@@ -94,7 +94,7 @@ class Features:
 
     Args:
         uris: URIs of the N images, for messages.
-        folder: folder of the shards. Each row is (V, C, H, W) float16: the image and, if V is 2, its horizontal flip.
+        folder: Folder of the shards. Each row is (V, C, H, W) float16: the image and, if V is 2, its horizontal flip.
         shape: (C, H, W).
         views: V.
     """
@@ -113,10 +113,10 @@ class Features:
         """Returns the features of the images at N positions, (N, C, H, W); 0 for images that are not cached (`holds`).
 
         Args:
-            hflip: (N,), whether to return the features of the flipped image; None = for no image.
+            hflip: (N,), whether to return the features of the flipped image; None: for no image.
 
         Raises:
-            UserError: the cache no longer holds an image, or a shard cannot be read.
+            UserError: The cache no longer holds an image, or a shard cannot be read.
         """
         features = np.zeros((len(positions), *self.shape), np.float16)
         views = np.zeros(len(positions), np.int64) if hflip is None else hflip.astype(np.int64)

@@ -27,8 +27,8 @@ def read_parquet(file: Path, read: Callable[[Path], _T], *, fetch: bool = True) 
     """Returns the result of `read` for a Parquet file of a stage output.
 
     Raises:
-        BadFile: the file is damaged or missing.
-        UserError: the file cannot be read at present, see `folders.read_file`.
+        BadFile: The file is damaged or missing.
+        UserError: The file cannot be read at present, see `folders.read_file`.
     """
     expected = "a table written by mcis"
     try:
@@ -41,8 +41,8 @@ class _ShardsByName(NamedTuple):
     """The shard of each image of a table, in 12 bytes per image.
 
     Attributes:
-        hashes: hashes of the image ids (`text_hashes`), ascending, (N,).
-        shards: number of the shard of each, (N,).
+        hashes: Hashes of the image ids (`text_hashes`), ascending, (N,).
+        shards: Number of the shard of each, (N,).
     """
 
     hashes: NDArray[np.int64]
@@ -56,8 +56,8 @@ class Shards:
     Thread-safe.
 
     Args:
-        folder: folder of `part-<first>-<last + 1>.parquet`, see `ShardSpans`. All rows of an image are in one file.
-        columns: columns to read in addition to `image_id`; None = all.
+        folder: Folder of `part-<first>-<last + 1>.parquet`, see `ShardSpans`. All rows of an image are in one file.
+        columns: Columns to read in addition to `image_id`; None: all.
     """
 
     def __init__(self, folder: Path, columns: Sequence[str] | None = None):
@@ -72,11 +72,11 @@ class Shards:
         """Returns the rows of one image.
 
         Args:
-            position: number of the image among those that the stage which wrote the table mapped. None: the image is
+            position: Number of the image among those that the stage which wrote the table mapped. None: the image is
                 searched by its id. Each process then reads the ids of all images once.
 
         Raises:
-            KeyError: the table has no row of the image, or has it at another position.
+            KeyError: The table has no row of the image, or has it at another position.
         """
         shard = self._shard_by_name(image_id) if position is None else self.spans.shard_of(position)
         if shard is None:
@@ -137,8 +137,8 @@ def _read_shard(path: Path, columns: tuple[str, ...] | None, changed: int) -> pa
     """Reads the file of a shard, once for all threads of the process. Shards larger than SHARD_BYTES are not kept.
 
     Args:
-        columns: columns to read; None = all.
-        changed: modification time, which distinguishes the file from earlier ones of the same name.
+        columns: Columns to read; None: all.
+        changed: Modification time, which distinguishes the file from earlier ones of the same name.
     """
     wanted = None if columns is None else list(columns)
     return read_parquet(path, functools.partial(pq.read_table, columns=wanted)).combine_chunks()

@@ -13,7 +13,7 @@ class ShardSpans:
     """The shards of a folder in the order of their rows. It takes about 50 bytes per shard, also when it is pickled.
 
     Args:
-        names: names of files. Those of shards are `part-<first>-<last + 1>.<suffix>`, where `first` and `last` are the
+        names: Names of files. Those of shards are `part-<first>-<last + 1>.<suffix>`, where `first` and `last` are the
             first and the last row of the table that the shard holds. Other names are ignored.
     """
 

@@ -31,11 +31,11 @@ class Bench:
     """The measurements of a machine.
 
     Attributes:
-        recipes: configurations whose networks are measured.
-        seconds: duration of each measurement.
-        limit: seconds after which no further network is measured.
-        side: side length of the matrices that are multiplied.
-        values: measured numbers of each part so far.
+        recipes: Configurations whose networks are measured.
+        seconds: Duration of each measurement.
+        limit: Seconds after which no further network is measured.
+        side: Side length of the matrices that are multiplied.
+        values: Measured numbers of each part so far.
     """
 
     recipes: Sequence[Config] = field(default_factory=lambda: (photos(), photos_fast(), paper(), released(), lid()))

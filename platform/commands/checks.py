@@ -13,9 +13,9 @@ class Finding(NamedTuple):
 
     Attributes:
         state: `ok`, `note` (works, but could be better) or `bad`.
-        text: what was found.
-        remedy: what to do; empty if there is nothing to do.
-        values: measured numbers by name.
+        text: What was found.
+        remedy: What to do; empty if there is nothing to do.
+        values: Measured numbers by name.
     """
 
     state: State
@@ -38,8 +38,8 @@ def run_checks(parts: Mapping[str, Callable[[], Finding]], remedy: str) -> Itera
     """Runs checks one after the other.
 
     Args:
-        parts: part of the machine -> function that checks it.
-        remedy: what to do about a check that raises an unexpected error, which is a finding, too.
+        parts: Part of the machine -> function that checks it.
+        remedy: What to do about a check that raises an unexpected error, which is a finding, too.
     """
     for part, check in parts.items():
         try:

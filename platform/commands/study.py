@@ -226,7 +226,7 @@ def _stdout_for_data(*, as_json: bool, as_csv: bool) -> Iterator[Callable[[str],
         A function that writes text to stdout.
 
     Raises:
-        UserError: both formats are asked for.
+        UserError: Both formats are asked for.
     """
     from mcis.datasets.errors import UserError
     from mcis.platform.runs.progress import console

@@ -16,10 +16,10 @@ class ComputeConfig(Section):
     """Training workers (Ray Train). With `gpu`, each uses one GPU."""
     min_workers: int | None = Field(default=None, gt=0)
     """Minimum number of workers of an elastic training: it runs with as many of `workers` as the cluster can place, and
-    continues from its last checkpoint when nodes are lost or added. None = always `workers`."""
+    continues from its last checkpoint when nodes are lost or added. None: always `workers`."""
     micro_batch: int | None = Field(default=None, gt=0)
     """Samples per forward and backward pass of a worker; gradients are accumulated over the batch. Smaller values need
-    less memory. None = the worker's whole share of the batch; it is halved each time memory runs out, and training
+    less memory. None: the worker's whole share of the batch; it is halved each time memory runs out, and training
     continues from the last checkpoint."""
     gpu: bool = False
     """Run networks on GPUs. Set explicitly: the device is part of the key of each stage that runs networks."""
@@ -30,20 +30,20 @@ class ComputeConfig(Section):
     worker_cpus: Rate = 0.5
     """Logical CPUs that a training worker reserves; the remaining CPUs decode images."""
     threads: int | None = Field(default=None, gt=0)
-    """PyTorch threads of a training worker; None = an equal share of the node's cores."""
+    """PyTorch threads of a training worker; None: an equal share of the node's cores."""
     decode: Literal["auto", "threads", "tasks"] = "auto"
     """Where training images are decoded: in `threads` of each worker, or in Ray Data `tasks` on any CPU of the cluster.
     `auto` = tasks if there are several nodes, not all images are cached, and training is not elastic; else threads."""
     cache_gb: NonNegative | None = None
     """Size limit in GiB of the workspace's cache of decoded images and features. Images that do not fit are decoded,
-    and their features computed, each time they are used. None = half of the free disk space, where the cache counts as
+    and their features computed, each time they are used. None: half of the free disk space, where the cache counts as
     free. 0 = no cache."""
     check_disk: bool = True
     """Whether a run whose files do not fit the free disk space ends before its first stage."""
     wait_minutes: NonNegative = 15.0
     """How long to wait for nodes that a cluster has to start. If resources are still missing, the run stops."""
     cpus: int | None = Field(default=None, gt=0)
-    """Logical CPUs of a local Ray that the command starts. None = the number of cores, but at least 4."""
+    """Logical CPUs of a local Ray that the command starts. None: the number of cores, but at least 4."""
     object_store_gb: Rate = 1.0
     """Size in GiB of the object store of a local Ray that the command starts; larger content spills to disk."""
     shard_rows: Positive = 64

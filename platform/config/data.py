@@ -24,19 +24,19 @@ class DataConfig(Section):
     sbd: LocalPath | None = None
     """Folder of SBD (benchmark_RELEASE), for masks and the list train_aug that the devkit lacks."""
     classes: LocalPath | None = None
-    """File with one class name per line. None = the 20 classes of PASCAL VOC; for the source tags, all tags of its
+    """File with one class name per line. None: the 20 classes of PASCAL VOC; for the source tags, all tags of its
     table."""
     train_list: str = "train_aug"
     """Name of VOC's list of training images. train_aug has 10,582 images (paper-vs-code, "Counts")."""
     val_list: str = "val"
     """Name of VOC's list of validation images, which are predicted and scored."""
     test_list: str | None = None
-    """Name of VOC's list of test images, which have neither tags nor masks. None = no test split."""
+    """Name of VOC's list of test images, which have neither tags nor masks. None: no test split."""
     tags_from: Literal["auto", "lists", "xml"] = "auto"
     """Source of VOC's tags: `lists` = <list>_cls.txt; `xml` = the XML annotations without objects marked difficult;
     `auto` = lists if they exist, else xml (paper-vs-code, "Tags")."""
     saliency: str | None = "SaliencyMaps"
-    """Folder of class-agnostic saliency maps <id>.png, relative to the devkit or absolute; it may be missing. None = no
+    """Folder of class-agnostic saliency maps <id>.png, relative to the devkit or absolute; it may be missing. None: no
     maps. `mcis saliency` makes them."""
     truth_masks: str = "SegmentationClassAug"
     """Folder of ground-truth masks <id>.png, relative to the devkit or absolute; it may be missing. They are used only
@@ -51,7 +51,7 @@ class DataConfig(Section):
     `background`, an empty list, and zeros in all columns of classes mean negative in any case."""
     max_rejected: int | None = Field(default=None, ge=0)
     """Maximum number of rejected images, which are unreadable, too small or too large. With more, the run stops before
-    training. None = 0 for VOC, unlimited for other sources."""
+    training. None: 0 for VOC, unlimited for other sources."""
     leave_out: LocalPath | None = Field(default=None, exclude=True)  # the listing depends on its content
     """File with one image id per line, as `mcis suggest --tags` writes it. Training images with these ids are left out.
     None: all images."""
@@ -66,11 +66,11 @@ class DataConfig(Section):
     max_side: int | None = Field(default=None, gt=0, exclude=True)  # the index holds the sizes of the files
     """Longest side, in pixels, at which images are read for pseudo masks, for the crops that train the affinity network
     and the segmentation network, and for predictions. Larger images are downscaled; predicted labels are scaled back to
-    the size of the file. The classifier uses `classifier.input_size` instead. None = full size."""
+    the size of the file. The classifier uses `classifier.input_size` instead. None: full size."""
 
     value_range: Annotated[ValueRange, BeforeValidator(_split_range)] | None = None
     """Values that become black and white in gray images of more than 8 bits, such as 0,4095 for 12 bits, or 0,1 for
-    floating point. Values outside are cut off. Images of 8 bits and in color are not affected. None = 0,65535 for
+    floating point. Values outside are cut off. Images of 8 bits and in color are not affected. None: 0,65535 for
     integers; floating-point images are rejected."""
 
     def problems(self) -> Iterator[str]:
@@ -94,12 +94,12 @@ class WeightsConfig(Section):
     `bundled` = those installed with mcis; or a state_dict file. Also the default of the other two backbones."""
     classifier: WeightsFile | None = None
     """File of a trained classifier, from `mcis import-weights` or from the stage train_classifier of an earlier run. It
-    is used instead of training one, and classifier_backbone then does not apply to the classifier. None = train one."""
+    is used instead of training one, and classifier_backbone then does not apply to the classifier. None: train one."""
     segmenter_backbone: WeightsFile | None = None
     """Initial weights of the segmentation network's backbone, with the same choices as classifier_backbone; not used
-    with `segmenter.init=classifier`. None = the value of classifier_backbone; a file then has to fit both backbones."""
+    with `segmenter.init=classifier`. None: the value of classifier_backbone; a file then has to fit both backbones."""
     affinity_net_backbone: WeightsFile | None = None
-    """Initial weights of the affinity network's backbone, with the same choices as classifier_backbone. None = the
+    """Initial weights of the affinity network's backbone, with the same choices as classifier_backbone. None: the
     value of classifier_backbone; a file then has to fit both backbones."""
 
     def origin(self, network: str) -> str:

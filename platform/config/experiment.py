@@ -29,8 +29,8 @@ class Experiment(NamedTuple):
 
     Attributes:
         names: `sources` and `recipe`, if the file states them.
-        values: all other values by dotted key.
-        problems: problems with the form of the file.
+        values: All other values by dotted key.
+        problems: Problems with the form of the file.
     """
 
     names: dict[str, str]
@@ -42,7 +42,7 @@ def read_experiment(path: Path) -> Experiment:
     """Reads an experiment file. Its keys and values are validated by `resolve`.
 
     Raises:
-        UserError: the file cannot be read, or is not TOML.
+        UserError: The file cannot be read, or is not TOML.
     """
     expected = "a TOML file, as `mcis config show SOURCE --save FILE` writes it"
     try:
@@ -76,10 +76,10 @@ def experiment_text(config: Config, origins: dict[str, str]) -> str:
     """Text of an experiment file from which `resolve` makes the same configuration.
 
     Args:
-        origins: layer that each value comes from, by dotted key.
+        origins: Layer that each value comes from, by dotted key.
 
     Raises:
-        UserError: a value is not valid UTF-8, such as a file name in another encoding.
+        UserError: A value is not valid UTF-8, such as a file name in another encoding.
     """
     unset = [key for key, value in leaves(config) if value is None and origins[key] != "default"]
     head = [f"# {line}" for line in _HEAD]

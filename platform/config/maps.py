@@ -90,7 +90,7 @@ class LocalizeConfig(Section):
     maps: LocalPath | None = Field(default=None, exclude=True)  # the output depends on the files in it
     """Folder of localization maps of another program, used instead of maps of a classifier, which is then not trained:
     a file for each tagged training image, with scores in [0, 1] as they compete with one another and with the
-    background (`maps.scale` is not used). None = maps are made by the run."""
+    background (`maps.scale` is not used). None: maps are made by the run."""
     maps_format: Annotated[str, AfterValidator(check_map_format)] = Field(default="irn", exclude=True)
     """Format of `localize.maps`, named after programs that write it: irn (also AdvCAM, ReCAM), amn, clip-es, toco,
     excel, psa (also SEAM, MCTformer, L2G, S2C) or png (L2G); docs/howto/compare-methods.md describes them."""

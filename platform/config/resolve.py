@@ -72,15 +72,15 @@ def resolve(
     """Merges the layers and validates the result once.
 
     Args:
-        sources: names of image sources joined by +, or a table of images and tags (path or URI), which is read as the
+        sources: Names of image sources joined by +, or a table of images and tags (path or URI), which is read as the
             source `tags`. None: the sources of `file`.
-        recipe: name of a recipe. None: the recipe of `file`, or else the default recipe of the first source.
-        options: values of command line options such as `--voc`, by dotted key.
-        overrides: texts `key=value`, or values by dotted key.
-        file: an experiment file, see `mcis.platform.config.experiment`.
+        recipe: Name of a recipe. None: the recipe of `file`, or else the default recipe of the first source.
+        options: Values of command line options such as `--voc`, by dotted key.
+        overrides: Texts `key=value`, or values by dotted key.
+        file: An experiment file, see `mcis.platform.config.experiment`.
 
     Raises:
-        UserError: sources or recipe are unknown or contradict the file; or a list of all unknown keys, wrong types and
+        UserError: Sources or recipe are unknown or contradict the file; or a list of all unknown keys, wrong types and
             contradictions.
     """
     experiment = read_experiment(file) if file else Experiment({}, {})
@@ -123,7 +123,7 @@ def location_values(locations: Mapping[str, object]) -> Values:
     """Converts locations of sources to values by dotted key.
 
     Args:
-        locations: name of a source -> path or URI of its images, or a list of them; None values are left out. A name
+        locations: Name of a source -> path or URI of its images, or a list of them; None values are left out. A name
             that is no source is taken as a dotted key.
     """
     keys = {name: source.keys(name)[source.location] for name, source in SOURCES.items()}
@@ -255,7 +255,7 @@ def parse_overrides(overrides: Overrides) -> Values:
     """Returns overrides as values by dotted key.
 
     Raises:
-        UserError: a text has no key or no `=`.
+        UserError: A text has no key or no `=`.
     """
     if isinstance(overrides, Mapping):
         return dict(overrides)

@@ -39,12 +39,12 @@ class PredictConfig(Section):
     split: Literal["auto", "train", "val", "test"] = "auto"
     """Images to predict; `auto` = val, or train if there is no val."""
     crop: int | None = Field(default=401, gt=0)
-    """Side length in pixels of sliding windows, which overlap by a third; None = the whole image at once."""
+    """Side length in pixels of sliding windows, which overlap by a third; None: the whole image at once."""
     crf: CrfParameters = CrfParameters()
     """Dense CRF applied to the probabilities; plain and refined predictions are both stored and scored."""
     masks: LocalPath | None = Field(default=None, exclude=True)  # the output depends on the files in it
     """Folder of predictions of another program: a label PNG <id>.png for each image of the split, 0 = background, k =
-    the k-th class; or logits <id>.npy. No segmentation network is trained then. None = the run makes the
+    the k-th class; or logits <id>.npy. No segmentation network is trained then. None: the run makes the
     predictions."""
 
 
@@ -67,7 +67,7 @@ class TrackingConfig(Section):
     """What is logged to MLflow in addition to parameters, metrics, reports and pictures; it changes no result."""
 
     model: bool | None = None
-    """Log the trained segmentation network as a model, which stores its weights a second time. None = for runs, but not
+    """Log the trained segmentation network as a model, which stores its weights a second time. None: for runs, but not
     for trials of a study."""
 
 
@@ -180,7 +180,7 @@ def sources_of(sources: str) -> tuple[str, ...]:
     """Splits a combination of image sources such as `web+voc` into names. The source that defines classes comes first.
 
     Raises:
-        UserError: a source is unknown or given twice, or two sources define classes.
+        UserError: A source is unknown or given twice, or two sources define classes.
     """
     names = tuple(sources.split("+"))
     unknown = [name for name in names if name not in SOURCES]

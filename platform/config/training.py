@@ -87,7 +87,7 @@ class BackboneSection(Section):
     channels: int = Field(default=96, gt=0, multiple_of=3)
     """Width of the backbone `small`; other backbones have fixed widths."""
     stride: int | None = Field(default=None, gt=0)
-    """Input pixels per feature position. None = the backbone's default: 8; 16 for timm's convolutional networks; the
+    """Input pixels per feature position. None: the backbone's default: 8; 16 for timm's convolutional networks; the
     patch size for transformers. Alternatives: 4 for `small`, 16 for resnet50 and resnet101, 8 to 32 for timm's
     convolutional networks."""
     color_jitter: ColorJitter = (0.0, 0.0, 0.0, 0.0)
@@ -146,13 +146,13 @@ class ClassifierConfig(BackboneSection):
     """Layer that scores co-attentive and contrastive features: `shared` = phi, the class layer (paper); `own` = a
     separate layer without bias (paper-vs-code, "Classifier")."""
     phi_std: Rate | None = None
-    """Standard deviation of phi's initial weights; None = sqrt(2 / K) for K classes (paper-vs-code, "Classifier").
+    """Standard deviation of phi's initial weights; None: sqrt(2 / K) for K classes (paper-vs-code, "Classifier").
     Short trainings of phi alone on a frozen backbone need a smaller value."""
     affinity: Affinity = Affinity()
     """How positions of two images are compared (Eq. 2), in training and for maps with related images."""
     attention_epochs: int | None = Field(default=None, gt=0)
     """Number of final epochs with the co-attention and contrastive losses; the epochs before use the basic loss alone.
-    None = all epochs."""
+    None: all epochs."""
     equivariant: EquivariantConfig = Field(
         default=EquivariantConfig(), exclude_if=lambda equivariant: not equivariant.weight
     )  # excluded from the stage key while disabled, because its values then change no result
@@ -174,12 +174,12 @@ class ClassifierConfig(BackboneSection):
     num_domain_affinities: Literal[1, 3] = 1
     """Number of matrices W_P: 1, or 3 for target-target, source-source and target-source pairs (section 3.2)."""
     epoch_pairs: int | None = Field(default=None, gt=0)
-    """Pairs per epoch; None = the number of tagged training images and negatives."""
+    """Pairs per epoch; None: the number of tagged training images and negatives."""
     class_balanced_fraction: Fraction = 0.0
     """Fraction of pairs whose image m is drawn by class: first a class, uniformly, then one of its images."""
     target_share: float | None = Field(default=None, gt=0, le=1)
     """Fraction of the images of pairs that are of the data set, in runs with single-label or web images, which may be
-    many times as many. None = pairs are drawn from all images alike. It does not change the number of pairs per epoch
+    many times as many. None: pairs are drawn from all images alike. It does not change the number of pairs per epoch
     (`classifier.epoch_pairs`)."""
     batch: Positive = 5
     """Pairs per step, summed over all workers (section 3.3)."""
@@ -190,9 +190,9 @@ class ClassifierConfig(BackboneSection):
     it."""
     max_steps: int | None = Field(default=None, gt=0)
     """Maximum number of optimizer steps of the schedule. For large data sets, `epoch_pairs` is lowered to keep it, so
-    that an epoch uses a part of the images. None = no maximum."""
+    that an epoch uses a part of the images. None: no maximum."""
     stop_epoch: int | None = Field(default=None, ge=0)
-    """Last trained epoch, counted from 0, if training stops before the schedule ends; None = train all epochs. The
+    """Last trained epoch, counted from 0, if training stops before the schedule ends; None: train all epochs. The
     released code uses 10 (paper-vs-code, "Classifier")."""
     hflip: bool = False
     """Flip each training image horizontally with probability 1/2."""

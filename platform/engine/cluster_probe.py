@@ -17,9 +17,9 @@ class _Address(NamedTuple):
     """The address of a cluster and where it is written.
 
     Attributes:
-        text: the address, such as 10.0.0.1:6379.
-        origin: the variable or file that contains it, used in messages.
-        remedy: what to do if no cluster answers there.
+        text: The address, such as 10.0.0.1:6379.
+        origin: The variable or file that contains it, used in messages.
+        remedy: What to do if no cluster answers there.
     """
 
     text: str

@@ -163,8 +163,8 @@ def _supervision(config: Config, has_saliency: bool) -> str:
     """Returns what the training images were labeled with, in words.
 
     Args:
-        config: configuration of the run.
-        has_saliency: whether any tagged training image has a saliency map.
+        config: Configuration of the run.
+        has_saliency: Whether any tagged training image has a saliency map.
     """
     if config.supervision == "full":
         return "ground-truth masks (supervision=full), an upper bound of what tags reach"

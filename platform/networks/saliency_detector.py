@@ -64,7 +64,7 @@ class Detector:
         sigmoid: See `DetectorSettings`.
 
     Raises:
-        UserError: onnxruntime or the file is missing, onnxruntime cannot load it, its input is no RGB image, or `size`
+        UserError: Onnxruntime or the file is missing, onnxruntime cannot load it, its input is no RGB image, or `size`
             is missing or contradicts the file.
     """
 

@@ -20,12 +20,12 @@ class Run(NamedTuple):
     """A run with scores.
 
     Attributes:
-        name: its name, followed by the workspace if two of the compared runs have the same name.
-        workspace: its workspace.
-        folder: its files.
-        outputs: folders of the outputs of its stages, by stage.
-        scores: its scores by `Variant.title`.
-        configuration: values as text, by dotted key.
+        name: Its name, followed by the workspace if two of the compared runs have the same name.
+        workspace: Its workspace.
+        folder: Its files.
+        outputs: Folders of the outputs of its stages, by stage.
+        scores: Its scores by `Variant.title`.
+        configuration: Values as text, by dotted key.
     """
 
     name: str
@@ -45,8 +45,8 @@ class RunGroup(NamedTuple):
     """One run, or several runs that differ only in their seed, sorted by seed.
 
     Attributes:
-        label: name of the group in tables.
-        runs: at least one.
+        label: Name of the group in tables.
+        runs: At least one.
     """
 
     label: str
@@ -66,13 +66,13 @@ def open_run_groups(root: Path, arguments: Sequence[str], *, min_groups: int = 2
     """Opens the runs to compare.
 
     Args:
-        root: the workspace of runs that are given by name.
-        arguments: each is the name of a run or the path of a run's folder in any workspace, or several of these,
+        root: The workspace of runs that are given by name.
+        arguments: Each is the name of a run or the path of a run's folder in any workspace, or several of these,
             separated by commas, for runs that differ only in their seed.
-        min_groups: minimum number of groups, one for each argument.
+        min_groups: Minimum number of groups, one for each argument.
 
     Raises:
-        UserError: there are too few arguments; a run is missing, is given twice, has no scores, or has other
+        UserError: There are too few arguments; a run is missing, is given twice, has no scores, or has other
             classes than the first run; or the runs of a group differ in more than their seed.
     """
     if len(arguments) < min_groups:
@@ -154,8 +154,8 @@ def _open_run(folder: RunFolder, name_is_shared: bool) -> Run:
     """Reads a run.
 
     Args:
-        folder: the folder of the run.
-        name_is_shared: whether another of the compared runs has the same name.
+        folder: The folder of the run.
+        name_is_shared: Whether another of the compared runs has the same name.
     """
     workspace = Workspace(folder.path.parent.parent, create=False)
     name = folder.path.name

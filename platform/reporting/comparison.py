@@ -23,9 +23,9 @@ class BootstrapSettings(NamedTuple):
     """Settings of the bootstrap.
 
     Attributes:
-        resamples: number of resamples.
-        seed: seed of the resamples.
-        confidence: share of the resamples that an interval contains, in (0, 1).
+        resamples: Number of resamples.
+        seed: Seed of the resamples.
+        confidence: Share of the resamples that an interval contains, in (0, 1).
     """
 
     resamples: int = 2000
@@ -55,15 +55,15 @@ class Difference(NamedTuple):
     """The difference between a group of runs and the baseline in one measure of one score.
 
     Attributes:
-        title: what is scored, a `Variant.title`.
-        measure: one of `MEASURES`.
-        group: label of the compared group.
-        split: the split of the images.
-        images: number of images on which both are scored.
-        baseline: value of the baseline in percent, mean over its seeds.
-        compared: value of the compared group in percent, mean over its seeds.
-        low: lower end of the interval of `compared - baseline`; NaN for fewer than two images.
-        high: upper end of the interval; NaN for fewer than two images.
+        title: What is scored, a `Variant.title`.
+        measure: One of `MEASURES`.
+        group: Label of the compared group.
+        split: The split of the images.
+        images: Number of images on which both are scored.
+        baseline: Value of the baseline in percent, mean over its seeds.
+        compared: Value of the compared group in percent, mean over its seeds.
+        low: Lower end of the interval of `compared - baseline`; NaN for fewer than two images.
+        high: Upper end of the interval; NaN for fewer than two images.
     """
 
     title: str
@@ -92,12 +92,12 @@ class ComparedScore:
     """One score of the baseline and of the groups that can be compared with it.
 
     Attributes:
-        output: the scored output, a key of `SCORED_OUTPUTS`.
-        title: its `Variant.title`.
-        groups: the baseline and the groups that can be compared with it, in the order given.
-        left_out: why other groups cannot be compared, by their labels.
-        differences: differences to the baseline, by group, then by measure.
-        label_score_intervals: intervals of the differences in the means of `LABEL_SCORES`, by the label of the group
+        output: The scored output, a key of `SCORED_OUTPUTS`.
+        title: Its `Variant.title`.
+        groups: The baseline and the groups that can be compared with it, in the order given.
+        left_out: Why other groups cannot be compared, by their labels.
+        differences: Differences to the baseline, by group, then by measure.
+        label_score_intervals: Intervals of the differences in the means of `LABEL_SCORES`, by the label of the group
             and the name of the measure, `mean_<name of the score>`.
         image_mious: mIoU in percent by the name of a run and the id of an image; NaN if no pixel of it is scored.
     """
@@ -116,9 +116,9 @@ class Comparison:
     """Groups of runs compared with the first of them, the baseline.
 
     Attributes:
-        groups: the groups, in the order given.
-        scores: the scores of the baseline, each compared.
-        bootstrap: settings of the intervals.
+        groups: The groups, in the order given.
+        scores: The scores of the baseline, each compared.
+        bootstrap: Settings of the intervals.
     """
 
     groups: Sequence[RunGroup]
@@ -141,10 +141,10 @@ class _ImageOverlaps(NamedTuple):
     """The overlaps that were counted for a score of a run, for N images.
 
     Attributes:
-        image_ids: ids of the images.
-        truth_crc: checksums of their ground truth, (N,).
-        overlaps: by measure, the overlaps of their labels, (N, K + 1).
-        confusions: their flattened confusion matrices, (N, (K + 1)^2).
+        image_ids: Ids of the images.
+        truth_crc: Checksums of their ground truth, (N,).
+        overlaps: By measure, the overlaps of their labels, (N, K + 1).
+        confusions: Their flattened confusion matrices, (N, (K + 1)^2).
     """
 
     image_ids: Sequence[str]
@@ -157,9 +157,9 @@ class _GroupOverlaps(NamedTuple):
     """What was counted for a score of a group of S runs, for N images.
 
     Attributes:
-        group: the group.
-        overlaps: by measure, the overlaps of the labels, (S, N, K + 1).
-        confusions: for each run, the flattened confusion matrices of the images, (N, (K + 1)^2).
+        group: The group.
+        overlaps: By measure, the overlaps of the labels, (S, N, K + 1).
+        confusions: For each run, the flattened confusion matrices of the images, (N, (K + 1)^2).
     """
 
     group: RunGroup
@@ -171,7 +171,7 @@ def compare(groups: Sequence[RunGroup], bootstrap: BootstrapSettings) -> Compari
     """Compares the scores of groups with those of the first one.
 
     Raises:
-        UserError: the first group has no score, or its runs are scored on different images; or two runs are scored
+        UserError: The first group has no score, or its runs are scored on different images; or two runs are scored
             against different ground truth for the same image.
     """
     baseline = groups[0]
@@ -353,7 +353,7 @@ def _why_runs_differ(reference: Run, other: Run, title: str, by_run: Mapping[str
     """Why two runs cannot be compared: one lacks the score or is scored on other images.
 
     Raises:
-        UserError: the two runs have different ground truth for the same image.
+        UserError: The two runs have different ground truth for the same image.
     """
     if title not in other.scores:
         return f"{other.name} has none"

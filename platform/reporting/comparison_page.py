@@ -49,8 +49,8 @@ class GalleryCell(NamedTuple):
 
     Attributes:
         title: `image`, `truth`, or the label of the group whose output it shows.
-        cell: the picture; None if there is none.
-        note: shown below the picture.
+        cell: The picture; None if there is none.
+        note: Shown below the picture.
     """
 
     title: str
@@ -63,9 +63,9 @@ class GalleryImage(NamedTuple):
 
     Attributes:
         id: id of the image.
-        tags: its tags.
-        why: text with its split and the reason why it was chosen.
-        cells: the photograph, the ground truth, and the output of every group and other method.
+        tags: Its tags.
+        why: Text with its split and the reason why it was chosen.
+        cells: The photograph, the ground truth, and the output of every group and other method.
     """
 
     id: str
@@ -78,13 +78,13 @@ class Gallery(NamedTuple):
     """Images with the outputs of several groups.
 
     Attributes:
-        title: name of the output.
-        common: number of images that all of these groups have.
-        without: labels of the groups that lack the output.
-        methods: names of the other methods that are shown.
-        remarks: on masks of other methods that are missing or belong to no image.
-        legend: the labels that occur.
-        images: the chosen images.
+        title: Name of the output.
+        common: Number of images that all of these groups have.
+        without: Labels of the groups that lack the output.
+        methods: Names of the other methods that are shown.
+        remarks: On masks of other methods that are missing or belong to no image.
+        legend: The labels that occur.
+        images: The chosen images.
     """
 
     title: str
@@ -100,10 +100,10 @@ class IouChart(NamedTuple):
     """The IoU of each class in the groups.
 
     Attributes:
-        title: what is scored.
-        order: names of the labels, those with the largest differences first.
-        rows: the values of each group.
-        plot: a bar chart of the first `MAX_BARS` labels.
+        title: What is scored.
+        order: Names of the labels, those with the largest differences first.
+        rows: The values of each group.
+        plot: A bar chart of the first `MAX_BARS` labels.
     """
 
     title: str
@@ -116,15 +116,15 @@ def compared_images(comparison: Comparison, count: int, methods: Sequence[OtherM
     """Chooses images for which every group has an output, and draws them. For each group, its first run is shown.
 
     Args:
-        comparison: the comparison.
-        count: maximum number of images for each output; 0 for no galleries.
-        methods: other methods, whose masks are shown next to the segmentation. Images without them are not chosen.
+        comparison: The comparison.
+        count: Maximum number of images for each output; 0 for no galleries.
+        methods: Other methods, whose masks are shown next to the segmentation. Images without them are not chosen.
 
     Returns:
         A gallery for each of the compared outputs: segmentation, pseudo masks, localization maps.
 
     Raises:
-        UserError: the baseline's index, a photograph, a ground-truth mask or a method's mask cannot be read; or there
+        UserError: The baseline's index, a photograph, a ground-truth mask or a method's mask cannot be read; or there
             are methods, but no images or no segmentation to show them with.
     """
     compared = {score.output for score in comparison.scores}
@@ -162,10 +162,10 @@ def choose_images(
     random choice depends only on the seed and the position of the image.
 
     Args:
-        image_ids: sorted ids.
-        mious: for each group, mIoU by image. An image that is missing or NaN in one of them has no range.
-        count: maximum number of images.
-        seed: seed of the random choice.
+        image_ids: Sorted ids.
+        mious: For each group, mIoU by image. An image that is missing or NaN in one of them has no range.
+        count: Maximum number of images.
+        seed: Seed of the random choice.
 
     Returns:
         The id of each chosen image, and whether it was chosen by its range.
@@ -185,8 +185,8 @@ class _ShownOutput(NamedTuple):
     """The output of a group that a gallery shows: that of its first run.
 
     Attributes:
-        group: the group.
-        table: the output.
+        group: The group.
+        table: The output.
         mious: mIoU of the output by image id.
     """
 
@@ -199,9 +199,9 @@ class _Example(NamedTuple):
     """A chosen image.
 
     Attributes:
-        panel: its photograph and its ground truth, at the size on the page.
-        size: height and width of the image, pixels.
-        truth: its ground truth, (height, width); None if there is none.
+        panel: Its photograph and its ground truth, at the size on the page.
+        size: Height and width of the image, pixels.
+        truth: Its ground truth, (height, width); None if there is none.
     """
 
     panel: Panel
@@ -256,12 +256,12 @@ def _gallery_image(
     """Draws the pictures of an image.
 
     Args:
-        example: the image.
-        output: key of `SCORED_OUTPUTS`.
-        differs_most: whether the image was chosen by the range of its mIoU.
-        shown: the output of every group.
-        others: the masks of the other methods.
-        classes: the K class names.
+        example: The image.
+        output: Key of `SCORED_OUTPUTS`.
+        differs_most: Whether the image was chosen by the range of its mIoU.
+        shown: The output of every group.
+        others: The masks of the other methods.
+        classes: The K class names.
 
     Returns:
         The image with its pictures, and a panel for each output and mask that they show.
@@ -380,10 +380,10 @@ def write_page(
     """Writes the page. An existing file is overwritten.
 
     Args:
-        comparison: the comparison.
-        galleries: result of `compared_images`.
-        file: the file to write.
-        first_tables: tables that the page shows before those of the comparison.
+        comparison: The comparison.
+        galleries: Result of `compared_images`.
+        file: The file to write.
+        first_tables: Tables that the page shows before those of the comparison.
     """
     group_labels = [group.label for group in comparison.groups]
     view = {

@@ -17,11 +17,11 @@ class Table(NamedTuple):
     """Rows of text below headings.
 
     Attributes:
-        title: shown above the table.
-        columns: headings.
-        rows: one cell per column each.
-        numbers: headings of the columns of numbers.
-        optional: headings of the columns that are left out on a narrow terminal, the least important first.
+        title: Shown above the table.
+        columns: Headings.
+        rows: One cell per column each.
+        numbers: Headings of the columns of numbers.
+        optional: Headings of the columns that are left out on a narrow terminal, the least important first.
     """
 
     title: str
@@ -38,19 +38,19 @@ class ComparedMeasure(NamedTuple):
     """One measure of one score, of the baseline and of a group of runs, in percent; a row of the CSV and JSON output.
 
     Attributes:
-        scored: what is scored, a `Variant.title`.
-        measure: name of the measure.
-        compared_runs: label of the compared group.
-        split: the split of the images.
-        images: number of images.
-        baseline: value of the baseline, mean over its seeds.
-        baseline_deviation: standard deviation over its seeds; None for one seed.
-        compared: value of the compared group, mean over its seeds.
-        compared_deviation: standard deviation over its seeds; None for one seed.
+        scored: What is scored, a `Variant.title`.
+        measure: Name of the measure.
+        compared_runs: Label of the compared group.
+        split: The split of the images.
+        images: Number of images.
+        baseline: Value of the baseline, mean over its seeds.
+        baseline_deviation: Standard deviation over its seeds; None for one seed.
+        compared: Value of the compared group, mean over its seeds.
+        compared_deviation: Standard deviation over its seeds; None for one seed.
         difference: `compared - baseline`, in percentage points.
-        low: lower end of the interval of the difference; None if the measure has no interval.
-        high: upper end of the interval; None if the measure has no interval.
-        verdict: see `Difference.verdict`.
+        low: Lower end of the interval of the difference; None if the measure has no interval.
+        high: Upper end of the interval; None if the measure has no interval.
+        verdict: See `Difference.verdict`.
     """
 
     scored: str
@@ -201,7 +201,7 @@ def mean_text(values: Sequence[float], sign: str = "") -> str:
     """Mean and, if there are several values, their standard deviation: `61.20 ± 0.35`; `-` without values.
 
     Args:
-        values: the values, for example of several seeds.
+        values: The values, for example of several seeds.
         sign: `+` to print the sign of positive means, too.
     """
     if not values:

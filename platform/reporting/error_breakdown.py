@@ -16,15 +16,15 @@ class ScoredStep(NamedTuple):
     """A score as a step of the pipeline. All values are in percent.
 
     Attributes:
-        output: the scored output, a key of `SCORED_OUTPUTS`.
-        name: name of the score.
-        images: text with the split and the number of its images.
+        output: The scored output, a key of `SCORED_OUTPUTS`.
+        name: Name of the score.
+        images: Text with the split and the number of its images.
         miou: mIoU.
-        points_lost: points lost by each kind of error in `ERROR_KINDS`, means over the labels; with `miou` they sum to
+        points_lost: Points lost by each kind of error in `ERROR_KINDS`, means over the labels; with `miou` they sum to
             100.
         gain: mIoU minus the mIoU of the previous step; None if it is scored on another number of images or split.
-        measures: headings of the values of a label.
-        labels: name and values of each label, background first; None for values that it does not have.
+        measures: Headings of the values of a label.
+        labels: Name and values of each label, background first; None for values that it does not have.
     """
 
     output: str

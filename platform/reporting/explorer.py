@@ -48,14 +48,14 @@ def explorer_data(
     """Collects the data that the script of the page reads, as JSON values. Arrays are zlib-compressed, in base64.
 
     Args:
-        config: configuration of the run.
-        classes: the K class names.
-        panels: the gallery; the first training images with maps are used.
-        relations: related images of the maps; None for single-round maps.
-        pair_data_of: returns maps, attention and gates of an image (`PairData`), given its panel and its position in
+        config: Configuration of the run.
+        classes: The K class names.
+        panels: The gallery; the first training images with maps are used.
+        relations: Related images of the maps; None for single-round maps.
+        pair_data_of: Returns maps, attention and gates of an image (`PairData`), given its panel and its position in
             the rows of the relations; None if they are not shown.
-        scores: scores of the run.
-        curves: curves of the run; the one of these maps is shown.
+        scores: Scores of the run.
+        curves: Curves of the run; the one of these maps is shown.
 
     Returns:
         The data, or None if no training image has maps.

@@ -44,8 +44,8 @@ class _LabelTable(NamedTuple):
     """A table of label masks, which can be exported as objects.
 
     Attributes:
-        stage: the stage that writes the table.
-        table: name of the table.
+        stage: The stage that writes the table.
+        table: Name of the table.
     """
 
     stage: str
@@ -58,12 +58,12 @@ def export(
     """Exports one kind of output of a run.
 
     Args:
-        workspace: the workspace of the run.
-        name: name of the run.
-        output: the kind of output, one of `EXPORTS`.
-        out: file or folder to write.
-        format: one of `formats_of(output)`; None for the default format.
-        min_area: smallest number of pixels of an object; smaller regions are left out.
+        workspace: The workspace of the run.
+        name: Name of the run.
+        output: The kind of output, one of `EXPORTS`.
+        out: File or folder to write.
+        format: One of `formats_of(output)`; None for the default format.
+        min_area: Smallest number of pixels of an object; smaller regions are left out.
 
     Returns:
         A description of what was written.
@@ -102,12 +102,12 @@ def check_objects(format: str | None, out: Path, min_area: int) -> None:
     """Checks that objects can be written, before masks are computed.
 
     Args:
-        format: one of `EXPORT_FORMATS`; None if no objects are written.
-        out: folder to write.
-        min_area: smallest number of pixels of an object.
+        format: One of `EXPORT_FORMATS`; None if no objects are written.
+        out: Folder to write.
+        min_area: Smallest number of pixels of an object.
 
     Raises:
-        UserError: there is a smallest area but no format, the folder contains files, or the format needs a library that
+        UserError: There is a smallest area but no format, the folder contains files, or the format needs a library that
             is not installed.
     """
     if format is None:
@@ -235,7 +235,7 @@ def export_masks(workspace: Workspace, name: str, out: Path) -> str:
         A description of what was written.
 
     Raises:
-        UserError: the run has no pseudo masks, an id cannot be a file name, or an image is missing.
+        UserError: The run has no pseudo masks, an id cannot be a file name, or an image is missing.
     """
     index = open_index(workspace, name)
     table = stage_table(workspace, name, "pseudo_masks", "masks")

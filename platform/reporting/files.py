@@ -52,11 +52,11 @@ def file_names(image_ids: Iterable[str], out: Path) -> dict[str, str]:
     same.
 
     Args:
-        image_ids: the ids.
-        out: the folder of the files, for messages.
+        image_ids: The ids.
+        out: The folder of the files, for messages.
 
     Raises:
-        UserError: an id has no name, two ids lead to the same file, the file of one would be the folder of
+        UserError: An id has no name, two ids lead to the same file, the file of one would be the folder of
             another, or a name cannot be a line of a list.
     """
     paths = {image_id: relative_name(image_id) for image_id in image_ids}
@@ -79,9 +79,9 @@ def _check_names(names: Mapping[str, str | None], out: Path, kind: str) -> dict[
     """Returns the names if each of them can be a separate file; raises UserError otherwise.
 
     Args:
-        names: relative path by id; None if the id has no name, such as `..`.
-        out: the folder.
-        kind: what the ids are, for messages.
+        names: Relative path by id; None if the id has no name, such as `..`.
+        out: The folder.
+        kind: What the ids are, for messages.
     """
     inside = {item: name for item, name in names.items() if name is not None}
     first: dict[str, str] = {}
@@ -114,10 +114,10 @@ def write_all(rows: Iterable[Any], write: Callable[[Any], int], *, label: str, t
     """Writes the pictures of all rows in several threads, with few rows in memory at a time.
 
     Args:
-        rows: what to write.
-        write: writes one row and returns how many pictures it wrote.
-        label: name in the progress display.
-        total: number of rows.
+        rows: What to write.
+        write: Writes one row and returns how many pictures it wrote.
+        label: Name in the progress display.
+        total: Number of rows.
 
     Returns:
         The number of pictures.
@@ -151,14 +151,14 @@ def write_masked_photograph(
     A mask that is smaller than the image (`data.max_side`) is resized by nearest neighbor.
 
     Args:
-        image: the image's row of the index.
-        mask: the mask as PNG.
-        photograph: file of the JPEG.
-        mask_file: file of the mask.
-        value_range: see `read_rgb`.
+        image: The image's row of the index.
+        mask: The mask as PNG.
+        photograph: File of the JPEG.
+        mask_file: File of the mask.
+        value_range: See `read_rgb`.
 
     Raises:
-        UserError: the image is missing or was changed.
+        UserError: The image is missing or was changed.
     """
     write_photograph(image["uri"], image["content_hash"], photograph, value_range)
     labels = resize_labels(decode_labels(mask), image["height"], image["width"])

@@ -26,7 +26,7 @@ def script(*names: str) -> dict[str, str]:
     """Reads the files of a script from the folder of the templates, and joins them in this order.
 
     Returns:
-        text: the script. It is ASCII and does not contain `</script>`.
+        Text: the script. It is ASCII and does not contain `</script>`.
         hash: its hash, for a content security policy that allows only this script.
     """
     text = "\n".join((_TEMPLATES / name).read_text(encoding="ascii") for name in names)
@@ -40,11 +40,11 @@ def render(template: str, view: Mapping[str, Any]) -> str:
     Python represents bytes of file names that are not UTF-8 by lone surrogates; the page shows them as \\udcff.
 
     Args:
-        template: name of the template.
-        view: its variables.
+        template: Name of the template.
+        view: Its variables.
 
     Raises:
-        jinja2.UndefinedError: the template uses a variable that is not in the view.
+        jinja2.UndefinedError: The template uses a variable that is not in the view.
     """
     page = _templates().get_template(template).render(view)
     return page.encode("utf-8", "backslashreplace").decode()

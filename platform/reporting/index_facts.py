@@ -21,14 +21,14 @@ class IndexFacts:
     """Counts of an index with N images and K classes in G groups. A group has the images of one domain and split.
 
     Attributes:
-        groups: names of the groups that have images: domain and split, or the split alone if there is one domain.
+        groups: Names of the groups that have images: domain and split, or the split alone if there is one domain.
             Target comes before source and web, train before val and test.
-        images: number of images in each group, (G,).
-        negatives: number of images that show none of the classes in each group, (G,).
-        unlabelled: number of other images without a tag in each group, (G,).
-        per_class: number of images with each class in each group, (K, G).
-        reject_kinds: number of rejects by the part of their reason before the colon, the most frequent first.
-        repeats: number of images whose SHA-256 an earlier row of the index has.
+        images: Number of images in each group, (G,).
+        negatives: Number of images that show none of the classes in each group, (G,).
+        unlabelled: Number of other images without a tag in each group, (G,).
+        per_class: Number of images with each class in each group, (K, G).
+        reject_kinds: Number of rejects by the part of their reason before the colon, the most frequent first.
+        repeats: Number of images whose SHA-256 an earlier row of the index has.
     """
 
     groups: tuple[str, ...]
@@ -44,9 +44,9 @@ def index_facts(index: pa.Table, rejects: pa.Table, classes: Sequence[str]) -> I
     """Counts the images and rejects of an index.
 
     Args:
-        index: rows of INDEX_SCHEMA; the columns of ids and URIs may be missing.
-        rejects: rows of REJECTS_SCHEMA.
-        classes: the K class names.
+        index: Rows of INDEX_SCHEMA; the columns of ids and URIs may be missing.
+        rejects: Rows of REJECTS_SCHEMA.
+        classes: The K class names.
     """
     contents = text_hashes(index["content_hash"])[pc.not_equal(index["content_hash"], "").to_numpy()]
     repeats = len(contents) - len(np.unique(contents))

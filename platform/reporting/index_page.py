@@ -45,10 +45,10 @@ class Thumbnail(NamedTuple):
 
     Attributes:
         id: id of the image.
-        split: its split.
-        tags: names of its classes, or `none of the classes`; empty for an unlabelled image.
+        split: Its split.
+        tags: Names of its classes, or `none of the classes`; empty for an unlabelled image.
         picture: None if the file cannot be shown.
-        reason: why the file cannot be shown, or None.
+        reason: Why the file cannot be shown, or None.
     """
 
     id: str
@@ -62,10 +62,10 @@ class ExampleImages(NamedTuple):
     """Example images by class.
 
     Attributes:
-        max_per_class: maximum number of thumbnails per class.
-        classes: number of images and thumbnails by class index; index K is for negatives, K + 1 for unlabelled
+        max_per_class: Maximum number of thumbnails per class.
+        classes: Number of images and thumbnails by class index; index K is for negatives, K + 1 for unlabelled
             images.
-        broken: number of the chosen files that cannot be shown.
+        broken: Number of the chosen files that cannot be shown.
     """
 
     max_per_class: int
@@ -87,14 +87,14 @@ def browse_page(
     """Renders the page of an index.
 
     Args:
-        index: rows of INDEX_SCHEMA.
-        rejects: rows of REJECTS_SCHEMA.
-        classes: the K class names.
-        notes: notes of the index and its sources.
-        title: heading of the page.
+        index: Rows of INDEX_SCHEMA.
+        rejects: Rows of REJECTS_SCHEMA.
+        classes: The K class names.
+        notes: Notes of the index and its sources.
+        title: Heading of the page.
         value_range: `data.value_range` of the index.
-        provenance: where images come from (PROVENANCE_SCHEMA), as far as it is known.
-        near_duplicates: pairs of training images that look nearly the same; None if they were not searched.
+        provenance: Where images come from (PROVENANCE_SCHEMA), as far as it is known.
+        near_duplicates: Pairs of training images that look nearly the same; None if they were not searched.
     """
     facts = index_facts(index, rejects, classes)
     label_of = labels(classes)

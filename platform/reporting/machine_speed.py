@@ -45,9 +45,9 @@ class Work(NamedTuple):
     """Work to measure.
 
     Attributes:
-        model: the network.
-        samples: number of samples in a step of the recipe.
-        step: processes this many samples.
+        model: The network.
+        samples: Number of samples in a step of the recipe.
+        step: Processes this many samples.
     """
 
     model: nn.Module
@@ -88,7 +88,7 @@ def score_difference(network: nn.Module, reference: nn.Module, images: Tensor) -
     """Returns the largest difference between the scores of two networks, relative to the largest score.
 
     Args:
-        network, reference: classifiers or segmentation networks, each on its own device and in its own precision.
+        network, reference: Classifiers or segmentation networks, each on its own device and in its own precision.
         images: (B, 3, H, W).
     """
     scores = _all_scores(network, images)
@@ -116,11 +116,11 @@ def make_work(
     """Builds a network and its work.
 
     Args:
-        config: a recipe.
+        config: A recipe.
         network: `embedding` (the features of images by the classifier's backbone), or the training of `classifier` or
             `segmenter`.
-        bf16: train in mixed precision.
-        wrap: wraps the network, for example for several workers.
+        bf16: Train in mixed precision.
+        wrap: Wraps the network, for example for several workers.
     """
     if network == "embedding":
         return _embedding_work(config)
@@ -249,7 +249,7 @@ def measure_cost(samples: int, step: Callable[[int], object], min_seconds: float
     """Measures a step with as many samples as fit: the number is halved when memory runs out, as in a training.
 
     Raises:
-        MemoryError: not even one sample fits.
+        MemoryError: Not even one sample fits.
     """
     count = samples
     while count > 0:
@@ -272,7 +272,7 @@ def measure_matrix_rate(precision: str, side: int, min_seconds: float) -> float:
     """Measures products of square matrices in one of `precisions`, TFLOP/s.
 
     Args:
-        side: side length of the matrices.
+        side: Side length of the matrices.
     """
     dtype = torch.bfloat16 if precision == "bf16" else None
     matrix = torch.randn(side, side, device=DEVICE, dtype=dtype)

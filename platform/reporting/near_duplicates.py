@@ -20,8 +20,8 @@ class NearDuplicate(NamedTuple):
     """Two images that look nearly the same.
 
     Attributes:
-        first, second: ids of the images.
-        similarity: cosine similarity of their vectors.
+        first, second: Ids of the images.
+        similarity: Cosine similarity of their vectors.
     """
 
     first: str
@@ -33,8 +33,8 @@ class NearDuplicates(NamedTuple):
     """The near-duplicates among the training images of a run.
 
     Attributes:
-        total: number of pairs.
-        pairs: the most similar ones, at most MAX_PAIRS, in order.
+        total: Number of pairs.
+        pairs: The most similar ones, at most MAX_PAIRS, in order.
     """
 
     total: int

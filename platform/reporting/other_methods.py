@@ -13,8 +13,8 @@ class OtherMethod(NamedTuple):
     """A method whose masks are files.
 
     Attributes:
-        name: name on the page.
-        folder: its label masks, `<id>.png`.
+        name: Name on the page.
+        folder: Its label masks, `<id>.png`.
     """
 
     name: str
@@ -25,10 +25,10 @@ class MethodMasks(NamedTuple):
     """The masks of a method for the images that all compared runs predict.
 
     Attributes:
-        method: the method.
-        files: its masks by image id.
-        missing: ids of the images without a mask.
-        unused: names of its files that belong to no such image, without suffix.
+        method: The method.
+        files: Its masks by image id.
+        missing: Ids of the images without a mask.
+        unused: Names of its files that belong to no such image, without suffix.
     """
 
     method: OtherMethod
@@ -57,11 +57,11 @@ def parse_methods(arguments: Sequence[str], run_labels: Sequence[str]) -> list[O
     """Parses values NAME=FOLDER of the option `--with`.
 
     Args:
-        arguments: the values.
-        run_labels: labels of the compared runs, which differ from the names of methods.
+        arguments: The values.
+        run_labels: Labels of the compared runs, which differ from the names of methods.
 
     Raises:
-        UserError: a value has no name, its folder does not exist, or two columns would have the same name.
+        UserError: A value has no name, its folder does not exist, or two columns would have the same name.
     """
     methods: list[OtherMethod] = []
     for argument in arguments:
@@ -88,12 +88,12 @@ def find_masks(method: OtherMethod, image_ids: Sequence[str], all_ids: Iterable[
     """Finds the masks of a method. They are named as `match_files` says.
 
     Args:
-        method: the method.
-        image_ids: the images that all compared runs predict.
-        all_ids: ids of all images, see `match_files`.
+        method: The method.
+        image_ids: The images that all compared runs predict.
+        all_ids: Ids of all images, see `match_files`.
 
     Raises:
-        UserError: the folder has no mask of any of them, or something in it would be left out (`map_paths`).
+        UserError: The folder has no mask of any of them, or something in it would be left out (`map_paths`).
     """
     masks = map_paths(method.folder, "mask")
     files = {}

@@ -46,11 +46,11 @@ class PairData:
     """Computes the data of one training image after another.
 
     Args:
-        config: configuration of the run.
-        classes: number of classes K.
-        classifier: folder of the trained classifier.
-        single: table of the single-round maps.
-        relations: related images of the maps.
+        config: Configuration of the run.
+        classes: Number of classes K.
+        classifier: Folder of the trained classifier.
+        single: Table of the single-round maps.
+        relations: Related images of the maps.
     """
 
     def __init__(self, config: Config, classes: int, classifier: Path, single: Path, relations: MapRelations):
@@ -69,8 +69,8 @@ class PairData:
         """Maps, attention and gates of a training image, as JSON values.
 
         Args:
-            panel: the image, with maps.
-            row: its position in the rows of the relations.
+            panel: The image, with maps.
+            row: Its position in the rows of the relations.
         """
         maps = panel.maps
         assert maps is not None
@@ -154,8 +154,8 @@ class PairData:
         """F^T W_P of an image in the pair of a target and a related image (Eq. 2), (HW, C).
 
         Args:
-            row, other: positions of the target and of the related image.
-            target_first: whether to return it for the target rather than for the related image.
+            row, other: Positions of the target and of the related image.
+            target_first: Whether to return it for the target rather than for the related image.
         """
         method = self.config.localize.method
         domain = self.relations.rows["domain"]

@@ -40,15 +40,15 @@ class Panel:
 
     Attributes:
         image_id: id of the image.
-        split: its split.
-        tags: names of its classes.
+        split: Its split.
+        tags: Names of its classes.
         image: RGB, uint8 (H, W, 3).
-        truth: ground-truth mask, (H, W); None if there is none.
-        maps: localization maps of its tags; None if there are none.
-        full_size: height and width in pixels at which the image is scored; None if unknown.
+        truth: Ground-truth mask, (H, W); None if there is none.
+        maps: Localization maps of its tags; None if there are none.
+        full_size: Height and width in pixels at which the image is scored; None if unknown.
         pseudo_mask: (H, W); None if there is none.
         prediction: (H, W), without ignored pixels; None if there is none.
-        cue: background cue of the pseudo mask.
+        cue: Background cue of the pseudo mask.
     """
 
     image_id: str
@@ -73,10 +73,10 @@ class Cell(NamedTuple):
     """A picture of a panel.
 
     Attributes:
-        picture: the picture.
-        alt: alternative text.
-        note: text for its caption.
-        is_mask: whether it has flat colors, so that PNG is small. Other pictures are ten times smaller as JPEG.
+        picture: The picture.
+        alt: Alternative text.
+        note: Text for its caption.
+        is_mask: Whether it has flat colors, so that PNG is small. Other pictures are ten times smaller as JPEG.
     """
 
     picture: Image.Image
@@ -96,9 +96,9 @@ def cells(panel: Panel, classes: Sequence[str], height: int) -> dict[str, Cell]:
     """Draws the cells that a panel has, in the order of `COLUMNS`. All pictures have the same size.
 
     Args:
-        panel: the panel.
-        classes: the K class names.
-        height: height of the pictures in pixels. Wide pictures are lower, so that no width exceeds twice this height.
+        panel: The panel.
+        classes: The K class names.
+        height: Height of the pictures in pixels. Wide pictures are lower, so that no width exceeds twice this height.
     """
     full_height, full_width = panel.image.shape[:2]
     scale = min(height / full_height, 2 * height / full_width)
@@ -171,7 +171,7 @@ def overlay_picture(image: NDArray[np.uint8], labels: NDArray[np.uint8]) -> Imag
 
     Args:
         image: RGB, (H, W, 3).
-        labels: label mask, (H, W).
+        labels: Label mask, (H, W).
     """
     mixed = (image.astype(np.float32) + palette()[labels]) / 2
     rim = _rim(labels)
@@ -191,9 +191,9 @@ def heat_picture(image: Image.Image, maps: NDArray[np.float32], labels: Iterable
     """Draws localization maps over the dimmed gray image, each in the hue of its label, pale at 1, and mixed.
 
     Args:
-        image: the image.
-        maps: maps in [0, 1], (T, H, W).
-        labels: the T labels.
+        image: The image.
+        maps: Maps in [0, 1], (T, H, W).
+        labels: The T labels.
     """
     values = np.stack([np.asarray(Image.fromarray(heat).resize(image.size)) for heat in maps])
     values = values.clip(0, 1)  # bicubic resizing overshoots

@@ -31,10 +31,10 @@ class Rejects:
     """Files that a command leaves out of its results.
 
     Args:
-        total: number of files that the command reads.
+        total: Number of files that the command reads.
 
     Attributes:
-        rows: the rows of rejects.csv: a file, and the reason.
+        rows: The rows of rejects.csv: a file, and the reason.
     """
 
     def __init__(self, total: int):
@@ -79,17 +79,17 @@ def predict_photographs(
     Both tables are also written if an error ends the predictions.
 
     Args:
-        predictor: the segmentation network.
-        photographs: the photographs.
-        out: the folder to write to.
-        tags: class indices of the known tags of photographs, by URI. Predictions are restricted to them.
-        rejected_before: first rows of rejects.csv: files that the command has left out before.
+        predictor: The segmentation network.
+        photographs: The photographs.
+        out: The folder to write to.
+        tags: Class indices of the known tags of photographs, by URI. Predictions are restricted to them.
+        rejected_before: First rows of rejects.csv: files that the command has left out before.
 
     Returns:
         The rows of rejects.csv: a file and the reason.
 
     Raises:
-        UnreachableFile: several files in a row, or all of them, cannot be read at present.
+        UnreachableFile: Several files in a row, or all of them, cannot be read at present.
     """
     rejects = Rejects(len(photographs))
     uniform: list[str] = []
@@ -158,11 +158,11 @@ def write_predicted_objects(
     """Writes the masks of `predict_photographs` as objects for other tools, below `out / format`.
 
     Args:
-        format: one of `EXPORT_FORMATS`.
-        predictor: the segmentation network that predicted them.
-        photographs: the photographs that were predicted.
-        out: the folder of `predict_photographs`.
-        min_area: smallest number of pixels of an object; smaller regions are left out.
+        format: One of `EXPORT_FORMATS`.
+        predictor: The segmentation network that predicted them.
+        photographs: The photographs that were predicted.
+        out: The folder of `predict_photographs`.
+        min_area: Smallest number of pixels of an object; smaller regions are left out.
 
     Returns:
         A description of what was written.

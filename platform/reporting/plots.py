@@ -22,11 +22,11 @@ class Theme(NamedTuple):
     """Colors of the plots and of the style sheet of the pages.
 
     Attributes:
-        paper: background.
-        ink: text.
-        muted: secondary text.
-        line: grid lines and borders.
-        series: colors of the lines and bars.
+        paper: Background.
+        ink: Text.
+        muted: Secondary text.
+        line: Grid lines and borders.
+        series: Colors of the lines and bars.
     """
 
     paper: str = "#ffffff"
@@ -67,9 +67,9 @@ class Plot(NamedTuple):
     """A plot.
 
     Attributes:
-        png: content of the PNG, with two pixels per CSS pixel.
-        width: in CSS pixels.
-        height: in CSS pixels.
+        png: Content of the PNG, with two pixels per CSS pixel.
+        width: In CSS pixels.
+        height: In CSS pixels.
     """
 
     png: bytes
@@ -81,9 +81,9 @@ def plot(width: int, height: int, draw: Callable[[Figure], None]) -> Plot:
     """Draws a plot.
 
     Args:
-        width: in CSS pixels.
-        height: in CSS pixels.
-        draw: draws on the figure.
+        width: In CSS pixels.
+        height: In CSS pixels.
+        draw: Draws on the figure.
     """
     buffer = BytesIO()
     with rc_context(_style()):
@@ -97,10 +97,10 @@ class Bars(NamedTuple):
     """Values that a chart of IoU shows in one color.
 
     Attributes:
-        label: name in the legend.
+        label: Name in the legend.
         iou: IoU in percent by the name of the class; None has no bar.
-        miou: mean IoU in percent.
-        color: index of the color in `Theme.series`.
+        miou: Mean IoU in percent.
+        color: Index of the color in `Theme.series`.
     """
 
     label: str
@@ -113,8 +113,8 @@ def iou_chart(names: Sequence[str], bars: Sequence[Bars]) -> Plot:
     """Draws horizontal bars of IoU, a group per class, and dashed lines for mIoU.
 
     Args:
-        names: classes in their order from the top.
-        bars: values; one bar each per class.
+        names: Classes in their order from the top.
+        bars: Values; one bar each per class.
     """
     thickness = 0.78 / len(bars)
 
@@ -164,7 +164,7 @@ def threshold_chart(curves: Mapping[str, Curve]) -> Plot:
     """Draws mIoU over the background threshold, with a line per curve and a dot at its maximum.
 
     Args:
-        curves: curves by their label in the legend.
+        curves: Curves by their label in the legend.
     """
 
     def draw(figure: Figure) -> None:
@@ -192,7 +192,7 @@ def training_chart(log: TrainingLog) -> Plot:
     """Draws the loss and its terms, mean average precision, learning rate and waiting time of a training by epoch.
 
     Args:
-        log: columns of at least one record.
+        log: Columns of at least one record.
     """
     losses = {name: log[name] for name in ("loss", *loss_terms(log))}
     others = {}

@@ -53,24 +53,24 @@ class ReportData:
     """Content of the page. Scores and IoU are in percent, shares in [0, 1], times in seconds.
 
     Attributes:
-        name: name of the run.
-        sources: image sources of the configuration.
-        recipe: recipe of the configuration.
-        created: time of the report, ISO 8601.
-        git: the commit; None outside a checkout.
-        classes: the K class names; class index k has label k + 1.
-        scores: all scores of the run.
-        counts: counts by stage.
-        rejected: number of images that the index rejected; its own page lists them.
-        notes: notes of the stages for the user.
-        seconds: wall time by stage.
-        computed: by stage, whether this call computed it; otherwise its output was reused.
-        training: step logs of the finished trainings, by network: "classifier", "affinity net", "segmenter".
+        name: Name of the run.
+        sources: Image sources of the configuration.
+        recipe: Recipe of the configuration.
+        created: Time of the report, ISO 8601.
+        git: The commit; None outside a checkout.
+        classes: The K class names; class index k has label k + 1.
+        scores: All scores of the run.
+        counts: Counts by stage.
+        rejected: Number of images that the index rejected; its own page lists them.
+        notes: Notes of the stages for the user.
+        seconds: Wall time by stage.
+        computed: By stage, whether this call computed it; otherwise its output was reused.
+        training: Step logs of the finished trainings, by network: "classifier", "affinity net", "segmenter".
         curves: mIoU of localization maps over thresholds, by the name of their score.
-        config: dotted key, value as text, and origin (`RunContext.origins`) of every value.
-        environment: versions and machine, by name.
-        panels: images of the gallery, evenly spaced over their split.
-        worst: the worst images of each split that was ranked.
+        config: Dotted key, value as text, and origin (`RunContext.origins`) of every value.
+        environment: Versions and machine, by name.
+        panels: Images of the gallery, evenly spaced over their split.
+        worst: The worst images of each split that was ranked.
         explorer: `explorer_data`; None if there are no maps to explore.
     """
 
@@ -99,12 +99,12 @@ class Tile(NamedTuple):
     """The headline number of an output.
 
     Attributes:
-        output: key of `SCORED_OUTPUTS`.
-        title: its heading.
-        score: the best score; None if there is none.
-        explanation: how the scored output was made, or why there is no score.
-        candidates: number of scores that the best one was chosen from.
-        baselines: baselines on the same split, for pseudo masks.
+        output: Key of `SCORED_OUTPUTS`.
+        title: Its heading.
+        score: The best score; None if there is none.
+        explanation: How the scored output was made, or why there is no score.
+        candidates: Number of scores that the best one was chosen from.
+        baselines: Baselines on the same split, for pseudo masks.
     """
 
     output: str
@@ -136,12 +136,12 @@ class GalleryPanel(NamedTuple):
 
     Attributes:
         id: id of the image.
-        explore: its position in the explorer; None if it is not there.
-        tags: its tags.
-        numbers: labels of the classes that the gallery's filter offers.
-        cells: its picture in each column, or None.
-        note: why it is shown; may be empty.
-        only_of_class: whether it is shown only if the gallery is filtered by class.
+        explore: Its position in the explorer; None if it is not there.
+        tags: Its tags.
+        numbers: Labels of the classes that the gallery's filter offers.
+        cells: Its picture in each column, or None.
+        note: Why it is shown; may be empty.
+        only_of_class: Whether it is shown only if the gallery is filtered by class.
     """
 
     id: str
@@ -157,7 +157,7 @@ class GallerySplit(NamedTuple):
     """The images of a split, and the columns that any of them has.
 
     Attributes:
-        title: how the images were chosen, as text.
+        title: How the images were chosen, as text.
     """
 
     name: str
@@ -170,11 +170,11 @@ class TrainingSummary(NamedTuple):
     """Facts about the training of a network.
 
     Attributes:
-        network: name of the network.
-        facts: names and values.
-        plot: name of its plot.
-        alt: description of the plot.
-        broken: whether the loss was not a number at some steps.
+        network: Name of the network.
+        facts: Names and values.
+        plot: Name of its plot.
+        alt: Description of the plot.
+        broken: Whether the loss was not a number at some steps.
     """
 
     network: str
@@ -350,7 +350,7 @@ def _gallery_split(panels: Sequence[Panel], classes: Sequence[str], explored: Se
     """Draws images of one split.
 
     Args:
-        explored: names of the images in the explorer.
+        explored: Names of the images in the explorer.
     """
     label_of = labels(classes)
     drawn = [cells(panel, classes, CELL_HEIGHT) for panel in panels]

@@ -35,9 +35,9 @@ class Suggestion(NamedTuple):
     """A training image whose pseudo mask should be corrected.
 
     Attributes:
-        row: the image's row of the index.
-        need: estimate of how much a correction can change, see `suggest_images`.
-        worst: class index of the tag that adds most to `need`.
+        row: The image's row of the index.
+        need: Estimate of how much a correction can change, see `suggest_images`.
+        worst: Class index of the tag that adds most to `need`.
     """
 
     row: dict[str, Any]
@@ -49,8 +49,8 @@ class Suggestions(NamedTuple):
     """Result of `suggest_images`.
 
     Attributes:
-        images: the images, the largest need first.
-        rejected: images that cannot be read at present, and the reasons.
+        images: The images, the largest need first.
+        rejected: Images that cannot be read at present, and the reasons.
     """
 
     images: list[Suggestion]
@@ -61,8 +61,8 @@ class WrittenSuggestions(NamedTuple):
     """Result of `write_suggestions`.
 
     Attributes:
-        description: description of what was written.
-        rejected: number of images that were left out, because they cannot be read.
+        description: Description of what was written.
+        rejected: Number of images that were left out, because they cannot be read.
     """
 
     description: str
@@ -77,13 +77,13 @@ def suggest_images(workspace: Workspace, name: str, predictor: Predictor, count:
     a correction can change the IoU of the class. An image that cannot be read at present is left out.
 
     Args:
-        workspace: the workspace of the run.
-        name: name of the run.
-        predictor: the segmentation network of the run.
-        count: maximum number of images.
+        workspace: The workspace of the run.
+        name: Name of the run.
+        predictor: The segmentation network of the run.
+        count: Maximum number of images.
 
     Raises:
-        UserError: the run has no pseudo masks, all masks are corrected, an image is missing or was changed, or several
+        UserError: The run has no pseudo masks, all masks are corrected, an image is missing or was changed, or several
             images in a row cannot be read at present.
     """
     table = stage_table(workspace, name, "pseudo_masks", "masks")
@@ -157,16 +157,16 @@ def write_suggestions(
     Images that cannot be read at present are left out and listed in rejects.csv.
 
     Args:
-        workspace: the workspace of the run.
-        name: name of the run.
-        predictor: the segmentation network of the run.
-        count: maximum number of images.
-        out: the folder to write to.
-        format: one of `EXPORT_FORMATS`, for the objects; None for no objects.
-        min_area: smallest number of pixels of an object.
+        workspace: The workspace of the run.
+        name: Name of the run.
+        predictor: The segmentation network of the run.
+        count: Maximum number of images.
+        out: The folder to write to.
+        format: One of `EXPORT_FORMATS`, for the objects; None for no objects.
+        min_area: Smallest number of pixels of an object.
 
     Raises:
-        UserError: as in `suggest_images`; an image id cannot be a file name; or the folders exist already.
+        UserError: As in `suggest_images`; an image id cannot be a file name; or the folders exist already.
     """
     masks_folder = out / "masks"
     if masks_folder.exists():

@@ -40,10 +40,10 @@ class DoubtfulTag(NamedTuple):
     """A tag that is probably wrong.
 
     Attributes:
-        row: the image's row of the index.
-        tag: class index.
-        rank: see `class_ranks`.
-        likely: class with the highest score relative to images without its tag.
+        row: The image's row of the index.
+        tag: Class index.
+        rank: See `class_ranks`.
+        likely: Class with the highest score relative to images without its tag.
     """
 
     row: dict[str, Any]
@@ -56,10 +56,10 @@ class RankedTags(NamedTuple):
     """The tags of training images with their ranks.
 
     Attributes:
-        rows: rows of the index, N tagged images.
-        ranks: rank of each tag, (N, K), NaN without it.
-        likely: for each image, the class with the highest score relative to images without its tag, (N,).
-        classes: the K class names.
+        rows: Rows of the index, N tagged images.
+        ranks: Rank of each tag, (N, K), NaN without it.
+        likely: For each image, the class with the highest score relative to images without its tag, (N,).
+        classes: The K class names.
     """
 
     rows: pa.Table
@@ -85,7 +85,7 @@ def rank_tags(workspace: Workspace, name: str) -> RankedTags:
     images.
 
     Raises:
-        UserError: the run has no trained classifier.
+        UserError: The run has no trained classifier.
     """
     weights = workspace.outputs(name).get("train_classifier")
     if weights is None:

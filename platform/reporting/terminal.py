@@ -18,10 +18,10 @@ def make_table(
     """Builds a table whose cells are printed as plain text, without markup.
 
     Args:
-        title: shown above the table.
-        columns: headings.
-        rows: one cell per column each.
-        numbers: headings of the columns that are right-aligned and never wrapped.
+        title: Shown above the table.
+        columns: Headings.
+        rows: One cell per column each.
+        numbers: Headings of the columns that are right-aligned and never wrapped.
     """
     table = Table(title=one_line(title), title_justify="left")
     for column in columns:
@@ -46,11 +46,11 @@ def print_table(
     other columns is wrapped.
 
     Args:
-        title: shown above the table.
-        columns: headings.
-        rows: one cell per column each.
-        numbers: headings of the columns that are right-aligned and never wrapped.
-        optional: headings of the columns that are left out on a narrow terminal, the least important first.
+        title: Shown above the table.
+        columns: Headings.
+        rows: One cell per column each.
+        numbers: Headings of the columns that are right-aligned and never wrapped.
+        optional: Headings of the columns that are left out on a narrow terminal, the least important first.
     """
     dropped: set[str] = set()
     table = _compact_table(title, columns, rows, numbers, dropped)

@@ -16,15 +16,15 @@ def write_voc_archive(workspace: Workspace, name: str, file: Path) -> int:
     """Writes the predictions of a run to a tar.gz, refined by the CRF if the run uses one; overwrites an existing file.
 
     Args:
-        workspace: workspace of the run.
-        name: name of the run.
-        file: file to write.
+        workspace: Workspace of the run.
+        name: Name of the run.
+        file: File to write.
 
     Returns:
         Number of predictions.
 
     Raises:
-        UserError: the run has no predictions, or an image id cannot be a file name.
+        UserError: The run has no predictions, or an image id cannot be a file name.
     """
     table = stage_table(workspace, name, "predict", "predictions")
     names = file_names((row["image_id"] for row in table_rows(table, ["image_id"])), file.parent)

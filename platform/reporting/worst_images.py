@@ -26,8 +26,8 @@ class RankedImage(NamedTuple):
     """An image and the value that determines its rank.
 
     Attributes:
-        image_id: its id.
-        note: the value, as text.
+        image_id: Its id.
+        note: The value, as text.
     """
 
     image_id: str
@@ -38,8 +38,8 @@ class Ranking(NamedTuple):
     """The ranked images of a split.
 
     Attributes:
-        criterion: by what the images are ranked, as text.
-        images: the images, the worst first.
+        criterion: By what the images are ranked, as text.
+        images: The images, the worst first.
     """
 
     criterion: str
@@ -51,11 +51,11 @@ class WorstImages:
     """What the gallery "Worst first" shows of a split.
 
     Attributes:
-        criterion: by what the images are ranked, as text.
-        ranked: number of images that were ranked.
-        panels: the images, the worst first.
-        notes: the value of each, as text.
-        num_worst: number of images that are the worst of all; those after them are each the worst of a class.
+        criterion: By what the images are ranked, as text.
+        ranked: Number of images that were ranked.
+        panels: The images, the worst first.
+        notes: The value of each, as text.
+        num_worst: Number of images that are the worst of all; those after them are each the worst of a class.
     """
 
     criterion: str
@@ -69,8 +69,8 @@ def rank_by_miou(evaluate: Path, score: Score) -> Ranking:
     """Ranks the images of a score of label masks by their mIoU over the labels in truth or mask.
 
     Args:
-        evaluate: output of the stage `evaluate`.
-        score: one of its scores.
+        evaluate: Output of the stage `evaluate`.
+        score: One of its scores.
     """
     counted = read_counts(evaluate, score)
     num_classes = len(score.iou) - 1
@@ -93,7 +93,7 @@ def rank_by_ignored(masks: Path) -> Ranking:
     """Ranks images by the share of ignored pixels in their pseudo mask, without those that ignore nothing.
 
     Args:
-        masks: table of the pseudo masks.
+        masks: Table of the pseudo masks.
     """
     shares = {row["image_id"]: row["ignored"] for row in table_rows(masks, ["image_id", "ignored"]) if row["ignored"]}
     ordered = sorted(shares.items(), key=lambda item: (-item[1], item[0]))
@@ -105,8 +105,8 @@ def rank_by_absent_tags(predictions: Path, classes: Sequence[str]) -> Ranking:
     """Ranks images by the number of their tags that no pixel of the prediction has, without those that lack none.
 
     Args:
-        predictions: table of the predictions.
-        classes: the K class names.
+        predictions: Table of the predictions.
+        classes: The K class names.
     """
     absent = {row["image_id"]: row["absent_tags"] for row in table_rows(predictions, ["image_id", "absent_tags"])}
     lacking = {image_id: tags for image_id, tags in absent.items() if tags}
@@ -119,8 +119,8 @@ def choose_worst(tags: Sequence[Iterable[int]], count: int) -> list[int]:
     """Chooses the worst images, and then the worst image of each class that none of them has.
 
     Args:
-        tags: tags of the ranked images.
-        count: number of images to choose, whatever their class.
+        tags: Tags of the ranked images.
+        count: Number of images to choose, whatever their class.
 
     Returns:
         Positions in the ranking: the first `count`, then the added ones, each part in the order of the ranking.

@@ -15,17 +15,17 @@ class RunContext:
     """The state of a run before its next stage.
 
     Attributes:
-        workspace: the workspace, which defines all file names.
-        name: name of the run.
-        output: folder to which the stage writes its output.
+        workspace: The workspace, which defines all file names.
+        name: Name of the run.
+        output: Folder to which the stage writes its output.
         tracker: MLflow run.
-        origins: layer that each configuration value comes from, by dotted key.
-        recompute: whether the stage is recomputed on request and must not reuse anything from earlier calls.
-        stage_outputs: folders of the finished outputs of earlier stages, by stage.
-        seconds: wall time of earlier stages.
-        computed: whether this call computed these stages, rather than finding them finished.
-        sources: the image sources; None in contexts that do not run the stage `index`.
-        caches: names of the folders in cache/ that the stage read; code that opens one adds it.
+        origins: Layer that each configuration value comes from, by dotted key.
+        recompute: Whether the stage is recomputed on request and must not reuse anything from earlier calls.
+        stage_outputs: Folders of the finished outputs of earlier stages, by stage.
+        seconds: Wall time of earlier stages.
+        computed: Whether this call computed these stages, rather than finding them finished.
+        sources: The image sources; None in contexts that do not run the stage `index`.
+        caches: Names of the folders in cache/ that the stage read; code that opens one adds it.
     """
 
     workspace: Workspace

@@ -45,7 +45,7 @@ def file_stamps(uris: pa.ChunkedArray) -> str:
     It does not depend on where the files are, so a folder that was moved is the same data.
 
     Args:
-        uris: paths or URIs; null for no file.
+        uris: Paths or URIs; null for no file.
     """
     named = uris.drop_null()
     rows = pa.array(np.flatnonzero(uris.is_valid().to_numpy()))
@@ -72,7 +72,7 @@ def contents_digest(files: Sequence[str | None]) -> str:
     modification time, so files with different contents may have the same stamp.
 
     Args:
-        files: paths; None for no file.
+        files: Paths; None for no file.
     """
     return fingerprint(list(map_in_threads(_digest_of_file, files, threads=_NUM_THREADS)))
 
@@ -123,7 +123,7 @@ def full_disk(error: BaseException, disk: str) -> UserError | None:
     Libraries often pass the system's error on as text, so error numbers and messages are both checked.
 
     Args:
-        disk: description of the disk, used in the message.
+        disk: Description of the disk, used in the message.
     """
     if isinstance(error, UserError):
         return None
@@ -242,8 +242,8 @@ def read_json(path: Path) -> Any:
     """Reads a JSON file of the workspace.
 
     Raises:
-        FileNotFoundError: the file does not exist.
-        UserError: the file cannot be read at present, or is damaged (`BadFile`).
+        FileNotFoundError: The file does not exist.
+        UserError: The file cannot be read at present, or is damaged (`BadFile`).
     """
     return read_record_of(path, object, "JSON written by mcis", "remove it and repeat the command")
 
@@ -252,8 +252,8 @@ def read_record_of(path: Path, kind: type[_Record], expected: str, remedy: str) 
     """Reads and validates a JSON file of the workspace as a dataclass or pydantic model.
 
     Raises:
-        FileNotFoundError: the file does not exist.
-        UserError: the file cannot be read at present, or its content does not match `kind` (`BadFile`).
+        FileNotFoundError: The file does not exist.
+        UserError: The file cannot be read at present, or its content does not match `kind` (`BadFile`).
     """
 
     def parse(file: Path) -> _Record:
@@ -305,7 +305,7 @@ def read_shards(folder: Path, columns: list[str] | None = None) -> Iterator[pa.T
     """Yields the shards of a folder, in the order of their names.
 
     Raises:
-        UserError: the folder has no shard, or a file is damaged.
+        UserError: The folder has no shard, or a file is damaged.
     """
     files = shards_in(folder)
     if not files:

@@ -28,9 +28,9 @@ class Garbage(NamedTuple):
     """A file or folder to remove.
 
     Attributes:
-        path: the file or folder.
-        reason: why it is removed.
-        size: bytes.
+        path: The file or folder.
+        reason: Why it is removed.
+        size: Bytes.
     """
 
     path: Path
@@ -42,8 +42,8 @@ class Plan(NamedTuple):
     """Files and folders to remove.
 
     Attributes:
-        garbage: files and folders, in the order of their removal.
-        notes: sentences on what is kept although no run is known to use it.
+        garbage: Files and folders, in the order of their removal.
+        notes: Sentences on what is kept although no run is known to use it.
     """
 
     garbage: list[Garbage]
@@ -54,11 +54,11 @@ def plan_removal(workspace: Workspace, names: Sequence[str] = ()) -> Plan:
     """Finds what can be removed.
 
     Args:
-        workspace: the workspace.
-        names: runs and studies to remove first; studies are removed with their trials.
+        workspace: The workspace.
+        names: Runs and studies to remove first; studies are removed with their trials.
 
     Raises:
-        UserError: there is no such run, or the record of another run is damaged.
+        UserError: There is no such run, or the record of another run is damaged.
     """
     run_records = records(workspace)
     present = [name for name, record in run_records.items() if record]
@@ -162,7 +162,7 @@ def _abandoned_files(workspace: Workspace, planned: set[Path]) -> Iterator[Path]
     """Yields temporary files and folders of processes that have ended, without their content.
 
     Args:
-        planned: paths to skip with their content; the yielded paths are added.
+        planned: Paths to skip with their content; the yielded paths are added.
     """
     for top in (workspace.store, workspace.runs, workspace.cache, workspace.weights):
         for path in sorted(top.rglob(".*")):

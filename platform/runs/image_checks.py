@@ -40,7 +40,7 @@ class StoredChecks:
     The lookup needs 40 bytes of memory per file, regardless of the length of its URI.
 
     Attributes:
-        checks: table of CHECK_SCHEMA; `find` returns its row numbers.
+        checks: Table of CHECK_SCHEMA; `find` returns its row numbers.
     """
 
     def __init__(self, workspace: Workspace):
@@ -61,7 +61,7 @@ class StoredChecks:
         """Row number of the check of each file, (N,); -1 for a file that is new or has changed.
 
         Args:
-            files: result of `image_files` for N files.
+            files: Result of `image_files` for N files.
         """
         found = [self._find(_hashed_stamps(part)) for part in in_shards([files])]
         return np.concatenate([np.empty(0, np.int64), *found])
@@ -86,7 +86,7 @@ def store_checks(workspace: Workspace, checks: pa.Table) -> None:
     and so are those of files above a limit of pixels, because another run may have another limit.
 
     Raises:
-        UserError: the disk is full or does not respond; results stored before remain.
+        UserError: The disk is full or does not respond; results stored before remain.
     """
     too_large = pc.starts_with(checks["reason"], "too large: ").fill_null(False)
     lasting = checks.filter(pc.and_(pc.not_equal(checks["content_hash"], ""), pc.invert(too_large)))

@@ -26,24 +26,24 @@ class Entry:
     """A folder in runs/.
 
     Attributes:
-        name: name of the folder.
+        name: Name of the folder.
         kind: None if the folder is damaged or foreign.
-        study: the study that a run is a trial of.
-        sources: image sources of the configuration.
-        recipe: recipe of the configuration.
-        began: start of the last call, UTC, ISO 8601.
-        ended: end of the last call, UTC, ISO 8601.
-        state: see `State`.
-        holder: the process that runs it now; None if there is none.
-        reached: the last stage that the last call finished.
+        study: The study that a run is a trial of.
+        sources: Image sources of the configuration.
+        recipe: Recipe of the configuration.
+        began: Start of the last call, UTC, ISO 8601.
+        ended: End of the last call, UTC, ISO 8601.
+        state: See `State`.
+        holder: The process that runs it now; None if there is none.
+        reached: The last stage that the last call finished.
         scores: mIoU in percent by `Variant.key`, for the scores that the last call reached. The score of maps with
             related images replaces the score of single-round maps.
-        outputs: names of the folders in store/ that it uses.
-        bytes: size of its own folder and of its outputs; for a study, including its trials. An output that several runs
+        outputs: Names of the folders in store/ that it uses.
+        bytes: Size of its own folder and of its outputs; for a study, including its trials. An output that several runs
             use counts for each of them.
-        trials: number of trials of a study.
-        problem: why it failed, or what is damaged.
-        tags: tags that the user gave it.
+        trials: Number of trials of a study.
+        problem: Why it failed, or what is damaged.
+        tags: Tags that the user gave it.
     """
 
     name: str

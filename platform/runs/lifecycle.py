@@ -32,11 +32,11 @@ def run_record(
     """Holds the name of a run (`hold_run`) during the block, and records when the block began and how it ended.
 
     Args:
-        runs_all_stages: whether the block runs all stages. If it does and ends without an error, outputs that only
+        runs_all_stages: Whether the block runs all stages. If it does and ends without an error, outputs that only
             earlier calls used are removed from the record.
 
     Raises:
-        UserError: the name is in use by a run or study of the other kind, or is held by another process.
+        UserError: The name is in use by a run or study of the other kind, or is held by another process.
     """
     with hold_run(workspace, name):
         record = RunRecord(kind=kind, study=study, began=now())
@@ -119,11 +119,11 @@ class ParentStudy(NamedTuple):
     """The study of which a run is a trial.
 
     Attributes:
-        name: name of the study.
+        name: Name of the study.
         parent: id of the study's MLflow run.
-        varied: values in which the trials differ, by short name; logged as additional parameters of the MLflow run.
-        metrics: metrics of the MLflow run that do not depend on the run's outputs, such as the paper's mIoU.
-        on_records: called with new records of the trial's trainings.
+        varied: Values in which the trials differ, by short name; logged as additional parameters of the MLflow run.
+        metrics: Metrics of the MLflow run that do not depend on the run's outputs, such as the paper's mIoU.
+        on_records: Called with new records of the trial's trainings.
     """
 
     name: str
@@ -147,10 +147,10 @@ def run_lifecycle(
     """Holds the name of a run during the block, and records its start, its end and its configuration, also in MLflow.
 
     Args:
-        runs_all_stages: see `run_record`.
-        recompute: whether stages are computed again, which starts a new MLflow run.
-        study: the study of which the run is a trial.
-        log_model: logs the trained network to MLflow.
+        runs_all_stages: See `run_record`.
+        recompute: Whether stages are computed again, which starts a new MLflow run.
+        study: The study of which the run is a trial.
+        log_model: Logs the trained network to MLflow.
     """
     config = resolved.config
     folder = workspace.run(name, create=False)

@@ -39,7 +39,7 @@ def list_images(config: Config) -> Listing:
     """Lists all configured sources, one after the other. The first source defines the classes of all.
 
     Raises:
-        UserError: the location of a source is missing, or its lists are contradictory.
+        UserError: The location of a source is missing, or its lists are contradictory.
     """
     listings: list[Listing] = []
     names = given_classes(config)
@@ -80,11 +80,11 @@ def list_source(name: str, config: Config, names: tuple[str, ...]) -> Listing:
     """Lists one source, in its own order.
 
     Args:
-        name: name of the source.
-        names: the K class names, for sources that do not define classes.
+        name: Name of the source.
+        names: The K class names, for sources that do not define classes.
 
     Raises:
-        UserError: see `list_images`.
+        UserError: See `list_images`.
     """
     source = SOURCES[name]
     keys = source.keys(name)

@@ -31,10 +31,10 @@ class Holder(NamedTuple):
     """Holder of a lock.
 
     Attributes:
-        who: the run or the command.
-        host: host of the process.
+        who: The run or the command.
+        host: Host of the process.
         pid: id of the process.
-        since: when it acquired the lock, UTC, ISO 8601.
+        since: When it acquired the lock, UTC, ISO 8601.
     """
 
     who: str
@@ -51,7 +51,7 @@ def hold_run(workspace: Workspace, name: str) -> Iterator[None]:
     """Holds the name of a run or study during the block; waits for `mcis gc` if it is removing files.
 
     Raises:
-        UserError: another process holds the name; see also `disk_errors`.
+        UserError: Another process holds the name; see also `disk_errors`.
     """
     if workspace.uri:
         console.print(
@@ -71,7 +71,7 @@ def hold_stage(workspace: Workspace, stage: str, key: str, *, run: str) -> Itera
     If another run holds the key, prints which one and waits. Caches use the stage `cache` and their name as the key.
 
     Raises:
-        UserError: the file system has no locks.
+        UserError: The file system has no locks.
     """
     with _held(workspace.lock_file(stage, key), f"run {run}", wait_reason=f"it is computing {stage}-{key}"):
         yield
@@ -82,7 +82,7 @@ def hold_workspace(workspace: Workspace, who: str) -> Iterator[None]:
     """Holds a whole workspace during the block, so that no run is in progress and none starts.
 
     Raises:
-        UserError: a run is in progress, the workspace is held already, or the file system has no locks.
+        UserError: A run is in progress, the workspace is held already, or the file system has no locks.
     """
     with _held(workspace.lock_file("workspace", "all"), who):
         for holder in runs_in_progress(workspace):
@@ -100,7 +100,7 @@ def run_holder(workspace: Workspace, name: str) -> Holder | None:
     """Holder of the name of a run or study, or None.
 
     Raises:
-        UserError: the lock is not readable for this user, or the file system has no locks.
+        UserError: The lock is not readable for this user, or the file system has no locks.
     """
     return _holder(workspace.lock_file("run", name))
 
@@ -126,7 +126,7 @@ def _held(file: Path, who: str, *, wait_reason: str | None = None) -> Iterator[N
     """Holds a lock during the block.
 
     Args:
-        wait_reason: if the lock is held, wait for it and print this reason; None = raise a UserError instead.
+        wait_reason: If the lock is held, wait for it and print this reason; None: raise a UserError instead.
     """
 
     def write_holder(descriptor: int) -> None:  # synced immediately, because other machines may read it

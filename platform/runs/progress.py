@@ -120,7 +120,7 @@ def follow(path: Path, on_records: Callable[[list[dict[str, Any]]], None], every
     Each record is passed once, even if a restart truncates the file and writes its last records again.
 
     Args:
-        every: seconds between two reads of the file.
+        every: Seconds between two reads of the file.
     """
     stop = threading.Event()
 

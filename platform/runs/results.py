@@ -26,11 +26,11 @@ class StageResult:
     """Result of a stage.
 
     Attributes:
-        counts: numbers for the report by label; a value is a number or a dictionary of numbers by label.
-        notes: sentences for the user.
-        identity: part of the keys of later stages. None = the key of this stage. A stage sets it if outputs with
+        counts: Numbers for the report by label; a value is a number or a dictionary of numbers by label.
+        notes: Sentences for the user.
+        identity: Part of the keys of later stages. None: the key of this stage. A stage sets it if outputs with
             different keys can be equivalent.
-        problem: why later stages cannot learn from the output, as the three parts of a `UserError`; None if they can.
+        problem: Why later stages cannot learn from the output, as the three parts of a `UserError`; None if they can.
     """
 
     counts: dict[str, Any] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class IndexResult(StageResult):
     """The result of `index`.
 
     Attributes:
-        classes: the K class names; tag k is the class at position k.
+        classes: The K class names; tag k is the class at position k.
         value_range: `data.value_range`, with which its images are read.
     """
 
@@ -70,7 +70,7 @@ class MasksResult(StageResult):
     """The result of `pseudo_masks`.
 
     Attributes:
-        background_cue: source of the background: `saliency`, `crf`, ..., or the number of images per source.
+        background_cue: Source of the background: `saliency`, `crf`, ..., or the number of images per source.
     """
 
     background_cue: str
@@ -81,7 +81,7 @@ class PredictResult(StageResult):
     """The result of `predict`.
 
     Attributes:
-        split: split of the predicted images.
+        split: Split of the predicted images.
     """
 
     split: str
@@ -144,12 +144,12 @@ def read_result(folder: Path, kind: type[Result]) -> Result:
     """Reads the result of a finished stage.
 
     Args:
-        folder: its output.
-        kind: type of the result.
+        folder: Its output.
+        kind: Type of the result.
 
     Raises:
-        FileNotFoundError: the stage is not finished.
-        UserError: the summary is damaged or was written by another version.
+        FileNotFoundError: The stage is not finished.
+        UserError: The summary is damaged or was written by another version.
     """
     return _read_summary(folder, kind)
 
@@ -158,7 +158,7 @@ def read_cache_names(folder: Path) -> tuple[str, ...]:
     """Returns the names of the folders in cache/ that a finished stage read. For errors see `read_result`.
 
     Args:
-        folder: its output.
+        folder: Its output.
     """
     return _read_summary(folder, _CacheNames).caches
 

@@ -17,7 +17,7 @@ def parse_tags(texts: Sequence[str]) -> dict[str, str]:
     """Parses texts KEY=VALUE.
 
     Raises:
-        UserError: a text has no `=`, or its key is not valid.
+        UserError: A text has no `=`, or its key is not valid.
     """
     tags = {}
     for text in texts:
@@ -36,15 +36,15 @@ def tag_run(workspace: Workspace, name: str, tags: Mapping[str, str]) -> dict[st
     """Sets tags of a run or study. A tag with an empty value is removed.
 
     Args:
-        workspace: the workspace.
-        name: name of the run or study.
-        tags: tags to set. Without any, nothing is changed.
+        workspace: The workspace.
+        name: Name of the run or study.
+        tags: Tags to set. Without any, nothing is changed.
 
     Returns:
         All tags of the run.
 
     Raises:
-        UserError: there is no such run; or, if there are tags to set, the run is in progress, or MLflow's store does
+        UserError: There is no such run; or, if there are tags to set, the run is in progress, or MLflow's store does
             not answer.
     """
     present = _tags_of(workspace, name)

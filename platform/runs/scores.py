@@ -34,12 +34,12 @@ class Variant(NamedTuple):
     """A score that a run can have for an output: an output has several if it is scored in several versions.
 
     Attributes:
-        key: name in `mcis runs --json`.
-        title: name in tables and messages.
-        heading: abbreviated title, for tables with a column per score.
-        study_column: name in `study.json` and in the MLflow metrics of studies.
-        objective: name of the objective of `mcis study search` that maximizes this score.
-        crf: value of `Score.crf` of these scores; None if the CRF does not apply to the output.
+        key: Name in `mcis runs --json`.
+        title: Name in tables and messages.
+        heading: Abbreviated title, for tables with a column per score.
+        study_column: Name in `study.json` and in the MLflow metrics of studies.
+        objective: Name of the objective of `mcis study search` that maximizes this score.
+        crf: Value of `Score.crf` of these scores; None if the CRF does not apply to the output.
     """
 
     key: str
@@ -55,14 +55,14 @@ class ScoredOutput:
     """An output that is scored against the ground truth.
 
     Attributes:
-        title: name in tables and messages.
-        page_title: heading on pages.
-        color: index of its color in the series of `mcis.platform.reporting.plots.Theme`; None if it has none.
-        stage: the stage that writes it; None if no stage does.
-        table: name of its table in the output of that stage.
-        picture: the column of `mcis.platform.reporting.panels.COLUMNS` that shows it.
-        until: the first stage at which a run can end and have these scores.
-        variants: its scores that are shown, compared and searched for.
+        title: Name in tables and messages.
+        page_title: Heading on pages.
+        color: Index of its color in the series of `mcis.platform.reporting.plots.Theme`; None if it has none.
+        stage: The stage that writes it; None if no stage does.
+        table: Name of its table in the output of that stage.
+        picture: The column of `mcis.platform.reporting.panels.COLUMNS` that shows it.
+        until: The first stage at which a run can end and have these scores.
+        variants: Its scores that are shown, compared and searched for.
     """
 
     title: str
@@ -159,9 +159,9 @@ def _heading(heading: str, text: Callable[[Any], str] = str, *, is_origin: bool 
     """Metadata of a field of `Score`.
 
     Args:
-        heading: heading of the field in tables.
-        text: formats the value.
-        is_origin: whether the field tells which configuration and code the score comes from, rather than how the
+        heading: Heading of the field in tables.
+        text: Formats the value.
+        is_origin: Whether the field tells which configuration and code the score comes from, rather than how the
             scored output was made.
     """
     return {"heading": heading, "text": text, "origin": is_origin}
@@ -179,36 +179,36 @@ class Score:
     """A mean IoU and the settings that it depends on. Settings that do not apply are None.
 
     Attributes:
-        output: the scored output, a key of `SCORED_OUTPUTS`.
-        name: which of its scores, such as "single round" or "with CRF".
-        split: the split whose images were scored.
-        images: number of scored images.
-        miou: mean IoU in percent over the labels that occur in truth or prediction; NaN if no pixel was scored.
+        output: The scored output, a key of `SCORED_OUTPUTS`.
+        name: Which of its scores, such as "single round" or "with CRF".
+        split: The split whose images were scored.
+        images: Number of scored images.
+        miou: Mean IoU in percent over the labels that occur in truth or prediction; NaN if no pixel was scored.
         iou: IoU in percent by the name of the label, background first; None if the label occurs in neither.
-        label_scores: percent or None by label name, for each name in `metrics.LABEL_SCORES`.
-        boundary_miou: like `miou`, over boundary regions (`metrics.boundary_iou`); None for localization maps, which
+        label_scores: Percent or None by label name, for each name in `metrics.LABEL_SCORES`.
+        boundary_miou: Like `miou`, over boundary regions (`metrics.boundary_iou`); None for localization maps, which
             have no contours before a threshold is chosen.
-        boundary_iou: like `iou`, over boundary regions; None for localization maps.
-        confusion: confusion matrix in pixels, a row per true label and a column per predicted label, background first.
+        boundary_iou: Like `iou`, over boundary regions; None for localization maps.
+        confusion: Confusion matrix in pixels, a row per true label and a column per predicted label, background first.
             Everything above except for boundary IoU follows from it.
-        threshold: background threshold of localization maps, in [0, 1].
+        threshold: Background threshold of localization maps, in [0, 1].
         held_out_miou: mIoU in percent of localization maps if each half of the images is scored at the best threshold
             for the other half.
-        background_cue: what separates background from foreground.
-        map_scale: how activations were scaled to [0, 1] (`maps.scale`); `given` for maps of another program.
-        related: number of related images per map.
-        method: description of how maps were made from related images or refined, or that an output is imported.
-        scales: scales at which images were segmented.
-        hflip: whether images were also segmented flipped horizontally.
-        crf: whether the dense CRF refined the segmentation.
-        ignored_share: mean share, in [0, 1], of a pseudo mask's pixels that training ignores. They are scored.
-        trained_on: what the segmentation network was trained on if not on pseudo masks that come from tags alone:
+        background_cue: What separates background from foreground.
+        map_scale: How activations were scaled to [0, 1] (`maps.scale`); `given` for maps of another program.
+        related: Number of related images per map.
+        method: Description of how maps were made from related images or refined, or that an output is imported.
+        scales: Scales at which images were segmented.
+        hflip: Whether images were also segmented flipped horizontally.
+        crf: Whether the dense CRF refined the segmentation.
+        ignored_share: Mean share, in [0, 1], of a pseudo mask's pixels that training ignores. They are scored.
+        trained_on: What the segmentation network was trained on if not on pseudo masks that come from tags alone:
             `ground truth`, or pseudo masks of another program or with saliency maps, regions or corrected masks.
-        seed: seed of the configuration.
-        recipe: recipe of the configuration; empty for an output of another program.
-        weights: file or source of the weights that training started from; empty for an output of another program.
-        git: commit of the code; None outside a checkout.
-        code: digest of the code (`version.code_digest`).
+        seed: Seed of the configuration.
+        recipe: Recipe of the configuration; empty for an output of another program.
+        weights: File or source of the weights that training started from; empty for an output of another program.
+        git: Commit of the code; None outside a checkout.
+        code: Digest of the code (`version.code_digest`).
     """
 
     __pydantic_config__ = pydantic.ConfigDict(extra="forbid")
@@ -301,10 +301,10 @@ def read_scores(outputs: Mapping[str, Path]) -> list[Score]:
     """Reads the scores of a run; returns none if it has not finished the stage `evaluate`.
 
     Args:
-        outputs: folders of finished stages, by stage.
+        outputs: Folders of finished stages, by stage.
 
     Raises:
-        UserError: the file is damaged or was written by another version.
+        UserError: The file is damaged or was written by another version.
     """
     if "evaluate" not in outputs:
         return []
@@ -318,8 +318,8 @@ def headings_of(all_settings: Iterable[Mapping[str, str]], *, without: Collectio
     """Headings that occur in the settings of any score, in the order of `HEADINGS`.
 
     Args:
-        all_settings: results of `Score.settings`, one per score.
-        without: headings to leave out.
+        all_settings: Results of `Score.settings`, one per score.
+        without: Headings to leave out.
     """
     used = {heading for settings in all_settings for heading in settings}
     return [heading for heading in HEADINGS if heading in used and heading not in without]

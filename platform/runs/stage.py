@@ -45,17 +45,17 @@ class Stage:
     """A stage of the pipeline.
 
     Attributes:
-        name: used in keys, file names and `--until`.
-        module: implementation.
-        needs: stages whose outputs it reads if the run includes them; their outputs are part of its key.
-        sections: parts of the configuration that its output depends on.
-        runs_once_reached: once a run has reached one of these stages, it also runs this stage, even after the stage at
+        name: Used in keys, file names and `--until`.
+        module: Implementation.
+        needs: Stages whose outputs it reads if the run includes them; their outputs are part of its key.
+        sections: Parts of the configuration that its output depends on.
+        runs_once_reached: Once a run has reached one of these stages, it also runs this stage, even after the stage at
             which it stops (`--until`).
-        is_stored: whether its output is stored under a key; otherwise the stage runs in every call and writes to the
+        is_stored: Whether its output is stored under a key; otherwise the stage runs in every call and writes to the
             folder of the run.
-        uses_networks: whether it runs networks, so that its key includes the type of device.
-        takes_part: returns whether a run with a given configuration includes this stage.
-        is_imported: returns whether its output is that of another program. It then depends on files alone, and
+        uses_networks: Whether it runs networks, so that its key includes the type of device.
+        takes_part: Returns whether a run with a given configuration includes this stage.
+        is_imported: Returns whether its output is that of another program. It then depends on files alone, and
             `sections` are not part of its key.
     """
 
@@ -76,7 +76,7 @@ def run_stage(
     """Runs a stage if its output is missing, or in any case with `recompute`; returns the context of the next stage.
 
     Args:
-        folder: the folder of its output, if the caller has computed it.
+        folder: The folder of its output, if the caller has computed it.
     """
     start_time = time.monotonic()
     workspace = context.workspace

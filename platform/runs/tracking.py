@@ -40,18 +40,18 @@ class Tracked(BaseModel):
 
     Attributes:
         uri: URI of the MLflow store.
-        identity: fingerprint of the configuration.
+        identity: Fingerprint of the configuration.
         run_id: id of the MLflow run; empty as long as the store could not be used.
         origin: MLflow tags that state where the run comes from.
-        parameters: parameters of the MLflow run.
-        tags: tags of the MLflow run, such as the recipe.
-        status: final status of the run.
-        sent: whether everything has been uploaded.
-        points: metrics as (key, value, time in seconds, step); final metrics have step 0.
+        parameters: Parameters of the MLflow run.
+        tags: Tags of the MLflow run, such as the recipe.
+        status: Final status of the run.
+        sent: Whether everything has been uploaded.
+        points: Metrics as (key, value, time in seconds, step); final metrics have step 0.
         images: MLflow tags that identify the images of the run.
-        logs: paths of step logs by network, relative to the workspace.
-        files: names of artifacts in the run's folder.
-        model: whether to log the trained network.
+        logs: Paths of step logs by network, relative to the workspace.
+        files: Names of artifacts in the run's folder.
+        model: Whether to log the trained network.
     """
 
     uri: str
@@ -93,7 +93,7 @@ class Tracked(BaseModel):
         """Uploads everything that MLflow lacks and ends the MLflow run. Repeated calls change nothing.
 
         Args:
-            log_model: logs the trained network, if `model` is set; None leaves it out.
+            log_model: Logs the trained network, if `model` is set; None leaves it out.
         """
         folder = workspace.run(name)
         self.upload_description(client)
@@ -130,7 +130,7 @@ class Tracked(BaseModel):
         uploaded first are kept. MLflow stores a metric with the same time and value only once.
 
         Args:
-            sent: last step that MLflow has, by network; it is updated. For other networks, MLflow is queried.
+            sent: Last step that MLflow has, by network; it is updated. For other networks, MLflow is queried.
         """
         from mlflow.entities import Metric
 
@@ -165,17 +165,17 @@ class Tracker:
     A restart on other images, or whose networks are trained again, starts a new MLflow run, see `images` and `log`.
 
     Args:
-        name: name of the run.
-        identity: fingerprint of the configuration. If the existing MLflow run has another one, a new MLflow run is
+        name: Name of the run.
+        identity: Fingerprint of the configuration. If the existing MLflow run has another one, a new MLflow run is
             started, because the parameters of an MLflow run cannot be changed.
         parent: id of the MLflow run of the study that the run belongs to; empty if the study has none yet.
-        new_run: whether to start a new MLflow run in any case.
-        on_records: called with new records of trainings, see `follow`.
-        log_model: logs the trained network at the end, if `model` was called.
+        new_run: Whether to start a new MLflow run in any case.
+        on_records: Called with new records of trainings, see `follow`.
+        log_model: Logs the trained network at the end, if `model` was called.
 
     Attributes:
         uri: URI of the MLflow store.
-        parent: as above.
+        parent: As above.
 
     Raises:
         UserError: MLFLOW_TRACKING_URI contains a password.
@@ -338,7 +338,7 @@ class Tracker:
         """Ends the MLflow run of the earlier calls, and starts a new one with what this call has logged.
 
         Args:
-            earlier: the record of the earlier calls.
+            earlier: The record of the earlier calls.
         """
         if self._sender:
             self._sender.join()
@@ -535,7 +535,7 @@ def end_run(workspace: Workspace, name: str, status: str, tags: Mapping[str, str
     """Ends the MLflow run, if any, of a run whose process was killed. For errors see `store_errors`.
 
     Args:
-        status: final status of the MLflow run.
+        status: Final status of the MLflow run.
         tags: MLflow tags to set.
     """
     tracked = Tracked.read(workspace.run(name, create=False))

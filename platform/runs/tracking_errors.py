@@ -20,8 +20,8 @@ class _Cause(NamedTuple):
     """A cause of errors, and the texts of its UserError.
 
     Attributes:
-        pattern: matches a part of the message of MLflow, SQLAlchemy or the system.
-        found: the cause; `{0}` is replaced by the first group of the pattern.
+        pattern: Matches a part of the message of MLflow, SQLAlchemy or the system.
+        found: The cause; `{0}` is replaced by the first group of the pattern.
     """
 
     pattern: str

@@ -38,7 +38,7 @@ def server_uri() -> str | None:
     """The value of MLFLOW_TRACKING_URI, or None if it is not set.
 
     Raises:
-        UserError: it contains a password or token, which would be written to files, messages and command lines.
+        UserError: It contains a password or token, which would be written to files, messages and command lines.
     """
     uri = os.environ.get("MLFLOW_TRACKING_URI") or None
     if uri and _holds_credentials(uri):
@@ -65,7 +65,7 @@ def client_of(uri: str) -> "MlflowClient":
     """MLflow client for a store. Log messages below warnings are turned off.
 
     Raises:
-        Exception: any error of MLflow or of the store's file; see `tracking_errors.store_errors`.
+        Exception: Any error of MLflow or of the store's file; see `tracking_errors.store_errors`.
     """
     from mlflow.tracking import MlflowClient
 

@@ -34,8 +34,8 @@ class Commit(NamedTuple):
     """State of a checkout.
 
     Attributes:
-        name: the commit, 40 hexadecimal digits.
-        modified: whether tracked files differ from it.
+        name: The commit, 40 hexadecimal digits.
+        modified: Whether tracked files differ from it.
     """
 
     name: str
@@ -189,7 +189,7 @@ def made_with(module: str, device: str | None) -> dict[str, str | None]:
     """Code, package versions and type of device with which an output is computed. They are part of its stage key.
 
     Args:
-        module: module of mcis that computes the output.
+        module: Module of mcis that computes the output.
         device: `cpu` or `cuda`; None if no network is involved.
     """
     packages = {name: importlib.metadata.version(name) for name in _MADE_WITH}

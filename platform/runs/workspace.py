@@ -71,7 +71,7 @@ class RunFolder:
     """Files of a run or study.
 
     Attributes:
-        path: the folder.
+        path: The folder.
     """
 
     path: Path
@@ -119,19 +119,19 @@ class RunRecord:
     calls stay in it until a later call finishes.
 
     Attributes:
-        kind: a run, or a study, whose trials are runs.
-        study: name of the study of which the run is a trial, or None.
-        began: start of the latest call, UTC, ISO 8601.
-        ended: end of the latest call; None while it runs, or if it was killed.
-        outcome: how the call ended. `interrupted`: by Ctrl-C, or by the search of which it is a trial.
-        reason: why it failed or was interrupted.
-        reached: outputs that the latest call has finished, by stage. Until it has finished one, they are the outputs of
+        kind: A run, or a study, whose trials are runs.
+        study: Name of the study of which the run is a trial, or None.
+        began: Start of the latest call, UTC, ISO 8601.
+        ended: End of the latest call; None while it runs, or if it was killed.
+        outcome: How the call ended. `interrupted`: by Ctrl-C, or by the search of which it is a trial.
+        reason: Why it failed or was interrupted.
+        reached: Outputs that the latest call has finished, by stage. Until it has finished one, they are the outputs of
             the previous call.
-        current: outputs that the latest call has finished or is computing, by stage, and outputs of other runs that it
+        current: Outputs that the latest call has finished or is computing, by stage, and outputs of other runs that it
             uses as weights, by configuration key.
-        outputs: all outputs that the run uses: `current` of this call and of earlier calls.
-        caches: names of the folders in cache/ that the stage in progress reads, which no other run removes meanwhile.
-        tags: tags that the user gave the run, see `run_tags`.
+        outputs: All outputs that the run uses: `current` of this call and of earlier calls.
+        caches: Names of the folders in cache/ that the stage in progress reads, which no other run removes meanwhile.
+        tags: Tags that the user gave the run, see `run_tags`.
     """
 
     kind: Literal["run", "study"] = "run"
@@ -161,7 +161,7 @@ def read_record(file: Path) -> RunRecord | None:
     """Reads a record; None if the file does not exist.
 
     Raises:
-        UserError: the file is damaged.
+        UserError: The file is damaged.
     """
     if not file.exists():
         return None
@@ -176,15 +176,15 @@ class Workspace:
     """A folder with runs and their shared store. Its attributes are the paths listed at the top of this module.
 
     Args:
-        root: path of the folder; for a URI, the local path returned by `folders.local_path`.
-        create: whether to create a missing folder. Commands that only read pass False.
-        may_be_missing: whether the folder may be missing if `create` is False.
+        root: Path of the folder; for a URI, the local path returned by `folders.local_path`.
+        create: Whether to create a missing folder. Commands that only read pass False.
+        may_be_missing: Whether the folder may be missing if `create` is False.
 
     Attributes:
         uri: URI of a remote workspace, or None.
 
     Raises:
-        UserError: the folder cannot be written, or is missing although it is neither created nor may be missing.
+        UserError: The folder cannot be written, or is missing although it is neither created nor may be missing.
     """
 
     def __init__(self, root: Path, *, create: bool = True, may_be_missing: bool = False):
@@ -216,7 +216,7 @@ class Workspace:
         """The folder of a run or study; with `create`, it is created if it does not exist.
 
         Raises:
-            UserError: the name is empty, starts with a dot, is too long, or has characters that are not allowed.
+            UserError: The name is empty, starts with a dot, is too long, or has characters that are not allowed.
         """
         has_valid_characters = all(character.isalnum() or character in "._-+" for character in name)
         if not name or not has_valid_characters or name.startswith("."):
@@ -280,11 +280,11 @@ def open_workspace(folder: Path | str | None, *, create: bool = True) -> Workspa
     """Opens a workspace.
 
     Args:
-        folder: path or URI. None: the environment variable MCIS_WORKSPACE, or else DEFAULT_WORKSPACE.
-        create: whether to create a missing folder.
+        folder: Path or URI. None: the environment variable MCIS_WORKSPACE, or else DEFAULT_WORKSPACE.
+        create: Whether to create a missing folder.
 
     Raises:
-        UserError: see `Workspace` and `folders.local_path`.
+        UserError: See `Workspace` and `folders.local_path`.
     """
     folder = folder or os.environ.get("MCIS_WORKSPACE", DEFAULT_WORKSPACE)
     return Workspace(local_path(str(folder)), create=create)

@@ -77,7 +77,7 @@ def run(config: Config, context: RunContext) -> IndexResult:
     """Checks every new or changed image in parallel and writes the index.
 
     Raises:
-        UserError: a file cannot be read at present, or changes during the check (the stage then stays unfinished); too
+        UserError: A file cannot be read at present, or changes during the check (the stage then stays unfinished); too
             many images are rejected (data.max_rejected); no training image is left; or a class has no training image
             although a source is curated.
     """
@@ -118,7 +118,7 @@ def _write_index(context: RunContext, shards: Iterator[pa.Table], config: Config
     """Writes index.parquet and rejects.parquet.
 
     Args:
-        shards: tables of CHECKED_SCHEMA.
+        shards: Tables of CHECKED_SCHEMA.
 
     Returns:
         The rejected images (REJECTS_SCHEMA), and counts of the accepted images whose pixels are unclear.
@@ -139,9 +139,9 @@ def _accepted_images(
     """Yields the rows of accepted images (INDEX_SCHEMA).
 
     Args:
-        shards: tables of CHECKED_SCHEMA.
-        rejected: list to which the rows of rejected images (REJECTS_SCHEMA) are appended.
-        unclear: counts the images whose pixels are unclear.
+        shards: Tables of CHECKED_SCHEMA.
+        rejected: List to which the rows of rejected images (REJECTS_SCHEMA) are appended.
+        unclear: Counts the images whose pixels are unclear.
     """
     for shard in shards:
         is_accepted = shard["reason"].is_null()
@@ -160,9 +160,9 @@ class _Checked(NamedTuple):
     """The images of a listing with the results of their checks.
 
     Attributes:
-        shards: iterator over shards of CHECKED_SCHEMA, each made on demand.
-        num_opened: number of images that were opened.
-        copies: copies that are left out of train; None if copies are kept.
+        shards: Iterator over shards of CHECKED_SCHEMA, each made on demand.
+        num_opened: Number of images that were opened.
+        copies: Copies that are left out of train; None if copies are kept.
     """
 
     shards: Iterator[pa.Table]
@@ -174,7 +174,7 @@ def _check_images(table: pa.Table, config: Config, context: RunContext) -> _Chec
     """Checks the images of a listing, except for files whose results are stored in the workspace.
 
     Raises:
-        UserError: files changed during the check.
+        UserError: Files changed during the check.
     """
     files = image_files(table["uri"])
     stored = StoredChecks(context.workspace)
@@ -202,11 +202,11 @@ def _open_and_store(table: pa.Table, files: pa.Table, config: Config, context: R
     """Opens the images of a listing, stores the results in the workspace, and returns them (CHECK_SCHEMA).
 
     Args:
-        table: rows of the listing.
+        table: Rows of the listing.
         files: `image_files` of these rows.
 
     Raises:
-        UserError: files changed during the check; their results are not stored.
+        UserError: Files changed during the check; their results are not stored.
     """
     # Shards are named after row numbers. The digest in the folder's name identifies the files of these rows.
     folder = context.output / f"verified-{table_digest([files])}"
@@ -246,10 +246,10 @@ def _shards(
     """Yields a listing with the check of each image, in shards (CHECKED_SCHEMA).
 
     Args:
-        table: the listing, N rows.
-        check_rows: for each image, the row number of its check, (N,).
-        checks: results of all checks (CHECK_SCHEMA).
-        copies: copies that are rejected.
+        table: The listing, N rows.
+        check_rows: For each image, the row number of its check, (N,).
+        checks: Results of all checks (CHECK_SCHEMA).
+        copies: Copies that are rejected.
     """
     start = 0
     for shard in in_shards([table]):
@@ -307,8 +307,8 @@ def _reject_notes(rejects: pa.Table, num_images: int, copies: TrainingCopies | N
 
     Args:
         rejects: REJECTS_SCHEMA.
-        num_images: number of images of the listing.
-        copies: copies that are left out of train; None if copies are kept.
+        num_images: Number of images of the listing.
+        copies: Copies that are left out of train; None if copies are kept.
     """
     notes = []
     unreadable = rejects.filter(pc.invert(is_copy(rejects)))
@@ -323,8 +323,8 @@ def _copy_notes(rejects: pa.Table, other_tags: int) -> list[str]:
     """Notes on the copies that are left out of train.
 
     Args:
-        rejects: the rejects that are copies.
-        other_tags: see `TrainingCopies`.
+        rejects: The rejects that are copies.
+        other_tags: See `TrainingCopies`.
     """
     if not len(rejects):
         return []
@@ -368,11 +368,11 @@ def _counts(
     """Numbers for the report, by label.
 
     Args:
-        index: columns of the index: `split`, `domain`, `tags`, `is_negative`, `saliency_uri`.
-        train: its rows of split train.
+        index: Columns of the index: `split`, `domain`, `tags`, `is_negative`, `saliency_uri`.
+        train: Its rows of split train.
         rejects: REJECTS_SCHEMA.
-        num_opened: number of images that were opened.
-        classes: the K class names.
+        num_opened: Number of images that were opened.
+        classes: The K class names.
     """
     reject_kinds = [reason.partition(":")[0] for reason in rejects["reason"].to_pylist()]
     return {
@@ -409,9 +409,9 @@ def _data_notes(train_counts: Mapping[str, int], num_unlabelled: int, duplicates
     """Notes on weaknesses of the data.
 
     Args:
-        train_counts: number of training images per class.
-        num_unlabelled: number of training images that have no tag and are no negatives.
-        duplicates: result of `find_duplicates`: the image ids of each content that is in more than one split.
+        train_counts: Number of training images per class.
+        num_unlabelled: Number of training images that have no tag and are no negatives.
+        duplicates: Result of `find_duplicates`: the image ids of each content that is in more than one split.
     """
     notes = []
     empty = [name for name, count in train_counts.items() if count == 0]

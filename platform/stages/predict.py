@@ -39,8 +39,8 @@ class PredictRows:
     """Predicts the images of index rows; returns a table of PREDICTIONS_SCHEMA.
 
     Args:
-        weights: folder of the trained segmentation network.
-        classes: the K class names.
+        weights: Folder of the trained segmentation network.
+        classes: The K class names.
     """
 
     def __init__(self, config: Config, weights: Path, classes: tuple[str, ...]):
@@ -152,8 +152,8 @@ def import_predictions(classes: int, rows: pa.Table) -> pa.Table:
     """Reads label masks or logits of another program into a table of IMPORTED_PREDICTIONS_SCHEMA.
 
     Args:
-        classes: number of classes K.
-        rows: index rows with the column `imported`.
+        classes: Number of classes K.
+        rows: Index rows with the column `imported`.
     """
     predictions = []
     for row in rows.to_pylist():
@@ -173,9 +173,9 @@ def unpredicted_tags(
     """A note on classes that predictions lack in most images tagged with them, if any. It needs no ground truth.
 
     Args:
-        tags: tags of each image.
-        absent: tags of each image that its prediction lacks.
-        classes: the K class names.
+        tags: Tags of each image.
+        absent: Tags of each image that its prediction lacks.
+        classes: The K class names.
     """
     num_tagged = count_tags(tags, len(classes)).tolist()
     num_absent = count_tags(absent, len(classes)).tolist()
@@ -196,7 +196,7 @@ def _nonempty_split(config: Config, images: Mapping[str, int]) -> str:
     """The split to predict, given the number of images per split.
 
     Raises:
-        UserError: the configured split has no image.
+        UserError: The configured split has no image.
     """
     split = predicted_split(config, has_val=bool(images.get("val")))
     if config.predict.split != "auto" and not images.get(split):

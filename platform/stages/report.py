@@ -220,7 +220,7 @@ def panels_of(config: Config, context: RunContext, rows: pa.Table, split: str, *
     """Makes the panels of some index rows of a split, each at the size at which its image is read.
 
     Args:
-        predict: whether images of another split than the predicted one are predicted here.
+        predict: Whether images of another split than the predicted one are predicted here.
     """
     classes = context.classes
     stage_outputs = context.stage_outputs

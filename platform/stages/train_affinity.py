@@ -65,9 +65,9 @@ def make_labels(config: Config, classes: int, maps: Shards, rows: pa.Table) -> p
     """Makes confident labels from localization maps and the dense CRF, or from corrected masks.
 
     Args:
-        classes: number of classes K.
-        maps: table of localization maps.
-        rows: rows of training images with the column `corrected`; those without a corrected mask have tags.
+        classes: Number of classes K.
+        maps: Table of localization maps.
+        rows: Rows of training images with the column `corrected`; those without a corrected mask have tags.
 
     Returns:
         Table of LABELS_SCHEMA.
@@ -87,7 +87,7 @@ def run(config: Config, context: RunContext) -> StageResult:
     """Makes confident labels in parallel and trains the affinity network on them with Ray Train.
 
     Raises:
-        UserError: no image has a confident label, or the loss is not finite.
+        UserError: No image has a confident label, or the loss is not finite.
     """
     rows = _rows(config, context)
     maps = Shards(context.stage_outputs["localize"] / "maps")

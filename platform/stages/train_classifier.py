@@ -68,7 +68,7 @@ def run(config: Config, context: RunContext) -> StageResult:
     """Trains the classifier on pairs of training images with Ray Train, or copies a trained classifier.
 
     Raises:
-        UserError: weights are missing or do not fit, or the loss is not finite.
+        UserError: Weights are missing or do not fit, or the loss is not finite.
     """
     trained = trained_classifier_file(config)
     if trained:
@@ -109,7 +109,7 @@ def _learner(config: Config, context: RunContext) -> ClassifierLearner:
     """Makes the learner, with its images, their tags and the statistics of the backbone.
 
     Raises:
-        UserError: no training image has a tag.
+        UserError: No training image has a tag.
     """
     rows = split_rows(context, "train", tagged=True, negatives=True)
     tags = Tags.from_index(rows["tags"], len(context.classes))
@@ -149,8 +149,8 @@ def _val_images(config: Config, context: RunContext, rows: pa.Table, images: Squ
     """The val images, or their features; cached if all of them fit the cache next to the training images.
 
     Args:
-        rows: rows of the val images in the index.
-        images: the training images.
+        rows: Rows of the val images in the index.
+        images: The training images.
     """
     if isinstance(images, Features):
         num_cached = int(images.holds(np.arange(len(images.uris))).sum())
@@ -245,8 +245,8 @@ def _problem(
     They cannot if it ranks val images no better than chance or, if this cannot be measured, if its loss did not fall.
 
     Args:
-        precision: mean average precision on the val images, percent.
-        trend: result of `loss_trend` for the basic loss, which is used in every step.
+        precision: Mean average precision on the val images, percent.
+        trend: Result of `loss_trend` for the basic loss, which is used in every step.
     """
     evidence = [trend[1]] if trend else []
     random_precision = None if validation is None else chance_precision(validation.tags, seed)

@@ -72,7 +72,7 @@ def run(config: Config, context: RunContext) -> StageResult:
     """Trains the segmentation network on the pseudo masks with Ray Train. Masks that are ignored entirely are left out.
 
     Raises:
-        UserError: all masks of tagged images are ignored, pretrained weights are missing, or the loss is not finite.
+        UserError: All masks of tagged images are ignored, pretrained weights are missing, or the loss is not finite.
     """
     section = config.segmenter
     classes = context.classes

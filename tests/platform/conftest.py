@@ -68,8 +68,8 @@ class Small:
     """Recipe `scratch` in seconds, on a synthetic devkit of 24 training and 6 val images of three classes.
 
     Attributes:
-        root: the devkit.
-        workspace: of all runs.
+        root: The devkit.
+        workspace: Of all runs.
     """
 
     def __init__(self, root: Path, workspace: Workspace) -> None:
@@ -118,8 +118,8 @@ class Localizable:
     """A small data set with a briefly trained classifier, on which the stage `localize` is run.
 
     Attributes:
-        root: the devkit.
-        context: context of a run that has finished the stage `train_classifier`.
+        root: The devkit.
+        context: Context of a run that has finished the stage `train_classifier`.
     """
 
     root: Path
@@ -181,10 +181,10 @@ class SyntheticImage(NamedTuple):
 
     Attributes:
         id: id of the image.
-        photo: file of the image.
-        mask: file of its ground truth.
-        tag: index of its class.
-        truth: ground truth, (H, W) uint8.
+        photo: File of the image.
+        mask: File of its ground truth.
+        tag: Index of its class.
+        truth: Ground truth, (H, W) uint8.
     """
 
     id: str
@@ -198,11 +198,11 @@ def draw_image(data: Path, split: str, number: int, classes: int, truths: int) -
     """Draws an image of noise and its ground truth, a rectangle of one class. Existing files are kept.
 
     Args:
-        data: folder of the files.
-        split: split of the image.
-        number: number of the image in the split.
-        classes: number of classes.
-        truths: seed of the drawing.
+        data: Folder of the files.
+        split: Split of the image.
+        number: Number of the image in the split.
+        classes: Number of classes.
+        truths: Seed of the drawing.
     """
     rng = np.random.default_rng([truths, number])
     tag = number % classes
@@ -283,9 +283,9 @@ def write_outputs(outputs: Mapping[str, Path], rows: ScoredRows, result: IndexRe
 
     Args:
         outputs: stage -> folder of its output.
-        rows: rows of the tables.
-        result: result of the stage `index`.
-        key: key of the stage `index`.
+        rows: Rows of the tables.
+        result: Result of the stage `index`.
+        key: Key of the stage `index`.
     """
     index = pa.Table.from_pylist(rows.index, schema=INDEX_SCHEMA)
     write_table(outputs["index"] / "index.parquet", index)
@@ -394,7 +394,7 @@ class Page(HTMLParser):
     link, or if a picture cannot be decoded or has no description.
 
     Attributes:
-        pictures: pictures of the `img` elements, in order.
+        pictures: Pictures of the `img` elements, in order.
     """
 
     def __init__(self, page: Path | str):

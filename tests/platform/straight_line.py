@@ -24,10 +24,10 @@ class Example(NamedTuple):
     """A training image.
 
     Attributes:
-        square: the image resized to the classifier's input size, (S, S, 3) uint8.
-        is_source: whether it is a single-label image, which is of the source domain.
-        height, width: size of the image, pixels.
-        saliency: its saliency map, (height, width) uint8.
+        square: The image resized to the classifier's input size, (S, S, 3) uint8.
+        is_source: Whether it is a single-label image, which is of the source domain.
+        height, width: Size of the image, pixels.
+        saliency: Its saliency map, (height, width) uint8.
     """
 
     square: NDArray[np.uint8]
@@ -41,8 +41,8 @@ class Classifier:
     """VGG-16 and the layers on its features.
 
     Args:
-        state: weights by name.
-        released: whether to follow the released code rather than the text.
+        state: Weights by name.
+        released: Whether to follow the released code rather than the text.
     """
 
     def __init__(self, state: dict[str, Tensor], *, released: bool):
@@ -159,8 +159,8 @@ def pseudo_mask(maps: dict[int, Tensor], example: Example) -> dict[str, NDArray[
     """Labels, and the same with ignored pixels (docs/explanation/paper-vs-code.md, "Pseudo masks").
 
     Args:
-        maps: the localization maps of the image's tags by class index.
-        example: the image.
+        maps: The localization maps of the image's tags by class index.
+        example: The image.
     """
     tags = sorted(maps)
     scores = []

@@ -169,9 +169,9 @@ class Labeled(NamedTuple):
     """A run of two images whose predictions have holes, islands in them, specks, lines, and an ignored frame.
 
     Attributes:
-        workspace: workspace of the run `made`, whose classes are cat and sea lion.
-        images: folder of the images.
-        masks: the predictions, (H, W) each.
+        workspace: Workspace of the run `made`, whose classes are cat and sea lion.
+        images: Folder of the images.
+        masks: The predictions, (H, W) each.
     """
 
     workspace: Workspace

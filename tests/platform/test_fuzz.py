@@ -249,7 +249,7 @@ def run(count: int, seed: int) -> dict[str, dict[str, int]]:
     """Damages and opens `count` files, each kind equally often; kind -> outcome -> number.
 
     Raises:
-        SystemExit: a reader raised another error than the documented ones.
+        SystemExit: A reader raised another error than the documented ones.
     """
     from mcis.datasets.errors import UserError
 

@@ -40,10 +40,10 @@ class Files(NamedTuple):
     """What another program wrote for the images of the small devkit.
 
     Attributes:
-        truth: ground-truth masks by image id.
-        predictions: folder of label PNGs of the val images.
-        masks: folder of pseudo masks of the training images; 255 on a band.
-        maps: folder of maps of the training images, in the format irn.
+        truth: Ground-truth masks by image id.
+        predictions: Folder of label PNGs of the val images.
+        masks: Folder of pseudo masks of the training images; 255 on a band.
+        maps: Folder of maps of the training images, in the format irn.
     """
 
     truth: dict[str, NDArray[np.uint8]]

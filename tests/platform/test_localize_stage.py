@@ -66,7 +66,7 @@ def computed_by(
     """Runs the stage.
 
     Args:
-        killed_in: number of the mapping at whose end the stage is killed, with only every second shard written.
+        killed_in: Number of the mapping at whose end the stage is killed, with only every second shard written.
 
     Returns:
         For each mapping: name of its folder, number of rows that it computed, number of rows.

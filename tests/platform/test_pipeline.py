@@ -206,11 +206,11 @@ class TruthRuns(NamedTuple):
     """One run on a copy of the devkit, called three times with different ground truth.
 
     Attributes:
-        root: the devkit, with flipped masks at the end.
-        workspace: of the run.
-        without: the first call, without ground-truth masks.
-        scored: the second call, with the original masks.
-        flipped: the third call, with masks that are flipped vertically.
+        root: The devkit, with flipped masks at the end.
+        workspace: Of the run.
+        without: The first call, without ground-truth masks.
+        scored: The second call, with the original masks.
+        flipped: The third call, with masks that are flipped vertically.
     """
 
     root: Path

@@ -41,8 +41,8 @@ class Images:
     """The training images of the small devkit.
 
     Attributes:
-        rows: their rows of the index.
-        classes: names of the classes.
+        rows: Their rows of the index.
+        classes: Names of the classes.
     """
 
     def __init__(self, small: Any) -> None:

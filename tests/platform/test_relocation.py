@@ -27,9 +27,9 @@ class Moved:
     """A run `mine` on a devkit that was then moved from `old` to `new`.
 
     Attributes:
-        old, new: folders of the devkit before and after.
-        workspace: of the run.
-        first: the run before the move.
+        old, new: Folders of the devkit before and after.
+        workspace: Of the run.
+        first: The run before the move.
     """
 
     def __init__(self, small: Any, folder: Path) -> None:

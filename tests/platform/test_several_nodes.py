@@ -54,8 +54,8 @@ class Nodes:
     """A cluster whose head runs no tasks.
 
     Attributes:
-        env: environment variables of its drivers.
-        folder: folder of a driver, hidden from all processes of the nodes.
+        env: Environment variables of its drivers.
+        folder: Folder of a driver, hidden from all processes of the nodes.
     """
 
     def __init__(self, folder: Path, ray_folder: Path):

@@ -76,7 +76,7 @@ class _PostgresqlServer:
     """A PostgreSQL server with a database cluster in a temporary folder.
 
     Args:
-        programs: folder of PostgreSQL's programs.
+        programs: Folder of PostgreSQL's programs.
     """
 
     def __init__(self, programs: Path):

@@ -85,7 +85,7 @@ def run_trials(search: Search, count: int, *, kill: bool = False) -> SearchResul
     """Runs trials of a search that maximizes `objective`.
 
     Args:
-        kill: whether the process is killed during and after each trial.
+        kill: Whether the process is killed during and after each trial.
     """
     trials = open_trials(search)
     for number in range(count):

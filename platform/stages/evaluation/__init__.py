@@ -51,7 +51,7 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     """Reads some ground-truth masks and corrected masks, to find masks with other labels before any training.
 
     Raises:
-        UserError: a mask cannot be read (see `read_truth`), or most of them contradict the tags of their images.
+        UserError: A mask cannot be read (see `read_truth`), or most of them contradict the tags of their images.
     """
     columns = listing.table.select(["uri", "tags", "is_negative", "mask_uri", "split"])
     is_scored = pc.is_in(columns["split"], pa.array(["train", "val", config.predict.split]))
@@ -69,10 +69,10 @@ def _check_masks(rows: pa.Table, classes: Sequence[str], max_pixels: int, *, cor
     """Checks some masks against the tags of their images. A corrected mask may have no foreground.
 
     Args:
-        rows: rows with a `mask_uri`.
-        classes: the K class names.
-        max_pixels: largest width x height of an image (`data.max_pixels`); masks of larger ones may have any size.
-        corrected: whether these are corrected masks.
+        rows: Rows with a `mask_uri`.
+        classes: The K class names.
+        max_pixels: Largest width x height of an image (`data.max_pixels`); masks of larger ones may have any size.
+        corrected: Whether these are corrected masks.
     """
     stride = len(rows) // _MAX_CHECKED + 1
     samples = rows[::stride].to_pylist()
@@ -128,7 +128,7 @@ def run(config: Config, context: RunContext) -> StageResult:
     """Scores all outputs for which ground truth exists. Without ground truth the lists are empty and a note says so.
 
     Raises:
-        UserError: a mask cannot be read, see `read_truth`.
+        UserError: A mask cannot be read, see `read_truth`.
     """
     notes: list[str] = []
     if config.supervision == "full":
@@ -236,8 +236,8 @@ def rows_with_truth(context: RunContext, split: str, notes: list[str], *, tagged
     image of the split has a mask: without one, nothing measures whether the classes are found.
 
     Args:
-        notes: list to which notes are appended if no image has a mask, or if masks no longer exist.
-        tagged: whether to take only tagged images; `position` counts only these.
+        notes: List to which notes are appended if no image has a mask, or if masks no longer exist.
+        tagged: Whether to take only tagged images; `position` counts only these.
     """
     rows = split_rows(context, split, tagged=tagged)
     rows = rows.append_column("position", pa.array(np.arange(len(rows)), pa.int64()))

@@ -55,10 +55,10 @@ class Scorer:
     """Makes the scores of one split.
 
     Attributes:
-        config: configuration of the run.
-        classes: the K class names.
-        split: name of the split.
-        images: number of scored images.
+        config: Configuration of the run.
+        classes: The K class names.
+        split: Name of the split.
+        images: Number of scored images.
     """
 
     config: Config
@@ -119,10 +119,10 @@ def count_predictions(classes: int, predictions: Shards, rows: pa.Table, *, plai
     """Counts pixels by true and predicted label, in a table of COUNTS_SCHEMA.
 
     Args:
-        classes: number of classes K.
-        predictions: table of predictions.
-        rows: index rows of a split, with their `position` in it.
-        plain: name of the score of predictions without CRF.
+        classes: Number of classes K.
+        predictions: Table of predictions.
+        rows: Index rows of a split, with their `position` in it.
+        plain: Name of the score of predictions without CRF.
     """
     count_rows: list[dict[str, Any]] = []
     for row in rows.to_pylist():
@@ -139,8 +139,8 @@ def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, sp
     """Scores predictions, without and with the CRF.
 
     Args:
-        rows: images of the split with ground truth.
-        split: the predicted split.
+        rows: Images of the split with ground truth.
+        split: The predicted split.
     """
     classes = len(context.classes)
     counts_folder = context.output / PREDICTED_IMAGES
@@ -221,12 +221,12 @@ class ScoreTrain:
     position among tagged training images and negatives, which have pseudo masks.
 
     Attributes:
-        classes: number of classes K.
-        bins: number of background thresholds at which maps are counted.
-        scale: scale of the maps (`Config.map_scale`).
-        seed: seed of the baseline with a random tag.
-        maps: tables of maps, by their value of the column `scored`.
-        masks: table of pseudo masks; None if the run stopped before it.
+        classes: Number of classes K.
+        bins: Number of background thresholds at which maps are counted.
+        scale: Scale of the maps (`Config.map_scale`).
+        seed: Seed of the baseline with a random tag.
+        maps: Tables of maps, by their value of the column `scored`.
+        masks: Table of pseudo masks; None if the run stopped before it.
     """
 
     classes: int
@@ -270,7 +270,7 @@ def evaluate_train(config: Config, context: RunContext, rows: pa.Table) -> tuple
     Baselines are scored if all images have saliency maps and the configured rule for pseudo masks reads them.
 
     Args:
-        rows: tagged training images with ground truth, and their `position` among the tagged training images.
+        rows: Tagged training images with ground truth, and their `position` among the tagged training images.
 
     Returns:
         The scores, and the curves of mIoU over background thresholds, by the name of the score of the maps.
@@ -329,9 +329,9 @@ def _counts_of_half(
     """The sums of counts over every second image, in the order of the ids; none for a single image.
 
     Args:
-        folder: counts per image.
-        shapes: see `sum_counts`.
-        image_ids: the scored images.
+        folder: Counts per image.
+        shapes: See `sum_counts`.
+        image_ids: The scored images.
     """
     if len(image_ids) < 2:
         return {}
@@ -344,8 +344,8 @@ def score_localization_maps(
     """Yields the scores of the maps and their curves: those of another program, or single-round, then related images.
 
     Args:
-        counts: counts of each kind of maps, (bins, K + 1, K + 1).
-        first_half: counts of half of the images, see `_score_maps`; empty for a single image.
+        counts: Counts of each kind of maps, (bins, K + 1, K + 1).
+        first_half: Counts of half of the images, see `_score_maps`; empty for a single image.
     """
     config = scorer.config
     if config.localize.is_imported:
@@ -364,10 +364,10 @@ def _score_maps(
     """Returns the score of maps at their best background threshold, and their curve.
 
     Args:
-        name: name of the score.
-        counts: counts of the maps, (bins, K + 1, K + 1).
-        first_half: counts of every second image, in the order of the ids; None for a single image.
-        score_fields: further fields of `Score`.
+        name: Name of the score.
+        counts: Counts of the maps, (bins, K + 1, K + 1).
+        first_half: Counts of every second image, in the order of the ids; None for a single image.
+        score_fields: Further fields of `Score`.
     """
     bins = scorer.config.evaluate.thresholds
     thresholds = [i / bins for i in range(bins)]
@@ -405,8 +405,8 @@ def score_pseudo_masks(scorer: Scorer, counts: NDArray[np.int64], context: RunCo
     """Scores the labels of pseudo masks, before pixels are ignored.
 
     Args:
-        counts: their counts, (MASK_PARTS, K + 1, K + 1).
-        rows: the scored images.
+        counts: Their counts, (MASK_PARTS, K + 1, K + 1).
+        rows: The scored images.
     """
     config = scorer.config
     cue = context.result("pseudo_masks", MasksResult).background_cue

@@ -60,7 +60,7 @@ def run(config: Config, context: RunContext) -> StageResult:
     """Writes the localization maps of all tagged training images. After a kill only missing shards are computed.
 
     Raises:
-        UserError: no training image has a tag, features exceed the range of float16, or maps of another program are
+        UserError: No training image has a tag, features exceed the range of float16, or maps of another program are
             missing or refused.
     """
     rows = split_rows(context, "train", tagged=True)

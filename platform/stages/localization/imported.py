@@ -63,8 +63,8 @@ def rows_per_shard(images: pa.Table, max_rows: int) -> int:
     It follows from the mean size of the largest maps, so that a single large one does not decide for all shards.
 
     Args:
-        images: rows of the index. Maps usually have the size of their image.
-        max_rows: the result is at most this number.
+        images: Rows of the index. Maps usually have the size of their image.
+        max_rows: The result is at most this number.
     """
     heights = images["height"].to_numpy().astype(np.int64)
     widths = images["width"].to_numpy().astype(np.int64)
@@ -79,7 +79,7 @@ def import_maps(config: Config, context: RunContext) -> StageResult:
     """Writes the maps of all tagged training images.
 
     Raises:
-        UserError: an image has no file, or a file is refused (`read_map_files`).
+        UserError: An image has no file, or a file is refused (`read_map_files`).
     """
     section = config.localize
     assert section.maps is not None
@@ -110,12 +110,12 @@ def read_maps(format: str, classes: int, rows: pa.Table) -> pa.Table:
     A tag without a map gets a map of zeros; maps of classes that are no tags are left out.
 
     Args:
-        format: format of the files.
-        classes: number of classes K.
-        rows: columns `image_id`, `tags` and `files`.
+        format: Format of the files.
+        classes: Number of classes K.
+        rows: Columns `image_id`, `tags` and `files`.
 
     Raises:
-        UserError: some files are refused; the message names them.
+        UserError: Some files are refused; the message names them.
     """
     map_rows: list[dict[str, Any]] = []
     problems: list[UserError] = []

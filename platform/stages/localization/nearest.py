@@ -39,12 +39,12 @@ def find_nearest_images(
     After a kill only missing parts are searched.
 
     Args:
-        tags: tags of the images.
-        seed: seed of the random numbers.
+        tags: Tags of the images.
+        seed: Seed of the random numbers.
         related: R.
-        embedded: folder with the table VECTORS. The table RELATED and intermediate results are written to it.
-        compute: the section `compute` of the configuration.
-        max_candidates, cell_images: see `ClassMaps`.
+        embedded: Folder with the table VECTORS. The table RELATED and intermediate results are written to it.
+        compute: The section `compute` of the configuration.
+        max_candidates, cell_images: See `ClassMaps`.
     """
     vectors = embedded / _UNIT_VECTORS
     if not path_exists(vectors):
@@ -68,8 +68,8 @@ def write_unit_vectors(folder: Path, file: Path, count: int) -> None:
     """Writes the rounded unit vectors of all images to a NumPy file, (N, C) float16, which holds them exactly.
 
     Args:
-        folder: the table VECTORS.
-        file: the file.
+        folder: The table VECTORS.
+        file: The file.
         count: N.
     """
     with atomic_write(file) as temporary, temporary.open("wb") as content:

@@ -116,10 +116,10 @@ class Embed:
     backbone's output over each image, (C,), to VECTORS.
 
     Args:
-        weights: folder of the trained classifier.
-        classes: number of classes K.
-        outputs: cached outputs of the frozen backbone, by the column `cached`; None if there are none.
-        folder: folder for intermediate results.
+        weights: Folder of the trained classifier.
+        classes: Number of classes K.
+        outputs: Cached outputs of the frozen backbone, by the column `cached`; None if there are none.
+        folder: Folder for intermediate results.
     """
 
     def __init__(self, config: Config, weights: Path, classes: int, outputs: Features | None, folder: Path):
@@ -203,7 +203,7 @@ class Embed:
         """Features as float16.
 
         Raises:
-            UserError: a value exceeds the range of float16.
+            UserError: A value exceeds the range of float16.
         """
         half = features.half()
         check_half_range(
@@ -237,10 +237,10 @@ class Embed:
         See docs/explanation/paper-vs-code.md, section "Localization maps".
 
         Args:
-            image: normalized image, (3, S, S).
-            embedding: its features, (C, H, W).
-            tags: class indices of its T tags.
-            self_pair_domains: domains of its self pairs, 0 = target-target, 1 = source-source, (1,).
+            image: Normalized image, (3, S, S).
+            embedding: Its features, (C, H, W).
+            tags: Class indices of its T tags.
+            self_pair_domains: Domains of its self pairs, 0 = target-target, 1 = source-source, (1,).
         """
         backbone = self.model.backbone
         target_grids = backbone.grids(image, embedding)
@@ -274,11 +274,11 @@ class Relate:
     """Makes maps with related images: rows of images (`relate_rows`) -> MAPS_SCHEMA.
 
     Args:
-        weights: folder of the trained classifier.
-        classes: number of classes K.
-        folder: folder written by `Embed`. Maps of all hops but the last are also written there, for the next hop.
-        is_source: whether each image belongs to the source domain, (N,).
-        hop: number of the hop, from 1 to `localize.hops`.
+        weights: Folder of the trained classifier.
+        classes: Number of classes K.
+        folder: Folder written by `Embed`. Maps of all hops but the last are also written there, for the next hop.
+        is_source: Whether each image belongs to the source domain, (N,).
+        hop: Number of the hop, from 1 to `localize.hops`.
     """
 
     def __init__(
@@ -348,8 +348,8 @@ class Relate:
         """Map of class `tag` in a later hop, (H, W).
 
         Args:
-            related: positions of R related images.
-            related_maps: numbers of their maps of this class in the previous hop, -1 for images without the class.
+            related: Positions of R related images.
+            related_maps: Numbers of their maps of this class in the previous hop, -1 for images without the class.
         """
         assert self.previous_maps
         maps: list[Tensor | None] = []
@@ -365,9 +365,9 @@ class Relate:
         """Map of class `tag` in the first hop, (H, W).
 
         Args:
-            number: number of the map among all maps.
-            related: positions of R related images.
-            contrastive: positions of images for the contrastive part of the map; empty if it has none.
+            number: Number of the map among all maps.
+            related: Positions of R related images.
+            contrastive: Positions of images for the contrastive part of the map; empty if it has none.
         """
         query = self._query_for(related, queries)
         activation = self.model.co_maps(query, embedding, self._read(self.features, related), tag).mean(dim=0)

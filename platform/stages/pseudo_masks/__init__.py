@@ -53,7 +53,7 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     """Checks that tagged training images have the saliency maps or ground-truth masks that pseudo masks need.
 
     Raises:
-        UserError: a required saliency map is missing or is the ground-truth mask; with full supervision, a
+        UserError: A required saliency map is missing or is the ground-truth mask; with full supervision, a
             ground-truth mask is missing; the corrected masks do not match the images; or files of segments or
             detections are missing or damaged.
     """
@@ -98,7 +98,7 @@ def run(config: Config, context: RunContext) -> MasksResult:
     """Makes the pseudo masks in parallel, or copies the ground truth with full supervision.
 
     Raises:
-        UserError: a saliency map or a mask is missing, unreadable or of the wrong size.
+        UserError: A saliency map or a mask is missing, unreadable or of the wrong size.
     """
     rows = _rows(config, context)
     is_full = config.supervision == "full"
@@ -235,9 +235,9 @@ def _problem(num_masks: int, foreground: float, ignored: float) -> tuple[str, st
     """Why a network cannot learn from the masks of tagged images, as the parts of a UserError; None if it can.
 
     Args:
-        num_masks: number of these masks.
-        foreground: mean share of foreground pixels, in [0, 1].
-        ignored: mean share of ignored pixels, in [0, 1].
+        num_masks: Number of these masks.
+        foreground: Mean share of foreground pixels, in [0, 1].
+        ignored: Mean share of ignored pixels, in [0, 1].
     """
     background = 1 - foreground - ignored
     if min(foreground, background) >= _MIN_SHARE:

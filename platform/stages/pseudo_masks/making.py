@@ -31,10 +31,10 @@ class MakeMasks:
     """Makes the pseudo masks of index rows; returns a table of MASKS_SCHEMA.
 
     Args:
-        classes: number of classes K.
-        maps: table of localization maps.
-        affinity_net: folder of a trained affinity network for the random walk; None without a random walk.
-        gpu: whether this network runs on a GPU.
+        classes: Number of classes K.
+        maps: Table of localization maps.
+        affinity_net: Folder of a trained affinity network for the random walk; None without a random walk.
+        gpu: Whether this network runs on a GPU.
     """
 
     def __init__(self, config: Config, classes: int, maps: Shards, affinity_net: Path | None, gpu: bool):
@@ -74,9 +74,9 @@ def copy_truth(classes: int, max_side: int | None, rows: pa.Table) -> pa.Table:
     """Copies ground-truth masks into a table of pseudo masks (MASKS_SCHEMA), for full supervision.
 
     Args:
-        classes: number of classes K.
-        max_side: longest side, in pixels, to which masks are reduced (nearest neighbor); None for full size.
-        rows: index rows.
+        classes: Number of classes K.
+        max_side: Longest side, in pixels, to which masks are reduced (nearest neighbor); None for full size.
+        rows: Index rows.
     """
     masks = []
     for row in rows.to_pylist():
@@ -93,9 +93,9 @@ def import_masks(classes: int, max_side: int | None, rows: pa.Table) -> pa.Table
     Labels keep the size of the image, at which they are scored; ignored pixels count as background there.
 
     Args:
-        classes: number of classes K.
-        max_side: longest side, in pixels, to which the masks that are trained on are reduced (nearest neighbor).
-        rows: index rows with the columns `corrected` and `imported`.
+        classes: Number of classes K.
+        max_side: Longest side, in pixels, to which the masks that are trained on are reduced (nearest neighbor).
+        rows: Index rows with the columns `corrected` and `imported`.
     """
     masks = []
     for row in rows.to_pylist():

@@ -33,15 +33,15 @@ def background_cue(config: Config, rows: pa.Table) -> str:
     """What separates background from foreground in the masks that the rule makes of N images, as text.
 
     Args:
-        config: configuration of the run.
-        rows: columns `image_id`, `domain` and `saliency_uri` of these images (`rows_of_rule`).
+        config: Configuration of the run.
+        rows: Columns `image_id`, `domain` and `saliency_uri` of these images (`rows_of_rule`).
 
     Returns:
         The name of a mask rule; or, for the rule `auto`, `saliency`, `crf`, or `saliency, crf for U of N` if U images
         have no saliency map.
 
     Raises:
-        UserError: the configuration requires saliency maps that some images lack.
+        UserError: The configuration requires saliency maps that some images lack.
     """
     section = config.pseudo_masks
     if not section.reads_saliency:
@@ -75,10 +75,10 @@ def check_truth_exists(rows: pa.Table) -> None:
     """Checks that tagged training images have ground-truth masks, and that there are such images. Opens no file.
 
     Args:
-        rows: rows of a listing: tagged training images and negatives.
+        rows: Rows of a listing: tagged training images and negatives.
 
     Raises:
-        UserError: no image is tagged, or a mask is missing.
+        UserError: No image is tagged, or a mask is missing.
     """
     is_tagged = pc.invert(rows["is_negative"])
     if not pc.any(is_tagged).as_py():
@@ -100,7 +100,7 @@ def check_saliency_is_no_truth(rows: pa.Table) -> None:
     """Checks that no saliency map is the file of the image's ground-truth mask. Opens no file.
 
     Raises:
-        UserError: a saliency map and a ground-truth mask are the same file, directly or through links.
+        UserError: A saliency map and a ground-truth mask are the same file, directly or through links.
     """
     has_both = rows.filter(pc.and_(rows["saliency_uri"].is_valid(), rows["mask_uri"].is_valid()))
     same = []
