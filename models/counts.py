@@ -66,7 +66,7 @@ def _over_windows(extreme: Callable[..., NDArray[np.uint8]], labels: NDArray[np.
     Windows grow by doubling, so each dimension takes log2(side) passes.
 
     Args:
-        extreme: Numpy.minimum or numpy.maximum.
+        extreme: `numpy.minimum` or `numpy.maximum`.
         labels: (H, W).
         side: Side of the window, pixels.
 

@@ -122,7 +122,7 @@ class Format(NamedTuple):
         read: Reads a split of a data set. Invalid data may raise any exception.
         expected: Description of a valid data set; used in messages.
         write: Writes label masks as objects and returns their number. None: the format cannot be written.
-        copies_images: Whether `write` also writes the images, under the names by which the objects name them.
+        copies_images: Whether `write` also copies the images, with the file names that its objects refer to.
     """
 
     read: Callable[[ImportRequest], DataSet]

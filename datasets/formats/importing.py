@@ -140,7 +140,8 @@ def import_data_set(
             classes.
         negatives: Tags, next to NEGATIVE_TAGS, that are no classes: they mean none of the classes. Names, or lists of
             names.
-        labels: Labels.csv of an export. Its classes are imported, whether they occur or not, and masks get its labels.
+        labels: The file labels.csv of an export. Its classes are imported, whether they occur or not, and masks get its
+            labels.
         track: Iterates over the names of the photographs, and may show the progress, as `tqdm` does.
 
     Returns:
@@ -309,7 +310,10 @@ def _is_valid_name(name: str) -> bool:
 
 
 def _read_earlier_rows(output: _Output) -> tuple[list[Row], list[Row]]:
-    """Returns the rows of the imported split and those of other splits in the existing table; none without a table.
+    """Reads the table of earlier imports.
+
+    Returns:
+        The rows of the imported split, and the rows of other splits. Both are empty if there is no table.
 
     Raises:
         UserError: The table or the file of class names was not written by an import.

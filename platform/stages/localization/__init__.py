@@ -169,7 +169,11 @@ def _run_workers(
 def describe_relations(
     config: LocalizeConfig, relations: Relations, tags: Tags
 ) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Counts for the report, and notes, on maps whose related images are not as configured because images are few."""
+    """Counts the maps whose related images differ from the configured ones because there are too few images.
+
+    Returns:
+        The counts for the report, and notes.
+    """
     num_maps = len(relations.tag)
     if config.related_by == "itself":
         return {"maps related to their own image alone": num_maps}, ()
