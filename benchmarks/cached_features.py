@@ -29,7 +29,6 @@ from mcis.platform.runs.files import write_table
 TARGET = 10.0
 CLASSES = 20
 IMAGES = 128
-ROUNDS = 3
 
 
 def write_features(folder: Path, features: NDArray[np.float16]) -> Features:
@@ -40,9 +39,11 @@ def write_features(folder: Path, features: NDArray[np.float16]) -> Features:
 
 def main() -> None:
     """Measures both sides in turn and prints the ratio of their medians."""
-    options = harness.option_parser(__doc__, steps=5).parse_args()
+    parser = harness.option_parser(__doc__, steps=5, rounds=3)
+    harness.add_overrides(parser)
+    options = parser.parse_args()
     print(harness.describe_machine())
-    config = resolve("tags", "photos").config.classifier
+    config = resolve("tags", "photos", overrides=options.overrides).config.classifier
     torch.manual_seed(0)
     model = build_classifier(config, CLASSES)
     freeze(model, config)
@@ -85,7 +86,7 @@ def main() -> None:
             "features": lambda: median_seconds(step_on_features, 4 * options.steps),
             "images": lambda: median_seconds(step_on_images, options.steps),
         }
-        measured = harness.measure_in_turn(sides, ROUNDS)
+        measured = harness.measure_in_turn(sides, options.rounds)
 
     medians = harness.print_medians(measured, f"s per step of {2 * config.batch} images")
     ratio = medians["images"] / medians["features"]

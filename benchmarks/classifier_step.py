@@ -161,6 +161,7 @@ def main() -> None:
     parser = harness.option_parser(__doc__, batch=5 if gpu else 2, steps=20 if gpu else 1, rounds=2)
     parser.add_argument("--bf16", action=argparse.BooleanOptionalAction, default=gpu)
     harness.add_overrides(parser)
+    parser.add_argument("--recipes", nargs="+", choices=TARGETS, default=list(TARGETS), help="recipes to measure [all]")
     parser.add_argument("--one", nargs=3, metavar=("RECIPE", "SIDE", "GRADIENTS"), help="measure one side, print JSON")
     options = parser.parse_args()
     if options.one:
@@ -170,7 +171,7 @@ def main() -> None:
         return
 
     print(harness.describe_machine())
-    ratios = [compare(recipe, options) for recipe in TARGETS]
+    ratios = [compare(recipe, options) for recipe in options.recipes]
     print("\n".join(ratios))
 
 

@@ -133,13 +133,14 @@ def ray_head() -> Callable[..., contextlib.AbstractContextManager[dict[str, str]
     return head
 
 
-@pytest.fixture
-def few_scenes(tmp_path: Path) -> Path:
+@pytest.fixture(scope="session")
+def few_scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A value of `data.train_list` for 16 of the scenes that the demo draws. Their tags are not those of the scenes."""
     scenes = [f"train_{number:06}" for number in range(16)]
-    (tmp_path / "few.txt").write_text("\n".join(scenes))
-    (tmp_path / "few_cls.txt").write_text("\n".join(f"{scene} {number % 8}" for number, scene in enumerate(scenes)))
-    return tmp_path / "few"
+    folder = tmp_path_factory.mktemp("few_scenes")
+    (folder / "few.txt").write_text("\n".join(scenes))
+    (folder / "few_cls.txt").write_text("\n".join(f"{scene} {number % 8}" for number, scene in enumerate(scenes)))
+    return folder / "few"
 
 
 @pytest.fixture(scope="session")

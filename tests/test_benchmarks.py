@@ -1,11 +1,12 @@
 """Every benchmark parses its options and runs at a small size, so that a changed signature or name is noticed."""
 
 import json
+import os
 import re
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,35 +14,108 @@ import pytest
 
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
 
-ASK_FOR_HELP = """
-import contextlib, io, json, runpy, sys
+RUN_SCRIPTS = """
+import contextlib, io, json, os, runpy, sys, traceback
 
-helps = {}
-for script in sys.argv[1:]:
-    sys.argv = [script, "--help"]
+from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine.runtime import ray_session
+
+
+def run(script, *words):
+    sys.argv = [script, *words]
     printed = io.StringIO()
+    succeeded = True
     try:
         with contextlib.redirect_stdout(printed):
             runpy.run_path(script, run_name="__main__")
     except SystemExit as exit:
-        assert not exit.code, script
-        helps[script] = printed.getvalue()
-print(json.dumps(helps))
+        succeeded = not exit.code
+        print(exit.code or "", file=printed)
+    except Exception:
+        succeeded = False
+        traceback.print_exc(file=printed)
+    return succeeded, printed.getvalue()
+
+
+sys.path.insert(0, os.environ["BENCHMARKS"])
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)
+with ray_session(ComputeConfig()) if "RAY_ADDRESS" in os.environ else contextlib.nullcontext():
+    for line in sys.stdin:
+        print(json.dumps(run(*json.loads(line))), file=answers, flush=True)
 """
-"""Runs the scripts in one process, because importing torch and Ray takes seconds."""
+"""Runs the scripts that its standard input names. A line is a script and its options as JSON; the answer to it is
+whether the script succeeded, and what it printed."""
 
 
-def test_every_benchmark_parses_its_options() -> None:
-    scripts = sorted(path for path in FOLDER.glob("*.py") if "__main__" in path.read_text(encoding="utf-8"))
-    names = [str(script) for script in scripts]
-    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(FOLDER)!r})\n{ASK_FOR_HELP}", *names]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+class ScriptRunner:
+    """Runs benchmarks one after the other in a process, because importing torch and starting Ray takes seconds.
 
-    helps = json.loads(done.stdout.splitlines()[-1])
+    Args:
+        folder: Working folder, which is empty.
+        environment: Environment variables. With RAY_ADDRESS, the scripts share a connection to that cluster.
+    """
+
+    def __init__(self, folder: Path, environment: Mapping[str, str]) -> None:
+        self.log = folder / "runner.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", RUN_SCRIPTS],
+                cwd=folder,
+                env={**environment, "BENCHMARKS": str(FOLDER)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
+
+    def run(self, name: str, *words: str) -> str:
+        """Runs a benchmark with options and returns what it printed."""
+        assert self.process.stdin
+        assert self.process.stdout
+        print(json.dumps([str(FOLDER / f"{name}.py"), *words]), file=self.process.stdin, flush=True)
+        answer = self.process.stdout.readline()
+        assert answer, self.log.read_text()
+        succeeded, printed = json.loads(answer)
+        assert succeeded, printed
+        return str(printed)
+
+    def close(self) -> None:
+        """Ends the process."""
+        self.process.communicate()
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Iterator[ScriptRunner]:
+    """Runs scripts without a Ray."""
+    runner = ScriptRunner(tmp_path, os.environ)
+    yield runner
+    runner.close()
+
+
+@pytest.fixture(scope="module")
+def ray_runner(ray_head: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[ScriptRunner]:
+    """Runs the scripts of all tests in one process, on a Ray of their own."""
+    folder = tmp_path_factory.mktemp("shared")
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    log = tmp_path_factory.mktemp("ray") / "head.log"
+    with ray_head(log, port, "--num-cpus=4", "--include-dashboard=false") as environment:
+        runner = ScriptRunner(folder, environment)
+        yield runner
+        runner.close()
+
+
+def test_every_benchmark_parses_its_options(runner: ScriptRunner) -> None:
+    names = script_names()
     assert len(names) > 20
-    assert list(helps) == names
-    assert all(text.startswith("usage: ") for text in helps.values())
+    for name in names:
+        assert runner.run(name, "--help").startswith("usage: ")
+
+
+def script_names() -> list[str]:
+    """Names of all benchmarks."""
+    return sorted(path.stem for path in FOLDER.glob("*.py") if "__main__" in path.read_text(encoding="utf-8"))
 
 
 QUICK = (
@@ -67,10 +141,10 @@ SMALL_INPUT = "--set classifier.input_size=96"
 SETS = " ".join(f"--set {override}" for override in QUICK)
 OPTIONS = {
     "added_rows": "--images 12",
-    "allocator": "--steps 1 --rounds 1",
+    "allocator": "--steps 1 --rounds 1 --networks small",
     "bucket_index": "--images 40",
-    "cached_features": "--steps 1",
-    "classifier_step": f"--batch 1 --steps 1 --rounds 1 {SMALL_INPUT}",
+    "cached_features": f"--steps 1 --rounds 1 {SMALL_INPUT}",
+    "classifier_step": f"--batch 1 --steps 1 --rounds 1 --recipes paper {SMALL_INPUT}",
     "crf": "--images 4 --rounds 1",
     "data_loading": "--images 240 --rounds 1",
     "decode_tasks": "--rows 200 --cpus 2 --steps 10 --rounds 1 --idle_seconds 1",
@@ -97,44 +171,21 @@ OPTIONS = {
     "wrong_tags": f"--recipe photos_fast {SETS}",
 }
 """Options that make each benchmark small. `{few_scenes}` is a list of 16 scenes of the demo."""
-WHOLE_RUNS = (
-    "added_rows",
-    "growth",
-    "mask_rules",
-    "negatives",
-    "orchestration",
-    "related_images",
-    "run_overhead",
-    "updates",
-    "wrong_tags",
-)
-"""Benchmarks that run the pipeline; they share a Ray."""
+OWN_RAY = ("bucket_index", "decode_tasks", "gpu_mapping")
+"""Benchmarks that need several nodes, or environment variables in Ray's processes. The others share a Ray."""
 NEEDS_MASKS = ("semi_weak",)
 """Scripts that need a table of photographs with masks."""
 TESTED_ELSEWHERE = ("quality", "run_all", "saliency")
 
 
 def test_every_benchmark_has_a_small_size() -> None:
-    scripts = {path.stem for path in FOLDER.glob("*.py") if "__main__" in path.read_text(encoding="utf-8")}
-    assert scripts == {*OPTIONS, *NEEDS_MASKS, *TESTED_ELSEWHERE}
-
-
-@pytest.fixture(scope="module")
-def cluster(ray_head: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The environment of a Ray that the commands of several benchmarks share, because starting one takes seconds."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    log = tmp_path_factory.mktemp("ray") / "head.log"
-    with ray_head(log, port, "--num-cpus=2", "--include-dashboard=false") as environment:
-        yield environment
+    assert set(script_names()) == {*OPTIONS, *NEEDS_MASKS, *TESTED_ELSEWHERE}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIONS)
-def test_a_benchmark_runs_at_a_small_size(name: str, tmp_path: Path, cluster: dict[str, str], few_scenes: Path) -> None:
-    command = [sys.executable, str(FOLDER / f"{name}.py"), *OPTIONS[name].format(few_scenes=few_scenes).split()]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=cluster if name in WHOLE_RUNS else None, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.fullmatch(r"ratio \S+ target (at most )?[\d.]+(: .+)?", done.stdout.splitlines()[-1]), done.stdout
+def test_a_benchmark_runs_at_a_small_size(name: str, few_scenes: Path, request: pytest.FixtureRequest) -> None:
+    runner = request.getfixturevalue("runner" if name in OWN_RAY else "ray_runner")
+    printed = runner.run(name, *OPTIONS[name].format(few_scenes=few_scenes).split())
+    last_line = printed.splitlines()[-1]
+    assert re.fullmatch(r"ratio \S+ target (at most )?[\d.]+(: .+)?", last_line), printed

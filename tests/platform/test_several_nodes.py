@@ -288,19 +288,17 @@ def test_a_run_on_nodes_of_which_some_are_lost_equals_one_on_one_node(
     for name in ("a", "b"):
         nodes.add(name, num_cpus=3)
     workspace = tmp_path / "workspace"
-    checkpoints: set[int] = set()
 
-    def writes_another() -> bool:
+    def checkpoint_time() -> int:
+        """When the last checkpoint of the classifier was written, 0 if there is none."""
         for file in workspace.glob("store/train_classifier-*/checkpoint.pt"):
             with contextlib.suppress(FileNotFoundError):
-                checkpoints.add(file.stat().st_ino)
-                return len(checkpoints) > before
-        return False
+                return file.stat().st_mtime_ns
+        return 0
 
     call = command(root, workspace, *APART)
-    before = 0
     with running([*call, "compute.wait_minutes=0.1"], nodes.env, nodes.folder) as run:
-        wait_for(writes_another, run)
+        wait_for(checkpoint_time, run)
         nodes.remove("b")
         printed, _ = run.communicate(timeout=900)
     assert run.returncode == 1, printed[-5000:]
@@ -308,9 +306,9 @@ def test_a_run_on_nodes_of_which_some_are_lost_equals_one_on_one_node(
     assert "Traceback" not in printed
 
     nodes.add("c", num_cpus=3)
-    before = len(checkpoints)
+    time_before = checkpoint_time()
     with running(call, nodes.env, nodes.folder) as run:
-        wait_for(writes_another, run)
+        wait_for(lambda: checkpoint_time() > time_before, run)
         nodes.remove("c")
         nodes.add("d", num_cpus=3)
         printed, _ = run.communicate(timeout=1500)
