@@ -1,9 +1,10 @@
 """Predicts photographs and writes masks, overlays, and tables of class shares and of rejected files."""
 
+import functools
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -91,65 +92,92 @@ def predict_photographs(
     Raises:
         UnreachableFile: Several files in a row, or all of them, cannot be read at present.
     """
-    rejects = Rejects(len(photographs))
-    uniform: list[str] = []
-    rows: list[list[Any]] = []
     classes = predictor.classes
     write_bytes(out / "labels.csv", labels_table(classes))
-
-    def read() -> Iterator[PredictionInput[tuple[Photograph, NDArray[np.uint8]]]]:
-        """Yields the photographs that can be read, each with the image of its overlay."""
-        for photograph in photographs:
-            try:
-                image = predictor.read(photograph.uri)
-                shown = read_picture(
-                    photograph.uri,
-                    max_pixels=predictor.max_pixels,
-                    max_side=DEFAULT_MAX_SIDE,
-                    value_range=predictor.value_range,
-                )
-            except RejectedImage as error:
-                rejects.add(photograph.uri, error.reason)
-                continue
-            except UnreachableFile as error:
-                rejects.add_unreachable(photograph.uri, error)
-                continue
-            rejects.note_readable()
-            if almost_uniform(shown.rgb):
-                uniform.append(photograph.name)
-            yield PredictionInput((photograph, shown.rgb), image, tags.get(photograph.uri))
-
-    def write(item: tuple[Photograph, NDArray[np.uint8]], prediction: Prediction) -> list[Any]:
-        """Writes mask and overlay; returns the row of shares.csv."""
-        photograph, shown = item
-        labels = prediction.labels()
-        mask_file = f"masks/{photograph.name}.png"
-        write_bytes(out / mask_file, encode_labels(labels))
-
-        overlay = overlay_picture(shown, resize_labels(labels, *shown.shape[:2]))
-        write_bytes(out / "overlays" / f"{photograph.name}.jpg", encode(overlay, "JPEG"))
-
-        shares = np.bincount(labels.ravel(), minlength=len(classes) + 1) / labels.size
-        return [photograph.uri, mask_file, *labels.shape, *(f"{share:.6f}" for share in shares)]
+    reader = _PhotographReader(predictor, photographs)
+    rows: list[list[Any]] = []
 
     try:
         with bar("predict", len(photographs), "images") as progress:
-            for row in predictor.map(read(), write):
+            for row in predictor.map(reader.inputs(tags), functools.partial(_write_prediction, out, len(classes))):
                 rows.append(row)
-                progress.update(len(rows) + len(rejects.rows))
+                progress.update(len(rows) + len(reader.rejects.rows))
             progress.update(len(photographs))
     finally:
-        rejected = [*rejected_before, *rejects.rows]
+        rejected = [*rejected_before, *reader.rejects.rows]
         columns = ["image", "mask", "height", "width", "background", *classes]
         write_bytes(out / "shares.csv", csv_table(columns, rows))
         write_bytes(out / "rejects.csv", csv_table(["image", "reason"], rejected))
 
-    if uniform:
+    if reader.uniform:
         console.print(
-            f"note: {len(uniform)} photograph(s) are almost black or white: {join_shortened(uniform)}. For gray of "
-            "more than 8 bits, set data.value_range"
+            f"note: {len(reader.uniform)} photograph(s) are almost black or white: {join_shortened(reader.uniform)}. "
+            "For gray of more than 8 bits, set data.value_range"
         )
     return rejected
+
+
+class _ShownPhotograph(NamedTuple):
+    """A photograph with the image of its overlay, (H, W, 3), at most DEFAULT_MAX_SIDE pixels a side."""
+
+    photograph: Photograph
+    image: NDArray[np.uint8]
+
+
+class _PhotographReader:
+    """Reads photographs for a predictor.
+
+    Attributes:
+        rejects: The photographs that cannot be read.
+        uniform: Names of the photographs that are almost black or white.
+    """
+
+    def __init__(self, predictor: Predictor, photographs: Sequence[Photograph]):
+        self.predictor = predictor
+        self.photographs = photographs
+        self.rejects = Rejects(len(photographs))
+        self.uniform: list[str] = []
+
+    def inputs(self, tags: Mapping[str, Sequence[int]]) -> Iterator[PredictionInput[_ShownPhotograph]]:
+        """Yields the photographs that can be read.
+
+        Args:
+            tags: Class indices of the known tags of photographs, by URI.
+        """
+        for photograph in self.photographs:
+            try:
+                image = self.predictor.read(photograph.uri)
+                shown = read_picture(
+                    photograph.uri,
+                    max_pixels=self.predictor.max_pixels,
+                    max_side=DEFAULT_MAX_SIDE,
+                    value_range=self.predictor.value_range,
+                )
+            except RejectedImage as error:
+                self.rejects.add(photograph.uri, error.reason)
+                continue
+            except UnreachableFile as error:
+                self.rejects.add_unreachable(photograph.uri, error)
+                continue
+
+            self.rejects.note_readable()
+            if almost_uniform(shown.rgb):
+                self.uniform.append(photograph.name)
+            yield PredictionInput(_ShownPhotograph(photograph, shown.rgb), image, tags.get(photograph.uri))
+
+
+def _write_prediction(out: Path, num_classes: int, shown: _ShownPhotograph, prediction: Prediction) -> list[Any]:
+    """Writes the mask and the overlay of a photograph; returns its row of shares.csv."""
+    photograph = shown.photograph
+    labels = prediction.labels()
+    mask_file = f"masks/{photograph.name}.png"
+    write_bytes(out / mask_file, encode_labels(labels))
+
+    overlay = overlay_picture(shown.image, resize_labels(labels, *shown.image.shape[:2]))
+    write_bytes(out / "overlays" / f"{photograph.name}.jpg", encode(overlay, "JPEG"))
+
+    shares = np.bincount(labels.ravel(), minlength=num_classes + 1) / labels.size
+    return [photograph.uri, mask_file, *labels.shape, *(f"{share:.6f}" for share in shares)]
 
 
 def write_predicted_objects(
