@@ -178,17 +178,25 @@ def import_data_set(
         _move_masks(Path(new_masks), rows, output)
     _write_table(output, other_rows + rows, selection.classes)
 
-    negative_count = len(selection.negatives)
-    tagged = sum(bool(row["tags"]) for row in rows) - negative_count
-    masks = sum(bool(row["mask"]) for row in rows)
-    shows_none = f"{negative_count} that show none of the classes, " if negative_count else ""
-    summary = f"{len(rows)} photographs of split {split}, {tagged} with tags, {shows_none}{masks} with a mask"
     return [
-        f"{output.table}: {summary}; classes {join_shortened_quoted(selection.classes, len(selection.classes))}",
+        _summary(output, rows, selection),
         *notes,
         *_doubtful_class_notes(selection.classes),
         *left_out_notes(str(source), left_out),
     ]
+
+
+def _summary(output: _Output, rows: Sequence[Row], selection: _Selection) -> str:
+    """Returns the message on the written table: its photographs, and the classes."""
+    num_negatives = len(selection.negatives)
+    num_tagged = len([row for row in rows if row["tags"]]) - num_negatives  # negatives have the tag `none`
+    num_masks = len([row for row in rows if row["mask"]])
+    counts = [f"{len(rows)} photographs of split {output.split}", f"{num_tagged} with tags"]
+    if num_negatives:
+        counts.append(f"{num_negatives} that show none of the classes")
+    counts.append(f"{num_masks} with a mask")
+    classes = join_shortened_quoted(selection.classes, len(selection.classes))
+    return f"{output.table}: {', '.join(counts)}; classes {classes}"
 
 
 def _doubtful_class_notes(classes: Sequence[str]) -> list[str]:
