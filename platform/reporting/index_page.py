@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from PIL import Image
 
 from mcis.datasets.copies import find_duplicates
@@ -126,27 +127,38 @@ def _choose_examples(index: pa.Table, classes: Sequence[str], value_range: Value
     if not len(index):
         return None
 
-    image_tags = Tags.from_index(index["tags"], len(classes))
-    counts = np.diff(image_tags.start).astype(np.int64)
-    untagged = np.flatnonzero(counts == 0)
-    rows = np.concatenate([np.repeat(np.arange(len(index)), counts), untagged])
-    untagged_group = np.where(index["is_negative"].to_numpy()[untagged], len(classes), len(classes) + 1)
-    tags = np.concatenate([image_tags.values.astype(np.int64), untagged_group])
+    rows_by_class = _shuffled_rows(index, len(classes))
+    max_per_class = min(_MAX_PER_CLASS, max(1, _MAX_THUMBNAILS // len(rows_by_class)))
+    chosen = {number: rows[:max_per_class].tolist() for number, rows in rows_by_class.items()}
+    chosen_rows: set[int] = set()
+    for rows in chosen.values():
+        chosen_rows.update(rows)
 
-    draws = uniforms(DrawPurpose.THUMBNAIL, 0, tags, rows)[:, 0]
-    order = np.lexsort((draws, tags))
-    present_tags, starts, sizes = np.unique(tags[order], return_index=True, return_counts=True)
-    max_per_class = min(_MAX_PER_CLASS, max(1, _MAX_THUMBNAILS // len(present_tags)))
-    chosen = []
-    for start, size in zip(starts, sizes, strict=True):
-        chosen.append(rows[order[start : start + min(max_per_class, size)]].tolist())
+    thumbnails = _read_thumbnails(index, sorted(chosen_rows), classes, value_range)
+    examples = {}
+    for number, rows in chosen.items():
+        examples[number] = (len(rows_by_class[number]), [thumbnails[row] for row in rows])
+    broken = len([thumbnail for thumbnail in thumbnails.values() if thumbnail.reason is not None])
+    return ExampleImages(max_per_class, examples, broken)
 
-    thumbnails = _read_thumbnails(index, np.unique(np.concatenate(chosen)).tolist(), classes, value_range)
-    by_class = {}
-    for tag, size, chosen_rows in zip(present_tags.tolist(), sizes.tolist(), chosen, strict=True):
-        by_class[tag] = (size, [thumbnails[row] for row in chosen_rows])
-    broken = sum(thumbnail.reason is not None for thumbnail in thumbnails.values())
-    return ExampleImages(max_per_class, by_class, broken)
+
+def _shuffled_rows(index: pa.Table, num_classes: int) -> dict[int, NDArray[np.int64]]:
+    """Returns the rows of the images of each class that occurs, in random order.
+
+    An image with several tags is in several classes. Keys are those of `ExampleImages.classes`.
+    """
+    tags = Tags.from_index(index["tags"], num_classes)
+    tag_counts = np.diff(tags.start).astype(np.int64)
+    tagged_rows = np.repeat(np.arange(len(index)), tag_counts)
+    untagged_rows = np.flatnonzero(tag_counts == 0)
+    is_negative = index["is_negative"].to_numpy()[untagged_rows]
+
+    rows = np.concatenate([tagged_rows, untagged_rows])
+    numbers = np.concatenate([tags.values.astype(np.int64), np.where(is_negative, num_classes, num_classes + 1)])
+    draws = uniforms(DrawPurpose.THUMBNAIL, 0, numbers, rows)[:, 0]
+    order = np.lexsort((draws, numbers))
+    present_numbers, starts = np.unique(numbers[order], return_index=True)
+    return dict(zip(present_numbers.tolist(), np.split(rows[order], starts[1:]), strict=True))
 
 
 def _read_thumbnails(
