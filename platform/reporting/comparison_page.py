@@ -218,24 +218,35 @@ def _make_gallery(comparison: Comparison, output: str, count: int, methods: Sequ
         return Gallery(scored_output.page_title, 0, [], [], [], [], [])
 
     shown = [_shown_output(comparison, output, group) for group in groups]
-    common = sorted(set.intersection(*(set(table) for _, table, _ in shown)))
+    image_ids = set.intersection(*(set(shown_output.table) for shown_output in shown))
     index_file = groups[0].runs[0].outputs["index"] / "index.parquet"
-    others = [find_masks(method, common, read_image_ids(index_file)) for method in methods]
-    common = [image_id for image_id in common if all(image_id in other.files for other in others)]
-    compared_mious = [mious for _, _, mious in shown if mious]  # empty for a run that is not compared
-    chosen = dict(choose_images(common, compared_mious, count, seed=comparison.bootstrap.seed))
+    method_masks = [find_masks(method, sorted(image_ids), read_image_ids(index_file)) for method in methods]
+    for masks in method_masks:
+        image_ids = image_ids.intersection(masks.files)
+    compared_mious = [shown_output.mious for shown_output in shown if shown_output.mious]  # not all runs are compared
+    chosen = dict(choose_images(sorted(image_ids), compared_mious, count, seed=comparison.bootstrap.seed))
 
     examples = _read_examples(comparison, list(chosen))
     images = []
-    masked: list[Panel] = []
+    drawn_panels: list[Panel] = []
     for image_id, differs_most in chosen.items():
-        image, panels = _gallery_image(examples[image_id], output, differs_most, shown, others, comparison.classes)
+        example = examples[image_id]
+        image, panels = _gallery_image(example, output, differs_most, shown, method_masks, comparison.classes)
         images.append(image)
-        masked += panels
-    remarks = [remark for other in others for remark in other.remarks()]
-    names = [method.name for method in methods]
-    labels_shown = legend(masked, comparison.classes)
-    return Gallery(scored_output.page_title, len(common), without, names, remarks, labels_shown, images)
+        drawn_panels += panels
+
+    remarks: list[str] = []
+    for masks in method_masks:
+        remarks += masks.remarks()
+    return Gallery(
+        title=scored_output.page_title,
+        common=len(image_ids),
+        without=without,
+        methods=[method.name for method in methods],
+        remarks=remarks,
+        legend=legend(drawn_panels, comparison.classes),
+        images=images,
+    )
 
 
 def _shown_output(comparison: Comparison, output: str, group: RunGroup) -> _ShownOutput:
@@ -250,7 +261,7 @@ def _gallery_image(
     output: str,
     differs_most: bool,
     shown: Sequence[_ShownOutput],
-    others: Sequence[MethodMasks],
+    method_masks: Sequence[MethodMasks],
     classes: Sequence[str],
 ) -> tuple[GalleryImage, list[Panel]]:
     """Draws the pictures of an image.
@@ -260,7 +271,7 @@ def _gallery_image(
         output: Key of `SCORED_OUTPUTS`.
         differs_most: Whether the image was chosen by the range of its mIoU.
         shown: The output of every group.
-        others: The masks of the other methods.
+        method_masks: The masks of the other methods.
         classes: The K class names.
 
     Returns:
@@ -269,24 +280,24 @@ def _gallery_image(
     panel = example.panel
     image_cells = cells(panel, classes, CELL_HEIGHT)
     gallery_cells = [GalleryCell(column, image_cells.get(column), "") for column in ("image", "truth")]
-    masked = []
+    drawn_panels = []
     for group, table, mious in shown:
         with_output, variant = _with_output(panel, output, table)
-        masked.append(with_output)
+        drawn_panels.append(with_output)
         cell = cells(with_output, classes, CELL_HEIGHT)[SCORED_OUTPUTS[output].picture]
         described = cell._replace(alt=f"{group.label}: {cell.alt}")
         note = _cell_note(group, variant, mious.get(panel.image_id, math.nan))
         gallery_cells.append(GalleryCell(group.label, described, note))
-    for other in others:
-        with_mask, miou = _with_method_mask(example, other.files[panel.image_id], classes)
-        masked.append(with_mask)
+    for masks in method_masks:
+        with_mask, miou = _with_method_mask(example, masks.files[panel.image_id], classes)
+        drawn_panels.append(with_mask)
         cell = cells(with_mask, classes, CELL_HEIGHT)["pseudo mask"]  # may have ignored pixels
-        described = cell._replace(alt=f"{other.method.name}: mask of {panel.image_id}")
+        described = cell._replace(alt=f"{masks.method.name}: mask of {panel.image_id}")
         note = "" if math.isnan(miou) else f"mIoU here {miou:.1f}"
-        gallery_cells.append(GalleryCell(other.method.name, described, note))
+        gallery_cells.append(GalleryCell(masks.method.name, described, note))
 
     why = f"{panel.split}, {'differs most' if differs_most else 'drawn at random'}"
-    return GalleryImage(panel.image_id, _tag_labels(panel, classes), why, gallery_cells), masked
+    return GalleryImage(panel.image_id, _tag_labels(panel, classes), why, gallery_cells), drawn_panels
 
 
 def _cell_note(group: RunGroup, variant: str, miou: float) -> str:
