@@ -19,6 +19,7 @@ from mcis.datasets.tables.large_tables import Texts
 from mcis.datasets.tags import Tags
 from mcis.models.tag_ranks import class_ranks
 from mcis.platform.config.resolve import resolve
+from mcis.platform.config.sections import Config
 from mcis.platform.learners.classifier_learner import val_scores
 from mcis.platform.networks.build import build_classifier, load_trained
 from mcis.platform.outputs.read_index import open_index, rows_in_split
@@ -98,29 +99,42 @@ def rank_tags(workspace: Workspace, name: str) -> RankedTags:
     index = open_index(workspace, name)
     rows = rows_in_split(index.index, "train", tagged=True, negatives=True)
     tags = Tags.from_index(rows["tags"], len(index.classes)).matrix(np.arange(len(rows)))
+    ranks = class_ranks(_class_scores(config, len(index.classes), weights, rows), tags)
 
+    likely = np.where(np.isnan(ranks), 1, ranks).argmin(axis=1)
+    tag_ranks = np.where(tags, ranks, np.nan)
+    is_listed = tags.any(axis=1)
+    is_extra = pc.not_equal(rows["domain"], "target").to_numpy()
+    if is_extra.any():
+        is_listed &= is_extra
+    return RankedTags(rows.filter(pa.array(is_listed)), tag_ranks[is_listed], likely[is_listed], index.classes)
+
+
+def _class_scores(config: Config, num_classes: int, weights: Path, rows: pa.Table) -> NDArray[np.float32]:
+    """Returns the scores that a trained classifier gives images, (N, K).
+
+    Args:
+        config: Configuration of the classifier's run.
+        num_classes: Number of classes K.
+        weights: Output of the stage `train_classifier`.
+        rows: Rows of the index, N images.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model = load_trained(build_classifier(config.classifier, len(index.classes)), weights, device)
+    model = load_trained(build_classifier(config.classifier, num_classes), weights, device)
     images = Squares(
         Texts(rows["uri"]),
         config.classifier.input_size,
         hashes=Texts(rows["content_hash"]),
         value_range=config.data.value_range,
     )
-    scores = np.zeros((len(rows), len(index.classes)), np.float32)
+
+    scores = np.zeros((len(rows), num_classes), np.float32)
     batches = [np.arange(first, min(first + _BATCH, len(rows))) for first in range(0, len(rows), _BATCH)]
     pictures = map_in_threads(images, batches, threads=min(8, os.cpu_count() or 1), ahead=1)
     with torch.inference_mode():
         for batch, pixels in counted(zip(batches, pictures, strict=True), "rank tags", len(batches)):
             scores[batch] = val_scores(model, torch.from_numpy(pixels).to(device)).cpu().numpy()
-
-    ranks = class_ranks(scores, tags)
-    likely = np.where(np.isnan(ranks), 1, ranks).argmin(axis=1)
-    ranks = np.where(tags, ranks, np.nan)
-    is_extra = pc.not_equal(rows["domain"], "target").to_numpy()
-    chosen = is_extra if is_extra.any() else np.ones(len(rows), bool)
-    chosen &= tags.any(axis=1)
-    return RankedTags(rows.filter(pa.array(chosen)), ranks[chosen], likely[chosen], index.classes)
+    return scores
 
 
 def write_tag_suggestions(workspace: Workspace, name: str, out: Path, *, min_rank: float, count: int) -> str:
