@@ -170,14 +170,18 @@ def _write_prediction(out: Path, num_classes: int, shown: _ShownPhotograph, pred
     """Writes the mask and the overlay of a photograph; returns its row of shares.csv."""
     photograph = shown.photograph
     labels = prediction.labels()
-    mask_file = f"masks/{photograph.name}.png"
-    write_bytes(out / mask_file, encode_labels(labels))
+    write_bytes(out / mask_name(photograph), encode_labels(labels))
 
     overlay = overlay_picture(shown.image, resize_labels(labels, *shown.image.shape[:2]))
     write_bytes(out / "overlays" / f"{photograph.name}.jpg", encode(overlay, "JPEG"))
 
     shares = np.bincount(labels.ravel(), minlength=num_classes + 1) / labels.size
-    return [photograph.uri, mask_file, *labels.shape, *(f"{share:.6f}" for share in shares)]
+    return [photograph.uri, mask_name(photograph), *labels.shape, *(f"{share:.6f}" for share in shares)]
+
+
+def mask_name(photograph: Photograph) -> str:
+    """Path of the mask that `predict_photographs` writes, relative to its folder."""
+    return f"masks/{photograph.name}.png"
 
 
 def write_predicted_objects(
@@ -197,10 +201,10 @@ def write_predicted_objects(
     """
 
     def labeled_images() -> Iterator[LabeledImage]:
-        for uri, name in photographs:
-            labels = decode_labels((out / "masks" / f"{name}.png").read_bytes())
-            content_hash = hashlib.sha256(read_bytes(uri)).hexdigest()
-            yield LabeledImage(uri, content_hash, name, labels, predictor.value_range)
+        for photograph in photographs:
+            labels = decode_labels((out / mask_name(photograph)).read_bytes())
+            content_hash = hashlib.sha256(read_bytes(photograph.uri)).hexdigest()
+            yield LabeledImage(photograph.uri, content_hash, photograph.name, labels, predictor.value_range)
 
     images = counted(labeled_images(), f"write {format}", len(photographs))
     return export_objects(format, predictor.classes, images, out / format, min_area)

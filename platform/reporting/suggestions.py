@@ -14,6 +14,7 @@ from mcis.datasets.formats.data_set import LabeledImage
 from mcis.datasets.images.decode import DecodedImage
 from mcis.datasets.images.label_masks import decode_labels, resize_labels
 from mcis.datasets.images.squares import read_rgb
+from mcis.datasets.images.value_range import ValueRange
 from mcis.datasets.sources.photographs import Photograph
 from mcis.datasets.tables.shards import Shards
 from mcis.models.counts import confusion
@@ -24,7 +25,7 @@ from mcis.platform.reporting.export import check_objects, export_objects
 from mcis.platform.reporting.files import csv_table, file_names, stage_table, write_bytes
 from mcis.platform.reporting.html import render
 from mcis.platform.reporting.panels import CELL_HEIGHT, Panel, cells, labels, legend
-from mcis.platform.reporting.photographs import Rejects, predict_photographs
+from mcis.platform.reporting.photographs import Rejects, mask_name, predict_photographs
 from mcis.platform.reporting.plots import THEME
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.progress import counted
@@ -55,6 +56,18 @@ class Suggestions(NamedTuple):
 
     images: list[Suggestion]
     rejected: list[tuple[str, str]]
+
+
+class _PredictedSuggestion(NamedTuple):
+    """A suggestion whose mask is predicted.
+
+    Attributes:
+        suggestion: The suggestion.
+        photograph: The image's file, and the name of the files that are written for it.
+    """
+
+    suggestion: Suggestion
+    photograph: Photograph
 
 
 class WrittenSuggestions(NamedTuple):
@@ -122,8 +135,8 @@ def suggest_images(workspace: Workspace, name: str, predictor: Predictor, count:
     for row, pixels in differing_pixels:
         needs = pixels / class_pixels[row["tags"]].clip(min=1)
         suggestions.append(Suggestion(row, float(needs.sum()), row["tags"][int(needs.argmax())]))
-    order = np.argsort([-suggestion.need for suggestion in suggestions], kind="stable")[:count]
-    return Suggestions([suggestions[i] for i in order.tolist()], rejects.rows)
+    suggestions.sort(key=lambda suggestion: suggestion.need, reverse=True)
+    return Suggestions(suggestions[:count], rejects.rows)
 
 
 def _uncorrected_rows(workspace: Workspace, name: str, table: Path) -> list[dict[str, Any]]:
@@ -177,78 +190,84 @@ def write_suggestions(
         )
     check_objects(format, out / format if format else out, min_area)
 
-    suggestions, rejected = suggest_images(workspace, name, predictor, count)
-    names = file_names((suggestion.row["image_id"] for suggestion in suggestions), out)
-    photographs = []
-    tags = {}
-    for suggestion in suggestions:
-        uri = suggestion.row["uri"]
-        photographs.append(Photograph(uri, names[suggestion.row["image_id"]]))
-        tags[uri] = suggestion.row["tags"]
-    rejected = predict_photographs(predictor, photographs, out, tags, rejected)
-    unread = {uri for uri, _ in rejected}
-    suggestions = [suggestion for suggestion in suggestions if suggestion.row["uri"] not in unread]
-    photographs = [photograph for photograph in photographs if photograph.uri not in unread]
-
-    mask_names = [f"masks/{photograph.name}.png" for photograph in photographs]
-    mask_files = [out / mask_name for mask_name in mask_names]
-    _write_table(out / "suggested.csv", suggestions, mask_names, predictor.classes)
-    page = _render_page(workspace, name, predictor, suggestions, mask_files)
+    suggestions, unreadable = suggest_images(workspace, name, predictor, count)
+    predicted, rejected = _predict_suggestions(predictor, suggestions, out, unreadable)
+    _write_table(out / "suggested.csv", predicted, predictor.classes)
+    page = _render_page(workspace, name, predictor, predicted, out)
     write_bytes(out / "suggested.html", page.encode())
 
     order = f"in the order of {out / 'suggested.html'} and .csv"
-    description = f"{len(suggestions)} masks to correct below {masks_folder}, {order}"
-    if not format:
-        return WrittenSuggestions(description, len(rejected))
-
-    def labeled_images() -> Iterator[LabeledImage]:
-        for suggestion, photograph, file in zip(suggestions, photographs, mask_files, strict=True):
-            content_hash = suggestion.row["content_hash"]
-            mask = decode_labels(file.read_bytes())
-            yield LabeledImage(photograph.uri, content_hash, photograph.name, mask, predictor.value_range)
-
-    description += f"; {export_objects(format, predictor.classes, labeled_images(), out / format, min_area)}"
+    description = f"{len(predicted)} masks to correct below {masks_folder}, {order}"
+    if format:
+        images = _labeled_images(predicted, out, predictor.value_range)
+        description += f"; {export_objects(format, predictor.classes, images, out / format, min_area)}"
     return WrittenSuggestions(description, len(rejected))
 
 
-def _write_table(
-    file: Path, suggestions: Sequence[Suggestion], mask_names: Sequence[str], classes: Sequence[str]
-) -> None:
+def _predict_suggestions(
+    predictor: Predictor, suggestions: Sequence[Suggestion], out: Path, rejected_before: Sequence[tuple[str, str]]
+) -> tuple[list[_PredictedSuggestion], list[tuple[str, str]]]:
+    """Predicts the suggested images among their tags, see `predict_photographs`.
+
+    Returns:
+        The images that could be read, and all rows of rejects.csv.
+    """
+    names = file_names((suggestion.row["image_id"] for suggestion in suggestions), out)
+    candidates = []
+    for suggestion in suggestions:
+        photograph = Photograph(suggestion.row["uri"], names[suggestion.row["image_id"]])
+        candidates.append(_PredictedSuggestion(suggestion, photograph))
+
+    photographs = [candidate.photograph for candidate in candidates]
+    tags = {suggestion.row["uri"]: suggestion.row["tags"] for suggestion in suggestions}
+    rejected = predict_photographs(predictor, photographs, out, tags, rejected_before)
+    unread = {uri for uri, _ in rejected}
+    return [candidate for candidate in candidates if candidate.photograph.uri not in unread], rejected
+
+
+def _labeled_images(
+    predicted: Sequence[_PredictedSuggestion], out: Path, value_range: ValueRange | None
+) -> Iterator[LabeledImage]:
+    """Yields the images with their predicted masks, from the files of the masks."""
+    for suggestion, photograph in predicted:
+        mask = decode_labels((out / mask_name(photograph)).read_bytes())
+        yield LabeledImage(photograph.uri, suggestion.row["content_hash"], photograph.name, mask, value_range)
+
+
+def _write_table(file: Path, predicted: Sequence[_PredictedSuggestion], classes: Sequence[str]) -> None:
     """Writes suggested.csv."""
     rows = []
-    for suggestion, mask_name in zip(suggestions, mask_names, strict=True):
+    for suggestion, photograph in predicted:
         worst = classes[suggestion.worst]
-        rows.append((suggestion.row["image_id"], mask_name, f"{100 * suggestion.need:.3f}", worst))
+        rows.append((suggestion.row["image_id"], mask_name(photograph), f"{100 * suggestion.need:.3f}", worst))
     write_bytes(file, csv_table(["image", "mask", "need %", "class"], rows))
 
 
 def _render_page(
-    workspace: Workspace, name: str, predictor: Predictor, suggestions: Sequence[Suggestion], mask_files: Sequence[Path]
+    workspace: Workspace, name: str, predictor: Predictor, predicted: Sequence[_PredictedSuggestion], out: Path
 ) -> str:
     """Renders a page with each image, its pseudo mask, and its prediction among its tags, from the file of the mask."""
     classes = predictor.classes
     masks = Shards(stage_table(workspace, name, "pseudo_masks", "masks"), ["labels"])
     panels = []
-    for (row, _, _), mask_file in zip(suggestions, mask_files, strict=True):
+    shown = []
+    for suggestion, photograph in predicted:
+        row = suggestion.row
         image = read_rgb(
             row["uri"], max_side=2 * CELL_HEIGHT, content_hash=row["content_hash"], value_range=predictor.value_range
         )
         pseudo_mask = decode_labels(masks.rows(row["image_id"])["labels"][0].as_py())
-        prediction = decode_labels(mask_file.read_bytes())
+        prediction = decode_labels((out / mask_name(photograph)).read_bytes())
         size = image.shape[:2]
-        panels.append(
-            Panel(
-                image_id=row["image_id"],
-                split="train",
-                tags=tuple(classes[tag] for tag in row["tags"]),
-                image=image,
-                pseudo_mask=resize_labels(pseudo_mask, *size),
-                prediction=resize_labels(prediction, *size),
-            )
+        panel = Panel(
+            image_id=row["image_id"],
+            split="train",
+            tags=tuple(classes[tag] for tag in row["tags"]),
+            image=image,
+            pseudo_mask=resize_labels(pseudo_mask, *size),
+            prediction=resize_labels(prediction, *size),
         )
-    shown = [
-        (suggestion, panel, cells(panel, classes, CELL_HEIGHT))
-        for suggestion, panel in zip(suggestions, panels, strict=True)
-    ]
+        panels.append(panel)
+        shown.append((suggestion, panel, cells(panel, classes, CELL_HEIGHT)))
     view = {"name": name, "labels": labels(classes), "legend": legend(panels, classes), "shown": shown, "theme": THEME}
     return render("suggestions_page.html.j2", view)
