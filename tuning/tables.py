@@ -51,7 +51,7 @@ def cases_table(
         differences: Differences between the cases, which state the scores that cannot be compared.
     """
     score_columns = used_columns(case_scores)
-    share_columns = list(dict.fromkeys(name for scores in case_scores for name in scores.shares))
+    share_columns = _share_names(case_scores)
     ranks = ranks_of_methods(case_scores, differences)
     num_seeds = len(_all_seeds(case_scores))
 
@@ -82,7 +82,18 @@ def cases_table(
 
 def _all_seeds(case_scores: Sequence[CaseScores]) -> list[int]:
     """The seeds that any of the cases has finished."""
-    return sorted({seed for scores in case_scores for seed in scores.seeds})
+    seeds: set[int] = set()
+    for scores in case_scores:
+        seeds.update(scores.seeds)
+    return sorted(seeds)
+
+
+def _share_names(case_scores: Sequence[CaseScores]) -> list[str]:
+    """Headings of the further percentages that any of the cases has."""
+    names: dict[str, None] = {}
+    for scores in case_scores:
+        names |= dict.fromkeys(scores.shares)
+    return list(names)
 
 
 def ranks_of_methods(case_scores: Sequence[CaseScores], differences: Sequence[PairedDifference] = ()) -> dict[str, str]:
@@ -97,25 +108,46 @@ def ranks_of_methods(case_scores: Sequence[CaseScores], differences: Sequence[Pa
         differences: Differences between the cases, which state the scores that cannot be compared.
     """
     left_out = {difference.case.name: difference.left_out for difference in differences}
+    method_scores = [scores for scores in case_scores if scores.case.method]
     ranks: dict[str, str] = {}
-    for data_set in dict.fromkeys(scores.case.data_set for scores in case_scores if scores.case.method):
-        data_set_scores = [scores for scores in case_scores if scores.case.method and scores.case.data_set == data_set]
-        common = [column for column in used_columns(data_set_scores) if all(column in s.miou for s in data_set_scores)]
-        has_baseline = any(scores.case.baseline is None for scores in data_set_scores)
-        seeds = _all_seeds(data_set_scores)
-
-        means = {}
+    for data_set in dict.fromkeys(scores.case.data_set for scores in method_scores):
+        data_set_scores = [scores for scores in method_scores if scores.case.data_set == data_set]
+        means = _comparable_means(data_set_scores, left_out)
         for scores in data_set_scores:
-            is_comparable = common and common[-1] not in left_out.get(scores.case.name, {})
-            if has_baseline and is_comparable and sorted(scores.seeds) == seeds:
-                value = mean(scores.miou[common[-1]])
-                if not isnan(value):
-                    means[scores.case.name] = value
-        for scores in data_set_scores:
-            name = scores.case.name
-            is_ranked = name in means and len(means) > 1
-            ranks[name] = str(1 + sum(value > means[name] for value in means.values())) if is_ranked else ""
+            ranks[scores.case.name] = _rank(scores.case.name, means)
     return ranks
+
+
+def _comparable_means(case_scores: Sequence[CaseScores], left_out: Mapping[str, Mapping[str, str]]) -> dict[str, float]:
+    """Mean mIoU over the seeds of the methods that have a rank, by case; empty if the methods cannot be ranked.
+
+    Args:
+        case_scores: Scores of the methods on one data set.
+        left_out: By case and column, why the score cannot be compared with that of the first method.
+    """
+    common = [column for column in used_columns(case_scores) if all(column in scores.miou for scores in case_scores)]
+    has_baseline = any(scores.case.baseline is None for scores in case_scores)
+    if not common or not has_baseline:
+        return {}
+
+    column = common[-1]
+    seeds = _all_seeds(case_scores)
+    means = {}
+    for scores in case_scores:
+        is_comparable = column not in left_out.get(scores.case.name, {})
+        if is_comparable and sorted(scores.seeds) == seeds:
+            value = mean(scores.miou[column])
+            if not isnan(value):
+                means[scores.case.name] = value
+    return means
+
+
+def _rank(name: str, means: Mapping[str, float]) -> str:
+    """The rank of a case by its mean, as text; empty if it has none or is the only one."""
+    if name not in means or len(means) == 1:
+        return ""
+    higher = [value for value in means.values() if value > means[name]]
+    return str(1 + len(higher))
 
 
 def differences_table(differences: Sequence[PairedDifference]) -> Table:
@@ -147,7 +179,7 @@ def seeds_table(case_scores: Sequence[CaseScores], paper_column: str | None = No
         paper_column: Heading of the column with the paper's mIoU; None for no such column.
     """
     score_columns = used_columns(case_scores)
-    share_columns = list(dict.fromkeys(name for scores in case_scores for name in scores.shares))
+    share_columns = _share_names(case_scores)
     paper_columns = [paper_column] if paper_column else []
 
     rows = []
@@ -188,18 +220,15 @@ def written_tables(
     """
     paper_headings = {paper_column: f"{paper_column}, mIoU %"} if paper_column else {}
     score_headings = {heading: f"{heading}, mIoU %" for heading in _HEADINGS.values()}
-    share_names = dict.fromkeys(name for scores in case_scores for name in scores.shares)
-    share_headings = {name: f"{name} %" for name in share_names}
+    share_headings = {name: f"{name} %" for name in _share_names(case_scores)}
 
     title = f"Mean and standard deviation over seeds {', '.join(map(str, _all_seeds(case_scores)))}"
     notes = [f"{_HEADINGS[column]}: {text}" for column, text in (descriptions or {}).items()]
-    notes += [
-        f"{difference.case.name} and {difference.case.baseline} are not compared by {column}: {reason}"
-        for difference in differences
-        for column, reason in difference.left_out.items()
-    ]
-    title = ". ".join([title, *notes])
-    scored = cases_table(case_scores, title, paper_column, differences)
+    for difference in differences:
+        case_names = f"{difference.case.name} and {difference.case.baseline}"
+        for column, reason in difference.left_out.items():
+            notes.append(f"{case_names} are not compared by {column}: {reason}")
+    scored = cases_table(case_scores, ". ".join([title, *notes]), paper_column, differences)
     tables = [_with_headings(scored, paper_headings | score_headings | share_headings)]
     if differences:
         term, explanation = INTERVAL_NOTE
@@ -226,40 +255,56 @@ def summary_csv(
 
     For arguments see `written_tables`.
     """
-    ranks = ranks_of_methods(case_scores, differences)
+    score_columns = used_columns(case_scores)
+    share_names = _share_names(case_scores)
+    compared_columns = used_columns(differences)
     columns_left_out = [column for column in _HEADINGS if any(column in item.left_out for item in differences)]
     differences_by_case = {difference.case.name: difference for difference in differences}
-    share_names = list(dict.fromkeys(name for scores in case_scores for name in scores.shares))
-    compared_columns = used_columns(differences)
+    ranks = ranks_of_methods(case_scores, differences)
 
     rows = []
     for scores in case_scores:
         row: dict[str, Any] = {"case": scores.case.name, "seeds": len(scores.seeds), "maps by": scores.case.inference}
-        for column in used_columns(case_scores):
-            values = scores.miou.get(column, [])
-            row[f"{column}, mIoU %"] = mean(values) if values else None
-            row[f"{column}, standard deviation"] = stdev(values) if len(values) > 1 else None
-            if descriptions:
-                row[f"{column}, settings"] = descriptions.get(column)
+        row |= _score_cells(scores, score_columns, descriptions)
         if paper_column:
             row[f"{paper_column}, mIoU %"] = scores.case.paper
         for name in share_names:
             row[f"{name} %"] = mean(scores.shares[name]) if name in scores.shares else None
-
-        difference = differences_by_case.get(scores.case.name)
-        row["baseline"] = difference.case.baseline if difference else None
-        for column in compared_columns:
-            points = difference.miou.get(column, []) if difference else []
-            low, high = difference.intervals.get(column, (nan, nan)) if difference else (nan, nan)
-            row[f"{column}, difference, points of mIoU"] = mean(points) if points else None
-            row[f"{column}, 95 % interval, low"] = None if isnan(low) else low
-            row[f"{column}, 95 % interval, high"] = None if isnan(high) else high
-        for column in columns_left_out:
-            row[f"{column}, not compared because"] = difference.left_out.get(column) if difference else None
+        row |= _difference_cells(differences_by_case.get(scores.case.name), compared_columns, columns_left_out)
         if ranks:
             row["rank"] = ranks.get(scores.case.name, "")
         rows.append(row)
     return csv_table(list(rows[0]) if rows else ["case"], [list(row.values()) for row in rows]).decode()
+
+
+def _score_cells(
+    scores: CaseScores, columns: Sequence[str], descriptions: Mapping[str, str] | None
+) -> dict[str, float | str | None]:
+    """Mean, standard deviation and settings of the scores of a case, by heading."""
+    cells: dict[str, float | str | None] = {}
+    for column in columns:
+        values = scores.miou.get(column, [])
+        cells[f"{column}, mIoU %"] = mean(values) if values else None
+        cells[f"{column}, standard deviation"] = stdev(values) if len(values) > 1 else None
+        if descriptions:
+            cells[f"{column}, settings"] = descriptions.get(column)
+    return cells
+
+
+def _difference_cells(
+    difference: PairedDifference | None, compared_columns: Sequence[str], columns_left_out: Sequence[str]
+) -> dict[str, float | str | None]:
+    """The baseline of a case, and its differences with their intervals, by heading. Without a difference, all None."""
+    cells: dict[str, float | str | None] = {"baseline": difference.case.baseline if difference else None}
+    for column in compared_columns:
+        points = difference.miou.get(column, []) if difference else []
+        low, high = difference.intervals.get(column, (nan, nan)) if difference else (nan, nan)
+        cells[f"{column}, difference, points of mIoU"] = mean(points) if points else None
+        cells[f"{column}, 95 % interval, low"] = None if isnan(low) else low
+        cells[f"{column}, 95 % interval, high"] = None if isnan(high) else high
+    for column in columns_left_out:
+        cells[f"{column}, not compared because"] = difference.left_out.get(column) if difference else None
+    return cells
 
 
 def _value_at(values: Sequence[float] | None, position: int) -> float | None:
