@@ -16,7 +16,7 @@ from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import fingerprint, write_json, write_text
 from mcis.platform.runs.locks import hold_run, run_holder
 from mcis.platform.runs.results import IndexResult
-from mcis.platform.runs.tracking import LogModel, OnRecords, Tracked, Tracker
+from mcis.platform.runs.tracking import LogModel, OnRecords, Tracker, TrackingRecord
 from mcis.platform.runs.workspace import RunRecord, Workspace, now
 
 
@@ -158,7 +158,7 @@ def run_lifecycle(
     if study:
         parent = study.parent
     else:  # of a trial that is run again by itself, for example after its files were moved
-        earlier = Tracked.read(folder)
+        earlier = TrackingRecord.read(folder)
         parent = earlier.parent if earlier else None
 
     with run_record(workspace, name, runs_all_stages=runs_all_stages, study=study.name if study else None):

@@ -35,7 +35,7 @@ _PARENT = "mlflow.parentRunId"
 """MLflow tag that makes a run the child of another one."""
 
 
-class Tracked(BaseModel):
+class TrackingRecord(BaseModel):
     """Everything to upload to MLflow for a run. It is stored as `mlflow.json`.
 
     Attributes:
@@ -74,7 +74,7 @@ class Tracked(BaseModel):
         return self.origin.get(_PARENT)
 
     @classmethod
-    def read(cls, folder: RunFolder) -> "Tracked | None":
+    def read(cls, folder: RunFolder) -> "TrackingRecord | None":
         """Reads `mlflow.json` of a run; None if it does not exist."""
         if not folder.tracking.exists():
             return None
@@ -199,24 +199,24 @@ class Tracker:
         self._log_model = log_model
         self._on_records = on_records
         self._last_steps: dict[str, int] = {}  # network -> last step passed to on_records
-        self._sent_steps: dict[str, int] = {}  # see `Tracked.upload_metrics`
+        self._sent_steps: dict[str, int] = {}  # see `TrackingRecord.upload_metrics`
         self._sender: threading.Thread | None = None
         self._was_unreachable = False
         self._client: MlflowClient | None = None
         self._experiment_id = ""
         self._monitor: Any = None
         self._values: dict[tuple[str, int], float] = {}  # (metric, step) -> value, of this call
-        self._continued: Tracked | None = None  # the record of earlier calls, if this call continues their MLflow run
+        self._continued: TrackingRecord | None = None  # of earlier calls, if this call continues their MLflow run
 
         try:
             with store_errors(self.uri):
                 self._connect()
                 self._continued = self._continued_run(identity, new_run)
-                self._tracked = self._continued or self._new_run(identity)
+                self._record = self._continued or self._new_run(identity)
         except UserError as error:
             self._client = None
             self._continued = self._untracked_run(identity, new_run)
-            self._tracked = self._continued or Tracked(uri=self.uri, identity=identity, origin=_origin(parent))
+            self._record = self._continued or TrackingRecord(uri=self.uri, identity=identity, origin=_origin(parent))
             self._note_fault(error)
         self._write(status="KILLED")
 
@@ -234,7 +234,7 @@ class Tracker:
     @property
     def run_id(self) -> str:
         """Id of the MLflow run; empty as long as the store could not be used."""
-        return self._tracked.run_id
+        return self._record.run_id
 
     def _connect(self) -> "MlflowClient":
         """Connects to the store, unless that was done before."""
@@ -245,9 +245,9 @@ class Tracker:
             self._client = client
         return self._client
 
-    def _continued_run(self, identity: str, new_run: bool) -> Tracked | None:
+    def _continued_run(self, identity: str, new_run: bool) -> TrackingRecord | None:
         """Returns the existing MLflow run if this call continues it; otherwise finishes its upload and returns None."""
-        earlier = Tracked.read(self._workspace.run(self._name))
+        earlier = TrackingRecord.read(self._workspace.run(self._name))
         if earlier is None:
             return None
 
@@ -264,14 +264,14 @@ class Tracker:
             console.print(f"note: results of an earlier run of this name were not uploaded: it is not in {self.uri}")
         return None
 
-    def _new_run(self, identity: str) -> Tracked:
+    def _new_run(self, identity: str) -> TrackingRecord:
         """Creates an MLflow run."""
         origin = _origin(self.parent)
-        return Tracked(uri=self.uri, identity=identity, run_id=self._create_run(origin), origin=origin)
+        return TrackingRecord(uri=self.uri, identity=identity, run_id=self._create_run(origin), origin=origin)
 
-    def _untracked_run(self, identity: str, new_run: bool) -> Tracked | None:
+    def _untracked_run(self, identity: str, new_run: bool) -> TrackingRecord | None:
         """Returns the existing record of the run if this call continues it, without using the store."""
-        earlier = Tracked.read(self._workspace.run(self._name))
+        earlier = TrackingRecord.read(self._workspace.run(self._name))
         if earlier and earlier.uri == self.uri and earlier.identity == identity and not new_run:
             return earlier
         if earlier and not earlier.sent:
@@ -297,7 +297,7 @@ class Tracker:
 
         try:
             with store_errors(self.uri):
-                self._tracked.upload_description(self._client)
+                self._record.upload_description(self._client)
         except UserError as error:
             self._note_fault(error)
 
@@ -313,9 +313,9 @@ class Tracker:
     def metrics(self, values: Mapping[str, float], step: int = 0) -> None:
         """Logs metrics at a step; 0 is for final metrics. Values that were logged before are not logged again."""
         logged = {}
-        for key, value, _, point_step in self._tracked.points:
+        for key, value, _, point_step in self._record.points:
             logged[key, point_step] = str(value)  # as text, NaN equals NaN
-        points = list(self._tracked.points)
+        points = list(self._record.points)
         for key, value in values.items():
             self._values[key, step] = float(value)
             if logged.get((key, step)) != str(float(value)):
@@ -332,9 +332,9 @@ class Tracker:
         log = os.path.relpath(path, self._workspace.root)
         if self._continued and self._continued.logs.get(network, log) != log:
             self._replace_run(self._continued)
-        self._write(logs=self._tracked.logs | {network: log})
+        self._write(logs=self._record.logs | {network: log})
 
-    def _replace_run(self, earlier: Tracked) -> None:
+    def _replace_run(self, earlier: TrackingRecord) -> None:
         """Ends the MLflow run of the earlier calls, and starts a new one with what this call has logged.
 
         Args:
@@ -363,15 +363,15 @@ class Tracker:
         self._continued = None
         self._sent_steps = {}
         points = [(key, value, time.time(), step) for (key, step), value in self._values.items()]
-        self._tracked = Tracked(
+        self._record = TrackingRecord(
             uri=self.uri,
-            identity=self._tracked.identity,
+            identity=self._record.identity,
             run_id=run_id,
             origin=origin,
-            parameters=self._tracked.parameters,
-            tags=self._tracked.tags,
+            parameters=self._record.parameters,
+            tags=self._record.tags,
             points=points,
-            images=self._tracked.images,
+            images=self._record.images,
         )
         self._write()
         self._upload_description()
@@ -390,7 +390,7 @@ class Tracker:
 
     def artifact(self, path: Path) -> None:
         """Logs a file or folder in the run's folder as an artifact, at the end of the run."""
-        self._write(files=sorted({*self._tracked.files, path.name}))
+        self._write(files=sorted({*self._record.files, path.name}))
 
     def model(self) -> None:
         """Logs the trained network as a model, at the end of the run."""
@@ -398,8 +398,8 @@ class Tracker:
 
     def _write(self, **values: Any) -> None:
         """Updates fields of `mlflow.json`, which marks it as not uploaded."""
-        self._tracked = self._tracked.model_copy(update={"sent": False, **values})
-        self._tracked.write(self._workspace.run(self._name))
+        self._record = self._record.model_copy(update={"sent": False, **values})
+        self._record.write(self._workspace.run(self._name))
 
     def follow(self, network: str, records: Sequence[Mapping[str, Any]]) -> None:
         """Uploads the step log of a training in a thread, and passes the records that are new to `on_records`."""
@@ -421,7 +421,7 @@ class Tracker:
         def send() -> None:
             try:
                 with store_errors(self.uri):
-                    self._tracked.upload_metrics(client, self._workspace, self._sent_steps)
+                    self._record.upload_metrics(client, self._workspace, self._sent_steps)
             except UserError as error:
                 self._note_fault(error)
 
@@ -485,9 +485,9 @@ class Tracker:
                 self._write(status=status)
                 client = self._connect()
                 self._experiment_id = experiment_of(client, self._workspace)  # it may have been deleted
-                if not self._tracked.exists_in(client, self._experiment_id):
-                    self._write(run_id=self._create_run(self._tracked.origin))
-                self._tracked.upload(client, self._workspace, self._name, self._log_model)
+                if not self._record.exists_in(client, self._experiment_id):
+                    self._write(run_id=self._create_run(self._record.origin))
+                self._record.upload(client, self._workspace, self._name, self._log_model)
         except UserError as error:
             console.print(
                 f"note: MLflow does not have all results of this run: {error.found}. The files in the workspace are "
@@ -514,21 +514,21 @@ def set_tags(workspace: Workspace, name: str, tags: Mapping[str, str]) -> None:
 
     An MLflow run that was deleted keeps its tags.
     """
-    tracked = Tracked.read(workspace.run(name, create=False))
-    if tracked is None or not tracked.run_id:
+    record = TrackingRecord.read(workspace.run(name, create=False))
+    if record is None or not record.run_id:
         return
-    with store_errors(tracked.uri):
-        client = client_of(tracked.uri)
+    with store_errors(record.uri):
+        client = client_of(record.uri)
         experiment_id = experiment_of(client, workspace)
-        if not tracked.exists_in(client, experiment_id):
+        if not record.exists_in(client, experiment_id):
             console.print(f"note: the MLflow run of {name} was deleted, so only the workspace has the tags")
             return
-        present = client.get_run(tracked.run_id).data.tags
+        present = client.get_run(record.run_id).data.tags
         for key, value in tags.items():
             if value:
-                client.set_tag(tracked.run_id, key, value)
+                client.set_tag(record.run_id, key, value)
             elif key in present:
-                client.delete_tag(tracked.run_id, key)
+                client.delete_tag(record.run_id, key)
 
 
 def end_run(workspace: Workspace, name: str, status: str, tags: Mapping[str, str]) -> None:
@@ -538,11 +538,11 @@ def end_run(workspace: Workspace, name: str, status: str, tags: Mapping[str, str
         status: Final status of the MLflow run.
         tags: MLflow tags to set.
     """
-    tracked = Tracked.read(workspace.run(name, create=False))
-    if tracked is None or not tracked.run_id:
+    record = TrackingRecord.read(workspace.run(name, create=False))
+    if record is None or not record.run_id:
         return
-    with store_errors(tracked.uri):
-        client = client_of(tracked.uri)
+    with store_errors(record.uri):
+        client = client_of(record.uri)
         for key, value in tags.items():
-            client.set_tag(tracked.run_id, key, value)
-        client.set_terminated(tracked.run_id, status=status)
+            client.set_tag(record.run_id, key, value)
+        client.set_terminated(record.run_id, status=status)

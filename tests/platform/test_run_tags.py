@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from mcis.platform.cli import app
 from mcis.platform.runs.lifecycle import run_record
 from mcis.platform.runs.locks import hold_run
-from mcis.platform.runs.tracking import Tracked, Tracker
+from mcis.platform.runs.tracking import Tracker, TrackingRecord
 from mcis.platform.runs.workspace import Workspace
 
 runner = CliRunner()
@@ -78,12 +78,12 @@ def test_a_run_in_progress_is_not_tagged(workspace_of_two: Workspace) -> None:
 def test_mlflow_has_the_tags(workspace_of_two: Workspace) -> None:
     with Tracker(workspace_of_two, "first", identity="any").running():
         pass
-    tracked = Tracked.read(workspace_of_two.run("first"))
-    assert tracked is not None
-    client = MlflowClient(tracked.uri)
+    record = TrackingRecord.read(workspace_of_two.run("first"))
+    assert record is not None
+    client = MlflowClient(record.uri)
 
     call(workspace_of_two, "tag", "first", "paper=yes", "note=good")
     call(workspace_of_two, "tag", "first", "note=", "absent=")
-    tags = client.get_run(tracked.run_id).data.tags
+    tags = client.get_run(record.run_id).data.tags
     assert tags["paper"] == "yes"
     assert not {"note", "absent"} & set(tags)
