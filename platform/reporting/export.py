@@ -34,7 +34,7 @@ from mcis.platform.reporting.files import (
 )
 from mcis.platform.reporting.html import encode
 from mcis.platform.reporting.panels import heat_picture
-from mcis.platform.reporting.wsss_files import MAP_FORMATS, export_scored_maps, export_wsss_masks
+from mcis.platform.reporting.wsss_files import WSSS_MAP_FORMATS, export_scored_maps, export_wsss_masks
 from mcis.platform.runs.files import disk_errors
 from mcis.platform.runs.progress import console, counted
 from mcis.platform.runs.workspace import Workspace
@@ -287,7 +287,7 @@ EXPORTS: Mapping[str, Callable[[Workspace, str, Path], str]] = {
 }
 """Kinds of output that can be exported, and the functions that write them and return a description."""
 _FORMATS: Mapping[str, Mapping[str, Callable[[Workspace, str, Path], str]]] = {
-    "maps": {format: functools.partial(export_scored_maps, format=format) for format in MAP_FORMATS},
+    "maps": {format: functools.partial(export_scored_maps, format=format) for format in WSSS_MAP_FORMATS},
     "masks": {"voc": export_masks, "wsss": export_wsss_masks},
     "predictions": {"png": export_predictions},
 }

@@ -92,7 +92,12 @@ def _png(maps: SizedMaps) -> Files:
     return {f"_{key}.png": encode(Image.fromarray(gray), "PNG") for key, gray in zip(keys, pictures, strict=True)}
 
 
-MAP_FORMATS: Mapping[str, Callable[[SizedMaps], Files]] = {"irn": _irn, "psa": _psa, "clip-es": _clip_es, "png": _png}
+WSSS_MAP_FORMATS: Mapping[str, Callable[[SizedMaps], Files]] = {
+    "irn": _irn,
+    "psa": _psa,
+    "clip-es": _clip_es,
+    "png": _png,
+}
 """Formats of localization maps, and the functions that make the files of an image."""
 
 
@@ -110,7 +115,7 @@ def _pickled(value: object) -> bytes:
 
 
 def export_scored_maps(workspace: Workspace, name: str, out: Path, format: str) -> str:
-    """Writes localization maps in one of `MAP_FORMATS`.
+    """Writes localization maps in one of `WSSS_MAP_FORMATS`.
 
     Args:
         workspace: The workspace of the run.
@@ -125,7 +130,7 @@ def export_scored_maps(workspace: Workspace, name: str, out: Path, format: str) 
     shards = Shards(stage_table(workspace, name, "localize", "maps"))
     names = file_names(shards, out)
     rows = {row["image_id"]: row for row in index.index.to_pylist()}
-    make_files = MAP_FORMATS[format]
+    make_files = WSSS_MAP_FORMATS[format]
 
     def write(image_id: str) -> int:
         row = rows[image_id]
