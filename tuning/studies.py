@@ -363,18 +363,23 @@ def _check_trials(study: Study, trials: Sequence[Trial], scored_names: Set[str])
     configs = [resolve(trial.sources, trial.recipe, trial.values).config for trial in trials]
     checked = set()
     for trial, config in zip(trials, configs, strict=True):
-        values = [
-            (key, value)
-            for key, value in sorted(trial.values.items())
-            if key != "seed" and (key in _MAP_FILE_KEYS or not key.startswith("localize."))
-        ]
-        requirements = str([trial.sources, trial.recipe, trial.until, values])
+        requirements = _requirements(trial)
         if requirements not in checked:
             sources = pipeline.check(config, study.workspace, trial.name, until=trial.until)
             if trial.name in scored_names:
                 _check_truth(trial, config, sources.listing().table.select(["split", "tags", "mask_uri"]))
         checked.add(requirements)
     return configs
+
+
+def _requirements(trial: Trial) -> str:
+    """What `_check_trials` checks a trial for, as text: without its seed and without how its maps are inferred."""
+    values = {}
+    for key, value in trial.values.items():
+        decides_inference = key.startswith("localize.") and key not in _MAP_FILE_KEYS
+        if key != "seed" and not decides_inference:
+            values[key] = value
+    return str([trial.sources, trial.recipe, trial.until, sorted(values.items())])
 
 
 def _check_truth(trial: Trial, config: Config, images: pa.Table) -> None:
