@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from mcis.platform.commands.options import WorkspaceFolder, plain_errors
+from mcis.platform.commands.errors import plain_errors
+from mcis.platform.commands.options import WorkspaceFolder
 from mcis.platform.runs.workspace import DEFAULT_WORKSPACE
 
 

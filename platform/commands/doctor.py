@@ -13,7 +13,8 @@ import typer
 from rich.filesize import decimal
 
 from mcis.platform.commands.checks import Check, Finding, run_checks
-from mcis.platform.commands.options import Overrides, WorkspaceFolder, grouped, parse_output, plain_errors
+from mcis.platform.commands.errors import plain_errors
+from mcis.platform.commands.options import Overrides, WorkspaceFolder, grouped, parse_output
 from mcis.platform.runs.version import git_revision, project_version
 from mcis.platform.runs.workspace import DEFAULT_WORKSPACE, Workspace
 

@@ -5,15 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from mcis.platform.commands.options import (
-    Configuration,
-    Name,
-    Overrides,
-    Verbose,
-    WorkspaceFolder,
-    grouped,
-    plain_errors,
-)
+from mcis.platform.commands.errors import plain_errors
+from mcis.platform.commands.options import Configuration, Name, Overrides, Verbose, WorkspaceFolder, grouped
 from mcis.platform.runs.workspace import DEFAULT_WORKSPACE
 
 

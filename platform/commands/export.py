@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from mcis.platform.commands.errors import plain_errors
 from mcis.platform.commands.options import (
     OBJECTS_FORMATS,
     ExistingRun,
@@ -13,7 +14,6 @@ from mcis.platform.commands.options import (
     WorkspaceFolder,
     alternatives,
     parse_output,
-    plain_errors,
 )
 from mcis.platform.runs.workspace import DEFAULT_WORKSPACE, Workspace
 

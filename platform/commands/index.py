@@ -7,7 +7,8 @@ import typer
 
 from mcis.datasets.sources import SOURCES
 from mcis.datasets.sources.source import Source
-from mcis.platform.commands.options import Overrides, Verbose, WorkspaceFolder, grouped, parse_output, plain_errors
+from mcis.platform.commands.errors import plain_errors
+from mcis.platform.commands.options import Overrides, Verbose, WorkspaceFolder, grouped, parse_output
 from mcis.platform.commands.source_commands import SourceGroup, location_argument
 from mcis.platform.runs.workspace import DEFAULT_WORKSPACE, Workspace
 

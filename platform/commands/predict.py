@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from mcis.platform.commands.errors import plain_errors
 from mcis.platform.commands.options import (
     ExistingRun,
     ObjectsFormat,
@@ -15,7 +16,6 @@ from mcis.platform.commands.options import (
     SmallestObject,
     WorkspaceFolder,
     parse_output,
-    plain_errors,
 )
 from mcis.platform.runs.workspace import DEFAULT_WORKSPACE, Workspace
 

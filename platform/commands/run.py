@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from mcis.platform.commands.errors import plain_errors
 from mcis.platform.commands.options import (
     Configuration,
     From,
@@ -17,7 +18,6 @@ from mcis.platform.commands.options import (
     Verbose,
     WorkspaceFolder,
     grouped,
-    plain_errors,
 )
 from mcis.platform.runs.workspace import DEFAULT_WORKSPACE, Workspace
 

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from mcis.platform.commands.errors import plain_errors
 from mcis.platform.commands.options import (
     Configuration,
     Name,
@@ -16,7 +17,6 @@ from mcis.platform.commands.options import (
     WorkspaceFolder,
     grouped,
     parse_stage,
-    plain_errors,
 )
 from mcis.platform.config.keys import STAGE_NAMES
 from mcis.platform.runs.workspace import DEFAULT_WORKSPACE, Workspace

@@ -14,7 +14,8 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.sources import SOURCES
 from mcis.datasets.sources.user_table import is_table
 from mcis.datasets.storage.uris import credentials_refused, holds_credentials, without_credentials
-from mcis.platform.commands.options import Verbose, plain_errors
+from mcis.platform.commands.errors import plain_errors
+from mcis.platform.commands.options import Verbose
 from mcis.platform.config.resolve import is_assignment
 
 _COMMANDS = ("run", "study", "index", "predict")

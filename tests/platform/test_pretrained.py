@@ -12,7 +12,7 @@ from mcis.datasets.images.squares import read_rgb
 from mcis.models import timm_backbones
 from mcis.models.backbones import small
 from mcis.models.pretrained import BUNDLED_BACKBONES, bundled_weights
-from mcis.platform.commands.options import plain_errors
+from mcis.platform.commands.errors import plain_errors
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.networks.build import build_backbone
 from mcis.platform.networks.pretrained import backbone_weights, load_backbone
