@@ -41,7 +41,7 @@ TARGET = 0.5
 """Minimum precision of the list at the default rank."""
 
 
-class Extra(NamedTuple):
+class SingleLabelImages(NamedTuple):
     """Single-label images.
 
     Attributes:
@@ -117,7 +117,7 @@ def list_extra(options: argparse.Namespace, folder: Path, names: tuple[str, ...]
     return lister([folder], names, classes=options.extra_classes)
 
 
-def write_table(extra: Extra, tags: NDArray[np.int64], names: tuple[str, ...], path: Path) -> Path:
+def write_table(extra: SingleLabelImages, tags: NDArray[np.int64], names: tuple[str, ...], path: Path) -> Path:
     """Writes a table of images and tags."""
     rows = [{"image": uri, "tags": [names[k]]} for uri, k in zip(extra.uris, tags.tolist(), strict=True)]
     path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
@@ -142,40 +142,32 @@ def run(options: argparse.Namespace, workspace: Path, root: Path, table: Path, n
 def measure(options: argparse.Namespace, workspace: Path) -> None:
     """Trains on the tags, ranks them, and prints precision and recall of the list by rank."""
     if options.voc:
-        root, folder = options.voc, options.extra
+        root = options.voc
+        folder = options.extra
     else:
         root, folder = draw_scenes(workspace)
         options.train_list = "train_aug"
-    names = read_classes(options.classes or root / "classes.txt")
+    classes_file = options.classes or root / "classes.txt"
+    names = read_classes(classes_file)
     table = list_extra(options, folder, names).table
     classes = np.array([tags[0] for tags in table["tags"].to_pylist()])
     fraction = 0 if options.reference else options.swap
-    extra = Extra(table["uri"].to_pylist(), classes, swapped(classes, fraction, options.seed))
+    extra = SingleLabelImages(table["uri"].to_pylist(), classes, swapped(classes, fraction, options.seed))
 
     wrong_table = write_table(extra, extra.tags, names, workspace / f"swapped-{options.seed}.jsonl")
     run(options, workspace, root, wrong_table, "swapped")
-    opened = Workspace(workspace)
-    ranked = rank_tags(opened, "swapped")
-    position = {uri: n for n, uri in enumerate(extra.uris)}
-    positions = np.array([position[uri] for uri in ranked.rows["uri"].to_pylist()])
-    rank = np.nanmax(ranked.ranks, axis=1)
+    ranked = rank_tags(Workspace(workspace), "swapped")
+    position_of_uri = {uri: position for position, uri in enumerate(extra.uris)}
+    positions = np.array([position_of_uri[uri] for uri in ranked.rows["uri"].to_pylist()])
+
     print(harness.describe_machine())
     is_wrong = (extra.tags != extra.classes)[positions]
     if options.reference:
         reference = Reference(options.reference, len(names))
-        reference.print_errors(list_voc(root, classes=options.classes or root / "classes.txt"))
-        tags = extra.tags[positions].tolist()
-        is_wrong = np.array([not reference.classes(extra.uris[n])[tag] for n, tag in zip(positions, tags, strict=True)])
-    print(f"{len(rank)} {options.kind} images, {is_wrong.sum()} with a wrong tag")
-    print("rank >=   listed  precision  recall")
-    precision = float("nan")
-    for least in sorted({*RANKS, DEFAULT_RANK}):
-        listed = rank >= least
-        found = (listed & is_wrong).sum()
-        precision_of_rank = found / max(1, listed.sum())
-        recall = found / max(1, is_wrong.sum())
-        print(f"{least:7.2f}  {listed.sum():7}  {precision_of_rank:9.3f}  {recall:6.3f}")
-        precision = precision_of_rank if least == DEFAULT_RANK else precision
+        reference.print_errors(list_voc(root, classes=classes_file))
+        is_wrong = wrong_by_reference(reference, extra, positions)
+    print(f"{len(positions)} {options.kind} images, {is_wrong.sum()} with a wrong tag")
+    precision = print_precisions(np.nanmax(ranked.ranks, axis=1), is_wrong)
     if options.maps:
         compare_maps(options, workspace, root, extra, names)
     if is_wrong.any():
@@ -183,8 +175,37 @@ def measure(options: argparse.Namespace, workspace: Path) -> None:
         print(f"ratio {precision:.2f} target {TARGET}: {subject}")
 
 
+def wrong_by_reference(
+    reference: Reference, extra: SingleLabelImages, positions: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Returns whether the reference finds the tag of each image at these positions wrong, (N,)."""
+    is_wrong = []
+    for position in positions.tolist():
+        tag = extra.tags[position]
+        is_wrong.append(not reference.classes(extra.uris[position])[tag])
+    return np.array(is_wrong)
+
+
+def print_precisions(ranks: NDArray[np.float64], is_wrong: NDArray[np.bool_]) -> float:
+    """Prints precision and recall of the list by rank; returns the precision at the default rank.
+
+    Args:
+        ranks: Rank of the tag of each image, (N,).
+        is_wrong: Whether the tag is wrong, (N,).
+    """
+    print("rank >=   listed  precision  recall")
+    precisions = {}
+    for min_rank in sorted({*RANKS, DEFAULT_RANK}):
+        is_listed = ranks >= min_rank
+        num_found = (is_listed & is_wrong).sum()
+        precisions[min_rank] = float(num_found / max(1, is_listed.sum()))
+        recall = num_found / max(1, is_wrong.sum())
+        print(f"{min_rank:7.2f}  {is_listed.sum():7}  {precisions[min_rank]:9.3f}  {recall:6.3f}")
+    return precisions[DEFAULT_RANK]
+
+
 def compare_maps(
-    options: argparse.Namespace, workspace: Path, root: Path, extra: Extra, names: tuple[str, ...]
+    options: argparse.Namespace, workspace: Path, root: Path, extra: SingleLabelImages, names: tuple[str, ...]
 ) -> None:
     """Prints the mean IoU of the maps with right tags, with swapped tags, and without the listed images."""
     write_tag_suggestions(Workspace(workspace), "swapped", workspace / "suggested", min_rank=DEFAULT_RANK, count=1)
