@@ -22,6 +22,7 @@ from mcis.models.backbones import to_float_images
 from mcis.models.classifier import PairInputs
 from mcis.models.classifier_losses import LossInputs, weighted_losses
 from mcis.platform.config.resolve import resolve
+from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.networks.build import build_classifier, freeze, move_channels_last
 from mcis.platform.networks.features import features_shape
 from mcis.platform.runs.files import write_table
@@ -37,6 +38,56 @@ def write_features(folder: Path, features: NDArray[np.float16]) -> Features:
     return Features(["?"] * IMAGES, folder, features.shape[2:])
 
 
+class Training:
+    """Training steps of the classifier of recipe `photos` on random images.
+
+    Args:
+        config: The classifier.
+        folder: Folder for the shards of the cache.
+    """
+
+    def __init__(self, config: ClassifierConfig, folder: Path):
+        torch.manual_seed(0)
+        self.config = config
+        self.model = build_classifier(config, CLASSES)
+        freeze(self.model, config)
+        move_channels_last(self.model, torch.device("cpu")).train()
+        self.optimizer = torch.optim.AdamW([p for p in self.model.parameters() if p.requires_grad])
+        self.rng = np.random.default_rng(0)
+        self.pixels = self.rng.integers(0, 256, (IMAGES, config.input_size, config.input_size, 3), np.uint8)
+        shape = (IMAGES, 2, *features_shape(config))
+        self.features = write_features(folder, self.rng.normal(size=shape).astype(np.float16))
+
+    def step_on_features(self) -> None:
+        """Reads the features of a batch of pairs and makes a step."""
+        self._step(PairInputs(self._read_features(), self._read_features(), is_embedded=True))
+
+    def step_on_images(self) -> None:
+        """Embeds the images of a batch of pairs and makes a step."""
+        self._step(PairInputs(self._read_images(), self._read_images()))
+
+    def _read_features(self) -> Tensor:
+        return torch.from_numpy(self.features(self._draw_positions())).float()
+
+    def _read_images(self) -> Tensor:
+        pixels = torch.from_numpy(self.pixels[self._draw_positions()])
+        images: Tensor = self.model.backbone.normalize(to_float_images(pixels))
+        return images
+
+    def _draw_positions(self) -> NDArray[np.int64]:
+        return self.rng.integers(0, IMAGES, self.config.batch)
+
+    def _step(self, pairs: PairInputs) -> None:
+        num_pairs = len(pairs.m)
+        tags = (torch.rand(num_pairs, CLASSES) < 0.1).float()
+        self.optimizer.zero_grad(set_to_none=True)
+        outputs = self.model(pairs, attend=False)
+        inputs = LossInputs(outputs.pairs, tags, tags, *outputs.features[0])
+        losses = weighted_losses(inputs, self.config.loss_values, epoch=self.config.epochs)
+        torch.stack([loss / num_pairs for loss in losses.values()]).sum().backward()
+        self.optimizer.step()
+
+
 def main() -> None:
     """Measures both sides in turn and prints the ratio of their medians."""
     parser = harness.option_parser(__doc__, steps=5, rounds=3)
@@ -44,47 +95,12 @@ def main() -> None:
     options = parser.parse_args()
     print(harness.describe_machine())
     config = resolve("tags", "photos", overrides=options.overrides).config.classifier
-    torch.manual_seed(0)
-    model = build_classifier(config, CLASSES)
-    freeze(model, config)
-    move_channels_last(model, torch.device("cpu")).train()
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad])
-    rng = np.random.default_rng(0)
-    pixels = rng.integers(0, 256, (IMAGES, config.input_size, config.input_size, 3), np.uint8)
-
-    def step(pairs: PairInputs) -> None:
-        num_pairs = len(pairs.m)
-        tags = (torch.rand(num_pairs, CLASSES) < 0.1).float()
-        optimizer.zero_grad(set_to_none=True)
-        outputs = model(pairs, attend=False)
-        inputs = LossInputs(outputs.pairs, tags, tags, *outputs.features[0])
-        losses = weighted_losses(inputs, config.loss_values, epoch=config.epochs)
-        torch.stack([loss / num_pairs for loss in losses.values()]).sum().backward()
-        optimizer.step()
-
-    def draw_positions() -> NDArray[np.int64]:
-        return rng.integers(0, IMAGES, config.batch)
-
-    def read_images() -> Tensor:
-        images = to_float_images(torch.from_numpy(pixels[draw_positions()]))
-        return model.backbone.normalize(images)
 
     with tempfile.TemporaryDirectory() as folder:
-        shape = (IMAGES, 2, *features_shape(config))
-        features = write_features(Path(folder), rng.normal(size=shape).astype(np.float16))
-
-        def read_features() -> Tensor:
-            return torch.from_numpy(features(draw_positions())).float()
-
-        def step_on_features() -> None:
-            step(PairInputs(read_features(), read_features(), is_embedded=True))
-
-        def step_on_images() -> None:
-            step(PairInputs(read_images(), read_images()))
-
+        training = Training(config, Path(folder))
         sides = {
-            "features": lambda: median_seconds(step_on_features, 4 * options.steps),
-            "images": lambda: median_seconds(step_on_images, options.steps),
+            "features": lambda: median_seconds(training.step_on_features, 4 * options.steps),
+            "images": lambda: median_seconds(training.step_on_images, options.steps),
         }
         measured = harness.measure_in_turn(sides, options.rounds)
 
