@@ -37,8 +37,8 @@ __all__ = [
 ]
 
 
-class Imported(NamedTuple):
-    """What the files of another program replace in a run.
+class ImportedKind(NamedTuple):
+    """A kind of files of another program, and what they replace in a run.
 
     Attributes:
         values: Configuration values by dotted key, without the folder.
@@ -65,10 +65,10 @@ class Imported(NamedTuple):
 
 _NO_CLASSIFIER = {"segmenter.init": "pretrained"}
 """Values of runs that end before a segmentation network, which could start from a classifier."""
-IMPORTED = {
-    "predictions": Imported({}, "predict.masks", None),
-    "masks": Imported(_NO_CLASSIFIER | {"pseudo_masks.rule": "imported"}, "pseudo_masks.masks", "pseudo_masks"),
-    "maps": Imported(_NO_CLASSIFIER, "localize.maps", "localize"),
+IMPORTED_KINDS = {
+    "predictions": ImportedKind({}, "predict.masks", None),
+    "masks": ImportedKind(_NO_CLASSIFIER | {"pseudo_masks.rule": "imported"}, "pseudo_masks.masks", "pseudo_masks"),
+    "maps": ImportedKind(_NO_CLASSIFIER, "localize.maps", "localize"),
 }
 """Kinds of files of another program that `evaluate` scores."""
 
@@ -162,10 +162,10 @@ def evaluate(
         kind: What they are: predictions of the split val (the value `predict.split` selects another), pseudo masks of
             train, or localization maps of train (the value `localize.maps_format` is their format).
     """
-    imported = IMPORTED[kind]
-    resolved = _resolve(source, overrides, recipe, config, locations, imported.values_of(folder))
-    imported.check_folder(resolved)
-    return run_resolved(resolved, name, workspace=workspace, until=imported.until, verbose=verbose)
+    imported_kind = IMPORTED_KINDS[kind]
+    resolved = _resolve(source, overrides, recipe, config, locations, imported_kind.values_of(folder))
+    imported_kind.check_folder(resolved)
+    return run_resolved(resolved, name, workspace=workspace, until=imported_kind.until, verbose=verbose)
 
 
 def index(

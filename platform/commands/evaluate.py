@@ -35,10 +35,10 @@ def evaluate(
         from mcis.platform import api
         from mcis.platform.commands.terminal import show_outlook, show_result
 
-        imported = api.IMPORTED[kind]
-        resolved = configuration.resolve(overrides, options=imported.values_of(folder))
-        imported.check_folder(resolved)
+        imported_kind = api.IMPORTED_KINDS[kind]
+        resolved = configuration.resolve(overrides, options=imported_kind.values_of(folder))
+        imported_kind.check_folder(resolved)
         result = api.run_resolved(
-            resolved, name, workspace=workspace, until=imported.until, verbose=verbose, on_checked=show_outlook
+            resolved, name, workspace=workspace, until=imported_kind.until, verbose=verbose, on_checked=show_outlook
         )
         show_result(result)
