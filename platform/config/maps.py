@@ -87,6 +87,10 @@ class LocalizeConfig(Section):
     attention acts in training only."""
     batch: Positive = 32
     """Images per forward pass, at most `compute.shard_rows`."""
+    feature_type: Literal["float16", "int8"] = "float16"
+    """Type of the features that are kept on disk while maps with related images are made. `int8` halves their size:
+    each value is rounded to a multiple of 1/127 of the largest magnitude of its channel in the image, so the maps
+    change a little. Not in the paper."""
     maps: LocalPath | None = Field(default=None, exclude=True)  # the output depends on the files in it
     """Folder of localization maps of another program, used instead of maps of a classifier, which is then not trained:
     a file for each tagged training image, with scores in [0, 1] as they compete with one another and with the

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.sampling.related_images import RELATED_IMAGE_RULES
+from mcis.datasets.tables.quantized import dequantize, quantize
 from mcis.datasets.tables.shards import Shards
 from mcis.models.backbones import to_float_images
 from mcis.models.coattention import pair_domains, target_is_image_n
@@ -171,7 +172,7 @@ class PairData:
         return query.reshape(-1, query.shape[-1])
 
     def _embedding(self, row: int) -> Tensor:
-        """Features of an image, (C, h, w), rounded to float16 like those that maps are made from."""
+        """Features of an image, (C, h, w), rounded like those that maps are made from (`localize.feature_type`)."""
         if row not in self.features:
             localize = self.config.localize
             uri = self.relations.rows["uri"][row].as_py()
@@ -185,7 +186,11 @@ class PairData:
                 extra_scales=localize.extra_scales,
                 hflip=localize.hflip,
             )
-            self.features[row] = features[0].half().float()
+            if localize.feature_type == "int8":
+                rounded = torch.from_numpy(dequantize(quantize(features.numpy()), features.shape[1:]))
+            else:
+                rounded = features.half().float()
+            self.features[row] = rounded[0]
         return self.features[row]
 
     def _grids(self, features: Tensor) -> Grids:

@@ -18,6 +18,7 @@ from mcis.datasets.images.squares import image_bytes, read_picture
 from mcis.datasets.index import Listing
 from mcis.datasets.sampling.related_images import RELATED_IMAGE_RULES
 from mcis.datasets.tables.memory_mapped import features_bytes
+from mcis.datasets.tables.quantized import quantized_bytes
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.checkpoint import checkpoint_bytes, weights_bytes
 from mcis.platform.networks.build import build_affinity_net, build_classifier, build_segmenter, freeze
@@ -165,8 +166,12 @@ def _localization_parts(config: Config, images: ImageCounts) -> list[Part]:
             vectors = images.tagged * vector_bytes(channels)
             intermediate += vectors
             parts.append(Part("localize", "image vectors", vectors, "output", "localize.related_by=class"))
-        features = images.tagged * features_bytes(shape)
         keys = "localize.related=0, classifier.input_size"
+        if localize.feature_type == "int8":
+            features = images.tagged * quantized_bytes(shape)
+        else:
+            features = images.tagged * features_bytes(shape)
+            keys = f"localize.feature_type=int8, {keys}"
         parts.append(Part("localize", "features of localization", features, "temporary", keys))
     parts.append(Part("localize", "intermediate maps", intermediate, "temporary", "localize.hops"))
     return parts

@@ -59,6 +59,7 @@ IMPOSSIBLE: list[tuple[str, str, Any]] = [
     ("classifier", "backbone", "vgg"),
     ("classifier", "color_jitter", [0.3, 0.3, 0.3, 0.6]),
     ("localize", "related_by", "random"),
+    ("localize", "feature_type", "uint8"),
     ("segmenter", "scales", [1.0, 0]),
     ("pseudo_masks", "rule", "none"),
     ("classifier", "optimizer", {"precision": "fp16"}),

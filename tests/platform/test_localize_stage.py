@@ -7,13 +7,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from numpy.typing import NDArray
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.tables.memory_mapped import CachedRows
+from mcis.platform import pipeline
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_table
+from mcis.platform.runs.stage import output_folder
 from mcis.platform.stages import localization
 from mcis.platform.stages.localization.workers import Embed, embed_rows
 
@@ -54,6 +57,35 @@ def test_features_of_an_image_do_not_depend_on_its_batch(localizable: Any, tmp_p
     assert together.any(axis=(1, 2, 3)).all()
     np.testing.assert_array_equal(together, alone)
     assert batch_sizes == {4}
+
+
+def test_maps_of_int8_features_differ_by_a_tenth_of_their_maximum_at_most(localizable: Any, tmp_path: Path) -> None:
+    """The tolerance covers positions whose features are only a few steps of 1/127 of their channel's maximum."""
+    tables: dict[str, pa.Table] = {}
+    for feature_type in ("float16", "int8"):
+        context = localizable.into(tmp_path / feature_type)
+        localization.run(localizable.config(f"localize.feature_type={feature_type}"), context)
+        tables[feature_type] = read_table(context.output / "maps")
+    assert read_table(tmp_path / "int8" / "single").equals(read_table(tmp_path / "float16" / "single"))
+
+    assert tables["int8"].drop_columns("map").equals(tables["float16"].drop_columns("map"))
+    of_int8, of_float16 = (activations(tables[feature_type]) for feature_type in ("int8", "float16"))
+    differences = np.abs(of_int8 - of_float16).max(axis=1) / np.abs(of_float16).max(axis=1)
+    assert 0 < differences.max() < 0.1
+
+
+def activations(table: pa.Table) -> NDArray[np.float64]:
+    """Activations of all maps of a table, (T, 64)."""
+    values: NDArray[np.float16] = table["map"].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    return values.reshape(-1, 64).astype(np.float64)
+
+
+def test_intermediate_results_of_each_feature_type_have_their_own_folder(localizable: Any) -> None:
+    (stage,) = (stage for stage in pipeline.STAGES if stage.name == "localize")
+    folders = []
+    for overrides in ((), ("localize.feature_type=float16",), ("localize.feature_type=int8",)):
+        folders.append(output_folder(stage, localizable.config(*overrides), localizable.context))
+    assert folders[0] == folders[1] != folders[2]
 
 
 class Killed(BaseException):

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from mcis.datasets.images.squares import read_rgb
+from mcis.datasets.tables.quantized import dequantize, quantize
 from mcis.datasets.tables.shards import Shards
 from mcis.models.backbones import to_float_images
 from mcis.models.classifier import CoAttentionClassifier
@@ -52,14 +53,17 @@ class Direct:
 
     @torch.inference_mode()
     def features(self, row: int) -> torch.Tensor:
-        """(1, C, h, w)."""
+        """(1, C, h, w), in 8 bits if the maps were made from such features."""
         uri = self.relations.rows["uri"][row].as_py()
         pixels = torch.from_numpy(read_rgb(uri, self.config.classifier.input_size))[None]
         images = self.model.backbone.normalize(to_float_images(pixels))
         how = self.config.localize
-        return embed(
+        features = embed(
             self.model.backbone, self.model.standardize, images, extra_scales=how.extra_scales, hflip=how.hflip
         )
+        if how.feature_type == "int8":
+            return torch.from_numpy(dequantize(quantize(features.numpy()), features.shape[1:]))
+        return features
 
     @torch.inference_mode()
     def weights(self, row: int, other: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,7 +122,13 @@ def points_of(entry: Any, name: str) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize(
-    "overrides", [(), ("localize.method.target=n",), ("localize.method.w_p=identity", "localize.hflip=true")]
+    "overrides",
+    [
+        (),
+        ("localize.method.target=n",),
+        ("localize.method.w_p=identity", "localize.hflip=true"),
+        ("localize.feature_type=int8",),
+    ],
 )
 def test_attention_is_that_with_which_the_maps_were_made(
     localizable: Any, tmp_path: Path, overrides: tuple[str, ...]

@@ -71,16 +71,20 @@ def test_sizes_are_within_a_factor_of_two_of_what_a_run_wrote(
     assert "needs:" not in capsys.readouterr().out
 
 
-def test_features_of_localization_have_the_computed_size(localizable: Localizable, tmp_path: Path) -> None:
-    config = localizable.config("compute.shard_rows=64")
+@pytest.mark.parametrize("feature_type", ["float16", "int8"])
+def test_features_of_localization_have_the_computed_size(
+    localizable: Localizable, tmp_path: Path, feature_type: str
+) -> None:
+    config = localizable.config("compute.shard_rows=64", f"localize.feature_type={feature_type}")
     context = localizable.context
     rows = split_rows(context, "train", tagged=True)
     embed = Embed(config, context.stage_outputs["train_classifier"], len(context.classes), None, tmp_path)
     embed(embed_rows(rows))
 
     parts = parts_of_run(config, count_images(config, list_images(config)), ["localize"])
-    (features,) = (part.size for part in parts if part.name == "features of localization")
-    assert 0.9 < features / bytes_in(tmp_path / "features") < 1.1
+    (features,) = (part for part in parts if part.name == "features of localization")
+    assert 0.9 < features.size / bytes_in(tmp_path / "features") < 1.1
+    assert ("localize.feature_type=int8" in features.keys) == (feature_type == "float16")
 
 
 def test_a_run_that_does_not_fit_its_disk_ends_before_the_first_stage(

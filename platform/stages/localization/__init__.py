@@ -3,9 +3,9 @@
 A map holds unscaled class activations at feature resolution; `models.localization.scale_maps` makes maps comparable.
 There are two tables: `single` with single-round maps, and `maps` with maps that use related images (section 3.2).
 
-Each image passes through the backbone once. If maps use related images, its features are written as float16 to files,
-one per shard, which all workers map into memory. Workers therefore share the page cache, and a map costs only its
-attention.
+Each image passes through the backbone once. If maps use related images, its features are written to files, one per
+shard, as float16 or int8 (`localize.feature_type`). All workers map the files into memory. Workers therefore share the
+page cache, and a map costs only its attention.
 
 With `localize.maps` the maps are those of another program: the table `maps` has IMPORTED_MAPS_SCHEMA, and there is no
 table `single`.

@@ -12,6 +12,7 @@ from torch import Tensor
 from mcis.datasets.images.squares import add_squares, read_squares
 from mcis.datasets.sampling.related_images import RELATED_IMAGE_RULES, Relations
 from mcis.datasets.tables.memory_mapped import CachedRows, Features, cache_table
+from mcis.datasets.tables.quantized import dequantize, quantize, quantized_bytes
 from mcis.models.backbones import to_float_images
 from mcis.models.classifier import SELF_TRANSFORMS, transform
 from mcis.models.coattention import pair_domains, target_is_image_n
@@ -103,6 +104,16 @@ def write_rows(folder: Path, first: int, values: NDArray[Any]) -> None:
     write_table(folder / f"part-{first:010d}-{first + len(values):010d}.arrow", table)
 
 
+def _read_rows(cached: CachedRows, positions: list[int]) -> NDArray[Any]:
+    """Reads the rows of N images or maps, (N, ...), given their positions or numbers."""
+    rows = []
+    for position in positions:
+        row = cached.row(position)
+        assert row is not None, "intermediate results are missing before all maps are finished"
+        rows.append(row)
+    return np.stack(rows)
+
+
 def _lists(starts: NDArray[np.int64], values: pa.Array | NDArray[np.int64]) -> pa.Array:
     """Array of lists of consecutive values; list i ends where list i + 1 starts."""
     return pa.LargeListArray.from_arrays(pa.array(starts, pa.int64()), pa.array(values))
@@ -111,9 +122,9 @@ def _lists(starts: NDArray[np.int64], values: pa.Array | NDArray[np.int64]) -> p
 class Embed:
     """Makes single-round maps: rows of images (`embed_rows`) -> MAPS_SCHEMA.
 
-    It also writes what maps with related images need to folders: the features of the images to `features`; for the
-    method `released`, the maps of self pairs to `self_maps`; and for nearest related images, the mean of the
-    backbone's output over each image, (C,), to VECTORS.
+    It also writes what maps with related images need to folders: the features of the images to `features`, as
+    `localize.feature_type`; for the method `released`, the maps of self pairs to `self_maps`; and for nearest related
+    images, the mean of the backbone's output over each image, (C,), to VECTORS.
 
     Args:
         weights: Folder of the trained classifier.
@@ -179,7 +190,7 @@ class Embed:
             vectors = self.model.standardize(outputs[0])[: len(rows)].mean(dim=(2, 3))
             written[VECTORS].append(vectors.cpu().numpy())
         if self.writes_features:
-            written["features"].append(self._half_features(embedding[: len(rows)], rows))
+            written["features"].append(self._feature_rows(embedding[: len(rows)], rows))
 
         activations = self.model.activations(embedding)
         ids = []
@@ -199,11 +210,11 @@ class Embed:
                 written["self_maps"].append(self_maps.cpu().numpy())
         return map_rows(ids, tags, torch.cat(maps).cpu().numpy(), backbone.grids(images, embedding).rows)
 
-    def _half_features(self, features: Tensor, rows: pa.Table) -> NDArray[np.float16]:
-        """Features as float16.
+    def _feature_rows(self, features: Tensor, rows: pa.Table) -> NDArray[Any]:
+        """Features as they are stored: float16, or the rows of `quantize`.
 
         Raises:
-            UserError: A value exceeds the range of float16.
+            UserError: A value exceeds the range of float16. This is an error for int8 too: the classifier diverged.
         """
         half = features.half()
         check_half_range(
@@ -211,6 +222,8 @@ class Embed:
             rows,
             "look at the loss curve of the classifier; train it again with a lower classifier.optimizer.learning_rate",
         )
+        if self.config.localize.feature_type == "int8":
+            return quantize(features.cpu().numpy())
         return half.cpu().numpy()
 
     def _images(self, rows: pa.Table) -> Tensor:
@@ -292,7 +305,9 @@ class Relate:
 
         shape = features_shape(config.classifier)
         is_released = config.localize.method.name == "released"
-        self.features = CachedRows(folder / "features", shape)
+        self.features_shape = shape
+        self.is_quantized = config.localize.feature_type == "int8"
+        self.features = CachedRows(folder / "features", (quantized_bytes(shape),) if self.is_quantized else shape)
         self.self_maps = CachedRows(folder / "self_maps", shape[1:]) if is_released else None
         self.previous_maps = CachedRows(folder / hop_activations(hop - 1), shape[1:]) if hop > 1 else None
         self.next_folder = folder / hop_activations(hop) if hop < config.localize.hops else None
@@ -313,7 +328,7 @@ class Relate:
     @torch.inference_mode()
     def maps(self, row: dict[str, Any]) -> Tensor:
         """Maps of the T tags of an image, (T, H, W)."""
-        embedding = self._read(self.features, [row["position"]])[0]
+        embedding = self._read_features([row["position"]])[0]
         queries = self._queries(embedding, row["position"])
         maps = []
         for t, tag in enumerate(row["tags"]):
@@ -354,9 +369,9 @@ class Relate:
         assert self.previous_maps
         maps: list[Tensor | None] = []
         for number in related_maps:
-            maps.append(self._read(self.previous_maps, [number])[0] if number >= 0 else None)
+            maps.append(self._read_map(self.previous_maps, number) if number >= 0 else None)
         query = self._query_for(related, queries)
-        features = self._read(self.features, related)
+        features = self._read_features(related)
         return self.model.co_maps(query, embedding, features, tag, maps).mean(dim=0)
 
     def _first_hop_map(
@@ -370,17 +385,17 @@ class Relate:
             contrastive: Positions of images for the contrastive part of the map; empty if it has none.
         """
         query = self._query_for(related, queries)
-        activation = self.model.co_maps(query, embedding, self._read(self.features, related), tag).mean(dim=0)
+        activation = self.model.co_maps(query, embedding, self._read_features(related), tag).mean(dim=0)
         if contrastive:
             query = self._query_for(contrastive, queries)
-            contrasted = self.model.contrastive_maps(query, embedding, self._read(self.features, contrastive), tag)
+            contrasted = self.model.contrastive_maps(query, embedding, self._read_features(contrastive), tag)
             num_related = len(related)
             num_contrastive = len(contrastive)
             weighted_sum = num_related * activation + num_contrastive * contrasted.mean(dim=0)
             activation = weighted_sum / (num_related + num_contrastive)
 
         if self.self_maps is not None:
-            self_maps = self._read(self.self_maps, [number])[0]
+            self_maps = self._read_map(self.self_maps, number)
             # Mean of this map and the four maps of self pairs, rounded to 8 bits, as in the released code.
             activation = ((self_maps + released_map(activation)) / 5 * 255).round() / 255
         return activation
@@ -389,11 +404,13 @@ class Relate:
         """The query for each of R images, (R, HW, C), or one query for all of them, (HW, C)."""
         return queries[0] if len(queries) == 1 else queries[self.is_source[images].long()]
 
-    def _read(self, cached: CachedRows, positions: list[int]) -> Tensor:
-        """Reads the features of N images, (N, C, H, W), or N maps, (N, H, W), given their positions or numbers."""
-        rows = []
-        for position in positions:
-            row = cached.row(position)
-            assert row is not None, "intermediate results are missing before all maps are finished"
-            rows.append(row)
-        return torch.from_numpy(np.stack(rows)).to(self.device).float()  # ten times as fast as NumPy's conversion
+    def _read_features(self, positions: list[int]) -> Tensor:
+        """Reads the features of N images, (N, C, H, W), given their positions."""
+        rows = _read_rows(self.features, positions)
+        if self.is_quantized:
+            return torch.from_numpy(dequantize(rows, self.features_shape)).to(self.device)
+        return torch.from_numpy(rows).to(self.device).float()  # ten times as fast as NumPy's conversion
+
+    def _read_map(self, cached: CachedRows, number: int) -> Tensor:
+        """Reads a map, (H, W), given its number."""
+        return torch.from_numpy(_read_rows(cached, [number])[0]).to(self.device)
