@@ -103,7 +103,7 @@ class PlainLoop:
     def features(self) -> Features:
         """The frozen backbone's features of the training images."""
         shape = features_shape(self.config.classifier)
-        return Features(self.rows["uri"].to_pylist(), self.folder / "features", shape)
+        return Features(self.rows["uri"].to_pylist(), self.folder / "cached", shape)
 
     @classmethod
     def index(cls, config: Config, folder: Path) -> "PlainLoop":
@@ -119,7 +119,7 @@ class PlainLoop:
         count = len(self.rows)
         make_features = MakeFeatures(config, bundled_weights(config.backbone), False, 2)
         for first in range(0, count, SHARD_ROWS):
-            shard = self.folder / "features" / f"part-{first:08d}-{min(first + SHARD_ROWS, count):08d}.arrow"
+            shard = self.folder / "cached" / f"part-{first:08d}-{min(first + SHARD_ROWS, count):08d}.arrow"
             write_table(shard, make_features(self.rows.slice(first, SHARD_ROWS)))
 
         order = permuted(OrderPurpose.STATISTICS, self.config.seed, 0, count, np.arange(min(STATISTICS_IMAGES, count)))
