@@ -44,6 +44,9 @@ class ComputeConfig(Section):
     """How long to wait for nodes that a cluster has to start. If resources are still missing, the run stops."""
     cpus: int | None = Field(default=None, gt=0)
     """Logical CPUs of a local Ray that the command starts. None: the number of cores, but at least 4."""
+    memory_gb: NonNegative = 0.0
+    """Memory in GiB that each task on a CPU reserves on its node, in stages without training, such as pseudo_masks. A
+    node whose memory is too small for a task on each CPU then runs fewer tasks. 0 = none."""
     object_store_gb: Rate = 1.0
     """Size in GiB of the object store of a local Ray that the command starts; larger content spills to disk."""
     shard_rows: Positive = 64

@@ -6,8 +6,9 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 
+from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.errors import death_text, death_types
-from mcis.platform.engine.nodes import Bundle, tasks_to_submit
+from mcis.platform.engine.nodes import Bundle, mapping_task, tasks_to_submit
 from mcis.platform.engine.runtime import placement
 from mcis.platform.engine.shard_mapper import RETRIES, MappingWork, Reject, RowRange, death_error, map_rows, map_shard
 from mcis.platform.runs.files import write_table
@@ -40,9 +41,11 @@ class CpuMapping:
         reference: See `map_shard`.
         work: The mapping.
         shards: The missing shards by name.
+        compute: The section `compute` of the configuration.
         reject: See `map_table`.
 
     Attributes:
+        task: What a task reserves.
         waiting: What is not submitted yet.
         running: Future of a submitted task -> what it maps.
         unfinished: Number of shards that are not written.
@@ -55,6 +58,7 @@ class CpuMapping:
         reference: tuple[Any],
         work: MappingWork,
         shards: dict[str, RowRange],
+        compute: ComputeConfig,
         reject: Reject | None,
     ):
         import ray
@@ -64,18 +68,20 @@ class CpuMapping:
         self.work = work
         self.shards = shards
         self.reject = reject
+        self.task = mapping_task(compute)
         self.waiting = deque(_Piece(name, row_range) for name, row_range in shards.items())
         self.running: dict[Any, _Piece] = {}
         self.unfinished = len(shards)
         self.row_outputs: dict[str, dict[int, pa.Table]] = {}
 
-        options: Any = {"num_cpus": 1, "max_retries": RETRIES, **placement()}
+        reserved = {"num_cpus": self.task["CPU"], "memory": self.task.get("memory")}
+        options: Any = {**reserved, "max_retries": RETRIES, **placement()}
         self.shard_task: Any = ray.remote(**options)(map_shard)
         self.row_task: Any = ray.remote(**options)(map_rows)
 
     def submit(self, nodes: Sequence[Bundle]) -> None:
         """Submits as many tasks as the cluster, which has these nodes now, needs to be busy and to grow."""
-        free = max(1, tasks_to_submit(nodes)) - len(self.running)
+        free = max(1, tasks_to_submit(nodes, self.task)) - len(self.running)
         for _ in range(min(free, len(self.waiting))):
             piece = self.waiting.popleft()
             if piece.is_retried_row:

@@ -9,7 +9,7 @@ from typing import Any
 
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.errors import MemoryRanOut, death_in
-from mcis.platform.engine.nodes import Bundle, tasks_to_submit
+from mcis.platform.engine.nodes import Bundle, mapping_task, tasks_to_submit
 from mcis.platform.engine.runtime import placement
 from mcis.platform.engine.shard_mapper import RETRIES, GpuProcess, MappingWork, RowRange, death_error, read_rows
 from mcis.platform.runs.progress import console
@@ -41,6 +41,7 @@ class GpuMapping:
         dropped: Number of actors that ended because memory ran out, and are not replaced.
         last_was_restarted: Whether the last actor was started again after memory had run out.
         failed: The shards whose actor died once.
+        task: What a task that reads reserves.
         read_rows: Name of a waiting shard -> future of its rows with what was read for them.
     """
 
@@ -65,13 +66,15 @@ class GpuMapping:
         self.dropped = 0
         self.last_was_restarted = False
         self.failed: set[str] = set()
+        self.task = mapping_task(compute)
         self.read_rows: dict[str, Any] = {}
 
         self.actors_per_gpu = actors_per_gpu(nodes, compute.gpu_share, len(shards))
         share = math.floor(1e4 * compute.gpu_share / self.actors_per_gpu) / 1e4  # Ray keeps four digits
         options: Any = {"num_cpus": 0, "num_gpus": share, **placement()}  # by default, a share of a GPU takes a CPU
         self.actor_class: Any = ray.remote(max_restarts=RETRIES, max_task_retries=RETRIES, **options)(GpuProcess)
-        self.read_task: Any = ray.remote(num_cpus=1, max_retries=RETRIES, **placement())(read_rows)
+        reserved: Any = {"num_cpus": self.task["CPU"], "memory": self.task.get("memory")}
+        self.read_task: Any = ray.remote(max_retries=RETRIES, **reserved, **placement())(read_rows)
 
     def submit(self, nodes: Sequence[Bundle]) -> None:
         """Starts actors and reading for waiting shards, as much as the cluster, which has these nodes now, holds."""
@@ -89,7 +92,7 @@ class GpuMapping:
 
     def _read_ahead(self, nodes: Sequence[Bundle]) -> None:
         """Submits tasks that read the files of the next shards."""
-        for name in itertools.islice(self.waiting, tasks_to_submit(nodes)):
+        for name in itertools.islice(self.waiting, tasks_to_submit(nodes, self.task)):
             if name not in self.read_rows:
                 self.read_rows[name] = self.read_task.remote(self.reference, self.shards[name])
 

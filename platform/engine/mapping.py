@@ -4,6 +4,7 @@ Each shard is written aside and renamed by the process that computed it. After a
 The result is the same, because the rows of a shard depend on its position in the table only.
 """
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.cpu_mapping import CpuMapping
 from mcis.platform.engine.errors import user_errors
 from mcis.platform.engine.gpu_mapping import GpuMapping
-from mcis.platform.engine.nodes import Bundle, NodeWatch
+from mcis.platform.engine.nodes import Bundle, NodeWatch, mapping_task
 from mcis.platform.engine.runtime import reserved_resources
 from mcis.platform.engine.shard_mapper import MappingWork, Reject, RowRange, Worker
 from mcis.platform.runs.progress import Bar, bar
@@ -96,16 +97,32 @@ def map_table(
             return 0
 
         on_gpus = network and compute.gpu
-        needed: Bundle = {"GPU": compute.gpu_share} if on_gpus else {"CPU": 1.0}
+        needed = _required_bundles(compute, on_gpus=on_gpus, reads=read is not None)
         reserved = reserved_resources()
-        with NodeWatch([needed], compute.wait_minutes, f"the mapping `{label}`") as watch:
+        with NodeWatch(needed, compute.wait_minutes, f"the mapping `{label}`") as watch:
             reference = _put(table, work)
             mapping: CpuMapping | GpuMapping
             if on_gpus:
                 mapping = GpuMapping(reference, work, missing, compute, _usable_nodes(watch, reserved))
             else:
-                mapping = CpuMapping(table, reference, work, missing, reject)
+                mapping = CpuMapping(table, reference, work, missing, compute, reject)
             return _run(mapping, watch, reserved, progress, num_finished)
+
+
+def _required_bundles(compute: ComputeConfig, *, on_gpus: bool, reads: bool) -> list[Bundle]:
+    """Returns the resources that a mapping needs at least.
+
+    Args:
+        compute: The section `compute` of the configuration.
+        on_gpus: Whether its workers run on GPUs.
+        reads: Whether tasks read files for them if the cluster has several nodes.
+    """
+    if not on_gpus:
+        return [mapping_task(compute)]
+    gpu = {"GPU": compute.gpu_share}
+    if reads and os.environ.get("RAY_ADDRESS"):
+        return [gpu, mapping_task(compute)]
+    return [gpu]
 
 
 def _put(table: pa.Table, work: MappingWork) -> tuple[Any]:

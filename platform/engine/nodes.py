@@ -1,4 +1,4 @@
-"""Waits for the nodes of a cluster that grows on demand, and asks its autoscaler for them."""
+"""Waits for the nodes of a cluster that grows on demand, asks its autoscaler for them, and counts what they run."""
 
 import functools
 import math
@@ -96,7 +96,7 @@ class NodeWatch:
             return
         was_missing = bool(self.missing)
         self._last_check_time = now
-        self.nodes = _nodes()
+        self.nodes = alive_nodes()
         self.missing = missing_bundles(self.bundles, self.nodes)
 
         if self.missing:
@@ -130,9 +130,9 @@ class NodeWatch:
             f"{self.task} needs {_bundle_text(self.bundles)}; {after}the cluster lacks {_bundle_text(self.missing)}",
             "nodes with these resources, running or startable by the autoscaler; a training whose images are decoded "
             "by tasks needs one more CPU",
-            "lower compute.workers, compute.worker_cpus or --parallel of the study, or set compute.gpu=false; on one "
-            "machine, raise compute.cpus; on a cluster, run `ray status` on the head to see why nodes do not start "
-            "(quota, max_workers, no such node type), or raise compute.wait_minutes",
+            "lower compute.workers, compute.worker_cpus, compute.memory_gb or --parallel of the study, or set "
+            "compute.gpu=false; on one machine, raise compute.cpus; on a cluster, run `ray status` on the head to see "
+            "why nodes do not start (quota, max_workers, no such node type), or raise compute.wait_minutes",
         )
 
 
@@ -148,15 +148,33 @@ def ask_for_no_nodes() -> None:
         request_resources(bundles=[])
 
 
-def tasks_to_submit(nodes: Sequence[Bundle]) -> int:
-    """Returns how many tasks to submit at a time: one per core of a single machine, two per CPU of a cluster.
+def mapping_task(compute: ComputeConfig) -> Bundle:
+    """Returns what a CPU task of a mapping reserves: a CPU, and memory if `compute.memory_gb` is set."""
+    memory = int(compute.memory_gb * 2**30)
+    return {"CPU": 1.0, "memory": memory} if memory else {"CPU": 1.0}
 
-    Tasks that wait for a CPU make the autoscaler of a cluster start nodes.
+
+def task_capacity(nodes: Iterable[Bundle], task: Bundle) -> int:
+    """Returns how many tasks that reserve the resources `task` the nodes run at a time."""
+    capacity = 0
+    for node in nodes:
+        capacity += min(int(node.get(name, 0) // count) for name, count in task.items())
+    return capacity
+
+
+def tasks_to_submit(nodes: Sequence[Bundle], task: Bundle) -> int:
+    """Returns how many tasks to submit at a time: as many as a single machine runs, twice as many as a cluster runs.
+
+    Tasks that wait for resources make the autoscaler of a cluster start nodes.
+
+    Args:
+        nodes: The resources of each node.
+        task: What a task reserves, see `mapping_task`.
     """
-    cpus = int(sum(node.get("CPU", 0) for node in nodes))
+    capacity = task_capacity(nodes, task)
     if os.environ.get("RAY_ADDRESS") or len(nodes) > 1:
-        return 2 * cpus
-    return min(cpus, os.cpu_count() or 1)
+        return 2 * capacity
+    return min(capacity, os.cpu_count() or 1)
 
 
 def missing_bundles(bundles: Sequence[Bundle], nodes: Iterable[Bundle]) -> list[Bundle]:
@@ -166,7 +184,7 @@ def missing_bundles(bundles: Sequence[Bundle], nodes: Iterable[Bundle]) -> list[
     """
     free = [dict(node) for node in nodes]
     missing = []
-    for bundle in sorted(bundles, key=_gpus_and_cpus, reverse=True):
+    for bundle in sorted(bundles, key=_size, reverse=True):
         node = next((node for node in free if _fits(bundle, node)), None)
         if node is None:
             missing.append(bundle)
@@ -176,15 +194,15 @@ def missing_bundles(bundles: Sequence[Bundle], nodes: Iterable[Bundle]) -> list[
     return missing
 
 
-def _gpus_and_cpus(bundle: Bundle) -> tuple[float, float]:
-    return bundle.get("GPU", 0), bundle.get("CPU", 0)
+def _size(bundle: Bundle) -> tuple[float, float, float]:
+    return bundle.get("GPU", 0), bundle.get("CPU", 0), bundle.get("memory", 0)
 
 
 def _fits(bundle: Bundle, node: Bundle) -> bool:
     return all(node.get(name, 0) > count - 1e-4 for name, count in bundle.items())
 
 
-def _nodes() -> list[Bundle]:
+def alive_nodes() -> list[Bundle]:
     """Returns the resources of each node that is up, used or not.
 
     Raises:
@@ -233,6 +251,12 @@ def _raylet_socket(node_id: str) -> str:
 
 
 def _bundle_text(bundles: Sequence[Bundle]) -> str:
-    """Returns the bundles in words, for example `2 x (1 GPU, 0.5 CPU)`."""
-    texts = [", ".join(f"{count:g} {name}" for name, count in bundle.items() if count) for bundle in bundles]
+    """Returns the bundles in words, for example `2 x (1 GPU, 0.5 CPU)` or `1 x (1 CPU, 2 GiB memory)`."""
+    texts = [", ".join(_resource_text(name, count) for name, count in bundle.items() if count) for bundle in bundles]
     return " and ".join(f"{texts.count(text)} x ({text})" for text in dict.fromkeys(texts))
+
+
+def _resource_text(name: str, count: float) -> str:
+    if name == "memory":
+        return f"{count / 2**30:g} GiB memory"
+    return f"{count:g} {name}"

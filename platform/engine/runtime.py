@@ -232,7 +232,7 @@ def is_one_node() -> bool:
 
 
 def reserved_resources() -> dict[str, float] | None:
-    """Returns the CPUs and GPUs that the trial of this process has reserved for its tasks. None: it reserved none.
+    """Returns the resources that the trial of this process has reserved for its tasks. None: it reserved none.
 
     The first bundle of a trial's placement group is that of its driver.
     """

@@ -137,7 +137,7 @@ def death_error(work: MappingWork, name: str | None, death: Exception) -> UserEr
     subject = f"shard {name} cannot" if name else "no image can"
     return UserError(
         f"{work.label}: {subject} be mapped: {death_text(death)}, {1 + RETRIES} times or more",
-        "processes that are not ended, and enough memory for one on each core",
-        "free some memory or lower compute.cpus, and repeat the command, which continues with the missing shards; "
-        f"{IMAGE_AT_FAULT}",
+        "processes that are not ended, and enough memory for all that run on a node",
+        "free some memory, lower compute.cpus, or on a cluster raise compute.memory_gb, and repeat the command, which "
+        f"continues with the missing shards; {IMAGE_AT_FAULT}",
     )

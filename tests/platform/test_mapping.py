@@ -130,6 +130,14 @@ def test_shards_of_another_cut_are_replaced(tmp_path: Path, ray_local: None, sha
     check(tmp_path)
 
 
+def test_memory_that_no_node_has_is_an_error(tmp_path: Path, ray_local: None) -> None:
+    compute = ComputeConfig(memory_gb=10_000)
+    needs = r"1 x \(1 CPU, 10000 GiB memory\)"
+    with pytest.raises(UserError, match=f"the mapping `rows` needs {needs}; the cluster lacks {needs}") as caught:
+        map_table(TABLE, tmp_path / "out", worker=killing(set(), tmp_path)(), label="rows", compute=compute)
+    assert "compute.memory_gb" in caught.value.remedy
+
+
 def failing(when: str, repaired: Path) -> Callable[[], Callable[[pa.Table], pa.Table]]:
     """Makes a maker of workers that raise the user's error, made or at work, until a file is there."""
 

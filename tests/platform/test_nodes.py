@@ -11,11 +11,14 @@ import pytest
 
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.gpu_mapping import actors_per_gpu
-from mcis.platform.engine.nodes import missing_bundles, tasks_to_submit
+from mcis.platform.engine.nodes import mapping_task, missing_bundles, tasks_to_submit
 from mcis.platform.engine.training import _required_bundles
 
 PORT = 6379  # Ray's fake nodes know no other
 GPU, CPU = {"GPU": 1, "CPU": 0.5}, {"CPU": 1}
+GIB = 2**30
+TASK = {"CPU": 1, "memory": 2 * GIB}
+SMALL_TASK = {"CPU": 1, "memory": GIB}
 
 
 @pytest.mark.parametrize(
@@ -26,6 +29,10 @@ GPU, CPU = {"GPU": 1, "CPU": 0.5}, {"CPU": 1}
         ([GPU], [{"CPU": 0.4, "GPU": 1}, {"CPU": 8}], [GPU]),
         ([CPU, GPU], [{"CPU": 1, "GPU": 1}], [CPU]),
         ([{"CPU": 2}, {"CPU": 2}], [{"CPU": 3}, {"CPU": 1}], [{"CPU": 2}]),
+        ([TASK, TASK], [{"CPU": 8, "memory": 4 * GIB}], []),
+        ([TASK, TASK], [{"CPU": 8, "memory": 3 * GIB}], [TASK]),
+        ([TASK], [{"CPU": 64}, {"memory": 64 * GIB}], [TASK]),
+        ([SMALL_TASK, TASK], [{"CPU": 1, "memory": 2 * GIB}, {"CPU": 1, "memory": GIB}], []),
         ([], [], []),
     ],
 )
@@ -45,15 +52,29 @@ def test_one_core_is_enough_where_there_is_one_node(monkeypatch: pytest.MonkeyPa
     assert CPU not in _required_bundles(ComputeConfig(cpus=1), decodes_images=False), "nothing is decoded"
 
 
+def test_a_task_of_a_mapping_reserves_memory_in_bytes_if_configured() -> None:
+    assert mapping_task(ComputeConfig()) == {"CPU": 1}
+    assert mapping_task(ComputeConfig(memory_gb=1.5)) == {"CPU": 1, "memory": 3 * 2**29}
+
+
 def test_tasks_follow_the_cpus_of_a_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twice as many tasks as CPUs, so that some wait and the autoscaler starts nodes; a single machine cannot grow."""
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr("os.cpu_count", lambda: 2)
-    assert tasks_to_submit([{"CPU": 4}]) == 2
-    assert tasks_to_submit([{"CPU": 1}]) == 1
-    assert tasks_to_submit([{}, {"CPU": 4}, {"CPU": 32, "GPU": 1}]) == 72
+    assert tasks_to_submit([{"CPU": 4}], CPU) == 2
+    assert tasks_to_submit([{"CPU": 1}], CPU) == 1
+    assert tasks_to_submit([{}, {"CPU": 4}, {"CPU": 32, "GPU": 1}], CPU) == 72
     monkeypatch.setenv("RAY_ADDRESS", "auto")
-    assert tasks_to_submit([{"CPU": 4}]) == 8
+    assert tasks_to_submit([{"CPU": 4}], CPU) == 8
+
+
+def test_tasks_follow_the_memory_that_they_reserve(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The nodes hold 1, 3 and 0 tasks."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    nodes = [{"CPU": 4, "memory": 3 * GIB}, {"CPU": 3, "memory": 64 * GIB}, {"CPU": 8}]
+    assert tasks_to_submit(nodes[:1], TASK) == 1
+    assert tasks_to_submit(nodes, TASK) == 8
 
 
 @pytest.mark.parametrize(

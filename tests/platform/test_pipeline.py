@@ -112,6 +112,11 @@ def test_a_run_with_the_configuration_file_of_another_computes_nothing(small: An
     assert computed(pipeline.run(fed_back, small.workspace, "fed-back")) == ["report"]
 
 
+def test_reserved_memory_changes_no_key(small: Any) -> None:
+    assert small.first.scores
+    assert computed(small.run("memory", "compute.memory_gb=0.1")) == ["report"]
+
+
 def test_a_changed_threshold_never_retrains_the_classifier(small: Any) -> None:
     other = small.run("other", "pseudo_masks.score_floor=0.2", until="pseudo_masks")
     assert computed(other) == ["pseudo_masks", "evaluate", "report"]

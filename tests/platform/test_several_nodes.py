@@ -5,6 +5,7 @@ and read-only. A task that uses a path of the driver's disk therefore fails.
 """
 
 import contextlib
+import itertools
 import json
 import os
 import shutil
@@ -464,6 +465,49 @@ def test_a_mapping_without_nodes_ends_with_an_error_and_continues_when_repeated(
         printed, _ = run.communicate(timeout=300)
     assert run.returncode == 0, printed
     assert sorted(x for x, _ in mapped(table)) == list(range(24))
+
+
+MEMORY = """
+import sys, time
+from pathlib import Path
+import pyarrow as pa
+import ray
+from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine.mapping import map_table
+
+def work(table):
+    began = time.time()
+    time.sleep(0.5)
+    return table.append_column("began", pa.array([began])).append_column("ended", pa.array([time.time()]))
+
+ray.init(log_to_driver=False)
+compute = ComputeConfig(shard_rows=1, memory_gb=float(sys.argv[2]), wait_minutes=0.1)
+map_table(pa.table({"x": list(range(16))}), Path(sys.argv[1]), worker=work, label="x", compute=compute)
+ray.shutdown()
+"""
+
+
+def num_overlaps(table: Path) -> int:
+    """The number of rows whose work began before that of the row before them had ended."""
+    rows = sorted(read_table(table).to_pylist(), key=lambda row: row["began"])
+    assert len(rows) == 16
+    return len([row for row, following in itertools.pairwise(rows) if following["began"] < row["ended"]])
+
+
+@pytest.mark.slow
+def test_a_node_runs_only_the_tasks_whose_memory_it_has(nodes: Nodes, tmp_path: Path) -> None:
+    """A node with two CPUs and 3 GiB runs one task of 2 GiB, two of 1 GiB, and none of 100 GiB."""
+    nodes.add("a", num_cpus=2, memory=3 * 2**30)
+    call = [sys.executable, "-c", MEMORY]
+    finish([*call, str(tmp_path / "large"), "2"], nodes.env, nodes.folder)
+    assert num_overlaps(tmp_path / "large") == 0
+    finish([*call, str(tmp_path / "small"), "1"], nodes.env, nodes.folder)
+    assert num_overlaps(tmp_path / "small") > 0
+
+    needs = "1 x (1 CPU, 100 GiB memory)"
+    with running([*call, str(tmp_path / "impossible"), "100"], nodes.env, nodes.folder) as run:
+        printed, _ = run.communicate(timeout=300)
+    assert f"the mapping `x` needs {needs}; after 0.1 minutes the cluster lacks {needs}" in " ".join(printed.split())
 
 
 TRIALS = """
