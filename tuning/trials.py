@@ -18,7 +18,14 @@ from mcis.platform.config.experiment import experiment_text
 from mcis.platform.config.keys import Values, leaves
 from mcis.platform.config.resolve import Resolved, resolve
 from mcis.platform.engine.errors import user_error_in
-from mcis.platform.engine.nodes import Bundle, ask_for_no_nodes, wait_for_nodes
+from mcis.platform.engine.nodes import (
+    Bundle,
+    alive_nodes,
+    ask_for_no_nodes,
+    mapping_task,
+    task_capacity,
+    wait_for_nodes,
+)
 from mcis.platform.engine.runtime import ray_session
 from mcis.platform.runs.files import write_text
 from mcis.platform.runs.lifecycle import ParentStudy, run_record
@@ -36,7 +43,7 @@ _TUNE_FOLDER = "tune"
 _MAX_RETRIES = 2
 """How often Tune repeats a trial that failed. Its finished stages are kept, so it continues where it failed."""
 _MAX_ERROR_LENGTH = 600
-_RESERVING_VALUES = ("gpu", "gpu_share", "workers", "worker_cpus", "decode")
+_RESERVING_VALUES = ("gpu", "gpu_share", "workers", "worker_cpus", "memory_gb", "decode")
 """Values of the section `compute` that decide what a trial reserves, see `stage_bundles`."""
 
 ObjectiveFunction = Callable[[float | None, Sequence[Score]], float]
@@ -200,7 +207,7 @@ def _wait_for_trials(compute: ComputeConfig, parallel: int) -> None:
     task = "a trial of the study"
     if not bundles:
         training_workers = [{"CPU": compute.worker_cpus}] * (parallel * compute.workers)
-        bundles = [*training_workers, {"CPU": 1.0}]
+        bundles = [*training_workers, mapping_task(compute)]
         task = f"{parallel} trials at a time"
     wait_for_nodes(bundles, compute.wait_minutes, task)
 
@@ -337,8 +344,9 @@ def trial_resources(compute: ComputeConfig, parallel: int) -> tune.PlacementGrou
 def stage_bundles(compute: ComputeConfig, parallel: int) -> list[Bundle]:
     """The resources that one of several trials reserves for the tasks of its stages, which run nowhere else.
 
-    They are those of the training worker, and a share of the CPUs for other tasks. With GPUs, that share is at most
-    what belongs to the trial's part of a GPU.
+    They are those of the training worker, and a share of the CPUs for other tasks, each with `compute.memory_gb`. If
+    the nodes have less memory than that for all CPUs, it is a share of the tasks that they can run. With GPUs, the
+    share is at most what belongs to the trial's part of a GPU.
 
     Empty if the trials reserve nothing and take what is free: a trial that runs alone may use the whole cluster; Ray
     Train reserves groups of several workers itself; and tasks of Ray Data do not run in reserved resources.
@@ -353,12 +361,14 @@ def stage_bundles(compute: ComputeConfig, parallel: int) -> list[Bundle]:
     resources = ray.cluster_resources()
     cpus = resources.get("CPU", 1.0)
     worker = {"CPU": compute.worker_cpus}
-    share = cpus / parallel
+    num_shares = float(parallel)
     if compute.gpu:
         worker["GPU"] = compute.gpu_share
-        share = min(share, cpus * compute.gpu_share / max(1.0, resources.get("GPU", 0.0)))
-    further_cpus = max(1, int(share - compute.worker_cpus))
-    return [worker, *[{"CPU": 1.0}] * further_cpus]
+        num_shares = max(num_shares, max(1.0, resources.get("GPU", 0.0)) / compute.gpu_share)
+
+    task = mapping_task(compute)
+    num_tasks = min(cpus / num_shares - compute.worker_cpus, task_capacity(alive_nodes(), task) / num_shares)
+    return [worker, *[task] * max(1, int(num_tasks))]
 
 
 def _run_trial(

@@ -28,8 +28,8 @@ from mcis.tuning.trials import trial_resources
 folder = Path(sys.argv[1])
 options = json.loads(sys.argv[2])
 compute = ComputeConfig(**options["compute"])
-ray.init(address="local", num_cpus=options["cpus"], num_gpus=options["gpus"], object_store_memory=10**8,
-         include_dashboard=False, log_to_driver=False)
+ray.init(address="local", num_cpus=options["cpus"], num_gpus=options["gpus"], _memory=options["memory"],
+         object_store_memory=10**8, include_dashboard=False, log_to_driver=False)
 
 
 def group_of(table):
@@ -60,9 +60,12 @@ print(json.dumps([{name: result.metrics[name] for name in names} for result in t
 """
 
 
-def run_trials(folder: Path, *, cpus: int, gpus: int, parallel: int, trials: int, **compute: Any) -> list[Any]:
-    """Runs trials that map tables with sleeping workers on a Ray with these logical CPUs and GPUs."""
-    options = {"cpus": cpus, "gpus": gpus, "parallel": parallel, "trials": trials, "compute": compute}
+def run_trials(
+    folder: Path, *, cpus: int, gpus: int, parallel: int, trials: int, memory: int | None = None, **compute: Any
+) -> list[Any]:
+    """Runs trials that map tables with sleeping workers on a Ray with these logical CPUs, GPUs and bytes of memory."""
+    options: dict[str, Any] = {"cpus": cpus, "gpus": gpus, "memory": memory}
+    options |= {"parallel": parallel, "trials": trials, "compute": compute}
     command = [sys.executable, "-c", TRIALS, str(folder), json.dumps(options)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -109,9 +112,19 @@ def test_trials_on_two_cpus_take_turns(tmp_path: Path) -> None:
     assert all(report["reserved"] == {"CPU": 1.5} for report in reports)
 
 
+@pytest.mark.slow
+def test_trials_share_the_memory_that_their_tasks_reserve(tmp_path: Path) -> None:
+    """Each of two trials has CPUs for three tasks, but memory for one."""
+    reports = run_trials(tmp_path, cpus=8, gpus=0, memory=3 * 2**30, parallel=2, trials=2, memory_gb=1)
+    assert all(report["reserved"] == {"CPU": 1.5, "memory": 2**30} for report in reports)
+    for number, report in enumerate(reports):
+        assert groups_of(tmp_path, "others", number) == {report["group"]}
+
+
 def test_a_trial_reserves_its_worker_and_a_share_of_the_cpus(ray_local: None) -> None:
     assert stage_bundles(ComputeConfig(), 2) == [{"CPU": 0.5}, {"CPU": 1.0}]
     assert stage_bundles(ComputeConfig(gpu=True, gpu_share=0.25), 2) == [{"CPU": 0.5, "GPU": 0.25}, {"CPU": 1.0}]
+    assert stage_bundles(ComputeConfig(memory_gb=2**-10), 2) == [{"CPU": 0.5}, {"CPU": 1.0, "memory": 2**20}]
 
 
 @pytest.mark.parametrize(
@@ -126,4 +139,6 @@ def test_trials_that_run_at_a_time_reserve_the_same_resources() -> None:
     assert common_compute({name: sections[name] for name in ("one", "two")}, 2) == ComputeConfig()
     with pytest.raises(UserError, match=r"--parallel 2, but compute\.gpu is False in one and True in three"):
         common_compute(sections, 2)
+    with pytest.raises(UserError, match=r"--parallel 2, but compute\.memory_gb is 0\.0 in one and 2\.0 in two"):
+        common_compute({"one": ComputeConfig(), "two": ComputeConfig(memory_gb=2)}, 2)
     assert common_compute(sections, 1) == ComputeConfig()
