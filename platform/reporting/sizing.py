@@ -6,6 +6,7 @@ Times are not estimated here: each stage shows its own rate and the time left as
 
 import collections
 import functools
+import math
 import os
 import shutil
 import tempfile
@@ -23,6 +24,7 @@ from mcis.datasets.index import Listing
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.engine.cache import cache_limit
+from mcis.platform.engine.nodes import mapping_task, task_capacity
 from mcis.platform.networks.build import build_backbone
 from mcis.platform.networks.features import BATCH_ON_CPU
 from mcis.platform.reporting.terminal import print_table
@@ -89,12 +91,14 @@ def size_run(
     images = count_images(config, listing)
     parts = parts_of_run(config, images, stages)
     cores = os.cpu_count() or 1
+    free_memory = psutil.virtual_memory().available
+    machine = {"CPU": min(config.compute.cpus or cores, cores), "memory": free_memory}
     return Sizing(
         images=images.listed,
         disks=_disks(config, workspace, parts, written, listing.table.nbytes),
-        processes=min(config.compute.cpus or cores, cores),
+        processes=max(1, task_capacity([machine], mapping_task(config.compute))),
         process_bytes=_process_bytes(config),
-        free_memory=psutil.virtual_memory().available,
+        free_memory=free_memory,
     )
 
 
@@ -254,7 +258,10 @@ def memory_note(sizing: Sizing) -> str:
     fitting = sizing.free_memory // sizing.process_bytes
     if fitting >= sizing.processes:
         return ""
-    return f"the free memory is enough for {fitting} processes; set compute.cpus={max(1, fitting)}, or free some"
+    setting = f"compute.cpus={max(1, fitting)}"
+    if os.environ.get("RAY_ADDRESS"):  # compute.cpus is that of a local Ray
+        setting = f"compute.memory_gb={math.ceil(10 * sizing.process_bytes / 2**30) / 10:g}"
+    return f"the free memory is enough for {fitting} processes; set {setting}, or free some"
 
 
 def needs_text(sizing: Sizing) -> str:

@@ -157,9 +157,19 @@ def test_an_error_names_the_large_files_and_a_cache_that_fits() -> None:
     assert "compute.cache_gb=30; localize.related=0" in error.value.remedy
 
 
-def test_too_little_memory_is_a_note() -> None:
+def test_too_little_memory_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a cluster, where compute.cpus changes nothing, the note names the memory that a task has to reserve."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert memory_note(Sizing(9, [], 4, 2**30, 4 * 2**30)) == ""
     assert "set compute.cpus=3" in memory_note(Sizing(9, [], 4, 2**30, 4 * 2**30 - 1))
+    monkeypatch.setenv("RAY_ADDRESS", "elsewhere")
+    assert "set compute.memory_gb=1.3," in memory_note(Sizing(9, [], 4, 5 * 2**28, 4 * 2**30))
+
+
+def test_reserved_memory_limits_the_processes_of_a_run(drawn: Path, tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    config = config_of(drawn, "compute.memory_gb=10000")
+    assert size_run(config, workspace, list_images(config), STAGE_NAMES).processes == 1
 
 
 @pytest.fixture
