@@ -353,11 +353,11 @@ def _read_jsonl(file: BinaryIO, wanted: Iterable[str]) -> _Columns:
 
 
 def _read_parquet(file: BinaryIO, wanted: Iterable[str]) -> _Columns:
-    """Reads the wanted columns of a Parquet file, and its columns of integers and truth values."""
+    """Reads the wanted columns of a Parquet file, and its columns of numbers and truth values."""
     content = pa.parquet.ParquetFile(file)
     schema = content.schema_arrow
     names = schema.names
-    flags = [column.name for column in schema if pa.types.is_integer(column.type) or pa.types.is_boolean(column.type)]
+    flags = [column.name for column in schema if _is_number(column.type) or pa.types.is_boolean(column.type)]
     read = [name for name in dict.fromkeys([*wanted, *flags]) if names.count(name) == 1]
     return _Columns(names, content.read(read))
 
@@ -390,7 +390,7 @@ def read_user_table(
     Args:
         table: Path or URI of a .csv, .jsonl or .parquet table.
         columns: Role -> name of the column. A column whose name is that of its role may instead have a name in
-            `_GUESSES`. If there is no column of tags, columns of 0 and 1 are used, each for the class that it is
+            `_GUESSES`. If no column has a name for tags, columns of 0 and 1 are used, each for the class that it is
             named after.
         optional: Names of columns that may be absent.
         trusted: Whether the table may name files outside of its folder and on other servers.
@@ -415,7 +415,7 @@ def read_user_table(
             guessed.append(f"{candidates[0]!r} as {role}")
 
     flags: list[str] = []
-    if "tags" in columns and columns["tags"] not in file.names:
+    if "tags" in guesses and not any(name in guesses["tags"] for name in file.names):
         flags = _flags(file.content, columns.values())
     if flags:
         guessed.append(f"{join_shortened(flags)} as a class each, 0 or 1")
@@ -472,21 +472,37 @@ def _check_columns(
 def _flags(content: pa.Table, excluded: Collection[str]) -> list[str]:
     """Returns the columns of 0, 1 and empty cells, or else those of truth values, one of each class.
 
-    A column alone must have both values: one class, and images that do not show it.
+    pandas writes 0 and 1 as 0.0 and 1.0 if a cell of the column is empty. A column alone must have both values: one
+    class, and images that do not show it.
 
     Args:
         excluded: Names of columns that have another role.
     """
-    for is_flag_type in (pa.types.is_integer, pa.types.is_boolean):
-        columns = [column.name for column in content.schema if is_flag_type(column.type)]
+    names = content.column_names
+    for is_flag_type in (_is_number, pa.types.is_boolean):
         flags: list[str] = []
-        for name in columns:
-            values = set(pc.unique(content[name]).to_pylist())
-            if name not in excluded and 1 in values and values <= {0, 1, None}:
+        for name, values in zip(names, content.columns, strict=True):
+            is_candidate = name not in excluded and names.count(name) == 1 and is_flag_type(values.type)
+            if is_candidate and _holds_flags(values):
                 flags.append(name)
-        if len(flags) > 1 or (flags and 0 in pc.unique(content[flags[0]]).to_pylist()):
+        if len(flags) > 1 or (flags and pc.min(content[flags[0]]).as_py() == 0):
             return flags
     return []
+
+
+def _is_number(column_type: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(column_type) or pa.types.is_float32(column_type) or pa.types.is_float64(column_type)
+    )
+
+
+def _holds_flags(values: pa.ChunkedArray) -> bool:
+    """Returns whether a column of numbers or truth values has no values but 0 and 1, and a 1."""
+    if pc.max(values).as_py() != 1:
+        return False
+    if pa.types.is_boolean(values.type):
+        return True
+    return bool(pc.all(pc.is_in(values.drop_null(), pa.array([0, 1], values.type))).as_py())
 
 
 def _normal_type(column_type: pa.DataType) -> pa.DataType:

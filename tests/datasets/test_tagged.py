@@ -218,7 +218,7 @@ def test_tables_of_other_programs_are_understood(folder: Path, delimiter: str, b
     )
 
 
-def flag_rows(no: int, yes: int) -> Rows:
+def flag_rows(no: float, yes: float) -> Rows:
     return [
         {"image": "a", "dog": yes, "cat": yes, "width": 9},
         {"image": "b", "dog": no, "cat": no, "width": 9},
@@ -226,13 +226,13 @@ def flag_rows(no: int, yes: int) -> Rows:
     ]
 
 
-every_flag = pytest.mark.parametrize(("no", "yes"), [(0, 1), (False, True)])
+every_flag = pytest.mark.parametrize(("no", "yes"), [(0, 1), (False, True), (0.0, 1.0)])
 every_format = pytest.mark.parametrize("suffix", WRITERS)
 
 
 @every_flag
 @every_format
-def test_columns_of_0_and_1_are_classes(folder: Path, suffix: str, no: int, yes: int) -> None:
+def test_columns_of_0_and_1_are_classes(folder: Path, suffix: str, no: float, yes: float) -> None:
     WRITERS[suffix](folder / f"t.{suffix}", flag_rows(no, yes))
     listing = list_tagged(folder / f"t.{suffix}")
     assert listing.classes == ("cat", "dog")
@@ -242,7 +242,7 @@ def test_columns_of_0_and_1_are_classes(folder: Path, suffix: str, no: int, yes:
 
 @every_flag
 @every_format
-def test_columns_of_0_and_1_are_tags_of_photographs(folder: Path, suffix: str, no: int, yes: int) -> None:
+def test_columns_of_0_and_1_are_tags_of_photographs(folder: Path, suffix: str, no: float, yes: float) -> None:
     """A photograph of zeros is known to have no tag."""
     WRITERS[suffix](folder / f"t.{suffix}", flag_rows(no, yes))
     tags = photograph_tags(str(folder / f"t.{suffix}"), ["dog", "cat"])
@@ -266,6 +266,37 @@ def test_ambiguous_columns_are_not_guessed(folder: Path, row: dict[str, Any], me
     write_csv(folder / "t.csv", [row])
     with pytest.raises(UserError, match=message):
         list_tagged(folder / "t.csv")
+
+
+def test_columns_of_0_and_1_may_be_integers_and_decimals(folder: Path) -> None:
+    """pandas writes the numbers of a column with an empty cell as decimals, and those of other columns as integers."""
+    (folder / "t.csv").write_text("image,cat,dog,score\na,1,0.0,0.5\nb,0,1.0,1.0\nc,0,,0.0\n")
+    listing = list_tagged(folder / "t.csv")
+    assert listing.classes == ("cat", "dog")
+    assert tags_of(listing) == [[0], [1], []]
+    assert negatives_of(listing) == [False, False, False]
+    assert f"{folder}/t.csv: columns that are not read: score" in listing.notes
+
+
+def test_columns_of_the_same_name_are_no_classes(folder: Path) -> None:
+    (folder / "t.csv").write_text("image,cat,dog,fold,fold\na,1,0,0,1\nb,0,1,1,0\n")
+    listing = list_tagged(folder / "t.csv")
+    assert listing.classes == ("cat", "dog")
+    assert f"{folder}/t.csv: columns that are not read: fold, fold" in listing.notes
+
+
+@pytest.mark.parametrize("names", ["label,category", "class,class_name"])
+def test_columns_of_0_and_1_are_not_read_if_two_columns_may_hold_tags(folder: Path, names: str) -> None:
+    (folder / "t.csv").write_text(f"image,{names},checked\na,cat,animal,0\nb,dog,animal,1\n")
+    with pytest.raises(UserError, match="has no column 'tags'; it has 'image'") as caught:
+        list_tagged(folder / "t.csv")
+    assert "data.tags.tags=COLUMN" in caught.value.remedy
+
+
+def test_columns_of_0_and_1_are_not_read_if_a_named_column_is_absent(folder: Path) -> None:
+    (folder / "t.csv").write_text("image,names,checked\na,cat,0\nb,dog,1\n")
+    with pytest.raises(UserError, match="has no column 'name'; it has 'image', 'names', 'checked'"):
+        list_tagged(folder / "t.csv", tags="name")
 
 
 # --- negatives
@@ -302,7 +333,7 @@ def test_an_empty_cell_is_negative_on_demand(folder: Path) -> None:
 
 @every_flag
 @every_format
-def test_a_row_of_zeros_is_negative_unless_a_cell_is_empty(folder: Path, suffix: str, no: int, yes: int) -> None:
+def test_a_row_of_zeros_is_negative_unless_a_cell_is_empty(folder: Path, suffix: str, no: float, yes: float) -> None:
     rows = [*flag_rows(no, yes), {"image": "d", "dog": None, "cat": no, "width": 9}]
     WRITERS[suffix](folder / f"t.{suffix}", rows)
     listing = list_tagged(folder / f"t.{suffix}")
