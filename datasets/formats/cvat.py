@@ -15,7 +15,7 @@ from mcis.datasets.formats.data_set import (
     Photos,
     write_file,
 )
-from mcis.datasets.formats.outlines import cvat_pixels, polygon_pixels
+from mcis.datasets.formats.outlines import cvat_pixels, pixel_polygon_pixels
 from mcis.datasets.formats.regions import Region, connected_regions
 
 
@@ -26,26 +26,26 @@ def read_cvat(request: ImportRequest) -> DataSet:
 
     for image in ElementTree.fromstring(request.source.read_bytes()).iter("image"):
         name = image.attrib["name"]
-        sides = (float(image.attrib["width"]), float(image.attrib["height"]))
+        size = (int(float(image.attrib["height"])), int(float(image.attrib["width"])))
         subset = image.get("subset", folder.name)
         if subset != folder.name:
             request.left_out[f"image(s) of subset {subset}, for {folder.name}"] += 1
             continue
         if name in photos:
             raise ValueError(f"two images are named {name}")
-        photos[name] = [_annotated_object(shape, sides) for shape in image]
+        photos[name] = [_annotated_object(shape, size) for shape in image]
 
     return DataSet(folder, photos)
 
 
-def _annotated_object(shape: ElementTree.Element, sides: tuple[float, float]) -> AnnotatedObject:
-    """Reads a tag, box, polygon or mask of an image of the given width and height."""
+def _annotated_object(shape: ElementTree.Element, size: tuple[int, int]) -> AnnotatedObject:
+    """Reads a tag, box, polygon or mask of an image of the given height and width."""
     draw: Draw | None = None
     if shape.tag == "polygon":
         points = [point.split(",") for point in shape.attrib["points"].split(";")]
-        draw = functools.partial(polygon_pixels, np.array(points, float) / sides)
+        draw = functools.partial(pixel_polygon_pixels, np.array(points, float), size)
     elif shape.tag == "mask":
-        draw = functools.partial(cvat_pixels, shape.attrib)
+        draw = functools.partial(cvat_pixels, shape.attrib, size)
     return AnnotatedObject(shape.attrib["label"].strip(), draw)
 
 

@@ -15,7 +15,7 @@ from mcis.datasets.formats.data_set import (
     annotation_files,
     naming,
 )
-from mcis.datasets.formats.outlines import polygon_pixels
+from mcis.datasets.formats.outlines import pixel_polygon_pixels
 from mcis.datasets.sources.lists import LeftOut
 
 
@@ -43,8 +43,8 @@ def _annotated_object(shape: dict[str, Any], content: dict[str, Any], left_out: 
     kind = shape.get("shape_type") or "polygon"
     draw = None
     if kind == "polygon":
-        sides = (float(content["imageWidth"]), float(content["imageHeight"]))
-        draw = functools.partial(polygon_pixels, np.array(shape["points"], float) / sides)
+        size = (int(content["imageHeight"]), int(content["imageWidth"]))
+        draw = functools.partial(pixel_polygon_pixels, np.array(shape["points"], float), size)
     else:
         left_out[f"outline(s) of shapes of type {kind}, which give tags and no mask"] += 1
     return AnnotatedObject(shape["label"].strip(), draw)

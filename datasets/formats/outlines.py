@@ -34,8 +34,7 @@ def coco_pixels(
     """
     outline_size = tuple(outline["size"]) if isinstance(outline, dict) else annotated_size
     if annotated_size != (height, width):
-        found = f"annotations are of an image of {_size_text(annotated_size)} pixels"
-        raise ValueError(f"{found}, but the file has {_size_text((height, width))}, turned upright")
+        raise _other_size(annotated_size, height, width)
     if outline_size != annotated_size:
         found = f"run lengths are of {_size_text(outline_size)} pixels"
         raise ValueError(f"{found}, but the image has {_size_text(annotated_size)}")
@@ -45,6 +44,11 @@ def coco_pixels(
     if isinstance(outline["counts"], str):
         return compressed_run_pixels(outline["counts"], height, width)
     return _run_pixels(outline["counts"], height * width).reshape(width, height).T
+
+
+def _other_size(annotated_size: tuple[Any, ...], height: int, width: int) -> ValueError:
+    found = f"annotations are of an image of {_size_text(annotated_size)} pixels"
+    return ValueError(f"{found}, but the file has {_size_text((height, width))}, turned upright")
 
 
 def _size_text(size: tuple[Any, ...]) -> str:
@@ -123,15 +127,42 @@ def polygon_pixels(corners: NDArray[np.float64], height: int, width: int) -> NDA
     return np.array(picture)
 
 
-def cvat_pixels(mask: dict[str, str], height: int, width: int) -> NDArray[np.bool_]:
+def pixel_polygon_pixels(
+    corners: NDArray[np.float64], annotated_size: tuple[int, int], height: int, width: int
+) -> NDArray[np.bool_]:
+    """Draws a polygon of an image that may have been resized since it was annotated.
+
+    Args:
+        corners: (N, 2), x and y in pixels of the annotated image.
+        annotated_size: Height and width of the image according to the annotations.
+        height: Height of the image, pixels.
+        width: Width of the image, pixels.
+
+    Raises:
+        ValueError: The image has another aspect ratio, for example because it was turned or cropped.
+    """
+    annotated_height, annotated_width = annotated_size
+    difference = abs(width * annotated_height - height * annotated_width)
+    if difference >= annotated_height + annotated_width:  # more than by rounding the sides of a resized image
+        raise _other_size(annotated_size, height, width)
+    return polygon_pixels(corners / (annotated_width, annotated_height), height, width)
+
+
+def cvat_pixels(mask: dict[str, str], annotated_size: tuple[int, int], height: int, width: int) -> NDArray[np.bool_]:
     """Draws a mask of CVAT, the run lengths of a rectangle, row by row.
 
     Args:
         mask: Attributes left, top, width and height of the rectangle, and rle, the run lengths.
+        annotated_size: Height and width of the image according to the annotations.
+        height: Height of the image, pixels.
+        width: Width of the image, pixels.
 
     Raises:
-        ValueError: The rectangle is not inside the image, or the runs do not add up to its pixels.
+        ValueError: The size is not that of the image, the rectangle is not inside the image, or the runs do not add up
+            to its pixels.
     """
+    if annotated_size != (height, width):
+        raise _other_size(annotated_size, height, width)
     left = int(mask["left"])
     top = int(mask["top"])
     box_width = int(mask["width"])

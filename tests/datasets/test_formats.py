@@ -424,13 +424,32 @@ def test_labelme_becomes_tags_and_masks(photographs: Path, tmp_path: Path) -> No
 
 def test_images_above_the_default_limit_of_pixels_get_masks(photographs: Path, tmp_path: Path) -> None:
     Image.new("L", (7_100, 7_100)).save(photographs / "a.png", "JPEG")
-    (photographs / "a.json").write_text(json.dumps(LABELME | {"flags": {}, "shapes": LABELME["shapes"][:1]}))
+    size = {"imageHeight": 7_100, "imageWidth": 7_100}
+    (photographs / "a.json").write_text(json.dumps(LABELME | size | {"flags": {}, "shapes": LABELME["shapes"][:1]}))
 
     import_data_set("labelme", photographs, tmp_path / "out")
 
     mask = read_imported(tmp_path / "out")["train/a.png"].mask
     assert mask is not None
     assert mask.shape == (7_100, 7_100)
+
+
+def test_labelme_polygons_follow_a_resized_image_and_no_turned_one(photographs: Path, tmp_path: Path) -> None:
+    """The files are b.png at twice the annotated size, and a.png on its side."""
+    Image.new("RGB", (20, 30)).save(photographs / "a.png")
+    Image.new("RGB", (60, 40)).save(photographs / "b.png")
+    for name in "ab":
+        content = LABELME | {"flags": {}, "shapes": LABELME["shapes"][:1], "imagePath": f"{name}.png"}
+        (photographs / f"{name}.json").write_text(json.dumps(content))
+
+    notes = " ".join(import_data_set("labelme", photographs, tmp_path / "out")[1:])
+
+    imported = read_imported(tmp_path / "out")
+    mask = np.zeros((40, 60))
+    mask[4:23, 4:23] = 1
+    assert imported["train/a.png"] == Imported(["dog"], None)
+    np.testing.assert_array_equal(imported["train/b.png"].mask, mask)
+    assert "a.png: annotations are of an image of 30x20 pixels, but the file has 20x30, turned upright" in notes
 
 
 @pytest.mark.parametrize("source", ["devkit", "devkit/Annotations"])
@@ -678,6 +697,15 @@ def test_cvat_becomes_tags_and_masks(cvat: Path, tmp_path: Path) -> None:
 def test_cvat_mask_outside_of_its_image_is_named(cvat: Path, tmp_path: Path) -> None:
     cvat.write_text(CVAT.replace('top="17"', 'top="18"'))
     with pytest.raises(UserError, match=r"b\.png: a mask at 28, 18 of 2x3 pixels in an image of 30x20"):
+        import_data_set("cvat", cvat, tmp_path / "out")
+
+
+@pytest.mark.parametrize("size", [(60, 40), (20, 30)], ids=["resized", "turned"])
+def test_cvat_mask_of_an_image_of_another_size_is_not_drawn(cvat: Path, tmp_path: Path, size: tuple[int, int]) -> None:
+    """The mask has its place in pixels, which would be that of other things in the file."""
+    cvat.write_text(CVAT.replace('left="28" top="17"', 'left="2" top="2"'))
+    Image.new("RGB", size).save(cvat.parent / "b.png")
+    with pytest.raises(UserError, match=rf"annotations are of an image of 30x20 pixels, but .* {size[0]}x{size[1]}"):
         import_data_set("cvat", cvat, tmp_path / "out")
 
 
