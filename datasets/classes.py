@@ -30,8 +30,14 @@ MAX_CLASSES = IGNORE - 1
 NEGATIVE_TAGS = ("none", "background")
 """Tags, in any case, of an image that shows none of the classes: a *negative*."""
 
-MAY_BE_NEGATIVE_TAGS = ("negative", "negatives", "nothing", "ok", "good", "normal", "empty", "clean", "neither")
+MAY_BE_NEGATIVE_TAGS = (
+    *("negative", "negatives", "nothing", "ok", "good", "normal", "empty", "clean", "neither"),
+    *("0", "false", "no", "absent", "healthy"),
+)
 """Tags, in any case, that often mean none of the classes. They are classes, and a note asks the user."""
+
+MAY_BE_MISSING_TAGS = ("nan", "null", "na", "n/a", "<na>", "nil", "-", "?", "unknown")
+"""Tags, in any case, that programs and people write if they know no tag. They are classes, and a note asks the user."""
 
 VOC_CLASSES = (
     "aeroplane",

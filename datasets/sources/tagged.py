@@ -19,14 +19,15 @@ import re
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
+from pydantic import BeforeValidator
 
-from mcis.datasets.classes import MAY_BE_NEGATIVE_TAGS, NEGATIVE_TAGS, check_classes, read_classes
+from mcis.datasets.classes import MAY_BE_MISSING_TAGS, MAY_BE_NEGATIVE_TAGS, NEGATIVE_TAGS, check_classes, read_classes
 from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.index import Listing
 from mcis.datasets.section import PathOrUri, Section
@@ -46,6 +47,12 @@ _SHORT_NAME = 5
 """Names with fewer characters count as misspellings at a lower similarity, but only of far more frequent names."""
 
 
+def _as_cell(value: Any) -> Any:
+    """Returns a number, a truth value or a list of texts as a cell of a table has it. The command line reads JSON."""
+    is_list = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+    return json.dumps(value, ensure_ascii=False) if is_list or isinstance(value, bool | int | float) else value
+
+
 class TagsConfig(Section):
     """Your own images and tags (source `tags`), a table."""
 
@@ -63,7 +70,7 @@ class TagsConfig(Section):
     """Column with train, val or test; if absent, all images are in train."""
     id: str = "id"
     """Column of unique image ids; if absent, the paths relative to the table's folder are used."""
-    negative_tags: str = ""
+    negative_tags: Annotated[str, BeforeValidator(_as_cell)] = ""
     """Further tags, next to `none` and `background`, of images that show none of the classes, such as ok; written as in
     the table."""
     ignore_others: bool = False
@@ -366,16 +373,19 @@ def _negative_notes(is_negative: pa.ChunkedArray, none_tags: set[str]) -> list[s
 
 
 def _doubtful_class_notes(num_images: Mapping[str, int]) -> list[str]:
-    """Returns notes on classes whose names suggest that their images show none of the classes.
+    """Returns notes on classes whose names suggest that their images show none of the classes, or have no tag.
 
     Args:
         num_images: Number of images by class name.
     """
-    return [
-        f"{name!r} ({count} images) is a class; if it means none of the classes, set data.tags.negative_tags={name}"
-        for name, count in num_images.items()
-        if name.casefold() in MAY_BE_NEGATIVE_TAGS
-    ]
+    notes: list[str] = []
+    for name, count in num_images.items():
+        found = f"{name!r} ({count} images) is a class"
+        if name.casefold() in MAY_BE_NEGATIVE_TAGS:
+            notes.append(f"{found}; if it means none of the classes, set data.tags.negative_tags={name}")
+        if name.casefold() in MAY_BE_MISSING_TAGS:
+            notes.append(f"{found}; if it means that tags are missing, empty these cells of the table")
+    return notes
 
 
 def _check_names(rows: UserTable, names: tuple[str, ...], classes: Path | None) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import LISTING_SCHEMA, Listing
-from mcis.datasets.sources.tagged import list_tagged, photograph_tags
+from mcis.datasets.sources.tagged import TagsConfig, list_tagged, photograph_tags
 
 Rows = list[dict[str, Any]]
 ROWS: Rows = [
@@ -360,6 +360,32 @@ def test_further_tags_for_none_of_the_classes_are_set_and_suggested(folder: Path
     listing = list_tagged(folder / "t.csv", negative_tags="nothing;ok")
     assert listing.classes == ("cat",)
     assert negatives_of(listing) == [False, True]
+
+
+@pytest.mark.parametrize(("yes", "no"), [("1", "0"), ("True", "False"), ("yes", "no")])
+def test_a_column_of_tags_that_answers_a_question_gives_a_note(folder: Path, yes: str, no: str) -> None:
+    (folder / "t.csv").write_text(f"image,label\na,{yes}\nb,{no}\n")
+    note = f"{no!r} (1 images) is a class; if it means none of the classes, set data.tags.negative_tags={no}"
+    assert f"{folder}/t.csv: {note}" in list_tagged(folder / "t.csv").notes
+
+    listing = list_tagged(folder / "t.csv", negative_tags=no)
+    assert listing.classes == (yes,)
+    assert negatives_of(listing) == [False, True]
+
+
+@pytest.mark.parametrize("tag", ["nan", "NULL", "N/A"])
+def test_a_tag_that_programs_write_for_none_gives_a_note(folder: Path, tag: str) -> None:
+    (folder / "t.csv").write_text(f"image,tags\na,cat\nb,{tag}\n")
+    note = f"{tag!r} (1 images) is a class; if it means that tags are missing, empty these cells of the table"
+    assert f"{folder}/t.csv: {note}" in list_tagged(folder / "t.csv").notes
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (False, "false"), (["ok", "no; none"], '["ok", "no; none"]'), ("a;b", "a;b")]
+)
+def test_negative_tags_of_the_command_line_are_written_as_in_the_table(value: Any, text: str) -> None:
+    """The command line reads `data.tags.negative_tags=0` as a number."""
+    assert TagsConfig.model_validate({"negative_tags": value}).negative_tags == text
 
 
 def test_a_class_file_may_name_a_class_none(folder: Path) -> None:
