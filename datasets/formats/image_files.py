@@ -1,7 +1,6 @@
 """Finds the image files of a data set that was annotated on another machine, where paths may be written differently."""
 
 import collections
-import os
 import posixpath
 import unicodedata
 from collections.abc import Collection, Iterable
@@ -10,6 +9,7 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 from mcis.datasets.sources.lists import LeftOut, files_below, path_inside
+from mcis.datasets.storage.files import is_file
 
 
 class FoundFiles(NamedTuple):
@@ -35,6 +35,9 @@ def find_files(folder: Path, names: Collection[str]) -> FoundFiles:
     Args:
         folder: Absolute path without links.
         names: Paths, URLs or names of images, as in the data set.
+
+    Raises:
+        UserError: A file or folder cannot be looked up at present. It does not count as absent.
     """
     file_of_name = {name: name for name in names if _is_file_inside(folder, name)}
     others = [name for name in names if name not in file_of_name]
@@ -63,7 +66,7 @@ def find_files(folder: Path, names: Collection[str]) -> FoundFiles:
 
 
 def _is_file_inside(folder: Path, name: str) -> bool:
-    return path_inside(name) == name and os.path.isfile(folder / name)
+    return path_inside(name) == name and is_file(str(folder / name))
 
 
 def _files_by_last_part(folder: Path, excluded: Collection[str]) -> dict[str, list[str]]:

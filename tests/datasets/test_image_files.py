@@ -1,6 +1,8 @@
 """Images of data sets from other machines: separators, suffixes, percent-encoding, and absolute paths."""
 
+import errno
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +51,28 @@ def test_a_file_is_found_by_the_longest_common_tail(name: str, file: str, folder
 @pytest.mark.parametrize("name", ["/etc/passwd", "b.png", "", "a\0.jpg", "../../photos", "deep/er/"])
 def test_other_files_are_absent(name: str, folder: Path) -> None:
     assert find_files(folder, [name]) == ({}, [name], [])
+
+
+@pytest.mark.parametrize(
+    ("number", "found"),
+    [
+        (errno.EACCES, "access to .*train/a.jpg is refused: Permission denied"),
+        (errno.EIO, "train/a.jpg cannot be read, after several attempts: Input/output error"),
+    ],
+)
+def test_a_file_that_cannot_be_looked_up_is_not_absent(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, no_pauses: None, number: int, found: str
+) -> None:
+    look = os.stat
+
+    def stat(at: Any, **options: Any) -> os.stat_result:
+        if str(at) == str(folder / "train/a.jpg"):
+            raise OSError(number, os.strerror(number))
+        return look(at, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    with pytest.raises(UserError, match=found):
+        find_files(folder, ["train/a.jpg", "val/a.jpg"])
 
 
 def test_what_several_files_fit_is_ambiguous(folder: Path) -> None:
