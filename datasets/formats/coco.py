@@ -90,6 +90,8 @@ def _id_text(value: Any) -> str:
 
 def _annotated_object(annotation: dict[str, Any], image: dict[str, Any], name: str) -> AnnotatedObject:
     outline = annotation.get("segmentation")
+    if outline and isinstance(outline, list) and not isinstance(outline[0], list):
+        outline = [outline]  # VIA writes one polygon without the list around it
     draw = functools.partial(coco_pixels, outline, (image["height"], image["width"])) if outline else None
     return AnnotatedObject(None if annotation.get("iscrowd") else name, draw)
 

@@ -138,11 +138,12 @@ def write_file(path: Path, content: str) -> None:
 
 
 def annotation_files(source: Path, suffix: str) -> Iterator[tuple[Path, PurePath]]:
-    """Yields the files of a folder with a suffix, or a single file, each with its folder relative to `source`."""
+    """Yields the files of a folder with a suffix in any case, or a single file, each with its folder below `source`."""
     if source.is_file():
         yield source, PurePath()
         return
-    for file in sorted(source.rglob(f"*{suffix}")):
+    files = [file for file in source.rglob("*.*") if file.suffix.lower() == suffix]
+    for file in sorted(files):
         if file.is_file() and not file.name.startswith("."):
             yield file, file.parent.relative_to(source)
 

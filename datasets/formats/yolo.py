@@ -101,8 +101,8 @@ def _image_folder(description: _Description, request: ImportRequest) -> tuple[Pa
 
     listed: Sequence[str] = ()
     if location.endswith(".txt"):
-        text = (source / location.lstrip("./")).read_text("utf-8")
-        lines = text.replace("\\", "/").splitlines()
+        text = (source / location.lstrip("./")).read_text("utf-8-sig")
+        lines = [line for line in text.replace("\\", "/").splitlines() if line.strip()]
         if lines:
             location = os.path.commonpath([os.path.dirname(line) for line in lines])
             listed = sorted({line.strip().partition(f"{location}/")[2] for line in lines})
@@ -120,7 +120,7 @@ def _image_folder(description: _Description, request: ImportRequest) -> tuple[Pa
 
 def _read_label_file(path: Path, description: _Description) -> list[AnnotatedObject]:
     objects: list[AnnotatedObject] = []
-    for line in path.read_text("utf-8").splitlines():
+    for line in path.read_text("utf-8-sig").splitlines():
         if not line.strip():
             continue
 

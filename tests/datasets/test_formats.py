@@ -136,6 +136,15 @@ def test_coco_becomes_tags_and_masks(coco: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(imported["train/b.png"].mask, mask_b)
 
 
+def test_coco_polygon_of_via_is_drawn(coco: Path, tmp_path: Path) -> None:
+    """It is a list of numbers, not a list of such lists."""
+    change(coco, "annotations", 3, "segmentation", SQUARE[0])
+    import_data_set("coco", coco, tmp_path / "out")
+    mask = np.zeros((20, 30))
+    mask[2:12, 2:12] = 2
+    np.testing.assert_array_equal(read_imported(tmp_path / "out")["train/b.png"].mask, mask)
+
+
 def test_coco_reports_what_is_left_out(coco: Path, tmp_path: Path) -> None:
     _, *notes = import_data_set("coco", coco, tmp_path / "out")
     assert "left out 1 annotation(s) of images that it does not list" in notes[0]
@@ -472,6 +481,18 @@ def test_voc_xml_next_to_its_images_becomes_tags(photographs: Path, tmp_path: Pa
     (photographs / "a.xml").write_text(VOC)
     import_data_set("vocxml", photographs, tmp_path / "out")
     assert tags_of(tmp_path / "out") == {"train/a.png": ["cat", "dog"]}
+
+
+def test_annotations_whose_suffix_is_in_capitals_are_read(photographs: Path, tmp_path: Path) -> None:
+    """Programs of Windows write a.XML next to b.xml."""
+    (photographs / "a.XML").write_text(VOC)
+    (photographs / "b.xml").write_text(VOC.replace("a.png", "b.png"))
+    import_data_set("vocxml", photographs, tmp_path / "voc")
+    assert tag_cells(tmp_path / "voc") == {"a.png": "cat;dog", "b.png": "cat;dog"}
+
+    (photographs / "a.JSON").write_text(json.dumps(LABELME))
+    import_data_set("labelme", photographs, tmp_path / "labelme")
+    assert tag_cells(tmp_path / "labelme") == {"a.png": "cat;dog;indoors"}
 
 
 def test_folders_of_voc_are_no_classes(photographs: Path, tmp_path: Path) -> None:
@@ -861,6 +882,15 @@ def yolo(photographs: Path) -> Path:
 def test_yolo_is_read_from_its_folder_or_a_named_file(yolo: Path, tmp_path: Path, source: str, tag: str) -> None:
     import_data_set("yolo", yolo.parent / source, tmp_path / "out")
     assert read_imported(tmp_path / "out") == {"train/a.png": Imported([tag], None)}
+
+
+def test_yolo_files_may_begin_with_a_byte_order_mark_and_end_with_empty_lines(yolo: Path, tmp_path: Path) -> None:
+    """As editors of Windows write them."""
+    (yolo / "data.yaml").write_text("names: [dog]\ntrain: train.txt")
+    (yolo / "train.txt").write_bytes("\ufeff./images/train/a.png\r\n\r\n".encode())
+    (yolo / "labels/train/a.txt").write_bytes("\ufeff0 0.5 0.5 0.2 0.2\r\n".encode())
+    import_data_set("yolo", yolo, tmp_path / "out")
+    assert tags_of(tmp_path / "out") == {"train/a.png": ["dog"]}
 
 
 def test_class_names_of_yolo_may_have_any_character(photographs: Path, tmp_path: Path) -> None:
