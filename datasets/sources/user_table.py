@@ -6,6 +6,7 @@ credentials, but no server that these would be sent to (`endpoint_override`, hos
 hdfs://). Links are followed, because a table cannot create one.
 """
 
+import codecs
 import os
 import posixpath
 import re
@@ -343,10 +344,12 @@ def _read_csv(file: BinaryIO, wanted: Iterable[str]) -> _Columns:
 
 def _read_jsonl(file: BinaryIO, wanted: Iterable[str]) -> _Columns:
     """Reads a JSONL file, and reads it again if Arrow has parsed texts as times."""
+    start = len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
+    file.seek(start)
     table = pa.json.read_json(file)
     times = [column.name for column in table.schema if column.name in wanted and pa.types.is_timestamp(column.type)]
     if times:
-        file.seek(0)
+        file.seek(start)
         schema = pa.schema([(name, pa.string()) for name in times])
         table = pa.json.read_json(file, parse_options=pa.json.ParseOptions(explicit_schema=schema))
     return _Columns(table.column_names, table)

@@ -92,6 +92,13 @@ def test_texts_that_look_like_times_stay_texts(folder: Path) -> None:
     assert listing.table["image_id"].to_pylist() == ["2020-01-01 00:00:00"]
 
 
+def test_a_jsonl_file_may_begin_with_a_byte_order_mark(folder: Path) -> None:
+    (folder / "t.jsonl").write_bytes(b'\xef\xbb\xbf{"image": "2020-01-01", "tags": "cat"}\r\n')
+    listing = list_tagged(folder / "t.jsonl")
+    assert listing.classes == ("cat",)
+    assert listing.table["image_id"].to_pylist() == ["2020-01-01"]
+
+
 # --- tags and classes
 
 
