@@ -15,9 +15,14 @@ _LATEX = {
     "}": r"\}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
     "±": r"$\pm$",
+    "\N{NARROW NO-BREAK SPACE}": r"\,",
 }
-"""LaTeX of special characters."""
+"""LaTeX of special characters. `<`, `>` and `|` are other characters in LaTeX's default font, and it does not know the
+narrow spaces in numbers (`format_count`)."""
 
 
 def markdown(tables: Sequence[Table]) -> str:

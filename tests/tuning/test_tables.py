@@ -11,6 +11,7 @@ from rich.console import Console
 
 from mcis.platform.reporting import terminal
 from mcis.platform.reporting.comparison_tables import Table
+from mcis.platform.runs.scores import format_count
 from mcis.tuning.case_scores import CaseScores, PairedDifference
 from mcis.tuning.definition import StudyCase
 from mcis.tuning.table_formats import latex, markdown
@@ -192,6 +193,13 @@ def test_latex_escapes_special_characters() -> None:
     assert r"\begin{tabular}{lr}" in text
     assert "x\\#1 & 1.0 $\\pm$ 0.5 \\\\\n" in text
     assert latex(WRITTEN).count(r"\end{tabular}") == 2
+
+
+def test_latex_of_thousands_and_signs_needs_no_package() -> None:
+    tables = written_tables(EFFECT, [], None, {MASKS: f"images {format_count(10582)}, R > 3 | a < b"})
+    text = latex(tables)
+    assert r"masks: images 10\,582, R \textgreater{} 3 \textbar{} a \textless{} b}" in text
+    assert text.isascii()
 
 
 def test_the_csv_of_a_study_has_a_row_per_case_with_intervals() -> None:
