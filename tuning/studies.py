@@ -383,20 +383,27 @@ def _requirements(trial: Trial) -> str:
 
 
 def _check_truth(trial: Trial, config: Config, images: pa.Table) -> None:
-    """Raises UserError if no image that a trial scores has a ground-truth mask.
+    """Raises UserError if a trial has no output that is scored, or no image that it scores has a ground-truth mask.
 
     Args:
         trial: The trial.
         config: Its configuration.
         images: Table of the listing of its sources.
     """
+    reaches_masks = LAST_STAGES.index(trial.until) >= LAST_STAGES.index("pseudo_masks")
     scored = []
-    if config.supervision == "tags" and (config.has_maps or config.makes_masks):
+    if config.supervision == "tags" and (config.has_maps or (config.makes_masks and reaches_masks)):
         scored.append(rows_in_split(images, "train", tagged=True))
     if _has_predictions(trial.until):
         split = predicted_split(config, has_val=len(rows_in_split(images, "val")) > 0)
         scored.append(rows_in_split(images, split))
 
+    if not scored:
+        raise UserError(
+            f"the trial {trial.name} ends at {trial.until}, where it has no output that is scored",
+            "localization maps, pseudo masks or predictions of each trial",
+            "choose a later --until, or name the other cases by --case",
+        )
     if all(rows["mask_uri"].null_count == len(rows) for rows in scored):
         raise UserError(
             f"the trial {trial.name} has no score: no image that it scores has a ground-truth mask",

@@ -128,6 +128,37 @@ def test_the_maps_of_all_methods_are_found_before_the_first_trial(tmp_path: Path
     assert not list((tmp_path / "w" / "runs").iterdir())
 
 
+OTHER_PROGRAM = """
+about = "masks and predictions of another program"
+
+[[method]]
+name = "masks"
+
+[method.set]
+"segmenter.init" = "pretrained"
+"pseudo_masks.rule" = "imported"
+"pseudo_masks.masks" = "FOLDER/SegmentationClassAug"
+
+[[method]]
+name = "predictions"
+set = { "predict.masks" = "FOLDER/SegmentationClassAug" }
+"""
+
+
+@pytest.mark.parametrize(("case", "until"), [("masks", "localize"), ("predictions", "pseudo_masks")])
+def test_a_method_that_has_no_score_at_the_last_stage_is_refused(
+    tmp_path: Path, small_voc: SmallVoc, case: str, until: str
+) -> None:
+    """Without an error, the table would lack the method."""
+    resolved = small_voc()
+    file = tmp_path / "methods.toml"
+    file.write_text(OTHER_PROGRAM.replace("FOLDER", str(tmp_path / "VOC2012")))
+    definition = select_cases(read_definition(str(file)), [case])
+    with pytest.raises(UserError, match=f"the trial study-{case}-s0 ends at {until}, where it has no output"):
+        run_study(make_study(resolved, tmp_path / "w", str(file), until=until), definition)
+    assert not list((tmp_path / "w" / "runs").iterdir())
+
+
 TWO_DEVICES = """
 about = "a method on CPUs and one on GPUs"
 
