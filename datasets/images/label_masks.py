@@ -158,6 +158,7 @@ def read_label_mask(file: str, shape: tuple[int, int], classes: int, *, may_igno
         raise UserError(
             f"the mask {file} has pixels that are ignored, {IGNORE}",
             f"predictions with a label 0..{classes} at every pixel",
-            "write them without ignored pixels; or score the files as pseudo masks: mcis evaluate DIR --as masks",
+            "write a label at every pixel; masks of training images, not those of other splits, may also be scored as "
+            "pseudo masks: mcis evaluate DIR --as masks",
         )
     return mask

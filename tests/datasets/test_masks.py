@@ -181,6 +181,16 @@ def test_the_size_of_a_mask_is_checked_before_it_is_decoded(tmp_path: Path):
     assert peak < 10_000_000
 
 
+def test_ignored_pixels_of_predictions_are_refused_with_a_remedy_for_their_split(tmp_path: Path):
+    """`--as masks` scores masks of training images only, and predictions are usually those of val."""
+    labels = np.array([[0, 1], [20, 255]], np.uint8)
+    (tmp_path / "a.png").write_bytes(encode_labels(labels))
+    np.testing.assert_array_equal(read_label_mask(str(tmp_path / "a.png"), (2, 2), 20).labels, labels)
+    with pytest.raises(UserError, match="has pixels that are ignored, 255") as caught:
+        read_label_mask(str(tmp_path / "a.png"), (2, 2), 20, may_ignore=False)
+    assert "masks of training images, not those of other splits" in caught.value.remedy
+
+
 @pytest.fixture
 def two_disks() -> np.ndarray:
     """Labels (366, 500) of two overlapping disks, 15 and 255."""
