@@ -106,8 +106,9 @@ def write_result(folder: Path, result: StageResult, *, key: str, caches: Sequenc
     """
     files = {}
     for name, size in sorted(files_in(folder).items()):
-        # Temporary files of processes that died are not part of the output; `mcis gc` removes them.
-        if name != SUMMARY and not TEMPORARY_NAME.fullmatch(Path(name).name):
+        # Temporary files and folders of processes that died are not part of the output; `mcis gc` removes them.
+        is_temporary = any(TEMPORARY_NAME.fullmatch(part) for part in Path(name).parts)
+        if name != SUMMARY and not is_temporary:
             files[name] = size
 
     sync(folder.parent)

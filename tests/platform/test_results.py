@@ -6,8 +6,17 @@ from pathlib import Path
 import pytest
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.storage.folders import remove, temporary_path
 from mcis.platform.runs.files import read_json
-from mcis.platform.runs.results import IndexResult, MasksResult, PredictResult, StageResult, read_result, write_result
+from mcis.platform.runs.results import (
+    IndexResult,
+    MasksResult,
+    PredictResult,
+    StageResult,
+    find_missing_files,
+    read_result,
+    write_result,
+)
 from mcis.platform.runs.workspace import SUMMARY
 
 RESULTS = (
@@ -29,6 +38,20 @@ def test_a_result_is_read_as_it_was_written(result: StageResult, tmp_path: Path)
     assert common.problem == result.problem
     written = read_json(tmp_path / SUMMARY)
     assert written["identity"] == (result.identity or "key")
+
+
+def test_what_a_killed_process_was_removing_is_not_part_of_an_output(tmp_path: Path) -> None:
+    """`mcis gc` removes it later, and the output is still complete."""
+    half_removed = temporary_path(tmp_path / "embedded")
+    for folder in (half_removed / "features", tmp_path / "maps"):
+        folder.mkdir(parents=True)
+        (folder / "part-00000000-00000004.parquet").write_bytes(bytes(10))
+
+    write_result(tmp_path, StageResult(), key="key")
+
+    assert read_json(tmp_path / SUMMARY)["files"] == {"maps/part-00000000-00000004.parquet": 10}
+    assert remove(half_removed)
+    assert find_missing_files(tmp_path) is None
 
 
 def test_the_result_of_another_stage_is_refused(tmp_path: Path) -> None:
