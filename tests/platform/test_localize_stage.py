@@ -165,6 +165,24 @@ def test_only_lost_shards_are_computed_again(localizable: Any, tmp_path: Path, m
     same_tables(context.output, other.output)
 
 
+@pytest.mark.parametrize("variant", [(), ("localize.related_by=nearest",), ("localize.related=0",)])
+def test_maps_are_not_made_again_after_a_kill_while_intermediate_results_are_removed(
+    localizable: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: tuple[str, ...]
+) -> None:
+    config = localizable.config(*variant)
+    context = localizable.into(tmp_path / "part")
+    finished = localization.run(config, context)
+    shard = sorted((context.output / "maps").iterdir())[0]
+    before = shard.stat().st_mtime_ns
+    (context.output / localization.EMBEDDED / "features").mkdir(parents=True)  # killed before it was renamed
+
+    assert computed_by(monkeypatch, config, context) == []
+
+    assert localization.run(config, context) == finished
+    assert shard.stat().st_mtime_ns == before
+    assert not (context.output / localization.EMBEDDED).exists()
+
+
 def test_controls_of_related_images_are_counted(localizable: Any, tmp_path: Path) -> None:
     """All images have class 0, and all but one have class 3."""
     dataset = localizable.with_index(tmp_path, lambda n: {"tags": [0, 3] if n else [0]})

@@ -11,6 +11,7 @@ With `localize.maps` the maps are those of another program: the table `maps` has
 table `single`.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +32,7 @@ from mcis.platform.engine.cache import training_features
 from mcis.platform.engine.mapping import map_table, shards_of
 from mcis.platform.engine.shard_mapper import Worker
 from mcis.platform.outputs.read_index import from_source_domain, rows_in_split, split_rows, tagged_among_negatives
-from mcis.platform.outputs.relations import RELATED, VECTORS, draw_relations, read_vectors
+from mcis.platform.outputs.relations import RELATED, VECTORS, draw_relations, read_vectors, relations_of_run
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.workspace import Workspace
@@ -71,10 +72,10 @@ def run(config: Config, context: RunContext) -> StageResult:
     if config.localize.is_imported:
         return import_maps(config, context)
 
-    embedded = context.output / EMBEDDED
-    _remove_other_shards(config, embedded, len(rows))
-    _embed(config, context, rows, embedded)
-    copy_folder(embedded / "single", context.output / "single")
+    if _has_all_maps(config, context.output, len(rows)):
+        relations = _relations_of_maps(config, context)
+    else:
+        relations = _make_maps(config, context, rows)
 
     counts: dict[str, Any] = {
         "images": len(rows),
@@ -82,14 +83,37 @@ def run(config: Config, context: RunContext) -> StageResult:
         "maps": int(pc.sum(pc.list_value_length(rows["tags"])).as_py()),
     }
     notes: tuple[str, ...] = ()
-    if config.localize.related:
-        relations, tags = _relate(config, context, rows, embedded)
+    if relations:
+        tags = Tags.from_index(rows["tags"], len(context.classes))
         relation_counts, notes = describe_relations(config.localize, relations, tags)
         counts.update(relation_counts)
-    else:
-        copy_folder(embedded / "single", context.output / "maps")
-    remove(embedded)
+    remove(context.output / EMBEDDED)
     return StageResult(counts=counts, notes=notes)
+
+
+def _has_all_maps(config: Config, output: Path, num_rows: int) -> bool:
+    """Whether an earlier call made all maps, and was ended when it removed the intermediate results."""
+    shards = shards_of(num_rows, config.compute.shard_rows).keys()
+    return all(shards <= set(names_in(output / table)) for table in ("single", "maps"))
+
+
+def _relations_of_maps(config: Config, context: RunContext) -> Relations | None:
+    """The relations from which the maps in the output were made; None for single-round maps."""
+    stage_outputs = {**context.stage_outputs, "localize": context.output}
+    made = relations_of_run(config, dataclasses.replace(context, stage_outputs=stage_outputs))
+    return made.relations if made else None
+
+
+def _make_maps(config: Config, context: RunContext, rows: pa.Table) -> Relations | None:
+    """Makes the maps of all images; returns the relations that they were made from, or None for single-round maps."""
+    embedded = context.output / EMBEDDED
+    _remove_other_shards(config, embedded, len(rows))
+    _embed(config, context, rows, embedded)
+    copy_folder(embedded / "single", context.output / "single")
+    if config.localize.related:
+        return _relate(config, context, rows, embedded)
+    copy_folder(embedded / "single", context.output / "maps")
+    return None
 
 
 def _remove_other_shards(config: Config, embedded: Path, num_rows: int) -> None:
@@ -118,8 +142,8 @@ def _embed(config: Config, context: RunContext, rows: pa.Table, embedded: Path) 
     _run_workers(config, to_embed, make_worker, embedded / "single", "embed", read)
 
 
-def _relate(config: Config, context: RunContext, rows: pa.Table, embedded: Path) -> tuple[Relations, Tags]:
-    """Computes the maps with related images, hop by hop; returns the relations and the tags of the images."""
+def _relate(config: Config, context: RunContext, rows: pa.Table, embedded: Path) -> Relations:
+    """Computes the maps with related images, hop by hop; returns the relations of the images."""
     localize = config.localize
     tags = Tags.from_index(rows["tags"], len(context.classes))
     rule = RELATED_IMAGE_RULES[localize.related_by]
@@ -142,7 +166,7 @@ def _relate(config: Config, context: RunContext, rows: pa.Table, embedded: Path)
         _run_workers(config, to_relate, make_worker, embedded / hop_table(hop), f"localize, hop {hop}")
     make_worker = functools.partial(make_relater, localize.hops)
     _run_workers(config, to_relate, make_worker, context.output / "maps", "localize")
-    return relations, tags
+    return relations
 
 
 def _run_workers(
