@@ -18,7 +18,7 @@ from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.stage import output_folder
 from mcis.platform.stages import localization
-from mcis.platform.stages.localization.workers import Embed, embed_rows
+from mcis.platform.stages.localization.workers import Embed, embed_rows, write_rows
 
 VARIANTS = {
     "paper": (),
@@ -149,6 +149,17 @@ def test_shards_of_another_size_are_replaced(localizable: Any, tmp_path: Path, m
     undisturbed = localizable.into(tmp_path / "undisturbed")
     localization.run(localizable.config(nearest), context)
     localization.run(localizable.config(nearest), undisturbed)
+    same_tables(context.output, undisturbed.output)
+
+
+def test_features_of_shards_of_another_size_are_removed(localizable: Any, tmp_path: Path) -> None:
+    """A call with one image per shard was killed after it had written the features of image 2, but no maps."""
+    context = localizable.into(tmp_path / "killed")
+    features = context.output / localization.EMBEDDED / "features"
+    write_rows(features, 2, np.zeros((1, 24, 8, 8), np.float16))
+    undisturbed = localizable.into(tmp_path / "undisturbed")
+    localization.run(localizable.config(), context)
+    localization.run(localizable.config(), undisturbed)
     same_tables(context.output, undisturbed.output)
 
 

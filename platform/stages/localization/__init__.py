@@ -25,6 +25,7 @@ from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
 from mcis.datasets.sampling.related_images import RELATED_IMAGE_RULES, Relations
 from mcis.datasets.storage.folders import copy_folder, names_in, remove
+from mcis.datasets.tables.spans import ShardSpans
 from mcis.datasets.tags import Tags
 from mcis.platform.config.maps import LocalizeConfig
 from mcis.platform.config.sections import Config
@@ -118,12 +119,13 @@ def _make_maps(config: Config, context: RunContext, rows: pa.Table) -> Relations
 
 def _remove_other_shards(config: Config, embedded: Path, num_rows: int) -> None:
     """Removes all intermediate results if some were computed with another number of rows per shard."""
-    shards = shards_of(num_rows, config.compute.shard_rows)
-    for table in ("single", VECTORS):
-        for name in names_in(embedded / table):
-            if name.startswith("part-") and name not in shards:
-                remove(embedded)
-                return
+    shards = shards_of(num_rows, config.compute.shard_rows).values()
+    spans = {(shard.first, shard.first + shard.num_rows) for shard in shards}
+    for table in ("features", "single", VECTORS):
+        found = ShardSpans(names_in(embedded / table))
+        if not spans.issuperset(zip(found.first.tolist(), found.stop.tolist(), strict=True)):
+            remove(embedded)
+            return
 
 
 def _embed(config: Config, context: RunContext, rows: pa.Table, embedded: Path) -> None:

@@ -97,8 +97,7 @@ def read_images(config: Config, outputs: Features | None, rows: pa.Table) -> pa.
 def write_rows(folder: Path, first: int, values: NDArray[Any]) -> None:
     """Writes consecutive rows of features, starting with row `first`, as a shard of `CachedRows`.
 
-    It is written before the shard of maps that depends on it. After a restart, two shards may contain the same row;
-    both have the same values, so either can be read.
+    It is written before the shard of maps that depends on it, so a restart may write it again with the same values.
     """
     table = cache_table(np.ascontiguousarray(values))
     write_table(folder / f"part-{first:010d}-{first + len(values):010d}.arrow", table)
