@@ -185,19 +185,20 @@ def _squares(config: Config, rows: pa.Table, cache: Path | None = None) -> Squar
 def _statistics(config: Config, context: RunContext, rows: pa.Table, images: Squares | Features) -> Statistics:
     """Mean and deviation of the backbone's channels before training, over a sample of the training images.
 
-    The features of the sample are cached if they fit the cache next to those of the training images.
+    The features of the sample are cached if those of the training images are, and if they fit the cache next to these.
+    Otherwise they would displace decoded training images.
     """
     num_images = min(NUM_STATISTICS_IMAGES, len(rows))
     sample = np.sort(permuted(OrderPurpose.STATISTICS, config.seed, 0, len(rows), np.arange(num_images)))
-    reserved_views = 0
-    if isinstance(images, Features):
-        if images.holds(sample).all():
-            return images.statistics(sample)
-        reserved_views = 2 * int(images.holds(np.arange(len(rows))).sum())
+    if isinstance(images, Features) and images.holds(sample).all():
+        return images.statistics(sample)
+
     sampled = take_rows(rows, sample)
-    features = features_cache(sampled, config, context, views=1, reserved_views=reserved_views, all_or_none=True)
-    if features is not None:
-        return features.statistics(np.arange(num_images))
+    if isinstance(images, Features):
+        reserved_views = 2 * int(images.holds(np.arange(len(rows))).sum())
+        features = features_cache(sampled, config, context, views=1, reserved_views=reserved_views, all_or_none=True)
+        if features is not None:
+            return features.statistics(np.arange(num_images))
     with temporary_features(sampled, config, context) as features:
         return features.statistics(np.arange(num_images))
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from mcis.datasets.images.label_masks import decode_labels
+from mcis.datasets.images.squares import image_bytes
 from mcis.datasets.synthetic import devkit as synthetic
-from mcis.datasets.tables.memory_mapped import Features, features_bytes
+from mcis.datasets.tables.memory_mapped import CachedRows, Features, features_bytes
 from mcis.datasets.tables.shards import Shards
 from mcis.models.pretrained import BUNDLED_BACKBONES, bundled_weights, load_pretrained
 from mcis.models.pseudo_masks import MASK_RULES
@@ -26,6 +27,7 @@ from mcis.platform.networks.weights_files import WEIGHTS
 from mcis.platform.outputs.read_index import split_rows
 from mcis.platform.outputs.relations import VECTORS, read_vectors
 from mcis.platform.outputs.tables import image_maps
+from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_table
 from mcis.platform.runs.results import StageResult
 from mcis.platform.runs.tracking import Tracker
@@ -204,18 +206,23 @@ def test_features_that_do_not_fit_the_cache_are_computed_in_training(
     check_maps(kept, run, tolerance=0.01)
 
 
+def in_new_workspace(kept: pipeline.RunResult, mlflow_store: Path, folder: Path) -> RunContext:
+    """The context of a run `lowered` in an empty workspace, which reads the outputs of another run."""
+    workspace = Workspace(folder)
+    shutil.copy(mlflow_store, workspace.tracking_store)
+    output = folder / "output"
+    output.mkdir()
+    tracker = Tracker(workspace, "lowered", identity="")
+    return dataclasses.replace(
+        kept.context, workspace=workspace, name="lowered", output=output, tracker=tracker, caches=[]
+    )
+
+
 def test_the_sample_for_statistics_takes_no_space_of_the_training_features(
     kept: pipeline.RunResult, root: Path, mlflow_store: Path, tmp_path: Path
 ) -> None:
     """After the limit was lowered, 8 training images are cached and the sample does not fit next to them."""
-    workspace = Workspace(tmp_path)
-    shutil.copy(mlflow_store, workspace.tracking_store)
-    output = tmp_path / "output"
-    output.mkdir()
-    tracker = Tracker(workspace, "lowered", identity="")
-    context = dataclasses.replace(
-        kept.context, workspace=workspace, name="lowered", output=output, tracker=tracker, caches=[]
-    )
+    context = in_new_workspace(kept, mlflow_store, tmp_path)
     high, low = (
         settings(root, f"compute.cache_gb={views * features_bytes((472, 4, 4)) / 2**30}").config
         for views in (2 * 12 + 4 + 20, 30)
@@ -226,8 +233,25 @@ def test_the_sample_for_statistics_takes_no_space_of_the_training_features(
 
     train_classifier.run(low, context)
 
-    assert [folder.name for folder in workspace.cache.glob("features-*")] == [features.folder.name]
-    tracker.finish("FINISHED")
+    assert [folder.name for folder in context.workspace.cache.glob("features-*")] == [features.folder.name]
+    context.tracker.finish("FINISHED")
+
+
+def test_the_sample_for_statistics_takes_no_space_of_decoded_training_images(
+    kept: pipeline.RunResult, root: Path, mlflow_store: Path, tmp_path: Path
+) -> None:
+    """24 images of 12 KiB, of training and val, fit the limit, or the 295 KiB of the sample's features."""
+    context = in_new_workspace(kept, mlflow_store, tmp_path)
+    limit = 320_000 / 2**30
+    assert 20 * features_bytes((472, 4, 4)) < 320_000 < 20 * features_bytes((472, 4, 4)) + 20 * image_bytes(64)
+    jitter = "classifier.color_jitter=[0.1, 0, 0, 0]"  # features of augmented images cannot be cached
+
+    train_classifier.run(settings(root, jitter, f"compute.cache_gb={limit}").config, context)
+
+    sizes = [len(CachedRows(folder, (64, 64, 3)).spans) for folder in context.workspace.cache.glob("squash64-*")]
+    assert sorted(sizes) == [1, 3], "4 val images and 20 training images, in shards of 8"
+    assert not list(context.workspace.cache.glob("features-*"))
+    context.tracker.finish("FINISHED")
 
 
 @pytest.mark.slow
