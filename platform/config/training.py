@@ -217,6 +217,8 @@ class ClassifierConfig(BackboneSection):
             return self
 
         changes: dict[str, Any] = {}
+        if self.max_steps is not None and self.epochs * factor * pairs > self.max_steps * self.batch:
+            changes["epoch_pairs"] = max(1, self.max_steps * self.batch // (self.epochs * factor))
         for name in ("epochs", "attention_epochs", "val_every"):
             value = getattr(self, name)
             if value:

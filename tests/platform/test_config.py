@@ -182,3 +182,10 @@ def test_a_large_training_set_has_shorter_epochs() -> None:
     assert section.scaled_for(50_000) == section.model_copy(update={"epoch_pairs": 3200})
     assert section.model_copy(update={"epoch_pairs": 1000}).scaled_for(50_000).epoch_pairs == 1000
     assert section.scaled_for(400).epochs == 32
+
+
+def test_epochs_added_for_min_steps_do_not_exceed_max_steps() -> None:
+    """600 steps are too few, and twice as many too many."""
+    section = ClassifierConfig(epochs=8, batch=16, min_steps=800, max_steps=1000).scaled_for(1200)
+    assert (section.epochs, section.epoch_pairs) == (16, 1000)
+    assert section.epochs * 1000 / section.batch == 1000
