@@ -21,9 +21,10 @@ from numpy.typing import DTypeLike
 from mcis.datasets.images.decode import DECODER_VERSION
 from mcis.datasets.images.squares import add_squares, make_squares
 from mcis.datasets.images.value_range import ValueRange
-from mcis.datasets.storage.folders import remove
+from mcis.datasets.storage.folders import names_in, remove
 from mcis.datasets.tables.large_tables import Texts, table_digest
 from mcis.datasets.tables.memory_mapped import Features, features_bytes
+from mcis.datasets.tables.spans import ShardSpans
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
@@ -309,7 +310,8 @@ def _open_or_write(
         console.print("note: the nodes share no disk, so images are decoded each time")
         return None
 
-    fitting = _rows_that_fit(rows, max_images, compute.shard_rows)
+    part = folder.with_suffix(".part")
+    fitting = _rows_that_fit(rows, max_images, _shard_rows(folder if folder.exists() else part, compute))
     if not len(fitting) and not folder.exists():
         return None
 
@@ -321,7 +323,6 @@ def _open_or_write(
             if len(fitting) >= _GROWTH * count_images(folder):
                 _write_rows(spec, fitting, folder, context, compute)
         else:
-            part = folder.with_suffix(".part")
             _write_rows(spec, fitting, part, context, compute)
             with workspace.lock("cache", "size"):  # no folder is renamed while another run adds up sizes
                 rename_folder(part, folder)
@@ -345,6 +346,16 @@ def _rows_that_fit(rows: pa.Table, max_images: int, shard_rows: int) -> pa.Table
     if max_images < len(rows):
         max_images -= max_images % shard_rows
     return rows.slice(0, max_images)
+
+
+def _shard_rows(folder: Path, compute: ComputeConfig) -> int:
+    """Returns the number of rows of a shard in the folder of a cache, which other runs may read; or, if the cache is
+    new, the configured number.
+    """
+    shards = ShardSpans(names_in(folder))
+    if not len(shards) or shards.first[0] > 0:
+        return compute.shard_rows
+    return int(shards.stop[0])
 
 
 def _write_rows(spec: _CacheSpec, rows: pa.Table, folder: Path, context: RunContext, compute: ComputeConfig) -> None:
@@ -378,6 +389,7 @@ def _write_rows(spec: _CacheSpec, rows: pa.Table, folder: Path, context: RunCont
         label=spec.label,
         compute=compute,
         network=spec.network,
+        shard_rows=_shard_rows(folder, compute),
         suffix="arrow",
     )
     record_images(folder, rows)

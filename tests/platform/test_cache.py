@@ -128,6 +128,19 @@ def test_a_cache_with_a_part_of_the_images_grows_with_the_limit(context: RunCont
     assert len(list(folder.glob("part-*"))) == 8
 
 
+def test_a_cache_grows_by_shards_of_its_own_size(context: RunContext, tmp_path: Path) -> None:
+    """Another run may read the shards that it has."""
+    rows = pictures(tmp_path / "images", "a", 15)
+    folder = cached(rows, context)
+    before = {path.name: path.stat().st_mtime_ns for path in folder.glob("part-*")}
+
+    larger = COMPUTE.model_copy(update={"cache_gb": 20 * image_bytes(SIZE) / 2**30, "shard_rows": 4})
+    assert decoded_cache(rows, SIZE, context, larger) == folder
+    after = {path.name: path.stat().st_mtime_ns for path in folder.glob("part-*")}
+    assert len(after) == 8
+    assert before.items() < after.items()
+
+
 def test_without_a_limit_caches_take_half_of_the_free_disk(small_disk: Callable[..., Path]) -> None:
     workspace = Workspace(small_disk("16m"))
     assert abs(cache_limit(ComputeConfig(), workspace) - 2**23) < 2**18
