@@ -12,8 +12,10 @@ from mcis.platform.runs.results import IndexResult, read_result
 from mcis.platform.runs.scores import SCORES, Score, read_scores
 from mcis.platform.runs.workspace import RunFolder, Workspace
 
-_MAY_DIFFER = ("seed", "compute.", "tracking.")
-"""Prefixes of the keys in which the runs of a group may differ. All except `seed` change results only by rounding."""
+_OUTPUTS_OF_SEED = ("localize.maps", "pseudo_masks.masks", "predict.masks")
+"""Keys of folders that another program wrote. Each of its trainings, with a seed of its own, has other folders."""
+_MAY_DIFFER = ("seed", "compute.", "tracking.", *_OUTPUTS_OF_SEED)
+"""Prefixes of the keys in which the runs of a group may differ. `compute` changes results only by rounding."""
 
 
 class Run(NamedTuple):
@@ -42,7 +44,7 @@ class Run(NamedTuple):
 
 
 class RunGroup(NamedTuple):
-    """One run, or several runs that differ only in their seed, sorted by seed.
+    """One run, or several runs that differ only in their seed and in the folders of another program, sorted by seed.
 
     Attributes:
         label: Name of the group in tables.

@@ -58,6 +58,18 @@ def test_seeds_of_one_configuration_are_one_group(root: Path) -> None:
     assert differing_keys([group, single])["seed"] == ["0, 1, 2", "0"]
 
 
+def test_trainings_of_another_program_are_one_group(scored: Callable[..., Path], tmp_path: Path) -> None:
+    workspace = tmp_path / "workspace"
+    data = tmp_path / "data"
+    for seed in range(2):
+        theirs = tmp_path / f"theirs{seed}"
+        theirs.mkdir()
+        scored(workspace, f"t-s{seed}", f"seed={seed}", f"predict.masks={theirs}", data=data)
+    scored(workspace, "a-s0", data=data)
+    group, _ = open_run_groups(workspace, ["t-s0,t-s1", "a-s0"])
+    assert group.label == "t-s{0,1}"
+
+
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [
