@@ -21,7 +21,7 @@ from mcis.platform.engine.step_log import STEPS
 from mcis.platform.networks.predictor import Predictor
 from mcis.platform.networks.trained_segmenter import TrainedSegmenter
 from mcis.platform.outputs.read_index import split_rows, truth_of_row
-from mcis.platform.outputs.relations import relations_of_run
+from mcis.platform.outputs.relations import MapRelations, relations_of_run
 from mcis.platform.outputs.tables import image_maps
 from mcis.platform.reporting.explorer import explorer_data
 from mcis.platform.reporting.pairs import PairData
@@ -69,26 +69,12 @@ def run(config: Config, context: RunContext) -> StageResult:
 def report_data(config: Config, context: RunContext, training: Mapping[str, TrainingLog]) -> ReportData:
     """Collects the content of the report from the stages that were reached."""
     results = {stage: context.result(stage, StageResult) for stage in context.stage_outputs}
-    notes = [note for result in results.values() for note in result.remarks()]
     rejects = read_table(context.stage_outputs["index"] / "rejects.parquet", ["reason"])["reason"].to_pylist()
-    if rejects:
-        counts = collections.Counter(rejects).most_common()
-        reasons = join_shortened([f"{count} x {reason}" for reason, count in counts])
-        notes.append(f"{len(rejects)} images rejected: {reasons}; `mcis index browse --name {context.name}` lists them")
-
     scores = read_scores(context.stage_outputs)
-    curves: dict[str, Curve] = {}
-    if "evaluate" in context.stage_outputs:
-        points = read_json(context.stage_outputs["evaluate"] / CURVES)
-        curves = {name: Curve(*values) for name, values in points.items()}
+    curves = _curves(context)
     panels = _panels_of_run(config, context)
     relations = relations_of_run(config, context) if any(panel.maps for panel in panels) else None
-    pair_data = None
-    if relations:
-        classifier = context.stage_outputs["train_classifier"]
-        pair_data = PairData(
-            config, len(context.classes), classifier, context.stage_outputs["localize"] / "single", relations
-        )
+    pair_data = _pair_data(config, context, relations) if relations else None
     return ReportData(
         name=context.name,
         sources=config.sources,
@@ -99,7 +85,7 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
         scores=scores,
         counts={stage: result.counts for stage, result in results.items() if result.counts},
         rejected=len(rejects),
-        notes=notes,
+        notes=_notes(context, results, rejects),
         seconds={stage: round(seconds, 2) for stage, seconds in context.seconds.items()},
         computed={**context.computed, "report": True},
         training=training,
@@ -110,6 +96,35 @@ def report_data(config: Config, context: RunContext, training: Mapping[str, Trai
         worst=_worst_images(config, context, scores),
         explorer=explorer_data(config, context.classes, panels, relations, pair_data, scores=scores, curves=curves),
     )
+
+
+def _notes(context: RunContext, results: Mapping[str, StageResult], reject_reasons: Sequence[str]) -> list[str]:
+    """Notes of all stages, and one on the rejected images, if any."""
+    notes: list[str] = []
+    for result in results.values():
+        notes += result.remarks()
+    if reject_reasons:
+        counts = collections.Counter(reject_reasons).most_common()
+        reasons = join_shortened([f"{count} x {reason}" for reason, count in counts])
+        notes.append(
+            f"{len(reject_reasons)} images rejected: {reasons}; `mcis index browse --name {context.name}` lists them"
+        )
+    return notes
+
+
+def _curves(context: RunContext) -> dict[str, Curve]:
+    """Curves of mIoU over background thresholds, by the name of the score; none if the run is not evaluated."""
+    if "evaluate" not in context.stage_outputs:
+        return {}
+    curves = read_json(context.stage_outputs["evaluate"] / CURVES)
+    return {name: Curve(*values) for name, values in curves.items()}
+
+
+def _pair_data(config: Config, context: RunContext, relations: MapRelations) -> PairData:
+    """The classifier, features and related images from which the page shows the attention of pairs."""
+    classifier = context.stage_outputs["train_classifier"]
+    features = context.stage_outputs["localize"] / "single"
+    return PairData(config, len(context.classes), classifier, features, relations)
 
 
 def _training_records(context: RunContext) -> dict[str, list[dict[str, Any]]]:
