@@ -116,17 +116,8 @@ def run(config: Config, context: RunContext) -> MasksResult:
     foreground = float(pc.mean(tagged_masks["foreground"]).as_py())
     num_ignored = pc.sum(pc.greater_equal(masks["ignored"], 1.0)).as_py() or 0
     corrected_counts, contradictions = _compare_corrected_masks(context, rows)
-    domains_and_cues = pa.table({"domain": rows["domain"], "cue": masks["cue"]})
-    # In one thread, the groups are in the order of their first rows.
-    cues = domains_and_cues.group_by(["domain", "cue"], use_threads=False).aggregate([("cue", "count")])
 
-    if is_full:
-        notes.append(FULL_SUPERVISION)
-    elif config.pseudo_masks.rule == "auto" and not len(rule_rows):
-        notes.append("no background cue is used, because all tagged images have corrected masks")
-    elif config.pseudo_masks.rule == "auto":
-        reasons = {"saliency": "all images have saliency maps", "crf": "there are no saliency maps"}
-        notes.append(f"background cue: {cue}, because {reasons.get(cue, 'these images have no saliency map')}")
+    notes += _rule_notes(config, cue, has_rule_rows=len(rule_rows) > 0)
     notes += _imported_notes(config, context, len(tagged_masks), ignored)
     if num_ignored:
         notes.append(f"{num_ignored} pseudo mask(s) are ignored entirely, because they have too little foreground")
@@ -139,9 +130,7 @@ def run(config: Config, context: RunContext) -> MasksResult:
         background_cue=cue,
         counts={
             "masks": len(rows),
-            "masks by domain and cue": {
-                f"{group['domain']}, {group['cue']}": group["cue_count"] for group in cues.to_pylist()
-            },
+            "masks by domain and cue": _count_by_domain_and_cue(rows["domain"], masks["cue"]),
             "corrected masks by class": corrected_counts,
             "ignored whole": num_ignored,
             "ignored share": round(ignored, 4),
@@ -187,6 +176,32 @@ def _make_masks(config: Config, context: RunContext, rows: pa.Table) -> None:
         network=config.uses_random_walk,
         memory_hint="data.max_side or compute.cpus",
     )
+
+
+def _count_by_domain_and_cue(domains: pa.ChunkedArray, cues: pa.ChunkedArray) -> dict[str, int]:
+    """Returns the number of masks of each `<domain>, <cue>`, in the order in which these first appear."""
+    table = pa.table({"domain": domains, "cue": cues})
+    # In one thread, the groups are in the order of their first rows.
+    groups = table.group_by(["domain", "cue"], use_threads=False).aggregate([("cue", "count")])
+    return {f"{group['domain']}, {group['cue']}": group["cue_count"] for group in groups.to_pylist()}
+
+
+def _rule_notes(config: Config, cue: str, *, has_rule_rows: bool) -> list[str]:
+    """Notes on supervision by the ground truth, or on the background cue that the rule `auto` chose.
+
+    Args:
+        config: The configuration.
+        cue: See `background_cue`.
+        has_rule_rows: Whether the rule makes a mask of any tagged image. If not, all have corrected masks.
+    """
+    if config.supervision == "full":
+        return [FULL_SUPERVISION]
+    if config.pseudo_masks.rule != "auto":
+        return []
+    if not has_rule_rows:
+        return ["no background cue is used, because all tagged images have corrected masks"]
+    reasons = {"saliency": "all images have saliency maps", "crf": "there are no saliency maps"}
+    return [f"background cue: {cue}, because {reasons.get(cue, 'these images have no saliency map')}"]
 
 
 def _imported_notes(config: Config, context: RunContext, num_tagged: int, ignored: float) -> list[str]:
