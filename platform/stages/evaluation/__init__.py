@@ -8,7 +8,7 @@ states the ignored share.
 import collections
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -85,10 +85,7 @@ def _check_masks(rows: pa.Table, classes: Sequence[str], max_pixels: int, *, cor
                 read_bytes(row["uri"]), min_side=1, max_pixels=max_pixels, max_side=1
             )
         found = tags_of_mask(truth_of_row(row, len(classes)), len(classes), row["mask_uri"])
-        lacks_foreground = bool(row["tags"]) and not found and not corrected
-        has_known_tags = row["tags"] or row["is_negative"]
-        has_other_classes = has_known_tags and not set(found) <= set(row["tags"])
-        if lacks_foreground or has_other_classes:
+        if _contradicts_tags(row, found, may_lack_foreground=corrected):
             wrong.append(row["mask_uri"])
 
     if 2 * len(wrong) > len(samples):
@@ -100,6 +97,24 @@ def _check_masks(rows: pa.Table, classes: Sequence[str], max_pixels: int, *, cor
             "correct the masks, set data.classes to the file that lists their classes, or remove them; with "
             "data.untagged=negative, add the tags of images that show a class",
         )
+
+
+def _contradicts_tags(row: Mapping[str, Any], found: Sequence[int], *, may_lack_foreground: bool) -> bool:
+    """Returns whether a mask has other classes than the tags of its image, or none although the image has tags.
+
+    Nothing contradicts the tags of an image whose tags are unknown.
+
+    Args:
+        row: The image's row of a listing.
+        found: The classes in the mask.
+        may_lack_foreground: Whether a mask without any class is right for an image with tags.
+    """
+    tags = set(row["tags"])
+    if not tags and not row["is_negative"]:
+        return False
+    has_other_classes = not set(found) <= tags
+    lacks_foreground = bool(tags) and not found
+    return has_other_classes or (lacks_foreground and not may_lack_foreground)
 
 
 def inputs(config: Config, context: RunContext) -> Any:
@@ -130,14 +145,7 @@ def run(config: Config, context: RunContext) -> StageResult:
     Raises:
         UserError: A mask cannot be read, see `read_truth`.
     """
-    notes: list[str] = []
-    if config.supervision == "full":
-        notes.append(FULL_SUPERVISION)
-    if uses_saliency(config, context):
-        notes.append(f"the pseudo masks use saliency maps, and {SALIENCY_SUPERVISION}: scores are not from tags alone")
-    regions = used_regions(config, context)
-    if regions:
-        notes.append(f"the pseudo masks use {regions}, and {REGIONS_SUPERVISION}: scores are then not from tags alone")
+    notes = _supervision_notes(config, context)
     corrected_ids = pa.array([], pa.string())
     if config.data.corrected_masks:
         rows = _with_corrected(config, context)
@@ -173,6 +181,19 @@ def run(config: Config, context: RunContext) -> StageResult:
     write_json(context.output / SCORES, [dataclasses.asdict(score) for score in scores])
     write_json(context.output / CURVES, curves)
     return StageResult(notes=tuple(notes), counts={"scored": num_scored})
+
+
+def _supervision_notes(config: Config, context: RunContext) -> list[str]:
+    """Notes on what the scores depend on besides tags: the ground truth, saliency maps, segments or detections."""
+    notes: list[str] = []
+    if config.supervision == "full":
+        notes.append(FULL_SUPERVISION)
+    if uses_saliency(config, context):
+        notes.append(f"the pseudo masks use saliency maps, and {SALIENCY_SUPERVISION}: scores are not from tags alone")
+    regions = used_regions(config, context)
+    if regions:
+        notes.append(f"the pseudo masks use {regions}, and {REGIONS_SUPERVISION}: scores are then not from tags alone")
+    return notes
 
 
 def held_out_note(scores: Sequence[Score]) -> list[str]:
