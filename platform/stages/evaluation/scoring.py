@@ -372,7 +372,7 @@ def _score_maps(
     bins = scorer.config.evaluate.thresholds
     thresholds = [i / bins for i in range(bins)]
     matrices = sweep(counts)
-    mious = [mean(iou(matrix)) for matrix in matrices]
+    mious = _mious(matrices)
     best = int(np.argmax(mious))
     score = scorer.score(
         "localization_maps",
@@ -387,11 +387,23 @@ def _score_maps(
     return score, Curve(thresholds, [round(miou, 3) for miou in mious])
 
 
-def _held_out_miou(*half_counts: NDArray[np.int64]) -> float:
-    """mIoU in percent if each half of the images is scored at the best threshold for the other half."""
-    halves = [sweep(counts) for counts in half_counts]
-    best = [int(np.argmax([mean(iou(matrix)) for matrix in matrices])) for matrices in halves]
-    return round(mean(iou(halves[0][best[1]] + halves[1][best[0]])), 2)
+def _held_out_miou(first_half: NDArray[np.int64], second_half: NDArray[np.int64]) -> float:
+    """mIoU in percent if each half of the images is scored at the best threshold for the other half.
+
+    Args:
+        first_half, second_half: Counts of the maps of each half, (bins, K + 1, K + 1).
+    """
+    first_matrices = sweep(first_half)
+    second_matrices = sweep(second_half)
+    best_for_first = int(np.argmax(_mious(first_matrices)))
+    best_for_second = int(np.argmax(_mious(second_matrices)))
+    matrix = first_matrices[best_for_second] + second_matrices[best_for_first]
+    return round(mean(iou(matrix)), 2)
+
+
+def _mious(matrices: NDArray[np.int64]) -> list[float]:
+    """mIoU in percent at each threshold, from the confusion matrices (bins, K + 1, K + 1)."""
+    return [mean(iou(matrix)) for matrix in matrices]
 
 
 def _method(config: Config, related: int) -> str | None:
