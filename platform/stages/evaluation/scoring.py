@@ -275,28 +275,16 @@ def evaluate_train(config: Config, context: RunContext, rows: pa.Table) -> tuple
     Returns:
         The scores, and the curves of mIoU over background thresholds, by the name of the score of the maps.
     """
-    classes = len(context.classes)
-    bins = config.evaluate.thresholds
-    has_masks = "pseudo_masks" in context.stage_outputs
-    maps = _tables_of_maps(config, context)
-    worker = ScoreTrain(
-        classes=classes,
-        bins=bins,
-        scale=config.map_scale,
-        seed=config.seed,
-        maps={name: Shards(table) for name, table in maps.items()},
-        masks=Shards(context.stage_outputs["pseudo_masks"] / "masks") if has_masks else None,
-    )
     if not config.pseudo_masks.reads_saliency:  # no stage has validated the saliency maps
         position = rows.schema.get_field_index("saliency_uri")
         rows = rows.set_column(position, "saliency_uri", pa.nulls(len(rows), pa.string()))
-    mask_positions = np.flatnonzero(tagged_among_negatives(context))
-    rows = rows.append_column("mask_position", pa.array(mask_positions[rows["position"].to_numpy()]))
+    maps = _tables_of_maps(config, context)
     counts_folder = context.output / TRAINING_IMAGES
-    map_table(rows, counts_folder, worker=worker, label="score train", compute=config.compute)
+    _count_training_images(config, context, rows, maps, counts_folder)
 
-    shapes = dict.fromkeys(maps, (bins, classes + 1, classes + 1))
-    shapes |= dict.fromkeys((PSEUDO_MASKS, RANDOM_TAG, BEST_TAG), (MASK_PARTS, classes + 1, classes + 1))
+    labels = len(context.classes) + 1
+    shapes = dict.fromkeys(maps, (config.evaluate.thresholds, labels, labels))
+    shapes |= dict.fromkeys((PSEUDO_MASKS, RANDOM_TAG, BEST_TAG), (MASK_PARTS, labels, labels))
     counts = sum_counts(counts_folder, shapes)
     scorer = Scorer(config=config, classes=context.classes, split="train", images=len(rows))
     scores = []
@@ -306,11 +294,35 @@ def evaluate_train(config: Config, context: RunContext, rows: pa.Table) -> tuple
         for score, curve in score_localization_maps(scorer, counts, first_half):
             scores.append(score)
             curves[score.name] = curve
-    if has_masks:
+    if "pseudo_masks" in context.stage_outputs:
         scores.append(score_pseudo_masks(scorer, counts[PSEUDO_MASKS], context, rows))
     if rows["saliency_uri"].null_count == 0:
         scores += score_baselines(scorer, counts)
     return scores, curves
+
+
+def _count_training_images(
+    config: Config, context: RunContext, rows: pa.Table, maps: Mapping[str, Path], folder: Path
+) -> None:
+    """Writes the pixel counts of training images to a folder, see `ScoreTrain`.
+
+    Args:
+        rows: See `evaluate_train`.
+        maps: See `_tables_of_maps`.
+        folder: The folder.
+    """
+    masks = context.stage_outputs.get("pseudo_masks")
+    worker = ScoreTrain(
+        classes=len(context.classes),
+        bins=config.evaluate.thresholds,
+        scale=config.map_scale,
+        seed=config.seed,
+        maps={name: Shards(table) for name, table in maps.items()},
+        masks=Shards(masks / "masks") if masks else None,
+    )
+    mask_positions = np.flatnonzero(tagged_among_negatives(context))
+    rows = rows.append_column("mask_position", pa.array(mask_positions[rows["position"].to_numpy()]))
+    map_table(rows, folder, worker=worker, label="score train", compute=config.compute)
 
 
 def _tables_of_maps(config: Config, context: RunContext) -> dict[str, Path]:
