@@ -1,5 +1,6 @@
 """Workers of localization: images -> features and single-round maps; features -> maps with related images."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -118,6 +119,16 @@ def _lists(starts: NDArray[np.int64], values: pa.Array | NDArray[np.int64]) -> p
     return pa.LargeListArray.from_arrays(pa.array(starts, pa.int64()), pa.array(values))
 
 
+def _images_and_tags_of_maps(rows: pa.Table) -> tuple[list[str], list[int]]:
+    """Returns the image id and the class index of each map of the images, in the order of the maps."""
+    ids: list[str] = []
+    tags: list[int] = []
+    for row in rows.select(["image_id", "tags"]).to_pylist():
+        ids += [row["image_id"]] * len(row["tags"])
+        tags += row["tags"]
+    return ids, tags
+
+
 class Embed:
     """Makes single-round maps: rows of images (`embed_rows`) -> MAPS_SCHEMA.
 
@@ -190,24 +201,41 @@ class Embed:
             written[VECTORS].append(vectors.cpu().numpy())
         if self.writes_features:
             written["features"].append(self._feature_rows(embedding[: len(rows)], rows))
+        if self.writes_self_maps:
+            written["self_maps"] += self._self_maps_of_rows(rows, images, embedding)
 
+        maps = self._maps_of_rows(rows, images, embedding, layer_outputs)
+        ids, tags = _images_and_tags_of_maps(rows)
+        return map_rows(ids, tags, maps.cpu().numpy(), backbone.grids(images, embedding).rows)
+
+    def _maps_of_rows(
+        self, rows: pa.Table, images: Tensor, embedding: Tensor, layer_outputs: Sequence[Tensor]
+    ) -> Tensor:
+        """Single-round maps of all tags of the images, one image after the other, (maps, H, W).
+
+        Args:
+            rows: Rows of N images.
+            images: Normalized images, (batch, 3, S, S); N of them are used.
+            embedding: Their features, (batch, C, H, W).
+            layer_outputs: Outputs of the layers of pixel correlation, if maps are refined.
+        """
         activations = self.model.activations(embedding)
-        ids = []
-        tags = []
         maps = [activations[0, :0]]
-        for n, row in enumerate(rows.select(["image_id", "tags", "domain"]).to_pylist()):
-            ids += [row["image_id"]] * len(row["tags"])
-            tags += row["tags"]
-            image_maps = activations[n, row["tags"]]
+        for n, tags in enumerate(rows["tags"].to_pylist()):
+            image_maps = activations[n, tags]
             if self.refines:  # one image at a time, so that only one affinity of all positions is in memory
                 image_outputs = [layer_output[n : n + 1] for layer_output in layer_outputs]
                 image_maps = self.model.refined(images[n : n + 1], image_maps[None], image_outputs)[0, 1:]
             maps.append(image_maps)
-            if self.writes_self_maps:
-                self_pair_domains = torch.tensor([int(row["domain"] == "source")], device=self.device)
-                self_maps = self._self_maps(images[n], embedding[n], row["tags"], self_pair_domains)
-                written["self_maps"].append(self_maps.cpu().numpy())
-        return map_rows(ids, tags, torch.cat(maps).cpu().numpy(), backbone.grids(images, embedding).rows)
+        return torch.cat(maps)
+
+    def _self_maps_of_rows(self, rows: pa.Table, images: Tensor, embedding: Tensor) -> list[NDArray[Any]]:
+        """Maps of the self pairs of each image, see `_self_maps`; for the arguments see `_maps_of_rows`."""
+        self_maps = []
+        for n, row in enumerate(rows.select(["tags", "domain"]).to_pylist()):
+            pair_domains = torch.tensor([int(row["domain"] == "source")], device=self.device)
+            self_maps.append(self._self_maps(images[n], embedding[n], row["tags"], pair_domains).cpu().numpy())
+        return self_maps
 
     def _feature_rows(self, features: Tensor, rows: pa.Table) -> NDArray[Any]:
         """Features as they are stored: float16, or the rows of `quantize`.
@@ -313,11 +341,7 @@ class Relate:
 
     def __call__(self, rows: pa.Table) -> pa.Table:
         images = rows.to_pylist()
-        ids = []
-        tags = []
-        for row in images:
-            ids += [row["image_id"]] * len(row["tags"])
-            tags += row["tags"]
+        ids, tags = _images_and_tags_of_maps(rows)
         maps = torch.cat([self.maps(row) for row in images])
         if self.next_folder:
             write_rows(self.next_folder, images[0]["first_map"], maps.cpu().numpy())
