@@ -109,20 +109,10 @@ class GpuMapping:
         import ray
 
         actor, name = self.running.pop(result)
-        count = 0
         try:
-            value = ray.get(result)
-            if name is not None:
-                count = value
-                self.unfinished -= 1
+            num_rows = ray.get(result)
         except MemoryRanOut:
-            if self.actors > 1:
-                if not self.dropped:
-                    console.print(f"note: {self.work.label}: a GPU's memory ran out; fewer processes share it")
-                self.dropped += 1
-            elif self.dropped and not self.last_was_restarted:
-                self.last_was_restarted = True
-            else:
+            if not self._continues_with_fewer_actors():
                 raise
             self._end_actor(name)
             return 0
@@ -131,6 +121,8 @@ class GpuMapping:
             if name is not None:
                 self.waiting.appendleft(name)
             time.sleep(_UNAVAILABLE_SECONDS)
+            self._give_next_shard(actor)
+            return 0
         except ray.exceptions.RayError as error:
             death = death_in(error)
             if death is None:
@@ -142,13 +134,32 @@ class GpuMapping:
             self._end_actor(name)
             return 0
 
-        if self.waiting:
-            name = self.waiting.popleft()
-            rows = self.read_rows.pop(name, None)
-            self.running[actor.map_shard.remote(self.reference, name, self.shards[name], rows)] = actor, name
-        else:
+        self._give_next_shard(actor)
+        if name is None:  # the actor has started
+            return 0
+        self.unfinished -= 1
+        return int(num_rows)
+
+    def _continues_with_fewer_actors(self) -> bool:
+        """Returns whether the mapping continues without an actor whose memory ran out, and records the decision."""
+        if self.actors > 1:
+            if not self.dropped:
+                console.print(f"note: {self.work.label}: a GPU's memory ran out; fewer processes share it")
+            self.dropped += 1
+            return True
+        if self.dropped and not self.last_was_restarted:
+            self.last_was_restarted = True
+            return True
+        return False
+
+    def _give_next_shard(self, actor: Any) -> None:
+        """Calls an actor with the next shard, or ends the actor if none is waiting."""
+        if not self.waiting:
             self._end_actor(None)
-        return count
+            return
+        name = self.waiting.popleft()
+        rows = self.read_rows.pop(name, None)
+        self.running[actor.map_shard.remote(self.reference, name, self.shards[name], rows)] = actor, name
 
     def _end_actor(self, name: str | None) -> None:
         """Counts an actor as ended and puts its shard back. Without references to it, Ray frees its GPU."""
