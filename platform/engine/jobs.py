@@ -1,5 +1,6 @@
 """Submits commands of mcis as jobs of a Ray cluster, with the code of this program, and follows them."""
 
+import functools
 import importlib
 import re
 import shlex
@@ -62,21 +63,8 @@ def run_job(address: str, run: str, command: Sequence[str], folder: Path, *, min
     if any((folder / "files").iterdir()):  # otherwise the job runs in the folder in which the node's Ray was started
         environment["working_dir"] = str(folder / "files")
 
-    def submit() -> tuple[str, str]:
-        """Submits or finds the job. Returns its id, and what to print about it."""
-        job = _running_job(client, run)  # may have been submitted by an earlier call whose answer was lost
-        if job is None:
-            job_id = client.submit_job(entrypoint=entrypoint, runtime_env=environment, metadata={"run": run})
-            return job_id, f"job {job_id}; `ray job stop {job_id} --address {address}` stops it; its log:"
-        if _words(job.entrypoint) != _words(entrypoint):
-            raise UserError(
-                f"job {job.submission_id} already runs on {run} with another command: {job.entrypoint}",
-                "one job at a time for a run",
-                f"wait, or stop it by `ray job stop {job.submission_id} --address {address}`, and repeat the command",
-            )
-        return str(job.submission_id), f"job {job.submission_id} already runs; its log:"
-
     client = _repeat(lambda: JobSubmissionClient(address), minutes, refusal)
+    submit = functools.partial(_submit_or_find, client, address, run, entrypoint, environment)
     job_id, text = _repeat(submit, minutes, refusal, timeout=None)
     print(text, flush=True)
     try:
@@ -86,6 +74,39 @@ def run_job(address: str, run: str, command: Sequence[str], folder: Path, *, min
         return _INTERRUPTED
     print(f"job {job_id}: {ended.status}" + (f", {ended.message}" if ended.message else ""))
     return 0 if str(ended.status) == "SUCCEEDED" else 1
+
+
+def _submit_or_find(
+    client: "JobSubmissionClient", address: str, run: str, entrypoint: str, environment: dict[str, Any]
+) -> tuple[str, str]:
+    """Submits a job, unless a job of the same run and command is running already.
+
+    An earlier call may have submitted it without receiving the answer.
+
+    Args:
+        client: The cluster.
+        address: See `run_job`.
+        run: See `run_job`.
+        entrypoint: The command of the job, as text.
+        environment: The job's runtime environment: code, working directory and environment variables.
+
+    Returns:
+        The id of the job, and what to print about it.
+
+    Raises:
+        UserError: A job of the same run has another command.
+    """
+    job = _running_job(client, run)
+    if job is None:
+        job_id = client.submit_job(entrypoint=entrypoint, runtime_env=environment, metadata={"run": run})
+        return job_id, f"job {job_id}; `ray job stop {job_id} --address {address}` stops it; its log:"
+    if _words(job.entrypoint) != _words(entrypoint):
+        raise UserError(
+            f"job {job.submission_id} already runs on {run} with another command: {job.entrypoint}",
+            "one job at a time for a run",
+            f"wait, or stop it by `ray job stop {job.submission_id} --address {address}`, and repeat the command",
+        )
+    return str(job.submission_id), f"job {job.submission_id} already runs; its log:"
 
 
 def _running_job(client: "JobSubmissionClient", run: str) -> "JobDetails | None":
