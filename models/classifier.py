@@ -76,8 +76,10 @@ class BatchScores(NamedTuple):
     maps: EquivariantMaps | None = None
 
 
-def pool(activations: Tensor) -> Tensor:
-    """Global average pooling (Eq. 1): activation maps (B, K, H, W) -> scores (B, K)."""
+def pool(activations: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Global average pooling (Eq. 1): activation maps (B, K, H, W), to which a bias (K,) is added -> scores (B, K)."""
+    if bias is not None:
+        activations = activations + bias[:, None, None]
     return activations.flatten(2).mean(dim=2)
 
 
@@ -266,24 +268,19 @@ class CoAttentionClassifier(nn.Module):
         w_p = self.affinity_weights(pair_domains)
         compared_m, compared_n = compared or (m, n)
         if attention_partner == "partner":
-            co_attentive = self._coattend(compared_m, compared_n, w_p, values_m, values_n)
+            attentive_m, attentive_n = self._coattend(compared_m, compared_n, w_p, values_m, values_n)
         else:
-            itself_m = self._coattend(compared_m, compared_m, w_p, values_m, values_m)
-            itself_n = self._coattend(compared_n, compared_n, w_p, values_n, values_n)
-            co_attentive = CoAttentive(itself_m.m, itself_n.n)
-
-        def scores(activations: Tensor) -> Tensor:
-            return pool(activations if bias is None else activations + bias[:, None, None])
+            attentive_m = self._coattend(compared_m, compared_m, w_p, values_m, values_m).m
+            attentive_n = self._coattend(compared_n, compared_n, w_p, values_n, values_n).n
 
         co_scores = basic._replace(
-            co_attention_m=scores(co_attentive.m[:, :classes]), co_attention_n=scores(co_attentive.n[:, :classes])
+            co_attention_m=pool(attentive_m[:, :classes], bias), co_attention_n=pool(attentive_n[:, :classes], bias)
         )
         if not contrastive:
             return co_scores
-        return co_scores._replace(
-            contrastive_m=scores(unshared(values_m[:, :classes], co_attentive.m[:, classes:])),
-            contrastive_n=scores(unshared(values_n[:, :classes], co_attentive.n[:, classes:])),
-        )
+        unshared_m = unshared(values_m[:, :classes], attentive_m[:, classes:])
+        unshared_n = unshared(values_n[:, :classes], attentive_n[:, classes:])
+        return co_scores._replace(contrastive_m=pool(unshared_m, bias), contrastive_n=pool(unshared_n, bias))
 
     def _coattend(self, m: Tensor, n: Tensor, w_p: Tensor | None, values_m: Tensor, values_n: Tensor) -> CoAttentive:
         """Computes attention in both directions: with P in memory for a small P on a CPU (faster), else fused."""
