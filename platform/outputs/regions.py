@@ -18,6 +18,7 @@ from mcis.datasets.formats.segment_files import find_segment_files, read_segment
 from mcis.datasets.images.decode import decode_picture
 from mcis.datasets.images.label_masks import resize_labels
 from mcis.datasets.storage.files import read_bytes
+from mcis.models.detections import DetectionsConfig
 from mcis.models.pseudo_masks import DetectedClasses, TaggedMaps
 from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.outputs.imported_files import ImportedFiles, match_files
@@ -186,34 +187,64 @@ def _find_detections(
             "write the names of the run's images and classes, or correct pseudo_masks.detections.file",
         )
 
-    texts: list[str] = []
+    used: list[list[Detection]] = []
     left_out: Counter[str] = Counter()
-    num_without = 0
-    num_used = 0
-    for tags, of_image in zip(images["tags"].to_pylist(), matched, strict=True):
-        used = []
-        for detection in of_image or ():
-            if detection.score < values.min_score:
-                left_out["below pseudo_masks.detections.min_score"] += 1
-            elif values.tagged_only and detection.label not in tags:
-                left_out["of classes without a tag of their image"] += 1
-            else:
-                used.append(detection)
-        texts.append(json.dumps(used))
-        detected_labels = {detection.label for detection in used}
-        if detected_labels.isdisjoint(tags):
-            num_without += 1
-        num_used += len(used)
+    image_tags = images["tags"].to_pylist()
+    for tags, of_image in zip(image_tags, matched, strict=True):
+        used.append(_used_detections(of_image or (), tags, values, left_out))
 
+    num_used = sum(map(len, used))
     num_matched = num_used + left_out.total()
     left_out["in other images"] = sum(map(len, detections.by_image.values())) - num_matched
     left_out[f"of other classes ({join_shortened(list(detections.other_classes))})"] = detections.other_classes.total()
     left_out["without an outline"] = detections.without_outline
+    return [json.dumps(of_image) for of_image in used], _detection_notes(used, image_tags, left_out)
+
+
+def _used_detections(
+    detections: Iterable[Detection], tags: Sequence[int], section: DetectionsConfig, left_out: Counter[str]
+) -> list[Detection]:
+    """Returns the detections of an image that the rule uses.
+
+    Args:
+        detections: All detections of the image.
+        tags: Class indices of its tags.
+        section: The section `pseudo_masks.detections`.
+        left_out: Number of detections that are not used, by reason; those of the image are added.
+    """
+    used = []
+    for detection in detections:
+        if detection.score < section.min_score:
+            left_out["below pseudo_masks.detections.min_score"] += 1
+        elif section.tagged_only and detection.label not in tags:
+            left_out["of classes without a tag of their image"] += 1
+        else:
+            used.append(detection)
+    return used
+
+
+def _detection_notes(
+    used: Sequence[Sequence[Detection]], image_tags: Sequence[Sequence[int]], left_out: Counter[str]
+) -> tuple[str, ...]:
+    """Returns notes on the number of used and left-out detections, and on images without a detection of their tags.
+
+    Args:
+        used: The detections that the rule uses, by image.
+        image_tags: Class indices of the tags, by image.
+        left_out: Number of detections that are not used, by reason.
+    """
     reasons = [f"{count} {reason}" for reason, count in left_out.items() if count]
-    notes = [f"{num_used} detections are used" + (f"; left out: {', '.join(reasons)}" if reasons else "")]
+    suffix = f"; left out: {', '.join(reasons)}" if reasons else ""
+    notes = [f"{sum(map(len, used))} detections are used{suffix}"]
+
+    num_without = 0
+    for of_image, tags in zip(used, image_tags, strict=True):
+        detected_labels = {detection.label for detection in of_image}
+        if detected_labels.isdisjoint(tags):
+            num_without += 1
     if num_without:
-        notes.append(f"{num_without} of {len(texts)} images have no detection of their tags")
-    return texts, tuple(notes)
+        notes.append(f"{num_without} of {len(used)} images have no detection of their tags")
+    return tuple(notes)
 
 
 def _match_images(
