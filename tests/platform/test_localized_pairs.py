@@ -14,6 +14,7 @@ from mcis.datasets.sampling.related_images import Relations
 from mcis.datasets.tables.shards import Shards
 from mcis.datasets.tags import Tags
 from mcis.models.backbones import IMAGENET, to_float_images
+from mcis.models.classifier import CoAttentionClassifier
 from mcis.models.coattention import affinity, coattend, unshared
 from mcis.models.grids import Grid, Grids
 from mcis.models.localization import embed, scale_maps
@@ -35,115 +36,172 @@ def relations_of(config: Config, context: RunContext) -> tuple[Relations, NDArra
     return draw_relations(config.localize, config.seed, tags, is_source), is_source
 
 
-def literal_maps(config: Config, context: RunContext) -> list[torch.Tensor]:
-    """All maps, (T, H, W), pair by pair: features of both images, whole affinity, attention, class layer."""
-    model = load_trained(
-        build_classifier(config.classifier, len(context.classes)), context.stage_outputs["train_classifier"]
-    )
-    uris = split_rows(context, "train", tagged=True)["uri"].to_pylist()
-    relations, is_source = relations_of(config, context)
-    method = config.localize.method
-    layer = model.common_head if model.own_head else model.phi
-
-    @functools.cache
-    def features(image: int) -> torch.Tensor:
-        pixels = torch.from_numpy(read_rgb(uris[image], config.classifier.input_size))[None]
-        images, how = IMAGENET(to_float_images(pixels)), config.localize
-        return embed(model.backbone, model.standardize, images, extra_scales=how.extra_scales, hflip=how.hflip)
-
-    def attended(image: int, other: int, values: torch.Tensor) -> torch.Tensor:
-        target = features(image)
-        other_features = features(other)
-        pair_domains = [[0, 2], [2, 1]][int(is_source[image])][int(is_source[other])]
-        if method.w_p == "identity":
-            w_p = torch.eye(24)
-        else:
-            w_p = model.w_p if model.w_p.ndim == 2 else model.w_p[pair_domains]
-        form, scale = model.form, model.affinity.scale
-        # Of two domains, n is the source's.
-        is_one_domain = is_source[image] == is_source[other]
-        target_is_n = method.target == "n" if is_one_domain else is_source[image]
-        if target_is_n:
-            return coattend(values, target, affinity(other_features, target, w_p, form=form, scale=scale)).n
-        return coattend(target, values, affinity(target, other_features, w_p, form=form, scale=scale)).m
-
-    def activation(image: int, other: int, tag: int, contrastive: bool) -> torch.Tensor:
-        common = attended(image, other, features(other))
-        if contrastive:
-            common = unshared(features(image), model.w_b(common))
-        return layer(common)[0, tag]
-
-    out = []
-    with torch.inference_mode():
-        for number, (image, tag) in enumerate(zip(relations.image.tolist(), relations.tag.tolist(), strict=True)):
-            first, last = relations.contrastive_start[number : number + 2]
-            parts = [activation(image, other, tag, False) for other in relations.related[number].tolist()]
-            parts += [activation(image, other, tag, True) for other in relations.contrastive[first:last].tolist()]
-            out.append(torch.stack(parts).mean(dim=0))
-        keys = list(zip(relations.image.tolist(), relations.tag.tolist(), strict=True))
-        for _ in range(1, config.localize.hops):
-            before = dict(zip(keys, out, strict=True))
-            out = []
-            for (image, tag), related in zip(keys, relations.related.tolist(), strict=True):
-                theirs = [before.get((other, tag), layer(features(other))[0, tag]) for other in related]
-                passed = [attended(image, n, map[None, None])[0, 0] for n, map in zip(related, theirs, strict=True)]
-                out.append(torch.stack(passed).mean(dim=0))
-    return out
+def trained_classifier(config: Config, context: RunContext) -> CoAttentionClassifier:
+    classifier = build_classifier(config.classifier, len(context.classes))
+    return load_trained(classifier, context.stage_outputs["train_classifier"])
 
 
-def literal_released(config: Config, context: RunContext) -> tuple[list[torch.Tensor], int]:
-    """The released maps of all tags, unrounded, (T, H, W), and the number of left-out parts (of 5 per map)."""
-    model = load_trained(
-        build_classifier(config.classifier, len(context.classes)), context.stage_outputs["train_classifier"]
-    )
-    layer = model.common_head if model.own_head else model.phi
-    uris = split_rows(context, "train", tagged=True)["uri"].to_pylist()
-    relations, _ = relations_of(config, context)
-    out = []
-    dropped = 0
+def attention_head(model: CoAttentionClassifier) -> torch.nn.Conv2d:
+    """The layer that scores co-attentive features."""
+    return model.common_head if model.own_head else model.phi
 
-    def part(activation: torch.Tensor, *, first: bool = False) -> torch.Tensor:
-        nonlocal dropped
-        if not first and 1 / (1 + np.exp(-activation.mean().item())) <= 0.1:
-            dropped += 1
+
+class SinglePairs:
+    """Maps of training images, pair by pair: features of both images, whole affinity, attention, class layer."""
+
+    def __init__(self, config: Config, context: RunContext):
+        self.config = config
+        self.model = trained_classifier(config, context)
+        self.head = attention_head(self.model)
+        self.uris = split_rows(context, "train", tagged=True)["uri"].to_pylist()
+        self.relations, self.is_source = relations_of(config, context)
+        self.features = functools.cache(self._features)
+
+    @torch.inference_mode()
+    def maps(self) -> list[torch.Tensor]:
+        """All maps, (H, W) each."""
+        maps = [self.first_hop_map(number) for number in range(len(self.relations.tag))]
+        for _ in range(1, self.config.localize.hops):
+            maps = self.next_hop_maps(maps)
+        return maps
+
+    def first_hop_map(self, number: int) -> torch.Tensor:
+        image = int(self.relations.image[number])
+        tag = int(self.relations.tag[number])
+        first, last = self.relations.contrastive_start[number : number + 2]
+        parts = [self.common_activation(image, other, tag) for other in self.relations.related[number].tolist()]
+        for other in self.relations.contrastive[first:last].tolist():
+            parts.append(self.unshared_activation(image, other, tag))
+        return torch.stack(parts).mean(dim=0)
+
+    def next_hop_maps(self, maps: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Each image attends to the maps of its related images, or to their activations if they lack the tag."""
+        keys = list(zip(self.relations.image.tolist(), self.relations.tag.tolist(), strict=True))
+        previous_maps = dict(zip(keys, maps, strict=True))
+        next_maps = []
+        for (image, tag), related in zip(keys, self.relations.related.tolist(), strict=True):
+            parts = []
+            for other in related:
+                related_map = previous_maps.get((other, tag), self.head(self.features(other))[0, tag])
+                parts.append(self.attended(image, other, related_map[None, None])[0, 0])
+            next_maps.append(torch.stack(parts).mean(dim=0))
+        return next_maps
+
+    def common_activation(self, image: int, other: int, tag: int) -> torch.Tensor:
+        common = self.attended(image, other, self.features(other))
+        return self.head(common)[0, tag]
+
+    def unshared_activation(self, image: int, other: int, tag: int) -> torch.Tensor:
+        common = self.attended(image, other, self.features(other))
+        return self.head(unshared(self.features(image), self.model.w_b(common)))[0, tag]
+
+    def attended(self, image: int, other: int, values: torch.Tensor) -> torch.Tensor:
+        """Means of values of another image, (1, V, H, W), over its positions, for each position of an image."""
+        target = self.features(image)
+        other_features = self.features(other)
+        options: dict[str, Any] = {"form": self.model.form, "scale": self.model.affinity.scale}
+        w_p = self.affinity_weights(image, other)
+        if self.target_is_n(image, other):
+            return coattend(values, target, affinity(other_features, target, w_p, **options)).n
+        return coattend(target, values, affinity(target, other_features, w_p, **options)).m
+
+    def affinity_weights(self, image: int, other: int) -> torch.Tensor:
+        """W_P, (C, C)."""
+        if self.config.localize.method.w_p == "identity":
+            return torch.eye(24)
+        if self.model.w_p.ndim == 2:
+            return self.model.w_p
+        pair_domains = [[0, 2], [2, 1]][int(self.is_source[image])][int(self.is_source[other])]
+        return self.model.w_p[pair_domains]
+
+    def target_is_n(self, image: int, other: int) -> bool:
+        """Of two domains, n is the source's."""
+        if self.is_source[image] == self.is_source[other]:
+            return self.config.localize.method.target == "n"
+        return bool(self.is_source[image])
+
+    def _features(self, image: int) -> torch.Tensor:
+        pixels = torch.from_numpy(read_rgb(self.uris[image], self.config.classifier.input_size))[None]
+        images = IMAGENET(to_float_images(pixels))
+        localize = self.config.localize
+        return embed(
+            self.model.backbone,
+            self.model.standardize,
+            images,
+            extra_scales=localize.extra_scales,
+            hflip=localize.hflip,
+        )
+
+
+class ReleasedPairs:
+    """Maps of the method `released` of training images, pair by pair, before they are rounded to 8 bits.
+
+    Attributes:
+        left_out: Number of parts, of 5 per map, that are left out because their mean activation is low.
+    """
+
+    def __init__(self, config: Config, context: RunContext):
+        self.model = trained_classifier(config, context)
+        self.head = attention_head(self.model)
+        self.relations, _ = relations_of(config, context)
+        uris = split_rows(context, "train", tagged=True)["uri"].to_pylist()
+        self.pictures = [IMAGENET(to_float_images(torch.from_numpy(read_rgb(uri, 64))[None])) for uri in uris]
+        self.left_out = 0
+
+    @torch.inference_mode()
+    def maps(self) -> list[torch.Tensor]:
+        """All maps, (H, W) each."""
+        features = [self.model.backbone(picture) for picture in self.pictures]
+        maps = []
+        for number, (image, tag) in enumerate(
+            zip(self.relations.image.tolist(), self.relations.tag.tolist(), strict=True)
+        ):
+            parts = self.self_parts(self.pictures[image], features[image], tag)
+            related = self.relations.related[number].tolist()
+            activations = [self.pair(features[image], features[other])[0][tag] for other in related]
+            parts.append(self.part(torch.stack(activations).mean(dim=0)))
+            maps.append(torch.stack(parts).sum(dim=0) / 5)
+        return maps
+
+    def self_parts(self, picture: torch.Tensor, features: torch.Tensor, tag: int) -> list[torch.Tensor]:
+        """The parts from pairs of an image with its flip, both ways, and with two scaled copies."""
+        activations, flipped = self.pair(features, self.model.backbone(picture.flip(3)))
+        parts = [self.scaled_to_maximum(activations[tag]), unflipped(self.part(flipped[tag]))]
+        for side, factor in ((48, 0.75), (128, 2)):
+            copy = torch.nn.functional.interpolate(picture, size=side, mode="bilinear")
+            part = self.part(self.pair(features, self.model.backbone(copy))[1][tag])
+            parts.append(moved(part, 0.5 / factor - 0.5, 8 / factor))
+        return parts
+
+    def pair(self, m: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Activations of all classes for both images of a pair, (K, H, W) each."""
+        p = affinity(m, n, self.model.w_p, form=self.model.form, scale=self.model.affinity.scale)
+        common = coattend(m, n, p)
+        return self.head(common.m)[0], self.head(common.n)[0]
+
+    def part(self, activation: torch.Tensor) -> torch.Tensor:
+        """A map scaled to its maximum, or zeros if the sigmoid of its mean is at most 0.1."""
+        if 1 / (1 + np.exp(-activation.mean().item())) <= 0.1:
+            self.left_out += 1
             return torch.zeros_like(activation)
+        return self.scaled_to_maximum(activation)
+
+    def scaled_to_maximum(self, activation: torch.Tensor) -> torch.Tensor:
         return activation.clamp(min=0) / activation.max().clamp(min=1e-6)
 
-    def moved(values: torch.Tensor, first: float, step: float) -> torch.Tensor:
-        """Resamples a map from pixels first + n * step to pixels 0, 8, ..., 56."""
-        source, target = (Grid((at + 0.5) / 64, by / 64, len(values)) for at, by in ((first, step), (0, 8)))
-        onto = target._replace(positions=8)
-        return resample(values, Grids(source, source), Grids(onto, onto), "bicubic").clamp(0, 1)
 
-    def unflipped(values: torch.Tensor) -> torch.Tensor:
-        """Resamples a map of the flipped image, whose columns are at pixels 7, 15, ..., 63 of the image."""
-        rows = Grid(0.5 / 64, 8 / 64, 8)
-        columns = Grid(7.5 / 64, 8 / 64, 8)
-        return resample(values.flip(1), Grids(rows, columns), Grids(rows, rows), "bicubic").clamp(0, 1)
+def moved(values: torch.Tensor, first: float, step: float) -> torch.Tensor:
+    """Resamples a map from pixels first + n * step to pixels 0, 8, ..., 56 of an image of 64 x 64 pixels."""
+    source = Grid((first + 0.5) / 64, step / 64, len(values))
+    target = Grid(0.5 / 64, 8 / 64, 8)
+    return resample(values, Grids(source, source), Grids(target, target), "bicubic").clamp(0, 1)
 
-    def pair(m: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        p = affinity(m, n, model.w_p, form=model.form, scale=model.affinity.scale)
-        common = coattend(m, n, p)
-        return layer(common.m)[0], layer(common.n)[0]
 
-    with torch.inference_mode():
-        pictures = [IMAGENET(to_float_images(torch.from_numpy(read_rgb(uri, 64))[None])) for uri in uris]
-        features = [model.backbone(picture) for picture in pictures]
-        scaled = [
-            [torch.nn.functional.interpolate(picture, size=side, mode="bilinear") for side in (48, 128)]
-            for picture in pictures
-        ]
-        for number, (image, tag) in enumerate(zip(relations.image.tolist(), relations.tag.tolist(), strict=True)):
-            f = features[image]
-            of_m, of_flip = pair(f, model.backbone(pictures[image].flip(3)))
-            parts = [part(of_m[tag], first=True), unflipped(part(of_flip[tag]))]
-            for picture, factor in zip(scaled[image], (0.75, 2), strict=True):
-                scaled_part = part(pair(f, model.backbone(picture))[1][tag])
-                parts.append(moved(scaled_part, 0.5 / factor - 0.5, 8 / factor))
-            related = [pair(f, features[other])[0][tag] for other in relations.related[number].tolist()]
-            parts.append(part(torch.stack(related).mean(dim=0)))
-            out.append(torch.stack(parts).sum(dim=0) / 5)
-    return out, dropped
+def unflipped(values: torch.Tensor) -> torch.Tensor:
+    """Resamples a map of the flipped image, whose columns are at pixels 7, 15, ..., 63 of the image."""
+    rows = Grid(0.5 / 64, 8 / 64, 8)
+    columns = Grid(7.5 / 64, 8 / 64, 8)
+    return resample(values.flip(1), Grids(rows, columns), Grids(rows, rows), "bicubic").clamp(0, 1)
 
 
 def maps_of(folder: Path, context: RunContext) -> list[torch.Tensor]:
@@ -179,7 +237,7 @@ def test_maps_equal_those_of_single_pairs(localizable: Any, tmp_path: Path, over
     context = localizable.classified(config, tmp_path).into(tmp_path / "part")
     result = localization.run(config, context)
     actual = maps_of(context.output, context)
-    expected = literal_maps(config, context)
+    expected = SinglePairs(config, context).maps()
     assert len(actual) == len(expected) == result.counts["maps"]
     for ours, theirs in zip(actual, expected, strict=True):
         assert theirs.max() - theirs.min() > 0.01
@@ -201,10 +259,11 @@ def test_released_maps_equal_those_of_single_pairs(localizable: Any, tmp_path: P
     context = localizable.classified(config, tmp_path, **changes).into(tmp_path / "part")
     localization.run(config, context)
     actual = maps_of(context.output, context)
-    expected, dropped = literal_released(config, context)
+    pairs = ReleasedPairs(config, context)
+    expected = pairs.maps()
     assert len(actual) == len(expected)
     if head == "shared":
-        assert 0.1 < dropped / (4 * len(expected)) < 0.9
+        assert 0.1 < pairs.left_out / (4 * len(expected)) < 0.9
 
     ours = torch.stack(actual).float()
     theirs = torch.stack(expected)
@@ -232,7 +291,7 @@ def test_float32_maps_differ_only_by_rounding(localizable: Any, tmp_path: Path) 
         features = embed(model.backbone, model.standardize, images, extra_scales=how.extra_scales, hflip=how.hflip)
     write_rows(tmp_path / "features", 0, features.numpy())
     relate = Relate(config, weights, classes, tmp_path, is_source, 1)
-    expected = literal_maps(config, context)
+    expected = SinglePairs(config, context).maps()
     maps: list[torch.Tensor] = []
     for row in relate_rows(rows, relations).to_pylist():
         maps += list(relate.maps(row))
@@ -250,5 +309,5 @@ def test_related_images_of_both_domains_use_the_affinity_of_their_domains(locali
     localization.run(config, context)
     relations, is_source = relations_of(config, context)
     assert 0 < is_source[relations.related].mean() < 1
-    for ours, theirs in zip(maps_of(context.output, context), literal_maps(config, context), strict=True):
+    for ours, theirs in zip(maps_of(context.output, context), SinglePairs(config, context).maps(), strict=True):
         assert (scale_maps(ours, "range") - scale_maps(theirs, "range")).abs().max() < 5e-3
