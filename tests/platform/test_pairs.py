@@ -19,7 +19,7 @@ from mcis.datasets.tables.shards import Shards
 from mcis.models.backbones import to_float_images
 from mcis.models.classifier import CoAttentionClassifier
 from mcis.models.coattention import affinity
-from mcis.models.grids import pixel_grids
+from mcis.models.grids import Grid, pixel_grids
 from mcis.models.localization import embed, score_maps
 from mcis.models.resampling import resample
 from mcis.platform.config.sections import Config
@@ -245,50 +245,72 @@ def test_the_attention_of_the_pointed_position_is_that_of_the_classifier(browser
     strongest = np.unravel_index(stored.maps[0].argmax(), stored.maps[0].shape)
     assert np.abs(np.subtract(shown_at(browser), strongest)).max() <= 1  # it is resized bicubically before
 
-    cells = set()
+    positions = set()
     for across, down in ((0.2, 0.3), (0.7, 0.4), (0.5, 0.9)):
-        x, y = point(browser, "#pairs-maps figure:nth-child(3) .layers", across, down)
-        at = shown_at(browser)
-        cells.add(at)
-        for fraction, position in ((y, at[0]), (x, at[1])):
-            assert abs(grid.first + grid.step * position - fraction) <= grid.step / 2 + 0.01
-        points = score_maps(torch.from_numpy(stored.maps[0])[None], stored.grids, "maximum", POINTS, POINTS)[0]
-        value = float(points[int(y * POINTS), int(x * POINTS)])
-        lines = str(browser.execute_script("return document.getElementById('explore-tip').innerText"))
-        assert abs(float(lines.split("with related images")[1].split()[0]) - value) < 0.15
-
+        position = check_pointed_position(browser, stored, across, down)
+        positions.add(position)
         for number, other in enumerate(dict.fromkeys(related)):
             weights, _ = direct.weights(row, other)
-            shares = weights[at[0] * grid.positions + at[1]]
-            note = text(browser, f"#pairs-related figure:nth-child({number + 1}) figcaption span")
-            shown = float(note.split("brightest cell ")[1].split(" %")[0])
-            assert shown == pytest.approx(100 * float(shares.max()), rel=0.01)
-            drawn = alpha_of(browser, f"#pairs-related figure:nth-child({number + 1}) canvas")
-            relative = (drawn / 235) ** (1 / 0.7)
-            np.testing.assert_allclose(relative, (shares / shares.max()).reshape(drawn.shape), atol=0.01)
-    assert len(cells) == 3
+            check_shown_attention(browser, number, weights[position[0] * grid.positions + position[1]])
+    assert len(positions) == 3
 
-    # A click keeps the position while the pointer is over a related image, which shows the share of a cell.
+    check_clicked_position(browser, direct, grid, row, related[0])
+    browser.find_elements("css selector", "#pairs-related button")[1].click()
+    assert text(browser, "#pairs-pair") == relations.rows["image_id"][related[1]].as_py()
+    assert browser.get_log("browser") == []
+
+
+def check_pointed_position(browser: "Chrome", stored: ImageMaps, across: float, down: float) -> tuple[int, int]:
+    """Points at the map with related images: the nearest position is marked, and the tooltip has the map's value.
+
+    Returns:
+        Row and column of the marked position.
+    """
+    x, y = point(browser, "#pairs-maps figure:nth-child(3) .layers", across, down)
+    row, column = shown_at(browser)
+    grid = stored.grids.rows
+    for fraction, position in ((y, row), (x, column)):
+        assert abs(grid.first + grid.step * position - fraction) <= grid.step / 2 + 0.01
+
+    points = score_maps(torch.from_numpy(stored.maps[0])[None], stored.grids, "maximum", POINTS, POINTS)[0]
+    value = float(points[int(y * POINTS), int(x * POINTS)])
+    lines = str(browser.execute_script("return document.getElementById('explore-tip').innerText"))
+    assert abs(float(lines.split("with related images")[1].split()[0]) - value) < 0.15
+    return row, column
+
+
+def check_shown_attention(browser: "Chrome", number: int, shares: torch.Tensor) -> None:
+    """A related image shows these shares of its positions, (HW,): the largest as text, all as opacity."""
+    figure = f"#pairs-related figure:nth-child({number + 1})"
+    note = text(browser, f"{figure} figcaption span")
+    brightest = float(note.split("brightest cell ")[1].split(" %")[0])
+    assert brightest == pytest.approx(100 * float(shares.max()), rel=0.01)
+    opacity = alpha_of(browser, f"{figure} canvas")
+    relative = (opacity / 235) ** (1 / 0.7)
+    np.testing.assert_allclose(relative, (shares / shares.max()).reshape(opacity.shape), atol=0.01)
+
+
+def check_clicked_position(browser: "Chrome", direct: Direct, grid: Grid, row: int, other: int) -> None:
+    """A click keeps the position while the pointer is over a related image, which shows the share of a cell.
+
+    The gates show B and 1 - B at the pointer.
+    """
     browser.find_element("css selector", "#pairs-maps figure:nth-child(3) .layers").click()
-    kept = shown_at(browser)
-    other = related[0]
+    clicked = shown_at(browser)
     x, y = point(browser, "#pairs-related figure:nth-child(1) .layers", 0.6, 0.4)
-    assert shown_at(browser) == kept
+    assert shown_at(browser) == clicked
     weights, _ = direct.weights(row, other)
     cell = [min(max(round((f - grid.first) / grid.step), 0), grid.positions - 1) for f in (y, x)]
-    share = weights.reshape(grid.positions, grid.positions, grid.positions, grid.positions)[(*kept, *cell)]
+    share = weights.reshape(grid.positions, grid.positions, grid.positions, grid.positions)[(*clicked, *cell)]
     tip = text(browser, "#explore-tip").removeprefix("attention of the position").removesuffix(" %")
     assert float(tip) == pytest.approx(100 * float(share), rel=0.02, abs=0.02)
 
     gate = direct.gate(weights, other)
-    x, y = point(browser, "#pairs-gate figure:nth-child(1) .layers", 0.5, 0.5)
+    point(browser, "#pairs-gate figure:nth-child(1) .layers", 0.5, 0.5)
     value = float(text(browser, "#explore-tip").removeprefix("B"))
     assert float(gate.min()) - 0.01 <= value <= float(gate.max()) + 0.01
     point(browser, "#pairs-gate figure:nth-child(2) .layers", 0.5, 0.5)
     assert float(text(browser, "#explore-tip").removeprefix("1 \u2212 B")) == pytest.approx(1 - value, abs=0.011)
-    browser.find_elements("css selector", "#pairs-related button")[1].click()
-    assert text(browser, "#pairs-pair") == relations.rows["image_id"][related[1]].as_py()
-    assert browser.get_log("browser") == []
 
 
 def alpha_of(browser: "Chrome", selector: str) -> NDArray[np.uint8]:
