@@ -88,7 +88,7 @@ def weights_of(folder: Path) -> dict[str, Tensor]:
     return weights
 
 
-def log_of(folder: Path) -> list[dict[str, Any]]:
+def records_of(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / STEPS).read_text().splitlines()]
 
 
@@ -106,9 +106,9 @@ def check_continued(folder: Path, undisturbed: Path, starts: str = "0 8 ", *, ro
     for key, value in weights_of(undisturbed).items():
         torch.testing.assert_close(weights[key], value, rtol=rtol, atol=atol)
 
-    records = log_of(folder)
+    records = records_of(folder)
     assert [record["step"] for record in records] == [10, 20], "the record of step 10 is not repeated"
-    losses = [record["loss"] for record in log_of(undisturbed)]
+    losses = [record["loss"] for record in records_of(undisturbed)]
     assert [record["loss"] for record in records] == pytest.approx(losses, rel=1e-3 if rounded else 1e-6)
 
 

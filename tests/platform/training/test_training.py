@@ -71,14 +71,14 @@ def plain_loop(learner: Learner[Any]) -> tuple[dict[str, Tensor], list[dict[str,
     return network.state_dict(), terms
 
 
-def trained(folder: Path) -> dict[str, Tensor]:
+def weights_of(folder: Path) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = torch.load(folder / WEIGHTS, weights_only=True)["state_dict"]
     return weights
 
 
 def check_weights(folder: Path, weights: dict[str, Tensor]) -> None:
     """The weights of a training are these, to rounding."""
-    fitted = trained(folder)
+    fitted = weights_of(folder)
     assert fitted.keys() == weights.keys()
     for key, value in weights.items():
         torch.testing.assert_close(fitted[key], value, rtol=1e-3, atol=1e-5)
@@ -193,7 +193,7 @@ def test_workers_train_the_last_stages_of_a_pretrained_network(
     learner = replace(tiny, config=tiny.config.model_copy(update=values), pretrained=bundled_weights())
     start, (weights, _) = learner.model().state_dict(), plain_loop(learner)
     fit(learner, tmp_path, ComputeConfig(workers=2, threads=1), tracker_of("last-stages"), label="classifier")
-    fitted = trained(tmp_path)
+    fitted = weights_of(tmp_path)
     changed = {key for key in start if key.startswith("backbone.") and not torch.equal(fitted[key], start[key])}
     assert changed
     assert all(key.startswith(("backbone.body.blocks.5.", "backbone.body.blocks.6.")) for key in changed)
@@ -249,7 +249,7 @@ def test_bf16_trains_float32_weights_to_about_the_same_loss(
     result = fit(learner, tmp_path, ComputeConfig(threads=1), tracker_of("bf16"), label="classifier")
     assert result.precision == "bf16"
     weights, terms = plain_loop(tiny)
-    fitted = trained(tmp_path)
+    fitted = weights_of(tmp_path)
     assert {value.dtype for value in fitted.values()} == {torch.float32}
     assert not any(torch.equal(value, weights[key]) for key, value in fitted.items())
     assert any(not torch.equal(value, value.bfloat16().float()) for value in fitted.values())
@@ -281,7 +281,7 @@ def test_what_is_validated_changes_no_weights_and_is_the_average_precision(
         logged = tracker.client.get_metric_history(tracker.run_id, "classifier.val_map")
         assert [(m.step, m.value) for m in logged] == list(zip([10, 20], val_maps[workers], strict=True))
         if workers == 1:
-            assert all(torch.equal(value, weights[key]) for key, value in trained(folder).items())
+            assert all(torch.equal(value, weights[key]) for key, value in weights_of(folder).items())
     assert val_maps[1] == pytest.approx(val_maps[2], abs=1e-6)
 
     network: Any = learner.model()
