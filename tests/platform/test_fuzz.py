@@ -5,6 +5,7 @@ process, or needs more than 30 seconds for a file, is found too.
 """
 
 import collections
+import functools
 import importlib.util
 import io
 import json
@@ -203,6 +204,7 @@ def pictures(folder: Path) -> dict[str, tuple[bytes, str, Open]]:
     }
 
 
+@functools.cache
 def images_module() -> Any:
     """The module that damages images, imported by path, because tests are not a package."""
     spec = importlib.util.spec_from_file_location("image_fuzz", IMAGE_FUZZ)
@@ -245,15 +247,41 @@ def with_valid_tar_checksums(data: bytes) -> bytes:
     return bytes(out)
 
 
+def damage(data: bytes, draw: np.random.Generator) -> bytes:
+    """Damages the content of a file once or twice. Most checksums are corrected, so that readers get past them."""
+    image_fuzz = images_module()
+    damages = [*image_fuzz.DAMAGES[:-1], nudged, nudged, nudged, swapped, swapped]
+    damaged: bytes = damages[draw.integers(len(damages))](data, draw)
+    if damaged and draw.random() < 0.2:
+        damaged = damages[0](damaged, draw)
+    if draw.random() < 0.8:
+        damaged = with_valid_tar_checksums(image_fuzz.with_valid_checksums(damaged))
+    return damaged
+
+
+def outcome_of(read: Open, path: Path) -> str:
+    """Opens a file: `taken`, `refused`, or `refused by` a message that is too long or not printable.
+
+    Raises:
+        Exception: The reader raised another error than the documented ones.
+    """
+    from mcis.datasets.errors import UserError
+
+    try:
+        read(path)
+    except UserError as refused:
+        text = str(refused)
+        is_legible = len(text) < MESSAGE and re.sub(r"[\n\t]", " ", text).isprintable()
+        return "refused" if is_legible else f"refused by {text[:300]!r}"
+    return "taken"
+
+
 def run(count: int, seed: int) -> dict[str, dict[str, int]]:
     """Damages and opens `count` files, each kind equally often; kind -> outcome -> number.
 
     Raises:
         SystemExit: A reader raised another error than the documented ones.
     """
-    from mcis.datasets.errors import UserError
-
-    image_fuzz = images_module()
     outcomes: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
 
     def late(*_: object) -> None:
@@ -269,34 +297,21 @@ def run(count: int, seed: int) -> dict[str, dict[str, int]]:
             path = folder / file
             path.write_bytes(data)
             read(path)
-        damages = [*image_fuzz.DAMAGES[:-1], nudged, nudged, nudged, swapped, swapped]
+
         for number in range(count):
-            draw = np.random.default_rng([seed, number])
             kind = list(kinds)[number % len(kinds)]
             data, file, read = kinds[kind]
-            damaged = damages[draw.integers(len(damages))](data, draw)
-            if damaged and draw.random() < 0.2:
-                damaged = damages[0](damaged, draw)
-            damaged = (
-                with_valid_tar_checksums(image_fuzz.with_valid_checksums(damaged)) if draw.random() < 0.8 else damaged
-            )
             path = folder / file
-            path.write_bytes(damaged)
+            path.write_bytes(damage(data, np.random.default_rng([seed, number])))
             print(f"{number} {kind}", file=sys.stderr)  # the last line says which file ended the process
             signal.alarm(SECONDS)
             try:
-                read(path)
-                outcome = "taken"
-            except UserError as refused:
-                text = str(refused)
-                legible = len(text) < MESSAGE and re.sub(r"[\n\t]", " ", text).isprintable()
-                outcome = "refused" if legible else f"refused by {text[:300]!r}"
+                outcomes[kind][outcome_of(read, path)] += 1
             except BaseException:
                 traceback.print_exc()
                 raise SystemExit(f"file {number}, {kind}") from None
             finally:
                 signal.alarm(0)
-            outcomes[kind][outcome] += 1
     return {kind: dict(counts) for kind, counts in outcomes.items()}
 
 
