@@ -149,7 +149,8 @@ def compare(config: Any, context: RunContext) -> None:
     maps = Shards(context.stage_outputs["localize"] / "maps")
     masks = Shards(context.stage_outputs["pseudo_masks"] / "masks")
 
-    spreads = []
+    tolerance = 1.2 / 255 if config.recipe == "released" else None  # 8 bits, stored as float16
+    spreads: list[float] = []
     pixels = 0
     foreground = 0
     differing = {"labels": 0, "mask": 0}
@@ -157,24 +158,44 @@ def compare(config: Any, context: RunContext) -> None:
         expected: dict[int, torch.Tensor] = {}
         for tag, related in relations.maps_of(position):
             expected[tag] = classifier.map(examples[position], [examples[other] for other in related], tag)
-        stored = image_maps(maps, row["image_id"])
-        found = {
-            tag: torch.from_numpy(image_map)
-            for tag, image_map in zip(stored.classes.tolist(), stored.maps, strict=True)
-        }
-        assert found.keys() == expected.keys()
-        for tag, expected_map in expected.items():
-            largest = max(float(expected_map.abs().max()), 1e-6)
-            spreads.append(float(expected_map.max() - expected_map.min()) / largest)
-            step = 1.2 / 255 if config.recipe == "released" else 2e-3 * largest  # 8 bits, stored as float16
-            torch.testing.assert_close(found[tag], expected_map, rtol=0, atol=step)
+        stored = stored_maps(maps, row["image_id"])
+        spreads += check_maps(stored, expected, tolerance)
 
         pixels += row["height"] * row["width"]
         columns = masks.rows(row["image_id"])
-        for column, expected_labels in module.pseudo_mask(found, examples[position]).items():
+        for column, expected_labels in module.pseudo_mask(stored, examples[position]).items():
             labels = decode_labels(columns[column][0].as_py())
             differing[column] += int((labels != expected_labels).sum())
             foreground += int((labels > 0).sum())
     assert np.mean(spreads) > 0.2, "nearly constant maps would show nothing"
     assert foreground > 0.05 * pixels
     assert max(differing.values()) <= 1e-3 * pixels, differing
+
+
+def stored_maps(maps: Shards, image_id: str) -> dict[int, torch.Tensor]:
+    """The maps of an image by class, (H, W) each."""
+    stored = image_maps(maps, image_id)
+    return dict(zip(stored.classes.tolist(), torch.from_numpy(stored.maps), strict=True))
+
+
+def check_maps(
+    found: dict[int, torch.Tensor], expected: dict[int, torch.Tensor], tolerance: float | None
+) -> list[float]:
+    """Compares the maps of an image.
+
+    Args:
+        found: The maps by class, (H, W) each.
+        expected: The expected maps.
+        tolerance: Largest difference. None: relative to the largest value of a map.
+
+    Returns:
+        The range of the values of each expected map, as a share of its largest value.
+    """
+    assert found.keys() == expected.keys()
+    spreads = []
+    for tag, expected_map in expected.items():
+        largest = max(float(expected_map.abs().max()), 1e-6)
+        spreads.append(float(expected_map.max() - expected_map.min()) / largest)
+        max_difference = 2e-3 * largest if tolerance is None else tolerance
+        torch.testing.assert_close(found[tag], expected_map, rtol=0, atol=max_difference)
+    return spreads
