@@ -252,7 +252,7 @@ def photos(backbone: str = "timm/tf_efficientnet_lite2") -> Config:
             max_epochs=130.0,
             optimizer=_adamw(
                 SegmenterOptimizer, 0.0003, new_layer_rate=3.3, precision="float32"
-            ),  # bf16: docs/howto/gpu.md
+            ),  # bf16: docs/notes/gpu-and-speed.md
         ),
         predict=PredictConfig(
             scales=(1.0,), crop=None, crf=CrfParameters(iterations=3, bilateral_std=30.0, color_std=8.0, max_side=200)
