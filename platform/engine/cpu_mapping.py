@@ -1,16 +1,25 @@
 """A mapping on CPUs: a Ray task for each shard, on all nodes of a cluster that grows and shrinks."""
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import pyarrow as pa
 
 from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.engine.errors import death_text, death_types
+from mcis.platform.engine.errors import death_text, death_types, is_node_loss
 from mcis.platform.engine.nodes import Bundle, mapping_task, tasks_to_submit
 from mcis.platform.engine.runtime import placement
-from mcis.platform.engine.shard_mapper import RETRIES, MappingWork, Reject, RowRange, death_error, map_rows, map_shard
+from mcis.platform.engine.shard_mapper import (
+    RESUBMISSIONS,
+    RETRIES,
+    MappingWork,
+    Reject,
+    RowRange,
+    death_error,
+    map_rows,
+    map_shard,
+)
 from mcis.platform.runs.files import write_table
 
 
@@ -31,7 +40,8 @@ class _Piece(NamedTuple):
 class CpuMapping:
     """The tasks of a mapping on CPUs, and the state of its shards.
 
-    A shard whose processes died is mapped row by row, if `reject` is given, while other shards continue.
+    A shard whose processes died is mapped row by row, if `reject` is given, while other shards continue. One whose
+    nodes were lost is submitted again, `RESUBMISSIONS` times.
 
     If the caller stops early, submitted tasks still finish. Ray would cancel a task by an interrupt, and a process that
     is interrupted while it imports pandas can never import it again, whatever task it gets next.
@@ -49,6 +59,7 @@ class CpuMapping:
         waiting: What is not submitted yet.
         running: Future of a submitted task -> what it maps.
         unfinished: Number of shards that are not written.
+        resubmissions: How often each piece was submitted again because its nodes were lost.
         row_outputs: Output of the rows of each shard whose process died, by row number.
     """
 
@@ -72,6 +83,7 @@ class CpuMapping:
         self.waiting = deque(_Piece(name, row_range) for name, row_range in shards.items())
         self.running: dict[Any, _Piece] = {}
         self.unfinished = len(shards)
+        self.resubmissions: Counter[_Piece] = Counter()
         self.row_outputs: dict[str, dict[int, pa.Table]] = {}
 
         reserved = {"num_cpus": self.task["CPU"], "memory": self.task.get("memory")}
@@ -97,7 +109,7 @@ class CpuMapping:
             The number of rows of the shard that is now written, or 0.
 
         Raises:
-            UserError: A shard ended its processes, and its rows are not to be rejected.
+            UserError: A shard ended its processes, and its rows are not to be rejected; or it lost too many nodes.
         """
         import ray
 
@@ -105,6 +117,10 @@ class CpuMapping:
         try:
             output = ray.get(result)
         except death_types() as death:
+            if is_node_loss(death) and self.resubmissions[piece] < RESUBMISSIONS:
+                self.resubmissions[piece] += 1
+                self.waiting.appendleft(piece)
+                return 0
             if self.reject is None or not isinstance(death, ray.exceptions.WorkerCrashedError):
                 raise death_error(self.work, piece.shard, death) from None
             if not piece.is_retried_row:

@@ -88,6 +88,19 @@ def death_in(error: BaseException) -> Exception | None:
     return next((cause for cause in causes_of(error) if isinstance(cause, death_types())), None)
 
 
+def is_node_loss(death: Exception) -> bool:
+    """Returns whether a process died with its node, which is no property of its work.
+
+    The error of an actor says so only in its text.
+
+    Args:
+        death: An error of `death_types`.
+    """
+    from ray.exceptions import NodeDiedError
+
+    return isinstance(death, NodeDiedError) or "its node has died" in str(death)
+
+
 def death_text(death: BaseException) -> str:
     """Returns what ended a process, for messages.
 

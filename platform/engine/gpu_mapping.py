@@ -3,15 +3,23 @@
 import itertools
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
 from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.engine.errors import MemoryRanOut, death_in
+from mcis.platform.engine.errors import MemoryRanOut, death_in, is_node_loss
 from mcis.platform.engine.nodes import Bundle, mapping_task, tasks_to_submit
 from mcis.platform.engine.runtime import placement
-from mcis.platform.engine.shard_mapper import RETRIES, GpuProcess, MappingWork, RowRange, death_error, read_rows
+from mcis.platform.engine.shard_mapper import (
+    RESUBMISSIONS,
+    RETRIES,
+    GpuProcess,
+    MappingWork,
+    RowRange,
+    death_error,
+    read_rows,
+)
 from mcis.platform.runs.progress import console
 
 _UNAVAILABLE_SECONDS = 1.0
@@ -40,7 +48,7 @@ class GpuMapping:
         actors: Number of actors that are starting or working.
         dropped: Number of actors that ended because memory ran out, and are not replaced.
         last_was_restarted: Whether the last actor was started again after memory had run out.
-        failed: The shards whose actor died once.
+        resubmissions: How often another actor got each shard because its actor died.
         task: What a task that reads reserves.
         read_rows: Name of a waiting shard -> future of its rows with what was read for them.
     """
@@ -65,7 +73,7 @@ class GpuMapping:
         self.actors = 0
         self.dropped = 0
         self.last_was_restarted = False
-        self.failed: set[str] = set()
+        self.resubmissions: Counter[str] = Counter()
         self.task = mapping_task(compute)
         self.read_rows: dict[str, Any] = {}
 
@@ -104,7 +112,7 @@ class GpuMapping:
 
         Raises:
             MemoryRanOut: Memory ran out in an actor that had no others next to it.
-            UserError: A shard ended two actors, or an actor cannot start.
+            UserError: A shard ended two actors or lost too many nodes, or an actor cannot start.
         """
         import ray
 
@@ -127,10 +135,11 @@ class GpuMapping:
             death = death_in(error)
             if death is None:
                 raise
-            # The actor may have lost one node after the other, so another actor gets the shard.
-            if name is None or name in self.failed:
+            # Another actor gets the shard, because this one may have lost nodes with other shards before.
+            allowed = RESUBMISSIONS if is_node_loss(death) else 1
+            if name is None or self.resubmissions[name] >= allowed:
                 raise death_error(self.work, name, death) from None
-            self.failed.add(name)
+            self.resubmissions[name] += 1
             self._end_actor(name)
             return 0
 

@@ -19,6 +19,8 @@ Reject = Callable[[pa.Table, str], pa.Table]
 """Makes the output row of an image that cannot be mapped, from its row and the cause."""
 RETRIES = 2
 """How often Ray repeats the work of a process that died."""
+RESUBMISSIONS = 3
+"""How often a shard is submitted again after Ray gave it up because nodes were lost. A task may thus lose 12 nodes."""
 
 
 class RowRange(NamedTuple):

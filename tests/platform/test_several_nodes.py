@@ -467,6 +467,47 @@ def test_a_mapping_without_nodes_ends_with_an_error_and_continues_when_repeated(
     assert sorted(x for x, _ in mapped(table)) == list(range(24))
 
 
+LOSSES = """
+import sys, time
+from pathlib import Path
+import pyarrow as pa
+import ray
+from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.engine.mapping import map_table
+
+folder = Path(sys.argv[1])
+
+def work(table):
+    (folder / "started").touch()
+    while not (folder / "may end").exists():
+        time.sleep(0.05)
+    return table.append_column("node", pa.array([ray.get_runtime_context().get_node_id()]))
+
+ray.init(log_to_driver=False)
+compute = ComputeConfig(gpu=sys.argv[2] == "1", wait_minutes=5)
+map_table(pa.table({"x": [7]}), folder / "table", worker=work, label="x", compute=compute, network=True)
+ray.shutdown()
+"""
+
+
+@pytest.mark.slow(minutes=5)
+@pytest.mark.parametrize(("gpu", "losses"), [("0", 3), ("1", 6)])
+def test_a_shard_is_mapped_although_it_loses_many_nodes(nodes: Nodes, tmp_path: Path, gpu: str, losses: int) -> None:
+    """After three lost nodes, Ray gives up a task or an actor. After six, it has given up two actors."""
+    started = tmp_path / "started"
+    with running([sys.executable, "-c", LOSSES, str(tmp_path), gpu], nodes.env, nodes.folder) as run:
+        for loss in range(losses):
+            nodes.add(f"lost {loss}", num_cpus=1, num_gpus=1)
+            wait_for(started.exists, run)
+            nodes.remove(f"lost {loss}")
+            started.unlink()
+        (tmp_path / "may end").touch()
+        nodes.add("kept", num_cpus=1, num_gpus=1)
+        printed, _ = run.communicate(timeout=300)
+    assert run.returncode == 0, printed
+    assert [x for x, _ in mapped(tmp_path / "table")] == [7]
+
+
 MEMORY = """
 import sys, time
 from pathlib import Path
