@@ -1,6 +1,7 @@
 """Turns errors of Ray and torch into errors for users: a worker's own message, or what ended its process."""
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator
 
@@ -111,6 +112,11 @@ def death_text(death: BaseException) -> str:
     return next(_DEATHS[name] for name in names if name in _DEATHS)
 
 
+def fewer_processes() -> str:
+    """Returns which setting makes fewer processes of a mapping on CPUs run on a node, for remedies."""
+    return "raise compute.memory_gb" if os.environ.get("RAY_ADDRESS") else "lower compute.cpus"
+
+
 _NO_MEMORY = re.compile("out of memory|can't allocate memory|CU(BLAS|DNN)_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)")
 
 
@@ -129,7 +135,7 @@ def memory_errors(task: str, memory_hint: str) -> Iterator[None]:
 
     Args:
         task: Description of what the block computes, used in messages.
-        memory_hint: The configuration keys that reduce memory, used in messages.
+        memory_hint: What reduces memory, used in messages, such as `lower localize.batch`.
 
     Raises:
         MemoryRanOut: Memory ran out. The same work would fail again.
@@ -143,5 +149,5 @@ def memory_errors(task: str, memory_hint: str) -> Iterator[None]:
         raise MemoryRanOut(
             f"{task}: memory ran out ({first_line[:300]})",
             "enough memory, of the GPU if there is one, for what is computed at a time",
-            f"lower {memory_hint}, or end what else uses the memory; then repeat the command: finished work is kept",
+            f"{memory_hint}, or end what else uses the memory; then repeat the command: finished work is kept",
         ) from None

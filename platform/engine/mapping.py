@@ -14,7 +14,7 @@ import pyarrow as pa
 from mcis.datasets.storage.folders import names_in, remove
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.cpu_mapping import CpuMapping
-from mcis.platform.engine.errors import user_errors
+from mcis.platform.engine.errors import fewer_processes, user_errors
 from mcis.platform.engine.gpu_mapping import GpuMapping
 from mcis.platform.engine.nodes import Bundle, NodeWatch, mapping_task
 from mcis.platform.engine.runtime import reserved_resources
@@ -50,7 +50,7 @@ def map_table(
     shard_rows: int | None = None,
     suffix: str = "parquet",
     reject: Reject | None = None,
-    memory_hint: str = "compute.cpus",
+    memory_hint: str | None = None,
 ) -> int:
     """Maps every shard of `table` and writes `folder/part-<first row>-<last row + 1>.<suffix>`.
 
@@ -75,7 +75,8 @@ def map_table(
         suffix: Format of the shards: `parquet` or `arrow` (`write_table`).
         reject: Makes the output row of an image that ends its process by a signal. A shard whose process dies is then
             mapped row by row. None: such a shard ends the mapping.
-        memory_hint: The configuration keys that reduce the memory of a worker, used in messages.
+        memory_hint: What reduces the memory of workers, used in messages, such as `lower localize.batch`. None:
+            `fewer_processes`.
 
     Returns:
         The number of rows that were mapped by this call.
@@ -86,7 +87,7 @@ def map_table(
     """
     if (worker is None) == (make_worker is None):
         raise TypeError("map_table takes either worker or make_worker")
-    work = MappingWork(worker, make_worker, read, folder, label, memory_hint)
+    work = MappingWork(worker, make_worker, read, folder, label, memory_hint or fewer_processes())
     folder.mkdir(parents=True, exist_ok=True)
     missing = _missing_shards(folder, shards_of(len(table), shard_rows or compute.shard_rows, suffix))
     num_finished = len(table) - sum(shard.num_rows for shard in missing.values())

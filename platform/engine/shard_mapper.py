@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 
 from mcis.datasets.errors import UserError
-from mcis.platform.engine.errors import IMAGE_AT_FAULT, death_text, memory_errors
+from mcis.platform.engine.errors import IMAGE_AT_FAULT, death_text, fewer_processes, memory_errors
 from mcis.platform.engine.runtime import give_memory_back
 from mcis.platform.runs.files import write_table
 
@@ -140,6 +140,6 @@ def death_error(work: MappingWork, name: str | None, death: Exception) -> UserEr
     return UserError(
         f"{work.label}: {subject} be mapped: {death_text(death)}, {1 + RETRIES} times or more",
         "processes that are not ended, and enough memory for all that run on a node",
-        "free some memory, lower compute.cpus, or on a cluster raise compute.memory_gb, and repeat the command, which "
-        f"continues with the missing shards; {IMAGE_AT_FAULT}",
+        f"free some memory or {fewer_processes()}, and repeat the command, which continues with the missing shards; "
+        f"{IMAGE_AT_FAULT}",
     )

@@ -17,6 +17,7 @@ from mcis.datasets.images.squares import read_picture
 from mcis.datasets.storage.files import stamps
 from mcis.platform.config.data import DataConfig
 from mcis.platform.config.sections import Config
+from mcis.platform.engine.errors import fewer_processes
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.runtime import ray_session
 from mcis.platform.networks.saliency_detector import Detector, DetectorSettings
@@ -156,7 +157,7 @@ def _map(
                 label="saliency",
                 compute=config.compute,
                 shard_rows=min(config.compute.shard_rows, _SHARD_ROWS),
-                memory_hint="data.max_pixels or compute.cpus",
+                memory_hint=f"lower data.max_pixels, or {fewer_processes()}",
             )
         rows = read_table(Path(folder)).to_pylist()
     return [row for row in rows if row["reason"] is not None]

@@ -112,7 +112,7 @@ def run(config: Config, context: RunContext) -> PredictResult:
         compute=config.compute,
         network=True,
         shard_rows=min(config.compute.shard_rows, 32),
-        memory_hint="data.max_side, predict.crop or the largest of predict.scales",
+        memory_hint="lower data.max_side, predict.crop or the largest of predict.scales",
     )
     absent = read_table(context.output / "predictions", ["absent_tags"])["absent_tags"]
     notes = unpredicted_tags(rows["tags"], absent, context.classes, split)

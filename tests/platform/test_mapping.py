@@ -10,10 +10,12 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from ray.exceptions import WorkerCrashedError
 
 from mcis.datasets.errors import UserError
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.mapping import map_table
+from mcis.platform.engine.shard_mapper import MappingWork, death_error
 from mcis.platform.runs.files import read_table, write_table
 
 TABLE = pa.table({"id": [f"i{n}" for n in range(23)], "value": range(23), "list": [[n] * (n % 3) for n in range(23)]})
@@ -86,7 +88,7 @@ def short_of_memory(error: str, repaired: Path) -> Callable[[], Callable[[pa.Tab
 def test_a_worker_whose_memory_runs_out_says_what_to_lower(tmp_path: Path, ray_local: None, error: str) -> None:
     def run() -> int:
         make = short_of_memory(error, tmp_path / "repaired")
-        how: dict[str, Any] = {"compute": COMPUTE, "shard_rows": 23, "memory_hint": "localize.batch"}
+        how: dict[str, Any] = {"compute": COMPUTE, "shard_rows": 23, "memory_hint": "lower localize.batch"}
         return map_table(TABLE, tmp_path / "out", make_worker=make, label="embed", **how)
 
     with pytest.raises(UserError, match=r"embed: memory ran out \(.*(allocate|out of) memory") as caught:
@@ -95,6 +97,19 @@ def test_a_worker_whose_memory_runs_out_says_what_to_lower(tmp_path: Path, ray_l
     (tmp_path / "repaired").touch()
     run()
     assert read_table(tmp_path / "out")["id"].to_pylist() == TABLE["id"].to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("address", "setting"), [("", "lower compute.cpus"), ("10.0.0.1:6379", "raise compute.memory_gb")]
+)
+def test_the_remedy_for_a_death_is_a_setting_that_has_an_effect(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str, setting: str
+) -> None:
+    """`compute.cpus` is that of a local Ray."""
+    monkeypatch.setenv("RAY_ADDRESS", address)
+    work = MappingWork(None, None, None, tmp_path, "masks", "lower data.max_side")
+    error = death_error(work, "part", WorkerCrashedError())
+    assert error.remedy.startswith(f"free some memory or {setting}, and repeat the command")
 
 
 def test_every_shard_is_written_and_only_missing_ones_again(tmp_path: Path, ray_local: None) -> None:

@@ -188,7 +188,7 @@ def _run_workers(
         label=label,
         compute=config.compute,
         network=True,
-        memory_hint="localize.batch",
+        memory_hint="lower localize.batch",
     )
 
 

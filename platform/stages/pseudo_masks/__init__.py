@@ -20,6 +20,7 @@ from mcis.datasets.images.masks import tags_of_mask
 from mcis.datasets.index import Listing
 from mcis.datasets.tables.shards import Shards
 from mcis.platform.config.sections import Config
+from mcis.platform.engine.errors import fewer_processes
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.shard_mapper import Worker
 from mcis.platform.outputs.corrected_masks import CORRECTED, with_corrected
@@ -174,7 +175,7 @@ def _make_masks(config: Config, context: RunContext, rows: pa.Table) -> None:
         label="pseudo masks",
         compute=config.compute,
         network=config.uses_random_walk,
-        memory_hint="data.max_side or compute.cpus",
+        memory_hint=f"lower data.max_side, or {fewer_processes()}",
     )
 
 
