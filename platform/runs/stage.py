@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.section import Section
-from mcis.datasets.storage.folders import names_in, path_exists, remove
+from mcis.datasets.storage.folders import TEMPORARY_NAME, names_in, path_exists, remove
 from mcis.platform.config.sections import Config
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import disk_errors, fingerprint
@@ -137,6 +137,13 @@ def _refuse_if_used(context: RunContext, output: str) -> None:
             )
 
 
+def _remove_leftovers(folder: Path) -> None:
+    """Removes files and folders of an output that a call was writing or removing when it was killed."""
+    for path in list(folder.glob(".*")):
+        if TEMPORARY_NAME.fullmatch(path.name):
+            remove(path)
+
+
 def _compute(stage: Stage, config: Config, context: RunContext, folder: Path, *, recompute: bool) -> bool:
     """Computes a stage if its output is missing or incomplete, or with `recompute`; returns whether it did."""
     if not recompute and find_missing_files(folder) is None:
@@ -158,6 +165,7 @@ def _compute(stage: Stage, config: Config, context: RunContext, folder: Path, *,
         stage_context = dataclasses.replace(context, output=folder, recompute=recompute, caches=caches)
         with disk_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
+            _remove_leftovers(folder)
             result = stage.module.run(config, stage_context)
         write_result(folder, result, key=key, caches=caches)
         return True

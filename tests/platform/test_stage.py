@@ -12,6 +12,7 @@ import pyarrow as pa
 import pytest
 
 from mcis.datasets.errors import UserError
+from mcis.datasets.storage.folders import temporary_path
 from mcis.platform.config.sections import Config
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import read_table, write_json, write_table, write_text
@@ -102,6 +103,17 @@ def test_an_output_that_another_run_uses_is_not_computed_again(tmp_path: Path) -
             work.go(workspace, recompute=True)
     assert work.go(workspace, recompute=True) == folder
     assert work.calls == 2
+
+
+def test_what_a_killed_call_was_removing_is_removed_by_the_next_call(tmp_path: Path) -> None:
+    work = Tables()
+    workspace = Workspace(tmp_path)
+    folder = work.go(workspace)
+    (folder / SUMMARY).unlink()
+    half_removed = temporary_path(folder / "embedded") / "features"
+    half_removed.mkdir(parents=True)
+    assert work.go(workspace) == folder
+    assert sorted(path.name for path in folder.iterdir()) == ["maps", SUMMARY, "weights.pt"]
 
 
 def test_what_has_its_name_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
