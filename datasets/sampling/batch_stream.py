@@ -21,6 +21,11 @@ from numpy.typing import NDArray
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.threads import map_in_threads
 
+_STEPS_AHEAD = 4
+"""Maximum number of steps per thread that threads decode ahead of the training."""
+_BYTES_AHEAD = 2**31
+"""Maximum size of the batches that threads decode ahead of the training. If there are many cores and batches are large,
+fewer threads decode."""
 _BLOCK_ROWS = 64
 """Approximate number of rows that a Data task decodes."""
 _BLOCKS_PER_CPU = 4
@@ -80,7 +85,9 @@ Decode: TypeAlias = Callable[[NDArray[np.int64]], AnyBatch]
 """Decodes a worker's rows of the given steps, in order. Steps are counted from the start of the worker's shard."""
 
 
-def decode_in_threads(decode: Decode[AnyBatch], *, shard: WorkerShard, threads: int) -> Iterator[AnyBatch]:
+def decode_in_threads(
+    decode: Decode[AnyBatch], *, shard: WorkerShard, threads: int, max_bytes: int = _BYTES_AHEAD
+) -> Iterator[AnyBatch]:
     """Iterates over the decoded batches of a worker's shard, one per step, in order. Errors of `decode` are raised.
 
     Threads of this process decode, which is fastest if the node has enough cores.
@@ -88,10 +95,19 @@ def decode_in_threads(decode: Decode[AnyBatch], *, shard: WorkerShard, threads: 
     Args:
         decode: Decodes the rows of some steps.
         shard: Steps and rows of the worker.
-        threads: Number of decoding threads.
+        threads: Maximum number of decoding threads.
+        max_bytes: Maximum size of the batches that are decoded ahead; at least one is.
     """
-    steps = (np.array([step]) for step in range(shard.steps))
-    return map_in_threads(decode, steps, threads=threads)
+    if not shard.steps:
+        return
+    first = decode(np.zeros(1, np.int64))
+    yield first
+
+    steps_that_fit = max(1, max_bytes // max(1, first.nbytes))
+    threads = min(threads, steps_that_fit)
+    ahead = min(_STEPS_AHEAD, steps_that_fit // threads)
+    steps = (np.array([step]) for step in range(1, shard.steps))
+    yield from map_in_threads(decode, steps, threads=threads, ahead=ahead)
 
 
 def decode_in_tasks(

@@ -191,6 +191,28 @@ def test_threads_decode_a_bounded_number_of_steps_ahead_and_stop_with_the_reader
     assert len(decoded_steps) <= 5 + 2 * 4
 
 
+def test_threads_decode_fewer_steps_ahead_if_batches_are_large() -> None:
+    """Three batches fit, although there are eight threads."""
+
+    @dataclass(frozen=True, kw_only=True, eq=False)
+    class Steps(Batch):
+        step: NDArray[np.int64]
+
+    decoded_steps: list[int] = []
+
+    def decode(steps: NDArray[np.int64]) -> Steps:
+        decoded_steps.append(int(steps[0]))
+        return Steps(step=np.repeat(steps, 100))
+
+    stream = decode_in_threads(decode, shard=WorkerShard(0, 1, 0, 40), threads=8, max_bytes=2500)
+    found = [next(stream) for _ in range(5)]
+    time.sleep(0.2)
+    assert 5 <= len(decoded_steps) <= 5 + 3
+
+    found += stream
+    assert [batch.step[0] for batch in found] == list(range(40))
+
+
 @pytest.mark.parametrize(("cpus", "block_rows"), [(1, 5), (1, 10), (50, 5)])
 def test_batches_do_not_depend_on_the_window_size(drawn: pa.Table, ray_local: None, cpus: int, block_rows: int) -> None:
     """The 11 steps are decoded in three windows, in two, and in one."""
