@@ -124,12 +124,17 @@ def test_classes_with_much_worse_predictions_than_masks_are_named(first: RunCont
     unseen = dataclasses.replace(low, label_scores={"recall": at | {far: None}})
     assert len(large_drops([masks, there], config, first)) == 1
     assert large_drops([masks, unseen], config, first) == [], "no true mask has the class"
-    (note,) = counted_as_zero(dataclasses.replace(unseen, miou=57.1, iou=at | {far: 0.0, near: None}))
+    zero = dataclasses.replace(unseen, miou=57.1, iou=at | {far: 0.0, near: None})
+    zero_maps = dataclasses.replace(zero, output="localization_maps", miou=30.5)
+    baseline = dataclasses.replace(zero, output="baseline")
+    map_note, note = counted_as_zero([zero_maps, dataclasses.replace(zero, miou=1.5), zero, baseline])
+    assert map_note.startswith("1 label(s) of localization maps are in no ground-truth mask")
+    assert "mIoU of 30.5;" in map_note
     assert note.startswith("1 label(s) of segmentation are in no ground-truth mask")
     assert note.endswith(f"57.1; over the other labels it is 60.0: {far}")
-    assert not counted_as_zero(there)
-    assert set(counted_as_zero(refined)) < set(first.result("evaluate", StageResult).notes)
-    assert counted_as_zero(refined), "some label of the small run"
+    assert not counted_as_zero([there])
+    assert set(counted_as_zero([refined])) < set(first.result("evaluate", StageResult).notes)
+    assert counted_as_zero([refined]), "some label of the small run"
 
 
 def test_a_class_that_most_predictions_miss_is_named() -> None:

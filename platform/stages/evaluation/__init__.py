@@ -174,9 +174,7 @@ def run(config: Config, context: RunContext) -> StageResult:
 
     if config.supervision == "tags" and config.trains_segmenter:
         notes += large_drops(scores, config, context)
-    mask_scores = [score for score in scores if score.output in ("pseudo_masks", "segmentation")]
-    if mask_scores:
-        notes += counted_as_zero(mask_scores[-1])
+    notes += counted_as_zero(scores)
 
     write_json(context.output / SCORES, [dataclasses.asdict(score) for score in scores])
     write_json(context.output / CURVES, curves)
@@ -237,8 +235,19 @@ def large_drops(scores: Sequence[Score], config: Config, context: RunContext) ->
     ]
 
 
-def counted_as_zero(score: Score) -> list[str]:
-    """A note on labels that are predicted but are in no ground-truth mask, if any. Their IoU is 0 in the mean."""
+def counted_as_zero(scores: Sequence[Score]) -> list[str]:
+    """Notes on labels that an output predicts but no ground-truth mask has: their IoU is 0 in the mean.
+
+    There is at most one note for each output, on its last score, and none for baselines.
+    """
+    last_scores = {score.output: score for score in scores if score.variant}
+    notes = []
+    for score in last_scores.values():
+        notes += _zero_note(score)
+    return notes
+
+
+def _zero_note(score: Score) -> list[str]:
     recalls = score.label_scores["recall"]
     absent = [name for name, value in score.iou.items() if value is not None and recalls[name] is None]
     if not absent:
