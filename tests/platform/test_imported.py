@@ -237,6 +237,20 @@ def test_masks_are_pseudo_masks_with_unsure_pixels_as_background(small: Any, the
     assert score.miou == pytest.approx(iou_metric(pairs), abs=0.006)
 
 
+def test_a_mask_whose_pixels_are_all_ignored_is_noted(small: Any, theirs: Files, tmp_path: Path) -> None:
+    masks = tmp_path / "masks"
+    shutil.copytree(theirs.masks, masks)
+    first = min(masks.glob("*.png"))
+    labels = decode_labels(first.read_bytes())
+    first.write_bytes(encode_labels(np.full_like(labels, 255)))
+
+    overrides = ("pseudo_masks.rule=imported", f"pseudo_masks.masks={masks}", NO_CLASSIFIER)
+    run = small.run("their-ignored-mask", *overrides, until="pseudo_masks")
+    noted = notes(run, "pseudo_masks")
+    assert "1 pseudo mask(s) are ignored entirely, because all their pixels are 255" in noted
+    assert "foreground" not in noted
+
+
 @pytest.fixture(scope="module")
 def mapped(small: Any, theirs: Files) -> pipeline.RunResult:
     overrides = (f"localize.maps={theirs.maps}", "pseudo_masks.rule=crf", NO_CLASSIFIER)

@@ -115,13 +115,14 @@ def run(config: Config, context: RunContext) -> MasksResult:
     tagged_masks = masks.filter(pc.invert(rows["is_negative"]))
     ignored = float(pc.mean(tagged_masks["ignored"]).as_py())
     foreground = float(pc.mean(tagged_masks["foreground"]).as_py())
-    num_ignored = pc.sum(pc.greater_equal(masks["ignored"], 1.0)).as_py() or 0
+    ignored_masks = masks.filter(pc.greater_equal(masks["ignored"], 1.0))
     corrected_counts, contradictions = _compare_corrected_masks(context, rows)
 
     notes += _rule_notes(config, cue, has_rule_rows=len(rule_rows) > 0)
     notes += _imported_notes(config, context, len(tagged_masks), ignored)
-    if num_ignored:
-        notes.append(f"{num_ignored} pseudo mask(s) are ignored entirely, because they have too little foreground")
+    for group in pc.value_counts(ignored_masks["cue"]).to_pylist():
+        reason = "they have too little foreground" if group["values"] == "saliency" else "all their pixels are 255"
+        notes.append(f"{group['counts']} pseudo mask(s) are ignored entirely, because {reason}")
     if contradictions:
         notes.append(
             f"corrected masks contradict the tags, which are not changed, in {len(contradictions)} cases: "
@@ -133,7 +134,7 @@ def run(config: Config, context: RunContext) -> MasksResult:
             "masks": len(rows),
             "masks by domain and cue": _count_by_domain_and_cue(rows["domain"], masks["cue"]),
             "corrected masks by class": corrected_counts,
-            "ignored whole": num_ignored,
+            "ignored whole": len(ignored_masks),
             "ignored share": round(ignored, 4),
         },
         notes=tuple(notes),
