@@ -18,6 +18,7 @@ from mcis.datasets.storage.folders import MAX_NAME_BYTES
 from mcis.datasets.storage.threads import map_in_threads
 from mcis.platform.runs.files import atomic_write, read_table, shards_in
 from mcis.platform.runs.progress import counted
+from mcis.platform.runs.scores import SCORED_OUTPUTS
 from mcis.platform.runs.workspace import Workspace
 
 _THREADS = 4
@@ -28,15 +29,25 @@ _FILE_SUFFIXES = (".png", ".jpg", ".npy")
 
 
 def stage_table(workspace: Workspace, name: str, stage: str, table: str) -> Path:
-    """Folder of a table in the output of a stage. Raises UserError if the run has not finished the stage."""
+    """Folder of a table in the output of a stage whose output is scored.
+
+    Raises:
+        UserError: The run has not finished the stage, or does not include it.
+    """
     reached = workspace.outputs(name)
-    if stage not in reached:
-        raise UserError(
-            f"run {name!r} has no {table}: it has reached {join_shortened(list(reached))}",
-            f"a run that has finished the stage {stage}",
-            f"repeat the run's command with --until {stage}, or without --until",
-        )
-    return reached[stage] / table
+    if stage in reached:
+        return reached[stage] / table
+
+    stages = [scored_output.stage for scored_output in SCORED_OUTPUTS.values()]
+    later_stages = stages[stages.index(stage) + 1 :]
+    remedy = f"repeat the run's command with --until {stage}, or without --until"
+    if not reached.keys().isdisjoint(later_stages):
+        remedy = "name another run: this one uses the ground truth or files of another program instead"
+    raise UserError(
+        f"run {name!r} has no {table}: it has reached {join_shortened(list(reached))}",
+        f"a run that has finished the stage {stage}",
+        remedy,
+    )
 
 
 def table_rows(table: Path, columns: list[str] | None = None) -> Iterator[dict[str, Any]]:

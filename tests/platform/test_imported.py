@@ -219,7 +219,7 @@ def test_files_of_equal_size_and_time_have_their_own_scores(
     assert mious["background"] < 50
 
 
-def test_masks_are_pseudo_masks_with_unsure_pixels_as_background(small: Any, theirs: Files) -> None:
+def test_masks_are_pseudo_masks_with_unsure_pixels_as_background(small: Any, theirs: Files, tmp_path: Path) -> None:
     overrides = ("pseudo_masks.rule=imported", f"pseudo_masks.masks={theirs.masks}", NO_CLASSIFIER)
     run = small.run("their-masks", *overrides, until="pseudo_masks")
     assert list(run.context.computed) == ["index", "pseudo_masks", "evaluate", "report"]
@@ -235,6 +235,10 @@ def test_masks_are_pseudo_masks_with_unsure_pixels_as_background(small: Any, the
         np.testing.assert_array_equal(decode_labels(stored["mask"][0].as_py()), labels)
         pairs.append((theirs.truth[path.stem], np.where(labels == 255, 0, labels)))
     assert score.miou == pytest.approx(iou_metric(pairs), abs=0.006)
+
+    with pytest.raises(UserError, match="has no maps: it has reached index, pseudo_masks") as caught:
+        export(small.workspace, "their-masks", "maps", tmp_path)
+    assert caught.value.remedy.startswith("name another run: ")
 
 
 def test_a_mask_whose_pixels_are_all_ignored_is_noted(small: Any, theirs: Files, tmp_path: Path) -> None:
