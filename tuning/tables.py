@@ -163,7 +163,7 @@ def differences_table(differences: Sequence[PairedDifference]) -> Table:
             text = mean_text(difference.miou.get(column, []), sign="+")
             interval = difference.intervals.get(column)
             cells.append(f"{text} {_interval_text(interval)}".rstrip() if interval else text)
-        cells.append(difference.case.description)
+        cells.append(" ".join(difference.case.description.split()))
         rows.append(tuple(cells))
 
     columns = ("case - baseline", *(_HEADINGS[column] for column in score_columns), "description")

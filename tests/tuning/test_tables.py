@@ -144,6 +144,12 @@ def test_differences_have_a_sign_their_own_deviation_and_an_interval() -> None:
     assert table.rows == [("co-r3 - co-itself", "+1.50 ± 0.71 (+0.2 to +2.8)", "other images")]
 
 
+def test_a_description_of_several_lines_is_one_line() -> None:
+    item = difference({MASKS: [1.0]}, {})
+    case = item.case.model_copy(update={"description": "other\n\nimages\n"})
+    assert differences_table([replace(item, case=case)]).rows[0][-1] == "other images"
+
+
 def test_an_interval_that_contains_0_says_no_difference() -> None:
     table = differences_table([difference({MAPS: [0.5, 0.5]}, {MAPS: [-0.5, 1.5]})])
     assert table.rows[0][1] == "+0.50 ± 0.00 (no difference: -0.5 to +1.5)"
