@@ -39,8 +39,9 @@ class CaseScores:
         case: The case.
         seeds: Seeds of the finished runs.
         miou: mIoU in percent by column, one value per seed.
-        shares: Further percentages by heading, one value per seed. `recall` and `precision`: those of the foreground of
-            the maps at their best threshold, regardless of the class. `mAP`: mean average precision of the tags on val.
+        shares: Further percentages by heading, one value per seed; without those that not every seed has. `recall` and
+            `precision`: those of the foreground of the maps at their best threshold, regardless of the class. `mAP`:
+            mean average precision of the tags on val.
     """
 
     case: StudyCase
@@ -138,9 +139,8 @@ def score_case(
         "precision": [_foreground_precision(confusion) for confusion in confusions],
         "mAP": [precision for precision in average_precisions if precision is not None],
     }
-    return CaseScores(
-        case=case, seeds=list(scores), miou=miou, shares={name: values for name, values in shares.items() if values}
-    )
+    common_shares = {name: values for name, values in shares.items() if values and len(values) == len(trials)}
+    return CaseScores(case=case, seeds=list(scores), miou=miou, shares=common_shares)
 
 
 def _foreground_recall(confusion: np.ndarray) -> float:

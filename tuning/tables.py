@@ -187,8 +187,7 @@ def seeds_table(case_scores: Sequence[CaseScores], paper_column: str | None = No
         case = scores.case
         case_values = {"case": case.name} | case.model_dump(include={field.name for field in _CASE_FIELDS})
         for position, seed in enumerate(scores.seeds):
-            values = {column: _value_at(scores.miou.get(column), position) for column in score_columns}
-            values |= {column: _value_at(scores.shares.get(column), position) for column in share_columns}
+            values = {column: percentages[position] for column, percentages in (scores.miou | scores.shares).items()}
             rows.append(case_values | dict.fromkeys(paper_columns, case.paper) | {"seed": seed} | values)
 
     fields = [*_CASE_FIELDS]
@@ -305,11 +304,6 @@ def _difference_cells(
     for column in columns_left_out:
         cells[f"{column}, not compared because"] = difference.left_out.get(column) if difference else None
     return cells
-
-
-def _value_at(values: Sequence[float] | None, position: int) -> float | None:
-    """The value of a seed; None if not every seed has one."""
-    return values[position] if values and position < len(values) else None
 
 
 def _interval_text(interval: Sequence[float]) -> str:

@@ -95,6 +95,7 @@ def test_a_case_has_the_scores_of_its_finished_seeds() -> None:
     case = make_case("a")
     expected = CaseScores(case=case, seeds=[7, 9], miou={MASKS: [60.0, 62.0]})
     assert score_case(case, scores, {7: None}) == expected
+    assert score_case(case, scores, {9: 91.0}) == expected, "not every seed has one"
     with_precision = replace(expected, shares={"mAP": [90.0, 91.0]})
     assert score_case(case, scores, {7: 90.0, 8: 1.0, 9: 91.0}) == with_precision
 
