@@ -97,8 +97,10 @@ class FitResult(NamedTuple):
 
 
 def train_worker(settings: dict[str, Any]) -> None:
-    """Trains as one worker of Ray Train. `settings["job"]` is the `TrainingJob`."""
-    job: TrainingJob[Any] = settings["job"]
+    """Trains as one worker of Ray Train. `settings["job"]` is the reference to the `TrainingJob`."""
+    import ray
+
+    job: TrainingJob[Any] = ray.get(settings["job"])
     size = "input_size" if job.label == "classifier" else "crop"
     memory_hint = f"lower compute.micro_batch, which changes no result, or {job.label}.batch or {job.label}.{size}"
     with disk_errors(job.folder), memory_errors(f"training the {job.label}", memory_hint):

@@ -209,15 +209,19 @@ def _train_alone(job: TrainingJob[Any]) -> None:
 
     gpus = job.compute.gpu_share if job.compute.gpu else 0
     options: Any = {"num_cpus": job.compute.worker_cpus, "num_gpus": gpus, **placement()}
-    ray.get(ray.remote(max_retries=0, **options)(_train_here).remote(job))
+    ray.get(ray.remote(max_retries=0, **options)(_train_here).remote([ray.put(job)]))
 
 
-def _train_here(job: TrainingJob[Any]) -> None:
-    """Trains in this process."""
+def _train_here(reference: list[Any]) -> None:
+    """Trains in this process.
+
+    Args:
+        reference: A list of the reference to the job. Ray would replace a reference that is not in a list by its value.
+    """
     import ray.train
 
     try:
-        _run_trainer(job, ray.train.ScalingConfig(num_workers=0))
+        _run_trainer(reference[0], ray.train.ScalingConfig(num_workers=0))
     finally:
         give_memory_back()
 
@@ -237,10 +241,17 @@ def _train_together(job: TrainingJob[Any]) -> None:
     system, path = file_system(job.folder)
     storage: Any = {"storage_path": path, "storage_filesystem": system}
     failures = ray.train.FailureConfig(max_failures=0)
-    _run_trainer(job, scaling, ray.train.RunConfig(name=_RAY_TRAIN, failure_config=failures, **storage))
+    _run_trainer(ray.put(job), scaling, ray.train.RunConfig(name=_RAY_TRAIN, failure_config=failures, **storage))
 
 
-def _run_trainer(job: TrainingJob[Any], scaling: Any, run: Any = None) -> None:
+def _run_trainer(job: Any, scaling: Any, run: Any = None) -> None:
+    """Runs Ray Train.
+
+    Args:
+        job: Reference to the job in Ray's object store. Ray Train sends the settings to each worker separately, and the
+            job has all images.
+        scaling, run: Configurations of Ray Train.
+    """
     import ray.train.torch
 
     settings = {"job": job}
