@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from mcis.datasets.errors import BadFile, UserError, join_shortened
 from mcis.datasets.index import CHECK_SCHEMA
+from mcis.datasets.storage.faults import access_refused
 from mcis.datasets.storage.files import read_bytes
 from mcis.datasets.storage.uris import is_remote
 from mcis.datasets.tables.large_tables import take_rows
@@ -88,7 +89,7 @@ def copy_checks(workspace: Workspace, name: str, listing: pa.Table) -> None:
         listing: The same images in another place (`LISTING_SCHEMA`).
 
     Raises:
-        UserError: The listing has other images than the run, or files are missing or differ.
+        UserError: The listing has other images than the run, or files are missing, differ, or cannot be read.
     """
     opened = open_index(workspace, name, ["image_id", "uri", "content_hash"])
     known = pa.concat_tables([opened.index.select(["image_id"]), opened.rejects.select(["image_id"])])
@@ -106,14 +107,27 @@ def copy_checks(workspace: Workspace, name: str, listing: pa.Table) -> None:
     differs[is_stored] = stored["size"].to_numpy() != files["size"].to_numpy()[is_stored]
     sample = np.unique(np.linspace(0, len(uris) - 1, _SAMPLE).astype(np.int64))
     for row in sample.tolist():
-        content = read_bytes(uris[row].as_py())
-        differs[row] |= hashlib.sha256(content).hexdigest() != opened.index["content_hash"][row].as_py()
+        differs[row] |= _content_hash(uris[row].as_py()) != opened.index["content_hash"][row].as_py()
     _raise_for_files(uris, pa.chunked_array([pa.array(differs)]), "other than those of the run")
 
     checks = files.filter(pa.array(is_stored))
     for field in CHECK_SCHEMA:
         checks = checks.append_column(field, stored[field.name])
     store_checks(workspace, checks.select(STORED_CHECK_SCHEMA.names))
+
+
+def _content_hash(uri: str) -> str | None:
+    """Returns the SHA-256 of a file; None for a folder, or a file that is larger than any image.
+
+    Raises:
+        UserError: The file system does not respond for half a minute, or refuses access.
+    """
+    try:
+        return hashlib.sha256(read_bytes(uri)).hexdigest()
+    except PermissionError as error:
+        raise access_refused(uri, error) from None
+    except OSError:
+        return None
 
 
 def _raise_for_ids(known: pa.ChunkedArray, listed: pa.ChunkedArray) -> None:

@@ -1,5 +1,6 @@
 """Runs whose files were moved, and tables that spell or order the same data otherwise: nothing is computed again."""
 
+import errno
 import os
 import random
 import shutil
@@ -86,6 +87,28 @@ def test_other_photographs_are_refused(moved: Moved) -> None:
 
     photographs[3].write_bytes(content + b"0")
     with pytest.raises(UserError, match="1 of 30 files are other"):
+        moved.relocate()
+
+
+def test_a_photograph_that_may_not_be_read_is_named(moved: Moved, monkeypatch: pytest.MonkeyPatch) -> None:
+    photograph = min((moved.new / "VOC2012" / "JPEGImages").iterdir())
+    open_file = os.open
+
+    def refuse(path: Any, *arguments: Any, **options: Any) -> int:
+        if str(path) == str(photograph):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+        return open_file(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(UserError, match=rf"access to .*{photograph.name} is refused: Permission denied"):
+        moved.relocate()
+
+
+def test_a_folder_instead_of_a_photograph_is_refused(moved: Moved) -> None:
+    photograph = min((moved.new / "VOC2012" / "JPEGImages").iterdir())
+    photograph.unlink()
+    photograph.mkdir()
+    with pytest.raises(UserError, match=f"1 of 30 files are other than those of the run: .*{photograph.name}"):
         moved.relocate()
 
 
