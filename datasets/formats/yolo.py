@@ -4,7 +4,7 @@ import functools
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from mcis.datasets.formats.libraries import require_module
 from mcis.datasets.formats.outlines import polygon_pixels
 from mcis.datasets.formats.photographs import write_photograph
 from mcis.datasets.formats.regions import connected_regions, region_outline
+from mcis.datasets.sources.lists import LeftOut
 from mcis.datasets.storage.files import existing_spelling
 
 _DESCRIPTIONS = ("data.yaml", "dataset.yaml", "classes.txt")
@@ -61,16 +62,31 @@ def read_yolo(request: ImportRequest) -> DataSet:
         raise ValueError(f"no folders {folder} and {label_folder}")
 
     photos: Photos = {}
+    label_files: set[Path] = set()
     for name in listed or visible_files(folder, request.left_out):
         label_file = Path(existing_spelling(str((label_folder / name).with_suffix(".txt"))))
         if label_file.exists():
+            label_files.add(label_file)
             with naming(label_file):
                 photos[name] = _read_label_file(label_file, description)
         else:
             photos[name] = []
             request.left_out["missing label file(s), whose photographs show none of the classes"] += 1
 
+    if not listed:  # label files of images that are not listed belong to other splits
+        request.left_out["label file(s) without an image"] = _num_other_labels(label_folder, label_files)
     return DataSet(folder, photos)
+
+
+def _num_other_labels(folder: Path, label_files: Collection[Path]) -> int:
+    """Returns the number of label files below a folder that are not in `label_files`."""
+    count = 0
+    for name in visible_files(folder, LeftOut()):
+        file = folder / name
+        is_label_file = file.suffix.lower() == ".txt" and file.name not in _DESCRIPTIONS
+        if is_label_file and file not in label_files:
+            count += 1
+    return count
 
 
 def _read_description(source: Path) -> _Description:
@@ -79,13 +95,22 @@ def _read_description(source: Path) -> _Description:
     path = next((candidate for candidate in candidates if candidate.exists()), candidates[-1])
 
     if path.suffix in (".yaml", ".yml"):
-        content = yaml.safe_load(path.read_text("utf-8"))
+        content = yaml.load(path.read_text("utf-8"), yaml.BaseLoader)  # texts only: names may be yes, 0 or null
     else:
         content = {"names": read_classes(path)}
-    names = content["names"]
-    if isinstance(names, dict):
-        return _Description(path, content, {int(number): name for number, name in names.items()})
-    return _Description(path, content, dict(enumerate(names)))
+    return _Description(path, content, _numbered_names(content["names"]))
+
+
+def _numbered_names(names: Any) -> dict[int, str]:
+    """Returns class number -> class name, from a list of names or a dictionary with numbers.
+
+    Raises:
+        ValueError: It is neither, or a name is no text.
+    """
+    numbered = names if isinstance(names, dict) else dict(enumerate(names))
+    if isinstance(names, str) or not all(isinstance(name, str) for name in numbered.values()):
+        raise ValueError("`names` is not a list of class names")
+    return {int(number): name for number, name in numbered.items()}
 
 
 def _image_folder(description: _Description, request: ImportRequest) -> tuple[Path, Sequence[str]]:
@@ -96,7 +121,7 @@ def _image_folder(description: _Description, request: ImportRequest) -> tuple[Pa
     """
     source = description.path.parent
     location = description.content.get(request.split, f"images/{request.split}")
-    if not isinstance(location, str):
+    if not location or not isinstance(location, str):
         raise ValueError(f"{request.split} of {description.path} does not name a folder or a list of images")
 
     listed: Sequence[str] = ()

@@ -893,6 +893,32 @@ def test_yolo_files_may_begin_with_a_byte_order_mark_and_end_with_empty_lines(yo
     assert tags_of(tmp_path / "out") == {"train/a.png": ["dog"]}
 
 
+def test_label_files_of_yolo_without_an_image_are_counted(yolo: Path, tmp_path: Path) -> None:
+    """A list of class names, which annotation tools write next to them, is no label file."""
+    (yolo / "labels/train/deep").mkdir()
+    for name in ("b.txt", "deep/c.TXT", "classes.txt", ".d.txt"):
+        (yolo / "labels/train" / name).write_text(YOLO_LABELS)
+    _, *notes = import_data_set("yolo", yolo, tmp_path / "out")
+    assert [note.partition("left out ")[2] for note in notes] == ["2 label file(s) without an image"]
+
+
+@pytest.mark.parametrize(
+    ("names", "tag"), [("[yes, no]", "yes"), ("{0: on}", "on"), ("[1.50, 2]", "1.50"), ("\n  0: null\n", "null")]
+)
+def test_class_names_of_yolo_are_texts(yolo: Path, tmp_path: Path, names: str, tag: str) -> None:
+    """YAML reads them as truth values, numbers and nothing."""
+    (yolo / "data.yaml").write_text(f"names: {names}")
+    import_data_set("yolo", yolo, tmp_path / "out")
+    assert tags_of(tmp_path / "out") == {"train/a.png": [tag]}
+
+
+@pytest.mark.parametrize("names", ["", "dog", "[[dog]]"])
+def test_yolo_without_class_names_is_refused(yolo: Path, tmp_path: Path, names: str) -> None:
+    (yolo / "data.yaml").write_text(f"names: {names}")
+    with pytest.raises(UserError, match="`names` is not a list of class names"):
+        import_data_set("yolo", yolo, tmp_path / "out")
+
+
 def test_class_names_of_yolo_may_have_any_character(photographs: Path, tmp_path: Path) -> None:
     labels = np.zeros((20, 30), np.uint8)
     labels[:9, :9] = 1
@@ -906,8 +932,12 @@ def test_class_names_of_yolo_may_have_any_character(photographs: Path, tmp_path:
 
 @pytest.mark.parametrize(
     ("location", "message"),
-    [("../secret/images/train", "no folders"), ("[images/train, x]", "train of .* does not name")],
-    ids=["outside", "list"],
+    [
+        ("../secret/images/train", "no folders"),
+        ("[images/train, x]", "train of .* does not name"),
+        ("", "train of .* does not name"),
+    ],
+    ids=["outside", "list", "empty"],
 )
 def test_yolo_outside_of_its_folder_is_refused(yolo: Path, tmp_path: Path, location: str, message: str) -> None:
     shutil.copytree(yolo, tmp_path / "secret")
