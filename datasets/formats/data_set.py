@@ -41,10 +41,12 @@ class DataSet(NamedTuple):
     Attributes:
         folder: Folder of the images.
         photos: Photographs in it, and their objects.
+        notes: Messages on how it was read.
     """
 
     folder: Path
     photos: Photos
+    notes: Sequence[str] = ()
 
 
 class ImportRequest(NamedTuple):
@@ -53,7 +55,7 @@ class ImportRequest(NamedTuple):
     Attributes:
         source: File or folder of the data set.
         images: Folder of the images. None: where the format expects it.
-        copies: Folder for copies of the images, for formats whose images are not files.
+        copies: New folder for copies of the images, for formats whose images are not files.
         split: Train, val or test.
         left_out: Counts of items that are left out, by reason. The reader adds to them.
     """

@@ -13,9 +13,6 @@ def read_hugging_face(request: ImportRequest) -> DataSet:
     """Reads the columns image and label or labels of a data set, and copies its images."""
     source = request.source
     features = require_module("datasets.features")
-    if request.copies.is_symlink():  # copies would be written into another data set
-        request.copies.unlink()
-
     data = _load_split(source, request.split)
     column = "labels" if "labels" in data.features else "label"
     label_type = getattr(data.features[column], "feature", data.features[column])  # of a list: type of its items
@@ -34,7 +31,17 @@ def read_hugging_face(request: ImportRequest) -> DataSet:
         with atomic_write(request.copies / name, durable=False) as temporary:
             temporary.write_bytes(path.read_bytes() if content is None else content)
 
-    return DataSet(request.copies, photos)
+    return DataSet(request.copies, photos, _type_notes(column, label_type))
+
+
+def _type_notes(column: str, label_type: Any) -> list[str]:
+    """Returns a note if the labels are numbers or truth values without names."""
+    if hasattr(label_type, "int2str") or "string" in label_type.dtype:
+        return []
+    return [
+        f"note: column {column} holds {label_type.dtype} without names: the classes are named after its values; to "
+        "name them, cast the column to ClassLabel and save the data set again"
+    ]
 
 
 def _load_split(source: Path, split: str) -> Any:
@@ -84,14 +91,24 @@ def _tags(cell: Any, label_type: Any) -> list[str | None]:
     """Returns the class names of a cell: a label or a list of labels, which are numbers or texts.
 
     The name of a label None or -1, which is unknown, is None. An empty list means that there is none.
+
+    Raises:
+        ValueError: A label is neither a text, a number nor a truth value.
     """
-    names: list[str | None] = []
-    for label in cell if isinstance(cell, list) else [cell]:
-        if label in (None, -1):
-            names.append(None)
-        else:
-            names.append(label.strip() if isinstance(label, str) else label_type.int2str(label).strip())
-    return names
+    labels = cell if isinstance(cell, list) else [cell]
+    return [None if label in (None, -1) else _name(label, label_type) for label in labels]
+
+
+def _name(label: Any, label_type: Any) -> str:
+    """Returns the name of a label. Numbers and truth values without names are their own names."""
+    if isinstance(label, str):
+        return label.strip()
+    if hasattr(label_type, "int2str"):
+        name: str = label_type.int2str(label)
+        return name.strip()
+    if isinstance(label, int):
+        return str(label)
+    raise ValueError(f"a label of type {type(label).__name__}, which is not the name or number of a class")
 
 
 HUGGING_FACE = Format(

@@ -3,6 +3,7 @@
 Data sets come from other people and tools, so values may be missing or invalid, and paths may lead anywhere.
 """
 
+import contextlib
 import csv
 import re
 import shutil
@@ -120,7 +121,7 @@ def import_data_set(
 ) -> list[str]:
     """Imports a split of a data set into a folder, which may already hold other splits.
 
-    An earlier import of the split stays as it is until all masks are drawn.
+    An earlier import of the split stays as it is until all images are copied and all masks are drawn.
 
     Writes:
 
@@ -156,34 +157,49 @@ def import_data_set(
     output = _Output(out.expanduser().resolve(), split)
     left_out = LeftOut()
     _check_arguments(format, source, split)
-
-    data_set, notes = _read_data_set(format, ImportRequest(source, images, output.images, split, left_out))
-    _remove_negative_tags(data_set.photos, negatives, left_out)
     earlier_rows, other_rows = _read_earlier_rows(output)
-    if data_set.folder != output.images and output.images.is_dir() and not output.images.is_symlink():
-        raise UserError(f"{output.images} is a folder of images", "a link, or nothing", "name another --out")
-
     exported = _read_exported_classes(labels) if labels else []
-    selection = _select_classes(source, data_set.photos, classes, exported, other_rows, output, left_out)
 
-    output.folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".masks-", dir=output.folder) as new_masks:
-        rows = list(_write_masks(data_set.folder, selection, Path(new_masks), output, left_out, track))
+    with _folder_aside(output.folder) as folder_aside:
+        aside = _Output(folder_aside, split)
+        data_set = _read_data_set(format, ImportRequest(source, images, aside.images, split, left_out))
+        is_copied = data_set.folder == aside.images
+        if not is_copied and output.images.is_dir() and not output.images.is_symlink():
+            raise UserError(f"{output.images} is a folder of images", "a link, or nothing", "name another --out")
+
+        _remove_negative_tags(data_set.photos, negatives, left_out)
+        selection = _select_classes(source, data_set.photos, classes, exported, other_rows, output, left_out)
+        rows = list(_write_masks(data_set.folder, selection, aside.masks, output, left_out, track))
+
         _remove_stale_masks(earlier_rows, rows, output)
         if not other_rows:
             output.table.unlink(missing_ok=True)
             output.classes.unlink(missing_ok=True)
-        if data_set.folder != output.images:
+        if is_copied:
+            _move_copies(rows, aside, output)
+        else:
             _link(output.images, data_set.folder)
-        _move_masks(Path(new_masks), rows, output)
+        _move_files([row["mask"] for row in rows if row["mask"]], aside, output)
     _write_table(output, other_rows + rows, selection.classes)
 
     return [
         _summary(output, rows, selection),
-        *notes,
+        *data_set.notes,
         *_doubtful_class_notes(selection.classes),
         *left_out_notes(str(source), left_out),
     ]
+
+
+@contextlib.contextmanager
+def _folder_aside(folder: Path) -> Iterator[Path]:
+    """Yields a temporary folder in `folder`, which is created, and is removed again if nothing else is in it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix=".import-", dir=folder) as aside:
+            yield Path(aside)
+    finally:
+        with contextlib.suppress(OSError):  # it is not empty
+            folder.rmdir()
 
 
 def _summary(output: _Output, rows: Sequence[Row], selection: _Selection) -> str:
@@ -216,21 +232,21 @@ def _check_arguments(format: str, source: Path, split: str) -> None:
         raise UserError(f"no file or folder {source}", FORMATS[format].expected, "correct the path")
 
 
-def _read_data_set(format: str, request: ImportRequest) -> tuple[DataSet, list[str]]:
+def _read_data_set(format: str, request: ImportRequest) -> DataSet:
     """Reads a data set, and finds its images. Images that are not found are left out.
 
     Returns:
-        The data set, whose photographs are named as their files, with tags in the Unicode form NFC; and notes.
+        The data set, whose photographs are named as their files, with tags in the Unicode form NFC.
 
     Raises:
         UserError: See `import_data_set`.
     """
     source = request.source
     try:
-        folder, photos = FORMATS[format].read(request)
+        folder, photos, notes = FORMATS[format].read(request)
         if not photos:
-            notes = left_out_notes("no photograph in it", request.left_out)
-            raise ValueError("; ".join(notes) or "no photograph in it")
+            reasons_for_none = left_out_notes("no photograph in it", request.left_out)
+            raise ValueError("; ".join(reasons_for_none) or "no photograph in it")
         found_files = find_files(folder, photos)
     except (UserError, MemoryError):
         raise
@@ -262,7 +278,7 @@ def _read_data_set(format: str, request: ImportRequest) -> tuple[DataSet, list[s
     for name, objects in photos.items():
         if name in file_of_name:
             found_photos[file_of_name[name]] = [_with_nfc_tag(item) for item in objects]
-    return DataSet(folder, found_photos), _notes_on_files(file_of_name)
+    return DataSet(folder, found_photos, [*notes, *_notes_on_files(file_of_name)])
 
 
 def _check_file_names(source: Path, files: list[str]) -> None:
@@ -358,13 +374,19 @@ def _remove_stale_masks(earlier_rows: Sequence[Row], rows: Sequence[Row], output
             mask.unlink()
 
 
-def _move_masks(new_masks: Path, rows: Sequence[Row], output: _Output) -> None:
-    """Moves the masks of all rows from the folder in which they were written to their place."""
-    for row in rows:
-        if row["mask"]:
-            mask = output.folder / row["mask"]
-            mask.parent.mkdir(parents=True, exist_ok=True)
-            shutil.move(new_masks / mask.relative_to(output.masks), mask)
+def _move_copies(rows: Sequence[Row], aside: _Output, output: _Output) -> None:
+    """Moves the copies of images to their place."""
+    if output.images.is_symlink():  # they would be moved into another data set
+        output.images.unlink()
+    _move_files([row["image"] for row in rows], aside, output)
+
+
+def _move_files(files: Iterable[str], aside: _Output, output: _Output) -> None:
+    """Moves files from the folder in which they were written to their place, where they replace earlier ones."""
+    for file in files:
+        target = output.folder / file
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(aside.folder / file, target)
 
 
 def _read_exported_classes(labels: Path) -> list[str]:

@@ -818,6 +818,14 @@ def test_tasks_with_predictions_only_are_an_error(photographs: Path, tmp_path: P
 # --- huggingface
 
 
+def save_hugging_face(folder: Path, images: list[Path], labels: list[Any], label_type: Any) -> None:
+    """Saves a data set whose splits train and validation are the same."""
+    hf = require_module("datasets")
+    features = hf.Features({"image": hf.Image(), "label": label_type})
+    data = hf.Dataset.from_dict({"image": [str(image) for image in images], "label": labels}, features)
+    hf.DatasetDict({"train": data, "validation": data}).save_to_disk(str(folder))
+
+
 @pytest.mark.parametrize(
     ("labels", "expected"),
     [([1, 0], [["cat"], ["dog"]]), ([[0, 1], []], [["cat", "dog"], []]), (["cat", "dog"], [["cat"], ["dog"]])],
@@ -830,15 +838,53 @@ def test_hugging_face_becomes_tags(
     label_type = hf.Value("string") if isinstance(labels[0], str) else hf.ClassLabel(names=["dog", "cat"])
     if isinstance(labels[0], list):
         label_type = hf.List(label_type)
-    features = hf.Features({"image": hf.Image(), "label": label_type})
-    content = {"image": [str(photographs / "a.png"), str(photographs / "b.png")], "label": labels}
-    data = hf.Dataset.from_dict(content, features)
-    hf.DatasetDict({"train": data, "validation": data}).save_to_disk(str(tmp_path / "saved"))
+    save_hugging_face(tmp_path / "saved", [photographs / "a.png", photographs / "b.png"], labels, label_type)
 
     for split in ("train", "val"):
         import_data_set("huggingface", tmp_path / "saved", tmp_path / "out", split=split)
 
     assert list(tags_of(tmp_path / "out").values()) == expected + expected
+
+
+@pytest.mark.parametrize(
+    ("labels", "dtype", "expected"),
+    [([3, 0], "int64", ["3", "0"]), ([3, -1], "int32", ["3", ""]), ([True, False], "bool", ["True", "False"])],
+)
+def test_hugging_face_labels_without_names_are_names(
+    photographs: Path, tmp_path: Path, labels: list[Any], dtype: str, expected: list[str]
+) -> None:
+    label_type = require_module("datasets").Value(dtype)
+    save_hugging_face(tmp_path / "saved", [photographs / "a.png", photographs / "b.png"], labels, label_type)
+    _, note, *_ = import_data_set("huggingface", tmp_path / "saved", tmp_path / "out")
+    assert list(tag_cells(tmp_path / "out").values()) == expected
+    assert f"column label holds {dtype} without names: the classes are named after its values" in note
+
+
+def test_hugging_face_labels_that_are_no_classes_are_refused(photographs: Path, tmp_path: Path) -> None:
+    label_type = require_module("datasets").Value("float64")
+    save_hugging_face(tmp_path / "saved", [photographs / "a.png"], [0.5], label_type)
+    with pytest.raises(UserError, match="a label of type float, which is not the name or number of a class"):
+        import_data_set("huggingface", tmp_path / "saved", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_failed_import_of_hugging_face_keeps_earlier_copies(photographs: Path, tmp_path: Path) -> None:
+    text = require_module("datasets").Value("string")
+    save_hugging_face(tmp_path / "first", [photographs / "a.png"], ["cat"], text)
+    save_hugging_face(tmp_path / "second", [photographs / "b.png"], ["dog"], text)
+    out = tmp_path / "out"
+    for split in ("train", "val"):
+        import_data_set("huggingface", tmp_path / "first", out, split=split)
+    (copy,) = (out / "images/val").iterdir()
+
+    with pytest.raises(UserError, match=r"1 class\(es\) cannot be imported: dog"):
+        import_data_set("huggingface", tmp_path / "second", out, split="val")
+    assert copy.read_bytes() == (photographs / "a.png").read_bytes()
+    assert {path.name for path in out.iterdir()} == {"photos.csv", "classes.txt", "images"}
+
+    save_hugging_face(tmp_path / "third", [photographs / "b.png"], ["cat"], text)
+    import_data_set("huggingface", tmp_path / "third", out, split="val")
+    assert copy.read_bytes() == (photographs / "b.png").read_bytes()
 
 
 def test_other_columns_of_hugging_face_are_not_decoded(photographs: Path, tmp_path: Path) -> None:
