@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mcis.datasets.formats.data_set import (
     AnnotatedObject,
     DataSet,
+    Draw,
     ExportRequest,
     Format,
     ImportRequest,
@@ -21,7 +22,7 @@ from mcis.datasets.formats.data_set import (
     Photos,
     write_file,
 )
-from mcis.datasets.formats.outlines import polygon_pixels
+from mcis.datasets.formats.outlines import polygon_pixels, resized_polygon_pixels
 from mcis.datasets.formats.photographs import write_photograph
 from mcis.datasets.formats.regions import Region, connected_regions, region_outline
 from mcis.datasets.sources.lists import LeftOut
@@ -79,11 +80,18 @@ def _annotated_objects(result: dict[str, Any], left_out: LeftOut) -> list[Annota
         return []
 
     value = result["value"]
-    draw = None
-    if kind == "polygonlabels":
-        fractions = np.array(value.get("points", ()), float) / 100  # points are percentages of the image's sides
-        draw = functools.partial(polygon_pixels, fractions)
+    draw = _polygon(result) if kind == "polygonlabels" else None
     return [AnnotatedObject(tag.strip(), draw) for tag in value.get(kind, ())]
+
+
+def _polygon(result: dict[str, Any]) -> Draw:
+    """Returns the function that draws a polygon. Results that other programs made may lack the size of the image."""
+    fractions = np.array(result["value"].get("points", ()), float) / 100  # points are percentages of the image's sides
+    height = result.get("original_height")
+    width = result.get("original_width")
+    if not height or not width:
+        return functools.partial(polygon_pixels, fractions)
+    return functools.partial(resized_polygon_pixels, fractions, (int(height), int(width)))
 
 
 def _is_read(result: dict[str, Any]) -> bool:

@@ -127,13 +127,13 @@ def polygon_pixels(corners: NDArray[np.float64], height: int, width: int) -> NDA
     return np.array(picture)
 
 
-def pixel_polygon_pixels(
+def resized_polygon_pixels(
     corners: NDArray[np.float64], annotated_size: tuple[int, int], height: int, width: int
 ) -> NDArray[np.bool_]:
     """Draws a polygon of an image that may have been resized since it was annotated.
 
     Args:
-        corners: (N, 2), x and y in pixels of the annotated image.
+        corners: (N, 2), x and y as fractions of the image's width and height.
         annotated_size: Height and width of the image according to the annotations.
         height: Height of the image, pixels.
         width: Width of the image, pixels.
@@ -141,10 +141,24 @@ def pixel_polygon_pixels(
     Raises:
         ValueError: The image has another aspect ratio, for example because it was turned or cropped.
     """
+    _check_aspect_ratio(annotated_size, height, width)
+    return polygon_pixels(corners, height, width)
+
+
+def _check_aspect_ratio(annotated_size: tuple[int, int], height: int, width: int) -> None:
+    """Raises ValueError if an image differs from the annotated one by more than rounding the sides of a resized one."""
     annotated_height, annotated_width = annotated_size
     difference = abs(width * annotated_height - height * annotated_width)
-    if difference >= annotated_height + annotated_width:  # more than by rounding the sides of a resized image
+    if difference >= annotated_height + annotated_width:
         raise _other_size(annotated_size, height, width)
+
+
+def pixel_polygon_pixels(
+    corners: NDArray[np.float64], annotated_size: tuple[int, int], height: int, width: int
+) -> NDArray[np.bool_]:
+    """Works like `resized_polygon_pixels` for corners in pixels of the annotated image."""
+    _check_aspect_ratio(annotated_size, height, width)
+    annotated_height, annotated_width = annotated_size
     return polygon_pixels(corners / (annotated_width, annotated_height), height, width)
 
 

@@ -802,6 +802,26 @@ def test_label_studio_uses_the_last_annotation_that_was_not_cancelled(photograph
     assert tags_of(tmp_path / "out") == {"train/b.png": ["cat", "dog"]}
 
 
+def test_label_studio_polygons_follow_a_resized_image_and_no_turned_one(photographs: Path, tmp_path: Path) -> None:
+    """The files are b.png at twice the annotated size, and a.png on its side. Points are percentages."""
+    Image.new("RGB", (20, 30)).save(photographs / "a.png")
+    Image.new("RGB", (60, 40)).save(photographs / "b.png")
+    value = {"points": [[10, 10], [50, 10], [50, 50], [10, 50]], "polygonlabels": ["dog"]}
+    size = {"original_width": 30, "original_height": 20}
+    annotations = [{"result": [{"type": "polygonlabels", "value": value} | size]}]
+    tasks = [{"data": {"image": f"{name}.png"}, "annotations": annotations} for name in "ab"]
+    source = write_tasks(tmp_path / "tasks.json", *tasks)
+
+    notes = " ".join(import_data_set("labelstudio", source, tmp_path / "out", images=photographs)[1:])
+
+    imported = read_imported(tmp_path / "out")
+    mask = np.zeros((40, 60))
+    mask[4:21, 6:31] = 1
+    assert imported["train/a.png"] == Imported(["dog"], None)
+    np.testing.assert_array_equal(imported["train/b.png"].mask, mask)
+    assert "a.png: annotations are of an image of 30x20 pixels, but the file has 20x30, turned upright" in notes
+
+
 def test_two_tasks_of_an_image_are_an_error(photographs: Path, tmp_path: Path) -> None:
     task = {"data": LOCAL_IMAGE, "annotations": [choices("dog")]}
     source = write_tasks(tmp_path / "tasks.json", task, task | {"data": {"image": "x/a.png"}})
