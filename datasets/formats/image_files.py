@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import unquote
 
-from mcis.datasets.sources.lists import LeftOut, files_below, path_inside
+from mcis.datasets.formats.data_set import visible_files
+from mcis.datasets.sources.lists import LeftOut, files_below, path_inside, without_image_suffix
 from mcis.datasets.storage.files import is_file
 
 
@@ -63,6 +64,22 @@ def find_files(folder: Path, names: Collection[str]) -> FoundFiles:
         else:
             ambiguous += file_names
     return FoundFiles(file_of_name, sorted(absent), sorted(ambiguous))
+
+
+def images_next_to(folder: Path, names: Collection[str]) -> list[str]:
+    """Returns the image files that are in the same subfolders as some images, without these images.
+
+    Args:
+        folder: Absolute path without links.
+        names: The images, see `find_files`.
+
+    Raises:
+        UserError: See `find_files`.
+    """
+    known = set(find_files(folder, names).file_of_name.values())
+    subfolders = {posixpath.dirname(file) for file in known}
+    images = [file for file in visible_files(folder, LeftOut()) if without_image_suffix(file) != file]
+    return [file for file in images if file not in known and posixpath.dirname(file) in subfolders]
 
 
 def _is_file_inside(folder: Path, name: str) -> bool:

@@ -15,6 +15,7 @@ from mcis.datasets.formats.data_set import (
     annotation_files,
     naming,
 )
+from mcis.datasets.formats.image_files import images_next_to
 from mcis.datasets.formats.outlines import pixel_polygon_pixels
 from mcis.datasets.sources.lists import LeftOut
 
@@ -35,8 +36,11 @@ def read_labelme(request: ImportRequest) -> DataSet:
             raise ValueError(f"two files are of {name}")
         photos[name] = objects
 
-    folder = request.source if request.source.is_dir() else request.source.parent
-    return DataSet((request.images or folder).resolve(), photos)
+    source_folder = request.source if request.source.is_dir() else request.source.parent
+    folder = (request.images or source_folder).resolve()
+    if request.source.is_dir():
+        request.left_out["image(s) without a JSON file, next to annotated ones"] = len(images_next_to(folder, photos))
+    return DataSet(folder, photos)
 
 
 def _annotated_object(shape: dict[str, Any], content: dict[str, Any], left_out: LeftOut) -> AnnotatedObject:

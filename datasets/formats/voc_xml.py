@@ -13,6 +13,7 @@ from mcis.datasets.formats.data_set import (
     annotation_files,
     naming,
 )
+from mcis.datasets.formats.image_files import images_next_to
 
 
 def read_voc_xml(request: ImportRequest) -> DataSet:
@@ -47,6 +48,9 @@ def read_voc_xml(request: ImportRequest) -> DataSet:
             else:
                 photos[name].append(AnnotatedObject(item.findtext("name", "").strip()))
 
+    if annotations.is_dir():
+        others = images_next_to(images.resolve(), photos)
+        request.left_out["image(s) without an XML file, next to annotated ones"] = len(others)
     return DataSet(images.resolve(), photos)
 
 

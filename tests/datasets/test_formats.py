@@ -431,6 +431,24 @@ def test_labelme_becomes_tags_and_masks(photographs: Path, tmp_path: Path) -> No
     assert "left out 1 outline(s) of shapes of type rectangle, which give tags and no mask" in " ".join(notes)
 
 
+@pytest.mark.parametrize(("format", "kind"), [("labelme", "a JSON"), ("vocxml", "an XML")])
+def test_images_without_a_file_of_annotations_are_counted(
+    photographs: Path, tmp_path: Path, format: str, kind: str
+) -> None:
+    """Pictures in other folders, such as drawings of masks, do not count."""
+    copy_photographs(photographs, tmp_path / "set", {"a.png": "a", "b.png": "b", "c.JPG": "b", "a_json/label.png": "a"})
+    (tmp_path / "set/.d.png").touch()
+    (tmp_path / "set/a.json").write_text(json.dumps(LABELME))
+    (tmp_path / "set/a.xml").write_text(VOC)
+
+    _, *notes = import_data_set(format, tmp_path / "set", tmp_path / "out")
+    assert any(note.endswith(f"left out 2 image(s) without {kind} file, next to annotated ones") for note in notes)
+
+    file = tmp_path / "set" / ("a.json" if format == "labelme" else "a.xml")
+    _, *notes = import_data_set(format, file, tmp_path / "out")
+    assert "next to annotated ones" not in " ".join(notes)
+
+
 def test_images_above_the_default_limit_of_pixels_get_masks(photographs: Path, tmp_path: Path) -> None:
     Image.new("L", (7_100, 7_100)).save(photographs / "a.png", "JPEG")
     size = {"imageHeight": 7_100, "imageWidth": 7_100}
