@@ -585,6 +585,11 @@ def _table_notes(rows: UserTable, splits: pa.ChunkedArray) -> list[str]:
         notes.append(f"columns recognized by their names or values: {', '.join(rows.guessed)}")
     if rows.unread:
         notes.append(f"columns that are not read: {join_shortened(rows.unread)}")
+    if rows.counts:
+        notes.append(
+            f"{join_shortened(rows.counts)} may count the objects of a class: if so, write 1 for larger numbers; "
+            "otherwise an image with such objects is a negative if all other classes are 0"
+        )
     return notes
 
 

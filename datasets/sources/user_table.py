@@ -92,6 +92,7 @@ class UserTable(NamedTuple):
         guessed: Descriptions of the roles that were guessed from names and values.
         unread: Names of the other columns.
         trusted: Whether the table may name any file and server.
+        counts: Names of columns that are not read and may count the objects of a class each, if there are `flags`.
     """
 
     path: str
@@ -101,6 +102,7 @@ class UserTable(NamedTuple):
     guessed: list[str]
     unread: list[str]
     trusted: bool
+    counts: Sequence[str] = ()
 
     def cells(self, role: str) -> pa.ChunkedArray:
         """Returns a column. Texts and lists of texts of any type become `string` and `list<string>`."""
@@ -401,7 +403,8 @@ def read_user_table(
             messages.
 
     Raises:
-        UserError: The table cannot be read or is empty, lacks a column, or has one twice.
+        UserError: The table cannot be read or is empty, lacks a column, or has one twice; or no column holds tags, and
+            a column of 0 and 1 holds -1 too.
     """
     path = str(table) if is_remote(str(table)) else os.path.realpath(os.path.expanduser(table))
     guesses = {role: names for role, names in _GUESSES.items() if columns.get(role) == role}
@@ -418,9 +421,12 @@ def read_user_table(
             guessed.append(f"{candidates[0]!r} as {role}")
 
     flags: list[str] = []
+    counts: list[str] = []
     if "tags" in guesses and not any(name in guesses["tags"] for name in file.names):
+        _refuse_minus_one(path, file.content, columns.values())
         flags = _flags(file.content, columns.values())
     if flags:
+        counts = _counts(file.content, columns.values())
         guessed.append(f"{join_shortened(flags)} as a class each, 0 or 1")
 
     required = {role: column for role, column in columns.items() if not (role == "tags" and flags)}
@@ -431,7 +437,7 @@ def read_user_table(
     present = {role: column for role, column in columns.items() if column in file.names}
     used = list(dict.fromkeys([*present.values(), *flags]))
     unread = [name for name in file.names if name not in used]
-    return UserTable(path, file.content.select(used), present, flags, guessed, unread, trusted)
+    return UserTable(path, file.content.select(used), present, flags, guessed, unread, trusted, counts)
 
 
 def _read_file(path: str, wanted: Sequence[str]) -> _Columns:
@@ -481,16 +487,59 @@ def _flags(content: pa.Table, excluded: Collection[str]) -> list[str]:
     Args:
         excluded: Names of columns that have another role.
     """
-    names = content.column_names
     for is_flag_type in (_is_number, pa.types.is_boolean):
-        flags: list[str] = []
-        for name, values in zip(names, content.columns, strict=True):
-            is_candidate = name not in excluded and names.count(name) == 1 and is_flag_type(values.type)
-            if is_candidate and _holds_flags(values):
-                flags.append(name)
+        candidates = _columns_of_type(content, excluded, is_flag_type)
+        flags = [name for name, values in candidates.items() if _holds_flags(values)]
         if len(flags) > 1 or (flags and pc.min(content[flags[0]]).as_py() == 0):
             return flags
     return []
+
+
+def _columns_of_type(
+    content: pa.Table, excluded: Collection[str], is_wanted: Callable[[pa.DataType], bool]
+) -> dict[str, pa.ChunkedArray]:
+    """Returns the columns of some types by name, without columns that have another role or the name of another one."""
+    names = content.column_names
+    columns: dict[str, pa.ChunkedArray] = {}
+    for name, values in zip(names, content.columns, strict=True):
+        if name not in excluded and names.count(name) == 1 and is_wanted(values.type):
+            columns[name] = values
+    return columns
+
+
+def _refuse_minus_one(path: str, content: pa.Table, excluded: Collection[str]) -> None:
+    """Raises a UserError if columns hold -1 next to 1, as tables do for classes that are uncertain or absent.
+
+    Such a column would not be read, and images of its class would be negatives of the other classes.
+    """
+    numbers = _columns_of_type(content, excluded, _is_number)
+    names = [name for name, values in numbers.items() if _holds_minus_one(values)]
+    if names:
+        raise UserError(
+            f"{path}: {len(names)} column(s) hold -1 next to 0 or 1: {join_shortened(names)}",
+            "0, 1 or an empty cell in each column of a class",
+            "write 0 for -1 if the class is absent, or an empty cell if it is uncertain; delete columns that are no "
+            "classes",
+        )
+
+
+def _holds_minus_one(values: pa.ChunkedArray) -> bool:
+    """Returns whether a column of numbers holds -1 and 1, and no other values than these and 0."""
+    if pc.min(values).as_py() != -1 or pc.max(values).as_py() != 1:
+        return False
+    return bool(pc.all(pc.is_in(values.drop_null(), pa.array([-1, 0, 1], values.type))).as_py())
+
+
+def _counts(content: pa.Table, excluded: Collection[str]) -> list[str]:
+    """Returns the columns of whole numbers from 0 to more than 1."""
+    numbers = _columns_of_type(content, excluded, _is_number)
+    return [name for name, values in numbers.items() if _holds_counts(values)]
+
+
+def _holds_counts(values: pa.ChunkedArray) -> bool:
+    if pc.min(values).as_py() != 0 or pc.max(values).as_py() <= 1:
+        return False
+    return bool(pc.all(pc.equal(pc.floor(values), values)).as_py())
 
 
 def _is_number(column_type: pa.DataType) -> bool:

@@ -285,6 +285,24 @@ def test_columns_of_0_and_1_may_be_integers_and_decimals(folder: Path) -> None:
     assert f"{folder}/t.csv: columns that are not read: score" in listing.notes
 
 
+@pytest.mark.parametrize("cells", [("1", "-1", "0"), ("1.0", "-1.0", ""), ("1", "-1", "-1")])
+def test_a_column_of_classes_with_minus_one_is_an_error(folder: Path, cells: tuple[str, str, str]) -> None:
+    """CheXpert writes -1 for uncertain, CelebA for absent. Images of edema alone would be negatives of pneumonia."""
+    first, second, third = cells
+    text = f"image,edema,pneumonia,age\na,{first},0,-1\nb,{second},1,2\nc,{third},0,3\n"
+    (folder / "t.csv").write_text(text)
+    with pytest.raises(UserError, match=r"1 column\(s\) hold -1 next to 0 or 1: edema\n") as caught:
+        list_tagged(folder / "t.csv")
+    assert "an empty cell if it is uncertain" in caught.value.remedy
+
+
+def test_columns_that_may_be_counts_give_a_note(folder: Path) -> None:
+    (folder / "t.csv").write_text("image,cat,dog,cow,width,score\na,1,0,2,640,0.5\nb,0,1,0,480,0.0\nc,0,0,1.0,9,2.0\n")
+    notes = list_tagged(folder / "t.csv").notes
+    assert f"{folder}/t.csv: columns that are not read: cow, width, score" in notes
+    assert [note.partition(" may count")[0] for note in notes if "may count" in note] == [f"{folder}/t.csv: cow"]
+
+
 def test_columns_of_the_same_name_are_no_classes(folder: Path) -> None:
     (folder / "t.csv").write_text("image,cat,dog,fold,fold\na,1,0,0,1\nb,0,1,1,0\n")
     listing = list_tagged(folder / "t.csv")
