@@ -1,6 +1,7 @@
 """Hyperparameter search: Optuna proposes values, successive halving stops bad trials, Ray Tune runs them."""
 
 import dataclasses
+import shlex
 import tempfile
 import time
 import warnings
@@ -70,7 +71,8 @@ def run_search(search: Search) -> SearchResult:
             "at least one finished trial",
             "correct the cause, then repeat the command with more --trials",
         )
-    console.print(f"best: {search.trial_name(result.best.number)}; mcis run --config {search.folder.best} --name NAME")
+    command = f"mcis run --config {shlex.quote(str(search.folder.best))} --name NAME"
+    console.print(f"best: {search.trial_name(result.best.number)}; {command}")
     return result
 
 

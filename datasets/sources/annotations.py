@@ -1,6 +1,7 @@
 """Recognizes annotations of other tools by their content, and knows how to import each of them."""
 
 import json
+import shlex
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,6 +11,8 @@ from mcis.datasets.errors import UserError
 
 _FOLDERS = (".", "Annotations", "annotations", "dataset/annotations")
 """Folders, relative to that of a data set, where tools write its annotations."""
+_WITH_IMAGES = "--images DIR --out OUT"
+"""Options of `mcis import` for annotations that do not say where their images are."""
 _MAX_BYTES = 2**28
 """Maximum size of a file that is opened to recognize it."""
 
@@ -38,12 +41,17 @@ def recognize_annotations(path: Path) -> Annotations | None:
         if path.is_file():
             return _recognize_file(path, path)
         if (path / "data.yaml").is_file():
-            return Annotations("a data set of YOLO", f"mcis import yolo {path} --out OUT", "yolo")
+            return _importable("a data set of YOLO", "yolo", path)
         for file in _first_files(path):
             return _recognize_file(file, path)
     except (OSError, ValueError, RecursionError, ElementTree.ParseError):
         pass
     return None
+
+
+def _importable(name: str, format: str, source: Path, options: str = "--out OUT") -> Annotations:
+    """Returns annotations that `mcis import` reads as they are."""
+    return Annotations(name, f"mcis import {format} {shlex.quote(str(source))} {options}", format)
 
 
 def refuse_annotations(path: Path) -> None:
@@ -77,11 +85,11 @@ def _recognize_file(file: Path, source: Path) -> Annotations | None:
 def _recognize_xml(root: ElementTree.Element, file: Path, source: Path) -> Annotations | None:
     folder = source if source.is_dir() else source.parent
     if root.tag == "annotation":
-        return Annotations("annotations of Pascal VOC", f"mcis import vocxml {folder} --out OUT", "vocxml")
+        return _importable("annotations of Pascal VOC", "vocxml", folder)
     if root.tag == "annotations" and root.find("track") is not None:
         return Annotations("annotations of a video by CVAT", "export them from CVAT as `CVAT for images`")
     if root.tag == "annotations":
-        return Annotations("annotations of CVAT", f"mcis import cvat {file} --images DIR --out OUT", "cvat")
+        return _importable("annotations of CVAT", "cvat", file, _WITH_IMAGES)
     return None
 
 
@@ -99,13 +107,11 @@ def _recognize_json(content: Any, file: Path, source: Path) -> Annotations | Non
             "import the file of annotations (instances_....json) for which the results were computed",
         )
     if isinstance(content, list) and "data" in keys:
-        return Annotations(
-            "tasks of Label Studio", f"mcis import labelstudio {file} --images DIR --out OUT", "labelstudio"
-        )
+        return _importable("tasks of Label Studio", "labelstudio", file, _WITH_IMAGES)
     if isinstance(content, list):
         return None
     if {"shapes", "imagePath"} <= keys:
-        return Annotations("annotations of LabelMe", f"mcis import labelme {folder} --out OUT", "labelme")
+        return _importable("annotations of LabelMe", "labelme", folder)
     if "_via_img_metadata" in keys or any({"regions", "filename"} <= set(value) for value in values):
         return Annotations(
             "annotations of VIA",
@@ -120,5 +126,5 @@ def _recognize_json(content: Any, file: Path, source: Path) -> Annotations | Non
             "then: mcis import coco made/annotations/instances_train.json --images made/images/train --out OUT",
         )
     if "images" in keys:
-        return Annotations("annotations of COCO", f"mcis import coco {file} --images DIR --out OUT", "coco")
+        return _importable("annotations of COCO", "coco", file, _WITH_IMAGES)
     return None

@@ -6,6 +6,7 @@ Hariharan et al., "Semantic contours from inverse detectors", ICCV 2011).
 """
 
 import inspect
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -304,12 +305,12 @@ def _saliency_uris(root: Path, saliency: str | None, image_list: _ImageList) -> 
     names = set(names_in(folder))
     absent = [image_id for image_id in image_list.ids if f"{image_id}.png" not in names]
     if image_list.split == "train" and folder.is_dir():
+        command = shlex.join(["mcis", "saliency", "voc", str(root), "--out", str(folder)])
         image_list.check_none_absent(
             f"saliency map in {folder}",
             absent,
             "<id>.png for each of them",
-            f"make them by `mcis saliency voc {root} --out {folder}` with the run's values of data.*, or use none: "
-            "data.saliency=None",
+            f"make them by `{command}` with the run's values of data.*, or use none: data.saliency=None",
         )
     return [str(folder / f"{image_id}.png") if f"{image_id}.png" in names else None for image_id in image_list.ids]
 

@@ -1,5 +1,6 @@
 """The commands `mcis export`, `mcis import` and `mcis import-weights`: files of other programs."""
 
+import shlex
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
@@ -137,4 +138,5 @@ def import_weights(
 
         classes = len(state["phi.bias"])
         typer.echo(f"{len(state)} tensors, {classes} classes: {out}")
-        typer.echo(f"use: mcis run voc --voc DIR --name N --recipe released weights.classifier={out.resolve()}")
+        weights = shlex.quote(f"weights.classifier={out.resolve()}")
+        typer.echo(f"use: mcis run voc --voc DIR --name N --recipe released {weights}")

@@ -1,6 +1,7 @@
 """What commands print: the scores of a run, a configuration, the runs of a workspace, an index in numbers."""
 
 import datetime
+import shlex
 import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -40,7 +41,7 @@ def show_result(result: "RunResult") -> None:
     console.print(f"{computed:.0f} s in stages that were computed")
     console.print(f"report:  {context.folder.report}")
     console.print(f"scores:  {context.folder.scores}")
-    console.print(f"MLflow:  mcis ui --workspace {context.workspace.root}")
+    console.print(f"MLflow:  mcis ui --workspace {shlex.quote(str(context.workspace.root))}")
 
 
 def _show_scores(title: str, scores: Sequence[Score]) -> None:

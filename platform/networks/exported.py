@@ -2,6 +2,7 @@
 
 import io
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,8 @@ def export_pretrained(workspace: Workspace, name: str, out: Path) -> str:
         UserError: The run has trained no segmenter.
     """
     write_pretrained(open_trained_segmenter(workspace.run(name, create=False).path), out)
-    return f"network and model card in {out}: mcis predict IMAGES --model {out}, or publish it by `hf upload`"
+    command = f"mcis predict IMAGES --model {shlex.quote(str(out))}"
+    return f"network and model card in {out}: {command}, or publish it by `hf upload`"
 
 
 def _program(workspace: Workspace, name: str) -> tuple[ExportedProgram, dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Writes the saliency maps of an image source where its lister reads them, and the copy of a table that names them."""
 
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -70,7 +71,8 @@ def write_source_saliency(
         files = ["" if name in written.rejected else f"{out}/{name}.png" for name in names]
         description += _write_table(table, column, files)
     else:
-        description.append(f"a run reads them with {keys['saliency']}={out}")
+        setting = shlex.quote(f"{keys['saliency']}={out}")
+        description.append(f"a run reads them with {setting}")
     return SourceMaps(description, len(written.rejected))
 
 

@@ -415,6 +415,20 @@ def test_data_set_of_another_format_is_named(photographs: Path, name: str) -> No
         assert remedy in caught.value.remedy
 
 
+@pytest.mark.parametrize("name", ["labelme", "label studio", "voc", "cvat", "coco"])
+def test_the_command_for_another_format_quotes_a_path_with_spaces(tmp_path: Path, name: str) -> None:
+    content, _, command = OTHERS[name]
+    folder = tmp_path / "my set"
+    folder.mkdir()
+    path = folder / f"set.{'xml' if content.startswith('<') else 'json'}"
+    path.write_text(content)
+    with pytest.raises(UserError) as caught:
+        import_data_set("labelstudio" if name == "coco" else "coco", path, tmp_path / "out")
+
+    source = folder if name in ("labelme", "voc") else path
+    assert caught.value.remedy.startswith(f"{command}'{source}' --")
+
+
 def test_labelme_becomes_tags_and_masks(photographs: Path, tmp_path: Path) -> None:
     polygon_only = LABELME | {"flags": {}, "shapes": LABELME["shapes"][:1], "imagePath": "b.png"}
     (photographs / "a.json").write_text(json.dumps(LABELME))
@@ -639,6 +653,13 @@ def test_voc_xml_image_with_difficult_objects_only_is_no_negative(photographs: P
     (photographs / "b.xml").write_text("<annotation><filename>b.png</filename></annotation>")
     import_data_set("vocxml", photographs, tmp_path / "out")
     assert tag_cells(tmp_path / "out") == {"a.png": "cat;dog", "b.png": "none"}
+
+
+def test_a_folder_that_may_mean_missing_tags_gives_a_note_in_the_index(photographs: Path, tmp_path: Path) -> None:
+    copy_photographs(photographs, tmp_path / "set", {"cat/1.png": "a", "unknown/2.png": "b"})
+    import_data_set("folders", tmp_path / "set", tmp_path / "out")
+    note = "'unknown' (1 images) is a class; if it means that tags are missing, empty these cells of the table"
+    assert any(note in line for line in list_tagged(tmp_path / "out/photos.csv").notes)
 
 
 def test_a_folder_that_may_mean_none_of_the_classes_gives_a_note(photographs: Path, tmp_path: Path) -> None:

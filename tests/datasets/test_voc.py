@@ -167,6 +167,14 @@ def test_invalid_devkits_have_a_remedy(devkit: Path, change: Change, message: st
     assert caught.value.expected
 
 
+def test_the_command_that_makes_saliency_maps_quotes_a_path_with_spaces(devkit: Path, tmp_path: Path) -> None:
+    root = devkit.rename(tmp_path / "my devkit")
+    (root / "SaliencyMaps/t2.png").unlink()
+    with pytest.raises(UserError, match="no saliency map") as caught:
+        listed(root)
+    assert f"`mcis saliency voc '{root}' --out '{root}/SaliencyMaps'`" in caught.value.remedy
+
+
 @pytest.mark.parametrize(("tags_of_t1", "missing"), [([2], "dog"), ([1], "cow")], ids=["dog is only in val", "cow"])
 def test_class_without_a_training_image_is_an_error(devkit: Path, tags_of_t1: list[int], missing: str) -> None:
     write_lists(devkit, "train_aug", {"t0": [0], "t1": tags_of_t1, "t2": [0], "t3": []})

@@ -54,4 +54,5 @@ def test_scores_are_printed_with_their_settings_and_paths_without_markup(printed
     term = f"localization maps, {HOSTILE}"
     assert meaning.split() == f"{term} threshold 0.5, related images 3, method co-attention".split()
     assert f"report:  /w/{HOSTILE}/runs/first/report.html" in lines
+    assert f"MLflow:  mcis ui --workspace '/w/{HOSTILE}'" in lines, "a shell reads the path as one word"
     assert "2 s in stages that were computed" in lines
