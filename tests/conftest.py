@@ -135,12 +135,15 @@ def ray_head() -> Callable[..., contextlib.AbstractContextManager[dict[str, str]
 
 @pytest.fixture(scope="session")
 def few_scenes(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A value of `data.train_list` for 16 of the scenes that the demo draws. Their tags are not those of the scenes."""
-    scenes = [f"train_{number:06}" for number in range(16)]
+    """A folder with the lists `train` and `val` of 16 and 8 of the scenes that the demo draws, for `data.train_list`
+    and `data.val_list`. Their tags are not those of the scenes."""
     folder = tmp_path_factory.mktemp("few_scenes")
-    (folder / "few.txt").write_text("\n".join(scenes))
-    (folder / "few_cls.txt").write_text("\n".join(f"{scene} {number % 8}" for number, scene in enumerate(scenes)))
-    return folder / "few"
+    for split, count in (("train", 16), ("val", 8)):
+        scenes = [f"{split}_{number:06}" for number in range(count)]
+        (folder / f"{split}.txt").write_text("\n".join(scenes))
+        tags = [f"{scene} {number % 8}" for number, scene in enumerate(scenes)]
+        (folder / f"{split}_cls.txt").write_text("\n".join(tags))
+    return folder
 
 
 @pytest.fixture(scope="session")

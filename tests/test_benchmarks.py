@@ -157,7 +157,7 @@ OPTIONS = {
     "mask_rules": f"--images 16 --superpixels 40 {SETS}",
     "nearest_images": "--images 2000 --classes 4 --sample 32 --max_candidates 128 --cell_images 16",
     "negatives": f"--recipe photos_fast --train-images 24 {SETS}",
-    "orchestration": f"{SETS} --set data.train_list={{few_scenes}}",
+    "orchestration": f"{SETS} --set data.train_list={{few_scenes}}/train --set data.val_list={{few_scenes}}/val",
     "pair_sampling": "--images 1000",
     "prediction": "--images 4 --rounds 1",
     "random_walk": "--steps 4",
@@ -170,7 +170,7 @@ OPTIONS = {
     "updates": f"--copies 1 --bounds 2 {SETS}",
     "wrong_tags": f"--recipe photos_fast {SETS}",
 }
-"""Options that make each benchmark small. `{few_scenes}` is a list of 16 scenes of the demo."""
+"""Options that make each benchmark small. `{few_scenes}` is a folder of lists of scenes of the demo."""
 OWN_RAY = ("bucket_index", "decode_tasks", "gpu_mapping")
 """Benchmarks that need several nodes, or environment variables in Ray's processes. The others share a Ray."""
 NEEDS_MASKS = ("semi_weak",)

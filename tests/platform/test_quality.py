@@ -11,10 +11,10 @@ BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "quality.py"
 RATIO = re.compile(r"ratio (\S+) target (\S+): mIoU of (.+) on synthetic scenes")
 
 
-@pytest.mark.slow(minutes=6)
+@pytest.mark.slow(minutes=4)
 def test_pseudo_masks_and_segmentation_reach_their_floors() -> None:
-    """Takes 5 to 6 minutes on two idle cores. A loss of ten points fails."""
-    done = subprocess.run([sys.executable, str(BENCHMARK)], stdout=subprocess.PIPE, text=True, check=True)
+    """A loss of ten points fails."""
+    done = subprocess.run([sys.executable, str(BENCHMARK), "--quick"], stdout=subprocess.PIPE, text=True, check=True)
     matches = [match for match in map(RATIO.fullmatch, done.stdout.splitlines()) if match]
     assert [match[3] for match in matches] == ["pseudo masks", "segmentation", "segmentation with CRF"]
 
