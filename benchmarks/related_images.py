@@ -70,7 +70,8 @@ def main() -> None:
         weights = folder / "classifier.pt"
         devkit.draw(voc, train=options.images, val=1, size=IMAGE_SIDE, classes=CLASSES)
         torch.manual_seed(0)
-        save_weights(build_classifier(resolve("voc", "paper").config.classifier, CLASSES), weights, {})
+        config = resolve("voc", "paper", overrides=options.overrides).config.classifier
+        save_weights(build_classifier(config, CLASSES), weights, {})
         prepared = folder / "prepared"
         run_command(
             prepared, voc, weights, options.overrides, "run", "voc", "--name", "prepared", "--until", "train_classifier"

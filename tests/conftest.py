@@ -31,6 +31,7 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile("mcis")
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("datasets", "models", "platform", "tuning")
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # tests share the cores: torch's threads should not spin
 os.environ.pop("COLUMNS", None)  # set in pytest-xdist's processes; rich would keep this width, whatever a test sets
 if shutil.which("nvidia-smi"):  # without GPUs, Ray would take the variable for a limit
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")  # tests use a GPU only if it is named: docs/howto/gpu.md

@@ -161,7 +161,7 @@ OPTIONS = {
     "pair_sampling": "--images 1000",
     "prediction": "--images 4 --rounds 1",
     "random_walk": "--steps 4",
-    "related_images": f"--images 4 --cases r0 r5 {SMALL_INPUT}",
+    "related_images": f"--images 4 --cases r0 r5 {SMALL_INPUT} --set classifier.backbone=small",
     "run_overhead": f"--train 8 --val 2 --steps 2 {SETS}",
     "score_agreement": "--images 8",
     "stream_training": "--images 16 --steps 2 --rounds 1",
