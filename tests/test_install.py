@@ -33,7 +33,7 @@ QUICK = [
 def environment(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Path:
     """A virtual environment with the wheel; returns the folder of its programs.
 
-    It finds the dependencies in the environment of the tests, into which `make install` has installed them.
+    It finds the dependencies in the environment of the tests; `test_layout.py` checks that `pyproject.toml` names them.
     """
     folder = tmp_path_factory.mktemp("fresh") / "venv"
     python = folder / "bin" / "python"

@@ -2,6 +2,7 @@
 
 import ast
 import importlib
+import importlib.metadata
 import os
 import re
 import subprocess
@@ -9,7 +10,7 @@ import sys
 import sysconfig
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -204,6 +205,66 @@ def test_pyproject_lists_every_folder_with_modules() -> None:
     folders = sorted({Path(name).parent.as_posix() for p in PACKAGES for name in files_of(p) if name.endswith(".py")})
     assert listed["packages"] == ["mcis", *("mcis." + folder.replace("/", ".") for folder in folders)]
     assert listed["package-dir"] == {"mcis": "."}
+
+
+OPTIONAL = ("pillow_heif",)
+"""Modules of extras that are imported at the top of a module, in a `try`."""
+
+
+def distribution_of(requirement: str) -> str:
+    """Returns the normalized name of the distribution that a requirement or a pin names."""
+    name = re.match(r"[\w.-]+", requirement)
+    assert name, requirement
+    return re.sub(r"[-_.]+", "-", name[0]).lower()
+
+
+def installed_with(requirements: Iterable[str]) -> set[str]:
+    """Returns the distributions that requirements name, and those that these require themselves."""
+    distributions = {distribution_of(requirement) for requirement in requirements}
+    for distribution in sorted(distributions):
+        for requirement in importlib.metadata.requires(distribution) or []:
+            if "extra ==" not in requirement:
+                distributions.add(distribution_of(requirement))
+    return distributions
+
+
+def library_imports() -> Iterator[tuple[str, str, bool]]:
+    """Yields each import of a library: the module, the library, and whether the import is inside a function."""
+    for package in PACKAGES:
+        for file, module in zip(python_files(package), modules_of(package), strict=True):
+            for name, late in imports_of(module, file.read_text()):
+                library = name.split(".")[0]
+                if library != "mcis" and library not in sys.stdlib_module_names:
+                    yield module, library, late
+
+
+def test_libraries_that_modules_import_are_dependencies() -> None:
+    """Functions may also import those of the extras, except for the tools of developers."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    required = installed_with(project["dependencies"])
+    optional: set[str] = set()
+    for extra, requirements in project["optional-dependencies"].items():
+        if extra != "dev":
+            optional |= installed_with(requirements)
+
+    distributions = importlib.metadata.packages_distributions()
+    missing = []
+    for module, library, late in library_imports():
+        allowed = required | optional if late or library in OPTIONAL else required
+        if allowed.isdisjoint(map(distribution_of, distributions.get(library, []))):
+            missing.append(f"{module} imports {library}")
+    assert not missing, "\n".join(missing)
+
+
+def test_dependencies_have_a_lower_bound_and_a_pin() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = {distribution_of(line) for line in lines if "==" in line and not line.startswith("#")}
+    for requirements in (project["dependencies"], *project["optional-dependencies"].values()):
+        for requirement in requirements:
+            if distribution_of(requirement) != "mcis":
+                assert ">=" in requirement
+                assert distribution_of(requirement) in pins
 
 
 def test_the_wheel_contains_all_files_and_the_command(wheel: Path) -> None:
