@@ -14,8 +14,8 @@ from mcis.platform.runs.workspace import RunFolder, Workspace
 
 _OUTPUTS_OF_SEED = ("localize.maps", "pseudo_masks.masks", "predict.masks")
 """Keys of folders that another program wrote. Each of its trainings, with a seed of its own, has other folders."""
-_MAY_DIFFER = ("seed", "compute.", "tracking.", *_OUTPUTS_OF_SEED)
-"""Prefixes of the keys in which the runs of a group may differ. `compute` changes results only by rounding."""
+_MAY_DIFFER = ("seed", "compute.", "tracking.")
+"""Prefixes of other keys in which the runs of a group may differ. `compute` changes results only by rounding."""
 
 
 class Run(NamedTuple):
@@ -209,7 +209,7 @@ def _make_group(runs: Sequence[Run]) -> RunGroup:
     names = ", ".join(run.name for run in runs)
     remedy = "separate seeds of one configuration by commas, and different configurations by spaces"
     differing = differing_keys([RunGroup(run.name, (run,)) for run in runs])
-    other_keys = [key for key in differing if not key.startswith(_MAY_DIFFER)]
+    other_keys = [key for key, values in differing.items() if not _may_differ(key, values)]
     if other_keys:
         found = f"{names} differ in {join_shortened(other_keys)}"
         raise UserError(found, "runs that differ only in their seed", remedy)
@@ -221,6 +221,13 @@ def _make_group(runs: Sequence[Run]) -> RunGroup:
 
     ordered = sorted(runs, key=lambda run: (len(run.seed), run.seed))
     return RunGroup(_group_label(ordered) or names, tuple(ordered))
+
+
+def _may_differ(key: str, values: Sequence[str]) -> bool:
+    """Whether the runs of a group may have these values of a key (`differing_keys`)."""
+    if key in _OUTPUTS_OF_SEED:
+        return "-" not in values  # otherwise, some runs are of another program and some are not
+    return key.startswith(_MAY_DIFFER)
 
 
 def _group_label(runs: Sequence[Run]) -> str | None:

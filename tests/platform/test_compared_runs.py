@@ -68,6 +68,8 @@ def test_trainings_of_another_program_are_one_group(scored: Callable[..., Path],
     scored(workspace, "a-s0", data=data)
     group, _ = open_run_groups(workspace, ["t-s0,t-s1", "a-s0"])
     assert group.label == "t-s{0,1}"
+    with pytest.raises(UserError, match=r"a-s0, t-s1 differ in predict\.masks"):
+        open_run_groups(workspace, ["a-s0,t-s1", "t-s0"])
 
 
 @pytest.mark.parametrize(
