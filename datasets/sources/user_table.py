@@ -531,7 +531,7 @@ def _holds_minus_one(values: pa.ChunkedArray) -> bool:
 
 
 def _counts(content: pa.Table, excluded: Collection[str]) -> list[str]:
-    """Returns the columns of whole numbers from 0 to more than 1."""
+    """Returns the columns of whole numbers from 0 to more than 1, unless all are different, as in an index of rows."""
     numbers = _columns_of_type(content, excluded, _is_number)
     return [name for name, values in numbers.items() if _holds_counts(values)]
 
@@ -539,7 +539,10 @@ def _counts(content: pa.Table, excluded: Collection[str]) -> list[str]:
 def _holds_counts(values: pa.ChunkedArray) -> bool:
     if pc.min(values).as_py() != 0 or pc.max(values).as_py() <= 1:
         return False
-    return bool(pc.all(pc.equal(pc.floor(values), values)).as_py())
+    if pc.count_distinct(values).as_py() == len(values):
+        return False
+    # Arrow cannot round large integers.
+    return bool(pa.types.is_integer(values.type) or pc.all(pc.equal(pc.floor(values), values)).as_py())
 
 
 def _is_number(column_type: pa.DataType) -> bool:

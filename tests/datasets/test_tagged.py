@@ -297,10 +297,22 @@ def test_a_column_of_classes_with_minus_one_is_an_error(folder: Path, cells: tup
 
 
 def test_columns_that_may_be_counts_give_a_note(folder: Path) -> None:
-    (folder / "t.csv").write_text("image,cat,dog,cow,width,score\na,1,0,2,640,0.5\nb,0,1,0,480,0.0\nc,0,0,1.0,9,2.0\n")
+    rows = ["image,cat,dog,cow,width,score", "a,1,0,2,640,0.5", "b,0,1,0,480,0.0", "c,0,0,1.0,9,2.0", "d,0,0,0,9,2.0"]
+    (folder / "t.csv").write_text("\n".join(rows))
     notes = list_tagged(folder / "t.csv").notes
     assert f"{folder}/t.csv: columns that are not read: cow, width, score" in notes
     assert [note.partition(" may count")[0] for note in notes if "may count" in note] == [f"{folder}/t.csv: cow"]
+
+
+def test_columns_that_number_the_rows_are_no_counts(folder: Path) -> None:
+    """pandas writes such a column by default, without a name."""
+    (folder / "t.csv").write_text(",image,cat,dog,digest\n0,a,1,0,0\n1,b,0,1,9\n2,c,0,0,4\n")
+    assert not any("may count" in note for note in list_tagged(folder / "t.csv").notes)
+
+
+def test_integers_that_no_float_represents_are_read(folder: Path) -> None:
+    (folder / "t.csv").write_text(f"image,cat,dog,digest\na,1,0,0\nb,0,1,0\nc,0,0,{2**60 + 1}\n")
+    assert list_tagged(folder / "t.csv").classes == ("cat", "dog")
 
 
 def test_columns_of_the_same_name_are_no_classes(folder: Path) -> None:
