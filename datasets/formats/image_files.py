@@ -27,7 +27,7 @@ class FoundFiles(NamedTuple):
     ambiguous: list[str]
 
 
-def find_files(folder: Path, names: Collection[str]) -> FoundFiles:
+def find_files(folder: Path, names: Collection[str], *, listed: Collection[str] = ()) -> FoundFiles:
     """Finds the files of images below a folder.
 
     A name is first tried as it is. If there is no such file, the file whose path has the longest tail in common with
@@ -36,11 +36,12 @@ def find_files(folder: Path, names: Collection[str]) -> FoundFiles:
     Args:
         folder: Absolute path without links.
         names: Paths, URLs or names of images, as in the data set.
+        listed: Files below the folder that are known to exist, so they are not looked up one by one.
 
     Raises:
         UserError: A file or folder cannot be looked up at present. It does not count as absent.
     """
-    file_of_name = {name: name for name in names if _is_file_inside(folder, name)}
+    file_of_name = {name: name for name in names if name in listed or _is_file_inside(folder, name)}
     others = [name for name in names if name not in file_of_name]
     if not others:
         return FoundFiles(file_of_name, [], [])
@@ -76,9 +77,10 @@ def images_next_to(folder: Path, names: Collection[str]) -> list[str]:
     Raises:
         UserError: See `find_files`.
     """
-    known = set(find_files(folder, names).file_of_name.values())
+    files = visible_files(folder, LeftOut())
+    known = set(find_files(folder, names, listed=set(files)).file_of_name.values())
     subfolders = {posixpath.dirname(file) for file in known}
-    images = [file for file in visible_files(folder, LeftOut()) if without_image_suffix(file) != file]
+    images = [file for file in files if without_image_suffix(file) != file]
     return [file for file in images if file not in known and posixpath.dirname(file) in subfolders]
 
 

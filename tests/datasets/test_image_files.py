@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from mcis.datasets.errors import UserError
-from mcis.datasets.formats.image_files import find_files
+from mcis.datasets.formats.image_files import find_files, images_next_to
 from mcis.datasets.formats.importing import import_data_set
 from mcis.datasets.sources.tagged import list_tagged
 
@@ -86,6 +86,20 @@ def test_a_file_belongs_to_one_image(folder: Path) -> None:
     found = find_files(folder, names)
     assert found.file_of_name == {"train/a.jpg": "train/a.jpg", "/old/a.jpg": "val/a.jpg"}
     assert found.ambiguous == ["x/b.jpg", "y/b.jpg"]
+
+
+def test_images_of_a_listed_folder_are_not_looked_up_one_by_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a network disk, millions of look-ups take much longer than listing the folder."""
+    paths: list[str] = []
+    look = os.stat
+
+    def stat(at: Any, **options: Any) -> os.stat_result:
+        paths.append(str(at))
+        return look(at, **options)
+
+    monkeypatch.setattr(os, "stat", stat)
+    assert images_next_to(folder, ["train/a.jpg", "my cat.jpg"]) == ["50%25.png", "Löwe.png"]
+    assert str(folder / "train/a.jpg") not in paths
 
 
 # --- importers
