@@ -72,6 +72,15 @@ def test_trainings_of_another_program_are_one_group(scored: Callable[..., Path],
         open_run_groups(workspace, ["a-s0,t-s1", "t-s0"])
 
 
+def test_maps_of_different_formats_are_no_group(scored: Callable[..., Path], tmp_path: Path) -> None:
+    workspace = tmp_path / "workspace"
+    for seed, map_format in enumerate(("irn", "psa")):
+        overrides = (f"seed={seed}", f"localize.maps_format={map_format}")
+        scored(workspace, f"m-s{seed}", *overrides, data=tmp_path / "data")
+    with pytest.raises(UserError, match=r"m-s0, m-s1 differ in localize\.maps_format"):
+        open_run_groups(workspace, ["m-s0,m-s1"], min_groups=1)
+
+
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [
