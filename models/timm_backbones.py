@@ -97,11 +97,12 @@ def build_timm_backbone(name: str, *, stride: int | None = None) -> Backbone:
     structure = _measure_structure(name, stride)
     network, patch = _build_network(name, stride)
     fold_pairs(network, structure.folded_pairs)
-    head = {}
+
+    head = {}  # read before the network is pruned
     if isinstance(network, timm.models.EfficientNet):
         head = {layer: network.get_submodule(layer) for layer in _EFFICIENTNET_HEAD}
+    _prune(network, structure.indices)
 
-    network.prune_intermediate_layers(list(structure.indices), prune_norm=False, prune_head=True)  # type: ignore[operator]
     return TimmBackbone(
         network,
         indices=structure.indices,
@@ -145,21 +146,29 @@ def check_timm_name(name: str) -> None:
     Raises:
         UserError: Timm has no such name. The message suggests the most similar ones.
     """
+    if _is_timm_name(name):
+        return
+
+    names = [*timm.list_models(), *timm.list_pretrained()]
+    similar = get_close_matches(name, names, n=3, cutoff=0.5) or ["resnet50"]
+    suggestions = " or ".join(f"timm/{other}" for other in similar)
+    raise UserError(
+        f"timm has no network {name}", "a name in timm.list_models()", f"choose another backbone: {suggestions}"
+    )
+
+
+def _is_timm_name(name: str) -> bool:
+    if not timm.is_model(name):
+        return False
     try:
-        if not timm.is_model(name):
-            raise RuntimeError
         timm.get_pretrained_cfg(name)
-    except RuntimeError:  # also what timm raises for an unknown tag
-        names = [*timm.list_models(), *timm.list_pretrained()]
-        similar = get_close_matches(name, names, n=3, cutoff=0.5) or ["resnet50"]
-        suggestions = " or ".join(f"timm/{other}" for other in similar)
-        raise UserError(
-            f"timm has no network {name}", "a name in timm.list_models()", f"choose another backbone: {suggestions}"
-        ) from None
+    except RuntimeError:  # there are no weights for the tag
+        return False
+    return True
 
 
 class _Structure(NamedTuple):
-    """Structure of a network, as `Backbone` and `TimmBackbone` describe it."""
+    """Structure of a network, as `Backbone`, `TimmBackbone` and `fold_pairs` describe it."""
 
     indices: tuple[int, ...]
     stage_channels: tuple[int, ...]
@@ -176,44 +185,83 @@ def _measure_structure(name: str, stride: int | None) -> _Structure:
     with torch.device("meta"):
         network, patch = _build_network(name, stride)
     folded_pairs = find_pairs(network)
-    side = _MEASURED_SIDE if patch is None else 16 * patch
-    try:
-        outputs, offsets = _measure_stages(network, side)
-    except AssertionError as error:
-        found = f"timm/{name} does not accept images of {side} x {side} pixels: {error}"
-        raise UserError(found, "a network for images of any size", "choose another backbone") from None
-
-    strides = [side // maps.shape[-1] for maps in outputs]
+    measured = _measure_stages(network, name, _MEASURED_SIDE if patch is None else 16 * patch)
+    strides = measured.strides
     _check_strides(name, stride, strides, patch)
 
-    last_stride = strides[-1]
-    indices = tuple(n for n, stage_stride in enumerate(strides) if stage_stride == last_stride)
     if patch is None:
-        layout = Layout(last_stride, offsets.get(last_stride))
+        indices = tuple(n for n, stage_stride in enumerate(strides) if stage_stride == strides[-1])
+        layout = Layout(strides[-1], measured.offsets.get(strides[-1]))
         _check_positions(network, name, layout)
     else:
-        indices = indices[-1:]
+        indices = (len(strides) - 1,)
         layout = Layout(patch, None)
 
-    names = [stage["module"] for stage in network.feature_info]  # type: ignore[union-attr]
-    last_of_stride = {stage_stride: n for n, stage_stride in enumerate(strides)}
-    levels = tuple(
-        Layer(names[n], outputs[n].shape[1], Layout(stage_stride, offsets[stage_stride]))
-        for stage_stride, n in last_of_stride.items()
-        if _FINEST_STRIDE <= stage_stride < last_stride
-    )
+    stage_modules = [stage["module"] for stage in network.feature_info]  # type: ignore[union-attr]
+    levels = _finer_levels(measured, stage_modules)
 
     tensors_before = set(network.state_dict())
-    network.prune_intermediate_layers(list(indices), prune_norm=False, prune_head=True)  # type: ignore[operator]
+    _prune(network, indices)
     return _Structure(
         indices=indices,
-        stage_channels=tuple(outputs[n].shape[1] for n in indices),
+        stage_channels=tuple(measured.channels[n] for n in indices),
         layout=layout,
-        stages=_first_parameters(network, names),
+        stages=_first_parameters(network, stage_modules),
         unused_weights=tuple(sorted(tensors_before - set(network.state_dict()))),
         levels=levels,
         folded_pairs=folded_pairs,
     )
+
+
+class _MeasuredStages(NamedTuple):
+    """Stages of a network, measured in a forward pass.
+
+    Attributes:
+        channels: Number of output channels of each stage.
+        strides: Input pixels per position of each stage.
+        offsets: Stride -> pixel at which position 0 is centered after the layers with this stride.
+    """
+
+    channels: list[int]
+    strides: list[int]
+    offsets: dict[float, float]
+
+
+def _measure_stages(network: nn.Module, name: str, side: int) -> _MeasuredStages:
+    """Measures the stages of a network on the meta device, for an image of side x side pixels.
+
+    Raises:
+        UserError: The network does not accept images of this size.
+    """
+    try:
+        outputs, offsets = _run_and_record_offsets(network, side)
+    except AssertionError as error:
+        found = f"timm/{name} does not accept images of {side} x {side} pixels: {error}"
+        raise UserError(found, "a network for images of any size", "choose another backbone") from None
+
+    channels = [maps.shape[1] for maps in outputs]
+    strides = [side // maps.shape[-1] for maps in outputs]
+    return _MeasuredStages(channels, strides, offsets)
+
+
+def _finer_levels(measured: _MeasuredStages, stage_modules: list[str]) -> tuple[Layer, ...]:
+    """Returns the last stage of each stride from `_FINEST_STRIDE` on that is smaller than the output stride.
+
+    Args:
+        stage_modules: Name of the last module of each stage.
+    """
+    last_stage_of_stride = {stride: n for n, stride in enumerate(measured.strides)}
+    levels: list[Layer] = []
+    for stride, n in last_stage_of_stride.items():
+        if _FINEST_STRIDE <= stride < measured.strides[-1]:
+            layout = Layout(stride, measured.offsets[stride])
+            levels.append(Layer(stage_modules[n], measured.channels[n], layout))
+    return tuple(levels)
+
+
+def _prune(network: nn.Module, indices: tuple[int, ...]) -> None:
+    """Removes the classification layers and all layers after the stages with these indices."""
+    network.prune_intermediate_layers(list(indices), prune_norm=False, prune_head=True)  # type: ignore[operator]
 
 
 def _check_strides(name: str, stride: int | None, strides: list[int], patch: int | None) -> None:
@@ -242,21 +290,11 @@ def _check_strides(name: str, stride: int | None, strides: list[int], patch: int
 def _build_network(name: str, stride: int | None) -> tuple[nn.Module, int | None]:
     """Builds timm's complete network with frozen batch norms, symmetric padding and without dropout.
 
-    The options that a network of timm accepts tell whether its stages can be dilated, and whether it is a transformer.
-
     Returns:
         The network, and the side of a transformer's patches in pixels (None for a convolutional network).
     """
     check_timm_name(name)
-    options: dict[str, Any]
-    for options in ({"output_stride": stride or _DEFAULT_STRIDE}, {"dynamic_img_size": True}, {}):
-        try:
-            network = timm.create_model(name, pretrained=False, **options)
-        except (TypeError, AssertionError, NotImplementedError):  # the network does not accept these options
-            continue
-        break
-    else:
-        raise UserError(f"timm/{name} cannot be built", "a network without required options", "choose another backbone")
+    network, options = _create_network(name, stride)
     if not hasattr(network, "forward_intermediates") or not hasattr(network, "prune_intermediate_layers"):
         raise UserError(
             f"timm/{name} does not return the features of its stages",
@@ -274,6 +312,27 @@ def _build_network(name: str, stride: int | None) -> tuple[nn.Module, int | None
 
     patch = network.patch_embed.patch_size[0] if "dynamic_img_size" in options else None
     return network, patch
+
+
+def _create_network(name: str, stride: int | None) -> tuple[nn.Module, dict[str, Any]]:
+    """Creates timm's network with the first options that it accepts.
+
+    Networks whose stages can be dilated accept `output_stride`, transformers accept `dynamic_img_size`.
+
+    Returns:
+        The network and its options.
+    """
+    candidates: tuple[dict[str, Any], ...] = (
+        {"output_stride": stride or _DEFAULT_STRIDE},
+        {"dynamic_img_size": True},
+        {},
+    )
+    for options in candidates:
+        try:
+            return timm.create_model(name, pretrained=False, **options), options
+        except (TypeError, AssertionError, NotImplementedError):  # the network does not accept these options
+            continue
+    raise UserError(f"timm/{name} cannot be built", "a network without required options", "choose another backbone")
 
 
 class _CenteredConv2d(nn.Conv2d):
@@ -323,8 +382,8 @@ def _symmetric_conv(
     return symmetric
 
 
-def _measure_stages(network: nn.Module, side: int) -> tuple[list[Tensor], dict[float, float]]:
-    """Measures the stages of a network for an image of side x side pixels on the meta device.
+def _run_and_record_offsets(network: nn.Module, side: int) -> tuple[list[Tensor], dict[float, float]]:
+    """Runs a network on an image of side x side pixels on the meta device, and records where its positions are.
 
     A layer with a stride moves position 0 by the center of its kernel minus its padding, in units of the stride before
     it. If several layers have the same stride, as in a block and its shortcut, the one with the largest kernel counts.
@@ -336,37 +395,50 @@ def _measure_stages(network: nn.Module, side: int) -> tuple[list[Tensor], dict[f
     kernels: dict[float, int] = {}
 
     def record_offset(layer: nn.Module, inputs: tuple[Tensor, ...], output: object) -> None:
-        kernel, stride, dilation, padding = (
-            _pair(getattr(layer, key, 1))[1] for key in ("kernel_size", "stride", "dilation", "padding")
-        )
+        kernel = _option_along_width(layer, "kernel_size")
+        stride = _option_along_width(layer, "stride")
+        dilation = _option_along_width(layer, "dilation")
+        padding = _option_along_width(layer, "padding")
+
         stride_before = side / inputs[0].shape[-1]
         stride_after = stride_before * stride
-        if stride > 1 and stride_before in offsets and kernel > kernels.get(stride_after, 0):
+        has_largest_kernel = kernel > kernels.get(stride_after, 0)
+        if stride > 1 and stride_before in offsets and has_largest_kernel:
+            kernel_center = dilation * (kernel - 1) / 2
             kernels[stride_after] = kernel
-            offsets[stride_after] = offsets[stride_before] + stride_before * (dilation * (kernel - 1) / 2 - padding)
+            offsets[stride_after] = offsets[stride_before] + stride_before * (kernel_center - padding)
 
     strided_types = nn.Conv2d | nn.MaxPool2d | nn.AvgPool2d
     layers = [layer for layer in network.modules() if isinstance(layer, strided_types)]
     handles = [layer.register_forward_hook(record_offset) for layer in layers]
-    outputs = _stage_outputs(network, torch.zeros(1, 3, side, side, device="meta"), None, norm=False)
+    outputs = _stage_outputs(network, _meta_image(side), None, norm=False)
     for handle in handles:
         handle.remove()
     return outputs, offsets
 
 
 def _check_positions(network: nn.Module, name: str, layout: Layout) -> None:
-    """Checks the layout on an image that it places symmetrically: its positions must be as many as the network's."""
-    if layout.offset is not None:
-        side = layout.padded_side(_MEASURED_SIDE)
-        maps = _stage_outputs(network, torch.zeros(1, 3, side, side, device="meta"), None, norm=False)[-1]
-        if layout.offset + (maps.shape[-1] - 1) * layout.stride == side - 1 - layout.offset:
-            return
+    """Raises a UserError if the network's positions differ from those of its layout."""
+    if not _has_positions_of(layout, network):
+        raise UserError(
+            f"the positions of timm/{name} do not follow from its strides and paddings",
+            "a network whose positions are symmetric in images of suitable size",
+            "choose another backbone, for example timm/resnet50",
+        )
 
-    raise UserError(
-        f"the positions of timm/{name} do not follow from its strides and paddings",
-        "a network whose positions are symmetric in images of suitable size",
-        "choose another backbone, for example timm/resnet50",
-    )
+
+def _has_positions_of(layout: Layout, network: nn.Module) -> bool:
+    """Returns whether a network has as many positions as its layout, in an image in which they are symmetric."""
+    if layout.offset is None:
+        return False
+    side = layout.padded_side(_MEASURED_SIDE)
+    last_output = _stage_outputs(network, _meta_image(side), None, norm=False)[-1]
+    last_position = layout.offset + (last_output.shape[-1] - 1) * layout.stride
+    return last_position == side - 1 - layout.offset
+
+
+def _meta_image(side: int) -> Tensor:
+    return torch.zeros(1, 3, side, side, device="meta")
 
 
 def _stage_outputs(network: nn.Module, images: Tensor, indices: list[int] | None, *, norm: bool) -> list[Tensor]:
@@ -394,6 +466,11 @@ def _first_parameters(network: nn.Module, last_modules: list[str]) -> tuple[str,
         indices = [n for n, name in enumerate(names) if name.startswith(f"{module}.")]
         first_indices.add(max(indices, default=-1) + 1)
     return tuple(names[n] for n in sorted(first_indices))
+
+
+def _option_along_width(layer: nn.Module, name: str) -> int:
+    """Returns a layer's option for the width, 1 if the layer does not have the option."""
+    return _pair(getattr(layer, name, 1))[1]
 
 
 def _pair(value: Any) -> tuple[int, int]:
