@@ -59,10 +59,10 @@ def fit(
         UserError: The cluster is too small, a worker raised it, or the training failed too often at the same place.
     """
     if path_exists(folder / FIT):
-        return _read_result(folder)
+        return _finish(folder)
 
     bundles = _required_bundles(compute, decodes_images=learner.decodes_images)
-    wait_for_nodes(bundles, compute.wait_minutes, f"the {label}'s training")
+    wait_for_nodes(bundles, compute.wait_minutes, _task(label))
     if remove_damaged(folder):
         console.print(f"note: the checkpoint of the {label} was damaged: its training starts again")
     job = TrainingJob(
@@ -75,15 +75,13 @@ def fit(
         decoder=_put_decoder(learner) if _decodes_in_tasks(compute, learner) else None,
     )
     _train(job, tracker, bundles)
-    return _read_result(folder)
+    return _finish(folder)
 
 
 def _train(job: TrainingJob[Any], tracker: Tracker, bundles: Sequence[Bundle]) -> None:
-    """Trains, and continues from the last checkpoint after failures.
+    """Trains, and continues from the last checkpoint after failures (`_Failures`).
 
-    Failures are counted since the last new checkpoint. So a cluster may lose any number of nodes over days, but a
-    training that fails again and again at the same place ends. If memory runs out, the training continues with
-    micro-batches of half the size.
+    If memory runs out, the training continues with micro-batches of half the size.
 
     Args:
         bundles: The resources that the training needs.
@@ -92,49 +90,84 @@ def _train(job: TrainingJob[Any], tracker: Tracker, bundles: Sequence[Bundle]) -
         UserError: A worker raised it, lost nodes do not come back in time, or the processes died too often at the same
             place.
     """
-    compute = job.compute
-    task = f"the {job.label}'s training"
-    train = _train_alone if compute.workers == 1 else _train_together
-    failures = 0
-    last_checkpoint = files_below(job.folder).get(CHECKPOINT)
-
+    failures = _Failures(job)
     with _followed(job.learner.schedule, job.folder, tracker, job.label):
         while True:
             try:
-                with NodeWatch(bundles, compute.wait_minutes, task) as watch:
-                    _run_interruptibly(functools.partial(train, job), watch)
+                _train_once(job, bundles)
                 return
             except Exception as error:
                 user_error = user_error_in(error)
-                oom_micro_batch = _oom_micro_batch(job) if isinstance(user_error, MemoryRanOut) else None
-                if oom_micro_batch:
-                    job = dataclasses.replace(job, oom_micro_batch=oom_micro_batch)
+                smaller_micro_batch = _smaller_micro_batch(job) if isinstance(user_error, MemoryRanOut) else None
+                if smaller_micro_batch:
+                    job = dataclasses.replace(job, oom_micro_batch=smaller_micro_batch)
                     console.print(
-                        f"note: {task}: out of memory; it continues with micro-batches of {oom_micro_batch} in each "
-                        "of its workers"
+                        f"note: {_task(job.label)}: out of memory; it continues with micro-batches of "
+                        f"{smaller_micro_batch} in each of its workers"
                     )
-                    continue
-                if user_error:
+                elif user_error:
                     raise user_error from None
-
-                checkpoint = files_below(job.folder).get(CHECKPOINT)
-                failures = failures + 1 if checkpoint == last_checkpoint else 1
-                last_checkpoint = checkpoint
-                if failures > compute.max_failures:
-                    raise _death_error(job, error) or error from None
-                start = "from its last checkpoint" if checkpoint else "from its beginning"
-                console.print(
-                    f"note: {task} was interrupted ({_cause(error)}) and continues {start}; failure {failures} of at "
-                    f"most {compute.max_failures} without a new checkpoint"
-                )
+                else:
+                    failures.add(error)
 
 
-def _oom_micro_batch(job: TrainingJob[Any]) -> int | None:
+def _train_once(job: TrainingJob[Any], bundles: Sequence[Bundle]) -> None:
+    """Trains from the last checkpoint until the training has ended or fails."""
+    train = _train_alone if job.compute.workers == 1 else _train_together
+    with NodeWatch(bundles, job.compute.wait_minutes, _task(job.label)) as watch:
+        _run_interruptibly(functools.partial(train, job), watch)
+
+
+def _task(label: str) -> str:
+    """Returns the description of a training, used in messages."""
+    return f"the {label}'s training"
+
+
+def _smaller_micro_batch(job: TrainingJob[Any]) -> int | None:
     """Returns half the current micro-batch size. None: it is 1, or the configuration sets it."""
     if job.compute.micro_batch:
         return None
     micro_batch = job.oom_micro_batch or math.ceil(job.learner.schedule.batch / job.compute.workers)
     return None if micro_batch == 1 else math.ceil(micro_batch / 2)
+
+
+class _Failures:
+    """Counts the failures of a training since its last new checkpoint.
+
+    So a cluster may lose any number of nodes over days, but a training that fails again and again at the same place
+    ends.
+
+    Attributes:
+        job: The training.
+        count: Number of failures since the last new checkpoint.
+        checkpoint: Stamp of the checkpoint at the last failure, or at the start. None: there was none.
+    """
+
+    def __init__(self, job: TrainingJob[Any]):
+        self.job = job
+        self.count = 0
+        self.checkpoint = files_below(job.folder).get(CHECKPOINT)
+
+    def add(self, error: Exception) -> None:
+        """Counts a failure and prints a note.
+
+        Raises:
+            UserError: There are too many failures, and a process died.
+            Exception: There are too many failures for another reason: `error` itself.
+        """
+        checkpoint = files_below(self.job.folder).get(CHECKPOINT)
+        has_new_checkpoint = checkpoint != self.checkpoint
+        self.checkpoint = checkpoint
+        self.count = 1 if has_new_checkpoint else self.count + 1
+
+        max_failures = self.job.compute.max_failures
+        if self.count > max_failures:
+            raise _death_error(self.job, error) or error from None
+        start = "from its last checkpoint" if checkpoint else "from its beginning"
+        console.print(
+            f"note: {_task(self.job.label)} was interrupted ({_cause(error)}) and continues {start}; failure "
+            f"{self.count} of at most {max_failures} without a new checkpoint"
+        )
 
 
 def _cause(error: Exception) -> str:
@@ -156,15 +189,16 @@ def _required_bundles(compute: ComputeConfig, *, decodes_images: bool) -> list[B
     num_workers = compute.workers if compute.decode == "tasks" else compute.effective_min_workers
     bundles: list[Bundle] = [worker] * num_workers
 
-    may_have_several_nodes = compute.min_workers is None and "RAY_ADDRESS" in os.environ
-    may_decode = compute.decode == "auto" and may_have_several_nodes and decodes_images
+    is_elastic = compute.min_workers is not None
+    may_have_several_nodes = "RAY_ADDRESS" in os.environ
+    may_decode = compute.decode == "auto" and decodes_images and may_have_several_nodes and not is_elastic
     if compute.decode == "tasks" or may_decode:
         decoder = {"CPU": 1.0}
         bundles.append(decoder)
     return bundles
 
 
-def _read_result(folder: Path) -> FitResult:
+def _finish(folder: Path) -> FitResult:
     """Returns the result of a finished training, and removes its checkpoint, which is larger than the weights."""
     for name in (CHECKPOINT, _RAY_TRAIN):
         remove(folder / name)
@@ -209,7 +243,8 @@ def _train_alone(job: TrainingJob[Any]) -> None:
 
     gpus = job.compute.gpu_share if job.compute.gpu else 0
     options: Any = {"num_cpus": job.compute.worker_cpus, "num_gpus": gpus, **placement()}
-    ray.get(ray.remote(max_retries=0, **options)(_train_here).remote([ray.put(job)]))
+    task = ray.remote(max_retries=0, **options)(_train_here)
+    ray.get(task.remote([ray.put(job)]))
 
 
 def _train_here(reference: list[Any]) -> None:
@@ -275,9 +310,12 @@ def _followed(schedule: TrainingSchedule, folder: Path, tracker: Tracker, label:
 
 
 def _run_interruptibly(call: Callable[[], Any], watch: NodeWatch) -> None:
-    """Runs `call` in a thread, so that Ctrl-C ends this process. Watches the nodes meanwhile; lost nodes end it too.
+    """Runs `call` in a thread, so that Ctrl-C ends this process, and checks the nodes meanwhile.
 
     In the main thread, Ray Train would replace the handler of Ctrl-C and not restore it.
+
+    Raises:
+        The errors of `call`, and those of `NodeWatch.check`.
     """
     result = run_in_background(call)
     while not wait([result], timeout=0.2).done:
