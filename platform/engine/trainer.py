@@ -101,8 +101,8 @@ def train_worker(settings: dict[str, Any]) -> None:
     import ray
 
     job: TrainingJob[Any] = ray.get(settings["job"])
-    size = "input_size" if job.label == "classifier" else "crop"
-    memory_hint = f"lower compute.micro_batch, which changes no result, or {job.label}.batch or {job.label}.{size}"
+    size_key = "input_size" if job.label == "classifier" else "crop"
+    memory_hint = f"lower compute.micro_batch, which changes no result, or {job.label}.batch or {job.label}.{size_key}"
     with disk_errors(job.folder), memory_errors(f"training the {job.label}", memory_hint):
         Trainer(job).train()
 
@@ -149,11 +149,12 @@ class Trainer(Generic[AnyBatch]):
         context = ray.train.get_context()
         self.rank = context.get_world_rank()
         self.world_size = context.get_world_size()
-        cores = max(1, (os.cpu_count() or 1) // context.get_local_world_size())
-        torch.set_num_threads(job.compute.threads or cores)
+        cores_per_worker = max(1, (os.cpu_count() or 1) // context.get_local_world_size())
+        torch.set_num_threads(job.compute.threads or cores_per_worker)
         # With a single worker, `get_device` returns a visible GPU even if `compute.gpu` is not set.
         self.device = ray.train.torch.get_device() if job.compute.gpu else torch.device("cpu")
-        self.threads = cores if self.device.type == "cuda" else max(1, cores // 2)
+        # On a CPU, the network needs the other half of the cores.
+        self.threads = cores_per_worker if self.device.type == "cuda" else max(1, cores_per_worker // 2)
         self.precision = resolve_precision(self.schedule.optimizer.precision, self.device)
 
         torch.manual_seed(self.schedule.seed)
@@ -214,15 +215,15 @@ class Trainer(Generic[AnyBatch]):
 
     def forward_backward_step(self, batch: AnyBatch, step: int, count: Tensor) -> dict[str, Tensor]:
         """Accumulates the gradients of the micro-batches. Returns the terms of the loss, divided by `count`."""
-        rows = len(batch)
-        micro_batch = self.micro_batch or rows
+        num_samples = len(batch)
+        micro_batch = self.micro_batch or num_samples
         sample_numbers = step * self.schedule.batch + self.shard.positions(self.schedule.batch)
         sample_seeds = generator_seeds(DrawPurpose.DROPOUT, self.schedule.seed, sample_numbers)
 
         terms: dict[str, Tensor] = {}
-        for first in range(0, rows, micro_batch):
+        for first in range(0, num_samples, micro_batch):
             last = first + micro_batch
-            with self._synchronized(is_last=last >= rows):
+            with self._synchronized(is_last=last >= num_samples):
                 seed_dropout(self.network, sample_seeds[first:last])
                 sums = self.learner.loss_sums(self._forward, batch.rows(first, last), step, self.device)
                 for name, value in sums.items():
@@ -240,20 +241,20 @@ class Trainer(Generic[AnyBatch]):
             UserError: Losses since the last check, or the weights, are not finite. Nothing of them is written.
         """
         self.unchecked.append(_UncheckedStep(step, losses, self.learner.image_uris(batch)))
-        done = step + 1
-        is_last = done == self.schedule.steps
-        validates = self._is_validation_due(done)
-        logs = is_last or validates or done % _LOG_INTERVAL == 0
-        saves = is_last or self._is_checkpoint_due(done)
+        num_done = step + 1
+        is_last = num_done == self.schedule.steps
+        must_validate = self._is_validation_due(num_done)
+        must_log = is_last or must_validate or num_done % _LOG_INTERVAL == 0
+        must_save = is_last or self._is_checkpoint_due(num_done)
 
-        if logs or saves:
+        if must_log or must_save:
             self._check_finite()
-        if logs:
-            self._log_step(step, losses, validates=validates)
-        if saves and self.log:
+        if must_log:
+            self._log_step(step, losses, must_validate=must_validate)
+        if must_save and self.log:
             self.log.flush()
-        if saves and not is_last and self.rank == 0:
-            self._write_checkpoint(done)
+        if must_save and not is_last and self.rank == 0:  # after the last step, `train` writes the weights instead
+            self._write_checkpoint(num_done)
 
     @contextlib.contextmanager
     def _synchronized(self, *, is_last: bool) -> Iterator[None]:
@@ -267,45 +268,47 @@ class Trainer(Generic[AnyBatch]):
             with self.model.no_sync():
                 yield
 
-    def _is_validation_due(self, done: int) -> bool:
+    def _is_validation_due(self, num_done: int) -> bool:
+        """Returns whether to validate after `num_done` steps."""
         validation = self.job.validation
         if validation is None:
             return False
-        return validation.is_due(done, steps=self.schedule.steps, steps_per_epoch=self.schedule.steps_per_epoch)
+        return validation.is_due(num_done, steps=self.schedule.steps, steps_per_epoch=self.schedule.steps_per_epoch)
 
-    def _is_checkpoint_due(self, done: int) -> bool:
-        """Returns whether to write a checkpoint: every `compute.checkpoint_steps`, and after some time on rank 0.
+    def _is_checkpoint_due(self, num_done: int) -> bool:
+        """Returns whether a checkpoint is due after `num_done` steps: every `compute.checkpoint_steps`, and after some
+        time on rank 0.
 
         Writing checkpoints takes at most 5 % of the time, except for those that `compute.checkpoint_steps` asks for.
         """
-        if done % self.job.compute.checkpoint_steps == 0:
+        if num_done % self.job.compute.checkpoint_steps == 0:
             return True
         if self.rank != 0:
             return False
         interval = max(_MIN_CHECKPOINT_INTERVAL, 20 * self.checkpoint_seconds)
         return time.monotonic() - self.last_checkpoint_time > interval
 
-    def _write_checkpoint(self, done: int) -> None:
+    def _write_checkpoint(self, num_done: int) -> None:
         start_time = time.monotonic()
-        write_checkpoint(self.job.folder, self.network, self.optimizer, done)
+        write_checkpoint(self.job.folder, self.network, self.optimizer, num_done)
         self.last_checkpoint_time = time.monotonic()
         self.checkpoint_seconds = self.last_checkpoint_time - start_time
 
-    def _log_step(self, step: int, losses: Mapping[str, Tensor], *, validates: bool) -> None:
+    def _log_step(self, step: int, losses: Mapping[str, Tensor], *, must_validate: bool) -> None:
         """Writes a record of a step, with its losses summed over the workers."""
-        done = step + 1
+        num_done = step + 1
         values = torch.stack(list(losses.values()))
         if self.world_size > 1:
             torch.distributed.all_reduce(values)
 
         record = {
-            "step": done,
-            "epoch": round(done / self.schedule.steps_per_epoch, 4),
+            "step": num_done,
+            "epoch": round(num_done / self.schedule.steps_per_epoch, 4),
             **dict(zip(losses, values.tolist(), strict=True)),
             "learning_rate": self.schedule.learning_rate(step),
-            **self.throughput.record(done),
+            **self.throughput.record(num_done),
         }
-        if validates and self.job.validation:
+        if must_validate and self.job.validation:
             self.val_ap = self.job.validation.average_precisions(
                 self.network, self.shard, self._autocast, self.device, self.threads, self.micro_batch
             )
@@ -313,7 +316,7 @@ class Trainer(Generic[AnyBatch]):
 
         if self.log:
             self.log.write(record)
-        self.throughput.restart(done)
+        self.throughput.restart(num_done)
 
     def _write_result(self) -> None:
         save_weights(self.network, self.job.folder / WEIGHTS, self.job.about)
@@ -341,22 +344,21 @@ class Trainer(Generic[AnyBatch]):
     def _check_finite(self) -> None:
         """Raises UserError before anything is written if a loss or a weight is not finite.
 
-        So the last checkpoint and the weights stay sound. All flags are read from the device at once.
+        So the last checkpoint and the weights stay sound.
         """
-        finite_losses = torch.stack([unchecked.losses["loss"] for unchecked in self.unchecked]).isfinite()
-        finite_weights = torch.stack([parameter.isfinite().all() for parameter in self.network.parameters()]).all()
-        flags = torch.cat([finite_losses, finite_weights[None]]).tolist()
+        losses_are_finite = torch.stack([unchecked.losses["loss"] for unchecked in self.unchecked]).isfinite()
+        weights_are_finite = torch.stack([parameter.isfinite().all() for parameter in self.network.parameters()]).all()
+        # All flags are read from the device at once: one for each unchecked step, and that of the weights.
+        *step_flags, weights_flag = torch.cat([losses_are_finite, weights_are_finite[None]]).tolist()
         checked = self.unchecked
         self.unchecked = []
 
-        if all(flags):
-            return
-        first_failure = flags.index(False)
-        if first_failure < len(checked):
-            failed = checked[first_failure]
-            values = {name: float(value) for name, value in failed.losses.items()}
-            self._raise_not_finite(failed, f"loss {values}")
-        self._raise_not_finite(checked[-1], "gradients")
+        for checked_step, is_finite in zip(checked, step_flags, strict=True):
+            if not is_finite:
+                values = {name: float(value) for name, value in checked_step.losses.items()}
+                self._raise_not_finite(checked_step, f"loss {values}")
+        if not weights_flag:
+            self._raise_not_finite(checked[-1], "gradients")
 
     def _raise_not_finite(self, failed: _UncheckedStep, cause: str) -> NoReturn:
         label = self.job.label
