@@ -153,7 +153,7 @@ class Trainer(Generic[AnyBatch]):
         torch.set_num_threads(job.compute.threads or cores_per_worker)
         # With a single worker, `get_device` returns a visible GPU even if `compute.gpu` is not set.
         self.device = ray.train.torch.get_device() if job.compute.gpu else torch.device("cpu")
-        # On a CPU, the network needs the other half of the cores.
+        # On a CPU, decoding shares the cores with the network.
         self.threads = cores_per_worker if self.device.type == "cuda" else max(1, cores_per_worker // 2)
         self.precision = resolve_precision(self.schedule.optimizer.precision, self.device)
 
@@ -276,10 +276,10 @@ class Trainer(Generic[AnyBatch]):
         return validation.is_due(num_done, steps=self.schedule.steps, steps_per_epoch=self.schedule.steps_per_epoch)
 
     def _is_checkpoint_due(self, num_done: int) -> bool:
-        """Returns whether a checkpoint is due after `num_done` steps: every `compute.checkpoint_steps`, and after some
-        time on rank 0.
+        """Returns whether to write a checkpoint after `num_done` steps.
 
-        Writing checkpoints takes at most 5 % of the time, except for those that `compute.checkpoint_steps` asks for.
+        One is due every `compute.checkpoint_steps`, and on rank 0 also after some time. These further ones take at most
+        5 % of the time to write.
         """
         if num_done % self.job.compute.checkpoint_steps == 0:
             return True
