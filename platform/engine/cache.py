@@ -55,8 +55,9 @@ def cache_limit(compute: ComputeConfig, workspace: Workspace) -> int:
     """Returns the size limit of the workspace's caches, bytes (`compute.cache_gb`)."""
     if compute.cache_gb is not None:
         return int(compute.cache_gb * 2**30)
-    free = shutil.disk_usage(existing_parent(workspace.cache)).free
-    return int(_FREE_SHARE * (free + sum(bytes_in(folder) for folder in _folders(workspace))))
+    free_bytes = shutil.disk_usage(existing_parent(workspace.cache)).free
+    cached_bytes = sum(bytes_in(folder) for folder in _folders(workspace))
+    return int(_FREE_SHARE * (free_bytes + cached_bytes))
 
 
 def decoded_cache(
@@ -224,7 +225,7 @@ class _Extraction(NamedTuple):
         if pretrained is None:
             return None
 
-        network = (
+        features_identity = (
             views,
             classifier.backbone,
             classifier.channels,
@@ -234,7 +235,7 @@ class _Extraction(NamedTuple):
         )
         computed_with = made_with(MakeFeatures.__module__, config.compute.device)
         return cls(
-            kind=f"features-{fingerprint(network, computed_with, (DECODER_VERSION, value_range))}",
+            kind=f"features-{fingerprint(features_identity, computed_with, (DECODER_VERSION, value_range))}",
             shape=features_shape(classifier),
             make_worker=functools.partial(MakeFeatures, classifier, pretrained, config.compute.gpu, views, value_range),
             read=functools.partial(add_squares, classifier.input_size, value_range),
@@ -269,8 +270,8 @@ class _CacheSpec:
         return int(np.prod(self.shape)) * np.dtype(self.dtype).itemsize
 
 
-def _content(rows: pa.Table) -> str:
-    """Returns a digest of the images' content."""
+def _images_digest(rows: pa.Table) -> str:
+    """Returns a digest of the images' content, which names their cache."""
     return table_digest([rows.select(["content_hash"])])
 
 
@@ -300,7 +301,7 @@ def _open_or_write(
         None if not a single image fits, or if the nodes share no disk.
     """
     workspace = context.workspace
-    folder = workspace.cache / f"{spec.kind}-{_content(rows)}"
+    folder = workspace.cache / f"{spec.kind}-{_images_digest(rows)}"
     max_images = max(0, (_available_bytes(folder, context, compute) - reserved_bytes) // spec.row_bytes)
     if all_or_none and max_images < len(rows):
         return None
@@ -310,30 +311,32 @@ def _open_or_write(
         console.print("note: the nodes share no disk, so images are decoded each time")
         return None
 
-    part = folder.with_suffix(".part")
-    fitting = _rows_that_fit(rows, max_images, _shard_rows(folder if folder.exists() else part, compute))
-    if not len(fitting) and not folder.exists():
+    unfinished_folder = folder.with_suffix(".part")
+    present_folder = folder if folder.exists() else unfinished_folder
+    fitting_rows = _rows_that_fit(rows, max_images, _shard_rows(present_folder, compute))
+    if not len(fitting_rows) and not folder.exists():
         return None
 
     context.caches.append(folder.name)
     with hold_stage(workspace, "cache", folder.name, run=context.name), disk_errors(folder):
         reference_cache(workspace, context.name, folder.name)
         if folder.exists():
-            os.utime(folder)
-            if len(fitting) >= _GROWTH * count_images(folder):
-                _write_rows(spec, fitting, folder, context, compute)
+            os.utime(folder)  # marks the cache as the most recently used one
+            if len(fitting_rows) >= _GROWTH * count_images(folder):
+                _write_rows(spec, fitting_rows, folder, context, compute)
         else:
-            _write_rows(spec, fitting, part, context, compute)
+            _write_rows(spec, fitting_rows, unfinished_folder, context, compute)
             with workspace.lock("cache", "size"):  # no folder is renamed while another run adds up sizes
-                rename_folder(part, folder)
+                rename_folder(unfinished_folder, folder)
     return folder
 
 
 def _available_bytes(folder: Path, context: RunContext, compute: ComputeConfig) -> int:
-    """Returns how many bytes the caches of a run may take: the limit, without the caches that only other runs read.
+    """Returns how many bytes the caches of a run may take: the limit minus the caches that only other runs read.
 
     Args:
-        folder: The cache that the run asks for. It is not subtracted, because the run reads it from now on.
+        folder: The cache that the run asks for. It is not subtracted, because the run reads it from now on. Finished
+            and unfinished folders of a cache have the same stem.
         context: The context of the run.
         compute: The section `compute` of the configuration.
     """
@@ -349,8 +352,9 @@ def _rows_that_fit(rows: pa.Table, max_images: int, shard_rows: int) -> pa.Table
 
 
 def _shard_rows(folder: Path, compute: ComputeConfig) -> int:
-    """Returns the number of rows of a shard in the folder of a cache, which other runs may read; or, if the cache is
-    new, the configured number.
+    """Returns the number of rows of a shard in the folder of a cache, or the configured number if the cache is new.
+
+    The shards of a cache stay as they are, because other runs may read them.
     """
     shards = ShardSpans(names_in(folder))
     if not len(shards) or shards.first[0] > 0:
@@ -377,10 +381,11 @@ def _write_rows(spec: _CacheSpec, rows: pa.Table, folder: Path, context: RunCont
 
     make_worker = spec.make_worker
     read = spec.read
-    if num_found(rows):
+    num_copied = num_found(rows)
+    if num_copied:
         make_worker = functools.partial(ReuseRows, spec.make_worker, spec.shape, earlier_caches)
         read = None  # copied rows need no images
-        console.print(f"{spec.label}: {num_found(rows)} of {len(rows)} images are copied from earlier caches")
+        console.print(f"{spec.label}: {num_copied} of {len(rows)} images are copied from earlier caches")
     map_table(
         rows,
         folder,
@@ -404,7 +409,8 @@ def _reserve(folder: Path, size: int, context: RunContext, compute: ComputeConfi
         context: The context of the run.
         compute: The section `compute` of the configuration.
     """
-    _evict(context, _available_bytes(folder, context, compute) - size, excluded=folder)
+    max_other_bytes = _available_bytes(folder, context, compute) - size
+    _evict(context, max_other_bytes, excluded=folder)
     folder.mkdir(exist_ok=True)
 
 
