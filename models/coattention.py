@@ -52,9 +52,9 @@ def target_is_image_n(is_source: Tensor, related_is_source: Tensor, position: Li
 
 
 def positions(features: Tensor, form: AffinityForm = "bilinear") -> Tensor:
-    """Returns one vector per position, (B, C, H, W) -> (B, HW, C).
+    """Returns one vector per position, (B, C, H, W) -> (B, HW, C), scaled so that dot products are those of `form`.
 
-    For cosines each vector, or each of its levels, has unit length, and L levels are divided by the square root of L.
+    For `cosine`, each vector has unit length. For a tuple, each of the L levels of a vector has the length 1 / sqrt(L).
     Use float32 or bfloat16: squared lengths exceed the range of float16.
     """
     flat = features.flatten(2)
@@ -63,12 +63,12 @@ def positions(features: Tensor, form: AffinityForm = "bilinear") -> Tensor:
 
     # Norms over the channels before the transpose take a quarter of the time that they would take after it.
     levels = [flat] if form == "cosine" else flat.split(form, dim=1)
-    units = []
+    scaled_levels = []
     for level in levels:
-        squared_length = len(levels) * level.square().sum(dim=1, keepdim=True).clamp(min=1e-12)
-        units.append(level * squared_length.rsqrt())
-    unit = torch.cat(units, dim=1) if len(units) > 1 else units[0]
-    return unit.transpose(1, 2)
+        squared_length = level.square().sum(dim=1, keepdim=True).clamp(min=1e-12)
+        scaled_levels.append(level * (len(levels) * squared_length).rsqrt())
+    scaled = torch.cat(scaled_levels, dim=1) if len(scaled_levels) > 1 else scaled_levels[0]
+    return scaled.transpose(1, 2)
 
 
 def projected(flat: Tensor, w_p: Tensor | None) -> Tensor:

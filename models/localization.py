@@ -43,27 +43,28 @@ def embed(
         Features, (B, C, h, w).
     """
     total = head(outputs[0] if outputs else backbone(images))
-    target = backbone.grids(images, total)
+    target_grids = backbone.grids(images, total)
     flips = (False, True) if hflip else (False,)
+    scales = (1.0, *extra_scales)
 
-    for scale in (1.0, *extra_scales):
+    for scale in scales:
         size = [max(1, round(side * scale)) for side in images.shape[2:]]
         scaled = images if scale == 1 else functional.interpolate(images, size=size, mode="bilinear")
-        for flipped in flips:
-            if scale == 1 and not flipped:
-                continue
+        for is_flipped in flips:
+            if scale == 1 and not is_flipped:
+                continue  # the images themselves, whose features are in `total`
             if scale == 1 and len(outputs) > 1:
                 features = head(outputs[1])
             else:
-                features = head(backbone(scaled.flip(3) if flipped else scaled))
+                features = head(backbone(scaled.flip(3) if is_flipped else scaled))
 
             grids = backbone.grids(scaled, features)
-            if flipped:
+            if is_flipped:
                 features = features.flip(3)
                 grids = grids.hflipped()
-            total = total + resample(features, grids, target)
+            total = total + resample(features, grids, target_grids)
 
-    return total / ((1 + len(extra_scales)) * (2 if hflip else 1))
+    return total / (len(scales) * len(flips))
 
 
 def affinity_query(target: Tensor, w_p: Tensor | None, *, form: AffinityForm = "bilinear", scale: float = 1) -> Tensor:
@@ -82,10 +83,16 @@ def affinity_query(target: Tensor, w_p: Tensor | None, *, form: AffinityForm = "
 
 
 def _attended(query: Tensor, related: Tensor, values: Sequence[Tensor], form: AffinityForm) -> Iterator[Tensor]:
-    """Yields, for each related image, its values (H'W',) averaged by the attention of the target's positions, (HW,).
+    """Yields, for each related image, the average of its values by the attention of each position of the target, (HW,).
 
     Images are processed one by one: memory holds one affinity (HW, H'W') at a time, and the bits of a result do not
     depend on the other images.
+
+    Args:
+        query: `affinity_query` of the target, (HW, C), or one for each related image, (R, HW, C).
+        related: Features of R images, (R, C, H', W').
+        values: Value at each position of each image, (H'W',).
+        form: How vectors are compared.
     """
     queries = query.expand(len(related), *query.shape[-2:])
     for image_query, features, image_values in zip(queries, related, values, strict=True):
@@ -118,9 +125,13 @@ def multi_round(
         Activations before clipping and normalization, (R, HW). L_{n,k} is their mean.
     """
     shift = 0.0 if bias is None else bias
+    image_maps = related_maps or [None] * len(related)
     values = []
-    for image, image_map in zip(related, related_maps or [None] * len(related), strict=True):
-        values.append(weight @ image.flatten(1) + shift if image_map is None else image_map.flatten())
+    for image, image_map in zip(related, image_maps, strict=True):
+        if image_map is None:
+            values.append(weight @ image.flatten(1) + shift)
+        else:
+            values.append(image_map.flatten())
 
     return torch.stack(list(_attended(query, related, values, form)))
 
