@@ -180,17 +180,17 @@ class UserTable(NamedTuple):
 
         Nearly all cells are plain relative paths, which are converted together; the others are converted one by one.
         """
-        plain = pc.match_substring_regex(texts, _PLAIN).fill_null(True)
+        is_plain = pc.match_substring_regex(texts, _PLAIN).fill_null(True)
         prefix, suffix = self._affixes()
-        uris = pc.if_else(plain, pc.binary_join_element_wise(prefix, texts, suffix, ""), texts)
+        uris = pc.if_else(is_plain, pc.binary_join_element_wise(prefix, texts, suffix, ""), texts)
 
-        others = pc.invert(plain)
-        other_uris = [_uri(self.path, text) for text in texts.filter(others).to_pylist()]
+        is_other = pc.invert(is_plain)
+        other_uris = [_uri(self.path, text) for text in texts.filter(is_other).to_pylist()]
         if not other_uris:
             return uris
         if not self.trusted:
             outside += [uri for uri in other_uris if not _may_name(self.path, uri)]
-        return pc.replace_with_mask(uris, others, pa.array(other_uris, pa.string()))
+        return pc.replace_with_mask(uris, is_other, pa.array(other_uris, pa.string()))
 
     def names(self, uris: pa.ChunkedArray) -> pa.ChunkedArray:
         """Returns paths relative to the table's folder for files in it; other files keep their path or URI.
@@ -201,13 +201,14 @@ class UserTable(NamedTuple):
             uris: Result of `uris`, without nulls.
         """
         prefix, suffix = self._affixes()
+        num_affix_bytes = len(prefix.encode()) + len(suffix.encode())
         names = []
         for piece in pieces(uris):
-            inside = pc.and_(pc.starts_with(piece, prefix), pc.ends_with(piece, suffix))
-            length = pc.subtract(pc.binary_length(piece), len(prefix.encode()) + len(suffix.encode()))
-            inside = pc.and_(inside, pc.greater(length, 0))
+            has_affixes = pc.and_(pc.starts_with(piece, prefix), pc.ends_with(piece, suffix))
+            has_more = pc.greater(pc.subtract(pc.binary_length(piece), num_affix_bytes), 0)
+            is_inside = pc.and_(has_affixes, has_more)
             relative = pc.utf8_slice_codeunits(piece, len(prefix), -len(suffix) or None)
-            names.append(_in_nfc(pc.if_else(inside, relative, piece)))
+            names.append(_in_nfc(pc.if_else(is_inside, relative, piece)))
         return pa.chunked_array(names, pa.string())
 
     def _affixes(self) -> tuple[str, str]:
@@ -218,11 +219,11 @@ class UserTable(NamedTuple):
 
 def _in_nfc(texts: pa.Array) -> pa.Array:
     """Returns texts in the Unicode form NFC. Arrow's own function returns NFD instead."""
-    others = pc.invert(pc.string_is_ascii(texts))
-    if not pc.any(others).as_py():
+    has_other_characters = pc.invert(pc.string_is_ascii(texts))
+    if not pc.any(has_other_characters).as_py():
         return texts
-    normalized = [unicodedata.normalize("NFC", text) for text in texts.filter(others).to_pylist()]
-    return pc.replace_with_mask(texts, others, pa.array(normalized, pa.string()))
+    normalized = [unicodedata.normalize("NFC", text) for text in texts.filter(has_other_characters).to_pylist()]
+    return pc.replace_with_mask(texts, has_other_characters, pa.array(normalized, pa.string()))
 
 
 def in_existing_spellings(uris: pa.ChunkedArray) -> pa.ChunkedArray:
@@ -275,15 +276,21 @@ def _uri(table: str, text: str) -> str:
 
     if os.path.isabs(text) or not is_remote(table):
         return os.path.normpath(os.path.join(os.path.dirname(table), text))
+
     parts = urlsplit(table, allow_fragments=False)
-    return parts._replace(path=posixpath.normpath(posixpath.join(posixpath.dirname(parts.path), text))).geturl()
+    path = posixpath.join(posixpath.dirname(parts.path), text)
+    return parts._replace(path=posixpath.normpath(path)).geturl()
 
 
 def _may_name(table: str, uri: str) -> bool:
-    """Returns whether a table that is not trusted may name a file: below the table's folder, on the same server."""
+    """Returns whether a table that is not trusted may name a file: below the table's folder, on the same server.
+
+    A table of this machine may also name files in buckets.
+    """
     table_server, table_path = _server_and_path(table)
     file_server, file_path = _server_and_path(uri)
-    if file_server and not table_server:
+    is_local_table = not table_server
+    if is_local_table and file_server:
         return not _names_server(uri)
     if file_server != table_server:
         return False
@@ -291,17 +298,24 @@ def _may_name(table: str, uri: str) -> bool:
     folder = posixpath.dirname(table_path).rstrip("/") + "/"
     if file_path.startswith(folder):
         return True
-    return not table_server and os.path.realpath(file_path).startswith(folder)
+    # The folder's path has no links, but the file's path may lead into the folder by one.
+    return is_local_table and os.path.realpath(file_path).startswith(folder)
 
 
 def _names_server(uri: str) -> bool:
-    """Returns whether a URI names the server that credentials are sent to, rather than a bucket of a known one."""
+    """Returns whether a URI names the server that credentials are sent to, rather than a bucket of a known one.
+
+    Any parameter except `region` may name a server, as `endpoint_override` does.
+    """
     parts = urlsplit(uri, allow_fragments=False)
     if any(name != "region" for name, _ in parse_qsl(parts.query, keep_blank_values=True)):
         return True
     if parts.scheme in ("hdfs", "viewfs"):
         return bool(parts.netloc)
-    return parts.scheme in ("abfs", "abfss") and not _AZURE_PLACE.fullmatch(parts.netloc.rpartition("@")[2])
+    if parts.scheme in ("abfs", "abfss"):
+        host = parts.netloc.rpartition("@")[2]
+        return not _AZURE_PLACE.fullmatch(host)
+    return False
 
 
 def _server_and_path(uri: str) -> tuple[str, str]:
@@ -329,7 +343,10 @@ def csv_delimiter(file: BinaryIO) -> str:
     """Returns the separator of the columns of an opened CSV file: a tab or semicolon if its first line has no comma."""
     first_line = file.readline(2**16)
     file.seek(0)
-    return next((character for character in (",", "\t", ";") if character.encode() in first_line), ",")
+    for delimiter in (",", "\t", ";"):
+        if delimiter.encode() in first_line:
+            return delimiter
+    return ","
 
 
 def _read_csv(file: BinaryIO, wanted: Iterable[str]) -> _Columns:
@@ -346,7 +363,8 @@ def _read_csv(file: BinaryIO, wanted: Iterable[str]) -> _Columns:
 
 def _read_jsonl(file: BinaryIO, wanted: Iterable[str]) -> _Columns:
     """Reads a JSONL file, and reads it again if Arrow has parsed texts as times."""
-    start = len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0
+    has_byte_order_mark = file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8
+    start = len(codecs.BOM_UTF8) if has_byte_order_mark else 0
     file.seek(start)
     table = pa.json.read_json(file)
     times = [column.name for column in table.schema if column.name in wanted and pa.types.is_timestamp(column.type)]
@@ -413,12 +431,9 @@ def read_user_table(
         wanted += names
     file = _read_file(path, list(dict.fromkeys(wanted)))
 
-    guessed: list[str] = []
-    for role, common_names in guesses.items():
-        candidates = [name for name in file.names if name in common_names]
-        if len(candidates) == 1 and role not in file.names:
-            columns = columns | {role: candidates[0]}
-            guessed.append(f"{candidates[0]!r} as {role}")
+    recognized = _recognized_columns(file.names, guesses)
+    columns = columns | recognized
+    guessed = [f"{column!r} as {role}" for role, column in recognized.items()]
 
     flags: list[str] = []
     counts: list[str] = []
@@ -438,6 +453,21 @@ def read_user_table(
     used = list(dict.fromkeys([*present.values(), *flags]))
     unread = [name for name in file.names if name not in used]
     return UserTable(path, file.content.select(used), present, flags, guessed, unread, trusted, counts)
+
+
+def _recognized_columns(names: Sequence[str], guesses: dict[str, list[str]]) -> dict[str, str]:
+    """Returns role -> column, for the roles that no column is named after and that exactly one column is named like.
+
+    Args:
+        names: Names of all columns of a table.
+        guesses: Role -> names that a column with this role may have.
+    """
+    recognized: dict[str, str] = {}
+    for role, common_names in guesses.items():
+        candidates = [name for name in names if name in common_names]
+        if len(candidates) == 1 and role not in names:
+            recognized[role] = candidates[0]
+    return recognized
 
 
 def _read_file(path: str, wanted: Sequence[str]) -> _Columns:
@@ -537,6 +567,7 @@ def _counts(content: pa.Table, excluded: Collection[str]) -> list[str]:
 
 
 def _holds_counts(values: pa.ChunkedArray) -> bool:
+    """Returns whether a column of numbers holds whole numbers only, from 0 to more than 1."""
     if pc.min(values).as_py() != 0 or pc.max(values).as_py() <= 1:
         return False
     if pc.count_distinct(values).as_py() == len(values):
