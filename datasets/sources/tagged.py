@@ -49,8 +49,10 @@ _SHORT_NAME = 5
 
 def _as_cell(value: Any) -> Any:
     """Returns a number, a truth value or a list of texts as a cell of a table has it. The command line reads JSON."""
-    is_list = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
-    return json.dumps(value, ensure_ascii=False) if is_list or isinstance(value, bool | int | float) else value
+    is_list_of_texts = isinstance(value, list | tuple) and all(isinstance(item, str) for item in value)
+    if is_list_of_texts or isinstance(value, bool | int | float):
+        return json.dumps(value, ensure_ascii=False)
+    return value
 
 
 class TagsConfig(Section):
@@ -125,14 +127,7 @@ def list_tagged(
     mask_uris = _existing_uris(rows, "mask")
     if "mask" in rows.columns:
         notes += _mask_notes(splits, pc.or_(mask_uris.is_valid(), tagged.is_negative))
-
-    respelled = written_uris.filter(pc.not_equal(written_uris, uris))
-    if len(respelled):
-        differences = "Unicode form NFC or NFD, \\ or %20"
-        notes.append(
-            f"{len(respelled)} file(s) are found under another spelling ({differences}): "
-            f"{join_shortened(respelled.to_pylist())}"
-        )
+    notes += _spelling_notes(written_uris, uris)
 
     listing = listing_table(
         image_id=ids,
@@ -149,6 +144,18 @@ def list_tagged(
     del rows, written_uris, uris
     release_arrow_memory()
     return result
+
+
+def _spelling_notes(written_uris: pa.ChunkedArray, uris: pa.ChunkedArray) -> list[str]:
+    """Returns a note if files are spelled differently in the table (`in_existing_spellings`)."""
+    respelled = written_uris.filter(pc.not_equal(written_uris, uris))
+    if not len(respelled):
+        return []
+    differences = "Unicode form NFC or NFD, \\ or %20"
+    return [
+        f"{len(respelled)} file(s) are found under another spelling ({differences}): "
+        f"{join_shortened(respelled.to_pylist())}"
+    ]
 
 
 def photograph_tags(
@@ -172,8 +179,8 @@ def photograph_tags(
     rows = read_user_table(table, columns, trusted=allow_absolute, has_column_keys=False)
     uris = in_existing_spellings(rows.uris("image", rows.filled("image")))
     cells = tag_cells(rows)
-    found = _distinct_tags(cells)
-    none_tags = _none_tags(found, classes, negative_tags)
+    all_tags = _distinct_tags(cells)
+    none_tags = _none_tags(all_tags, classes, negative_tags)
 
     duplicates = repeated_texts(uris)
     if duplicates:
@@ -181,7 +188,7 @@ def photograph_tags(
             f"{rows.path}: {join_shortened(duplicates)} occur more than once", "each image once", "merge the rows"
         )
 
-    unknown = sorted(found.difference(classes, none_tags))
+    unknown = sorted(all_tags.difference(classes, none_tags))
     if unknown:
         raise UserError(
             f"{rows.path}: {len(unknown)} tag(s) are not among the classes: {join_shortened(unknown)}",
@@ -189,15 +196,16 @@ def photograph_tags(
             f"{did_you_mean(unknown, classes)}correct the table",
         )
 
-    indices: list[list[int]] = []
+    class_indices: list[list[int]] = []
     for chunk in pieces(cells):
-        indices += _class_indices(chunk, classes).to_pylist()
-    is_negative = _negatives(rows, uris, cells, none_tags).to_pylist()
-    known: dict[str, list[int]] = {}
-    for uri, tags, negative in zip(uris.to_pylist(), indices, is_negative, strict=True):
-        if tags or negative:
-            known[uri] = tags
-    return known
+        class_indices += _class_indices(chunk, classes).to_pylist()
+    negative_flags = _negatives(rows, uris, cells, none_tags).to_pylist()
+
+    indices_by_uri: dict[str, list[int]] = {}
+    for uri, indices, is_negative in zip(uris.to_pylist(), class_indices, negative_flags, strict=True):
+        if indices or is_negative:
+            indices_by_uri[uri] = indices
+    return indices_by_uri
 
 
 def _ids(rows: UserTable, uris: pa.ChunkedArray, id_column: str) -> pa.ChunkedArray:
@@ -265,20 +273,20 @@ def _read_tags(
         images: Name of the image of each row, for messages.
     """
     cells = tag_cells(rows)
-    found = _distinct_tags(cells)
+    all_tags = _distinct_tags(cells)
     names = read_classes(classes) if classes else ()
-    none_tags = _none_tags(found, names, negative_tags)
+    none_tags = _none_tags(all_tags, names, negative_tags)
     if not classes:
-        names = tuple(sorted(found - none_tags))
+        names = tuple(sorted(all_tags - none_tags))
     _check_names(rows, names, classes)
 
-    others = sorted(found.difference(names, none_tags))
-    if others and not ignore_others:
+    unknown = sorted(all_tags.difference(names, none_tags))
+    if unknown and not ignore_others:
         raise UserError(
-            f"{rows.path}: {len(others)} tag(s) are not among the classes: {join_shortened(others)}",
+            f"{rows.path}: {len(unknown)} tag(s) are not among the classes: {join_shortened(unknown)}",
             f"the {len(names)} classes of {classes}",
-            f"{did_you_mean(others, names)}correct the table or the class file, or set data.tags.ignore_others=true to "
-            "leave such tags out",
+            f"{did_you_mean(unknown, names)}correct the table or the class file, or set data.tags.ignore_others=true "
+            "to leave such tags out",
         )
 
     indices = pa.chunked_array([_class_indices(chunk, names) for chunk in pieces(cells)], pa.list_(pa.uint16()))
@@ -288,11 +296,10 @@ def _read_tags(
         is_negative = pc.or_(is_negative, has_no_class)
 
     notes = _negative_notes(is_negative, none_tags)
-    if others:
-        left_out = pa.array(others, pa.string())
-        count = sum(pc.is_in(_split_cells(chunk).tags, left_out).true_count for chunk in pieces(cells))
+    if unknown:
+        count = _count_tags_named(unknown, cells)
         notes.append(
-            f"left out {count} tags, whose {len(others)} names are not among the classes: {join_shortened(others)}; "
+            f"left out {count} tags, whose {len(unknown)} names are not among the classes: {join_shortened(unknown)}; "
             f"{pc.sum(has_no_class).as_py()} of {len(indices)} images have no tag"
         )
     else:
@@ -303,11 +310,17 @@ def _read_tags(
     return _Tagged(indices, is_negative, names, notes)
 
 
-def _none_tags(found: set[str], names: Sequence[str], negative_tags: str) -> set[str]:
+def _count_tags_named(names: Sequence[str], cells: pa.ChunkedArray) -> int:
+    """Returns how many tags in the cells of a column have one of some names."""
+    value_set = pa.array(names, pa.string())
+    return sum(pc.is_in(_split_cells(chunk).tags, value_set).true_count for chunk in pieces(cells))
+
+
+def _none_tags(all_tags: set[str], names: Sequence[str], negative_tags: str) -> set[str]:
     """Returns the tags of a table that mean none of the classes.
 
     Args:
-        found: All tags of the table.
+        all_tags: All tags of the table.
         names: Class names that are given. One of them is a class even if NEGATIVE_TAGS has it.
         negative_tags: See `TagsConfig`.
 
@@ -322,7 +335,7 @@ def _none_tags(found: set[str], names: Sequence[str], negative_tags: str) -> set
             "tags that mean none of the classes",
             "remove the name from the class file (data.classes) or from data.tags.negative_tags",
         )
-    return {tag for tag in found if tag in further or (tag.casefold() in NEGATIVE_TAGS and tag not in names)}
+    return {tag for tag in all_tags if tag in further or (tag.casefold() in NEGATIVE_TAGS and tag not in names)}
 
 
 def _negatives(
@@ -414,13 +427,14 @@ def _misspelling_notes(num_images: Mapping[str, int]) -> list[str]:
     """Returns notes on classes that are probably misspelled.
 
     A name is reported if it differs from another only by capitals, or if it is similar to that of a class with many
-    times as many images.
+    times as many images. Names are visited from the most to the least frequent one, so each is compared with the more
+    frequent ones.
 
     Args:
         num_images: Number of images by class name.
     """
     notes: list[str] = []
-    name_of_folded: dict[str, str] = {}
+    correct_names: dict[str, str] = {}  # visited name without capitals -> its probable correct spelling
 
     for name in sorted(num_images, key=lambda name: -num_images[name]):
         folded = name.casefold()
@@ -432,10 +446,12 @@ def _misspelling_notes(num_images: Mapping[str, int]) -> list[str]:
             min_similarity = 0.8
 
         min_images = min_ratio * max(num_images[name], 1)
-        frequent = [other for other, spelled in name_of_folded.items() if num_images[spelled] >= min_images]
+        frequent = [other for other, correct in correct_names.items() if num_images[correct] >= min_images]
         similar = difflib.get_close_matches(folded, frequent, 1, min_similarity)
 
-        likely = name_of_folded.setdefault(folded, name_of_folded[similar[0]] if similar else name)
+        if folded not in correct_names:
+            correct_names[folded] = correct_names[similar[0]] if similar else name
+        likely = correct_names[folded]
         if likely != name:
             notes.append(
                 f"{name!r} ({num_images[name]} images) may be a misspelling of {likely!r} ({num_images[likely]} images)"
@@ -444,21 +460,9 @@ def _misspelling_notes(num_images: Mapping[str, int]) -> list[str]:
 
 
 def tag_cells(rows: UserTable) -> pa.ChunkedArray:
-    """Returns the cells of tags, lists or texts. Columns of 0 and 1 become lists of their names.
-
-    A row with empty cells and no 1 becomes null, because it does not say that the image shows none of the classes.
-    """
+    """Returns the cells of tags, lists or texts. Columns of 0 and 1 become lists (`_tags_of_flags`)."""
     if rows.flags:
-        columns = [pc.fill_null(rows.content[name].cast(pa.int8()), 0).to_numpy() for name in rows.flags]
-        row, flag = np.nonzero(np.stack(columns, axis=1))
-        start = np.searchsorted(row, np.arange(len(rows.content) + 1)).astype(np.int32)
-
-        has_empty_cell = np.zeros(len(rows.content), bool)
-        for name in rows.flags:
-            has_empty_cell |= rows.content[name].is_null().to_numpy()
-        is_unknown = pa.array(has_empty_cell & (np.diff(start) == 0))
-        lists = pa.ListArray.from_arrays(start, pa.array(rows.flags).take(pa.array(flag)), mask=is_unknown)
-        return pa.chunked_array([lists])
+        return _tags_of_flags(rows.content, rows.flags)
 
     cells = rows.cells("tags")
     if cells.type == pa.list_(pa.string()):
@@ -470,6 +474,28 @@ def tag_cells(rows: UserTable) -> pa.ChunkedArray:
         "lists of strings, or strings with ';', ',' or '|' between the tags",
         "write the names of the classes",
     )
+
+
+def _tags_of_flags(content: pa.Table, flags: Sequence[str]) -> pa.ChunkedArray:
+    """Returns the names of the columns in which each row has a 1, list<string>.
+
+    A row with empty cells and no 1 becomes null, because it does not say that the image shows none of the classes.
+
+    Args:
+        flags: Names of columns of 0, 1 and empty cells.
+    """
+    columns = [pc.fill_null(content[name].cast(pa.int8()), 0).to_numpy() for name in flags]
+    row, column = np.nonzero(np.stack(columns, axis=1))
+    start = np.searchsorted(row, np.arange(len(content) + 1)).astype(np.int32)  # first tag of each row, and the end
+    has_tag = np.diff(start) > 0
+
+    has_empty_cell = np.zeros(len(content), bool)
+    for name in flags:
+        has_empty_cell |= content[name].is_null().to_numpy()
+
+    tags = pa.array(flags).take(pa.array(column))
+    lists = pa.ListArray.from_arrays(start, tags, mask=pa.array(has_empty_cell & ~has_tag))
+    return pa.chunked_array([lists])
 
 
 def split_tags(cell: str) -> list[str]:
@@ -516,13 +542,16 @@ def _split_cells(cells: pa.Array) -> _SplitCells:
     lists = _split_texts(cells) if pa.types.is_string(cells.type) else cells
     counts = pc.list_value_length(lists).fill_null(0).to_numpy()
     is_empty_list = (counts == 0) & lists.is_valid().to_numpy(zero_copy_only=False)
+
     tags = trimmed(lists.flatten())
     if not pc.all(pc.string_is_ascii(tags)).as_py():
         encoded = tags.dictionary_encode()
         names = [unicodedata.normalize("NFC", name) for name in encoded.dictionary.to_pylist()]
         tags = pa.array(names, pa.string()).take(encoded.indices)
+
+    is_present = tags.is_valid().to_numpy(zero_copy_only=False)
     row = np.repeat(np.arange(len(cells), dtype=np.int32), counts)
-    return _SplitCells(row[tags.is_valid().to_numpy(zero_copy_only=False)], tags.drop_null(), is_empty_list)
+    return _SplitCells(row[is_present], tags.drop_null(), is_empty_list)
 
 
 def _distinct_tags(cells: pa.ChunkedArray) -> set[str]:
@@ -537,6 +566,8 @@ def _class_indices(cells: pa.Array, names: Sequence[str]) -> pa.Array:
     """Returns the class indices of each row of a chunk, distinct and ascending, list<uint16>, without other tags."""
     row, tags, _ = _split_cells(cells)
     classes = pc.index_in(tags, value_set=pa.array(names, pa.string())).fill_null(-1).to_numpy()
+
+    # One number for each pair of row and class, so that one sort orders the pairs and drops repetitions.
     keys = np.unique((row * np.int64(2**16) + classes)[classes >= 0])
     start = np.searchsorted(keys, np.arange(len(cells) + 1) * np.int64(2**16)).astype(np.int32)
     return pa.ListArray.from_arrays(start, pa.array((keys % 2**16).astype(np.uint16)))
