@@ -251,12 +251,7 @@ def _read_data_set(format: str, request: ImportRequest) -> DataSet:
     except (UserError, MemoryError):
         raise
     except Exception as error:  # invalid values can raise anything in parsers
-        problem = f"no {error.args[0]!r}" if isinstance(error, KeyError) else unquoted(error)
-        found = f"{source} is not as expected: {problem}"
-        other = recognize_annotations(source)
-        if other is not None and other.format != format:
-            raise UserError(f"{source} holds {other.name}", FORMATS[format].expected, other.remedy) from error
-        raise UserError(found, FORMATS[format].expected, "correct the data set, or name another one") from error
+        raise _invalid_data_set(format, source, error) from error
 
     reasons: dict[str, Sequence[str]] = {
         f"image(s) that are not in {folder}": found_files.absent,
@@ -279,6 +274,16 @@ def _read_data_set(format: str, request: ImportRequest) -> DataSet:
         if name in file_of_name:
             found_photos[file_of_name[name]] = [_with_nfc_tag(item) for item in objects]
     return DataSet(folder, found_photos, [*notes, *_notes_on_files(file_of_name)])
+
+
+def _invalid_data_set(format: str, source: Path, error: Exception) -> UserError:
+    """Returns the error for a data set whose reader raised `error`. It may have another format."""
+    expected = FORMATS[format].expected
+    other = recognize_annotations(source)
+    if other is not None and other.format != format:
+        return UserError(f"{source} holds {other.name}", expected, other.remedy)
+    problem = f"no {error.args[0]!r}" if isinstance(error, KeyError) else unquoted(error)
+    return UserError(f"{source} is not as expected: {problem}", expected, "correct the data set, or name another one")
 
 
 def _check_file_names(source: Path, files: list[str]) -> None:
@@ -417,17 +422,20 @@ def _select_classes(
     """Selects the classes of a table, and removes objects of other classes.
 
     Args:
+        source: The data set, for messages.
+        photos: All its photographs.
         wanted: Classes to import; empty: all.
         exported: Classes of an export, in the order of its labels; empty: none given.
+        other_rows: Rows of the table of other splits, whose classes are selected too.
+        output: The files of the import.
+        left_out: Counts of items that are left out, to which the removed objects are added.
 
     Raises:
         UserError: See `_check_names`.
     """
     occurring = _tags_of(photos)
     wanted = split_names(wanted, occurring)
-    tags_of_other_splits: set[str] = set()
-    for row in other_rows:
-        tags_of_other_splits.update(tag for tag in split_tags(row["tags"]) if tag not in ("", _NEGATIVE))
+    tags_of_other_splits = _tags_of_rows(other_rows)
 
     selected = occurring
     if exported or wanted:
@@ -435,14 +443,14 @@ def _select_classes(
     selected_photos: Photos = {}
     for name, objects in photos.items():
         selected_photos[name] = [item for item in objects if not item.tag or item.tag in selected]
-    left_out["object(s) of classes that are not wanted"] = _count(photos) - _count(selected_photos)
+    left_out["object(s) of classes that are not wanted"] = _count_objects(photos) - _count_objects(selected_photos)
 
     names = exported or sorted(selected | tags_of_other_splits)
-    names_before = list(read_classes(output.classes)) if other_rows else names
-    if exported and names != names_before:  # labels follow the order of the classes
-        differing = {*names, *names_before}
+    names_of_other_splits = list(read_classes(output.classes)) if other_rows else names
+    if exported and names != names_of_other_splits:  # labels follow the order of the classes
+        differing = {*names, *names_of_other_splits}
     else:
-        differing = set(names) ^ set(names_before)
+        differing = set(names) ^ set(names_of_other_splits)
     absent = set(wanted) - occurring - tags_of_other_splits
 
     _check_names(source, names, differing | absent, occurring)
@@ -457,8 +465,15 @@ def _tags_of(photos: Photos) -> set[str]:
     return tags
 
 
-def _count(photos: Photos) -> int:
-    """Returns the number of objects."""
+def _tags_of_rows(rows: Iterable[Row]) -> set[str]:
+    """Returns the classes that occur in rows of a table."""
+    tags: set[str] = set()
+    for row in rows:
+        tags.update(tag for tag in split_tags(row["tags"]) if tag not in ("", _NEGATIVE))
+    return tags
+
+
+def _count_objects(photos: Photos) -> int:
     return sum(len(objects) for objects in photos.values())
 
 
@@ -509,29 +524,27 @@ def _write_masks(
     Raises:
         UserError: No mask can be drawn.
     """
-    names, photos, negatives = selection
+    classes, photos, negatives = selection
     has_masks = any(_outlined(objects) for objects in photos.values())
     problems: list[str] = []
 
     for name in track(list(photos)):
         objects = photos[name]
         mask = ""
-        if has_masks and len(_outlined(objects)) == len(objects):
+        if has_masks and _has_all_outlines(objects):
             try:
-                labels = encode_labels(_draw_labels(folder / name, objects, names))
-            except MemoryError:
-                problems.append(f"{name}: it takes more memory than there is")
-            except (KeyError, OSError, OverflowError, TypeError, ValueError) as error:
-                problems.append(f"{name}: {unquoted(error)}")
+                mask_bytes = _draw_mask(folder / name, objects, classes)
+            except ValueError as error:
+                problems.append(f"{name}: {error}")
             else:
                 mask = f"masks/{output.split}/{name}.png"
                 with atomic_write(new_masks / f"{name}.png", durable=False) as temporary:
-                    temporary.write_bytes(labels)
+                    temporary.write_bytes(mask_bytes)
 
         tags = [_NEGATIVE] if name in negatives else sorted({item.tag for item in objects if item.tag})
         yield {"image": f"images/{output.split}/{name}", "tags": join_tags(tags), "split": output.split, "mask": mask}
 
-    drawable = [objects for objects in photos.values() if objects and len(_outlined(objects)) == len(objects)]
+    drawable = [objects for objects in photos.values() if objects and _has_all_outlines(objects)]
     if problems and len(problems) == len(drawable):
         found = f"{folder}/{problems[0]}"
         raise UserError(found, "a picture, and outlines that fit it", "correct the file or remove it")
@@ -546,7 +559,25 @@ def _outlined(objects: Iterable[AnnotatedObject]) -> list[tuple[str | None, Draw
     return [(item.tag, item.draw) for item in objects if item.draw]
 
 
-def _draw_labels(image: Path, objects: Sequence[AnnotatedObject], names: Sequence[str]) -> NDArray[np.uint8]:
+def _has_all_outlines(objects: Sequence[AnnotatedObject]) -> bool:
+    return len(_outlined(objects)) == len(objects)
+
+
+def _draw_mask(image: Path, objects: Sequence[AnnotatedObject], classes: Sequence[str]) -> bytes:
+    """Returns the content of the mask file of an image.
+
+    Raises:
+        ValueError: The mask cannot be drawn. The text is the reason.
+    """
+    try:
+        return encode_labels(_draw_labels(image, objects, classes))
+    except MemoryError:
+        raise ValueError("it takes more memory than there is") from None
+    except (KeyError, OSError, OverflowError, TypeError, ValueError) as error:
+        raise ValueError(unquoted(error)) from error
+
+
+def _draw_labels(image: Path, objects: Sequence[AnnotatedObject], classes: Sequence[str]) -> NDArray[np.uint8]:
     """Draws the label mask of an image, (H, W): crowds first, then objects from the largest to the smallest.
 
     Errors of many kinds are raised if the image is no picture or an outline is damaged.
@@ -558,17 +589,20 @@ def _draw_labels(image: Path, objects: Sequence[AnnotatedObject], names: Sequenc
 
     def drawing_order(outlined: tuple[str | None, Draw]) -> tuple[bool, int]:
         tag, draw = outlined
-        return tag is not None, -int(draw(height, width).sum())
+        is_crowd = tag is None
+        num_pixels = int(draw(height, width).sum())
+        return not is_crowd, -num_pixels
 
     labels = np.zeros((height, width), np.uint8)
-    for tag, draw in sorted(_outlined(objects), key=drawing_order):  # drawn again: all pixels at once may not fit
-        labels[draw(height, width)] = IGNORE if tag is None else names.index(tag) + 1
+    # Each outline is drawn twice, because the pixels of all objects may not fit into memory.
+    for tag, draw in sorted(_outlined(objects), key=drawing_order):
+        labels[draw(height, width)] = IGNORE if tag is None else classes.index(tag) + 1
     return labels
 
 
-def _write_table(output: _Output, rows: Sequence[Row], names: Sequence[str]) -> None:
+def _write_table(output: _Output, rows: Sequence[Row], classes: Sequence[str]) -> None:
     with atomic_write(output.classes) as temporary:
-        temporary.write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+        temporary.write_text("".join(f"{name}\n" for name in classes), encoding="utf-8")
 
     with atomic_write(output.table) as temporary, temporary.open("w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
