@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mcis.datasets.classes import read_classes
 from mcis.datasets.formats.data_set import (
@@ -57,7 +58,7 @@ def read_yolo(request: ImportRequest) -> DataSet:
     description = _read_description(request.source)
     folder, listed = _image_folder(description, request)
     above, _, below = f"{folder}/".rpartition("/images/")
-    label_folder = Path(f"{above}/labels/{below}")
+    label_folder = Path(f"{above}/labels/{below}")  # tools replace the last folder `images` of a path by `labels`
     if not label_folder.is_dir() or not folder.is_dir():
         raise ValueError(f"no folders {folder} and {label_folder}")
 
@@ -127,10 +128,10 @@ def _image_folder(description: _Description, request: ImportRequest) -> tuple[Pa
     listed: Sequence[str] = ()
     if location.endswith(".txt"):
         text = (source / location.lstrip("./")).read_text("utf-8-sig")
-        lines = [line for line in text.replace("\\", "/").splitlines() if line.strip()]
-        if lines:
-            location = os.path.commonpath([os.path.dirname(line) for line in lines])
-            listed = sorted({line.strip().partition(f"{location}/")[2] for line in lines})
+        paths = [line for line in text.replace("\\", "/").splitlines() if line.strip()]
+        if paths:
+            location = os.path.commonpath([os.path.dirname(path) for path in paths])
+            listed = sorted({path.strip().partition(f"{location}/")[2] for path in paths})
 
     if request.images:
         return request.images.resolve(), listed
@@ -146,24 +147,28 @@ def _image_folder(description: _Description, request: ImportRequest) -> tuple[Pa
 def _read_label_file(path: Path, description: _Description) -> list[AnnotatedObject]:
     objects: list[AnnotatedObject] = []
     for line in path.read_text("utf-8-sig").splitlines():
-        if not line.strip():
-            continue
-
-        values = np.array(line.split(), float)
-        valid = len(values) >= 5 and np.isfinite(values).all() and values[0] in description.names
-        if not valid or values[1:5].max() > _MAX_COORDINATE:
-            last = len(description.names) - 1
-            wanted = f"a class 0..{last} with a box or polygon in fractions of the image's sides"
-            raise ValueError(f"a line that is not {wanted}")
-
-        coordinates = values[1:]
-        if len(coordinates) % 2:
-            coordinates = coordinates[:-1]  # a confidence
-        corners = coordinates.reshape(-1, 2)
-        is_polygon = len(corners) > 2 and "kpt_shape" not in description.content
-        draw = functools.partial(polygon_pixels, corners) if is_polygon else None
-        objects.append(AnnotatedObject(description.names[int(values[0])].strip(), draw))
+        if line.strip():
+            objects.append(_read_label(line, description))
     return objects
+
+
+def _read_label(line: str, description: _Description) -> AnnotatedObject:
+    """Reads a line of a label file: a class, the numbers of a box or polygon, and maybe a confidence."""
+    values = np.array(line.split(), float)
+    is_valid = len(values) >= 5 and np.isfinite(values).all() and values[0] in description.names
+    if not is_valid or values[1:5].max() > _MAX_COORDINATE:
+        last = len(description.names) - 1
+        wanted = f"a class 0..{last} with a box or polygon in fractions of the image's sides"
+        raise ValueError(f"a line that is not {wanted}")
+
+    coordinates = values[1:]
+    has_confidence = len(coordinates) % 2 == 1
+    if has_confidence:
+        coordinates = coordinates[:-1]
+    corners = coordinates.reshape(-1, 2)
+    is_polygon = len(corners) > 2 and "kpt_shape" not in description.content  # not a box with keypoints
+    draw = functools.partial(polygon_pixels, corners) if is_polygon else None
+    return AnnotatedObject(description.names[int(values[0])].strip(), draw)
 
 
 def write_yolo(request: ExportRequest) -> int:
@@ -172,14 +177,7 @@ def write_yolo(request: ExportRequest) -> int:
     for image in request.images:
         # Readers replace the last folder `images` of a path by `labels`, so other folders get another name.
         name = re.sub(r"(?<![^/])(_*images)(?=/)", r"_\1", image.name)
-        height, width = image.labels.shape
-        lines = []
-        for region in connected_regions(image.labels, request.min_area):
-            outline = region_outline(region.pixels) + region.corner
-            polygon = (outline + _PIXEL_QUARTER) / (width, height)
-            coordinates = " ".join(f"{value:.6f}" for value in polygon.flat)
-            lines.append(f"{region.label - 1} {coordinates}\n")
-
+        lines = _label_lines(image.labels, request.min_area)
         write_file(request.out / "labels" / f"{name}.txt", "".join(lines))
         path = request.out / "images" / f"{name}.jpg"
         write_photograph(image.uri, image.content_hash, path, image.value_range)
@@ -189,6 +187,18 @@ def write_yolo(request: ExportRequest) -> int:
     comment = "# the same images: name others for scores on unseen images"
     write_file(request.out / "data.yaml", f"train: images\nval: images  {comment}\nnames: {names}\n")
     return count
+
+
+def _label_lines(labels: NDArray[np.uint8], min_area: int) -> list[str]:
+    """Returns a line for each region of a label mask (H, W): its class and polygon."""
+    height, width = labels.shape
+    lines: list[str] = []
+    for region in connected_regions(labels, min_area):
+        outline = region_outline(region.pixels) + region.corner
+        polygon = (outline + _PIXEL_QUARTER) / (width, height)
+        coordinates = " ".join(f"{value:.6f}" for value in polygon.flat)
+        lines.append(f"{region.label - 1} {coordinates}\n")
+    return lines
 
 
 YOLO = Format(
