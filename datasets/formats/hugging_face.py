@@ -19,8 +19,8 @@ def read_hugging_face(request: ImportRequest) -> DataSet:
     photos: Photos = {}
 
     # Without the other columns: the library would decode them, and download images that they name by URLs.
-    columns = data.select_columns(["image", column]).cast_column("image", features.Image(decode=False))
-    for number, row in enumerate(columns):
+    rows = data.select_columns(["image", column]).cast_column("image", features.Image(decode=False))
+    for number, row in enumerate(rows):
         path = Path(row["image"]["path"] or "")
         content = row["image"]["bytes"]
         if content is None and not path.resolve().is_relative_to(source):
@@ -46,19 +46,34 @@ def _type_notes(column: str, label_type: Any) -> list[str]:
 
 def _load_split(source: Path, split: str) -> Any:
     load = require_module("datasets.load")
-    saved = (source / "state.json").exists() or (source / "dataset_dict.json").exists()
-    if not saved:
+    is_saved_to_disk = (source / "state.json").exists() or (source / "dataset_dict.json").exists()
+    if is_saved_to_disk:
+        data = load.load_from_disk(str(source))
+    else:
         _refuse_other_places(source)
-    data = load.load_from_disk(str(source)) if saved else load.load_dataset(str(source))
-    if not isinstance(data, dict):
+        data = load.load_dataset(str(source))
+
+    if not isinstance(data, dict):  # a single split
         return data
     return data["validation" if split == "val" and "validation" in data else split]
 
 
 def _refuse_other_places(source: Path) -> None:
     """Raises ValueError if the description of a data set names files outside of its folder, which would be loaded."""
+    for description in _descriptions(source):
+        for place in _places(description):
+            if place.startswith(("/", "~")) or "://" in place or "::" in place or ".." in Path(place).parts:
+                raise ValueError(f"its description names {place!r}, which is outside of the data set")
+
+
+def _descriptions(source: Path) -> list[Any]:
+    """Returns the content of the files that may describe a data set, as YAML.
+
+    Raises:
+        ValueError: A file is not valid YAML.
+    """
     yaml = require_module("yaml")
-    descriptions = []
+    descriptions: list[Any] = []
     for name in ("README.md", ".huggingface.yaml"):
         text = (source / name).read_text(encoding="utf-8") if (source / name).exists() else ""
         if name == "README.md":  # YAML between two lines of dashes, then text
@@ -67,14 +82,17 @@ def _refuse_other_places(source: Path) -> None:
             descriptions.append(yaml.safe_load(text))
         except yaml.YAMLError as error:
             raise ValueError(f"{name} is not valid YAML: {error}") from None
+    return descriptions
 
-    for description in descriptions:
-        configs = description.get("configs") if isinstance(description, dict) else None
-        for config in configs if isinstance(configs, list) else []:
-            places = [config.get("data_files"), config.get("data_dir")] if isinstance(config, dict) else []
-            for place in _texts(places, set()):
-                if place.startswith(("/", "~")) or "://" in place or "::" in place or ".." in Path(place).parts:
-                    raise ValueError(f"its description names {place!r}, which is outside of the data set")
+
+def _places(description: Any) -> Iterator[str]:
+    """Yields the paths and URLs of files and folders that a description names. Its content may be of any type."""
+    configs = description.get("configs") if isinstance(description, dict) else None
+    if not isinstance(configs, list):
+        return
+    for config in configs:
+        if isinstance(config, dict):
+            yield from _texts([config.get("data_files"), config.get("data_dir")], set())
 
 
 def _texts(value: Any, seen: set[int]) -> Iterator[str]:
