@@ -56,12 +56,7 @@ def retry_io(uri: str, act: Callable[[], _T]) -> _T:
             is refused.
     """
     try:
-        try:
-            return act()
-        except (OSError, MemoryError) as error:
-            if not is_transient(error):
-                raise
-            return RETRY_POLICY(act)
+        return _call_repeatedly(act)
     except (OSError, MemoryError) as error:
         if not is_transient(error):
             raise
@@ -74,12 +69,25 @@ def retry_io(uri: str, act: Callable[[], _T]) -> _T:
         ) from None
 
 
+def _call_repeatedly(act: Callable[[], _T]) -> _T:
+    """Calls `act`, and only after a transient error again by `RETRY_POLICY`."""
+    try:
+        return act()
+    except (OSError, MemoryError) as error:
+        if not is_transient(error):
+            raise
+        return RETRY_POLICY(act)
+
+
 def is_transient(error: BaseException) -> bool:
     """Returns whether the same call may succeed later."""
-    permanent = FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError
-    if isinstance(error, OSError):
-        return not isinstance(error, permanent) and error.errno not in _PERMANENT
-    return isinstance(error, MemoryError)
+    if isinstance(error, MemoryError):
+        return True
+    if not isinstance(error, OSError):
+        return False
+    permanent_types = FileNotFoundError | PermissionError | IsADirectoryError | NotADirectoryError
+    is_permanent = isinstance(error, permanent_types) or error.errno in _PERMANENT
+    return not is_permanent
 
 
 RETRY_POLICY = tenacity.Retrying(
@@ -121,8 +129,10 @@ def call_remote(act: Callable[[], _T], *, size: int = 0, many: bool = False) -> 
         TimeoutError: The call exceeds the time given by REMOTE_TIMEOUT and MIN_BYTES_PER_SECOND.
         OSError: Pyarrow's error, converted to FileNotFoundError, IsADirectoryError or PermissionError by its text.
     """
+    base_timeout = 10 * REMOTE_TIMEOUT if many else REMOTE_TIMEOUT
+    transfer_timeout = size / MIN_BYTES_PER_SECOND
     try:
-        return with_timeout(REMOTE_TIMEOUT * (10 if many else 1) + size / MIN_BYTES_PER_SECOND, act)
+        return with_timeout(base_timeout + transfer_timeout, act)
     except OSError as error:
         for error_type, pattern in _REMOTE_ERRORS.items():
             if pattern.search(str(error)):
