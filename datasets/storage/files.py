@@ -8,6 +8,7 @@ import contextlib
 import errno
 import functools
 import io
+import math
 import os
 import stat
 import unicodedata
@@ -61,6 +62,7 @@ def _existing_unicode_form(path: str) -> str | None:
     for position, part in enumerate(path.split("/")):
         forms = (part, unicodedata.normalize("NFC", part), unicodedata.normalize("NFD", part))
         candidates = [f"{found}/{form}" if position else form for form in forms]
+        # The first part of an absolute path is empty.
         existing = [candidate for candidate in candidates if not candidate or os.path.lexists(candidate)]
         if not existing:
             return None
@@ -113,6 +115,7 @@ def read_decoded(uri: str, decode: Callable[[bytes], _T]) -> _T:
 
 
 def _read(uri: str, max_bytes: int) -> bytes:
+    """Returns the first bytes of a file, at most `max_bytes`."""
     path = path_on_disk(uri)
     if path is not None:
         with _open_regular(path) as file:
@@ -185,14 +188,15 @@ def stamps(uris: Sequence[str]) -> list[Stamp | None]:
     listed = list_objects(uris)
     if not listed:
         return _stamp_in_threads(uris)
-    others = iter(_stamp_in_threads([uri for uri in uris if uri not in listed]))
-    return [listed[uri] if uri in listed else next(others) for uri in uris]
+    other_stamps = iter(_stamp_in_threads([uri for uri in uris if uri not in listed]))
+    return [listed[uri] if uri in listed else next(other_stamps) for uri in uris]
 
 
 def _stamp_in_threads(uris: Sequence[str]) -> list[Stamp | None]:
     """Returns `stamp` of each file, in order. Threads process parts of at most 512 files in parallel."""
-    count = min(2**9, -(-len(uris) // _PARALLEL) or 1)
-    parts = (uris[first : first + count] for first in range(0, len(uris), count))
+    files_per_thread = math.ceil(len(uris) / _PARALLEL)
+    part_size = min(512, max(1, files_per_thread))
+    parts = (uris[first : first + part_size] for first in range(0, len(uris), part_size))
 
     found_stamps = []
     for part_stamps in map_in_threads(_stamp_all, parts, threads=_PARALLEL):
@@ -206,13 +210,13 @@ def _stamp_all(uris: Sequence[str]) -> list[Stamp | None]:
 
 def stamps_of_column(uris: pa.ChunkedArray) -> pa.Table:
     """Returns the stamps of files as int64 columns `size`, bytes, and `changed`, ns; -1 for files that do not exist."""
-    found = np.empty((len(uris), 2), np.int64)
-    done = 0
+    values = np.empty((len(uris), 2), np.int64)
+    first = 0
     for shard in in_shards([pa.table([uris], ["uri"])]):
         shard_stamps = stamps(shard["uri"].to_pylist())
-        found[done : done + len(shard)] = [file_stamp or (-1, -1) for file_stamp in shard_stamps]
-        done += len(shard)
-    return pa.table({"size": found[:, 0], "changed": found[:, 1]})
+        values[first : first + len(shard)] = [file_stamp or (-1, -1) for file_stamp in shard_stamps]
+        first += len(shard)
+    return pa.table({"size": values[:, 0], "changed": values[:, 1]})
 
 
 def sync(path: Path) -> None:

@@ -60,14 +60,17 @@ def local_path(folder: str) -> Path:
     scheme, _, rest = folder.partition("://")
     if scheme == "file":
         return Path("/", rest.lstrip("/"))
-    parts = PurePosixPath(rest).parts
-    if "?" in rest or "@" in rest.partition("/")[0] or holds_credentials(folder):
+
+    bucket = rest.partition("/")[0]
+    if "?" in rest or "@" in bucket or holds_credentials(folder):
         raise UserError(
             "the URI of a folder contains a user, a password or a query",
             "SCHEME://BUCKET/PATH, for example s3://bucket/work",
             "set credentials in the environment (AWS_ACCESS_KEY_ID, ~/.aws) and a server by AWS_ENDPOINT_URL",
         )
-    if scheme not in ("s3", "gs", "gcs", "abfs", "abfss") or not parts or ".." in parts or rest.startswith("/"):
+    parts = PurePosixPath(rest).parts
+    has_bucket = bool(parts) and not rest.startswith("/")
+    if scheme not in ("s3", "gs", "gcs", "abfs", "abfss") or not has_bucket or ".." in parts:
         raise UserError(
             f"folder {folder}", "SCHEME://BUCKET/PATH of s3, gs or abfs", "use such a folder, or a local path"
         )
@@ -97,7 +100,9 @@ def _private_folder(copies: str) -> Path:
     folder = Path(copies)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     state = folder.lstat()
-    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid() or state.st_mode & 0o022:
+    is_own_folder = stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid()
+    is_writable_by_others = bool(state.st_mode & (stat.S_IWGRP | stat.S_IWOTH))
+    if not is_own_folder or is_writable_by_others:
         raise UserError(
             f"{folder} belongs to another user, or others may write to it",
             "a folder of your own for copies of the files in a bucket",
@@ -219,8 +224,8 @@ def temporary_path(path: Path) -> Path:
     A long name is shortened, so that a file may have any name that the file system accepts.
     """
     suffix = f"-{os.urandom(4).hex()}.{host_name()}.{os.getpid()}"
-    room = MAX_NAME_BYTES - len(os.fsencode(f".{suffix}"))
-    start = os.fsencode(path.name)[:room].decode(errors="ignore")
+    max_start_bytes = MAX_NAME_BYTES - len(os.fsencode(f".{suffix}"))
+    start = os.fsencode(path.name)[:max_start_bytes].decode(errors="ignore")
     return path.with_name(f".{start}{suffix}")
 
 
@@ -325,7 +330,8 @@ def files_below(folder: Path) -> dict[str, Stamp]:
     remote_folder, infos = _list_remote(uri, recursive=True)
     files = {}
     for info in infos:
-        if info.type == pafs.FileType.File and not info.path.endswith("/"):
+        stands_for_folder = info.path.endswith("/")
+        if info.type == pafs.FileType.File and not stands_for_folder:
             files[os.path.relpath(info.path, remote_folder)] = Stamp(info.size or 0, info.mtime_ns or 0)
     return files
 

@@ -16,7 +16,9 @@ from mcis.datasets.storage.faults import call_remote
 from mcis.datasets.storage.threads import map_in_threads
 
 _OBJECT_URI = re.compile(
-    r"s3://(?P<bucket>[^/?@:\s]+)/(?P<key>(?!\.{0,2}/)[^/?\t\r\n]+(/(?!\.{0,2}(/|$))[^/?\t\r\n]+)*)"
+    r"s3://(?P<bucket>[^/?@:\s]+)/"
+    r"(?P<key>(?!\.{0,2}/)[^/?\t\r\n]+"  # the first name of the key
+    r"(/(?!\.{0,2}(/|$))[^/?\t\r\n]+)*)"  # further names
 )
 """Matches URIs of objects of S3 without credentials, query, empty folder names, `.` and `..`."""
 _PAGE = 1000
@@ -55,6 +57,7 @@ def list_objects(uris: Iterable[str]) -> dict[str, Stamp]:
 
 
 def _parts(uris: Iterable[str]) -> Iterator[_Part]:
+    """Yields the objects that can be listed, in parts of at most `_PART` objects of one bucket."""
     keys_by_bucket: dict[str, set[str]] = collections.defaultdict(set)
     for uri in uris:
         match = _OBJECT_URI.fullmatch(uri) if uri.startswith("s3://") else None
@@ -91,7 +94,8 @@ def _list_part(part: _Part) -> dict[str, Stamp]:
                 # Requests for single objects return whole seconds; some servers list fractions.
                 seconds = int(item["LastModified"].timestamp())
                 found[f"s3://{part.bucket}/{item['Key']}"] = Stamp(item["Size"], seconds * 10**9)
-        if not objects or not page["IsTruncated"]:
+        is_last_page = not objects or not page["IsTruncated"]
+        if is_last_page:
             break
         next_position = bisect.bisect_right(part.keys, objects[-1]["Key"])
         if next_position - position < _MIN_WANTED:
