@@ -13,43 +13,11 @@ from typing import Any
 import pytest
 
 FOLDER = Path(__file__).resolve().parent.parent / "benchmarks"
-
-RUN_SCRIPTS = """
-import contextlib, io, json, os, runpy, sys, traceback
-
-from mcis.platform.config.compute import ComputeConfig
-from mcis.platform.engine.runtime import ray_session
-
-
-def run(script, *words):
-    sys.argv = [script, *words]
-    printed = io.StringIO()
-    succeeded = True
-    try:
-        with contextlib.redirect_stdout(printed):
-            runpy.run_path(script, run_name="__main__")
-    except SystemExit as exit:
-        succeeded = not exit.code
-        print(exit.code or "", file=printed)
-    except Exception:
-        succeeded = False
-        traceback.print_exc(file=printed)
-    return succeeded, printed.getvalue()
-
-
-sys.path.insert(0, os.environ["BENCHMARKS"])
-answers = os.fdopen(os.dup(1), "w")
-os.dup2(2, 1)
-with ray_session(ComputeConfig()) if "RAY_ADDRESS" in os.environ else contextlib.nullcontext():
-    for line in sys.stdin:
-        print(json.dumps(run(*json.loads(line))), file=answers, flush=True)
-"""
-"""Runs the scripts that its standard input names. A line is a script and its options as JSON; the answer to it is
-whether the script succeeded, and what it printed."""
+RUNNER = Path(__file__).resolve().parent / "script_runner.py"
 
 
 class ScriptRunner:
-    """Runs benchmarks one after the other in a process, because importing torch and starting Ray takes seconds.
+    """Runs benchmarks one after the other in a process of `script_runner.py`.
 
     Args:
         folder: Working folder, which is empty.
@@ -60,9 +28,9 @@ class ScriptRunner:
         self.log = folder / "runner.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-c", RUN_SCRIPTS],
+                [sys.executable, str(RUNNER), str(FOLDER)],
                 cwd=folder,
-                env={**environment, "BENCHMARKS": str(FOLDER)},
+                env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
