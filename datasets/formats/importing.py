@@ -192,14 +192,16 @@ def import_data_set(
 
 @contextlib.contextmanager
 def _folder_aside(folder: Path) -> Iterator[Path]:
-    """Yields a temporary folder in `folder`, which is created, and is removed again if nothing else is in it."""
+    """Yields a temporary folder in `folder`. If `folder` is new, it is removed again unless something is in it."""
+    is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with tempfile.TemporaryDirectory(prefix=".import-", dir=folder) as aside:
             yield Path(aside)
     finally:
-        with contextlib.suppress(OSError):  # it is not empty
-            folder.rmdir()
+        if is_new:
+            with contextlib.suppress(OSError):  # it is not empty
+                folder.rmdir()
 
 
 def _summary(output: _Output, rows: Sequence[Row], selection: _Selection) -> str:

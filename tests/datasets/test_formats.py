@@ -919,12 +919,18 @@ def test_hugging_face_labels_without_names_are_names(
     assert f"column label holds {dtype} without names: the classes are named after its values" in note
 
 
-def test_hugging_face_labels_that_are_no_classes_are_refused(photographs: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("output_exists", [False, True])
+def test_hugging_face_labels_that_are_no_classes_are_refused(
+    photographs: Path, tmp_path: Path, output_exists: bool
+) -> None:
+    """A new output folder is removed again, and an empty one stays."""
     label_type = require_module("datasets").Value("float64")
     save_hugging_face(tmp_path / "saved", [photographs / "a.png"], [0.5], label_type)
+    if output_exists:
+        (tmp_path / "out").mkdir()
     with pytest.raises(UserError, match="a label of type float, which is not the name or number of a class"):
         import_data_set("huggingface", tmp_path / "saved", tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+    assert (tmp_path / "out").exists() == output_exists
 
 
 def test_a_failed_import_of_hugging_face_keeps_earlier_copies(photographs: Path, tmp_path: Path) -> None:
