@@ -136,7 +136,7 @@ def import_data_set(
         source: File or folder of the data set.
         out: Folder to write.
         images: Folder of the images, see `find_files`. None: where the format expects it.
-        split: Train, val or test.
+        split: `train`, `val` or `test`.
         classes: Classes to import, in addition to those of `out`: names, or lists of names (`split_names`). Empty: all
             classes.
         negatives: Tags, next to NEGATIVE_TAGS, that are no classes: they mean none of the classes. Names, or lists of
@@ -192,7 +192,10 @@ def import_data_set(
 
 @contextlib.contextmanager
 def _folder_aside(folder: Path) -> Iterator[Path]:
-    """Yields a temporary folder in `folder`. If `folder` is new, it is removed again unless something is in it."""
+    """Yields a temporary folder in `folder`.
+
+    If `folder` does not exist, it is created, and removed again if it is empty at the end.
+    """
     is_new = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     try:
