@@ -52,8 +52,8 @@ def decode_labels(data: bytes, *, max_pixels: int = PILLOW_MAX_PIXELS) -> np.nda
 def decode_colored_labels(data: bytes, height: int, width: int) -> LabelMask:
     """Decodes a label mask of another program: as `decode_labels`, or in the colors of PASCAL VOC.
 
-    Colors are read from RGB, and from a palette if all of its used colors are those of labels (`classes.palette`).
-    Editors and converters to a palette number colors in an order of their own.
+    Colors are read from RGB, and from a palette if all of its colors are those of labels (`classes.palette`). Editors
+    and converters to a palette number colors in an order of their own.
 
     Args:
         height: Height that the mask must have, pixels; checked before decoding.
@@ -75,7 +75,8 @@ def decode_colored_labels(data: bytes, height: int, width: int) -> LabelMask:
 def _labels_of_palette(image: Image.Image) -> LabelMask:
     """Returns the labels of a palette picture: of its colors if all of them are colors of labels, else its indices.
 
-    If index i has the gray (i, i, i), the picture was a gray one, and its labels are the indices.
+    Unused colors of the palette count too, so that all pictures with the same palette are read in the same way. If
+    each used index i has the gray (i, i, i), the picture was a gray one, and its labels are the indices.
     """
     indices = np.array(image)
     used = np.unique(indices)
@@ -83,9 +84,8 @@ def _labels_of_palette(image: Image.Image) -> LabelMask:
     if used[-1] >= len(colors) or (colors[used] == used[:, None]).all():
         return LabelMask(indices)
 
-    label_of_index = np.zeros(256, np.uint8)
     try:
-        label_of_index[used] = _labels_of_colors(colors[None, used])[0]
+        (label_of_index,) = _labels_of_colors(colors[None])
     except RejectedImage:
         return LabelMask(indices)
     return LabelMask(label_of_index[indices], bool((label_of_index[used] != used).any()))

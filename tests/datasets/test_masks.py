@@ -138,9 +138,10 @@ GRAYS = np.repeat(np.arange(256)[:, None], 3, axis=1)
     [
         ([0, 64, 128, 192], GRAYS),  # also the colors of labels 0, 56, 7 and 63
         ([0, 1, 2], np.array([[0, 0, 0], [128, 0, 0], [255, 255, 255]])),
+        ([0, 1], np.array([[0, 0, 0], [0, 128, 0], [255, 0, 0]])),  # color of label 2; the last one is of none
         ([0, 1, 2], np.full((256, 3), 90)),
     ],
-    ids=["grays", "an unknown color", "equal colors"],
+    ids=["grays", "an unknown color", "an unknown color that is not used", "equal colors"],
 )
 def test_indices_of_other_palettes_are_labels(used: list[int], colors: np.ndarray):
     labels = np.random.default_rng(0).choice(np.array(used, np.uint8), (30, 20))
