@@ -92,7 +92,7 @@ def _read_array(content: bytes, height: int, width: int) -> NDArray[np.int32]:
     if dtype.kind not in "iu" or shape != (height, width):
         raise ValueError(f"an array of {dtype} with the shape {shape}")
     stream.seek(0)
-    segments = npy.read_array(stream, allow_pickle=False).astype(np.int64)
+    segments = npy.read_array(stream, allow_pickle=False)
 
     # Numbers of any size are counted from 0, so that they fit 32 bits.
     _, numbers = np.unique(segments, return_inverse=True)

@@ -36,6 +36,10 @@ def test_negative_numbers_and_large_ones_are_no_segment_and_segments(tmp_path: P
     assert min(segments[1]) >= 0
     assert segments[1, 0] != segments[1, 1]
 
+    np.save(tmp_path / "b.npy", np.array([[2**63 + 5, 7]], np.uint64))
+    segments = read_segments(str(tmp_path / "b.npy"), 1, 2)
+    assert segments.tolist() == [[1, 0]]
+
 
 @pytest.mark.parametrize("is_sa1b", [False, True])
 def test_smaller_masks_are_on_top_of_larger_ones(tmp_path: Path, is_sa1b: bool) -> None:
