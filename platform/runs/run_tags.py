@@ -17,9 +17,9 @@ def parse_tags(texts: Sequence[str]) -> dict[str, str]:
     """Parses texts KEY=VALUE.
 
     Raises:
-        UserError: A text has no `=`, or its key is not valid.
+        UserError: A text has no `=`, its key is not valid, or two texts give different values to a key.
     """
-    tags = {}
+    tags: dict[str, str] = {}
     for text in texts:
         key, separator, value = text.partition("=")
         if not separator or not _KEY.fullmatch(key) or key in _RESERVED:
@@ -28,7 +28,10 @@ def parse_tags(texts: Sequence[str]) -> dict[str, str]:
                 f"KEY=VALUE, whose key has at most 64 letters, digits, - and _, and is none of {', '.join(_RESERVED)}",
                 "correct it, for example note='with flips'",
             )
-        tags[key] = value
+        if tags.setdefault(key, value) != value:
+            raise UserError(
+                f"two values of the tag {key}: {tags[key]} and {value}", "one value for each tag", "leave one out"
+            )
     return tags
 
 

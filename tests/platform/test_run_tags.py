@@ -60,6 +60,7 @@ def test_tags_stay_when_the_run_is_repeated(workspace_of_two: Workspace) -> None
         (("first", "recipe=x"), "the tag recipe=x"),
         (("first", "mlflow.user=x"), "the tag mlflow.user=x"),
         (("third", "paper=yes"), "no run third"),
+        (("first", "paper=yes", "paper=no"), "two values of the tag paper: yes and no"),
     ],
 )
 def test_other_tags_and_runs_are_refused(workspace_of_two: Workspace, words: tuple[str, ...], found: str) -> None:
