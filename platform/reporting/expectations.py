@@ -31,7 +31,9 @@ def expectations(config: Config, listing: Listing) -> list[str]:
         f"images:  {len(tagged):,} of {len(train):,} in train with a tag, {len(tagged_val):,} of {len(val):,} in val; "
         f"{negatives}{len(listing.classes)} classes; {single_tag_share:.0%} of the tagged train images have one tag"
     ]
-    sentences = _rare_classes(tagged, listing.classes) + _missing_scores(config, listing)
+    sentences = _missing_scores(config, listing)
+    if config.trains_classifier or config.trains_segmenter:
+        sentences = _rare_classes(tagged, listing.classes) + sentences
     return lines + [f"expect:  {sentence}" for sentence in sentences]
 
 

@@ -37,6 +37,11 @@ def test_rare_classes_and_missing_images_are_reported() -> None:
     ]
 
 
+def test_rare_classes_do_not_matter_if_nothing_is_trained() -> None:
+    listed = listing([[0]] * 18 + [[1], [0, 1]], [[0]], masks=True)
+    assert expected_lines(listed, "predict.masks=/predictions")[1:] == []
+
+
 def test_masks_may_be_missing_in_both_splits() -> None:
     listed = listing([[0, 1, 2]] * 10, [[0]], masks=False)
     last_line = expected_lines(listed)[-1]
