@@ -325,7 +325,7 @@ def adapted_to_sources(definition: StudyDefinition, config: Config) -> StudyDefi
     """Returns a study that adapts to its sources with the cases for the sources of a configuration; others unchanged.
 
     Raises:
-        UserError: Only the case without further sources is left.
+        UserError: No case is left, or only the one without further sources.
     """
     if not definition.adapts_to_sources:
         return definition
@@ -340,10 +340,10 @@ def adapted_to_sources(definition: StudyDefinition, config: Config) -> StudyDefi
         absent += sorted(missing)
         if not missing:
             cases.append(case.model_copy(update={"sources": "+".join(names)}))
-    if absent and not others:
+    if absent and not (cases and others):
         sources = list(dict.fromkeys(absent))
         raise UserError(
-            f"a study of image sources with {first} alone",
+            f"a study of image sources with {config.sources} alone",
             f"{first} with further sources: {', '.join(f'{first}+{name}' for name in sources)}",
             f"run the study with {'+'.join([first, *sources])} and {', '.join(f'--{name} PATH' for name in sources)}",
         )

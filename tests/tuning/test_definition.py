@@ -1,5 +1,6 @@
 """Definitions of studies: the library, and files of users."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -225,6 +226,14 @@ def test_the_study_of_domains_needs_further_sources() -> None:
     with pytest.raises(UserError, match="a study of image sources with voc alone") as caught:
         adapted_to_sources(read_definition("domains"), resolve("voc", "photos").config)
     assert "run the study with voc+single+web and --single PATH, --web PATH" in caught.value.remedy
+
+
+def test_the_study_of_domains_needs_the_sources_of_its_selected_cases() -> None:
+    definition = select_cases(read_definition("domains"), ["single"])
+    config = resolve("voc+web", "photos", {"data.web.root": "/web"}).config
+    with pytest.raises(UserError, match=re.escape("a study of image sources with voc+web alone")) as caught:
+        adapted_to_sources(definition, config)
+    assert "run the study with voc+single and --single PATH" in caught.value.remedy
 
 
 def test_a_study_of_methods_may_adapt_to_its_sources(tmp_path: Path) -> None:
