@@ -9,6 +9,7 @@ import pyarrow.compute as pc
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import local_path
 from mcis.platform import pipeline
+from mcis.platform.config.keys import value_of
 from mcis.platform.config.resolve import OVERRIDE, Overrides, Resolved, location_values, resolve
 from mcis.platform.engine.runtime import ray_session
 from mcis.platform.networks.predictor import Predictor
@@ -60,6 +61,16 @@ class ImportedKind(NamedTuple):
         if resolved.origins[self.folder] == OVERRIDE:
             raise UserError(
                 f"two folders: the one to score, and {self.folder}", "one folder", f"leave {self.folder} out"
+            )
+
+    def check_name(self, name: str, workspace: Path | str | None) -> None:
+        """Raises UserError if the name is that of a run without such files, whose outputs would be replaced."""
+        file = open_workspace(workspace, create=False).run(name, create=False).config
+        if file.is_file() and not value_of(resolve(file=file).config, self.folder):
+            raise UserError(
+                f"{name} is a run without {self.folder}",
+                f"a new name, or that of a run with {self.folder}",
+                "choose another --name",
             )
 
 
@@ -165,6 +176,7 @@ def evaluate(
     imported_kind = IMPORTED_KINDS[kind]
     resolved = _resolve(source, overrides, recipe, config, locations, imported_kind.values_of(folder))
     imported_kind.check_folder(resolved)
+    imported_kind.check_name(name, workspace)
     return run_resolved(resolved, name, workspace=workspace, until=imported_kind.until, verbose=verbose)
 
 

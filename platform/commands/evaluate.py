@@ -38,6 +38,7 @@ def evaluate(
         imported_kind = api.IMPORTED_KINDS[kind]
         resolved = configuration.resolve(overrides, options=imported_kind.values_of(folder))
         imported_kind.check_folder(resolved)
+        imported_kind.check_name(name, workspace)
         result = api.run_resolved(
             resolved, name, workspace=workspace, until=imported_kind.until, verbose=verbose, on_checked=show_outlook
         )
