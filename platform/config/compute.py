@@ -1,11 +1,17 @@
 """Configuration of workers, memory and failures. It changes results only by rounding."""
 
+import os
 from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import Field
 
 from mcis.datasets.section import NonNegative, Positive, Rate, Section
+
+
+def uses_cluster() -> bool:
+    """Returns whether `RAY_ADDRESS` names a cluster, which may have several nodes and grow."""
+    return bool(os.environ.get("RAY_ADDRESS"))
 
 
 class ComputeConfig(Section):

@@ -25,7 +25,7 @@ from mcis.datasets.storage.folders import names_in, remove
 from mcis.datasets.tables.large_tables import Texts, table_digest
 from mcis.datasets.tables.memory_mapped import Features, features_bytes
 from mcis.datasets.tables.spans import ShardSpans
-from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.config.compute import ComputeConfig, uses_cluster
 from mcis.platform.config.sections import Config
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.engine.reused_rows import ReuseRows, count_images, find_rows, num_found, record_images
@@ -306,8 +306,7 @@ def _open_or_write(
     if all_or_none and max_images < len(rows):
         return None
 
-    may_have_several_nodes = "RAY_ADDRESS" in os.environ or not is_one_node()
-    if workspace.uri and may_have_several_nodes:
+    if workspace.uri and (uses_cluster() or not is_one_node()):
         console.print("note: the nodes share no disk, so images are decoded each time")
         return None
 

@@ -1,11 +1,11 @@
 """Turns errors of Ray and torch into errors for users: a worker's own message, or what ended its process."""
 
 import contextlib
-import os
 import re
 from collections.abc import Iterator
 
 from mcis.datasets.errors import UserError, recompute_command
+from mcis.platform.config.compute import uses_cluster
 from mcis.platform.runs.files import full_disk
 
 IMAGE_AT_FAULT = (
@@ -114,7 +114,7 @@ def death_text(death: BaseException) -> str:
 
 def fewer_processes() -> str:
     """Returns which setting makes fewer processes of a mapping on CPUs run on a node, for remedies."""
-    return "raise compute.memory_gb" if os.environ.get("RAY_ADDRESS") else "lower compute.cpus"
+    return "raise compute.memory_gb" if uses_cluster() else "lower compute.cpus"
 
 
 _NO_MEMORY = re.compile("out of memory|can't allocate memory|CU(BLAS|DNN)_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)")

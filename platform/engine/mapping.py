@@ -4,7 +4,6 @@ Each shard is written aside and renamed by the process that computed it. After a
 The result is the same, because the rows of a shard depend on its position in the table only.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from mcis.datasets.storage.folders import names_in, remove
-from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.config.compute import ComputeConfig, uses_cluster
 from mcis.platform.engine.cpu_mapping import CpuMapping
 from mcis.platform.engine.errors import fewer_processes, user_errors
 from mcis.platform.engine.gpu_mapping import GpuMapping
@@ -121,7 +120,7 @@ def _required_bundles(compute: ComputeConfig, *, on_gpus: bool, reads: bool) -> 
     if not on_gpus:
         return [mapping_task(compute)]
     gpu = {"GPU": compute.gpu_share}
-    if reads and os.environ.get("RAY_ADDRESS"):
+    if reads and uses_cluster():
         return [gpu, mapping_task(compute)]
     return [gpu]
 

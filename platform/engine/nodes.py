@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
 from mcis.datasets.errors import UserError
-from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.config.compute import ComputeConfig, uses_cluster
 from mcis.platform.runs.progress import console
 
 Bundle = Mapping[str, float]
@@ -33,7 +33,7 @@ def check_gpus(compute: ComputeConfig) -> None:
     gpus = int(ray.cluster_resources().get("GPU", 0))
     if gpus and not compute.gpu:
         console.print(f"note: {gpus} GPU(s) are not used; compute.gpu=true uses them")
-    if compute.gpu and not os.environ.get("RAY_ADDRESS"):
+    if compute.gpu and not uses_cluster():
         wait_for_nodes([{"GPU": compute.gpu_share}] * compute.effective_min_workers, 0, "compute.gpu=true")
 
 
@@ -64,7 +64,7 @@ class NodeWatch:
 
     def __init__(self, bundles: Sequence[Bundle], minutes: float, task: str):
         self.bundles = bundles
-        self.minutes = minutes if os.environ.get("RAY_ADDRESS") else 0
+        self.minutes = minutes if uses_cluster() else 0
         self.task = task
         self.nodes: list[Bundle] = []
         self.missing: list[Bundle] = []
@@ -144,7 +144,7 @@ def ask_for_no_nodes() -> None:
     """
     from ray.autoscaler.sdk import request_resources
 
-    if os.environ.get("RAY_ADDRESS") and _ray_answers():
+    if uses_cluster() and _ray_answers():
         request_resources(bundles=[])
 
 
@@ -172,7 +172,7 @@ def tasks_to_submit(nodes: Sequence[Bundle], task: Bundle) -> int:
         task: What a task reserves, see `mapping_task`.
     """
     capacity = task_capacity(nodes, task)
-    if os.environ.get("RAY_ADDRESS") or len(nodes) > 1:
+    if uses_cluster() or len(nodes) > 1:
         return 2 * capacity
     return min(capacity, os.cpu_count() or 1)
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.storage.folders import COPIES_VARIABLE
-from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.config.compute import ComputeConfig, uses_cluster
 from mcis.platform.engine.cluster_probe import check_cluster
 
 _ENVIRONMENT = {
@@ -59,7 +59,7 @@ def ray_session(compute: ComputeConfig, *, shared: bool = False, verbose: bool =
     Raises:
         UserError: The local Ray did not start, or the cluster does not answer.
     """
-    on_cluster = bool(os.environ.get("RAY_ADDRESS"))
+    on_cluster = uses_cluster()
     worker_variables = allocator_variables(os.environ)
     if shared or on_cluster:
         worker_variables |= _SHARED_CORES

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from pathlib import Path
@@ -14,7 +13,7 @@ from mcis.datasets.errors import UserError, one_line
 from mcis.datasets.sampling.batch_stream import WorkerShard
 from mcis.datasets.storage.folders import file_system, files_below, path_exists, remove
 from mcis.datasets.storage.threads import run_in_background
-from mcis.platform.config.compute import ComputeConfig
+from mcis.platform.config.compute import ComputeConfig, uses_cluster
 from mcis.platform.engine.checkpoint import CHECKPOINT, remove_damaged
 from mcis.platform.engine.errors import IMAGE_AT_FAULT, MemoryRanOut, death_in, death_text, user_error_in
 from mcis.platform.engine.learner import Learner, TrainingSchedule
@@ -190,8 +189,7 @@ def _required_bundles(compute: ComputeConfig, *, decodes_images: bool) -> list[B
     bundles: list[Bundle] = [worker] * num_workers
 
     is_elastic = compute.min_workers is not None
-    may_have_several_nodes = "RAY_ADDRESS" in os.environ
-    may_decode = compute.decode == "auto" and decodes_images and may_have_several_nodes and not is_elastic
+    may_decode = compute.decode == "auto" and decodes_images and uses_cluster() and not is_elastic
     if compute.decode == "tasks" or may_decode:
         decoder = {"CPU": 1.0}
         bundles.append(decoder)

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import Listing
+from mcis.platform.config.compute import uses_cluster
 from mcis.platform.config.sections import Config
 from mcis.platform.config.training import ClassifierConfig
 from mcis.platform.engine.cache import cache_limit
@@ -139,7 +140,7 @@ def _disks(config: Config, workspace: Workspace, parts: list[Part], written: int
     On a cluster, temporary files are on each node. So are the copies of a workspace in a bucket, which has no limit.
     """
     compute = config.compute
-    on_cluster = bool(os.environ.get("RAY_ADDRESS"))
+    on_cluster = uses_cluster()
     places = []
     if not (on_cluster and workspace.uri):
         stored = [part for part in parts if part.place != "cache"]
@@ -259,7 +260,7 @@ def memory_note(sizing: Sizing) -> str:
     if fitting >= sizing.processes:
         return ""
     setting = f"compute.cpus={max(1, fitting)}"
-    if os.environ.get("RAY_ADDRESS"):  # compute.cpus is that of a local Ray
+    if uses_cluster():  # compute.cpus is that of a local Ray
         setting = f"compute.memory_gb={math.ceil(10 * sizing.process_bytes / 2**30) / 10:g}"
     return f"the free memory is enough for {fitting} processes; set {setting}, or free some"
 
