@@ -58,18 +58,21 @@ def _image_name(location: str, folder: Path) -> str:
     """Returns the path below a folder of an image that a task names by a path or URL of Label Studio.
 
     Local storage has paths `/data/local-files/?d=<path>`. Names of uploads begin with 8 hexadecimal digits and `-`.
-    Without such a file, it returns the path of the task, for `find_files`.
+    Names of other files may begin in the same way, for example with a date. Without such a file, it returns the path of
+    the task, for `find_files`.
     """
     url = urlsplit(location)
     local_path = parse_qs(url.query).get("d", [""])[0]
     path = (local_path or unquote(url.path)).lstrip("/")
     parts = path.split("/")
-    original_name = re.sub("^[0-9a-f]{8}-", "", parts[-1])
     candidates = ["/".join(parts[start:]) for start in range(len(parts))]
-    candidates.append(original_name)
+    is_upload = not local_path and ("/data/upload/" in url.path or url.path.startswith(("upload/", "/upload/")))
+    if is_upload:
+        parts[-1] = re.sub("^[0-9a-f]{8}-", "", parts[-1])
+        candidates.append(parts[-1])
 
     existing = [name for name in candidates if name and (folder / name).is_file()]
-    return existing[0] if existing else "/".join([*parts[:-1], original_name])
+    return existing[0] if existing else "/".join(parts)
 
 
 def _annotated_objects(result: dict[str, Any], left_out: LeftOut) -> list[AnnotatedObject]:

@@ -816,6 +816,26 @@ def test_label_studio_finds_images_of_local_storage_and_uploads(photographs: Pat
     assert tags_of(tmp_path / "out") == {"train/a.png": ["dog"], "train/b.png": ["cat", "dog"]}
 
 
+@pytest.mark.parametrize(
+    ("location", "file"),
+    [
+        ("/data/local-files/?d=photos/20230101-a.png", "y/20230101-a.png"),
+        ("https://example.org/photos/20230101-a.png", "y/20230101-a.png"),
+        ("/data/upload/7/20230101-a.png", "a.png"),
+        ("https://example.org/data/upload/7/20230101-a.png", "a.png"),
+        ("upload/7/20230101-a.png", "a.png"),
+    ],
+)
+def test_only_uploads_of_label_studio_have_a_prefix(
+    photographs: Path, tmp_path: Path, location: str, file: str
+) -> None:
+    """A date of 8 digits looks like the prefix of an upload."""
+    copy_photographs(photographs, tmp_path / "set", {"a.png": "a", file: "b"})
+    source = write_tasks(tmp_path / "tasks.json", {"data": {"image": location}, "annotations": [choices("dog")]})
+    import_data_set("labelstudio", source, tmp_path / "out", images=tmp_path / "set")
+    assert tags_of(tmp_path / "out") == {f"train/{file}": ["dog"]}
+
+
 def test_label_studio_ignores_parameters_of_signed_urls(photographs: Path, tmp_path: Path) -> None:
     location = "https://bucket.example.org/a.png?GoogleAccessId=me&Signature=abc%2Fd"
     source = write_tasks(tmp_path / "tasks.json", {"data": {"image": location}, "annotations": [choices("dog")]})
