@@ -8,19 +8,23 @@ from mcis.datasets.sources.tagged import SPLITS
 from mcis.datasets.storage.faults import error_text
 from mcis.datasets.storage.files import MAX_BYTES, read_bytes
 
+_SPLIT_FOLDERS = {*SPLITS, "training", "valid", "validation", "dev", "testing"}
+"""Names of folders of splits, in lower case."""
+
 
 def read_class_folders(request: ImportRequest) -> DataSet:
     """Reads <class>/.../<image>. Files with equal content are one photograph with several tags."""
     source = request.source
     files = visible_files(source, request.left_out)
-    if not any("/" in name for name in files):
+    folders = {name.partition("/")[0] for name in files if "/" in name}
+    if not folders:
         raise ValueError(f"{len(files)} files are in no class folder")
-    if {name.partition("/")[0] for name in files} <= {*SPLITS, "valid", "validation"}:
+    if {folder.casefold() for folder in folders} <= _SPLIT_FOLDERS:
         raise ValueError(
             "folders of splits, not of classes: import each of them by its own command, as train and as val"
         )
 
-    if {"Annotations", "JPEGImages"} <= {name.partition("/")[0] for name in files}:
+    if {"Annotations", "JPEGImages"} <= folders:
         raise ValueError("folders of Pascal VOC, not of classes")
 
     photos: Photos = {}

@@ -719,8 +719,12 @@ def test_folder_without_class_folders_is_an_error(pets: Path, tmp_path: Path) ->
         import_data_set("folders", pets / "cat/deep", tmp_path / "out")
 
 
-def test_folders_of_splits_are_an_error(pets: Path, tmp_path: Path) -> None:
-    shutil.copytree(pets, tmp_path / "all/valid")
+@pytest.mark.parametrize("splits", [["valid"], ["Train", "Test"], ["training", "dev", "testing"]])
+def test_folders_of_splits_are_an_error(pets: Path, tmp_path: Path, splits: list[str]) -> None:
+    """Next to them may be files, such as a description."""
+    for split in splits:
+        shutil.copytree(pets, tmp_path / "all" / split)
+    (tmp_path / "all/README.txt").write_text("Photographs of pets.")
     with pytest.raises(UserError, match="folders of splits, not of classes"):
         import_data_set("folders", tmp_path / "all", tmp_path / "out")
 
