@@ -1,9 +1,10 @@
 """Reads data sets of the library `datasets` of Hugging Face."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from mcis.datasets.errors import UserError
 from mcis.datasets.formats.data_set import AnnotatedObject, DataSet, Format, ImportRequest, Photos
 from mcis.datasets.formats.libraries import require_module
 from mcis.datasets.storage.folders import atomic_write
@@ -16,6 +17,8 @@ def read_hugging_face(request: ImportRequest) -> DataSet:
     data = _load_split(source, request.split)
     column = "labels" if "labels" in data.features else "label"
     label_type = getattr(data.features[column], "feature", data.features[column])  # of a list: type of its items
+    if not _has_names(label_type):
+        _refuse_vectors(source, column, data.select_columns([column]))
     photos: Photos = {}
 
     # Without the other columns: the library would decode them, and download images that they name by URLs.
@@ -36,12 +39,42 @@ def read_hugging_face(request: ImportRequest) -> DataSet:
 
 def _type_notes(column: str, label_type: Any) -> list[str]:
     """Returns a note if the labels are numbers or truth values without names."""
-    if hasattr(label_type, "int2str") or "string" in label_type.dtype:
+    if _has_names(label_type):
         return []
     return [
         f"note: column {column} holds {label_type.dtype} without names: the classes are named after its values; to "
         "name them, cast the column to ClassLabel and save the data set again"
     ]
+
+
+def _has_names(label_type: Any) -> bool:
+    """Returns whether labels are texts, or numbers with names."""
+    return hasattr(label_type, "int2str") or "string" in getattr(label_type, "dtype", "")
+
+
+def _refuse_vectors(source: Path, column: str, rows: Iterable[Any]) -> None:
+    """Raises a UserError if the labels of each image are a vector with 0 or 1 for each class.
+
+    Lists of class numbers differ in length, or hold each number at most once.
+    """
+    lengths: set[int] = set()
+    has_repeated_value = False
+    for row in rows:
+        labels = row[column]
+        if labels is None:
+            continue
+        if not isinstance(labels, list) or not all(label in (0, 1) for label in labels):
+            return
+        lengths.add(len(labels))
+        has_repeated_value = has_repeated_value or len(set(labels)) < len(labels)
+
+    if len(lengths) == 1 and has_repeated_value:
+        raise UserError(
+            f"column {column} of {source} holds a vector of {lengths.pop()} values 0 or 1 for each image",
+            "a list of the numbers or names of the classes that an image shows",
+            f"replace the vectors: data.map(lambda row: {{'{column}': [NAMES[k] for k, value in "
+            f"enumerate(row['{column}']) if value]}}), and save the data set again",
+        )
 
 
 def _load_split(source: Path, split: str) -> Any:

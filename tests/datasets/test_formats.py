@@ -943,6 +943,30 @@ def test_hugging_face_labels_without_names_are_names(
     assert f"column label holds {dtype} without names: the classes are named after its values" in note
 
 
+@pytest.mark.parametrize("dtype", ["int64", "bool"])
+def test_hugging_face_vectors_of_labels_are_refused(photographs: Path, tmp_path: Path, dtype: str) -> None:
+    """Read as lists of class numbers, they would give both classes to each image."""
+    hf = require_module("datasets")
+    images = [photographs / "a.png", photographs / "b.png", photographs / "b.png"]
+    save_hugging_face(tmp_path / "saved", images, [[1, 0], None, [1, 1]], hf.List(hf.Value(dtype)))
+    with pytest.raises(UserError, match=r"column label of .* holds a vector of 2 values 0 or 1 for each") as caught:
+        import_data_set("huggingface", tmp_path / "saved", tmp_path / "out")
+    assert "data.map(lambda row: {'label': [NAMES[k] for k, value in enumerate(row['label'])" in caught.value.remedy
+
+
+@pytest.mark.parametrize("labels", [[[1, 0], [0, 1]], [[1, 1], [0]], [[1, 2], [2, 2]]])
+def test_hugging_face_lists_of_class_numbers_are_no_vectors(
+    photographs: Path, tmp_path: Path, labels: list[list[int]]
+) -> None:
+    hf = require_module("datasets")
+    save_hugging_face(
+        tmp_path / "saved", [photographs / "a.png", photographs / "b.png"], labels, hf.List(hf.Value("int64"))
+    )
+    import_data_set("huggingface", tmp_path / "saved", tmp_path / "out")
+    expected = [sorted({str(label) for label in numbers}) for numbers in labels]
+    assert list(tags_of(tmp_path / "out").values()) == expected
+
+
 @pytest.mark.parametrize("output_exists", [False, True])
 def test_hugging_face_labels_that_are_no_classes_are_refused(
     photographs: Path, tmp_path: Path, output_exists: bool
