@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mcis.datasets.classes import read_classes
 from mcis.datasets.formats.data_set import (
     AnnotatedObject,
     DataSet,
@@ -93,13 +92,23 @@ def _num_other_labels(folder: Path, label_files: Collection[Path]) -> int:
 def _read_description(source: Path) -> _Description:
     yaml = require_module("yaml")
     candidates = [source / name for name in _DESCRIPTIONS] if source.is_dir() else [source]
-    path = next((candidate for candidate in candidates if candidate.exists()), candidates[-1])
+    path = next((candidate for candidate in candidates if candidate.exists()), None)
+    if path is None:
+        raise ValueError(f"no file {' or '.join(_DESCRIPTIONS)}")
 
     if path.suffix in (".yaml", ".yml"):
         content = yaml.load(path.read_text("utf-8"), yaml.BaseLoader)  # texts only: names may be yes, 0 or null
     else:
-        content = {"names": read_classes(path)}
+        content = {"names": _read_names(path)}
     return _Description(path, content, _numbered_names(content["names"]))
+
+
+def _read_names(path: Path) -> list[str]:
+    """Reads a file of class names: line i, counted from 0, is the name of class i."""
+    names = [line.strip() for line in path.read_text("utf-8-sig").rstrip().splitlines()]
+    if not names or "" in names:
+        raise ValueError(f"{path} is empty, or a line before a class name is blank")
+    return names
 
 
 def _numbered_names(names: Any) -> dict[int, str]:

@@ -1071,6 +1071,28 @@ def test_class_names_of_yolo_are_texts(yolo: Path, tmp_path: Path, names: str, t
     assert tags_of(tmp_path / "out") == {"train/a.png": [tag]}
 
 
+def test_background_in_classes_txt_of_yolo_is_a_number_like_others(yolo: Path, tmp_path: Path) -> None:
+    """Without its line, the numbers of all other classes would mean other names."""
+    (yolo / "data.yaml").unlink()
+    (yolo / "classes.txt").write_bytes("\ufeffbackground\r\ncat \r\ndog\r\n".encode())
+    shutil.copy(yolo.parent / "b.png", yolo / "images/train/b.png")
+    (yolo / "labels/train/a.txt").write_text("2 0.5 0.5 0.2 0.2")
+    (yolo / "labels/train/b.txt").write_text("0 0.5 0.5 0.2 0.2")
+    import_data_set("yolo", yolo, tmp_path / "out")
+    assert tag_cells(tmp_path / "out") == {"a.png": "dog", "b.png": "none"}
+
+
+@pytest.mark.parametrize("content", ["", "dog\n\ncat\n", None], ids=["empty", "blank line", "absent"])
+def test_invalid_classes_txt_of_yolo_is_refused(yolo: Path, tmp_path: Path, content: str | None) -> None:
+    (yolo / "data.yaml").unlink()
+    message = "no file data.yaml or dataset.yaml or classes.txt"
+    if content is not None:
+        (yolo / "classes.txt").write_text(content)
+        message = "classes.txt is empty, or a line before a class name is blank"
+    with pytest.raises(UserError, match=message):
+        import_data_set("yolo", yolo, tmp_path / "out")
+
+
 @pytest.mark.parametrize("names", ["", "dog", "[[dog]]"])
 def test_yolo_without_class_names_is_refused(yolo: Path, tmp_path: Path, names: str) -> None:
     (yolo / "data.yaml").write_text(f"names: {names}")
