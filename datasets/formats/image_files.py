@@ -32,6 +32,8 @@ def find_files(folder: Path, names: Collection[str], *, listed: Collection[str] 
 
     A name is first tried as it is. If there is no such file, the file whose path has the longest tail in common with
     the name is found. `\\` is read as `/`; percent-encoding, the Unicode form and the case of the suffix are ignored.
+    If other names of the same folder are files as they are, only files in that folder are tried: a missing image of
+    `train` is not one of `val`.
 
     Args:
         folder: Absolute path without links.
@@ -46,12 +48,16 @@ def find_files(folder: Path, names: Collection[str], *, listed: Collection[str] 
     if not others:
         return FoundFiles(file_of_name, [], [])
 
+    exact_folders = {posixpath.dirname(name) for name in file_of_name}
     free_files = _files_by_last_part(folder, excluded=set(file_of_name.values()))
     absent: list[str] = []
     ambiguous: list[str] = []
     names_of_file: dict[str, list[str]] = collections.defaultdict(list)
     for name in others:
         best_files = _longest_tails(name, free_files)
+        name_folder = posixpath.dirname(name.replace("\\", "/"))
+        if name_folder in exact_folders:
+            best_files = [file for file in best_files if posixpath.dirname(file) == name_folder]
         if len(best_files) == 1:
             names_of_file[best_files[0]].append(name)
         elif best_files:

@@ -88,6 +88,18 @@ def test_a_file_belongs_to_one_image(folder: Path) -> None:
     assert found.ambiguous == ["x/b.jpg", "y/b.jpg"]
 
 
+@pytest.mark.parametrize("name", ["train/b.jpg", "train\\b.jpg"])
+def test_a_missing_image_is_not_found_in_another_folder(name: str, folder: Path) -> None:
+    """The data set names files of train/ as they are, so val/b.jpg is another photograph."""
+    Image.new("RGB", (40, 40)).save(folder / "val/b.jpg")
+    (folder / "deep/er/b.JPG").unlink()
+    assert find_files(folder, ["train/a.jpg", name]) == ({"train/a.jpg": "train/a.jpg"}, [name], [])
+    assert find_files(folder, [name]).file_of_name == {name: "val/b.jpg"}
+
+    Image.new("RGB", (40, 40)).save(folder / "train/b.JPG", "JPEG")
+    assert find_files(folder, ["train/a.jpg", name]).file_of_name == {"train/a.jpg": "train/a.jpg", name: "train/b.JPG"}
+
+
 def test_images_of_a_listed_folder_are_not_looked_up_one_by_one(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a network disk, millions of look-ups take much longer than listing the folder."""
     paths: list[str] = []
