@@ -1,10 +1,13 @@
 """Reads and writes data sets in the format `CVAT for images`."""
 
 import functools
+from collections.abc import Iterable
+from pathlib import Path
 from xml.etree import ElementTree
 
 import numpy as np
 
+from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.formats.data_set import (
     AnnotatedObject,
     DataSet,
@@ -23,19 +26,41 @@ def read_cvat(request: ImportRequest) -> DataSet:
     """Reads an XML file of images with tags, boxes, polygons and masks."""
     folder = (request.images or request.source.parent).resolve()
     photos: Photos = {}
+    images = list(ElementTree.fromstring(request.source.read_bytes()).iter("image"))
+    chosen_subset = _chosen_subset(request.source, images, folder)
 
-    for image in ElementTree.fromstring(request.source.read_bytes()).iter("image"):
+    for image in images:
         name = image.attrib["name"]
         size = (int(float(image.attrib["height"])), int(float(image.attrib["width"])))
         subset = image.get("subset", folder.name)
-        if subset != folder.name:
-            request.left_out[f"image(s) of subset {subset}, for {folder.name}"] += 1
+        if subset != chosen_subset:
+            request.left_out[f"image(s) of subset {subset}, for {chosen_subset}"] += 1
             continue
         if name in photos:
             raise ValueError(f"two images are named {name}")
         photos[name] = [_annotated_object(shape, size) for shape in image]
 
     return DataSet(folder, photos)
+
+
+def _chosen_subset(source: Path, images: Iterable[ElementTree.Element], folder: Path) -> str:
+    """Returns the subset whose images are read: the one that is named like the folder of the images, or the only one.
+
+    Images without a subset count as images of the folder.
+
+    Raises:
+        UserError: There are several subsets, and none is named like the folder.
+    """
+    subsets = sorted({image.get("subset", folder.name) for image in images})
+    if folder.name in subsets or not subsets:
+        return folder.name
+    if len(subsets) > 1:
+        raise UserError(
+            f"{source} holds images of the subsets {join_shortened(subsets)}, and none is named {folder.name}",
+            "one subset, or a subset that is named like the folder of its images",
+            f"name that folder by --images, for example --images DIR/{subsets[0]}, or export one subset from CVAT",
+        )
+    return subsets[0]
 
 
 def _annotated_object(shape: ElementTree.Element, size: tuple[int, int]) -> AnnotatedObject:

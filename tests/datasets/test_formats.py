@@ -780,16 +780,27 @@ def test_images_of_another_subset_of_cvat_are_left_out(cvat: Path, tmp_path: Pat
     assert f"left out 1 image(s) of subset val, for {tmp_path.name}" in note
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("a.png", "b.png", "two images are named b.png"),
-        ("<image", '<image subset="A"', r"no photograph in it: left out 2 image\(s\) of subset A, for "),
-    ],
-)
-def test_invalid_cvat_is_reported(cvat: Path, tmp_path: Path, old: str, new: str, message: str) -> None:
-    cvat.write_text(CVAT.replace(old, new))
-    with pytest.raises(UserError, match=message):
+def test_the_only_subset_of_cvat_may_have_any_name(cvat: Path, tmp_path: Path) -> None:
+    """CVAT names it `default`."""
+    cvat.write_text(CVAT.replace("<image", '<image subset="default"'))
+    import_data_set("cvat", cvat, tmp_path / "out")
+    assert tags_of(tmp_path / "out") == {"train/a.png": ["cat", "dog"], "train/b.png": ["cat", "dog"]}
+
+
+def test_several_subsets_of_cvat_need_a_folder_of_one_of_them(cvat: Path, tmp_path: Path) -> None:
+    cvat.write_text(CVAT.replace('id="0"', 'subset="Train"').replace('id="1"', 'subset="Validation"'))
+    with pytest.raises(UserError, match="holds images of the subsets Train, Validation, and none is") as caught:
+        import_data_set("cvat", cvat, tmp_path / "out")
+    assert "--images DIR/Train" in caught.value.remedy
+
+    copy_photographs(tmp_path, tmp_path / "Train", {"a.png": "a"})
+    import_data_set("cvat", cvat, tmp_path / "out", images=tmp_path / "Train")
+    assert tags_of(tmp_path / "out") == {"train/a.png": ["cat", "dog"]}
+
+
+def test_two_images_of_cvat_with_one_name_are_an_error(cvat: Path, tmp_path: Path) -> None:
+    cvat.write_text(CVAT.replace("a.png", "b.png"))
+    with pytest.raises(UserError, match=r"two images are named b\.png"):
         import_data_set("cvat", cvat, tmp_path / "out")
 
 
