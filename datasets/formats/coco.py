@@ -3,6 +3,7 @@
 import functools
 import json
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from mcis.datasets.formats.data_set import (
     Format,
     ImportRequest,
     Photos,
+    name_text,
     write_file,
 )
 from mcis.datasets.formats.libraries import require_module
@@ -32,29 +34,34 @@ def read_coco(request: ImportRequest) -> DataSet:
     """Reads a JSON file of images, annotations and categories."""
     content = json.loads(request.source.read_bytes())
     _check_parts(request.source, content)
-    category_names = {_id_text(category["id"]): category["name"].strip() for category in content["categories"]}
+    category_names = {_id_text(item["id"]): name_text(item["name"], "name").strip() for item in content["categories"]}
     images = {_id_text(image["id"]): image for image in content["images"]}
-    photos: Photos = {image["file_name"]: [] for image in content["images"]}
-    if not len(photos) == len(images) == len(content["images"]):
-        counts = Counter(image["file_name"] for image in content["images"])
-        repeated = [name for name, count in counts.items() if count > 1]
-        raise ValueError(f"an image id or a file_name occurs twice: {join_shortened(repeated)}")
+    file_names = {_id_text(image["id"]): name_text(image["file_name"], "file_name") for image in content["images"]}
+    _refuse_repeated("image id", [_id_text(image["id"]) for image in content["images"]])
+    _refuse_repeated("file_name", list(file_names.values()))
+    photos: Photos = {name: [] for name in file_names.values()}
 
     for annotation in content.get("annotations", []):
-        image = images.get(_id_text(annotation["image_id"]))
+        image_id = _id_text(annotation["image_id"])
         category = _id_text(annotation["category_id"])
         if category not in category_names:
             raise ValueError(f"an annotation of category_id {category}, which no category has")
-        if image is None:
+        if image_id not in images:
             request.left_out["annotation(s) of images that it does not list"] += 1
             continue
         if annotation.get("iscrowd"):
             request.left_out["crowd(s), which give no tag and are ignored in masks; some tools write brushes so"] += 1
         if not annotation.get("segmentation"):
             request.left_out["outline(s) of annotations without `segmentation`, which give tags and no mask"] += 1
-        photos[image["file_name"]].append(_annotated_object(annotation, image, category_names[category]))
+        photos[file_names[image_id]].append(_annotated_object(annotation, images[image_id], category_names[category]))
 
     return DataSet((request.images or request.source.parent).resolve(), photos)
+
+
+def _refuse_repeated(kind: str, names: Sequence[str]) -> None:
+    repeated = [name for name, count in Counter(names).items() if count > 1]
+    if repeated:
+        raise ValueError(f"{kind} occurs twice: {join_shortened(repeated)}")
 
 
 def _check_parts(source: Path, content: Any) -> None:

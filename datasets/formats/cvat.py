@@ -16,6 +16,7 @@ from mcis.datasets.formats.data_set import (
     Format,
     ImportRequest,
     Photos,
+    naming,
     write_file,
 )
 from mcis.datasets.formats.outlines import cvat_pixels, pixel_polygon_pixels
@@ -38,7 +39,8 @@ def read_cvat(request: ImportRequest) -> DataSet:
             continue
         if name in photos:
             raise ValueError(f"two images are named {name}")
-        photos[name] = [_annotated_object(shape, size) for shape in image]
+        with naming(name):
+            photos[name] = [_annotated_object(shape, size) for shape in image]
 
     return DataSet(folder, photos)
 
@@ -67,6 +69,8 @@ def _annotated_object(shape: ElementTree.Element, size: tuple[int, int]) -> Anno
     """Reads a tag, box, polygon or mask of an image of the given height and width."""
     draw: Draw | None = None
     if shape.tag == "polygon":
+        if not shape.get("points"):
+            raise ValueError("a polygon without points")
         points = [point.split(",") for point in shape.attrib["points"].split(";")]
         draw = functools.partial(pixel_polygon_pixels, np.array(points, float), size)
     elif shape.tag == "mask":

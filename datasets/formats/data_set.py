@@ -1,10 +1,11 @@
 """Data sets of other tools, as the readers of this package return them and as the writers take them."""
 
+import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePath
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -150,9 +151,23 @@ def annotation_files(source: Path, suffix: str) -> Iterator[tuple[Path, PurePath
             yield file, file.parent.relative_to(source)
 
 
+def name_text(value: Any, key: str) -> str:
+    """Returns a name of JSON as text. Some tools write names as numbers.
+
+    Args:
+        key: Key of the name, for the error.
+
+    Raises:
+        ValueError: It is neither a text nor a number.
+    """
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"{key} is {json.dumps(value)[:100]}, which is neither a text nor a number")
+    return str(value)
+
+
 @contextmanager
-def naming(file: Path) -> Iterator[None]:
-    """Turns any error that a file's content raises inside into a ValueError that names the file."""
+def naming(file: Path | str) -> Iterator[None]:
+    """Turns any error that the content of a file or image raises inside into a ValueError that names it."""
     try:
         yield
     except (UserError, MemoryError):

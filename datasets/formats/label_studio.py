@@ -11,6 +11,7 @@ from xml.sax.saxutils import quoteattr
 import numpy as np
 from numpy.typing import NDArray
 
+from mcis.datasets.errors import UserError
 from mcis.datasets.formats.data_set import (
     AnnotatedObject,
     DataSet,
@@ -20,12 +21,15 @@ from mcis.datasets.formats.data_set import (
     ImportRequest,
     LabeledImage,
     Photos,
+    name_text,
     write_file,
 )
 from mcis.datasets.formats.outlines import polygon_pixels, resized_polygon_pixels
 from mcis.datasets.formats.photographs import write_photograph
 from mcis.datasets.formats.regions import Region, connected_regions, region_outline
 from mcis.datasets.sources.lists import LeftOut
+
+_EXPECTED = "Label Studio's JSON with choices, rectangles, polygons or brushes; --images is the folder of its images"
 
 
 def read_label_studio(request: ImportRequest) -> DataSet:
@@ -34,7 +38,9 @@ def read_label_studio(request: ImportRequest) -> DataSet:
     photos: Photos = {}
 
     for task in json.loads(request.source.read_bytes()):
-        name = _image_name(task["data"]["image"], folder)
+        if "data" not in task and "annotator" in task:
+            raise UserError(f"{request.source} is an export `JSON-MIN`", _EXPECTED, "export `JSON` from Label Studio")
+        name = _image_name(_location(task["data"]), folder)
         annotations = [item for item in task.get("annotations", []) if not item.get("was_cancelled")]
         if not annotations:
             reason = "task(s) that nobody has annotated; predictions are submitted in Label Studio first"
@@ -52,6 +58,16 @@ def read_label_studio(request: ImportRequest) -> DataSet:
             photos[name] = [AnnotatedObject(None)]  # nothing says whether it shows a class
 
     return DataSet(folder, photos)
+
+
+def _location(data: dict[str, Any]) -> str:
+    """Returns the path or URL of the image in the data of a task: `image`, or the only text."""
+    if "image" in data:
+        return name_text(data["image"], "image")
+    texts = [value for value in data.values() if isinstance(value, str)]
+    if len(texts) != 1:
+        raise ValueError(f"no key `image` in the data of a task, and {len(texts)} texts in its keys {', '.join(data)}")
+    return texts[0]
 
 
 def _image_name(location: str, folder: Path) -> str:
@@ -159,9 +175,4 @@ def _labeling_interface(request: ExportRequest) -> str:
     return f'<View>{picture}<PolygonLabels name="label" toName="image">{labels}</PolygonLabels></View>\n'
 
 
-LABEL_STUDIO = Format(
-    read_label_studio,
-    "Label Studio's JSON with choices, rectangles, polygons or brushes; --images is the folder of its images",
-    write_label_studio,
-    copies_images=True,
-)
+LABEL_STUDIO = Format(read_label_studio, _EXPECTED, write_label_studio, copies_images=True)

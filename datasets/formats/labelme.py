@@ -13,6 +13,7 @@ from mcis.datasets.formats.data_set import (
     ImportRequest,
     Photos,
     annotation_files,
+    name_text,
     naming,
 )
 from mcis.datasets.formats.image_files import images_next_to
@@ -26,7 +27,7 @@ def read_labelme(request: ImportRequest) -> DataSet:
     for file, subfolder in annotation_files(request.source, ".json"):
         with naming(file):
             content = json.loads(file.read_bytes())
-            image = content["imagePath"].replace("\\", "/").rpartition("/")[2]
+            image = name_text(content["imagePath"], "imagePath").replace("\\", "/").rpartition("/")[2]
             objects = [AnnotatedObject(flag.strip()) for flag, is_set in (content.get("flags") or {}).items() if is_set]
             for shape in content["shapes"]:
                 objects.append(_annotated_object(shape, content, request.left_out))
@@ -47,11 +48,14 @@ def _annotated_object(shape: dict[str, Any], content: dict[str, Any], left_out: 
     kind = shape.get("shape_type") or "polygon"
     draw = None
     if kind == "polygon":
+        for key in ("imageHeight", "imageWidth"):
+            if content.get(key) is None:
+                raise ValueError(f"no {key}, a side of the image in pixels")
         size = (int(content["imageHeight"]), int(content["imageWidth"]))
         draw = functools.partial(pixel_polygon_pixels, np.array(shape["points"], float), size)
     else:
         left_out[f"outline(s) of shapes of type {kind}, which give tags and no mask"] += 1
-    return AnnotatedObject(shape["label"].strip(), draw)
+    return AnnotatedObject(name_text(shape["label"], "label").strip(), draw)
 
 
 LABELME = Format(

@@ -221,11 +221,12 @@ def test_second_split_with_other_classes_is_an_error(coco: Path, tmp_path: Path)
 
 
 FAULTS: list[tuple[str, str, Any, str]] = [
-    ("images", "file_name", 7, "is not as expected"),
-    ("images", "id", 1, "occurs twice"),
+    ("images", "file_name", None, "file_name is null, which is neither a text nor a number"),
+    ("images", "file_name", "b.png", r"file_name occurs twice: b\.png"),
+    ("images", "id", 1, "image id occurs twice: 1"),
     ("annotations", "category_id", 8, "category_id 8, which no category has"),
     ("annotations", "category_id", 9, r"1 class\(es\) cannot be imported: \[a;b"),
-    ("categories", "name", 3, "no attribute"),
+    ("categories", "name", None, "name is null"),
 ]
 
 
@@ -238,6 +239,16 @@ def test_invalid_json_is_reported(coco: Path, part: str, key: str, value: Any, m
 
     assert caught.value.remedy
     assert not (coco.parent / "out" / "photos.csv").exists()
+
+
+def test_names_of_coco_may_be_numbers(coco: Path) -> None:
+    content = json.loads(json.dumps(CONTENT))
+    content["categories"][0]["name"] = 7
+    content["images"][1]["file_name"] = 8
+    coco.write_text(json.dumps(content))
+    (coco.parent / "b.png").rename(coco.parent / "8")
+    import_data_set("coco", coco, coco.parent / "out")
+    assert tags_of(coco.parent / "out") == {"train/a.png": ["7", "cat"], "train/8": ["7"]}
 
 
 @pytest.mark.parametrize("name", ["photos.csv", "classes.txt"])
@@ -445,6 +456,14 @@ def test_labelme_becomes_tags_and_masks(photographs: Path, tmp_path: Path) -> No
     assert "left out 1 outline(s) of shapes of type rectangle, which give tags and no mask" in " ".join(notes)
 
 
+def test_names_of_labelme_may_be_numbers(photographs: Path, tmp_path: Path) -> None:
+    shape = LABELME["shapes"][0] | {"label": 7}
+    (photographs / "a.png").rename(photographs / "8")
+    (photographs / "a.json").write_text(json.dumps(LABELME | {"shapes": [shape], "flags": {}, "imagePath": 8}))
+    import_data_set("labelme", photographs, tmp_path / "out")
+    assert tags_of(tmp_path / "out") == {"train/8": ["7"]}
+
+
 @pytest.mark.parametrize(("format", "kind"), [("labelme", "a JSON"), ("vocxml", "an XML")])
 def test_images_without_a_file_of_annotations_are_counted(
     photographs: Path, tmp_path: Path, format: str, kind: str
@@ -545,6 +564,12 @@ YOLO_LABELS = "0 0.5 0.5 0.2 0.2"
         ("vocxml", {"a.xml": VOC, "b.xml": ""}, "b.xml: no element found"),
         ("vocxml", {"a.xml": VOC, "b.xml": "<object/>"}, "b.xml: no annotation of Pascal VOC"),
         ("labelme", {"a.json": json.dumps(LABELME), "b.json": "{}"}, "b.json: no imagePath"),
+        ("labelme", {"b.json": json.dumps(LABELME | {"imageHeight": None})}, "b.json: no imageHeight, a side of the"),
+        (
+            "labelme",
+            {"b.json": json.dumps(LABELME | {"shapes": [LABELME["shapes"][1] | {"label": None}]})},
+            "b.json: label is null",
+        ),
         (
             "yolo",
             {"data.yaml": "names: [dog]", "labels/train/a.txt": YOLO_LABELS, "labels/train/b.txt": "0 wide"},
@@ -758,6 +783,13 @@ def test_cvat_becomes_tags_and_masks(cvat: Path, tmp_path: Path) -> None:
     np.testing.assert_array_equal(imported["train/b.png"].mask, expected)
 
 
+@pytest.mark.parametrize("points", ['points=""', ""])
+def test_cvat_polygon_without_points_is_named(cvat: Path, tmp_path: Path, points: str) -> None:
+    cvat.write_text(re.sub('points=".*?"', points, CVAT))
+    with pytest.raises(UserError, match=r"b\.png: a polygon without points"):
+        import_data_set("cvat", cvat, tmp_path / "out")
+
+
 def test_cvat_mask_outside_of_its_image_is_named(cvat: Path, tmp_path: Path) -> None:
     cvat.write_text(CVAT.replace('top="17"', 'top="18"'))
     with pytest.raises(UserError, match=r"b\.png: a mask at 28, 18 of 2x3 pixels in an image of 30x20"):
@@ -894,6 +926,27 @@ def test_label_studio_polygons_follow_a_resized_image_and_no_turned_one(photogra
     assert imported["train/a.png"] == Imported(["dog"], None)
     np.testing.assert_array_equal(imported["train/b.png"].mask, mask)
     assert "a.png: annotations are of an image of 30x20 pixels, but the file has 20x30, turned upright" in notes
+
+
+def test_label_studio_finds_the_image_in_the_only_text_of_a_task(photographs: Path, tmp_path: Path) -> None:
+    """Its key depends on the labeling interface."""
+    task = {"data": {"img": "/data/upload/7/0f3a9b2c-b.png", "number": 3}, "annotations": [choices("dog")]}
+    source = write_tasks(tmp_path / "tasks.json", task)
+    import_data_set("labelstudio", source, tmp_path / "out", images=photographs)
+    assert tags_of(tmp_path / "out") == {"train/b.png": ["dog"]}
+
+
+@pytest.mark.parametrize(
+    ("task", "message"),
+    [
+        ({"data": {"img": "b.png", "text": "A dog."}}, "no key `image` in the data of a task, .* keys img, text"),
+        ({"image": "b.png", "choice": "dog", "id": 7, "annotator": 1}, "tasks.json is an export `JSON-MIN`"),
+    ],
+)
+def test_tasks_of_label_studio_without_an_image_are_an_error(tmp_path: Path, task: Any, message: str) -> None:
+    source = write_tasks(tmp_path / "tasks.json", task)
+    with pytest.raises(UserError, match=message):
+        import_data_set("labelstudio", source, tmp_path / "out")
 
 
 def test_two_tasks_of_an_image_are_an_error(photographs: Path, tmp_path: Path) -> None:
