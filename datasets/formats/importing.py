@@ -277,7 +277,7 @@ def _read_data_set(format: str, request: ImportRequest) -> DataSet:
     found_photos: Photos = {}
     for name, objects in photos.items():
         if name in file_of_name:
-            found_photos[file_of_name[name]] = [_with_nfc_tag(item) for item in objects]
+            found_photos[file_of_name[name]] = _with_valid_tags(objects, request.left_out)
     return DataSet(folder, found_photos, [*notes, *_notes_on_files(file_of_name)])
 
 
@@ -305,8 +305,16 @@ def _check_file_names(source: Path, files: list[str]) -> None:
     check_name_lengths(files)
 
 
-def _with_nfc_tag(item: AnnotatedObject) -> AnnotatedObject:
-    return item._replace(tag=unicodedata.normalize("NFC", item.tag)) if item.tag else item
+def _with_valid_tags(objects: Iterable[AnnotatedObject], left_out: LeftOut) -> list[AnnotatedObject]:
+    """Returns objects with tags in the Unicode form NFC. An object without a class name gets an unknown class."""
+    valid: list[AnnotatedObject] = []
+    for item in objects:
+        tag = item.tag
+        if tag == "":
+            left_out["empty class name(s); their objects give no tag and are ignored in masks"] += 1
+            tag = None
+        valid.append(item._replace(tag=unicodedata.normalize("NFC", tag) if tag else None))
+    return valid
 
 
 def _notes_on_files(file_of_name: Mapping[str, str]) -> list[str]:

@@ -259,6 +259,17 @@ def test_files_of_others_are_not_overwritten(coco: Path, tmp_path: Path, name: s
     assert (tmp_path / name).read_text() == "image,tags,split,mask\n"
 
 
+def test_coco_objects_without_a_class_name_are_counted_and_ignored(coco: Path) -> None:
+    """Their photographs are no negatives: nothing says which classes they show."""
+    change(coco, "categories", 0, "name", " ")
+    _, *notes = import_data_set("coco", coco, coco.parent / "out")
+    assert any("left out 2 empty class name(s); their objects give no tag" in note for note in notes)
+    assert tag_cells(coco.parent / "out") == {"a.png": "cat", "b.png": ""}
+    mask = np.zeros((20, 30))
+    mask[2:12, 2:12] = 255
+    np.testing.assert_array_equal(read_imported(coco.parent / "out")["train/b.png"].mask, mask)
+
+
 # --- outlines
 
 INVALID_RUNS: list[Any] = ["oooooo", "o" * 999, "", "0", [0, 50], [0, 50, 2**40], [700, -100], [2**70]]
@@ -666,6 +677,14 @@ def test_voc_xml_without_the_suffix_of_its_image_finds_it(photographs: Path, tmp
     (photographs / "a.xml").write_text(VOC.replace("a.png", "a"))
     import_data_set("vocxml", photographs, tmp_path / "out")
     assert tag_cells(tmp_path / "out") == {"a.png": "cat;dog"}
+
+
+def test_voc_xml_objects_without_a_class_name_are_counted(photographs: Path, tmp_path: Path) -> None:
+    (photographs / "a.xml").write_text(VOC.replace("<name>dog</name>", "<name> </name>"))
+    (photographs / "b.xml").write_text("<annotation><filename>b.png</filename><object><name/></object></annotation>")
+    _, *notes = import_data_set("vocxml", photographs, tmp_path / "out")
+    assert any("left out 2 empty class name(s); their objects give no tag" in note for note in notes)
+    assert tag_cells(tmp_path / "out") == {"a.png": "cat", "b.png": ""}
 
 
 def test_voc_xml_image_with_difficult_objects_only_is_no_negative(photographs: Path, tmp_path: Path) -> None:
