@@ -3,7 +3,15 @@
 import errno
 import hashlib
 
-from mcis.datasets.formats.data_set import AnnotatedObject, DataSet, Format, ImportRequest, Photos, visible_files
+from mcis.datasets.formats.data_set import (
+    AnnotatedObject,
+    DataSet,
+    Format,
+    ImportRequest,
+    Photos,
+    photograph_files,
+    visible_files,
+)
 from mcis.datasets.sources.tagged import SPLITS
 from mcis.datasets.storage.faults import error_text
 from mcis.datasets.storage.files import MAX_BYTES, read_bytes
@@ -15,7 +23,11 @@ _SPLIT_FOLDERS = {*SPLITS, "training", "valid", "validation", "dev", "testing"}
 def read_class_folders(request: ImportRequest) -> DataSet:
     """Reads <class>/.../<image>. Files with equal content are one photograph with several tags."""
     source = request.source
-    files = visible_files(source, request.left_out)
+    visible = visible_files(source, request.left_out)
+    if {"Annotations", "JPEGImages"} <= {name.partition("/")[0] for name in visible}:
+        raise ValueError("folders of Pascal VOC, not of classes")
+
+    files = photograph_files(visible, source, request)
     folders = {name.partition("/")[0] for name in files if "/" in name}
     if not folders:
         raise ValueError(f"{len(files)} files are in no class folder")
@@ -23,9 +35,6 @@ def read_class_folders(request: ImportRequest) -> DataSet:
         raise ValueError(
             "folders of splits, not of classes: import each of them by its own command, as train and as val"
         )
-
-    if {"Annotations", "JPEGImages"} <= folders:
-        raise ValueError("folders of Pascal VOC, not of classes")
 
     photos: Photos = {}
     first_names: dict[str, str] = {}  # by content

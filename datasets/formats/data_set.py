@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path, PurePath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -15,6 +15,11 @@ from mcis.datasets.images.value_range import ValueRange
 from mcis.datasets.sources.lists import LeftOut, files_below, relative_name
 from mcis.datasets.storage.folders import atomic_write
 from mcis.datasets.storage.uris import is_remote
+
+_SIDE_FOLDERS = {"__macosx", "@eadir"}
+"""Folders of thumbnails and attributes that macOS and Synology write next to photographs, in lower case."""
+_SIDE_SUFFIXES = {".csv", ".db", ".ini", ".json", ".txt", ".xml"}
+"""Suffixes of files that are no photographs, such as Thumbs.db and desktop.ini of Windows, in lower case."""
 
 Draw: TypeAlias = Callable[[int, int], NDArray[np.bool_]]
 """Draws an outline: (height, width) of an image -> bool (H, W). May raise an exception if the outline is damaged."""
@@ -56,6 +61,7 @@ class ImportRequest(NamedTuple):
     Attributes:
         source: File or folder of the data set.
         images: Folder of the images. None: where the format expects it.
+        out: Folder that the import writes. Its files are no photographs of the data set.
         copies: New folder for copies of the images, for formats whose images are not files.
         split: Train, val or test.
         left_out: Counts of items that are left out, by reason. The reader adds to them.
@@ -63,6 +69,7 @@ class ImportRequest(NamedTuple):
 
     source: Path
     images: Path | None
+    out: Path
     copies: Path
     split: str
     left_out: LeftOut
@@ -187,3 +194,24 @@ def visible_files(folder: Path, left_out: LeftOut) -> list[str]:
     visible = [name for name in files if not name.startswith(".") and "/." not in name]
     left_out["hidden file(s)"] = len(files) - len(visible)
     return visible
+
+
+def photograph_files(files: Iterable[str], folder: Path, request: ImportRequest) -> list[str]:
+    """Returns the files that may be photographs of a data set: without the output of imports and side files.
+
+    Args:
+        files: Paths below `folder`.
+        folder: Absolute path without links.
+        request: Names the output. Its counts are updated with the number of other files.
+    """
+    is_output_inside = folder in request.out.parents
+    photographs: list[str] = []
+    for name in files:
+        path = PurePosixPath(name.lower())
+        if is_output_inside and (folder / name).is_relative_to(request.out):
+            request.left_out[f"file(s) in {request.out}, where the import writes"] += 1
+        elif path.suffix in _SIDE_SUFFIXES or _SIDE_FOLDERS.intersection(path.parts):
+            request.left_out["file(s) that are no photographs, such as Thumbs.db, __MACOSX and texts"] += 1
+        else:
+            photographs.append(name)
+    return photographs

@@ -162,7 +162,7 @@ def import_data_set(
 
     with _folder_aside(output.folder) as folder_aside:
         aside = _Output(folder_aside, split)
-        data_set = _read_data_set(format, ImportRequest(source, images, aside.images, split, left_out))
+        data_set = _read_data_set(format, ImportRequest(source, images, output.folder, aside.images, split, left_out))
         is_copied = data_set.folder == aside.images
         if not is_copied and output.images.is_dir() and not output.images.is_symlink():
             raise UserError(f"{output.images} is a folder of images", "a link, or nothing", "name another --out")

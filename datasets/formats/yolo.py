@@ -19,6 +19,7 @@ from mcis.datasets.formats.data_set import (
     ImportRequest,
     Photos,
     naming,
+    photograph_files,
     visible_files,
     write_file,
 )
@@ -63,7 +64,7 @@ def read_yolo(request: ImportRequest) -> DataSet:
 
     photos: Photos = {}
     label_files: set[Path] = set()
-    for name in listed or visible_files(folder, request.left_out):
+    for name in listed or photograph_files(visible_files(folder, request.left_out), folder, request):
         label_file = Path(existing_spelling(str((label_folder / name).with_suffix(".txt"))))
         if label_file.exists():
             label_files.add(label_file)

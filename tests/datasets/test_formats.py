@@ -758,6 +758,29 @@ def test_files_that_are_too_large_are_left_out(pets: Path, tmp_path: Path, monke
     assert list(tags_of(tmp_path / "out")) == ["train/cat/deep/1.png", "train/dog/3.png"]
 
 
+def test_files_that_are_no_photographs_are_left_out(pets: Path, tmp_path: Path) -> None:
+    for name in ("cat/Thumbs.db", "dog/desktop.ini", "dog/notes.TXT", "__MACOSX/1.png", "dog/@eaDir/2.png/small.jpg"):
+        (pets / name).parent.mkdir(parents=True, exist_ok=True)
+        (pets / name).write_text(name)
+    _, *notes = import_data_set("folders", pets, tmp_path / "out")
+    assert any("left out 5 file(s) that are no photographs, such as Thumbs.db" in note for note in notes)
+    assert tags_of(tmp_path / "out") == {"train/cat/deep/1.png": ["cat", "dog"], "train/dog/3.png": ["dog"]}
+
+
+@pytest.mark.parametrize("out", ["pets/mine", "pets", "."])
+def test_the_output_of_an_import_is_no_class_of_a_second_one(pets: Path, out: str) -> None:
+    """It may be inside of the data set, the same folder, or around it."""
+    for split in ("train", "val", "val"):
+        _, *notes = import_data_set("folders", pets, pets.parent / out, split=split)
+    assert any("where the import writes" in note for note in notes) == (out == "pets/mine")
+    assert tags_of(pets.parent / out) == {
+        "train/cat/deep/1.png": ["cat", "dog"],
+        "train/dog/3.png": ["dog"],
+        "val/cat/deep/1.png": ["cat", "dog"],
+        "val/dog/3.png": ["dog"],
+    }
+
+
 def test_folder_without_class_folders_is_an_error(pets: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="1 files are in no class folder"):
         import_data_set("folders", pets / "cat/deep", tmp_path / "out")
@@ -1133,6 +1156,16 @@ def test_yolo_files_may_begin_with_a_byte_order_mark_and_end_with_empty_lines(yo
     (yolo / "labels/train/a.txt").write_bytes("\ufeff0 0.5 0.5 0.2 0.2\r\n".encode())
     import_data_set("yolo", yolo, tmp_path / "out")
     assert tags_of(tmp_path / "out") == {"train/a.png": ["dog"]}
+
+
+def test_files_of_yolo_that_are_no_photographs_are_left_out(yolo: Path, tmp_path: Path) -> None:
+    """They would be negatives, because they have no label file."""
+    (yolo / "images/train/Thumbs.db").touch()
+    _, *notes = import_data_set("yolo", yolo, tmp_path / "out")
+    assert [note.partition("left out ")[2] for note in notes] == [
+        "1 file(s) that are no photographs, such as Thumbs.db, __MACOSX and texts"
+    ]
+    assert tag_cells(tmp_path / "out") == {"a.png": "dog"}
 
 
 def test_label_files_of_yolo_without_an_image_are_counted(yolo: Path, tmp_path: Path) -> None:
