@@ -363,7 +363,7 @@ def _read_earlier_rows(output: _Output) -> tuple[list[Row], list[Row]]:
     has_table = output.table.exists()
     rows: list[Row] = []
     if has_table:
-        rows = list(csv.DictReader(output.table.read_text("utf-8").splitlines()))
+        rows = list(csv.DictReader(output.table.read_text("utf-8-sig").splitlines()))
 
     if rows and tuple(rows[0]) != _COLUMNS:
         found = f"{output.table} has columns {', '.join(rows[0])}"
@@ -414,7 +414,7 @@ def _read_exported_classes(labels: Path) -> list[str]:
         UserError: The file is not such a table.
     """
     try:
-        rows = csv.DictReader(labels.read_text("utf-8").splitlines())
+        rows = csv.DictReader(labels.read_text("utf-8-sig").splitlines())
         class_of_label = {int(row["label"]): row["class"] for row in rows}
         num_classes = max(1, len(class_of_label) - 2)  # the other labels are background and ignored
         return [class_of_label[label] for label in range(1, num_classes + 1)]

@@ -251,6 +251,18 @@ def test_names_of_coco_may_be_numbers(coco: Path) -> None:
     assert tags_of(coco.parent / "out") == {"train/a.png": ["7", "cat"], "train/8": ["7"]}
 
 
+def test_tables_may_begin_with_a_byte_order_mark(coco: Path, tmp_path: Path) -> None:
+    """As spreadsheets save them."""
+    import_data_set("coco", coco, tmp_path / "out")
+    table = tmp_path / "out/photos.csv"
+    table.write_text(table.read_text(), encoding="utf-8-sig")
+    labels = tmp_path / "labels.csv"
+    labels.write_text("label,class\n0,background\n1,cat\n2,dog\n255,ignored\n", encoding="utf-8-sig")
+
+    import_data_set("coco", coco, tmp_path / "out", split="val", labels=labels)
+    assert list(tags_of(tmp_path / "out")) == ["train/a.png", "train/b.png", "val/a.png", "val/b.png"]
+
+
 @pytest.mark.parametrize("name", ["photos.csv", "classes.txt"])
 def test_files_of_others_are_not_overwritten(coco: Path, tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("image,tags,split,mask\n")
