@@ -23,7 +23,7 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 
-from mcis.datasets.errors import UserError, join_shortened, unquoted
+from mcis.datasets.errors import UserError, join_shortened, one_line, unquoted
 from mcis.datasets.sources.annotations import refuse_annotations
 from mcis.datasets.storage.files import RELOCATE, existing_spelling, path_on_disk, read_opened
 from mcis.datasets.storage.uris import credentials_refused, holds_credentials, is_remote, without_credentials
@@ -57,6 +57,12 @@ _CONTENTS = {
     "id": "unique ids",
 }
 """Role of a column -> what it holds, for messages."""
+_PLAIN_FLAG = r"(?i)^\s*([01](\.0*)?|true|false)\s*$"
+"""Texts that stand for 0 and 1."""
+_FLAG = r"(?i)^\s*([01](\.0*)?|true|false|yes|no|x)\s*$"
+"""Texts that people write into the column of a class."""
+_MAX_SHOWN_CELL = 40
+"""Maximum length of the text of a cell in a message, characters."""
 _MAY_HOLD_CREDENTIALS = r"(?s)://.*[@?]"
 """Texts for which `holds_credentials` may be true."""
 
@@ -380,7 +386,7 @@ def _read_parquet(file: BinaryIO, wanted: Iterable[str]) -> _Columns:
     content = pa.parquet.ParquetFile(file)
     schema = content.schema_arrow
     names = schema.names
-    flags = [column.name for column in schema if _is_number(column.type) or pa.types.is_boolean(column.type)]
+    flags = [column.name for column in schema if _is_number_or_boolean(column.type)]
     read = [name for name in dict.fromkeys([*wanted, *flags]) if names.count(name) == 1]
     return _Columns(names, content.read(read))
 
@@ -422,7 +428,7 @@ def read_user_table(
 
     Raises:
         UserError: The table cannot be read or is empty, lacks a column, or has one twice; or no column holds tags, and
-            a column of 0 and 1 holds -1 too.
+            a column of 0 and 1 holds other values too.
     """
     path = str(table) if is_remote(str(table)) else os.path.realpath(os.path.expanduser(table))
     guesses = {role: names for role, names in _GUESSES.items() if columns.get(role) == role}
@@ -441,6 +447,7 @@ def read_user_table(
         _refuse_minus_one(path, file.content, columns.values())
         flags = _flags(file.content, columns.values())
     if flags:
+        _refuse_damaged_flags(path, file.content, [*columns.values(), *flags], has_column_keys)
         counts = _counts(file.content, columns.values())
         guessed.append(f"{join_shortened(flags)} as a class each, 0 or 1")
 
@@ -509,7 +516,7 @@ def _check_columns(
 
 
 def _flags(content: pa.Table, excluded: Collection[str]) -> list[str]:
-    """Returns the columns of 0, 1 and empty cells, or else those of truth values, one of each class.
+    """Returns the columns of 0, 1 and empty cells, or of truth values and empty cells, one of each class.
 
     pandas writes 0 and 1 as 0.0 and 1.0 if a cell of the column is empty. A column alone must have both values: one
     class, and images that do not show it.
@@ -517,12 +524,76 @@ def _flags(content: pa.Table, excluded: Collection[str]) -> list[str]:
     Args:
         excluded: Names of columns that have another role.
     """
-    for is_flag_type in (_is_number, pa.types.is_boolean):
-        candidates = _columns_of_type(content, excluded, is_flag_type)
-        flags = [name for name, values in candidates.items() if _holds_flags(values)]
-        if len(flags) > 1 or (flags and pc.min(content[flags[0]]).as_py() == 0):
-            return flags
+    candidates = _columns_of_type(content, excluded, _is_number_or_boolean)
+    flags = [name for name, values in candidates.items() if _holds_flags(values)]
+    if len(flags) > 1 or (flags and pc.min(content[flags[0]]).as_py() == 0):
+        return flags
     return []
+
+
+def _refuse_damaged_flags(path: str, content: pa.Table, excluded: Collection[str], has_column_keys: bool) -> None:
+    """Raises a UserError if columns that are not read look like classes, next to the columns of 0 and 1 of others.
+
+    Images of such a class would be negatives of the other classes.
+
+    Args:
+        excluded: Names of columns that are read.
+        has_column_keys: See `read_user_table`.
+    """
+    damaged: list[str] = []
+    for name, values in _columns_of_type(content, excluded, _is_number).items():
+        row = _odd_number(values)
+        if row is not None:
+            damaged.append(f"{name!r} (row {row + 1}: {values[row].as_py()})")
+    for name, values in _columns_of_type(content, excluded, pa.types.is_string).items():
+        row = _odd_text(values)
+        if row is not None:
+            damaged.append(f"{name!r} (row {row + 1}: {one_line(values[row].as_py(), _MAX_SHOWN_CELL)!r})")
+
+    if damaged:
+        key = "data.tags.tags=COLUMN" if has_column_keys else "the name 'tags'"
+        raise UserError(
+            f"{path}: {len(damaged)} column(s) may be classes, but hold other cells than 0 and 1: "
+            f"{join_shortened(damaged)}",
+            "0, 1 or an empty cell in each column of a class (rows are counted from 1, without a header)",
+            f"correct the cells; or delete columns that are no classes; or name the column of tags by {key}",
+        )
+
+
+def _odd_number(values: pa.ChunkedArray) -> int | None:
+    """Returns the first row, counted from 0, that damages a column of 0 and 1; None if the column is none.
+
+    At least half of the values of such a column are 0 and 1, or all are between 0 and 1. All values of an index of
+    rows are different.
+    """
+    is_flag = pc.is_in(values, pa.array([0, 1], values.type))
+    num_flags = pc.sum(is_flag).as_py() or 0
+    num_values = len(values) - values.null_count
+    if num_flags == num_values:
+        return None
+
+    is_fraction = pc.min(values).as_py() >= 0 and pc.max(values).as_py() <= 1
+    if not is_fraction and (2 * num_flags < num_values or pc.count_distinct(values).as_py() == len(values)):
+        return None
+    row: int = pc.index(pc.and_not(values.is_valid(), is_flag), True).as_py()
+    return row
+
+
+def _odd_text(values: pa.ChunkedArray) -> int | None:
+    """Returns the first row, counted from 0, that damages a column of 0 and 1; None if the column is none.
+
+    At least half of the texts of such a column are flags. An empty text is an empty cell.
+    """
+    num_flags = pc.sum(pc.match_substring_regex(values, _FLAG)).as_py()
+    if not num_flags:
+        return None
+    is_text = pc.match_substring_regex(values, r"\S").fill_null(False)
+    if 2 * num_flags < pc.sum(is_text).as_py():
+        return None
+
+    is_odd = pc.and_not(is_text, pc.match_substring_regex(values, _PLAIN_FLAG).fill_null(False))
+    row: int = max(pc.index(is_odd, True).as_py(), 0)
+    return row
 
 
 def _columns_of_type(
@@ -580,6 +651,10 @@ def _is_number(column_type: pa.DataType) -> bool:
     return bool(
         pa.types.is_integer(column_type) or pa.types.is_float32(column_type) or pa.types.is_float64(column_type)
     )
+
+
+def _is_number_or_boolean(column_type: pa.DataType) -> bool:
+    return bool(_is_number(column_type) or pa.types.is_boolean(column_type))
 
 
 def _holds_flags(values: pa.ChunkedArray) -> bool:

@@ -277,7 +277,7 @@ def test_ambiguous_columns_are_not_guessed(folder: Path, row: dict[str, Any], me
 
 def test_columns_of_0_and_1_may_be_integers_and_decimals(folder: Path) -> None:
     """pandas writes the numbers of a column with an empty cell as decimals, and those of other columns as integers."""
-    (folder / "t.csv").write_text("image,cat,dog,score\na,1,0.0,0.5\nb,0,1.0,1.0\nc,0,,0.0\n")
+    (folder / "t.csv").write_text("image,cat,dog,score\na,1,0.0,7.5\nb,0,1.0,1.0\nc,0,,9.0\n")
     listing = list_tagged(folder / "t.csv")
     assert listing.classes == ("cat", "dog")
     assert tags_of(listing) == [[0], [1], []]
@@ -296,8 +296,52 @@ def test_a_column_of_classes_with_minus_one_is_an_error(folder: Path, cells: tup
     assert "an empty cell if it is uncertain" in caught.value.remedy
 
 
+@pytest.mark.parametrize(
+    ("cells", "found"),
+    [
+        ("0 1 1? 1", "'dog' (row 3: '1?')"),
+        ("0 0.5 0.5 1", "'dog' (row 2: 0.5)"),
+        ("0.9 0.2 0.3 0.7", "'dog' (row 1: 0.9)"),
+        (" x  x", "'dog' (row 2: 'x')"),
+        ("no yes yes no", "'dog' (row 1: 'no')"),
+        ("0 2 2 0", "'dog' (row 2: 2)"),
+        ("true maybe false false", "'dog' (row 2: 'maybe')"),
+    ],
+)
+def test_a_damaged_column_of_a_class_is_an_error(folder: Path, cells: str, found: str) -> None:
+    """Images of dogs alone would be negatives of the classes cat and cow."""
+    first, second, third, fourth = cells.split(" ")
+    rows = ["image,cat,dog,cow", f"a,1,{first},0", f"b,0,{second},0", f"c,0,{third},0", f"d,0,{fourth},1"]
+    (folder / "t.csv").write_text("\n".join(rows))
+
+    with pytest.raises(UserError, match=r"1 column\(s\) may be classes") as caught:
+        list_tagged(folder / "t.csv")
+
+    assert caught.value.found.endswith(f"hold other cells than 0 and 1: {found}")
+    assert "data.tags.tags=COLUMN" in caught.value.remedy
+
+
+def test_columns_that_are_clearly_no_classes_are_not_read(folder: Path) -> None:
+    names = ["fold", "number", "width", "comment", "zero", "x", "year"]
+    rows = [f"image,cat,dog,{','.join(names)}"]
+    rows += ["a,1,0,1,0,640,,0,5.5,1999", "b,0,1,2,1,640,dusk,0,0.5,2000", "c,0,0,3,2,480,dawn,,7.0,2000"]
+    (folder / "t.csv").write_text("\n".join(rows))
+    listing = list_tagged(folder / "t.csv")
+    assert listing.classes == ("cat", "dog")
+    unread = "columns that are not read: fold, number, width, comment, zero and 2 more"
+    assert f"{folder}/t.csv: {unread}" in listing.notes
+
+
+def test_columns_of_numbers_and_truth_values_are_classes_together(folder: Path) -> None:
+    (folder / "t.csv").write_text("image,cat,dog\na,1,true\nb,0,false\nc,0,\n")
+    listing = list_tagged(folder / "t.csv")
+    assert listing.classes == ("cat", "dog")
+    assert tags_of(listing) == [[0, 1], [], []]
+    assert negatives_of(listing) == [False, True, False]
+
+
 def test_columns_that_may_be_counts_give_a_note(folder: Path) -> None:
-    rows = ["image,cat,dog,cow,width,score", "a,1,0,2,640,0.5", "b,0,1,0,480,0.0", "c,0,0,1.0,9,2.0", "d,0,0,0,9,2.0"]
+    rows = ["image,cat,dog,cow,width,score", "a,1,0,2,640,0.5", "b,0,1,0,480,0.0", "c,0,0,3.0,9,2.0", "d,0,0,3,9,2.0"]
     (folder / "t.csv").write_text("\n".join(rows))
     notes = list_tagged(folder / "t.csv").notes
     assert f"{folder}/t.csv: columns that are not read: cow, width, score" in notes
@@ -311,7 +355,7 @@ def test_columns_that_number_the_rows_are_no_counts(folder: Path) -> None:
 
 
 def test_integers_that_no_float_represents_are_read(folder: Path) -> None:
-    (folder / "t.csv").write_text(f"image,cat,dog,digest\na,1,0,0\nb,0,1,0\nc,0,0,{2**60 + 1}\n")
+    (folder / "t.csv").write_text(f"image,cat,dog,digest\na,1,0,0\nb,0,1,7\nc,0,0,7\nd,0,0,{2**60 + 1}\n")
     assert list_tagged(folder / "t.csv").classes == ("cat", "dog")
 
 
