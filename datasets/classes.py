@@ -64,6 +64,18 @@ VOC_CLASSES = (
 """The 20 classes of PASCAL VOC in its order: class indices 0..19, labels 1..20."""
 
 
+_DIFFERENT_CHARACTERS = {ord("\N{NO-BREAK SPACE}"): " ", ord("\N{ZERO WIDTH SPACE}"): None, 0xFEFF: None}
+"""Characters that look like a space or like nothing -> what they are replaced by. 0xFEFF is the byte order mark."""
+
+
+def normalized_name(text: str) -> str:
+    """Returns a class name in the Unicode form NFC, with ordinary spaces, without spaces around it.
+
+    Web pages and office programs write characters into names that nobody sees.
+    """
+    return unicodedata.normalize("NFC", text.translate(_DIFFERENT_CHARACTERS).strip())
+
+
 def palette() -> np.ndarray:
     """Returns the color of each label, (256, 3) uint8 RGB: the color map of PASCAL VOC.
 
@@ -120,7 +132,7 @@ def read_classes(path: Path | str) -> tuple[str, ...]:
     """Reads class names from a UTF-8 text file with one name per line; line i, counted from 0, names class index i.
 
     Returns:
-        The names in the Unicode form NFC, as tags are.
+        The names as tags are, see `normalized_name`.
 
     Raises:
         UserError: The file is missing or is not text; it holds no name, a blank line before a name, a name twice,
@@ -135,7 +147,7 @@ def read_classes(path: Path | str) -> tuple[str, ...]:
         found = f"cannot read {path}: {unquoted(error)}"
         raise UserError(found, expected, "correct or replace the file") from error
 
-    names = tuple(unicodedata.normalize("NFC", line.strip()) for line in text.rstrip().splitlines())
+    names = tuple(normalized_name(line) for line in text.rstrip().splitlines())
     if not names:
         raise UserError(f"{path} is empty", expected, "add the class names")
     if "" in names:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from mcis.datasets.classes import normalized_name
 from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.sources.class_names import ClassNames
 from mcis.datasets.sources.lists import relative_name
@@ -88,10 +89,11 @@ def _class_indices(rows: UserTable, classes: ClassNames) -> tuple[list[tuple[int
 
 
 def _tags(rows: UserTable) -> Iterator[list[str]]:
-    """Yields the tags of each row, stripped."""
+    """Yields the tags of each row, see `normalized_name`."""
     for cell in tag_cells(rows).to_pylist():
         tags = split_tags(cell) if isinstance(cell, str) else (cell or [])
-        yield [tag.strip() for tag in tags if tag and tag.strip()]
+        names = [normalized_name(tag) for tag in tags if tag]
+        yield [name for name in names if name]
 
 
 def _optional_texts(rows: UserTable, role: str) -> Sequence[str | None]:

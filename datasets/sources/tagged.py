@@ -16,8 +16,7 @@ import contextlib
 import difflib
 import json
 import re
-import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -27,7 +26,14 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 from pydantic import BeforeValidator
 
-from mcis.datasets.classes import MAY_BE_MISSING_TAGS, MAY_BE_NEGATIVE_TAGS, NEGATIVE_TAGS, check_classes, read_classes
+from mcis.datasets.classes import (
+    MAY_BE_MISSING_TAGS,
+    MAY_BE_NEGATIVE_TAGS,
+    NEGATIVE_TAGS,
+    check_classes,
+    normalized_name,
+    read_classes,
+)
 from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.index import Listing
 from mcis.datasets.section import PathOrUri, Section
@@ -41,8 +47,10 @@ from mcis.datasets.tags import count_tags
 
 SPLITS = ("train", "val", "test")
 
-_SEPARATORS = "[;,|]"
-"""Regular expression of the characters between the tags of a text."""
+_SEPARATORS = "[;,|；，、｜]"
+"""Regular expression of the characters between the tags of a text, also those of East Asian texts."""
+_UNCLEAR_SEPARATORS = r"[\s/&+]+"
+"""Regular expression of what may separate tags, but may also be part of a name."""
 _SHORT_NAME = 5
 """Names with fewer characters count as misspellings at a lower similarity, but only of far more frequent names."""
 
@@ -327,7 +335,7 @@ def _none_tags(all_tags: set[str], names: Sequence[str], negative_tags: str) -> 
     Raises:
         UserError: A given class is among `negative_tags`.
     """
-    further = {unicodedata.normalize("NFC", tag.strip()) for tag in split_tags(negative_tags)}
+    further = {normalized_name(tag) for tag in split_tags(negative_tags)}
     contradictions = sorted(further & set(names))
     if contradictions:
         raise UserError(
@@ -413,14 +421,20 @@ def _check_names(rows: UserTable, names: tuple[str, ...], classes: Path | None) 
         found = f"{rows.path}: tags such as {join_shortened(quoted)}"
         raise UserError(found, "names without brackets or quotes", "correct the tags")
 
-    # "cat dog" where cat and dog are classes of their own
-    joined = [name for name in names if " " in name and set(name.split()) <= set(names)]
+    joined = [name for name in names if _is_joined(name, names)]
     if joined and not classes and not rows.flags:
         raise UserError(
-            f"{rows.path}: {join_shortened(joined)} in column {column!r}: tags with spaces between them",
+            f"{rows.path}: {join_shortened(joined)} in column {column!r}: "
+            "tags with a space, '/', '&' or '+' between them",
             "';', ',' or '|' between the tags of an image",
             "write one of these characters; if such a text is a class, name a file of all classes by data.classes",
         )
+
+
+def _is_joined(name: str, names: Collection[str]) -> bool:
+    """Returns whether a name consists of other names, such as "cat dog" or "cat/dog"."""
+    parts = [part for part in re.split(_UNCLEAR_SEPARATORS, name) if part]
+    return len(parts) > 1 and set(parts) <= set(names)
 
 
 def _misspelling_notes(num_images: Mapping[str, int]) -> list[str]:
@@ -538,7 +552,7 @@ class _SplitCells(NamedTuple):
 
 
 def _split_cells(cells: pa.Array) -> _SplitCells:
-    """Splits a chunk of cells, lists or texts, into tags in the Unicode form NFC."""
+    """Splits a chunk of cells, lists or texts, into tags, see `normalized_name`."""
     lists = _split_texts(cells) if pa.types.is_string(cells.type) else cells
     counts = pc.list_value_length(lists).fill_null(0).to_numpy()
     is_empty_list = (counts == 0) & lists.is_valid().to_numpy(zero_copy_only=False)
@@ -546,7 +560,7 @@ def _split_cells(cells: pa.Array) -> _SplitCells:
     tags = trimmed(lists.flatten())
     if not pc.all(pc.string_is_ascii(tags)).as_py():
         encoded = tags.dictionary_encode()
-        names = [unicodedata.normalize("NFC", name) for name in encoded.dictionary.to_pylist()]
+        names = [normalized_name(name) or None for name in encoded.dictionary.to_pylist()]
         tags = pa.array(names, pa.string()).take(encoded.indices)
 
     is_present = tags.is_valid().to_numpy(zero_copy_only=False)

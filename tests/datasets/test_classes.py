@@ -32,7 +32,13 @@ def test_palette_colors_are_distinct():
 
 
 @pytest.mark.parametrize(
-    "text", ["cat\nsea lion\nété\n", "\ufeffcat\r\n  sea lion \r\nété", "cat\nsea lion\nété\n\n\n"]
+    "text",
+    [
+        "cat\nsea lion\nété\n",
+        "\ufeffcat\r\n  sea lion \r\nété",
+        "cat\nsea lion\nété\n\n\n",
+        "cat\u200b\nsea\u00a0lion\n\ufeffété\n",
+    ],
 )
 def test_read_classes_keeps_the_order_of_lines(tmp_path: Path, text: str):
     path = tmp_path / "classes.txt"

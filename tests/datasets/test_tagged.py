@@ -15,7 +15,7 @@ import pytest
 
 from mcis.datasets.errors import UserError
 from mcis.datasets.index import LISTING_SCHEMA, Listing
-from mcis.datasets.sources.tagged import TagsConfig, list_tagged, photograph_tags
+from mcis.datasets.sources.tagged import TagsConfig, join_tags, list_tagged, photograph_tags, split_tags
 
 Rows = list[dict[str, Any]]
 ROWS: Rows = [
@@ -110,6 +110,11 @@ def test_a_jsonl_file_may_begin_with_a_byte_order_mark(folder: Path) -> None:
         (" cat | dog;;", ["cat", "dog"]),
         ("potted plant", ["potted plant"]),
         ("cat dog", ["cat dog"]),
+        ("猫；狗，鸟", ["狗", "猫", "鸟"]),
+        ("cat、dog｜cow", ["cat", "cow", "dog"]),
+        ("cat/dog;cat", ["cat", "cat/dog"]),
+        ("c++;c", ["c", "c++"]),
+        ("potted\u00a0plant;potted plant;\ufeffcat\u200b;cat;\u200b", ["cat", "potted plant"]),
     ],
 )
 def test_tags_are_separated_by_punctuation_and_never_by_spaces(folder: Path, text: str, names: list[str]) -> None:
@@ -130,10 +135,17 @@ def test_tags_that_are_no_class_are_left_out_on_request(folder: Path) -> None:
     assert note in listing.notes[-1]
 
 
-def test_tags_separated_by_spaces_are_an_error(folder: Path) -> None:
-    write_csv(folder / "t.csv", [{"image": "a", "tags": "cat dog"}, {"image": "b", "tags": "cat;dog;potted plant"}])
-    with pytest.raises(UserError, match="cat dog in column 'tags': tags with spaces between them"):
+@pytest.mark.parametrize("text", ["cat dog", "cat/dog", "cat & dog", "cat + dog", "cat\u00a0dog"])
+def test_tags_with_unclear_separators_are_an_error(folder: Path, text: str) -> None:
+    write_csv(folder / "t.csv", [{"image": "a", "tags": text}, {"image": "b", "tags": "cat;dog;potted plant"}])
+    with pytest.raises(UserError, match="in column 'tags': tags with a space, '/', '&' or '\\+' between them"):
         list_tagged(folder / "t.csv")
+
+
+def test_a_tag_with_a_separator_is_joined_as_a_json_list() -> None:
+    for separator in ";,|；，、｜":
+        tags = [f"tench{separator} Tinca tinca", "cat"]
+        assert split_tags(join_tags(tags)) == tags
 
 
 def test_class_file_allows_names_that_are_made_of_others(folder: Path) -> None:
