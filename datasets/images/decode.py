@@ -21,9 +21,10 @@ from typing import NamedTuple
 import numpy as np
 import PIL
 from PIL import Image, UnidentifiedImageError
+from PIL.TiffImagePlugin import TiffImageFile
 
 from mcis.datasets.errors import one_line, unquoted
-from mcis.datasets.images.foreign_formats import recognize
+from mcis.datasets.images.foreign_formats import CONVERT_RAW, recognize
 from mcis.datasets.images.value_range import ValueRange, range_problem, scaled_to_bytes
 
 READS_HEIF = importlib.util.find_spec("pillow_heif") is not None
@@ -61,7 +62,7 @@ DECODER_VERSION = f"3-{PIL.__version__}"
 """Version of the decoders, with that of Pillow. Raise it when the same bytes give other pixels, so that cached images
 and features are computed again."""
 
-CHECKS_VERSION = f"6-{PIL.__version__}" + ("-heif" if READS_HEIF else "")
+CHECKS_VERSION = f"7-{PIL.__version__}" + ("-heif" if READS_HEIF else "")
 """Version of the image checks, with that of Pillow. Raise it when the check of the same bytes gives another result.
 It depends on the optional decoder, so that a rejected HEIC photograph is read as soon as the decoder is installed."""
 
@@ -82,6 +83,13 @@ _UPRIGHT = {
 """EXIF orientation -> operation that turns the picture upright. Other values need none."""
 _SIDEWAYS = (5, 6, 7, 8)
 """EXIF orientations that exchange width and height."""
+
+_NEW_SUBFILE_TYPE = 254
+"""TIFF tag whose bit 0 marks a version of reduced resolution (TIFF 6.0)."""
+_SUB_IFDS = 330
+"""TIFF tag of the directories of further pictures."""
+_DNG_VERSION = 50706
+"""TIFF tag that every DNG has."""
 
 _DARK = 32
 """Pictures without a value of at least this, 0 to 255, are almost black."""
@@ -323,6 +331,9 @@ def _header(stream: BytesIO, formats: tuple[str, ...], min_side: int, max_pixels
     except UnidentifiedImageError as error:
         raise RejectedImage(_unknown_format(stream.getvalue(), formats)) from error
 
+    if isinstance(image, TiffImageFile) and _is_raw_photograph(image):
+        raise RejectedImage(_conversion_needed("a raw photograph", CONVERT_RAW))
+
     width, height = image.size
     problem = size_problem(height, width, min_side, max_pixels)
     if problem:
@@ -336,6 +347,16 @@ def _header(stream: BytesIO, formats: tuple[str, ...], min_side: int, max_pixels
     return image
 
 
+def _is_raw_photograph(image: TiffImageFile) -> bool:
+    """Returns whether a TIFF is a raw photograph, such as NEF or DNG, of which Pillow reads a small thumbnail.
+
+    Its first picture is a version of reduced resolution, and the full picture is in another directory.
+    """
+    tags = image.tag_v2
+    is_thumbnail = bool(tags.get(_NEW_SUBFILE_TYPE, 0) & 1)
+    return _DNG_VERSION in tags or (is_thumbnail and _SUB_IFDS in tags)
+
+
 def _unknown_format(data: bytes, formats: tuple[str, ...]) -> str:
     """Returns why a file in none of these formats is rejected. Its content is not quoted, because it may be secret."""
     expected = f"expected {', '.join(formats)}"
@@ -344,7 +365,17 @@ def _unknown_format(data: bytes, formats: tuple[str, ...]) -> str:
         return f"not an image: {expected}"
     if foreign.convert is None:
         return f"not an image: seems to be {foreign.name}; {expected}"
-    return f"unsupported: {foreign.name}; convert it, for example by: {foreign.convert}"
+    return _conversion_needed(foreign.name, foreign.convert)
+
+
+def _conversion_needed(name: str, convert: str) -> str:
+    """Returns why a file of a format that is not read is rejected.
+
+    Args:
+        name: Name of the format with its article.
+        convert: Command that converts the file.
+    """
+    return f"unsupported: {name}; convert it, for example by: {convert}"
 
 
 def size_problem(height: int, width: int, min_side: int, max_pixels: int) -> str | None:

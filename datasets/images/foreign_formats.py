@@ -22,7 +22,8 @@ START_BYTES = 1024
 """Number of first bytes that `recognize` needs."""
 
 _MAGICK = "magick FILE FILE.png"
-_RAW = "darktable-cli FILE FILE.png"
+CONVERT_RAW = "darktable-cli FILE FILE.png"
+"""Command that converts a raw photograph."""
 
 
 def _begins(*prefixes: bytes) -> Callable[[bytes], bool]:
@@ -45,11 +46,13 @@ FORMATS: tuple[ForeignFormat, ...] = (
         "pip install -c constraints.txt -e '.[heif]', or: heif-convert FILE FILE.jpg",
         _brand(b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1"),
     ),
-    ForeignFormat("a raw photograph (Canon CR3)", _RAW, _brand(b"crx ")),
-    ForeignFormat("a raw photograph (Canon CR2)", _RAW, lambda start: start[8:10] == b"CR" and start[:2] == b"II"),
-    ForeignFormat("a raw photograph (Fujifilm)", _RAW, _begins(b"FUJIFILMCCD-RAW")),
-    ForeignFormat("a raw photograph (Olympus)", _RAW, _begins(b"IIRO", b"IIRS", b"MMOR")),
-    ForeignFormat("a raw photograph (Panasonic)", _RAW, _begins(b"IIU\0")),
+    ForeignFormat("a raw photograph (Canon CR3)", CONVERT_RAW, _brand(b"crx ")),
+    ForeignFormat(
+        "a raw photograph (Canon CR2)", CONVERT_RAW, lambda start: start[8:10] == b"CR" and start[:2] == b"II"
+    ),
+    ForeignFormat("a raw photograph (Fujifilm)", CONVERT_RAW, _begins(b"FUJIFILMCCD-RAW")),
+    ForeignFormat("a raw photograph (Olympus)", CONVERT_RAW, _begins(b"IIRO", b"IIRS", b"MMOR")),
+    ForeignFormat("a raw photograph (Panasonic)", CONVERT_RAW, _begins(b"IIU\0")),
     ForeignFormat("a JPEG XL picture", "djxl FILE FILE.png", _begins(b"\xff\x0a", b"\0\0\0\x0cJXL ")),
     ForeignFormat("a Photoshop file", "magick 'FILE[0]' FILE.png", _begins(b"8BPS")),
     ForeignFormat("a GIMP file", _MAGICK, _begins(b"gimp xcf")),

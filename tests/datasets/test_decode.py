@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, TiffTags
+from PIL.TiffImagePlugin import ImageFileDirectory_v2
 
 from mcis.datasets.images.decode import (
     MAX_PIXELS,
@@ -471,6 +472,25 @@ def test_other_formats_are_named_with_a_command_that_converts_them(name: str):
 
     assert reason.startswith(f"unsupported: {name}; convert it, for example by: ")
     assert "FILE" in reason
+
+
+@pytest.mark.parametrize(
+    ("tags", "is_raw"),
+    [({254: 1, 330: 8}, True), ({50706: b"\1\4\0\0"}, True), ({254: 1}, False), ({254: 0, 330: 8}, False)],
+    ids=["NEF", "DNG", "thumbnail", "pyramid"],
+)
+def test_the_thumbnail_of_a_raw_photograph_is_not_read(tags: dict[int, int | bytes], is_raw: bool):
+    directory = ImageFileDirectory_v2()
+    for number, value in tags.items():
+        directory.tagtype[number] = TiffTags.BYTE if isinstance(value, bytes) else TiffTags.LONG
+        directory[number] = value
+    data = encoded(RAMP, "TIFF", tiffinfo=directory)
+
+    if is_raw:
+        reason = rejection(check_picture, data).reason
+        assert reason == "unsupported: a raw photograph; convert it, for example by: darktable-cli FILE FILE.png"
+    else:
+        np.testing.assert_array_equal(decode_rgb(data), RAMP)
 
 
 @pytest.mark.parametrize(
