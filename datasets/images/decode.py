@@ -62,7 +62,7 @@ DECODER_VERSION = f"3-{PIL.__version__}"
 """Version of the decoders, with that of Pillow. Raise it when the same bytes give other pixels, so that cached images
 and features are computed again."""
 
-CHECKS_VERSION = f"7-{PIL.__version__}" + ("-heif" if READS_HEIF else "")
+CHECKS_VERSION = f"8-{PIL.__version__}" + ("-heif" if READS_HEIF else "")
 """Version of the image checks, with that of Pillow. Raise it when the check of the same bytes gives another result.
 It depends on the optional decoder, so that a rejected HEIC photograph is read as soon as the decoder is installed."""
 

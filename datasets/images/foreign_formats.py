@@ -65,6 +65,17 @@ FORMATS: tuple[ForeignFormat, ...] = (
     ForeignFormat("a PDF", "pdftoppm -png FILE FILE", _begins(b"%PDF")),
     ForeignFormat("PostScript", "gs -dSAFER -sDEVICE=png16m -o FILE.png FILE", _begins(b"%!PS")),
     ForeignFormat("a video", "ffmpeg -i FILE FILE-%05d.png", _brand(b"isom", b"mp41", b"mp42", b"qt  ", b"M4V ")),
+    ForeignFormat(
+        "a TIFF that is damaged or of an unknown kind, such as 8 bands or color of floating-point numbers",
+        "gdal_translate -ot Byte -scale -b 1 FILE FILE.png, with -b 1 -b 2 -b 3 for color",
+        _begins(b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"),
+    ),
+    ForeignFormat(
+        "an AVIF picture that is damaged or of an unknown kind", "avifdec FILE FILE.png", _brand(b"avif", b"avis")
+    ),
+    ForeignFormat(
+        "a Git LFS pointer, which `git lfs pull` replaces by its file", None, _begins(b"version https://git-lfs")
+    ),
     ForeignFormat("HTML or XML", None, lambda start: start.lstrip().startswith(b"<")),
     ForeignFormat("a ZIP archive", None, _begins(b"PK\3\4")),
     ForeignFormat("a gzip archive", None, _begins(b"\x1f\x8b")),

@@ -36,6 +36,8 @@ from mcis.datasets.images.value_range import likely_range
 
 H = 40
 W = 48
+BITS = 258
+BANDS = 277
 RAMP = np.stack(np.broadcast_arrays(np.arange(H)[:, None] * 5, np.arange(W) * 4, 77), -1).astype(np.uint8)
 """(H, W, 3); every pixel has another color, so that flips and rotations are visible."""
 
@@ -51,6 +53,14 @@ def png(width: int, height: int, bits: int, color: int, rows: bytes, *extra: byt
     header = struct.pack(">IIBBBBB", width, height, bits, color, 0, 0, 0)
     chunks = [chunk(b"IHDR", header), *extra, chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b"")]
     return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
+
+
+def with_tag(tiff: bytes, tag: int, value: int) -> bytes:
+    """Returns a TIFF with another value of a tag that has one short integer."""
+    entry = struct.pack("<HHI", tag, TiffTags.SHORT, 1)
+    begin, found, end = tiff.partition(entry)
+    assert found
+    return begin + entry + struct.pack("<H", value) + end[2:]
 
 
 def chunk(name: bytes, content: bytes) -> bytes:
@@ -456,6 +466,7 @@ FOREIGN = {
     "a raw photograph (Fujifilm)": b"FUJIFILMCCD-RAW 0201",
     "a Photoshop file": b"8BPS\0\1",
     "a DICOM picture": bytes(128) + b"DICM",
+    "an AVIF picture that is damaged or of an unknown kind": b"\0\0\0\x18ftypavif\0\0\0\0",
     "an SVG drawing": b"<?xml version='1.0'?>\n<svg xmlns='http://www.w3.org/2000/svg'/>",
     "a PDF": b"%PDF-1.7\n",
     "a JPEG XL picture": b"\xff\x0a\xfa\x1f",
@@ -472,6 +483,21 @@ def test_other_formats_are_named_with_a_command_that_converts_them(name: str):
 
     assert reason.startswith(f"unsupported: {name}; convert it, for example by: ")
     assert "FILE" in reason
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        with_tag(encoded(RAMP, "TIFF"), BANDS, 8),
+        with_tag(encoded(RAMP[..., 0].astype(np.float32), "TIFF"), BITS, 64),
+        encoded(RAMP, "TIFF")[:20],
+    ],
+    ids=["8 bands", "64 bits", "cut off"],
+)
+def test_a_tiff_of_an_unknown_kind_is_named_with_a_command_that_converts_it(data: bytes):
+    reason = rejection(check_picture, data).reason
+    assert reason.startswith("unsupported: a TIFF that is damaged or of an unknown kind")
+    assert "gdal_translate" in reason
 
 
 @pytest.mark.parametrize(
@@ -498,6 +524,10 @@ def test_the_thumbnail_of_a_raw_photograph_is_not_read(tags: dict[int, int | byt
     [
         (b"", "empty"),
         (b"\n<!DOCTYPE html><html>403 Forbidden</html>", "not an image: seems to be HTML or XML; expected JPEG, "),
+        (
+            b"version https://git-lfs.github.com/spec/v1\n",
+            "not an image: seems to be a Git LFS pointer, which `git lfs",
+        ),
         (b"\xff\xd8\xff", "not an image"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 99 99\n", "unsupported: PostScript; convert it"),
         (bytes(1000), "not an image"),
