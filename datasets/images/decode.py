@@ -58,11 +58,11 @@ _SEQUENTIAL_FRAMES = (0xC0, 0xC1)
 _START_OF_SCAN = 0xDA
 _TEMPORARY = 0x01  # the only marker matched by _MARKER that no length follows
 
-DECODER_VERSION = f"3-{PIL.__version__}"
+DECODER_VERSION = f"4-{PIL.__version__}"
 """Version of the decoders, with that of Pillow. Raise it when the same bytes give other pixels, so that cached images
 and features are computed again."""
 
-CHECKS_VERSION = f"8-{PIL.__version__}" + ("-heif" if READS_HEIF else "")
+CHECKS_VERSION = f"9-{PIL.__version__}" + ("-heif" if READS_HEIF else "")
 """Version of the image checks, with that of Pillow. Raise it when the check of the same bytes gives another result.
 It depends on the optional decoder, so that a rejected HEIC photograph is read as soon as the decoder is installed."""
 
@@ -86,6 +86,8 @@ _SIDEWAYS = (5, 6, 7, 8)
 
 _NEW_SUBFILE_TYPE = 254
 """TIFF tag whose bit 0 marks a version of reduced resolution (TIFF 6.0)."""
+_PHOTOMETRIC = 262
+"""TIFF tag that is 0, WhiteIsZero, in gray pictures whose value 0 is white."""
 _SUB_IFDS = 330
 """TIFF tag of the directories of further pictures."""
 _DNG_VERSION = 50706
@@ -426,7 +428,15 @@ def _upright(image: Image.Image) -> Image.Image:
     """Decodes a picture and turns it by its EXIF orientation."""
     image.load()
     turn = _UPRIGHT.get(_orientation(image))
+    image = black_is_zero(image)
     return image if turn is None else image.transpose(turn)
+
+
+def black_is_zero(image: Image.Image) -> Image.Image:
+    """Inverts a TIFF of gray of 16 bits whose value 0 is white. Pillow does this for at most 8 bits."""
+    if isinstance(image, TiffImageFile) and image.mode == "I;16" and image.tag_v2.get(_PHOTOMETRIC) == 0:
+        return Image.fromarray(~np.asarray(image))
+    return image
 
 
 def _orientation(image: Image.Image) -> int:

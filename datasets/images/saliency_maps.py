@@ -6,6 +6,7 @@ from mcis.datasets.images.decode import (
     FORMATS,
     MAX_PIXELS,
     RejectedImage,
+    black_is_zero,
     finite_values,
     gray_kind,
     is_deep_gray,
@@ -36,6 +37,7 @@ def decode_saliency(data: bytes, *, max_pixels: int = MAX_PIXELS) -> np.ndarray:
             return np.array(image)
 
         if is_deep_gray(image):
+            image = black_is_zero(image)
             values = finite_values(image)
             if range_problem(gray_kind(image), float(values.min()), float(values.max()), None):
                 found = f"values from {values.min():g} to {values.max():g}"

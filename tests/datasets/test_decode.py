@@ -37,6 +37,7 @@ from mcis.datasets.images.value_range import likely_range
 H = 40
 W = 48
 BITS = 258
+PHOTOMETRIC = 262
 BANDS = 277
 RAMP = np.stack(np.broadcast_arrays(np.arange(H)[:, None] * 5, np.arange(W) * 4, 77), -1).astype(np.uint8)
 """(H, W, 3); every pixel has another color, so that flips and rotations are visible."""
@@ -183,6 +184,20 @@ def test_integers_and_floats_of_unknown_range_are_rejected(values: np.ndarray):
 
 
 # --- gray of more than 8 bits: data.value_range
+
+
+@pytest.mark.parametrize("orientation", [1, 3])
+def test_gray_of_16_bits_whose_zero_is_white_is_inverted(orientation: int):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    values = RAMP[..., 0].astype(np.uint16) * 257
+    data = with_tag(encoded(65535 - values, "TIFF", exif=exif), PHOTOMETRIC, 0)
+
+    expected = RAMP[..., 0] if orientation == 1 else RAMP[::-1, ::-1, 0]
+    np.testing.assert_array_equal(decode_rgb(data)[..., 0], expected)
+    assert check_picture(data)[2:] == ("integers", 0, values.max())
+    np.testing.assert_array_equal(decode_saliency(data), expected)
+
 
 TWELVE_BITS = np.linspace(0, 4095, H * W).astype(np.uint16).reshape(H, W)
 DEEP_GRAY: dict[str, tuple[bytes, tuple[float, float]]] = {
