@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from mcis.datasets.sources.user_table import csv_delimiter
+from mcis.datasets.sources.user_table import csv_layout
 
 
 def extended_table(table: Path, column: str, values: Sequence[str]) -> bytes:
@@ -26,16 +26,19 @@ def extended_table(table: Path, column: str, values: Sequence[str]) -> bytes:
 
 def _extended_csv(table: Path, column: str, values: Sequence[str]) -> bytes:
     with table.open("rb") as file:
-        delimiter = csv_delimiter(file)
-        parse = pa.csv.ParseOptions(delimiter=delimiter, newlines_in_values=True)
-        with pa.csv.open_csv(file, parse_options=parse) as reader:
+        layout = csv_layout(file)
+        read = pa.csv.ReadOptions(use_threads=False, skip_rows=layout.num_skipped)
+        parse = pa.csv.ParseOptions(delimiter=layout.delimiter, newlines_in_values=True)
+        with pa.csv.open_csv(file, read, parse) as reader:
             names = reader.schema.names
 
     texts = pa.csv.ConvertOptions(column_types=dict.fromkeys(names, pa.string()))
-    content = pa.csv.read_csv(table, pa.csv.ReadOptions(use_threads=False), parse, texts)
-    extended = _with_column(content, column, values)
+    content = pa.csv.read_csv(table, read, parse, texts)
+    extended = _with_column(content.rename_columns([name.strip() for name in names]), column, values)
     stream = io.StringIO()
-    writer = csv.writer(stream, delimiter=delimiter, lineterminator="\n")
+    if layout.num_skipped:
+        stream.write(f"sep={layout.delimiter}\n")
+    writer = csv.writer(stream, delimiter=layout.delimiter, lineterminator="\n")
     writer.writerow(extended.column_names)
     writer.writerows(zip(*(cells.fill_null("").to_pylist() for cells in extended.columns), strict=True))
     return stream.getvalue().encode()

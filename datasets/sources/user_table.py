@@ -7,6 +7,7 @@ hdfs://). Links are followed, because a table cannot create one.
 """
 
 import codecs
+import csv
 import os
 import posixpath
 import re
@@ -57,6 +58,8 @@ _CONTENTS = {
     "id": "unique ids",
 }
 """Role of a column -> what it holds, for messages."""
+_SEPARATOR_LINE = re.compile(rb"(?i)sep=([\t,;|])\s*")
+"""First line of a CSV file that names the separator of its columns."""
 _PLAIN_FLAG = r"(?i)^\s*([01](\.0*)?|true|false)\s*$"
 """Texts that stand for 0 and 1."""
 _FLAG = r"(?i)^\s*([01](\.0*)?|true|false|yes|no|x)\s*$"
@@ -345,26 +348,66 @@ class _Columns(NamedTuple):
     content: pa.Table
 
 
-def csv_delimiter(file: BinaryIO) -> str:
-    """Returns the separator of the columns of an opened CSV file: a tab or semicolon if its first line has no comma."""
-    first_line = file.readline(2**16)
+class CsvLayout(NamedTuple):
+    """How a CSV file is written.
+
+    Attributes:
+        delimiter: Separator of the columns.
+        header: The line of the names of the columns.
+        num_skipped: Number of lines before `header`.
+    """
+
+    delimiter: str
+    header: bytes
+    num_skipped: int
+
+    def names(self) -> list[str]:
+        """Returns the names of the columns with the blanks around them, except for names that contain line breaks."""
+        line = re.split(rb"[\r\n]", self.header)[0].decode("utf-8", "replace")
+        return next(csv.reader([line], delimiter=self.delimiter), [])
+
+
+def csv_layout(file: BinaryIO) -> CsvLayout:
+    """Returns how an opened CSV file is written.
+
+    The separator is that of a first line such as `sep=;`, which Excel reads; else it is a tab or semicolon if the
+    header has no comma.
+    """
+    header = file.readline(2**16).removeprefix(codecs.BOM_UTF8)
+    declaration = _SEPARATOR_LINE.fullmatch(header)
+    if declaration:
+        header = file.readline(2**16)
     file.seek(0)
+
+    if declaration:
+        return CsvLayout(declaration[1].decode(), header, 1)
     for delimiter in (",", "\t", ";"):
-        if delimiter.encode() in first_line:
-            return delimiter
-    return ","
+        if delimiter.encode() in header:
+            return CsvLayout(delimiter, header, 0)
+    return CsvLayout(",", header, 0)
 
 
 def _read_csv(file: BinaryIO, wanted: Iterable[str]) -> _Columns:
-    """Reads a CSV file."""
+    """Reads a CSV file. The names of its columns lose blanks around them.
+
+    Raises:
+        UnicodeError: The file is in UTF-16, which Excel writes as "Unicode Text".
+    """
+    if file.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        raise UnicodeError("UTF-16")
+    file.seek(0)
+    layout = csv_layout(file)
+    texts = [*wanted, *(name for name in layout.names() if name.strip() in wanted)]
+
     # Arrow's threads may hold the file when Python ends, and would then end it by a signal.
     table = pa.csv.read_csv(
         file,
-        pa.csv.ReadOptions(use_threads=False),
-        pa.csv.ParseOptions(delimiter=csv_delimiter(file), newlines_in_values=True),
-        pa.csv.ConvertOptions(column_types=dict.fromkeys(wanted, pa.string())),
+        pa.csv.ReadOptions(use_threads=False, skip_rows=layout.num_skipped),
+        pa.csv.ParseOptions(delimiter=layout.delimiter, newlines_in_values=True),
+        pa.csv.ConvertOptions(column_types=dict.fromkeys(texts, pa.string())),
     )
-    return _Columns(table.column_names, table)
+    names = [name.strip() for name in table.column_names]
+    return _Columns(names, table.rename_columns(names))
 
 
 def _read_jsonl(file: BinaryIO, wanted: Iterable[str]) -> _Columns:
@@ -491,6 +534,9 @@ def _read_file(path: str, wanted: Sequence[str]) -> _Columns:
     except FileNotFoundError:
         raise UserError(f"no table {path}", expected, f"name a table that exists; {RELOCATE}") from None
     except (OSError, ValueError, pa.ArrowException) as error:
+        if suffix == ".csv" and (isinstance(error, UnicodeError) or "invalid utf8" in str(error).lower()):
+            remedy = "save it as UTF-8; in Excel choose Save as, CSV UTF-8"
+            raise UserError(f"{path} is not UTF-8: {unquoted(error)}", "a table in UTF-8", remedy) from None
         raise UserError(f"{path} cannot be read: {unquoted(error)}", expected, "correct the table") from None
     return columns
 

@@ -25,6 +25,12 @@ def test_csv_keeps_its_cells_and_separator(tmp_path: Path, separator: str) -> No
     assert content == "".join(separator.join(row) + "\n" for row in expected)
 
 
+def test_csv_of_excel_keeps_its_separator_line(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("sep=;\nimage;a, b; saliency\na.jpg;007;old.png\n", encoding="utf-8-sig")
+    content = extended_table(tmp_path / "t.csv", "saliency", ["maps/a.png"]).decode()
+    assert content == "sep=;\nimage;a, b;saliency\na.jpg;007;maps/a.png\n"
+
+
 def test_csv_above_one_block_may_hold_line_breaks(tmp_path: Path) -> None:
     """Arrow reads blocks of 1 MiB, which may end within a quoted cell."""
     caption = "a cat\n" * 2_000

@@ -245,6 +245,21 @@ def flag_rows(no: float, yes: float) -> Rows:
     ]
 
 
+@pytest.mark.parametrize("byte_order_mark", ["", "\ufeff"])
+def test_the_separator_line_of_excel_is_read(folder: Path, byte_order_mark: str) -> None:
+    (folder / "t.csv").write_bytes(f"{byte_order_mark}sep=;\r\nimage;tags;a, b\r\na;cat,dog;1\r\n".encode())
+    listing = list_tagged(folder / "t.csv")
+    assert listing.classes == ("cat", "dog")
+    assert listing.table["image_id"].to_pylist() == ["a"]
+
+
+def test_blanks_around_names_of_columns_are_dropped(folder: Path) -> None:
+    (folder / "t.csv").write_text(' image, tags ,"id ",\tsplit\na.jpg, 1,007,train\n')
+    listing = list_tagged(folder / "t.csv")
+    assert listing.classes == ("1",)
+    assert listing.table["image_id"].to_pylist() == ["007"]
+
+
 every_flag = pytest.mark.parametrize(("no", "yes"), [(0, 1), (False, True), (0.0, 1.0)])
 every_format = pytest.mark.parametrize("suffix", WRITERS)
 
@@ -503,7 +518,7 @@ def test_an_image_of_other_classes_is_no_negative_unless_so_set(folder: Path) ->
 
 INVALID_ROWS = [
     ([{"photo": "a", "tags": "cat"}], r"has no column 'image'; it has 'photo', 'tags'\n", "data.tags.image=COLUMN"),
-    ([{"image": "a", " tags": "cat"}], r"has no column 'tags'; it has 'image', ' tags'\n", "data.tags.tags=COLUMN"),
+    ([{"image": "a", "animal": "cat"}], r"has no column 'tags'; it has 'image', 'animal'\n", "data.tags.tags=COLUMN"),
     ([{"image": image, "tags": "cat"} for image in "a "], r"1 empty cell\(s\) in .*'image': row 2\n", "fill"),
     ([{"image": "a", "tags": "cat"}] * 2, r"1 value\(s\) of column 'image' .* more than once: a\n", "column 'id'"),
     ([{"image": i, "tags": "cat", "id": "x"} for i in "ab"], r"1 value\(s\) of column 'id' .*: x\n", "merge the rows"),
