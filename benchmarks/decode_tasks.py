@@ -24,9 +24,10 @@ from data_loading import draw_tags
 from numpy.typing import NDArray
 from ray.cluster_utils import Cluster
 
-from mcis.datasets.sampling.batch_stream import Batch, WorkerShard, decode_in_tasks
+from mcis.datasets.sampling.batch_stream import Batch, WorkerShard
 from mcis.datasets.sampling.pairs import PairSampler
 from mcis.datasets.tables.large_tables import Texts
+from mcis.platform.engine.decode_tasks import decode_in_tasks
 
 WORKERS = 4
 BATCH = 32

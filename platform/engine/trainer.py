@@ -20,11 +20,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from mcis.datasets.errors import UserError, join_shortened
-from mcis.datasets.sampling.batch_stream import AnyBatch, WorkerShard, decode_in_tasks, decode_in_threads
+from mcis.datasets.sampling.batch_stream import AnyBatch, WorkerShard, decode_in_threads
 from mcis.datasets.sampling.keyed_random import DrawPurpose, generator_seeds
 from mcis.models.dropout import seed_dropout
 from mcis.platform.config.compute import ComputeConfig
 from mcis.platform.engine.checkpoint import load_checkpoint, write_checkpoint
+from mcis.platform.engine.decode_tasks import decode_in_tasks
 from mcis.platform.engine.devices import resolve_precision
 from mcis.platform.engine.errors import memory_errors
 from mcis.platform.engine.learner import Learner

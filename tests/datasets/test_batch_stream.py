@@ -1,11 +1,10 @@
-"""Tests of batch streams: shards of workers, and decoding in threads and Ray Data tasks against a plain loop."""
+"""Tests of batch streams: shards of workers, and decoding in threads against a plain loop."""
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from mcis.datasets.errors import UserError
 from mcis.datasets.images.decode import decode_square
 from mcis.datasets.images.squares import Squares
-from mcis.datasets.sampling.batch_stream import Batch, Decode, WorkerShard, decode_in_tasks, decode_in_threads
+from mcis.datasets.sampling.batch_stream import Batch, WorkerShard, decode_in_threads
 from mcis.datasets.sampling.batches import PairBatch, PairDecoder
 from mcis.datasets.sampling.pairs import PairSampler
 from mcis.datasets.sources.voc import list_voc
@@ -138,33 +137,20 @@ def test_an_image_in_two_pairs_of_an_epoch_has_two_crops(drawn: pa.Table) -> Non
     assert all(len(set(pictures)) > 1 for pictures in again)
 
 
-# --- decoding in threads and in tasks
-
-DecodeIn = Literal["threads", "tasks"]
-threads_and_tasks = pytest.mark.parametrize("decode_in", ["threads", "tasks"])
+# --- decoding in threads
 
 
-def batches(decode: Decode[Any], shard: WorkerShard, decode_in: DecodeIn) -> Iterator[Any]:
-    """The batches of a shard, decoded in threads or in tasks."""
-    import ray
-
-    if decode_in == "threads":
-        return decode_in_threads(decode, shard=shard, threads=3)
-    return decode_in_tasks(ray.put(decode), shard=shard)
-
-
-@threads_and_tasks
-@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_threads_and_tasks_match_a_loop(drawn: pa.Table, world: int, decode_in: DecodeIn, ray_local: None) -> None:
+@pytest.mark.parametrize("world", [1, 2])
+def test_threads_match_a_loop(drawn: pa.Table, world: int) -> None:
     for rank in range(world):
         shard = WorkerShard(rank, world, 0, 30)
-        same(list(batches(decoder(drawn, shard), shard, decode_in)), decoded(drawn, shard))
+        same(list(decode_in_threads(decoder(drawn, shard), shard=shard, threads=3)), decoded(drawn, shard))
 
 
-@threads_and_tasks
-def test_a_stream_can_start_at_any_step(drawn: pa.Table, decode_in: DecodeIn, ray_local: None) -> None:
+def test_a_stream_can_start_at_any_step(drawn: pa.Table) -> None:
     late = WorkerShard(1, 2, 7, 12)
-    same(list(batches(decoder(drawn, late), late, decode_in)), decoded(drawn, WorkerShard(1, 2, 0, 12))[7:])
+    found = list(decode_in_threads(decoder(drawn, late), shard=late, threads=3))
+    same(found, decoded(drawn, WorkerShard(1, 2, 0, 12))[7:])
 
 
 def test_threads_decode_a_bounded_number_of_steps_ahead_and_stop_with_the_reader() -> None:
@@ -213,59 +199,12 @@ def test_threads_decode_fewer_steps_ahead_if_batches_are_large() -> None:
     assert [batch.step[0] for batch in found] == list(range(40))
 
 
-@pytest.mark.parametrize(("cpus", "block_rows"), [(1, 5), (1, 10), (50, 5)])
-def test_batches_do_not_depend_on_the_window_size(drawn: pa.Table, ray_local: None, cpus: int, block_rows: int) -> None:
-    """The 11 steps are decoded in three windows, in two, and in one."""
-    import ray
-
-    shard = WorkerShard(0, 1, 3, 14)
-    decode = ray.put(decoder(drawn, shard))
-    found: list[PairBatch] = list(decode_in_tasks(decode, shard=shard, cpus=cpus, block_rows=block_rows))
-    same(found, decoded(drawn, shard))
-
-
-def test_workers_share_a_decoder(drawn: pa.Table, ray_local: None) -> None:
-    import ray
-
-    shared = ray.put(decoder(drawn, WorkerShard(0, 1, 0, 20)))
-    for rank in range(2):
-        shard = WorkerShard(rank, 2, 9, 14)
-        same(list(decode_in_tasks(shared, shard=shard)), decoded(drawn, shard))
-
-
-@pytest.mark.slow
-def test_order_is_kept_if_the_first_blocks_are_slowest(ray_local: None) -> None:
-    @dataclass(frozen=True, kw_only=True, eq=False)
-    class Blocks(Batch):
-        step: NDArray[np.int64]
-        block: NDArray[np.int64]
-
-    @dataclass
-    class SlowDecoder:
-        shard: WorkerShard
-
-        def __call__(self, steps: NDArray[np.int64]) -> Blocks:
-            time.sleep(1.5 if 0 in steps else 0)
-            return Blocks(step=np.repeat(steps, 32), block=np.full(32 * len(steps), steps[0]))
-
-    shard = WorkerShard(0, 1, 0, 12)
-    found = list(batches(SlowDecoder(shard), shard, "tasks"))
-
-    assert [set(batch.step.tolist()) for batch in found] == [{step} for step in range(12)]
-    assert [len(batch) for batch in found] == [32] * 12
-    blocks = np.concatenate([batch.block for batch in found])
-    assert len(np.unique(blocks)) > 2, "the test needs several blocks"
-
-
-@threads_and_tasks
-def test_a_missing_file_ends_the_stream_with_an_error(drawn: pa.Table, decode_in: DecodeIn, ray_local: None) -> None:
+def test_a_missing_file_ends_the_stream_with_an_error(drawn: pa.Table) -> None:
     uris = drawn["uri"].to_pylist()
     uris[5] += ".gone"
     shard = WorkerShard(0, 1, 0, 10)
     decode = decoder(drawn, shard)
     decode.images = Squares(uris, SIZE)
 
-    with pytest.raises(UserError, match=r"\.gone cannot be read any more") as caught:
-        list(batches(decode, shard, decode_in))
-    assert type(caught.value) is UserError
-    assert "Traceback" not in str(caught.value)
+    with pytest.raises(UserError, match=r"\.gone cannot be read any more"):
+        list(decode_in_threads(decode, shard=shard, threads=3))
