@@ -41,7 +41,7 @@ from mcis.platform.outputs.relations import VECTORS, draw_relations, read_vector
 from mcis.platform.runs.files import write_table
 from mcis.platform.runs.listing import list_images
 from mcis.platform.stages import predict
-from mcis.platform.stages.evaluation.scoring import ScoreTrain, count_predictions
+from mcis.platform.stages.evaluation.scoring import CountTrainingImages, count_predictions
 from mcis.platform.stages.localization.workers import Embed, Relate, embed_rows, relate_rows
 from mcis.platform.stages.pseudo_masks.making import MakeMasks
 from mcis.platform.stages.train_affinity import make_labels
@@ -188,7 +188,7 @@ class PlainLoop:
         write_table(shard(self.folder / "predictions", self.val_rows), predict_rows(self.val_rows))
 
     def evaluate(self) -> None:
-        score_train = ScoreTrain(
+        count_training_images = CountTrainingImages(
             classes=self.classes,
             bins=self.config.evaluate.thresholds,
             scale=self.config.map_scale,
@@ -197,7 +197,8 @@ class PlainLoop:
             masks=Shards(self.folder / "masks"),
         )
         positions = pa.array(np.arange(len(self.rows)))
-        score_train(self.rows.append_column("position", positions).append_column("mask_position", positions))
+        rows = self.rows.append_column("position", positions).append_column("mask_position", positions)
+        count_training_images(rows)
         val_positions = pa.array(np.arange(len(self.val_rows)))
         val_rows = self.val_rows.append_column("position", val_positions)
         count_predictions(self.classes, Shards(self.folder / "predictions"), val_rows)

@@ -66,11 +66,31 @@ class Scorer:
     split: str
     images: int
 
-    def score(self, output: str, name: str, matrix: NDArray[np.int64], **score_fields: Any) -> Score:
-        """Makes a score from a confusion matrix (K + 1, K + 1) and further fields of `Score`."""
+    def score(
+        self,
+        output: str,
+        name: str,
+        matrix: NDArray[np.int64],
+        *,
+        is_imported: bool = False,
+        method: str | None = None,
+        **score_fields: Any,
+    ) -> Score:
+        """Makes a score.
+
+        Args:
+            output: The scored output.
+            name: Name of the score.
+            matrix: Confusion matrix, (K + 1, K + 1).
+            is_imported: Whether another program made the output. The score then has no recipe and no weights, and its
+                method says so.
+            method: Value of `Score.method` of an output of this run.
+            score_fields: Further fields of `Score`.
+        """
         weights = self.config.weights
         recipe = self.config.recipe
-        if score_fields.get("method") == _IMPORTED_METHOD:
+        if is_imported:
+            method = _IMPORTED_METHOD
             origin = ""
             recipe = ""
         elif output == "segmentation":
@@ -91,13 +111,17 @@ class Scorer:
             seed=self.config.seed,
             recipe=recipe,
             weights=origin,
+            method=method,
             git=git_revision(),
             code=code_digest(),
             **score_fields,
         )
 
     def mask_score(self, output: str, name: str, counts: NDArray[np.int64], **score_fields: Any) -> Score:
-        """Makes a score with boundary IoU from the counts of label masks, (MASK_PARTS, K + 1, K + 1)."""
+        """Makes a score with boundary IoU from the counts of label masks, (MASK_PARTS, K + 1, K + 1).
+
+        Further arguments are those of `score`.
+        """
         boundary_values = boundary_iou(counts)
         return self.score(
             output,
@@ -142,33 +166,31 @@ def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, sp
         rows: Images of the split with ground truth.
         split: The predicted split.
     """
+    is_imported = not config.trains_segmenter
+    if is_imported:
+        names = [IMPORTED]
+        settings: dict[str, Any] = {}
+    else:
+        names = [PLAIN, WITH_CRF] if config.predict.crf.iterations > 0 else [PLAIN]
+        settings = {
+            "scales": config.predict.scales,
+            "hflip": config.predict.hflip,
+            "trained_on": _trained_on(config, context),
+        }
+
     classes = len(context.classes)
     counts_folder = context.output / PREDICTED_IMAGES
     predictions = Shards(context.stage_outputs["predict"] / "predictions")
-    if not config.trains_segmenter:
-        worker = functools.partial(count_predictions, classes, predictions, plain=IMPORTED)
-        map_table(rows, counts_folder, worker=worker, label="score predictions", compute=config.compute)
-        counts = sum_counts(counts_folder, {IMPORTED: (MASK_PARTS, classes + 1, classes + 1)})
-        scorer = Scorer(config=config, classes=context.classes, split=split, images=len(rows))
-        fields = {"crf": False, "method": _IMPORTED_METHOD}
-        return [scorer.mask_score("segmentation", IMPORTED, counts[IMPORTED], **fields)]
-
-    worker = functools.partial(count_predictions, classes, predictions)
+    worker = functools.partial(count_predictions, classes, predictions, plain=names[0])
     map_table(rows, counts_folder, worker=worker, label="score predictions", compute=config.compute)
-
-    names = (PLAIN, WITH_CRF) if config.predict.crf.iterations else (PLAIN,)
     counts = sum_counts(counts_folder, dict.fromkeys(names, (MASK_PARTS, classes + 1, classes + 1)))
+
     scorer = Scorer(config=config, classes=context.classes, split=split, images=len(rows))
     scores = []
-    for name, mask_counts in counts.items():
+    for name in names:
+        is_refined = name == WITH_CRF
         score = scorer.mask_score(
-            "segmentation",
-            name,
-            mask_counts,
-            crf=name == WITH_CRF,
-            scales=config.predict.scales,
-            hflip=config.predict.hflip,
-            trained_on=_trained_on(config, context),
+            "segmentation", name, counts[name], is_imported=is_imported, crf=is_refined, **settings
         )
         scores.append(score)
     return scores
@@ -214,7 +236,7 @@ def _trained_on(config: Config, context: RunContext) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreTrain:
+class CountTrainingImages:
     """Counts pixels of maps, pseudo masks and baselines by true and predicted label, in a table of COUNTS_SCHEMA.
 
     It is called with rows of tagged training images, with their `position` among these, and with `mask_position`, the
@@ -304,7 +326,7 @@ def evaluate_train(config: Config, context: RunContext, rows: pa.Table) -> tuple
 def _count_training_images(
     config: Config, context: RunContext, rows: pa.Table, maps: Mapping[str, Path], folder: Path
 ) -> None:
-    """Writes the pixel counts of training images to a folder, see `ScoreTrain`.
+    """Writes the pixel counts of training images to a folder, see `CountTrainingImages`.
 
     Args:
         rows: See `evaluate_train`.
@@ -312,7 +334,7 @@ def _count_training_images(
         folder: The folder.
     """
     masks = context.stage_outputs.get("pseudo_masks")
-    worker = ScoreTrain(
+    worker = CountTrainingImages(
         classes=len(context.classes),
         bins=config.evaluate.thresholds,
         scale=config.map_scale,
@@ -361,7 +383,7 @@ def score_localization_maps(
     """
     config = scorer.config
     if config.localize.is_imported:
-        yield _score_maps(scorer, IMPORTED, counts[IMPORTED], first_half.get(IMPORTED), method=_IMPORTED_METHOD)
+        yield _score_maps(scorer, IMPORTED, counts[IMPORTED], first_half.get(IMPORTED), is_imported=True)
         return
     for related in dict.fromkeys((0, config.localize.related)):
         scored = RELATED if related else SINGLE_ROUND
@@ -379,7 +401,7 @@ def _score_maps(
         name: Name of the score.
         counts: Counts of the maps, (bins, K + 1, K + 1).
         first_half: Counts of every second image, in the order of the ids; None for a single image.
-        score_fields: Further fields of `Score`.
+        score_fields: Further arguments of `Scorer.score`.
     """
     bins = scorer.config.evaluate.thresholds
     thresholds = [i / bins for i in range(bins)]
@@ -442,8 +464,7 @@ def score_pseudo_masks(scorer: Scorer, counts: NDArray[np.int64], context: RunCo
     masks = masks.filter(pc.is_in(masks["image_id"], rows["image_id"].combine_chunks()))
     ignored_share = round(float(pc.mean(masks["ignored"]).as_py()), 4)
     if config.pseudo_masks.rule == "imported":
-        fields = {"method": _IMPORTED_METHOD, "ignored_share": ignored_share}
-        return scorer.mask_score("pseudo_masks", IMPORTED, counts, **fields)
+        return scorer.mask_score("pseudo_masks", IMPORTED, counts, is_imported=True, ignored_share=ignored_share)
 
     related = config.localize.related_of_maps
     return scorer.mask_score(
