@@ -277,11 +277,10 @@ def _learning_problem(stage: Stage, config: Config, context: RunContext) -> User
     problem = context.result(stage.name, StageResult).problem
     if problem is None:
         return None
-    found, expected, remedy = problem
     return UserError(
-        f"{found}; the run stops here, and {context.folder.report} shows its results so far",
-        expected,
-        f"{remedy}; or continue anyway with compute.stop_if_not_learning=false",
+        f"{problem.found}; the run stops here, and {context.folder.report} shows its results so far",
+        problem.expected,
+        f"{problem.remedy}; or continue anyway with compute.stop_if_not_learning=false",
     )
 
 

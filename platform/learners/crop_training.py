@@ -17,7 +17,7 @@ from mcis.platform.engine.step_log import loss_trend
 from mcis.platform.engine.training import fit
 from mcis.platform.networks.pretrained import downstream_weights
 from mcis.platform.runs.context import RunContext
-from mcis.platform.runs.results import StageResult
+from mcis.platform.runs.results import Problem, StageResult
 
 CropNetwork = Literal["segmenter", "affinity_net"]
 """A network that is trained on crops, by its section of the configuration."""
@@ -94,8 +94,8 @@ def train_on_crops(
     result = fit(learner, context.output, config.compute, context.tracker, label=network, about=about)
     trend = loss_trend(context.output, "loss")
     problem = None
-    if trend and not trend.fell:
-        problem = (f"the {_NAMES[network]} learned nothing: {trend.text}", "a loss that falls", remedy)
+    if trend is not None and not trend.fell:
+        problem = Problem(f"the {_NAMES[network]} learned nothing: {trend.text}", "a loss that falls", remedy)
 
     return StageResult(
         notes=result.notes(_NAMES[network]), counts={"steps": learner.schedule.steps, **counts}, problem=problem

@@ -8,7 +8,7 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from mcis.datasets.errors import BadFile, join_shortened, recompute_command
 from mcis.datasets.images.value_range import ValueRange
@@ -21,6 +21,24 @@ VAL_MAP = "val mAP"
 """Label in `StageResult.counts` of the classifier's mean average precision in percent on the tags of split val."""
 
 
+class Problem(NamedTuple):
+    """Why later stages cannot learn from an output, in the three parts of a `UserError`.
+
+    Attributes:
+        found: What was found.
+        expected: What would have been correct.
+        remedy: What to do about it.
+    """
+
+    found: str
+    expected: str
+    remedy: str
+
+    def text(self) -> str:
+        """Returns the problem as one sentence, for notes."""
+        return f"{self.found}; expected {self.expected}; {self.remedy}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class StageResult:
     """Result of a stage.
@@ -30,20 +48,19 @@ class StageResult:
         notes: Sentences for the user.
         identity: Part of the keys of later stages. None: the key of this stage. A stage sets it if outputs with
             different keys can be equivalent.
-        problem: Why later stages cannot learn from the output, as the three parts of a `UserError`; None if they can.
+        problem: Why later stages cannot learn from the output; None if they can.
     """
 
     counts: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     identity: str | None = None
-    problem: tuple[str, str, str] | None = None
+    problem: Problem | None = None
 
     def remarks(self) -> tuple[str, ...]:
         """The notes, followed by the problem if there is one."""
         if self.problem is None:
             return self.notes
-        found, expected, remedy = self.problem
-        return (*self.notes, f"{found}; expected {expected}; {remedy}")
+        return (*self.notes, self.problem.text())
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,7 @@ from mcis.platform.engine.cache import (
     temporary_features,
     training_features,
 )
-from mcis.platform.engine.step_log import loss_trend
+from mcis.platform.engine.step_log import LossTrend, loss_trend
 from mcis.platform.engine.training import fit
 from mcis.platform.engine.validation import Validation
 from mcis.platform.learners.chance import chance_precision
@@ -39,7 +39,7 @@ from mcis.platform.networks.weights_files import WEIGHTS, save_weights
 from mcis.platform.outputs.read_index import from_other_domains, from_source_domain, split_rows
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import content_digest
-from mcis.platform.runs.results import VAL_MAP, StageResult
+from mcis.platform.runs.results import VAL_MAP, Problem, StageResult
 from mcis.platform.runs.workspace import Workspace
 
 
@@ -239,30 +239,32 @@ def _notes(config: Config, learner: ClassifierLearner, validation: Validation | 
 
 
 def _problem(
-    validation: Validation | None, precision: float | None, trend: tuple[bool, str] | None, seed: int
-) -> tuple[str, str, str] | None:
-    """Why later stages cannot learn from the classifier, as the parts of a UserError; None if they can.
+    validation: Validation | None, precision: float | None, trend: LossTrend | None, seed: int
+) -> Problem | None:
+    """Why later stages cannot learn from the classifier; None if they can.
 
     They cannot if it ranks val images no better than chance or, if this cannot be measured, if its loss did not fall.
 
     Args:
         precision: Mean average precision on the val images, percent.
-        trend: Result of `loss_trend` for the basic loss, which is used in every step.
+        trend: Trend of the basic loss, which is used in every step. None: the training was too short.
     """
-    evidence = [trend[1]] if trend else []
+    evidence = []
     random_precision = None if validation is None else chance_precision(validation.tags, seed)
     if validation is not None and precision is not None and random_precision is not None:
         random_mean, random_limit = random_precision
         if precision > random_limit:
             return None
-        evidence.insert(
-            0,
+        evidence.append(
             f"{precision:.1f} % mean average precision on {len(validation.tags)} val images, where chance reaches "
-            f"{random_mean:.1f}, and less than {random_limit:.1f} in 95 % of cases",
+            f"{random_mean:.1f}, and less than {random_limit:.1f} in 95 % of cases"
         )
-    elif trend is None or trend[0]:
+    elif trend is None or trend.fell:
         return None
-    return (
+
+    if trend is not None:
+        evidence.append(trend.text)
+    return Problem(
         f"the classifier did not learn: {'; '.join(evidence)}",
         "a ranking of images by tags that is better than chance, and a falling loss",
         "look at the loss curve, and whether the tags fit the images (mcis index browse); try pretrained weights "

@@ -12,6 +12,7 @@ from mcis.platform.runs.results import (
     IndexResult,
     MasksResult,
     PredictResult,
+    Problem,
     StageResult,
     find_missing_files,
     read_result,
@@ -24,7 +25,7 @@ RESULTS = (
     IndexResult(classes=("cat", "größe"), counts={"images": {"train": 2, "val": 1}}, identity="content"),
     MasksResult(background_cue="saliency, crf for 6 of 26", identity="key"),
     PredictResult(split="val", identity="key"),
-    StageResult(identity="key", problem=("found", "expected", "remedy")),
+    StageResult(identity="key", problem=Problem("found", "expected", "remedy")),
     StageResult(),
 )
 
@@ -36,6 +37,7 @@ def test_a_result_is_read_as_it_was_written(result: StageResult, tmp_path: Path)
     common = read_result(tmp_path, StageResult)
     assert (common.counts, common.notes) == (result.counts, result.notes)
     assert common.problem == result.problem
+    assert common.remarks() == result.remarks()
     written = read_json(tmp_path / SUMMARY)
     assert written["identity"] == (result.identity or "key")
 

@@ -30,7 +30,7 @@ from mcis.platform.outputs.regions import RowsWithRegions, check_regions, region
 from mcis.platform.outputs.tables import DIFFERS_FROM_INDICES, with_maps_position
 from mcis.platform.runs.context import RunContext
 from mcis.platform.runs.files import contents_digest, file_stamps, read_table
-from mcis.platform.runs.results import MasksResult
+from mcis.platform.runs.results import MasksResult, Problem
 from mcis.platform.runs.scores import FULL_SUPERVISION, percent
 from mcis.platform.runs.workspace import Workspace
 from mcis.platform.stages.pseudo_masks.making import GROUND_TRUTH, MakeMasks, copy_truth, import_masks
@@ -248,8 +248,8 @@ def _compare_corrected_masks(context: RunContext, rows: pa.Table) -> tuple[dict[
     return dict(counts), contradictions
 
 
-def _problem(num_masks: int, foreground: float, ignored: float) -> tuple[str, str, str] | None:
-    """Why a network cannot learn from the masks of tagged images, as the parts of a UserError; None if it can.
+def _problem(num_masks: int, foreground: float, ignored: float) -> Problem | None:
+    """Why a network cannot learn from the masks of tagged images; None if it can.
 
     Args:
         num_masks: Number of these masks.
@@ -259,7 +259,7 @@ def _problem(num_masks: int, foreground: float, ignored: float) -> tuple[str, st
     background = 1 - foreground - ignored
     if min(foreground, background) >= _MIN_SHARE:
         return None
-    return (
+    return Problem(
         f"a network cannot learn from the {num_masks} pseudo masks: on average {percent(foreground)} of the pixels are "
         f"foreground, {percent(background)} background and {percent(ignored)} ignored",
         f"at least {percent(_MIN_SHARE)} foreground and at least {percent(_MIN_SHARE)} background",
