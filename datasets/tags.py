@@ -69,36 +69,38 @@ class Tags:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClassMembers:
-    """The images of each class. Those of class k are images[start[k]:start[k + 1]].
+    """The images of each class. The images of class k are images[start[k]:start[k + 1]].
 
-    Within a class, target-domain images come before source-domain images; within these, positions ascend.
+    Images may be in two groups: the domains `target` and `source`, or images of the data set and others. Within a
+    class, images of the first group come before images of the second; within these, positions ascend.
     """
 
     images: Positions
     """(T,) positions in the index, class by class."""
     start: NDArray[np.int64]
     """(K + 1,) position of each class's first image in `images`, followed by T."""
-    middle: NDArray[np.int64]
-    """(K,) position of each class's first source-domain image in `images`, or of the next class if it has none."""
+    second_group_start: NDArray[np.int64]
+    """(K,) position of each class's first image of the second group in `images`, or of the next class if it has
+    none."""
 
     @classmethod
-    def from_tags(cls, tags: Tags, is_source: NDArray[np.bool_] | None = None) -> "ClassMembers":
+    def from_tags(cls, tags: Tags, is_second_group: NDArray[np.bool_] | None = None) -> "ClassMembers":
         """Sorts the images by class.
 
         Args:
-            is_source: Whether each image belongs to the source domain, (N,). None: no image does.
+            is_second_group: Whether each image is in the second group, (N,). None: no image is.
         """
         group_type = np.min_scalar_type(2 * tags.classes)  # NumPy sorts integers of up to 16 bits by radix
         counts = np.diff(tags.start).astype(np.int64)
         images = np.repeat(np.arange(len(tags), dtype=np.uint32), counts)
 
-        groups = tags.values.astype(group_type) * group_type.type(2)  # 2 k for the target domain, 2 k + 1 for source
-        if is_source is not None:
-            groups += is_source[images]
+        groups = tags.values.astype(group_type) * group_type.type(2)  # 2 k for the first group, 2 k + 1 for the second
+        if is_second_group is not None:
+            groups += is_second_group[images]
 
         ends = np.cumsum(np.bincount(groups, minlength=2 * tags.classes))
         order = np.argsort(groups, kind="stable")
-        return cls(images=images[order], start=np.concatenate([[0], ends[1::2]]), middle=ends[0::2])
+        return cls(images=images[order], start=np.concatenate([[0], ends[1::2]]), second_group_start=ends[0::2])
 
     def ranges(self, classes: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Returns where the images of the given classes, (B,), begin and end in `images`, (B,) each."""

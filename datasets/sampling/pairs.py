@@ -82,6 +82,20 @@ class _Candidates(NamedTuple):
     num_targets: int
 
 
+class _CandidateRange(NamedTuple):
+    """Where in `ClassMembers.images` the candidates of B choices are.
+
+    Attributes:
+        low: Position of the first candidate, (B,).
+        high: Position after the last candidate, (B,).
+        choice: Numbers in [0, 1) that choose among the candidates, (B,).
+    """
+
+    low: NDArray[np.int64]
+    high: NDArray[np.int64]
+    choice: NDArray[np.float64]
+
+
 class PairSampler:
     """Samples pairs from the tags of N images.
 
@@ -127,7 +141,7 @@ class PairSampler:
         has_negatives = tags.num_tagged < len(tags)
         self._tagged = self._candidates(_tagged_positions(tags)) if has_negatives else None
         all_images = np.arange(len(tags), dtype=np.uint32)
-        self._turns = None if self._is_source is None else _targets_first(all_images, self._is_source)
+        self._turns = None if self._is_source is None else _by_group(all_images, self._is_source)
         self._pairs = epoch_pairs or len(tags)
 
     def __len__(self) -> int:
@@ -187,7 +201,7 @@ class PairSampler:
         low, high = self.members.ranges(np.arange(self.tags.classes))
         nonempty = np.flatnonzero(high > low)
         classes = nonempty[(draws[rows, 1] * len(nonempty)).astype(np.int64)]
-        low, high, choice = self._class_ranges(classes, draws[rows, 2])
+        low, high, choice = self._candidates_of_classes(classes, draws[rows, 2])
         members = low + (choice * (high - low)).astype(np.int64)
 
         half_pairs.classes[rows] = classes
@@ -211,7 +225,7 @@ class PairSampler:
         if self._share is None:
             return _Candidates(images, len(images))
         num_extra = int(np.count_nonzero(self._share.is_extra[images]))
-        return _Candidates(_targets_first(images, self._share.is_extra), len(images) - num_extra)
+        return _Candidates(_by_group(images, self._share.is_extra), len(images) - num_extra)
 
     def _pick(self, candidates: _Candidates, choice: NDArray[np.float64]) -> NDArray[np.int64]:
         """Picks one of the candidates by each number in [0, 1), with the target share."""
@@ -225,44 +239,38 @@ class PairSampler:
         first = np.where(is_extra, num_targets, 0)
         return images[first + (choice * size).astype(np.int64)].astype(np.int64)
 
-    def _class_ranges(
-        self, classes: NDArray[np.int64], choice: NDArray[np.float64], m: NDArray[np.int64] | None = None
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
-        """Returns where in `members.images` the candidates of each class begin and end, and what chooses among them.
-
-        With a target share, the candidates are those members that are of the data set, or those that are not.
+    def _candidates_of_classes(
+        self, classes: NDArray[np.int64], choice: NDArray[np.float64], excluded: NDArray[np.int64] | None = None
+    ) -> _CandidateRange:
+        """Returns the members of each class as candidates; with a target share, those in one of the two groups.
 
         Args:
             classes: (B,) classes.
-            choice: (B,) numbers in [0, 1).
-            m: (B,) images that are no candidates, although they are members; None if there are none.
+            choice: Numbers in [0, 1), (B,).
+            excluded: A member of each class that is not to be chosen, (B,). It may be within the returned range. None:
+                all members may be chosen.
         """
         low, high = self.members.ranges(classes)
         if self._share is None:
-            return low, high, choice
+            return _CandidateRange(low, high, choice)
 
-        middle = self.members.middle[classes]
+        middle = self.members.second_group_start[classes]
         num_targets = middle - low
         num_extra = high - middle
-        if m is not None:
-            m_is_extra = self._share.is_extra[m]
-            num_targets = num_targets - ~m_is_extra
-            num_extra = num_extra - m_is_extra
-            is_alone = (num_targets == 0) & (num_extra == 0)
+        if excluded is None:
             is_extra, choice = self._share.draw(choice, num_targets, num_extra)
-            is_extra = np.where(is_alone, m_is_extra, is_extra)
         else:
-            is_extra, choice = self._share.draw(choice, num_targets, num_extra)
-        return np.where(is_extra, middle, low), np.where(is_extra, high, middle), choice
+            is_extra, choice = self._share.draw_without(excluded, choice, num_targets, num_extra)
+        return _CandidateRange(np.where(is_extra, middle, low), np.where(is_extra, high, middle), choice)
 
     def _partners_with_class(self, half_pairs: _HalfPairs) -> NDArray[np.int64]:
         """Chooses n for each m from the images of the class, (B,)."""
         m = half_pairs.m
         excluded = None if self.partner_may_be_itself else m
-        low, high, choice = self._class_ranges(half_pairs.classes, half_pairs.choice, excluded)
+        low, high, choice = self._candidates_of_classes(half_pairs.classes, half_pairs.choice, excluded)
         size = high - low
         if not self.partner_may_be_itself:
-            size = size - (self._share.same_group(m, self.members.images[low]) if self._share else 1)
+            size = np.where(self._is_in_group_of(m, low), size - 1, size)
         # If there is no candidate besides m, m is the only image of the class.
         member = np.where(size > 0, low + (choice * size).astype(np.int64), low)
         n = self.members.images[member].astype(np.int64)
@@ -272,6 +280,12 @@ class PairSampler:
             drew_itself = np.flatnonzero((n == m) & (size > 0))
             n[drew_itself] = self.members.images[high[drew_itself] - 1]
         return n
+
+    def _is_in_group_of(self, m: NDArray[np.int64], low: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Returns whether images are in the group of the members at `low`, (B,); without a target share, all are."""
+        if self._share is None:
+            return np.ones(len(m), bool)
+        return self._share.same_group(m, self.members.images[low])
 
     def _partners_without_class(self, half_pairs: _HalfPairs) -> NDArray[np.int64]:
         """Chooses n for each m from the images that lack the class, or from all images if there are none, (B,)."""
@@ -346,6 +360,26 @@ class _TargetShare(NamedTuple):
         is_extra = np.where(num_targets == 0, True, is_extra & (num_extra > 0))
         return is_extra, np.minimum(new_choice, _BELOW_ONE)
 
+    def draw_without(
+        self,
+        excluded: NDArray[np.int64],
+        choice: NDArray[np.float64],
+        num_targets: NDArray[np.int64],
+        num_extra: NDArray[np.int64],
+    ) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+        """Works like `draw`, but does not draw a group whose only candidate is excluded.
+
+        Args:
+            excluded: One of the candidates of each draw, (B,). If there is no other, its group is drawn.
+            choice, num_targets, num_extra: See `draw`.
+        """
+        excluded_is_extra = self.is_extra[excluded]
+        num_targets = np.where(excluded_is_extra, num_targets, num_targets - 1)
+        num_extra = np.where(excluded_is_extra, num_extra - 1, num_extra)
+        is_extra, choice = self.draw(choice, num_targets, num_extra)
+        is_alone = (num_targets == 0) & (num_extra == 0)
+        return np.where(is_alone, excluded_is_extra, is_extra), choice
+
     def same_group(self, first: NDArray[np.int64], second: Positions) -> NDArray[np.bool_]:
         """Returns whether images are in the same group, (B,)."""
         same: NDArray[np.bool_] = self.is_extra[first] == self.is_extra[second]
@@ -357,9 +391,10 @@ def _tagged_positions(tags: Tags) -> Positions:
     return np.flatnonzero(tags.start[1:] > tags.start[:-1]).astype(np.uint32)
 
 
-def _targets_first(positions: NDArray[Any], is_source: NDArray[np.bool_]) -> NDArray[Any]:
-    """Sorts positions of images by domain: `target` before `source`."""
-    return np.concatenate([positions[~is_source[positions]], positions[is_source[positions]]])
+def _by_group(positions: NDArray[Any], is_second_group: NDArray[np.bool_]) -> NDArray[Any]:
+    """Sorts positions of images by group: the first group before the second."""
+    is_second = is_second_group[positions]
+    return np.concatenate([positions[~is_second], positions[is_second]])
 
 
 def epoch_rows(seed: int, count: int, first: int, last: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

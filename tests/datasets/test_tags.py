@@ -78,21 +78,22 @@ def test_members_are_the_images_of_each_class(lists: list[list[int]]) -> None:
 
 
 @given(tag_lists, st.data())
-def test_target_members_come_before_source_members(lists: list[list[int]], data: st.DataObject) -> None:
-    is_source = data.draw(st.lists(st.booleans(), min_size=len(lists), max_size=len(lists)))
+def test_members_of_a_class_are_sorted_by_group(lists: list[list[int]], data: st.DataObject) -> None:
+    is_second = data.draw(st.lists(st.booleans(), min_size=len(lists), max_size=len(lists)))
 
-    members = ClassMembers.from_tags(Tags.from_index(column(lists), CLASSES), np.array(is_source, bool))
+    members = ClassMembers.from_tags(Tags.from_index(column(lists), CLASSES), np.array(is_second, bool))
 
     assert members.images.dtype == np.uint32
     for k in range(CLASSES):
         images = [i for i, row in enumerate(lists) if k in row]
         (start,), (end,) = members.ranges(np.array([k]))
-        assert members.images[start:end].tolist() == sorted(images, key=lambda i: is_source[i])
-        assert members.images[members.middle[k] : end].tolist() == [i for i in images if is_source[i]]
+        assert members.images[start:end].tolist() == sorted(images, key=lambda i: is_second[i])
+        second_start = members.second_group_start[k]
+        assert members.images[second_start:end].tolist() == [i for i in images if is_second[i]]
 
 
 def test_largest_class_index() -> None:
-    """65,536 classes fit into 16 bits; two domains of each do not."""
+    """65,536 classes fit into 16 bits; two groups of each do not."""
     tags = Tags.from_index(pa.chunked_array([pa.array([[65535], [0, 65535], [0]], pa.list_(pa.uint16()))]), 65536)
     members = ClassMembers.from_tags(tags, np.array([True, False, False]))
 
