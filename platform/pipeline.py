@@ -75,7 +75,7 @@ _PROJECT_STAGES = (
         module=predict,
         needs=("index", "train_segmenter"),
         sections=("segmenter", "predict"),
-        is_imported=lambda config: not config.trains_segmenter,
+        is_imported=lambda config: config.predict.is_imported,
     ),
     Stage(
         name="evaluate",

@@ -221,9 +221,14 @@ class PseudoMasksConfig(Section):
     """Rules affinity, segments and detections: random walk. After it, each map is divided by its maximum."""
 
     @property
+    def is_imported(self) -> bool:
+        """Whether the masks are those of another program."""
+        return self.rule == "imported"
+
+    @property
     def reads_saliency(self) -> bool:
         """Whether saliency maps are used for images that have one."""
-        if self.rule == "imported":
+        if self.is_imported:
             return False
         return self.rule == "auto" or MASK_RULES[self.rule].reads_saliency
 
@@ -255,9 +260,9 @@ class PseudoMasksConfig(Section):
 
     def problems(self) -> Iterator[str]:
         """Problems of the rule's own section, files that the rule does not read, and thresholds in the wrong order."""
-        if self.rule == "imported" and self.masks is None:
+        if self.is_imported and self.masks is None:
             yield "pseudo_masks.rule is imported but pseudo_masks.masks is not set; set it to the folder of the masks"
-        if self.rule != "imported" and self.masks is not None:
+        if not self.is_imported and self.masks is not None:
             yield (
                 f"pseudo_masks.masks is set but pseudo_masks.rule is {self.rule}, which makes masks; set "
                 "pseudo_masks.rule=imported, or leave pseudo_masks.masks out"

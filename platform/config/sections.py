@@ -47,6 +47,11 @@ class PredictConfig(Section):
     the k-th class; or logits <id>.npy. No segmentation network is trained then. None: the run makes the
     predictions."""
 
+    @property
+    def is_imported(self) -> bool:
+        """Whether the predictions are those of another program."""
+        return self.masks is not None
+
 
 class EvaluateConfig(Section):
     """Scoring of maps, masks and predictions against the ground truth."""
@@ -114,17 +119,17 @@ class Config(Section):
     @property
     def trains_segmenter(self) -> bool:
         """Whether a segmentation network is trained, rather than predictions of another program imported."""
-        return self.predict.masks is None
+        return not self.predict.is_imported
 
     @property
     def makes_masks(self) -> bool:
         """Whether the run has pseudo masks: to train on, or those of another program."""
-        return self.trains_segmenter or self.pseudo_masks.rule == "imported"
+        return self.trains_segmenter or self.pseudo_masks.is_imported
 
     @property
     def needs_maps(self) -> bool:
         """Whether pseudo masks are made from localization maps."""
-        return self.supervision == "tags" and self.trains_segmenter and self.pseudo_masks.rule != "imported"
+        return self.supervision == "tags" and self.trains_segmenter and not self.pseudo_masks.is_imported
 
     @property
     def has_maps(self) -> bool:

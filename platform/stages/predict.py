@@ -18,7 +18,7 @@ from mcis.datasets.images.label_masks import LabelMask, encode_labels, read_labe
 from mcis.datasets.images.squares import read_rgb
 from mcis.datasets.index import Listing
 from mcis.datasets.tags import count_tags
-from mcis.platform.config.sections import Config
+from mcis.platform.config.sections import Config, PredictConfig
 from mcis.platform.engine.mapping import map_table
 from mcis.platform.networks.predictor import Prediction, PredictionInput, Predictor
 from mcis.platform.networks.trained_segmenter import TrainedSegmenter
@@ -81,8 +81,8 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     """Raises UserError if the split to predict has no image, or none of the predictions of another program is of it."""
     counts = listing.table["split"].value_counts().to_pylist()
     split = _nonempty_split(config, {row["values"]: row["counts"] for row in counts})
-    if config.predict.masks is not None:
-        files = _prediction_files(config.predict.masks)._replace(key=f"{_MASKS_KEY} or predict.split")
+    if config.predict.is_imported:
+        files = _prediction_files(config.predict)._replace(key=f"{_MASKS_KEY} or predict.split")
         image_ids = rows_in_split(listing.table, split)["image_id"].to_pylist()
         files.check_any_matches(image_ids, listing.table["image_id"].to_pylist())
 
@@ -90,10 +90,10 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
 def inputs(config: Config, context: RunContext) -> Any:
     """Inputs of the stage key: the longest side to which images are reduced, or the contents of the predictions
     of another program."""
-    if config.predict.masks is None:
+    if not config.predict.is_imported:
         return config.data.max_side
     split = _nonempty_split(config, context.result("index", IndexResult).images)
-    rows = _with_imported(config.predict.masks, split_rows(context, split), read_image_ids(context))
+    rows = _with_imported(config.predict, split_rows(context, split), read_image_ids(context))
     return [split, contents_digest(rows["imported"].to_pylist())]
 
 
@@ -101,7 +101,7 @@ def run(config: Config, context: RunContext) -> PredictResult:
     """Predicts every image of a split, averaged over the configured scales and the horizontal flip."""
     split = _nonempty_split(config, context.result("index", IndexResult).images)
     rows = split_rows(context, split)
-    if config.predict.masks is not None:
+    if config.predict.is_imported:
         return _import_predictions(config, context, rows, split)
 
     map_table(
@@ -119,32 +119,31 @@ def run(config: Config, context: RunContext) -> PredictResult:
     return PredictResult(split=split, counts={"images": len(rows)}, notes=notes)
 
 
-def _prediction_files(folder: Path) -> ImportedFiles[str]:
+def _prediction_files(section: PredictConfig) -> ImportedFiles[str]:
     """Finds the predictions of another program, label masks or logits: paths by the name of their image."""
-    return imported_masks(folder, "prediction", _MASKS_KEY, (".png", LOGITS_SUFFIX))
+    assert section.masks is not None
+    return imported_masks(section.masks, "prediction", _MASKS_KEY, (".png", LOGITS_SUFFIX))
 
 
-def _with_imported(folder: Path, rows: pa.Table, all_ids: Iterable[str]) -> pa.Table:
+def _with_imported(section: PredictConfig, rows: pa.Table, all_ids: Iterable[str]) -> pa.Table:
     """Adds the column `imported`: the file of each image's prediction."""
-    matched = _prediction_files(folder).match_all(rows["image_id"].to_pylist(), all_ids)
+    matched = _prediction_files(section).match_all(rows["image_id"].to_pylist(), all_ids)
     return rows.append_column("imported", pa.array(matched, pa.string()))
 
 
 def _import_predictions(config: Config, context: RunContext, rows: pa.Table, split: str) -> PredictResult:
     """Reads the predictions of another program."""
-    folder = config.predict.masks
-    assert folder is not None
     map_table(
-        _with_imported(folder, rows, read_image_ids(context)),
+        _with_imported(config.predict, rows, read_image_ids(context)),
         context.output / "predictions",
         worker=functools.partial(import_predictions, len(context.classes)),
         label="import predictions",
         compute=config.compute,
     )
-    num_files = len(_prediction_files(folder).files)
+    files = _prediction_files(config.predict)
     reordered = read_table(context.output / "predictions", [DIFFERS_FROM_INDICES.name])[DIFFERS_FROM_INDICES.name]
     notes = palette_note("prediction", pc.sum(reordered).as_py() or 0, len(rows))
-    notes += unused_note("prediction", folder, num_files, len(rows))
+    notes += unused_note("prediction", files.folder, len(files.files), len(rows))
     return PredictResult(split=split, counts={"images": len(rows)}, notes=tuple(notes))
 
 

@@ -166,8 +166,7 @@ def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, sp
         rows: Images of the split with ground truth.
         split: The predicted split.
     """
-    is_imported = not config.trains_segmenter
-    if is_imported:
+    if config.predict.is_imported:
         names = [IMPORTED]
         settings: dict[str, Any] = {}
     else:
@@ -190,7 +189,7 @@ def evaluate_predictions(config: Config, context: RunContext, rows: pa.Table, sp
     for name in names:
         is_refined = name == WITH_CRF
         score = scorer.mask_score(
-            "segmentation", name, counts[name], is_imported=is_imported, crf=is_refined, **settings
+            "segmentation", name, counts[name], is_imported=config.predict.is_imported, crf=is_refined, **settings
         )
         scores.append(score)
     return scores
@@ -217,7 +216,7 @@ def _trained_on(config: Config, context: RunContext) -> str | None:
         return "ground truth"
 
     origin = ""
-    if config.pseudo_masks.rule == "imported":
+    if config.pseudo_masks.is_imported:
         origin = " of another program"
     elif config.localize.is_imported:
         origin = " from maps of another program"
@@ -463,7 +462,7 @@ def score_pseudo_masks(scorer: Scorer, counts: NDArray[np.int64], context: RunCo
     masks = read_table(context.stage_outputs["pseudo_masks"] / "masks", ["image_id", "ignored"])
     masks = masks.filter(pc.is_in(masks["image_id"], rows["image_id"].combine_chunks()))
     ignored_share = round(float(pc.mean(masks["ignored"]).as_py()), 4)
-    if config.pseudo_masks.rule == "imported":
+    if config.pseudo_masks.is_imported:
         return scorer.mask_score("pseudo_masks", IMPORTED, counts, is_imported=True, ignored_share=ignored_share)
 
     related = config.localize.related_of_maps

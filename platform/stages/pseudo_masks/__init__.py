@@ -62,8 +62,8 @@ def check(config: Config, listing: Listing, workspace: Workspace) -> None:
     rows = with_corrected(rows, config.data.corrected_masks, listing.image_ids())
     if config.supervision == "full":
         check_truth_exists(rows)
-    elif config.pseudo_masks.masks is not None:
-        files = mask_files(config.pseudo_masks.masks)
+    elif config.pseudo_masks.is_imported:
+        files = mask_files(config.pseudo_masks)
         tagged_ids = rows.filter(pc.invert(rows["is_negative"]))["image_id"].to_pylist()
         files.check_any_matches(tagged_ids, listing.image_ids())
     elif reads_saliency(config, rows_of_rule(rows)):
@@ -83,8 +83,8 @@ def inputs(config: Config, context: RunContext) -> Any:
     files: Any = None
     if config.supervision == "full":
         files = file_stamps(rows["mask_uri"])
-    elif config.pseudo_masks.masks is not None:
-        imported = with_imported(config.pseudo_masks.masks, rows, read_image_ids(context))
+    elif config.pseudo_masks.is_imported:
+        imported = with_imported(config.pseudo_masks, rows, read_image_ids(context))
         files = contents_digest(imported[IMPORTED].to_pylist())
     elif reads_saliency(config, rule_rows):
         files = file_stamps(rule_rows["saliency_uri"])
@@ -159,8 +159,8 @@ def _make_masks(config: Config, context: RunContext, rows: pa.Table) -> None:
     make_worker: Callable[[], Worker] | None = None
     if config.supervision == "full":
         worker = functools.partial(copy_truth, len(context.classes), config.data.max_side)
-    elif config.pseudo_masks.masks is not None:
-        rows = with_imported(config.pseudo_masks.masks, rows, read_image_ids(context))
+    elif config.pseudo_masks.is_imported:
+        rows = with_imported(config.pseudo_masks, rows, read_image_ids(context))
         worker = functools.partial(import_masks, len(context.classes), config.data.max_side)
     else:
         maps = Shards(context.stage_outputs["localize"] / "maps")
@@ -209,8 +209,7 @@ def _rule_notes(config: Config, cue: str, *, has_rule_rows: bool) -> list[str]:
 def _imported_notes(config: Config, context: RunContext, num_tagged: int, ignored: float) -> list[str]:
     """Notes on masks of another program: ignored pixels, classes that are no tags, palettes, and files that are not
     read."""
-    folder = config.pseudo_masks.masks
-    if folder is None:
+    if not config.pseudo_masks.is_imported:
         return []
 
     notes = []
@@ -228,8 +227,8 @@ def _imported_notes(config: Config, context: RunContext, num_tagged: int, ignore
             f"{len(others)} imported mask(s) contain classes without a tag, kept as they are: {join_shortened(names)}"
         )
     notes += palette_note("mask", pc.sum(masks[DIFFERS_FROM_INDICES.name]).as_py() or 0, num_tagged)
-    num_files = len(mask_files(folder).files)
-    return notes + unused_note("mask", folder, num_files, num_tagged)
+    files = mask_files(config.pseudo_masks)
+    return notes + unused_note("mask", files.folder, len(files.files), num_tagged)
 
 
 def _compare_corrected_masks(context: RunContext, rows: pa.Table) -> tuple[dict[str, int], list[str]]:

@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Iterable
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from mcis.datasets.errors import UserError, join_shortened
 from mcis.datasets.storage.files import stamps
+from mcis.platform.config.maps import PseudoMasksConfig
 from mcis.platform.config.saliency_commands import saliency_commands
 from mcis.platform.config.sections import Config
 from mcis.platform.outputs.corrected_masks import CORRECTED
@@ -116,15 +116,16 @@ def check_saliency_is_no_truth(rows: pa.Table) -> None:
         )
 
 
-def mask_files(folder: Path) -> ImportedFiles[str]:
+def mask_files(section: PseudoMasksConfig) -> ImportedFiles[str]:
     """Finds the masks of another program: paths by the name of their image."""
-    return imported_masks(folder, "pseudo mask", "pseudo_masks.masks")
+    assert section.masks is not None
+    return imported_masks(section.masks, "pseudo mask", "pseudo_masks.masks")
 
 
-def with_imported(folder: Path, rows: pa.Table, all_ids: Iterable[str]) -> pa.Table:
+def with_imported(section: PseudoMasksConfig, rows: pa.Table, all_ids: Iterable[str]) -> pa.Table:
     """Adds the column `imported`: the mask of another program of each tagged image; null for negatives."""
     tagged_ids = rows.filter(pc.invert(rows["is_negative"]))["image_id"].to_pylist()
-    matched = mask_files(folder).match_all(tagged_ids, all_ids)
+    matched = mask_files(section).match_all(tagged_ids, all_ids)
     file_of = dict(zip(tagged_ids, matched, strict=True))
     paths = [file_of.get(image_id) for image_id in rows["image_id"].to_pylist()]
     return rows.append_column(IMPORTED, pa.array(paths, pa.string()))
