@@ -130,7 +130,7 @@ def nearest_labels(labels: Tensor, grids: Grids) -> Tensor:
 def _nearest_pixels(grid: Grid, side: int) -> list[int]:
     """Returns, along one side of an image with `side` pixels, the pixel nearest to each position."""
     pixels = []
-    for i in range(grid.positions):
+    for i in range(grid.num_positions):
         pixel = round((grid.first + i * grid.step) * side - 0.5)
         pixels.append(min(max(0, pixel), side - 1))
     return pixels

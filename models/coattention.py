@@ -51,7 +51,7 @@ def target_is_image_n(is_source: Tensor, related_is_source: Tensor, position: Li
     return torch.where(is_source == related_is_source, position == "n", is_source)
 
 
-def positions(features: Tensor, form: AffinityForm = "bilinear") -> Tensor:
+def position_vectors(features: Tensor, form: AffinityForm = "bilinear") -> Tensor:
     """Returns one vector per position, (B, C, H, W) -> (B, HW, C), scaled so that dot products are those of `form`.
 
     For `cosine`, each vector has unit length. For a tuple, each of the L levels of a vector has the length 1 / sqrt(L).
@@ -93,7 +93,7 @@ def affinity(
     Returns:
         P, (B, HW_m, HW_n).
     """
-    return projected(positions(f_m, form), w_p) @ positions(f_n, form).transpose(1, 2) * scale
+    return projected(position_vectors(f_m, form), w_p) @ position_vectors(f_n, form).transpose(1, 2) * scale
 
 
 def coattend(values_m: Tensor, values_n: Tensor, p: Tensor) -> CoAttentive:
@@ -106,8 +106,8 @@ def coattend(values_m: Tensor, values_n: Tensor, p: Tensor) -> CoAttentive:
         values_m, values_n: Values to average, (B, V, H, W).
         p: Affinity, (B, HW_m, HW_n).
     """
-    flat_m = positions(values_m)
-    flat_n = positions(values_n)
+    flat_m = position_vectors(values_m)
+    flat_n = position_vectors(values_n)
     common_m = torch.softmax(p, dim=2) @ flat_n
     common_n = torch.softmax(p.transpose(1, 2), dim=2) @ flat_m
     return CoAttentive(_spatial(common_m, values_m), _spatial(common_n, values_n))
@@ -128,10 +128,10 @@ def coattend_fused(
     The result is that of `coattend` for the result of `affinity`. For m, the queries are F_m^T W_P and the keys F_n;
     for n they change roles, because its affinity is the transpose.
     """
-    query = projected(positions(f_m, form), w_p) * scale
-    key = positions(f_n, form)
-    common_m = _fused_attention(query, key, positions(values_n))
-    common_n = _fused_attention(key, query, positions(values_m))
+    query = projected(position_vectors(f_m, form), w_p) * scale
+    key = position_vectors(f_n, form)
+    common_m = _fused_attention(query, key, position_vectors(values_n))
+    common_n = _fused_attention(key, query, position_vectors(values_m))
     return CoAttentive(_spatial(common_m, values_m), _spatial(common_n, values_n))
 
 

@@ -5,16 +5,22 @@ from typing import NamedTuple
 
 
 class Grid(NamedTuple):
-    """Positions along one side of an image. Position i is at `first + i * step`; the image spans 0 to 1."""
+    """Positions along one side of an image. Position i is at `first + i * step`; the image spans 0 to 1.
+
+    Attributes:
+        first: Location of the first position.
+        step: Distance between two positions.
+        num_positions: Number of positions.
+    """
 
     first: float
     step: float
-    positions: int
+    num_positions: int
 
     @property
     def last(self) -> float:
         """Location of the last position."""
-        return self.first + self.step * (self.positions - 1)
+        return self.first + self.step * (self.num_positions - 1)
 
     def hflipped(self) -> "Grid":
         """Returns the grid of a map that was computed from the flipped image and then flipped back."""
@@ -23,7 +29,7 @@ class Grid(NamedTuple):
     def is_close(self, other: "Grid") -> bool:
         """Returns whether both grids have the same positions, up to rounding."""
         return (
-            self.positions == other.positions
+            self.num_positions == other.num_positions
             and math.isclose(self.first, other.first, abs_tol=1e-9)
             and math.isclose(self.last, other.last, abs_tol=1e-9)
         )

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mcis.models.backbones import Backbone
-from mcis.models.coattention import AffinityForm, positions, projected, unshared
+from mcis.models.coattention import AffinityForm, position_vectors, projected, unshared
 from mcis.models.grids import Grids, pixel_grids
 from mcis.models.resampling import resample
 
@@ -79,7 +79,7 @@ def affinity_query(target: Tensor, w_p: Tensor | None, *, form: AffinityForm = "
     Returns:
         (HW, C), or (R, HW, C).
     """
-    return projected(positions(target[None], form)[0], w_p) * scale
+    return projected(position_vectors(target[None], form)[0], w_p) * scale
 
 
 def _attended(query: Tensor, related: Tensor, values: Sequence[Tensor], form: AffinityForm) -> Iterator[Tensor]:
@@ -96,7 +96,7 @@ def _attended(query: Tensor, related: Tensor, values: Sequence[Tensor], form: Af
     """
     queries = query.expand(len(related), *query.shape[-2:])
     for image_query, features, image_values in zip(queries, related, values, strict=True):
-        affinity = image_query @ positions(features[None], form)[0].T
+        affinity = image_query @ position_vectors(features[None], form)[0].T
         yield torch.softmax(affinity, dim=1) @ image_values
 
 

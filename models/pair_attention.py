@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from mcis.models.coattention import AffinityForm, positions
+from mcis.models.coattention import AffinityForm, position_vectors
 from mcis.models.grids import Grid, Grids
 
 
@@ -38,7 +38,7 @@ def attention_weights(query: Tensor, partner: Tensor, form: AffinityForm = "bili
     Returns:
         (HW, H'W'); row i is column i of A, whose entries sum to 1.
     """
-    return torch.softmax(query @ positions(partner[None], form)[0].T, dim=1)
+    return torch.softmax(query @ position_vectors(partner[None], form)[0].T, dim=1)
 
 
 def shared_gate(weights: Tensor, partner: Tensor, w_b: Tensor) -> Tensor:
@@ -70,14 +70,14 @@ def coarse_attention(weights: Tensor, target: Grids, partner: Grids, side: int) 
         target, partner: Locations of the positions of both images.
         side: Maximum number of positions along a side.
     """
-    full = weights.unflatten(1, (partner.rows.positions, partner.columns.positions))
-    full = full.unflatten(0, (target.rows.positions, target.columns.positions))
-    row_stride = -(-target.rows.positions // side)
-    column_stride = -(-target.columns.positions // side)
+    full = weights.unflatten(1, (partner.rows.num_positions, partner.columns.num_positions))
+    full = full.unflatten(0, (target.rows.num_positions, target.columns.num_positions))
+    row_stride = -(-target.rows.num_positions // side)
+    column_stride = -(-target.columns.num_positions // side)
     chosen = full[row_stride // 2 :: row_stride, column_stride // 2 :: column_stride]
 
-    cell_height = -(-partner.rows.positions // side)
-    cell_width = -(-partner.columns.positions // side)
+    cell_height = -(-partner.rows.num_positions // side)
+    cell_width = -(-partner.columns.num_positions // side)
     joined = _joined(_joined(chosen, cell_height, dim=2), cell_width, dim=3)
     targets = Grids(_thinned(target.rows, row_stride), _thinned(target.columns, column_stride))
     cells = Grids(_cell_grid(partner.rows, cell_height), _cell_grid(partner.columns, cell_width))
@@ -92,10 +92,10 @@ def _joined(values: Tensor, size: int, dim: int) -> Tensor:
 def _thinned(grid: Grid, stride: int) -> Grid:
     """Every `stride`-th position, starting in the middle of the first `stride`."""
     first = stride // 2
-    count = len(range(first, grid.positions, stride))
+    count = len(range(first, grid.num_positions, stride))
     return Grid(grid.first + first * grid.step, grid.step * stride, count)
 
 
 def _cell_grid(grid: Grid, size: int) -> Grid:
     """Centers of cells of `size` positions."""
-    return Grid(grid.first + (size - 1) / 2 * grid.step, grid.step * size, -(-grid.positions // size))
+    return Grid(grid.first + (size - 1) / 2 * grid.step, grid.step * size, -(-grid.num_positions // size))

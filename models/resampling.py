@@ -74,25 +74,25 @@ def _resample_symbolic(maps: Tensor, source: Grids, target: Grids) -> Tensor:
 
 def _bilinear_weights(source: Grid, target: Grid) -> Tensor:
     """Computes the bilinear weights of `_weights` with torch: 1 minus the distance in steps, at least 0."""
-    centers = target.first + target.step * torch.arange(target.positions, dtype=torch.float64)
-    coordinates = ((centers - source.first) / source.step).clamp(0, source.positions - 1)
-    return (1 - (coordinates[:, None] - torch.arange(source.positions)).abs()).clamp(min=0)
+    centers = target.first + target.step * torch.arange(target.num_positions, dtype=torch.float64)
+    coordinates = ((centers - source.first) / source.step).clamp(0, source.num_positions - 1)
+    return (1 - (coordinates[:, None] - torch.arange(source.num_positions)).abs()).clamp(min=0)
 
 
 @functools.lru_cache(maxsize=256)
 def _weights(source: Grid, target: Grid, kernel: Kernel) -> Tensor:
     """Computes the weight of each of h source positions in each of h' target values, (h', h) float64."""
-    centers = np.float64(target.first) + target.step * np.arange(target.positions, dtype=np.float64)
+    centers = np.float64(target.first) + target.step * np.arange(target.num_positions, dtype=np.float64)
     coordinates = (centers - source.first) / source.step
     below = np.floor(coordinates).astype(np.int64)
 
-    weights = np.zeros((target.positions, source.positions))
+    weights = np.zeros((target.num_positions, source.num_positions))
     taps = (0, 1) if kernel == "bilinear" else (-1, 0, 1, 2)
     for tap in taps:
         distance = np.abs(coordinates - (below + tap))
         values = 1 - distance if kernel == "bilinear" else _cubic(distance)
-        neighbors = np.clip(below + tap, 0, source.positions - 1)
-        np.add.at(weights, (np.arange(target.positions), neighbors), values)
+        neighbors = np.clip(below + tap, 0, source.num_positions - 1)
+        np.add.at(weights, (np.arange(target.num_positions), neighbors), values)
     return torch.from_numpy(weights)
 
 

@@ -60,7 +60,7 @@ class Segmenter(nn.Module):
         logits, source, image_logits = self.decode(padded)
 
         rows, columns = pixel_grids(*padded.shape[2:])
-        target = Grids(rows._replace(positions=height), columns._replace(positions=width))
+        target = Grids(rows._replace(num_positions=height), columns._replace(num_positions=width))
         pixel_logits = resample(logits.contiguous(), source, target)  # contiguous per label, which losses read faster
         return (pixel_logits, image_logits) if with_image_logits else pixel_logits
 

@@ -205,13 +205,13 @@ def _map_points(activation: Tensor, grids: Grids) -> np.ndarray:
 
 def _gate_points(gate: Tensor, grids: Grids) -> str:
     """A gate (hw,) at the points of the page, in 8 bits."""
-    gate = gate.unflatten(0, (grids.rows.positions, grids.columns.positions))
+    gate = gate.unflatten(0, (grids.rows.num_positions, grids.columns.num_positions))
     points = resample(gate, grids, pixel_grids(POINTS, POINTS))
     return packed((points * 255).round().numpy().astype(np.uint8))
 
 
 def _as_json(grids: Grids) -> dict[str, dict[str, float]]:
     def side(grid: Grid) -> dict[str, float]:
-        return {"first": grid.first, "step": grid.step, "positions": grid.positions}
+        return {"first": grid.first, "step": grid.step, "positions": grid.num_positions}
 
     return {"rows": side(grids.rows), "columns": side(grids.columns)}

@@ -44,7 +44,7 @@ def measure_dot_offsets(
             response = response.where(response >= response.max() / 2, 0)  # a transformer changes at every position
             grids = layout.grids((side, side), response.shape)
             for axis, (grid, pixel) in enumerate(zip(grids, pixels, strict=True)):
-                locations = torch.tensor([grid.first + n * grid.step for n in range(grid.positions)])
+                locations = torch.tensor([grid.first + n * grid.step for n in range(grid.num_positions)])
                 weights = response.sum(dim=1 - axis)
                 center = float((weights * locations).sum() / weights.sum()) * side - 0.5
                 dot_distances.append(center - pixel)

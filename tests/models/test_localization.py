@@ -221,9 +221,9 @@ def corners(place: tuple[float, float], grids: Grids) -> Iterator[tuple[float, i
     """Weight, row and column of the four positions around a place."""
     around = []
     for at, grid in zip(place, grids, strict=True):
-        index = min(max((at - grid.first) / grid.step, 0), grid.positions - 1)
-        low = min(int(index), grid.positions - 1)
-        high = min(low + 1, grid.positions - 1)
+        index = min(max((at - grid.first) / grid.step, 0), grid.num_positions - 1)
+        low = min(int(index), grid.num_positions - 1)
+        high = min(low + 1, grid.num_positions - 1)
         around.append([(1 - (index - low), low), (index - low, high)])
     for (wy, y), (wx, x) in itertools.product(*around):
         yield wy * wx, y, x

@@ -47,8 +47,8 @@ def value_at(values: list[float], source: Grid, target: Grid, index: int, kernel
 
 @given(seeds, grids, grids, kernels)
 def test_rows_are_weighted_by_the_kernel(seed: int, source: Grid, target: Grid, kernel: Kernel) -> None:
-    values = np.random.default_rng(seed).normal(size=source.positions)
-    expected = [value_at(values.tolist(), source, target, n, kernel) for n in range(target.positions)]
+    values = np.random.default_rng(seed).normal(size=source.num_positions)
+    expected = [value_at(values.tolist(), source, target, n, kernel) for n in range(target.num_positions)]
     column = torch.from_numpy(values).view(1, -1, 1)
     resampled = resample(column, Grids(source, POINT), Grids(target, POINT), kernel)
     np.testing.assert_allclose(resampled.flatten(), expected, atol=1e-9)
@@ -56,8 +56,8 @@ def test_rows_are_weighted_by_the_kernel(seed: int, source: Grid, target: Grid, 
 
 @given(seeds, grids, grids, kernels)
 def test_columns_are_weighted_by_the_kernel(seed: int, source: Grid, target: Grid, kernel: Kernel) -> None:
-    values = np.random.default_rng(seed).normal(size=source.positions)
-    expected = [value_at(values.tolist(), source, target, n, kernel) for n in range(target.positions)]
+    values = np.random.default_rng(seed).normal(size=source.num_positions)
+    expected = [value_at(values.tolist(), source, target, n, kernel) for n in range(target.num_positions)]
     row = torch.from_numpy(values).view(1, 1, -1)
     resampled = resample(row, Grids(POINT, source), Grids(POINT, target), kernel)
     np.testing.assert_allclose(resampled.flatten(), expected, atol=1e-9)
@@ -80,7 +80,7 @@ def test_an_exported_network_resamples_the_same(
     seed: int, rows: Grid, columns: Grid, target_rows: Grid, target_columns: Grid
 ) -> None:
     """Also to the same positions. Maps may have any number of leading dimensions."""
-    maps = torch.from_numpy(np.random.default_rng(seed).normal(size=(2, 3, rows.positions, columns.positions)))
+    maps = torch.from_numpy(np.random.default_rng(seed).normal(size=(2, 3, rows.num_positions, columns.num_positions)))
     source = Grids(rows, columns)
     for target in (Grids(target_rows, target_columns), source):
         expected = resample(maps, source, target)

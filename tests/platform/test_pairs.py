@@ -251,7 +251,7 @@ def test_the_attention_of_the_pointed_position_is_that_of_the_classifier(browser
         positions.add(position)
         for number, other in enumerate(dict.fromkeys(related)):
             weights, _ = direct.weights(row, other)
-            check_shown_attention(browser, number, weights[position[0] * grid.positions + position[1]])
+            check_shown_attention(browser, number, weights[position[0] * grid.num_positions + position[1]])
     assert len(positions) == 3
 
     check_clicked_position(browser, direct, grid, row, related[0])
@@ -300,8 +300,10 @@ def check_clicked_position(browser: "Chrome", direct: Direct, grid: Grid, row: i
     x, y = point(browser, "#pairs-related figure:nth-child(1) .layers", 0.6, 0.4)
     assert shown_at(browser) == clicked
     weights, _ = direct.weights(row, other)
-    cell = [min(max(round((f - grid.first) / grid.step), 0), grid.positions - 1) for f in (y, x)]
-    share = weights.reshape(grid.positions, grid.positions, grid.positions, grid.positions)[(*clicked, *cell)]
+    cell = [min(max(round((f - grid.first) / grid.step), 0), grid.num_positions - 1) for f in (y, x)]
+    share = weights.reshape(grid.num_positions, grid.num_positions, grid.num_positions, grid.num_positions)[
+        (*clicked, *cell)
+    ]
     tip = text(browser, "#explore-tip").removeprefix("attention of the position").removesuffix(" %")
     assert float(tip) == pytest.approx(100 * float(share), rel=0.02, abs=0.02)
 

@@ -35,7 +35,7 @@ GRIDS = {"2007_000032": pixel_grid(24), "2007_000039": Grid(0.1, 0.2, 5)}
 
 
 def activations(image_id: str) -> NDArray[np.float16]:
-    side = GRIDS[image_id].positions
+    side = GRIDS[image_id].num_positions
     rng = np.random.default_rng(int(image_id[-2:]))
     return (4 * rng.random((len(TAGS[image_id]), side, side)) - 1).astype(np.float16)
 
