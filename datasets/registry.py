@@ -35,7 +35,10 @@ class Registry(UserDict[str, _T]):
         group = f"mcis.{kind}"
         self.data: dict[str, Any] = {}
         for name, entry in entries.items():
-            self.data[name] = importlib.metadata.EntryPoint(name, entry, group) if isinstance(entry, str) else entry
+            if isinstance(entry, str):
+                self.data[name] = importlib.metadata.EntryPoint(name, entry, group)
+            else:
+                self.data[name] = entry
 
         self._packages: dict[str, str] = {}
         for point in importlib.metadata.entry_points(group=group):
@@ -43,12 +46,14 @@ class Registry(UserDict[str, _T]):
             entry_point = importlib.metadata.EntryPoint(point.name, point.value, group)
             package = point.dist.name if point.dist else point.value
             self._packages[point.name] = package
-            if point.name in entries or self.data.setdefault(point.name, entry_point) != entry_point:
+            # The same entry point may be listed twice, for example if a package is installed in two places.
+            if point.name in entries or self.data.get(point.name, entry_point) != entry_point:
                 raise UserError(
                     f"{package} adds {point.name!r} to the {kind} of mcis, but this name is taken",
                     "a unique name",
                     "rename its entry point, or remove the package",
                 )
+            self.data[point.name] = entry_point
 
     def __getitem__(self, name: str) -> _T:
         """Returns the extension of a name. Entry points are imported on first access.
@@ -60,13 +65,14 @@ class Registry(UserDict[str, _T]):
         entry = self.data[name]
         if isinstance(entry, importlib.metadata.EntryPoint):
             try:
-                entry = self.data[name] = entry.load()
+                entry = entry.load()
             except Exception as error:  # code of another package may raise anything
                 raise UserError(
                     f"{name} of the {self.kind} cannot be loaded from {entry.value} ({type(error).__name__}: {error})",
                     f"an entry point of mcis.{self.kind} that can be imported",
                     f"correct or remove the package {self._packages.get(name, entry.value)}",
                 ) from error
+            self.data[name] = entry
         extension: _T = entry
         return extension
 

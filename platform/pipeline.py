@@ -96,8 +96,10 @@ def _insert_extensions(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
         UserError: A package uses the name of another stage, or needs a stage that does not exist.
     """
     ordered = list(stages)
-    registry: Registry[Stage] = Registry("stages", {stage.name: stage for stage in stages})
-    for name in list(registry)[len(stages) :]:
+    project_stages = {stage.name: stage for stage in stages}
+    registry: Registry[Stage] = Registry("stages", project_stages)
+    extension_names = [name for name in registry if name not in project_stages]
+    for name in extension_names:
         extension = registry[name]
         names = [stage.name for stage in ordered]
         unknown = [need for need in extension.needs if need not in names]

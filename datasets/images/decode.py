@@ -404,7 +404,10 @@ def _count_scans(data: bytes) -> int:
     components = 0
     offset = 2
 
-    while marker := _MARKER.search(data, offset):
+    while True:
+        marker = _MARKER.search(data, offset)
+        if marker is None:
+            break
         kind = marker[1][0]
         offset = marker.end()
 

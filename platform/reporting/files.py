@@ -95,9 +95,16 @@ def _check_names(names: Mapping[str, str | None], out: Path, kind: str) -> dict[
         kind: What the ids are, for messages.
     """
     inside = {item: name for item, name in names.items() if name is not None}
-    first: dict[str, str] = {}
-    same = [item for item, name in inside.items() if first.setdefault(name.casefold(), item) != item]
-    files = {f"{name.casefold()}{suffix}" for name in inside.values() for suffix in _FILE_SUFFIXES}
+    same = []
+    folded_names: set[str] = set()
+    files: set[str] = set()
+    for item, name in inside.items():
+        folded_name = name.casefold()
+        if folded_name in folded_names:
+            same.append(item)
+        folded_names.add(folded_name)
+        files.update(f"{folded_name}{suffix}" for suffix in _FILE_SUFFIXES)
+
     below_a_file = []
     for item, name in inside.items():
         if any(str(parent) in files for parent in PurePosixPath(name.casefold()).parents):
